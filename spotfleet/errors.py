@@ -1,0 +1,53 @@
+"""Errors, one class per reaction. Each carries a `hint`: the next thing to try.
+
+    SpotfleetError                exit 1   something failed; the message says what
+    |-- UsageError                exit 2   the caller gave something wrong: file, line, key, nearest right word
+    |-- NeedsPerson               exit 3   credentials, permissions, quota: only a person can go on
+    |-- NoSuchFleet               exit 1   nothing of that name; `status` lists what exists
+    |-- NoCapacity                exit 1   a pool, type or region refuses now (`scope`); try elsewhere or later
+    |-- DispatcherUnreachable     exit 1   it may come back by itself: callers retry, then report
+    |-- NoticeFormat              exit 1   a metadata server said something unknown: watch on
+    `-- JobFailed                 exit 1   the user's script failed; the message holds its traceback
+"""
+
+from __future__ import annotations
+
+
+class SpotfleetError(Exception):
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(SpotfleetError):
+    exit_code = 2
+
+
+class NeedsPerson(SpotfleetError):
+    exit_code = 3
+
+
+class NoSuchFleet(SpotfleetError):
+    pass
+
+
+class NoCapacity(SpotfleetError):
+    """`scope` is what refused: "pool", "type", "region" or "account"; everything in it cools down."""
+
+    def __init__(self, message: str, *, hint: str = "", scope: str = "pool") -> None:
+        super().__init__(message, hint=hint)
+        self.scope = scope
+
+
+class DispatcherUnreachable(SpotfleetError):
+    pass
+
+
+class NoticeFormat(SpotfleetError):
+    pass
+
+
+class JobFailed(SpotfleetError):
+    pass

@@ -1,0 +1,190 @@
+"""What happened to a fleet. The ledger stores these and nothing else; every other figure is derived. Pure.
+
+`at` is Unix seconds, UTC: the cloud's own time where the cloud says when, else the writer's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from spotfleet.codec import from_json, to_json
+from spotfleet.model import BillingRules, CloudState, JobState, Nodes, Offer, Role, Run
+
+
+@dataclass(frozen=True)
+class FleetCreated:
+    at: float
+    fleet: str
+    provider: str
+    nodes: Nodes
+    billing: BillingRules
+
+
+@dataclass(frozen=True)
+class NodesChanged:
+    at: float
+    nodes: Nodes
+    why: str
+
+
+@dataclass(frozen=True)
+class LaunchIntended:
+    """Written before the provider is called."""
+
+    at: float
+    request_id: str
+    role: Role
+    offer: Offer
+    why: str
+
+
+@dataclass(frozen=True)
+class LaunchRefused:
+    at: float
+    request_id: str
+    scope: str  # pool, type, region or account
+    why: str
+
+
+@dataclass(frozen=True)
+class HostListed:
+    """The provider's listing of a host changed; `runs` are complete, as the cloud bills them."""
+
+    at: float
+    request_id: str
+    provider_id: str
+    state: CloudState
+    runs: tuple[Run, ...]
+    address: str = ""
+    port: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class HostJoined:
+    at: float
+    request_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class HostNoticed:
+    at: float
+    request_id: str
+    seconds_left: float
+    action: str
+    kind: str = "interruption"
+
+
+@dataclass(frozen=True)
+class HostDraining:
+    at: float
+    request_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class TerminateIntended:
+    """Written before the provider is called."""
+
+    at: float
+    request_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class PriceChanged:
+    at: float  # when the price came into force, by the cloud's clock
+    pool: str
+    micros_h: int
+    on_demand_micros_h: int
+
+
+@dataclass(frozen=True)
+class JobSubmitted:
+    at: float
+    job: str
+    name: str
+    command: str  # for people; never holds secrets
+    min_workers: int
+    max_workers: int
+
+
+@dataclass(frozen=True)
+class JobChanged:
+    at: float
+    job: str
+    state: JobState
+    why: str
+    version: int = 0  # optimizer steps applied by then
+
+
+@dataclass(frozen=True)
+class GenerationFormed:
+    at: float
+    job: str
+    generation: int
+    members: tuple[str, ...]  # worker names by rank
+    cause: str  # "start", "notice", "death", "join", "drain", "failure", "resume"
+    why: str
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class JobResumed:
+    """The first step in a new generation is done: what the change cost."""
+
+    at: float
+    job: str
+    generation: int
+    version: int
+    repeated: int  # steps whose gradients had to be computed again
+    pause_s: float  # longest over the members that were training before
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """Written about every 10 s while a job trains, and at its end."""
+
+    at: float
+    job: str
+    version: int
+    step_s: float
+
+
+@dataclass(frozen=True)
+class CheckpointKept:
+    at: float
+    job: str
+    version: int
+    generation: int
+    digest: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FleetDown:
+    at: float
+    why: str
+
+
+Event = (
+    FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostListed | HostJoined | HostNoticed
+    | HostDraining | TerminateIntended | PriceChanged | JobSubmitted | JobChanged | GenerationFormed
+    | JobResumed | JobProgress | CheckpointKept | FleetDown
+)
+KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """{"kind": "HostJoined", "at": ..., ...}"""
+    return {"kind": type(event).__name__, **to_json(event)}
+
+
+def event_from_json(data: dict[str, Any]) -> Event:
+    """Raises ValueError for an unknown kind or a field that does not fit."""
+    kind = KINDS.get(data.get("kind", ""))
+    if kind is None:
+        raise ValueError(f"unknown event kind {data.get('kind')!r}")
+    return from_json(kind, {f.name: data[f.name] for f in fields(kind) if f.name in data})

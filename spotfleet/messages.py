@@ -1,0 +1,155 @@
+"""What processes tell each other: complete states, sent on change and about once a second. Layer 0.
+
+    worker --WorkerReport--> agent --AgentReport--> dispatcher        (what I hold)
+    worker <--WorkerOrders-- agent <--AgentOrders-- dispatcher        (what you should hold)
+
+Worker and agent speak over a Unix socket, agent and dispatcher over one TLS WebSocket; one JSON object a line
+or a text frame. A lost, late or repeated message costs at most one period. Order is by `generation`, never by
+a clock; no instant crosses machines, only durations.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from spotfleet.codec import from_json, to_json
+from spotfleet.model import JobSpec, Notice
+
+PROTOCOL = 1  # changes when an older peer would misread us
+
+
+class Stage(Enum):
+    """How far a worker has come. Only its process's end can take it back: see `WorkerState.exit`."""
+
+    STARTING = "starting"  # the process exists; the script has not called init()
+    INIT = "init"  # blocked in init(): may be a founder of the job's first generation
+    READY = "ready"  # entered elastic.run and fully warm: may enter any generation
+    FINISHED = "finished"  # the training function has returned on every rank of its generation
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A version of a job's state in a file."""
+
+    version: int
+    digest: str  # sha256 of the file
+    bytes: int
+    generation: int
+    path: str = ""  # on the host of whoever sends this message; empty where there is none
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    worker: str  # HOST/SLOT/INCARNATION: a restarted process bears a new name
+    job: str
+    stage: Stage = Stage.STARTING
+    generation: int = 0  # whose process group it holds, formed and synchronised; 0 is none
+    failed: int = 0  # newest generation in which a collective broke here; never decreases
+    version: int = 0  # optimizer steps applied to the tensors it holds
+    store: str = ""  # "address:port" of its bootstrap store; the lowest rank's serves a generation
+    step_s: float = 0.0  # median of recent steps
+    repeated: int = 0  # optimizer steps whose gradients this process had to compute again
+    resumed: int = 0  # newest generation in which it completed a step
+    pause_s: float = 0.0  # from the last step before generation `resumed` to the first step in it
+    checkpoint: Checkpoint | None = None  # the newest it has written
+    error: str = ""  # traceback that ends this worker; empty while it runs
+    blame_peer: bool = False  # `error` came from a lost peer, not from the user's code
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A worker's place in one generation."""
+
+    generation: int
+    rank: int  # -1: not a member; hold nothing and stand by
+    members: tuple[str, ...]  # worker names by rank
+    store: str  # bootstrap store of this generation
+    local_rank: int = 0
+    local_size: int = 1
+    urgent: bool = False  # True: abort the group held now. False: change at the next step boundary
+
+    @property
+    def world_size(self) -> int:
+        return len(self.members)
+
+
+@dataclass(frozen=True)
+class WorkerOrders:
+    assignment: Assignment | None = None  # None: no generation yet; wait
+    founded: bool = False  # the job has had a generation: init() returns at once with the two below
+    provisional_rank: int = 0
+    provisional_size: int = 1
+    checkpoint_every_s: float = 60.0  # 0: never by itself
+    checkpoint_now: bool = False  # no survivor is in sight: write one at the next step boundary
+    restore: Checkpoint | None = None  # set while no live worker of the job holds its state; path is local
+    stop: bool = False  # leave at the next step boundary and exit 0
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a worker's process ended, from waitpid."""
+
+    code: int = 0  # exit status, or minus the signal
+    done: bool = False  # the script itself ran to its end: the explicit word, never inferred from a status
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """An agent's view of one worker: its last report and its process."""
+
+    report: WorkerReport
+    slot: int
+    pid: int = 0
+    exit: Exit | None = None  # set only after its log and output have reached the dispatcher
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    host: str  # the host's request_id
+    incarnation: str  # one agent process
+    address: str  # advertised to peers: control, stores, gloo, NCCL
+    slots: int
+    workers: tuple[WorkerState, ...] = ()
+    notice: Notice | None = None
+    why: str = ""  # what it waits for, e.g. "importing torch"; one line for `hosts`
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class SlotOrder:
+    """One worker that should exist. The dispatcher chooses its name; a new incarnation is a new process."""
+
+    worker: str
+    job: str
+    slot: int
+    local_rank: int
+    orders: WorkerOrders
+
+
+@dataclass(frozen=True)
+class AgentOrders:
+    host: str
+    workers: tuple[SlotOrder, ...] = ()  # all that should exist; any other process is ended
+    refuse: str = ""  # why this agent must not go on (protocol, revoked token): it stops its workers and exits
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What an agent fetches once to start a worker of a job: GET /v1/jobs/JOB/launch. Holds secrets: never stored."""
+
+    job: str
+    spec: JobSpec
+    secrets: dict[str, str]
+
+
+def dump(message: Any) -> str:
+    """One line of JSON, without the newline."""
+    return json.dumps(to_json(message), separators=(",", ":"))
+
+
+def load(kind: Any, text: str | bytes) -> Any:
+    """Read what `dump` wrote; ValueError names the field that does not fit."""
+    return from_json(kind, json.loads(text))
