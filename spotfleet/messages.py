@@ -153,3 +153,64 @@ def dump(message: Any) -> str:
 def load(kind: Any, text: str | bytes) -> Any:
     """Read what `dump` wrote; ValueError names the field that does not fit."""
     return from_json(kind, json.loads(text))
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    host: str
+    role: str
+    state: str
+    pool: str
+    slots: int
+    price_micros_h: int
+    on_demand_micros_h: int
+    address: str = ""
+    jobs: tuple[str, ...] = ()
+    seconds_left: float | None = None  # of its notice
+    since_s: float = 0.0  # how long it has been in `state`
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    worker: str
+    host: str
+    rank: int  # -1: not in the generation
+    stage: str
+    version: int
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    job: str
+    name: str
+    state: str
+    why: str  # what it waits for, or what it does
+    generation: int = 0
+    world_size: int = 0
+    version: int = 0
+    step_s: float = 0.0
+    repeated: int = 0
+    min_workers: int = 1
+    max_workers: int = 1
+    checkpoint: int = 0  # version of the newest kept checkpoint; 0: none
+    error: str = ""
+    workers: tuple[WorkerStatus, ...] = ()
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class FleetStatus:
+    """GET /v1/status. `hosts` are the live ones; the dispatcher itself is among them."""
+
+    fleet: str
+    state: str  # "up", "degraded" (fewer hosts up than target), "going down", "down" (no worker host is left)
+    why: str
+    min: int
+    target: int
+    max: int
+    hosts: tuple[HostStatus, ...] = ()
+    jobs: tuple[JobStatus, ...] = ()
+    burn_micros_h: int = 0
+    on_demand_burn_micros_h: int = 0
+    age_s: float = 0.0
