@@ -1,0 +1,80 @@
+"""What holds for every test: nothing leaves this machine, and no process outlives the run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+RUN_MARK = "SPOTFLEET_TEST_RUN"  # in the environment of every process that a test starts, so that none is overlooked
+NETGUARD = str(Path(__file__).parent / "netguard")
+
+sys.path.insert(0, NETGUARD)
+os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (NETGUARD, os.environ.get("PYTHONPATH", "")) if p)
+os.environ[RUN_MARK] = uuid.uuid4().hex
+os.environ.pop("SPOTFLEET_HOME", None)  # no test may touch the user's fleets
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Loaded by path: under its own name another `sitecustomize` is in the interpreter already.
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("netguard", Path(NETGUARD) / "sitecustomize.py")
+    assert spec and spec.loader
+    guard = importlib.util.module_from_spec(spec)
+    sys.modules["netguard"] = guard
+    spec.loader.exec_module(guard)
+    os.environ[guard.NAMESPACE] = guard.namespace()
+
+
+@pytest.fixture(autouse=True)
+def stays_on_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Fails a test that tried to leave, also when its own code swallowed the refusal."""
+    log = tmp_path_factory.getbasetemp() / "netguard.log"
+    os.environ["SPOTFLEET_NETGUARD_LOG"] = str(log)
+    before = log.stat().st_size if log.exists() else 0
+    yield log
+    new = log.read_text()[before:] if log.exists() else ""
+    assert not new, f"tried to leave this machine:\n{new}"
+
+
+def processes_of_this_run() -> list[psutil.Process]:
+    """Processes other than this one that were started, at any remove, by this test run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(RUN_MARK) == os.environ[RUN_MARK]:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue  # ended meanwhile, or not ours to look into
+    return found
+
+
+def describe(process: psutil.Process) -> str:
+    try:
+        test = process.environ().get("PYTEST_CURRENT_TEST", "collection")
+        return f"  {process.pid} started in {test}: {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return f"  {process.pid} has just ended"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process that is left fails the run; it is ended, by its number."""
+    _, alive = psutil.wait_procs(processes_of_this_run(), timeout=5)
+    if not alive:
+        return
+    lines = [describe(p) for p in alive]
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    print("\nprocesses were left running:\n" + "\n".join(lines), file=sys.stderr)
