@@ -1,0 +1,102 @@
+"""A Provider over a Market in this process, with a clock of its own: weeks pass in milliseconds. For tests.
+
+    clock = Clock()
+    cloud = InProcessProvider(clock=clock)
+    cloud.launch(request); clock.advance(3600); cloud.market.invoice(clock.now)
+
+Several providers over one market are several processes that call one cloud. `cloud.market` is the truth and
+takes the script: capacity, prices, refusals, stops. `cloud.faults` scripts the way between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from spotfleet.errors import SpotfleetError
+from spotfleet.model import BillingRules, CloudHost, Need, Offer, PricePoint
+from spotfleet.providers import LaunchRequest
+from spotfleet.providers.local.book import Order
+from spotfleet.providers.local.faults import Faults
+from spotfleet.providers.local.market import LIVE, Market
+from spotfleet.providers.local.pools import MarketRules, default_rules
+
+T = TypeVar("T")
+
+
+@dataclass
+class Clock:
+    """Unix seconds that pass when told."""
+
+    now: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> float:
+        self.now += seconds
+        return self.now
+
+
+class InProcessProvider:
+    """See the module. Hosts are entries of the market only: nothing runs, `request.boot` is not used."""
+
+    name = "local"
+
+    def __init__(self, market: Market | None = None, clock: Callable[[], float] | None = None,
+                 rules: MarketRules | None = None) -> None:
+        self.clock = clock or Clock()
+        self.market = market or Market(rules or default_rules(), self.clock())
+        self.faults = Faults()
+
+    def check(self) -> None:
+        """Always ready: there is no account."""
+
+    def billing(self) -> BillingRules:
+        return self.market.rules.billing
+
+    def offers(self, need: Need) -> list[Offer]:
+        return self._call("offers", lambda now: self.market.offers(need, now))
+
+    def prices(self, pools: Sequence[str], since: float) -> list[PricePoint]:
+        return self._call("prices", lambda now: self.market.prices(pools, since, now))
+
+    def launch(self, request: LaunchRequest) -> None:
+        order = Order(request.request_id, request.fleet, request.role, request.offer.pool,
+                      request.interruption_behavior, dict(request.tags))
+
+        def act(now: float) -> None:
+            self.market.launch(order, now)
+            number = list(self.market.hosts).index(request.request_id)
+            if not self.market.hosts[request.request_id].address:
+                self.market.place(request.request_id, f"10.0.{number // 250}.{number % 250 + 1}", 7000)
+
+        self._call("launch", act)
+
+    def hosts(self, fleet: str) -> list[CloudHost]:
+        def read(now: float) -> list[CloudHost]:
+            lines = self.market.listing(fleet, now, self.faults.listing_lag_s)
+            return lines * (1 + self.faults.duplicates)
+
+        return self._call("hosts", read)
+
+    def terminate(self, request_id: str) -> None:
+        self._call("terminate", lambda now: self.market.terminate(request_id, now))
+
+    def interrupt(self, request_id: str, notice_s: float | None) -> None:
+        self._call("interrupt", lambda now: self.market.interrupt(request_id, notice_s, now))
+
+    def living(self) -> list[str]:
+        """The request_ids of the machines that exist at this moment, whatever listings say."""
+        self.market.advance(self.clock())
+        return [request_id for request_id, host in self.market.hosts.items() if host.state in LIVE]
+
+    def _call(self, method: str, act: Callable[[float], T]) -> T:
+        fate = self.faults.fate(method)
+        if fate == "before":
+            raise SpotfleetError(f"local cloud: {method} was not answered", hint="try again")
+        result = act(self.clock())
+        if fate == "after":
+            raise SpotfleetError(f"local cloud: {method} was not answered", hint="try again")
+        return result
