@@ -1,0 +1,241 @@
+"""The dispatcher's HTTP API as a synchronous client; stdlib only, so that the CLI starts fast.
+
+A dispatcher that restarts is waited for: each call is tried again for `patience_s`, then DispatcherUnreachable.
+Every call may be repeated safely, except the submission of a job, repeated only while it surely has not arrived.
+Errors come back as `{"error": ..., "hint": ..., "kind": "NoCapacity"}` and are raised again as that class.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote, urlencode, urlsplit
+
+from spotfleet import errors
+from spotfleet.certs import client_context
+from spotfleet.codec import from_json, to_json
+from spotfleet.errors import DispatcherUnreachable, SpotfleetError, UsageError
+from spotfleet.messages import FleetStatus, JobStatus
+from spotfleet.model import JobSpec, Nodes
+
+TIMEOUT_S = 30.0  # for one answer, on top of what a long poll was asked to wait
+PAUSE_S = 0.3  # between two tries
+CHUNK = 1 << 20
+RESTARTING = (502, 503)  # the dispatcher answers, but not yet
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the dispatcher of a fleet listens, and what proves both sides to each other."""
+
+    url: str  # https://ADDRESS:PORT
+    token: str = field(repr=False)
+    ca: str = field(repr=False)  # PEM
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    data: bytes
+    offset: int  # where the next chunk begins
+    end: bool  # the worker has ended and everything was read
+
+
+@dataclass
+class _Reply:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class Client:
+    def __init__(self, endpoint: Endpoint, *, patience_s: float = 30.0) -> None:
+        self.endpoint = endpoint
+        self.patience_s = patience_s
+        parts = urlsplit(endpoint.url)
+        if parts.scheme != "https" or not parts.hostname:
+            raise UsageError(f"{endpoint.url} is not https://ADDRESS:PORT")
+        self._host, self._port = parts.hostname, parts.port or 443
+        self._context = client_context(endpoint.ca)
+
+    # --- the fleet
+
+    def healthy(self) -> bool:
+        """One try, no patience: does this fleet's dispatcher answer now?"""
+        try:
+            return self._once("GET", "/healthz", None, {}, 5.0).status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def status(self) -> FleetStatus:
+        return from_json(FleetStatus, self._json("GET", "/v1/status"))
+
+    def events(self, after: int = 0, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        """Events with `seq` above `after`, each {"seq", "kind", "at", ...}; waits up to `wait_s` for the first."""
+        path = "/v1/events?" + urlencode({"after": after, "wait": f"{wait_s:g}"})
+        return self._json("GET", path, wait_s=wait_s)["events"]
+
+    def set_nodes(self, nodes: Nodes) -> None:
+        self._json("PUT", "/v1/nodes", to_json(nodes))
+
+    def drain(self, host: str) -> None:
+        self._json("POST", f"/v1/hosts/{quote(host, safe='')}/drain", {})
+
+    def interrupt(self, host: str, notice_s: float | None) -> None:
+        self._json("POST", f"/v1/hosts/{quote(host, safe='')}/interrupt", {"notice_s": notice_s})
+
+    def down(self) -> None:
+        self._json("POST", "/v1/down", {})
+
+    def archive(self, out: BinaryIO) -> None:
+        """Write the archive of the fleet to `out`; a broken transfer starts again from its beginning."""
+        self._download("/v1/archive", out)
+
+    # --- jobs
+
+    def has_bundle(self, sha256: str) -> bool:
+        return self._call("HEAD", f"/v1/bundles/{sha256}", accept=(404,)).status == 200
+
+    def put_bundle(self, sha256: str, path: Path) -> None:
+        self._call("PUT", f"/v1/bundles/{sha256}", body=path)
+
+    def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
+        """The new job's name. Raises NoCapacity, and no job exists, if it cannot start now and not `wait`."""
+        body = {"spec": to_json(spec), "secrets": secrets, "wait": wait}
+        return self._json("POST", "/v1/jobs", body, once=True)["job"]
+
+    def jobs(self) -> list[JobStatus]:
+        found = self._json("GET", "/v1/jobs")
+        return [from_json(JobStatus, j) for j in (found["jobs"] if isinstance(found, dict) else found)]
+
+    def job(self, job: str) -> JobStatus:
+        return from_json(JobStatus, self._json("GET", f"/v1/jobs/{quote(job, safe='')}"))
+
+    def cancel(self, job: str) -> None:
+        self._json("POST", f"/v1/jobs/{quote(job, safe='')}/cancel", {})
+
+    def log_workers(self, job: str) -> list[str]:
+        """The workers of `job` that have a log, oldest first."""
+        return self._json("GET", f"/v1/jobs/{quote(job, safe='')}/workers")["workers"]
+
+    def logs(self, job: str, offset: int = 0, *, rank: int = 0, worker: str = "", wait_s: float = 0.0) -> LogChunk:
+        who = {"worker": worker} if worker else {"rank": rank}
+        query = urlencode({**who, "offset": offset, "wait": f"{wait_s:g}"})
+        reply = self._call("GET", f"/v1/jobs/{quote(job, safe='')}/logs?{query}", wait_s=wait_s)
+        after = int(reply.headers.get("X-Offset") or offset + len(reply.body))
+        return LogChunk(reply.body, after, reply.headers.get("X-End") == "1")
+
+    def stream(self, job: str, offset: int = 0, *, rank: int = 0, worker: str = "", follow: bool = True,
+               ) -> Iterator[LogChunk]:
+        """Chunks as they come, until the end of the job; without `follow`, what is there now."""
+        while True:
+            chunk = self.logs(job, offset, rank=rank, worker=worker, wait_s=10.0 if follow else 0.0)
+            if chunk.data:
+                yield chunk
+            if chunk.end or not (follow or chunk.data):
+                return
+            offset = chunk.offset
+
+    # --- the wire
+
+    def _json(self, method: str, path: str, body: Any = None, *, wait_s: float = 0.0, once: bool = False) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        reply = self._call(method, path, body=data, wait_s=wait_s, once=once)
+        return json.loads(reply.body) if reply.body.strip() else {}
+
+    def _call(self, method: str, path: str, *, body: bytes | Path | None = None, wait_s: float = 0.0,
+              once: bool = False, accept: tuple[int, ...] = ()) -> _Reply:
+        """Try until an answer or until patience ends; raise the answer's error unless its status is in `accept`."""
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            problem, arrived = "", False
+            try:
+                reply = self._once(method, path, body, {}, TIMEOUT_S + wait_s)
+                if reply.status not in RESTARTING or "error" in _object(reply.body):
+                    if reply.status >= 400 and reply.status not in accept:
+                        raise _error(reply)
+                    return reply
+                problem = f"it answers {reply.status}"
+            except ssl.SSLCertVerificationError as error:
+                raise DispatcherUnreachable(
+                    f"whoever answers at {self.endpoint.url} is not this fleet's dispatcher ({error.verify_message})",
+                    hint="the machine may be gone and its address reused; see `spotfleet status`") from None
+            except (OSError, http.client.HTTPException) as error:
+                problem = str(error) or type(error).__name__
+                arrived = not isinstance(error, ConnectionRefusedError)
+            if (once and arrived) or time.monotonic() >= deadline:
+                raise self._unreachable(problem, maybe_done=once and arrived)
+            time.sleep(PAUSE_S)
+
+    def _once(self, method: str, path: str, body: bytes | Path | None, headers: dict[str, str],
+              timeout_s: float) -> _Reply:
+        connection = self._connection(timeout_s)
+        try:
+            reply = self._request(connection, method, path, body, headers)
+            return _Reply(reply.status, reply.headers, reply.read())
+        finally:
+            connection.close()
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._context)
+
+    def _request(self, connection: http.client.HTTPSConnection, method: str, path: str, body: bytes | Path | None,
+                 headers: dict[str, str]) -> http.client.HTTPResponse:
+        headers = {"Authorization": f"Bearer {self.endpoint.token}", **headers}
+        if isinstance(body, Path):
+            with body.open("rb") as file:
+                headers["Content-Length"] = str(body.stat().st_size)
+                connection.request(method, path, file, headers)
+        else:
+            connection.request(method, path, body, headers)
+        return connection.getresponse()
+
+    def _download(self, path: str, out: BinaryIO) -> None:
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            out.seek(0)
+            out.truncate()
+            connection = self._connection(TIMEOUT_S)
+            try:
+                reply = self._request(connection, "GET", path, None, {})
+                if reply.status >= 400:
+                    raise _error(_Reply(reply.status, reply.headers, reply.read()))
+                while chunk := reply.read(CHUNK):
+                    out.write(chunk)
+                    deadline = time.monotonic() + self.patience_s  # it is alive
+                if reply.length:
+                    raise http.client.IncompleteRead(b"", reply.length)
+                return
+            except (OSError, http.client.HTTPException) as error:
+                if time.monotonic() >= deadline:
+                    raise self._unreachable(str(error), maybe_done=False) from None
+                time.sleep(PAUSE_S)
+            finally:
+                connection.close()
+
+    def _unreachable(self, problem: str, *, maybe_done: bool) -> DispatcherUnreachable:
+        hint = "see `spotfleet jobs`: the job may have been accepted" if maybe_done else \
+            "it is restarted by itself; try again, see `spotfleet status`, or end the fleet with `spotfleet down`"
+        return DispatcherUnreachable(f"no answer from the dispatcher at {self.endpoint.url}: {problem}", hint=hint)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _error(reply: _Reply) -> SpotfleetError:
+    said = _object(reply.body)
+    message = str(said.get("error") or f"the dispatcher answered {reply.status}")
+    kind = getattr(errors, str(said.get("kind", "")), None)
+    if not (isinstance(kind, type) and issubclass(kind, SpotfleetError)):
+        kind = SpotfleetError
+    return kind(message, hint=str(said.get("hint", "")))

@@ -1,0 +1,265 @@
+"""The fleet file: YAML in, `FleetSpec` and secrets out, or every problem at once with its line.
+
+    name: digits                  # default: the file's name
+    provider: local               # or resources.infra: PROVIDER/REGION/ZONE
+    workdir: .                    # relative to this file; shipped by `train`
+    nodes: {min: 2, target: 3}    # or N, or "2..3"; num_nodes: N is SkyPilot's word for N
+    resources:
+      accelerators: V100:1        # or a list of them; instance_type, region, zone, use_spot, max_hourly_cost
+      any_of: [{zone: a}, {use_spot: false}]      # alternatives, each on top of the lines above
+    dispatcher: {instance_type: t3.small}         # always on demand
+    interruption_behavior: terminate              # or stop
+    checkpoint: {interval: 60s, keep: 2}
+    autostop: {idle_minutes: 10, down: true}
+    max_lifetime: 12h
+    envs: {EPOCHS: 3}             # no value: taken from your environment
+    secrets: {HF_TOKEN: }         # the same; kept apart from all else
+    file_mounts: {data: ../data}  # name in the working directory: local file or folder
+    setup: pip install -r requirements.txt
+    run: python train.py          # what `train` runs without a script
+    tags: {team: vision}
+
+Names are SkyPilot's where it has one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from spotfleet.config.document import Document, Place, read
+from spotfleet.config.sections import NOT_OURS, AlternativeSection, AutostopSection, FileSection, PlaceSection
+from spotfleet.config.values import NAME, did_you_mean
+from spotfleet.errors import UsageError
+from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes
+
+
+@dataclass(frozen=True)
+class FleetFile:
+    spec: FleetSpec
+    secrets: dict[str, str] = field(repr=False)
+
+
+def load(path: Path, environ: Mapping[str, str] | None = None) -> FleetFile:
+    """Read and check a fleet file. Raises UsageError that lists every problem as `FILE:LINE: KEY: ...`."""
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}", hint="give the path of a fleet file (YAML)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    return parse(text, path, os.environ if environ is None else environ)
+
+
+def parse(text: str, path: Path, environ: Mapping[str, str]) -> FleetFile:
+    """As `load`, of the text of `path`; paths in it are relative to the folder of `path`."""
+    document = read(text, path)
+    section = _check(document)
+    if section is None:
+        document.raise_problems()
+        raise AssertionError("a section is missing, yet no problem was found")
+    spec = _spec(document, section, environ)
+    secrets = _taken(document, "secrets", section.secrets, environ)
+    for name in sorted(section.secrets.keys() & section.envs.keys()):
+        document.add(("secrets", name), "is also under envs; keep it here only")
+    document.raise_problems()
+    folder = path.parent
+    mounts = {k: str((folder / Path(v).expanduser()).resolve()) for k, v in spec.file_mounts.items()}
+    workdir = str((folder / Path(spec.workdir).expanduser()).resolve())
+    return FleetFile(replace(spec, workdir=workdir, file_mounts=mounts), secrets)
+
+
+# --- the shape: pydantic's problems in our words
+
+
+def _check(document: Document) -> FileSection | None:
+    try:
+        return FileSection.model_validate({k: v for k, v in document.data.items() if v is not None})
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            document.add(*_explain(document, problem))
+    return None
+
+
+def _explain(document: Document, problem: dict[str, Any]) -> tuple[Place, str]:
+    place: Place = tuple(problem["loc"])
+    known = place
+    while known and known not in document.lines:  # a section built from a short form, such as nodes: 2..1
+        known = known[:-1]
+    match problem["type"]:
+        case "extra_forbidden":
+            return place, _unknown_key(place)
+        case "literal_error":
+            words, given = re.findall(r"'([^']*)'", problem["ctx"]["expected"]), problem["input"]
+            return place, f"expected {' or '.join(words)}, got {given!r}{did_you_mean(given, words)}"
+        case "value_error":
+            return known, str(problem["ctx"]["error"])
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return place, f"expected `key: value` lines{_keys_hint(place)}"
+        case "list_type":
+            return place, "expected a list"
+        case "too_short":
+            return place, "expected at least one alternative"
+        case _:
+            return place, problem["msg"]
+
+
+def _unknown_key(place: Place) -> str:
+    if place == ("dispatcher", "use_spot"):
+        return "the dispatcher is always on demand; remove this"
+    word, section = str(place[-1]), _section(place[:-1])
+    known = list(section.model_fields) if section else []
+    if near := did_you_mean(word, known):
+        return "unknown key" + near
+    home = next((path for path, keys in _homes() if word in keys and path != _dotted(place[:-1])), "")
+    if home:
+        return f"unknown key; it belongs under `{home}`"
+    if word in NOT_OURS:
+        return f"unknown key; {NOT_OURS[word]}"
+    if any(word in keys for path, keys in _homes() if path == ""):
+        return "unknown key; it belongs to the top of the file"
+    return f"unknown key; expected one of {', '.join(known)}"
+
+
+def _keys_hint(place: Place) -> str:
+    section = _section(place)
+    return f" with {', '.join(section.model_fields)}" if section else ""
+
+
+def _section(place: Place) -> type[BaseModel] | None:
+    """The section class at `place`, through optionals, annotations and lists."""
+    section: type[BaseModel] = FileSection
+    for part in place:
+        if isinstance(part, int):
+            continue
+        held = section.model_fields.get(part)
+        inner = next(_sections_in(held.annotation), None) if held else None
+        if inner is None:
+            return None
+        section = inner
+    return section
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections_in(argument)
+
+
+def _homes() -> Iterator[tuple[str, list[str]]]:
+    """(dotted place, its keys) of every section, the top last."""
+    for name, held in FileSection.model_fields.items():
+        for section in _sections_in(held.annotation):
+            yield name, list(section.model_fields)
+    yield "", list(FileSection.model_fields)
+
+
+def _dotted(place: Place) -> str:
+    return ".".join(str(p) for p in place if not isinstance(p, int))
+
+
+# --- the meaning: what only several keys together tell
+
+
+def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> FleetSpec:
+    return FleetSpec(
+        name=_name(document, file),
+        provider=_provider(document, file),
+        any_of=_needs(file),
+        nodes=_nodes(document, file),
+        interruption_behavior=file.interruption_behavior,
+        dispatcher=_need(PlaceSection(), file.dispatcher, use_spot=False),
+        checkpoint=CheckpointSpec(file.checkpoint.interval, file.checkpoint.keep),
+        autostop=_autostop(file.autostop or file.resources.autostop),
+        max_lifetime_s=file.max_lifetime,
+        workdir=file.workdir,
+        envs=_taken(document, "envs", file.envs, environ),
+        file_mounts=file.file_mounts,
+        setup=file.setup,
+        run=file.run,
+        tags=file.tags,
+    )
+
+
+def _name(document: Document, file: FileSection) -> str:
+    if file.name:
+        return file.name
+    stem = re.sub(r"[^a-z0-9-]+", "-", Path(document.file).stem.lower()).strip("-")
+    if not NAME.fullmatch(stem):
+        document.add((), f"name: is missing, and '{Path(document.file).stem}' makes none; write `name: my-fleet`")
+    return stem
+
+
+def _provider(document: Document, file: FileSection) -> str:
+    infra = file.resources.infra[0] if file.resources.infra else ""
+    chosen = file.provider or infra or "local"
+    others = [(("resources", "infra"), file.resources.infra), (("dispatcher", "infra"), file.dispatcher.infra)]
+    others += [(("resources", "any_of", i, "infra"), a.infra) for i, a in enumerate(file.resources.any_of or [])]
+    for other, named in others:
+        if named and named[0] and named[0] != chosen:
+            document.add(other, f"names provider '{named[0]}', but the fleet's is '{chosen}'; a fleet has one")
+    return chosen
+
+
+def _nodes(document: Document, file: FileSection) -> Nodes:
+    if file.nodes is None:
+        return Nodes(file.num_nodes or 1, file.num_nodes or 1, file.num_nodes or 1)
+    if file.num_nodes is not None:
+        document.add(("num_nodes",), "nodes says the same; keep one of them")
+    given = file.nodes
+    target = given.target or given.max or given.min or 1
+    nodes = Nodes(given.min or 1, target, given.max or target)
+    if nodes.min > nodes.target:
+        document.add(("nodes", "min"), f"expected 1 <= min <= target <= max, but min {nodes.min} is above "
+                                       f"{'target' if given.target else 'max'} {nodes.target}")
+    if nodes.target > nodes.max:
+        document.add(("nodes", "target"), f"expected 1 <= min <= target <= max, but target {nodes.target} is above "
+                                          f"max {nodes.max}")
+    return nodes
+
+
+def _needs(file: FileSection) -> tuple[Need, ...]:
+    """Every alternative: `any_of` on top of the common lines, times the accelerators of each."""
+    found: list[Need] = []
+    for alternative in file.resources.any_of or [AlternativeSection()]:
+        use_spot = next((v for v in (alternative.use_spot, file.resources.use_spot) if v is not None), True)
+        base = _need(file.resources, alternative, use_spot=use_spot)
+        for name, count in alternative.accelerators or file.resources.accelerators or [("", 0)]:
+            need = replace(base, accelerator=name, accelerator_count=count)
+            found += [] if need in found else [need]
+    return tuple(found)
+
+
+def _need(base: PlaceSection, over: PlaceSection, *, use_spot: bool) -> Need:
+    infra = over.infra or base.infra or ("", "", "")
+    return Need(
+        region=over.region or infra[1] or base.region or "",
+        zone=over.zone or infra[2] or base.zone or "",
+        instance_type=over.instance_type or base.instance_type or "",
+        use_spot=use_spot,
+        max_micros_h=over.max_hourly_cost or base.max_hourly_cost or 0,
+    )
+
+
+def _autostop(section: AutostopSection | None) -> Autostop:
+    return Autostop(section.idle_minutes * 60, section.down) if section else Autostop()
+
+
+def _taken(document: Document, section: str, values: Mapping[str, str | None], environ: Mapping[str, str],
+           ) -> dict[str, str]:
+    """The values, those without one from the environment."""
+    taken = {}
+    for name, value in values.items():
+        held = environ.get(name) if value is None else value
+        if held is None:
+            document.add((section, name), f"has no value here and none in your environment; `export {name}=...`")
+        else:
+            taken[name] = held
+    return taken

@@ -1,0 +1,95 @@
+"""A YAML file with the line of each of its keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spotfleet.errors import UsageError
+
+Place = tuple[str | int, ...]  # keys and list positions from the top
+
+
+@dataclass(frozen=True)
+class Problem:
+    line: int
+    key: str  # dotted; empty: the file as a whole
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.key}: {self.text}" if self.key else f"{self.line}: {self.text}"
+
+
+@dataclass
+class Document:
+    file: str
+    data: dict[str, Any]
+    lines: dict[Place, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, place: Place, text: str) -> None:
+        """Note a problem at `place`, or at the nearest line above it that exists."""
+        known = place
+        while known and known not in self.lines:
+            known = known[:-1]
+        dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
+        problem = Problem(self.lines.get(known, 1), dotted, text)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def raise_problems(self) -> None:
+        if not self.problems:
+            return
+        lines = [f"{self.file}:{p}" for p in sorted(self.problems, key=lambda p: p.line)]
+        if len(lines) == 1:
+            raise UsageError(lines[0])
+        raise UsageError("\n  ".join([f"{self.file} has {len(lines)} problems", *lines]))
+
+
+def read(text: str, path: Path) -> Document:
+    """Parse; UsageError where it is no YAML mapping. Keys that occur twice are noted as problems."""
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        data = None if node is None else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise UsageError(f"{path}:{line}: not YAML: {error.problem or error.context}",
+                         hint="check the indentation, and quote text that holds ': ' or starts with a sign") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}:1: expected `key: value` lines, got {_kind(data)}",
+                         hint="a small example: `spotfleet up --help`")
+    document = Document(str(path), data)
+    for place, line, twice in _walk(node, (), ()):
+        if twice:
+            document.add(place, f"is here a second time, on line {line}")
+        document.lines.setdefault(place, line)
+    return document
+
+
+def _kind(value: Any) -> str:
+    return "an empty file" if value is None else "a list" if isinstance(value, list) else "a single value"
+
+
+def _walk(node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> Iterator[tuple[Place, int, bool]]:
+    if any(node is n for n in above):
+        raise UsageError(f"line {node.start_mark.line + 1}: this anchor holds itself")
+    above = (*above, node)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*place, index), item.start_mark.line + 1, False
+            yield from _walk(item, (*place, index), above)
+    elif isinstance(node, yaml.MappingNode):
+        seen: set[Hashable] = set()
+        for key, value in node.value:
+            word = key.value if isinstance(key.value, str) else str(key.value)
+            yield (*place, word), key.start_mark.line + 1, word in seen
+            seen.add(word)
+            yield from _walk(value, (*place, word), above)

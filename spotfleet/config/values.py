@@ -1,0 +1,159 @@
+"""Values of the fleet file. Each function returns the checked value or raises ValueError("expected ...")."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from decimal import Decimal
+from importlib.metadata import entry_points
+from typing import Any
+
+NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration_s(text: str) -> float:
+    """Seconds of "90s", "10m", "2h", "1d" or "1h30m". Raises ValueError."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
+        raise ValueError(f'expected a duration such as "90s", "10m" or "2h", got {text!r}')
+    return sum(float(n) * UNIT_S[u] for n, u in parts)
+
+
+def _wrong(expected: str, value: Any, more: str = "") -> ValueError:
+    return ValueError(f"expected {expected}, got {value!r}{more}")
+
+
+def did_you_mean(word: Any, known: list[str]) -> str:
+    """"; did you mean 'X'?", or nothing when no known word is near."""
+    near = difflib.get_close_matches(str(word), known, 1, 0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def count(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong("a whole number of at least 1", value)
+    return value
+
+
+def positive(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise _wrong("a number of at least 0", value)
+    return value
+
+
+def flag(value: Any) -> Any:
+    if not isinstance(value, bool):
+        raise _wrong("true or false", value)
+    return value
+
+
+def text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise _wrong("text", value, more="; put it in quotes" if isinstance(value, (int, float)) else "")
+    return value
+
+
+def name(value: Any) -> Any:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise _wrong("small letters, digits and '-', a letter first, at most 40", value)
+    return value
+
+
+def duration(value: Any) -> Any:
+    if not isinstance(value, str):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        raise _wrong('a duration such as "90s", "10m" or "2h"', value, more=f'; write "{value}s"' if number else "")
+    return duration_s(value)
+
+
+def price(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6:
+        raise _wrong("US dollars per hour, above 0", value)
+    return round(Decimal(str(value)) * 1_000_000)
+
+
+def nodes(value: Any) -> Any:
+    if isinstance(value, str) and (parts := re.fullmatch(r"(\d+)\s*\.\.\s*(\d+)", value)):
+        return {"min": int(parts[1]), "max": int(parts[2])}
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"min": value, "target": value, "max": value}
+    if not isinstance(value, dict):
+        raise _wrong('{min: 2, target: 3, max: 4}, or "2..4", or 3', value)
+    return value
+
+
+def accelerators(value: Any) -> Any:
+    """[(name, count)] of "V100", "V100:8", {V100: 8} and lists of these."""
+    if isinstance(value, dict) and value:
+        return [(text(k), count(v)) for k, v in value.items()]
+    if isinstance(value, list) and value:
+        return [pair for item in value for pair in accelerators(item)]
+    if isinstance(value, str) and (parts := re.fullmatch(r"([A-Za-z][\w-]*)(?::([1-9]\d*))?", value)):
+        return [(parts[1], int(parts[2] or 1))]
+    raise _wrong("NAME or NAME:COUNT such as V100:8, or a list of them", value)
+
+
+def autostop(value: Any) -> Any:
+    if value is False:
+        return {}
+    if isinstance(value, str):
+        return {"idle_minutes": duration_s(value) / 60}
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return {"idle_minutes": value}
+    if not isinstance(value, dict):
+        raise _wrong("{idle_minutes: 10, down: true}", value)
+    return value
+
+
+def providers() -> list[str]:
+    """Names of the installed provider plugins, without importing them."""
+    return sorted({e.name for e in entry_points(group="spotfleet.providers")})
+
+
+def provider(value: Any) -> Any:
+    known = providers()
+    if value not in known:
+        raise ValueError(f"unknown provider {value!r}; expected one of {', '.join(known)}{did_you_mean(value, known)}")
+    return value
+
+
+def infra(value: Any) -> Any:
+    """(provider, region, zone) of "aws/us-east-1/us-east-1a"; "*" is any."""
+    parts = text(value).split("/")
+    if len(parts) > 3 or not all(parts):
+        raise _wrong("PROVIDER/REGION/ZONE", value)
+    if parts[0] != "*":
+        provider(parts[0])
+    return tuple("" if p == "*" else p for p in [*parts, "", ""][:3])
+
+
+def variables(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("expected NAME: value pairs")  # never says what it got: it may be a secret
+    for key, held in value.items():
+        if not isinstance(key, str) or not VARIABLE.fullmatch(key) or key.startswith("SPOTFLEET_"):
+            raise ValueError(f"expected the name of an environment variable, got {key!r}"
+                             + ("; SPOTFLEET_ is reserved" if str(key).startswith("SPOTFLEET_") else ""))
+        if held is not None and (isinstance(held, bool) or not isinstance(held, (str, int, float))):
+            raise ValueError(f"{key}: expected text, or nothing to take it from your environment")
+    return {k: v if v is None else str(v) for k, v in value.items()}
+
+
+def mounts(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise _wrong("NAME-IN-WORKDIR: LOCAL-PATH pairs", value)
+    for name, source in value.items():
+        if not isinstance(name, str) or name.startswith(("/", "~")) or ".." in name.split("/"):
+            raise _wrong("a name inside the working directory", name, more="; it becomes part of it on each host")
+        if not isinstance(source, str) or "://" in source:
+            raise _wrong("the path of a local file or folder", source)
+    return {os.path.normpath(k): v for k, v in value.items()}
+
+
+def tags(value: Any) -> Any:
+    if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+        raise _wrong("NAME: text pairs", value)
+    return value

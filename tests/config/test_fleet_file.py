@@ -1,0 +1,205 @@
+"""What a fleet file may say, and what is said about one that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotfleet.config import load, parse
+from spotfleet.errors import UsageError
+from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes
+
+FILE = Path("/work/fleet.yaml")
+
+
+def spec(text: str, **environ: str) -> FleetSpec:
+    return parse(text, FILE, environ).spec
+
+
+def problems(text: str, **environ: str) -> list[str]:
+    """What is said about a wrong file, one line per problem, without the file's name."""
+    with pytest.raises(UsageError) as caught:
+        parse(text, FILE, environ)
+    lines = [line.strip() for line in str(caught.value).splitlines()]
+    if len(lines) > 1:
+        assert lines.pop(0) == f"{FILE} has {len(lines)} problems"
+    return [line.removeprefix(f"{FILE}:") for line in lines]
+
+
+def test_a_full_file_becomes_a_spec():
+    assert spec("""
+name: digits
+provider: local
+workdir: code
+nodes: {min: 2, target: 3, max: 4}
+resources:
+  accelerators: V100:8
+  region: us-east-1
+  max_hourly_cost: 1.25
+  any_of:
+    - {zone: us-east-1a}
+    - {use_spot: false, max_hourly_cost: 3}
+interruption_behavior: stop
+dispatcher: {instance_type: t3.small}
+checkpoint: {interval: 90s, keep: 3}
+autostop: {idle_minutes: 10, down: false}
+max_lifetime: 1h30m
+envs: {EPOCHS: 3, HOME_DIR: /x}
+file_mounts: {data/raw: ../raw}
+setup: pip install x
+run: python train.py
+tags: {team: vision}
+""") == FleetSpec(
+        name="digits", provider="local", workdir="/work/code", nodes=Nodes(2, 3, 4),
+        any_of=(Need("us-east-1", "us-east-1a", "", "V100", 8, True, 1_250_000),
+                Need("us-east-1", "", "", "V100", 8, False, 3_000_000)),
+        interruption_behavior="stop", dispatcher=Need(instance_type="t3.small", use_spot=False),
+        checkpoint=CheckpointSpec(90.0, 3), autostop=Autostop(600.0, False), max_lifetime_s=5400.0,
+        envs={"EPOCHS": "3", "HOME_DIR": "/x"}, file_mounts={"data/raw": "/raw"}, setup="pip install x",
+        run="python train.py", tags={"team": "vision"},
+    )
+
+
+def test_a_file_that_says_almost_nothing_is_one_local_spot_host_named_after_the_file():
+    assert spec("provider: local") == FleetSpec(name="fleet", workdir="/work")
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("num_nodes: 3", Nodes(3, 3, 3)),
+    ("nodes: 3", Nodes(3, 3, 3)),
+    ("nodes: 2..5", Nodes(2, 5, 5)),
+    ("nodes: {min: 2, max: 4}", Nodes(2, 4, 4)),
+    ("nodes: {target: 3}", Nodes(1, 3, 3)),
+    ("nodes: {min: 2}", Nodes(2, 2, 2)),
+])
+def test_nodes_may_be_a_number_a_range_or_a_mapping(text, expected):
+    assert spec(text).nodes == expected
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400), ("0s", 0),
+                                               ("0.5h", 1800), ("1h 30m", 5400)])
+def test_durations_are_numbers_with_units(text, seconds):
+    assert spec(f"max_lifetime: {text}").max_lifetime_s == seconds
+
+
+@pytest.mark.parametrize("text", ["accelerators: [V100, A100:8]", "accelerators: {V100: 1, A100: 8}"])
+def test_several_accelerators_are_alternatives(text):
+    assert spec(f"resources: {{{text}}}").any_of == (Need(accelerator="V100", accelerator_count=1),
+                                                     Need(accelerator="A100", accelerator_count=8))
+
+
+def test_infra_names_provider_region_and_zone_as_in_skypilot():
+    assert spec("resources: {infra: local/us/us-a}").any_of == (Need("us", "us-a"),)
+    assert spec("resources: {infra: '*/us'}").any_of == (Need("us"),)
+
+
+def test_autostop_may_stand_under_resources_as_in_skypilot():
+    assert spec("resources: {autostop: {idle_minutes: 5}}").autostop == Autostop(300.0, True)
+    assert spec("autostop: 10m").autostop == Autostop(600.0, True)
+    assert spec("autostop: false").autostop == Autostop()
+
+
+def test_sections_left_empty_take_their_defaults():
+    assert spec("name: a\nenvs:\nresources:\nsetup:\n") == FleetSpec(name="a", workdir="/work")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("provder: local", "1: provder: unknown key; did you mean 'provider'?"),
+    ("name: a\nresources:\n  acelerators: V100",
+     "3: resources.acelerators: unknown key; did you mean 'accelerators'?"),
+    ("resources:\n  any_of:\n  - {zone: a}\n  - {use_sptt: true}",
+     "4: resources.any_of[1].use_sptt: unknown key; did you mean 'use_spot'?"),
+    ("instance_type: m5", "1: instance_type: unknown key; it belongs under `resources`"),
+    ("resources: {setup: x}", "1: resources.setup: unknown key; it belongs to the top of the file"),
+    ("resources: {cpus: 4+}", "1: resources.cpus: unknown key; choose the size by `instance_type`"),
+    ("nodes: {min: 2, zzz: 3}", "1: nodes.zzz: unknown key; expected one of min, target, max"),
+    ("interruption_behavior: stpo",
+     "1: interruption_behavior: expected terminate or stop, got 'stpo'; did you mean 'stop'?"),
+    ("provider: locale",
+     "1: provider: unknown provider 'locale'; expected one of local; did you mean 'local'?"),
+    ("resources: {infra: locale/us}",
+     "1: resources.infra: unknown provider 'locale'; expected one of local; did you mean 'local'?"),
+    ("nodes:\n  min: two", "2: nodes.min: expected a whole number of at least 1, got 'two'"),
+    ("nodes:\n  min: 0", "2: nodes.min: expected a whole number of at least 1, got 0"),
+    ("num_nodes: true", "1: num_nodes: expected a whole number of at least 1, got True"),
+    ("nodes: few", "1: nodes: expected {min: 2, target: 3, max: 4}, or \"2..4\", or 3, got 'few'"),
+    ("nodes:\n  min: 3\n  target: 2",
+     "2: nodes.min: expected 1 <= min <= target <= max, but min 3 is above target 2"),
+    ("nodes:\n  min: 1\n  target: 3\n  max: 2",
+     "3: nodes.target: expected 1 <= min <= target <= max, but target 3 is above max 2"),
+    ("nodes: 3..2", "1: nodes.min: expected 1 <= min <= target <= max, but min 3 is above max 2"),
+    ("num_nodes: 2\nnodes: 2", "1: num_nodes: nodes says the same; keep one of them"),
+    ("max_lifetime: 30",
+     "1: max_lifetime: expected a duration such as \"90s\", \"10m\" or \"2h\", got 30; write \"30s\""),
+    ("checkpoint: {interval: 5 minutes}",
+     "1: checkpoint.interval: expected a duration such as \"90s\", \"10m\" or \"2h\", got '5 minutes'"),
+    ("checkpoint: {keep: 0}", "1: checkpoint.keep: expected a whole number of at least 1, got 0"),
+    ("autostop: {idle_minutes: -1}", "1: autostop.idle_minutes: expected a number of at least 0, got -1"),
+    ("resources: {max_hourly_cost: 0}",
+     "1: resources.max_hourly_cost: expected US dollars per hour, above 0, got 0"),
+    ("resources: {accelerators: V100:x}",
+     "1: resources.accelerators: expected NAME or NAME:COUNT such as V100:8, or a list of them, got 'V100:x'"),
+    ("resources: {any_of: []}", "1: resources.any_of: expected at least one alternative"),
+    ("resources: {any_of: {zone: a}}", "1: resources.any_of: expected a list"),
+    ("resources: V100",
+     "1: resources: expected `key: value` lines with infra, region, zone, instance_type, max_hourly_cost, "
+     "accelerators, use_spot, any_of, autostop"),
+    ("setup: 3", "1: setup: expected text, got 3; put it in quotes"),
+    ("name: Big Fleet", "1: name: expected small letters, digits and '-', a letter first, at most 40, "
+                        "got 'Big Fleet'"),
+    ("dispatcher: {use_spot: true}", "1: dispatcher.use_spot: the dispatcher is always on demand; remove this"),
+    ("file_mounts: {/data: x}", "1: file_mounts: expected a name inside the working directory, got '/data'; "
+                                "it becomes part of it on each host"),
+    ("file_mounts: {data: s3://x}",
+     "1: file_mounts: expected the path of a local file or folder, got 's3://x'"),
+    ("envs: {SPOTFLEET_X: 1}",
+     "1: envs: expected the name of an environment variable, got 'SPOTFLEET_X'; SPOTFLEET_ is reserved"),
+    ("envs: {A: }", "1: envs.A: has no value here and none in your environment; `export A=...`"),
+    ("envs: {A: 1}\nsecrets:\n  A: x", "3: secrets.A: is also under envs; keep it here only"),
+    ("name: a\nname: b", "1: name: is here a second time, on line 2"),
+    ("- a", "1: expected `key: value` lines, got a list"),
+    ("", "1: expected `key: value` lines, got an empty file"),
+    ("name: [a", "1: not YAML: expected ',' or ']', but got '<stream end>'"),
+])
+def test_a_wrong_file_names_line_key_expectation_and_nearest_word(text, said):
+    assert problems(text) == [said]
+
+
+def test_all_problems_are_named_at_once_in_the_order_of_the_file():
+    said = problems("provder: local\nnodes: {min: x}\nmax_lifetime: 3\nenvs: [a]\n")
+    assert [line.split(":")[0] + line.split(":")[1] for line in said] == [
+        "1 provder", "2 nodes.min", "3 max_lifetime", "4 envs"]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"there is no file .*nothing\.yaml"):
+        load(tmp_path / "nothing.yaml")
+
+
+def test_an_anchor_that_holds_itself_is_refused():
+    with pytest.raises(UsageError, match="holds itself"):
+        spec("envs: &a {A: *a}")
+
+
+def test_merged_lines_work_and_a_wrong_one_is_named_where_it_stands():
+    assert spec("resources:\n  any_of:\n  - &x {zone: a}\n  - {<<: *x, region: r}").any_of == (
+        Need(zone="a"), Need(region="r", zone="a"))
+
+
+def test_variables_without_a_value_are_taken_from_the_environment():
+    file = parse("envs: {A: }\nsecrets: {TOKEN: , OTHER: given}", FILE, {"A": "1", "TOKEN": "t0ken"})
+    assert file.spec.envs == {"A": "1"}
+    assert file.secrets == {"TOKEN": "t0ken", "OTHER": "given"}
+
+
+def test_secrets_are_in_no_spec_and_in_no_text_made_of_the_file():
+    file = parse("secrets: {TOKEN: hunter22}", FILE, {})
+    assert "hunter22" not in repr(file) and "TOKEN" not in repr(file.spec)
+
+
+@pytest.mark.parametrize("text", ["secrets: {TOKEN: [hunter22]}", "secrets: [hunter22]", "secrets: hunter22",
+                                  "secrets: {TOKEN: hunter22}\nnodes: {min: x}",
+                                  "secrets: {TOKEN: hunter22}\nname: [a"])
+def test_an_error_never_shows_the_value_of_a_secret(text):
+    assert "hunter22" not in "".join(problems(text))
