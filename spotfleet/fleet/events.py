@@ -59,6 +59,7 @@ class HostListed:
     address: str = ""
     port: int = 0
     why: str = ""
+    missing: bool = False  # absent from the listing: the rest is as last seen, or our conclusion if TERMINATED
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,14 @@ class HostJoined:
     at: float
     request_id: str
     incarnation: str
+
+
+@dataclass(frozen=True)
+class HostSilent:
+    """Its agent is no longer connected; the next HostJoined ends the silence."""
+
+    at: float
+    request_id: str
 
 
 @dataclass(frozen=True)
@@ -170,8 +179,8 @@ class FleetDown:
 
 
 Event = (
-    FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostListed | HostJoined | HostNoticed
-    | HostDraining | TerminateIntended | PriceChanged | JobSubmitted | JobChanged | GenerationFormed
+    FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostListed | HostJoined | HostSilent
+    | HostNoticed | HostDraining | TerminateIntended | PriceChanged | JobSubmitted | JobChanged | GenerationFormed
     | JobResumed | JobProgress | CheckpointKept | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}

@@ -1,0 +1,279 @@
+"""The fleet that follows from what happened. Pure: `fold(events)` is all the memory a reconciler has.
+
+                    HostJoined                 HostDraining, TerminateIntended
+        LAUNCHING -------------> UP ---------------------------------------------> DRAINING
+            ^                    |  \\__ HostListed(STOPPED), from any state           |
+            |                    v                                                     v
+            '---------------- STOPPED                          HostListed(TERMINATED): GONE
+              HostListed(RUNNING)
+
+What frees a host from each state is in `plan.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from spotfleet.fleet.events import (
+    Event,
+    FleetCreated,
+    FleetDown,
+    HostDraining,
+    HostJoined,
+    HostListed,
+    HostNoticed,
+    HostSilent,
+    LaunchIntended,
+    LaunchRefused,
+    NodesChanged,
+    PriceChanged,
+    TerminateIntended,
+)
+from spotfleet.model import CloudState, HostState, Nodes, Offer, Role, Run
+
+COOLDOWN_S = 15.0  # after the first refusal of a scope; doubles with each further one
+COOLDOWN_MAX_S = 600.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host as far as the ledger knows. Instants are Unix seconds of the events' `at`."""
+
+    request_id: str
+    role: Role
+    offer: Offer
+    state: HostState
+    since: float  # in `state`
+    launched_at: float  # first intent
+    asked_at: float  # newest intent: the launch is asked for again while the cloud does not list it
+    asks: int = 1
+    provider_id: str = ""  # empty until the cloud has listed it
+    cloud: CloudState | None = None  # as last listed
+    runs: tuple[Run, ...] = ()
+    address: str = ""
+    port: int = 0
+    incarnation: str = ""  # of the agent that joined last
+    silent_since: float | None = None  # its agent is not connected
+    missing_since: float | None = None  # the cloud does not list it, though it did
+    notice_deadline: float | None = None  # when the cloud takes it
+    notice_action: str = ""
+    rebalance: bool = False  # the cloud hinted that a notice is likely
+    terminate_at: float | None = None  # when its end was last asked for
+    why: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Does it count towards the wanted hosts?"""
+        return self.state in (HostState.LAUNCHING, HostState.UP)
+
+
+@dataclass(frozen=True)
+class Refusals:
+    count: int
+    last_at: float
+
+
+@dataclass(frozen=True)
+class FleetState:
+    """Never change the dicts in place: states share them."""
+
+    created: FleetCreated | None = None
+    nodes: Nodes | None = None
+    down: FleetDown | None = None
+    hosts: tuple[Host, ...] = ()  # not GONE, in the order of their launches
+    ended: dict[str, Host] = field(default_factory=dict)  # GONE or refused, by request_id
+    launches: int = 0  # numbers the next request_id; never falls
+    cooldown_until: dict[str, float] = field(default_factory=dict)  # scope key -> when it may be asked again
+    refusals: dict[str, Refusals] = field(default_factory=dict)  # scope key -> refusals in a row
+    reclaimed_at: dict[str, float] = field(default_factory=dict)  # pool -> newest notice or loss in it
+    prices: dict[str, PriceChanged] = field(default_factory=dict)  # pool -> newest price
+
+    def host(self, request_id: str) -> Host | None:
+        """The host of that name, also one that is GONE."""
+        found = next((h for h in self.hosts if h.request_id == request_id), None)
+        return found or self.ended.get(request_id)
+
+
+def fold(events: Iterable[Event]) -> FleetState:
+    """Replay a ledger from its beginning."""
+    state = FleetState()
+    for event in events:
+        state = apply(state, event)
+    return state
+
+
+def apply(state: FleetState, event: Event) -> FleetState:
+    """The state after one more event. Events about hosts that no ledger row introduced change nothing."""
+    match event:
+        case FleetCreated():
+            return replace(state, created=event, nodes=event.nodes, down=None)
+        case NodesChanged():
+            return replace(state, nodes=event.nodes)
+        case FleetDown():
+            return replace(state, down=event)
+        case PriceChanged():
+            known = state.prices.get(event.pool)
+            if known and known.at > event.at:
+                return state
+            return replace(state, prices={**state.prices, event.pool: event})
+        case LaunchIntended():
+            return _intended(state, event)
+        case LaunchRefused():
+            return _refused(state, event)
+        case HostListed():
+            return _listed(state, event)
+        case HostNoticed():
+            return _noticed(state, event)
+        case HostJoined():
+            return _change(state, event.request_id, lambda h: _joined(h, event))
+        case HostSilent():
+            return _change(state, event.request_id, lambda h: replace(h, silent_since=event.at))
+        case HostDraining():
+            return _change(state, event.request_id, lambda h: _draining(h, event))
+        case TerminateIntended():
+            return _change(state, event.request_id, lambda h: _terminating(h, event))
+    return state
+
+
+def scope_keys(offer: Offer) -> dict[str, str]:
+    """Scope -> key of the cooldown that holds for `offer`. Spot and on-demand have quotas of their own."""
+    place = f"{offer.provider}/{offer.region}"
+    return {
+        "pool": f"pool {offer.pool}",
+        "type": f"type {place}/{offer.instance_type}/{offer.market.value}",
+        "region": f"region {place}/{offer.market.value}",
+        "account": f"account {offer.provider}/{offer.market.value}",
+    }
+
+
+def cooling_until(state: FleetState, offer: Offer) -> float:
+    """When `offer` may be asked for again; 0 if it was never refused."""
+    return max(state.cooldown_until.get(key, 0.0) for key in scope_keys(offer).values())
+
+
+def _change(state: FleetState, request_id: str, change: Callable[[Host], Host]) -> FleetState:
+    hosts = tuple(change(h) if h.request_id == request_id else h for h in state.hosts)
+    return replace(state, hosts=hosts)
+
+
+def _put(state: FleetState, host: Host) -> FleetState:
+    """`host` where its state says it belongs: among the live or among the ended."""
+    ended = state.ended
+    if host.state is HostState.GONE:
+        hosts = tuple(h for h in state.hosts if h.request_id != host.request_id)
+        return replace(state, hosts=hosts, ended={**ended, host.request_id: host})
+    if any(h.request_id == host.request_id for h in state.hosts):
+        return _change(state, host.request_id, lambda _: host)
+    if host.request_id in ended:
+        ended = {k: v for k, v in ended.items() if k != host.request_id}
+    return replace(state, hosts=(*state.hosts, host), ended=ended)
+
+
+def _intended(state: FleetState, event: LaunchIntended) -> FleetState:
+    number = event.request_id.rpartition("-")[2]
+    launches = max(state.launches, int(number) + 1 if number.isdecimal() else 0)
+    known = state.host(event.request_id)
+    if known is not None:
+        again = replace(known, asked_at=event.at, asks=known.asks + 1)
+        return replace(_put(state, again), launches=launches)
+    host = Host(event.request_id, event.role, event.offer, HostState.LAUNCHING, event.at, event.at, event.at,
+                why=event.why)
+    return replace(_put(state, host), launches=launches)
+
+
+def _refused(state: FleetState, event: LaunchRefused) -> FleetState:
+    host = state.host(event.request_id)
+    if host is None or host.provider_id:
+        return state  # a host that the cloud has listed was not refused
+    key = scope_keys(host.offer).get(event.scope, scope_keys(host.offer)["pool"])
+    past = state.refusals.get(key)
+    count = past.count + 1 if past and event.at - past.last_at <= 2 * COOLDOWN_MAX_S else 1
+    until = event.at + min(COOLDOWN_S * 2 ** min(count - 1, 30), COOLDOWN_MAX_S)
+    state = _put(state, replace(host, state=HostState.GONE, since=event.at, why=event.why))
+    return replace(state, cooldown_until={**state.cooldown_until, key: until},
+                   refusals={**state.refusals, key: Refusals(count, event.at)})
+
+
+def _listed(state: FleetState, event: HostListed) -> FleetState:
+    host = state.host(event.request_id)
+    if host is None:
+        return state
+    after = _seen(host, event)
+    if not event.missing and not host.provider_id and event.state is not CloudState.TERMINATED:
+        state = _forget_refusals(state, host)
+    taken = [r.ended_at for r in event.runs if r.taken and r.ended_at is not None]
+    if taken and not any(r.taken and r.ended_at == taken[-1] for r in host.runs):
+        state = _reclaimed(state, host.offer.pool, taken[-1])
+    return _put(state, after)
+
+
+def _seen(host: Host, event: HostListed) -> Host:
+    host = replace(host, provider_id=event.provider_id or host.provider_id, cloud=event.state, runs=event.runs,
+                   address=event.address or host.address, port=event.port or host.port)
+    if event.missing and event.state is not CloudState.TERMINATED:
+        return replace(host, missing_since=event.at)
+    host = replace(host, missing_since=event.at if event.missing else None)
+    match event.state:
+        case CloudState.TERMINATED:
+            # a host that we gave up may come back into sight with the agent it had
+            incarnation = "" if event.missing else host.incarnation
+            return _enter(replace(host, incarnation=incarnation, silent_since=None), HostState.GONE, event)
+        case CloudState.STOPPED:
+            return _enter(replace(host, notice_deadline=None, notice_action="", rebalance=False, silent_since=None),
+                          HostState.STOPPED, event)
+    if host.terminate_at is not None:
+        return _enter(host, HostState.DRAINING, event)
+    if host.state in (HostState.STOPPED, HostState.GONE):
+        return _enter(host, HostState.LAUNCHING, event)
+    return host
+
+
+def _enter(host: Host, state: HostState, event: HostListed) -> Host:
+    if host.state is state:
+        return host
+    return replace(host, state=state, since=event.at, why=event.why or host.why)
+
+
+def _forget_refusals(state: FleetState, host: Host) -> FleetState:
+    """A launch that the cloud accepted after the last refusal shows that there is room again."""
+    over = {key for key in scope_keys(host.offer).values()
+            if key in state.refusals and state.refusals[key].last_at < host.asked_at}
+    if not over:
+        return state
+    return replace(state, refusals={k: v for k, v in state.refusals.items() if k not in over},
+                   cooldown_until={k: v for k, v in state.cooldown_until.items() if k not in over})
+
+
+def _reclaimed(state: FleetState, pool: str, at: float) -> FleetState:
+    return replace(state, reclaimed_at={**state.reclaimed_at, pool: max(at, state.reclaimed_at.get(pool, 0.0))})
+
+
+def _noticed(state: FleetState, event: HostNoticed) -> FleetState:
+    host = next((h for h in state.hosts if h.request_id == event.request_id), None)
+    if host is None:
+        return state
+    if event.kind != "interruption":
+        return _put(state, replace(host, rebalance=True))
+    state = _reclaimed(state, host.offer.pool, event.at)
+    return _put(state, replace(host, notice_deadline=event.at + event.seconds_left, notice_action=event.action))
+
+
+def _joined(host: Host, event: HostJoined) -> Host:
+    host = replace(host, incarnation=event.incarnation, silent_since=None)
+    if host.terminate_at is None and host.state in (HostState.LAUNCHING, HostState.STOPPED):
+        return replace(host, state=HostState.UP, since=event.at, why="")
+    return host
+
+
+def _draining(host: Host, event: HostDraining) -> Host:
+    if not host.counts:
+        return host
+    return replace(host, state=HostState.DRAINING, since=event.at, why=event.why)
+
+
+def _terminating(host: Host, event: TerminateIntended) -> Host:
+    host = replace(host, terminate_at=event.at)
+    if not host.counts:
+        return host
+    return replace(host, state=HostState.DRAINING, since=event.at, why=event.why)

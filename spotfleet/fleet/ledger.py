@@ -1,0 +1,154 @@
+"""The fleet's memory: an append-only sqlite file of events. Nothing in it is ever changed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spotfleet.errors import SpotfleetError
+from spotfleet.fleet.events import Event, event_from_json, event_to_json
+from spotfleet.fleet.fold import FleetState, apply
+
+SCHEMA = 1  # PRAGMA user_version
+APPLICATION = 0x5F0F1EE7  # PRAGMA application_id: tells our files from other people's
+BUSY_S = 10.0  # how long a writer waits for another process's transaction
+
+CREATE = """
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL,
+    body TEXT NOT NULL
+)
+"""
+
+
+class Ledger:
+    """May be used from several threads, and opened by several processes at once.
+
+    What `append` returned from survives a power failure: write-ahead log, synchronous FULL.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._state = FleetState()
+        self._folded = 0  # sequence number up to which `_state` holds
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._db = _open(self.path, str(self.path))
+        with _explained(self.path):
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(CREATE)
+            self._db.execute(f"PRAGMA user_version={SCHEMA}")
+            self._db.execute(f"PRAGMA application_id={APPLICATION}")
+            self._db.execute("COMMIT")
+
+    def append(self, *events: Event) -> int:
+        """Write all of `events` or, when killed meanwhile, none. Returns the last sequence number."""
+        rows = [(e.at, type(e).__name__, json.dumps(event_to_json(e))) for e in events]
+        with self._lock, _explained(self.path):
+            if rows:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    self._db.executemany("INSERT INTO events (at, kind, body) VALUES (?, ?, ?)", rows)
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+            return self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
+
+    def events(self, after: int = 0, limit: int = -1) -> list[tuple[int, Event]]:
+        """The events with a sequence number above `after`, in order; at most `limit` if that is given."""
+        with self._lock:
+            return _read(self._db, self.path, after, limit)
+
+    def state(self) -> FleetState:
+        """All events folded; costs only those written since the last call, by whichever process."""
+        with self._lock:
+            for seq, event in _read(self._db, self.path, self._folded):
+                self._state, self._folded = apply(self._state, event), seq
+            return self._state
+
+    def copy_to(self, path: Path | str) -> None:
+        """A consistent copy in one file, without a write-ahead log beside it; replaces `path`."""
+        target = Path(path)
+        target.unlink(missing_ok=True)
+        copy = sqlite3.connect(target, isolation_level=None)
+        try:
+            with self._lock, _explained(self.path):
+                self._db.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")
+        finally:
+            copy.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+def read_events(path: Path | str) -> list[Event]:
+    """The events of a ledger that nobody writes to any more, such as one that came home."""
+    path = Path(path)
+    if not path.is_file():
+        raise SpotfleetError(f"{path}: there is no ledger", hint="`spotfleet status` lists the fleets that exist")
+    db = _open(path, f"{path.resolve().as_uri()}?mode=ro")
+    try:
+        with _explained(path):
+            if not db.execute("PRAGMA user_version").fetchone()[0]:
+                return []
+        return [event for _, event in _read(db, path)]
+    finally:
+        db.close()
+
+
+def _open(path: Path, target: str) -> sqlite3.Connection:
+    """A connection to a file that is empty or a ledger of this schema; transactions are explicit."""
+    with _explained(path):
+        db = sqlite3.connect(target, timeout=BUSY_S, isolation_level=None, check_same_thread=False,
+                             uri=target.startswith("file:"))
+    try:
+        with _explained(path):
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            owner = db.execute("PRAGMA application_id").fetchone()[0]
+            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if (tables or version or owner) and owner != APPLICATION:
+            raise SpotfleetError(f"{path} is a database of another program, not a ledger",
+                                 hint="move it away, or give another path")
+        if version not in (0, SCHEMA):
+            raise SpotfleetError(f"{path} was written with ledger schema {version}; this spotfleet reads {SCHEMA}",
+                                 hint="use the spotfleet release that wrote it, or a newer one")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _read(db: sqlite3.Connection, path: Path, after: int = 0, limit: int = -1) -> list[tuple[int, Event]]:
+    with _explained(path):
+        rows = db.execute("SELECT seq, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit)).fetchall()
+    events = []
+    for seq, body in rows:
+        try:
+            events.append((seq, event_from_json(json.loads(body))))
+        except ValueError as error:
+            raise SpotfleetError(f"{path}: event {seq} cannot be read: {error}",
+                                 hint="use the spotfleet release that wrote this ledger, or a newer one") from None
+    return events
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns sqlite's errors about `path` into ours."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # our bug, such as a closed ledger
+    except sqlite3.DatabaseError as error:
+        raise SpotfleetError(f"{path}: {error}", hint="check that it is a ledger, that the disk has room "
+                             "and that you may write there") from error
