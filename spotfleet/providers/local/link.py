@@ -1,0 +1,117 @@
+"""The way to the daemon of a home: starts it where it is needed, calls it, turns answers into values."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotfleet import errors
+from spotfleet.errors import SpotfleetError
+from spotfleet.providers.local import proc
+
+START_S = 30.0  # for a daemon to answer; it takes 0.2 s on an idle machine
+CALL_S = 60.0  # for an answer; nearly all take milliseconds
+HOST_ONLY = (proc.MARK, "SPOTFLEET_HOST_ADDRESS", "SPOTFLEET_HOST_PORT", "SPOTFLEET_METADATA_URL")
+
+
+@dataclass(frozen=True)
+class Link:
+    home: Path  # SPOTFLEET_HOME
+
+    def call(self, method: str, **args: Any) -> Any:
+        """The result, as JSON values. Raises what the cloud raised, or SpotfleetError when the answer got lost:
+        then nobody here knows whether the call took effect."""
+        deadline = time.monotonic() + START_S
+        while True:
+            where = self.daemon() or self._start()
+            try:
+                status, answer = self._ask(where, {"method": method, "args": args})
+            except ConnectionRefusedError:
+                status, answer = 503, {}
+            except (OSError, ValueError) as error:
+                raise SpotfleetError(f"local cloud: {method} was not answered: {error!r}", hint="try again") from error
+            if status == 200:
+                return _result(answer)
+            if time.monotonic() > deadline:
+                raise SpotfleetError(f"local cloud: {method} was answered {status}", hint=self._log_tail())
+            time.sleep(0.05)  # the daemon is just ending, or just starting
+
+    def daemon(self) -> dict[str, Any] | None:
+        """Port, token and pid of the daemon, if one lives."""
+        try:
+            where = json.loads((self.home / "local" / "cloud.json").read_text(encoding="utf-8"))
+            return where if proc.alive(where["pid"], where["started"]) else None
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def known(self) -> bool:
+        """Whether this home has, or ever had, a cloud: asking about nothing starts none."""
+        return (self.home / "local" / "state.json").exists() or self.daemon() is not None
+
+    def wait_for_end(self) -> None:
+        """Return when the daemon that was told to end holds its lock no more."""
+        with open(self.home / "local" / "cloud.lock", "a", encoding="utf-8") as lock:
+            deadline = time.monotonic() + START_S
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except BlockingIOError:
+                    time.sleep(0.01)
+        raise SpotfleetError("local cloud: its daemon does not end", hint=self._log_tail())
+
+    def _start(self) -> dict[str, Any]:
+        """Start the daemon, unless somebody else just did."""
+        (self.home / "local").mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(self.home / "local" / "start.lock", "a", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the kernel when its holder dies
+            deadline = time.monotonic() + START_S
+            while time.monotonic() < deadline:
+                if where := self.daemon():
+                    return where
+                environment = {k: v for k, v in os.environ.items() if k not in HOST_ONLY}
+                try:
+                    done = subprocess.run([sys.executable, "-m", "spotfleet.providers.local.cloud", "--home",
+                                           str(self.home)], env=environment, stdin=subprocess.DEVNULL,
+                                          capture_output=True, text=True, timeout=START_S)
+                except subprocess.TimeoutExpired:
+                    break
+                if done.returncode != 0:
+                    raise SpotfleetError(f"local cloud: its daemon did not start: {done.stderr.strip()[-500:]}",
+                                         hint=self._log_tail())
+        raise SpotfleetError(f"local cloud: no daemon answers after {START_S:.0f} s", hint=self._log_tail())
+
+    def _ask(self, where: dict[str, Any], body: dict[str, Any]) -> tuple[int, Any]:
+        from http.client import HTTPConnection, HTTPException  # 30 ms that `--help` need not pay
+
+        connection = HTTPConnection("127.0.0.1", where["port"], timeout=CALL_S)
+        try:
+            connection.request("POST", "/call", json.dumps(body), {"Authorization": f"Bearer {where['token']}"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except HTTPException as error:
+            raise ConnectionError(repr(error)) from error
+        finally:
+            connection.close()
+
+    def _log_tail(self) -> str:
+        path = self.home / "local" / "cloud.log"
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        return f"the end of {path}: " + (" | ".join(lines[-8:]) or "(empty)")
+
+
+def _result(answer: Any) -> Any:
+    if "error" not in answer:
+        return answer["result"]
+    said = answer["error"]
+    kind = getattr(errors, said["kind"], SpotfleetError)
+    if kind is errors.NoCapacity:
+        raise errors.NoCapacity(said["message"], hint=said["hint"], scope=said["scope"])
+    raise kind(said["message"], hint=said["hint"])

@@ -1,0 +1,181 @@
+"""The emulated cloud as one object: market, machines, faults, and the calls that reach them by name.
+
+A call takes plain JSON values and gives them back; `CALLS` is the whole interface. What a call changed is in
+`state.json` before it is answered, so that a daemon that was killed is continued by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from spotfleet.codec import from_json, to_json
+from spotfleet.errors import UsageError
+from spotfleet.model import CloudHost, CloudState, Need
+from spotfleet.providers import LaunchRequest
+from spotfleet.providers.local.book import Book, Order
+from spotfleet.providers.local.faults import Faults
+from spotfleet.providers.local.hosts import Machines, Placement
+from spotfleet.providers.local.market import LIVE, Market
+from spotfleet.providers.local.pools import MarketRules, default_rules
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Cloud:
+    def __init__(self, home: Path, now: Callable[[], float] = time.time) -> None:
+        """Continue what `home`/state.json says, or open a new market. `home` is SPOTFLEET_HOME/local."""
+        self.home, self.now = home, now
+        self.lock = RLock()
+        self.faults = Faults()
+        self.closing = False  # set by the `shutdown` call
+        self.launches = 0  # in this daemon's life
+        self._saved: Any = None
+        state = self._load()
+        self.market = Market.from_json(state["market"]) if state else Market(
+            default_rules(), now(), salt=secrets.token_hex(4))
+        self.machines = Machines(home, lambda request_id: self.market.hosts.get(request_id),
+                                 from_json(dict[str, Placement], state["machines"]) if state else {})
+        self.machines.adopt(self.market.hosts.values())
+
+    def call(self, method: str, args: dict[str, Any]) -> Any:
+        """Raises SpotfleetError, of which UsageError names an unknown method or an argument that does not fit."""
+        if method not in CALLS:
+            raise UsageError(f"method: unknown method '{method}'", hint=f"use one of: {', '.join(sorted(CALLS))}")
+        with self.lock:
+            try:
+                result = CALLS[method](self, **args)
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"{method}: {error}", hint="do client and daemon have the same version?") from error
+            finally:
+                self.save()
+            return to_json(result)
+
+    def tick(self) -> None:
+        """Let time pass and make the processes what the market says."""
+        with self.lock:
+            self.market.advance(self.now())
+            for request_id in self.machines.match(list(self.market.hosts.values())):
+                self.market.power_off(request_id, self.now())
+            self.save()
+
+    def living(self) -> bool:
+        """Whether any host exists, stopped ones included, or any process of one."""
+        return self.machines.busy() or any(h.state is not CloudState.TERMINATED for h in self.market.hosts.values())
+
+    def terminate_all(self) -> None:
+        with self.lock:
+            for request_id in list(self.market.hosts):
+                self.market.terminate(request_id, self.now())
+            self.save()
+
+    def save(self) -> None:
+        state = (replace(self.market.book(), now=0.0), dict(self.machines.placements))
+        if state != self._saved:
+            write(self.home / "state.json", {"market": self.market.to_json(), "machines": to_json(state[1])})
+            self._saved = state
+
+    def _load(self) -> dict[str, Any] | None:
+        path = self.home / "state.json"
+        if not path.exists():
+            return None
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            from_json(Book, state["market"]), from_json(dict[str, Placement], state["machines"])
+            return state
+        except (ValueError, KeyError, TypeError) as error:
+            aside = path.with_name("state.json.unreadable")
+            path.replace(aside)
+            print(f"{path}: {error}; kept as {aside.name}, opening a new market", file=sys.stderr, flush=True)
+            return None
+
+    # what can be called
+
+    def launch(self, request: dict[str, Any]) -> None:
+        wish = from_json(LaunchRequest, request)
+        for field, name in (("request_id", wish.request_id), *((f"boot.files[{f!r}]", f) for f in wish.boot.files)):
+            if not NAME.fullmatch(name):
+                raise UsageError(f"{field}: {name!r} is not a plain name", hint="use letters, digits, '.', '_' and '-'")
+        known = wish.request_id in self.market.hosts
+        self.market.launch(Order(wish.request_id, wish.fleet, wish.role, wish.offer.pool, wish.interruption_behavior,
+                                 wish.tags), self.now())
+        if not known:
+            self.launches += 1
+            place = self.machines.prepare(wish.request_id, wish.boot.module, wish.boot.files)
+            self.market.place(wish.request_id, place.address, place.port)
+
+    def hosts(self, fleet: str) -> list[CloudHost]:
+        lines = self.market.listing(fleet, self.now(), self.faults.listing_lag_s)
+        return [self._while_shutting_down(line) for line in lines] * (1 + self.faults.duplicates)
+
+    def _while_shutting_down(self, line: CloudHost) -> CloudHost:
+        """A host counts as running until its last process is gone, as on EC2, though it is no longer billed."""
+        if line.state in LIVE or not line.runs or not self.machines.ending(line.request_id):
+            return line
+        runs = (*line.runs[:-1], replace(line.runs[-1], ended_at=None, taken=False))
+        return replace(line, state=CloudState.RUNNING, runs=runs, why=f"shutting down: {line.why}")
+
+    def truth(self) -> list[dict[str, Any]]:
+        return [
+            {"request_id": r, "fleet": h.order.fleet, "state": h.state, "address": h.address, "port": h.port,
+             "metadata_url": self.machines.metadata_url(r), "processes": self.machines.processes(r),
+             "folder": str(self.machines.folder(r)), "starts": self.machines.starts[r]}
+            for r, h in self.market.hosts.items() if h.state in LIVE or self.machines.processes(r)
+        ]
+
+    def reset(self, rules: dict[str, Any]) -> None:
+        if self.market.hosts:
+            raise UsageError("rules: this cloud has had hosts; its history cannot be rewritten", hint="use a new home")
+        self.market = Market(from_json(MarketRules, rules), self.now(), self.market.salt)
+
+    def invoice(self, fleet: str) -> dict[str, Any]:
+        bill = self.market.invoice(self.now(), fleet)
+        return {"at": bill.at, "hosts": bill.hosts}
+
+    def crash(self, request_id: str) -> None:
+        self.machines.crash(request_id)
+
+    def set_faults(self, listing_lag_s: float | None = None, duplicates: int | None = None,
+                   latency_s: float | None = None) -> None:
+        """Change what is given."""
+        wishes = {"listing_lag_s": listing_lag_s, "duplicates": duplicates, "latency_s": latency_s}
+        self.faults = replace(self.faults, **{k: v for k, v in wishes.items() if v is not None})
+
+    def shutdown(self) -> None:
+        self.closing = True
+
+
+def write(path: Path, value: Any) -> None:
+    """Replace a private file as a whole."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    draft.replace(path)
+
+
+def _market(method: str) -> Callable[..., Any]:
+    """A call that is the market's own, with the present time."""
+    return lambda cloud, **args: getattr(cloud.market, method)(now=cloud.now(), **args)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "ping": lambda cloud: os.getpid(),
+    "billing": lambda cloud: cloud.market.rules.billing,
+    "offers": lambda cloud, need: cloud.market.offers(from_json(Need, need), cloud.now()),
+    **{name: _market(name) for name in (
+        "prices", "terminate", "interrupt", "withdraw_notice", "rebalance", "return_host", "set_price", "set_capacity",
+        "refuse", "allow")},
+    **{name: getattr(Cloud, name) for name in (
+        "launch", "hosts", "truth", "reset", "invoice", "crash", "shutdown", "set_faults")},
+    "lose": lambda cloud, lost, when, times: cloud.faults.lose(lost, when, times),
+}
