@@ -1,0 +1,58 @@
+"""Generations that were ordered, and which of them may still be training. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from spotfleet.dispatcher.membership.views import WorkerView
+
+
+@dataclass(frozen=True)
+class Group:
+    """One ordered generation."""
+
+    generation: int
+    members: tuple[str, ...]  # by rank
+    cause: str = ""
+    why: str = ""
+    urgent: bool = True
+    store: str = ""
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)  # worker -> local rank, workers on its host
+    before: tuple[str, ...] = ()  # of a planned one: who trains on, as generation `before_generation`, to the boundary
+    before_generation: int = 0
+
+    def made_urgent(self) -> Group:
+        return replace(self, urgent=True, before=(), before_generation=0)
+
+
+class Fence:
+    """Knows each group that was ordered, and which of them may still be training somewhere."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Group] = {}
+        self._live: dict[int, Group] = {}
+
+    def add(self, group: Group) -> None:
+        self.known[group.generation] = self._live[group.generation] = group
+
+    def see(self, views: Mapping[str, WorkerView]) -> None:
+        """Forget the groups of which there is evidence that they will never make another step."""
+        formed = {v.generation for v in views.values()}
+        left: dict[str, int] = {}  # worker -> newest generation that it reached, so that it holds none before
+        for generation in sorted(formed & self.known.keys()):
+            left |= dict.fromkeys(self.known[generation].members, generation)  # formed by all or by none
+        for worker, view in views.items():
+            left[worker] = max(view.generation, left.get(worker, 0))
+        self._live = {
+            number: group
+            for number, group in self._live.items()
+            if not any(
+                w not in views or views[w].exited or views[w].failed >= number or left[w] > number
+                for w in group.members
+            )
+        }
+
+    def forbids(self, members: Sequence[str]) -> Group | None:
+        """A group that could train beside a new one of `members`, as none of these comes from it."""
+        return next((g for g in self._live.values() if g.members and not set(g.members) & set(members)), None)

@@ -1,0 +1,374 @@
+"""The decisions. Pure: the caller brings the complete picture and the time.
+
+A *generation* is one agreed membership. `observe` is level-triggered: it may be called at any time, with any delay.
+
+                 min reached, all started           every member holds it
+    STARTING ------------------------------> FORMING ---------------------> RUNNING
+                                               |  ^                          |   |
+                  too few workers, or no fence |  | enough, and fenced       |   | one worker has finished
+                                               v  |    death, failure        |   v
+                                              HOLDING <----------------------+  FINISHED
+                                                       (join, notice, drain: FORMING again)
+
+What each state waits for is in `why`; what frees it if that never comes:
+- STARTING: `start_settle_s` once min is reached; below min only more workers (the schedule gives hosts).
+- FORMING: a death of a member; a failure reported (`failure_grace_s`); `form_timeout_s`, doubled for each failure in a
+  row. Members that did not form are evicted; where nobody formed, one member after `max_failures`. While an old group
+  still trains towards the boundary of a planned change, nothing is late; it is aborted if a leaver in it falls silent.
+- RUNNING: nothing here ends a hang in the user's code; the caller's watchdog ends the worker, which is a death.
+- HOLDING: more READY workers; a member that was silent comes back (nothing was ordered, so it goes on); or the
+  provider's word that it has gone.
+- FINISHED: stragglers are evicted after `finish_timeout_s`.
+
+Never two training at once: a step needs all ranks of its generation, so a group can be dropped without its consent
+only if one of its members is in the new generation, has confirmed to have left it, or is confirmed dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spotfleet.dispatcher.membership.fence import Fence, Group
+from spotfleet.dispatcher.membership.picture import Picture
+from spotfleet.dispatcher.membership.views import (
+    Change,
+    Evicted,
+    Finished,
+    Formed,
+    Ordered,
+    Orders,
+    Phase,
+    Tuning,
+    WorkerView,
+)
+from spotfleet.messages import Assignment, Stage
+
+# A dispatcher that crashed may have ordered generations of which its successor knows nothing.
+RESTART_GAP = 10
+
+
+class Membership:
+    """Of one job. Forget it when the job has ended."""
+
+    def __init__(self, job: str, min_workers: int, max_workers: int, tuning: Tuning | None = None) -> None:
+        self.job, self.min_workers, self.max_workers = job, min_workers, max_workers
+        self.tuning = tuning or Tuning()
+        self.phase, self.why = Phase.STARTING, "no worker has started"
+        self._now = Picture(self.tuning)
+        self._group = Group(0, ())  # the newest ordered; no members: none, or all stand by
+        self._formed = False  # the newest ordered
+        self._ranks: tuple[str, ...] = ()  # who held which rank last, so that survivors keep theirs
+        self._number = 0  # no later generation may have a number as low as this
+        self._fence = Fence()
+        self._failures, self._failing, self._counted = 0, (frozenset[str](), 0), 0
+        self._last = Group(0, ())  # the group that passed the last barrier
+        self._done: set[str] = set()
+        self._barrier = 0  # the newest generation ordered only to pass that barrier once more
+        self._changes: list[Change] = []
+
+    @property
+    def generation(self) -> int:
+        """The newest ordered; 0: none yet."""
+        return self._group.generation
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Of the newest generation, by rank. Empty while all stand by."""
+        return self._group.members
+
+    @property
+    def finished(self) -> bool:
+        return self.phase is Phase.FINISHED
+
+    @property
+    def version(self) -> int:
+        """The newest that any worker reports."""
+        return self._now.version
+
+    def adopt(self, generation: int, members: Sequence[str]) -> None:
+        """Take over from a dispatcher that crashed, before the first `observe`.
+
+        Call it for every generation that was ordered or that a worker reports, in any order: the highest is current,
+        the others only fence. Members whose agents have not come back yet belong into `observe` as silent, not as
+        missing.
+        """
+        group = Group(generation, tuple(members), cause="resume", why="the dispatcher was restarted")
+        self._fence.add(group)
+        self._number = max(self._number, generation + RESTART_GAP)
+        if generation >= self.generation:
+            self._group, self._ranks, self._formed = group, group.members or self._ranks, False
+
+    def observe(self, views: Sequence[WorkerView], expected: int, now: float) -> list[Change]:
+        """Take the complete picture; return what was decided, oldest first.
+
+        `expected` counts workers that are being started and have not come to INIT or READY. A member that is missing
+        from `views` counts as confirmed dead.
+        """
+        self._changes = []
+        self._now.see(views, expected, now)
+        self._fence.see(self._now.views)
+        self._number = max([self._number, *(max(v.generation, v.failed) for v in views)])
+        if not self._finish():
+            if self.generation == 0:
+                self._found()
+            elif self.members:
+                self._check()
+            else:
+                self._resume()
+        return self._changes
+
+    def assignment(self, worker: str) -> Assignment | None:
+        """The worker's place in the newest generation; rank -1 where it has none."""
+        group = self._group
+        if group.generation == 0:
+            return None
+        rank = group.members.index(worker) if worker in group.members else -1
+        local_rank, local_size = group.places.get(worker, (0, 1))
+        in_old_group = worker in group.before and not self._formed
+        urgent = group.urgent or not in_old_group
+        return Assignment(group.generation, rank, group.members, group.store, local_rank, local_size, urgent)
+
+    def orders(self, worker: str) -> Orders:
+        outside = [w for w in self._now.ready if w not in self.members]
+        place = outside.index(worker) if worker in outside else 0
+        size = max(1, min(self.max_workers, len(self.members) + place + 1))
+        founder = self.generation == 1 and worker in self.members and self.phase is not Phase.HOLDING
+        living = self._now.living()
+        holders = [v for v in living if v.version > 0]
+        return Orders(
+            assignment=self.assignment(worker),
+            founded=self.generation > 0 and not founder,
+            provisional_rank=size - 1,
+            provisional_size=size,
+            checkpoint_now=bool(holders) and all(v.leaving_s is not None for v in holders),
+            needs_restore=self.generation > 0 and not holders,
+        )
+
+    # ---- forming
+
+    def _target(self) -> tuple[str, ...]:
+        return self._now.target(self._ranks, self.max_workers)
+
+    def _hindrance(self, target: Sequence[str]) -> str:
+        """Why this generation may not be formed now; empty: it may."""
+        if len(target) < self.min_workers:
+            return f"needs {self.min_workers} workers, {len(target)} can train"
+        held = self._fence.forbids(target)
+        if held:
+            missing = ", ".join(w for w in held.members if w in self._now.views)
+            return f"waits until one of {missing} is confirmed gone: they may still train generation {held.generation}"
+        holders = [v for v in self._now.living() if v.version > 0]
+        if holders and not any(v.worker in target for v in holders):
+            return f"waits for {holders[0].worker}, the last that holds version {holders[0].version}"
+        return ""
+
+    def _order(self, members: tuple[str, ...], cause: str, why: str, urgent: bool) -> None:
+        views = {w: self._now.views[w] for w in members}
+        hosts = [v.host for v in views.values()]
+        old = self._group
+        before = (old.members, old.generation) if old.members else (old.before, old.before_generation)
+        self._number += 1
+        self._group = Group(
+            self._number,
+            members,
+            cause=cause,
+            why=why,
+            urgent=urgent,
+            store=views[members[0]].store if members else "",
+            places={w: (v.local_rank, hosts.count(v.host)) for w, v in views.items()},
+            before=() if urgent else before[0],
+            before_generation=0 if urgent else before[1],
+        )
+        self._ranks, self._formed = members or self._ranks, False
+        self._fence.add(self._group)
+        self.phase, self.why = Phase.FORMING if members else Phase.HOLDING, why
+        self._changes.append(Ordered(self.generation, members, cause, why, self.version))
+
+    def _found(self) -> None:
+        founders = [v for v in self._now.views.values() if self._now.able(v, (Stage.INIT, Stage.READY))]
+        enough = len(founders) >= self.min_workers
+        settled = self._now.lasted("start", enough) >= self.tuning.start_settle_s
+        if not enough:
+            self.why = f"needs {self.min_workers} workers, {len(founders)} started, {self._now.expected} starting"
+        elif self._now.expected > 0 and len(founders) < self.max_workers and not settled:
+            self.why = f"{len(founders)} workers started, waits for {self._now.expected} more"
+        else:
+            hosts = list(dict.fromkeys(v.host for v in founders))
+            founders.sort(key=lambda v: (hosts.index(v.host), v.local_rank, v.worker))
+            members = tuple(v.worker for v in founders[: self.max_workers])
+            self._order(members, "start", f"{len(members)} workers are ready to start", urgent=True)
+
+    def _check(self) -> None:
+        group, views = self._group, self._now.views
+        lost = self._lost(group.members)
+        broken = [w for w in group.members if w in views and views[w].failed >= group.generation]
+        if not self._formed and all(w in views and views[w].generation == group.generation for w in group.members):
+            self._formed = True
+            self._changes.append(Formed(group.generation, group.members, group.cause, group.why, self.version))
+        grace = self._now.lasted("failure", bool(broken), group.generation)
+        if lost:
+            self._replace("death", "; ".join(lost.values()))
+        elif broken and grace < self.tuning.failure_grace_s:
+            self.why = f"a collective broke on {broken[0]}; looks whether a worker has died"
+        elif broken:
+            self._fail(f"a collective broke on {broken[0]} and nobody has died")
+        elif not self._formed:
+            self._watch_forming()
+        else:
+            self._run()
+
+    def _lost(self, workers: Sequence[str]) -> dict[str, str]:
+        running = self.generation if self._group.urgent or self._formed else self._group.before_generation
+        return self._now.lost(workers, running)
+
+    def _replace(self, cause: str, why: str) -> None:
+        """Form anew at once, without the lost; or hold."""
+        starting = [w for w in self._ranks if self._now.able(self._now.views.get(w), (Stage.STARTING, Stage.INIT))]
+        settled = self._now.lasted("founders", bool(starting)) >= self.tuning.start_settle_s
+        target = self._target()
+        hindrance = self._hindrance(target)
+        if starting and not settled and not hindrance:
+            hindrance = f"waits for {starting[0]} to enter elastic.run"
+        if hindrance:
+            self.phase, self.why = Phase.HOLDING, f"{why}; {hindrance}"
+        else:
+            self._order(target, "resume" if self.phase is Phase.HOLDING else cause, why, urgent=True)
+
+    def _resume(self) -> None:
+        """All stand by after a planned leave, or are about to: their old group is not known to be broken."""
+        target = self._target()
+        hindrance = self._hindrance(target)
+        if hindrance:
+            self.phase, self.why = Phase.HOLDING, f"{self._group.why}; {hindrance}"
+        elif self._now.lasted("settle", True, frozenset(target)) >= self.tuning.join_settle_s:
+            urgent = bool(self._lost(self._group.before))
+            self._order(target, "resume", f"{len(target)} workers are ready", urgent)
+
+    def _watch_forming(self) -> None:
+        group, views = self._group, self._now.views
+        formed = [w for w in group.members if views[w].generation == group.generation]
+        self.phase = Phase.FORMING
+        self.why = f"{group.why}; {len(formed)} of {len(group.members)} hold generation {group.generation}"
+        if not group.urgent and self._lost([w for w in group.before if w not in group.members]):
+            self._group = group = group.made_urgent()  # a leaver that hangs keeps the others in the old group
+        left = any(views[w].generation != group.before_generation for w in group.members if w in group.before)
+        begun = group.urgent or left or bool(formed)
+        waited = self._now.lasted("forming", begun, (group.generation, len(formed)))
+        if waited < self.tuning.form_timeout_s * 2**self._failures:
+            return
+        if formed:
+            mute = tuple(w for w in group.members if w not in formed)
+            why = f"{', '.join(mute)} did not form generation {group.generation} in time"
+            self._evict(mute, why)
+            self._replace("failure", why)
+        else:
+            self._fail(f"nobody formed generation {group.generation} in time")
+
+    # ---- failures without a death
+
+    def _fail(self, why: str) -> None:
+        """Form the same members again; after several failures in a row without the one most likely at fault."""
+        if self._counted != self.generation:
+            self._counted = self.generation
+            same = self._failing[0] == frozenset(self.members) and self.version <= self._failing[1]
+            self._failures = self._failures + 1 if same else 1
+            self._failing = frozenset(self.members), self.version
+            if self._failures >= self.tuning.max_failures:
+                self._blame()
+        self._replace("failure", why)
+
+    def _blame(self) -> None:
+        """A hung worker's `failed` stays behind; else the one with the least to lose goes, never the last state."""
+        views = [self._now.views[w] for w in self.members]
+        whole = [v for v in views if v.version > 0]
+        if len(whole) == 1 and len(views) > 1:
+            views.remove(whole[0])
+        victim = min(views, key=lambda v: (v.failed, v.version, -self.members.index(v.worker)))
+        others = ", ".join(w for w in self.members if w != victim.worker) or "itself"
+        self._evict((victim.worker,), f"{self._failures} failures in a row between {victim.worker} and {others}")
+        self._failures = 0
+
+    def _evict(self, workers: tuple[str, ...], why: str) -> None:
+        self._now.evicted |= set(workers)
+        self._changes.append(Evicted(self.generation, workers, why))
+
+    # ---- planned changes
+
+    def _run(self) -> None:
+        """Formed and whole: take in spares, let leavers go."""
+        self.phase, self.why = Phase.RUNNING, f"generation {self.generation} on {len(self.members)} workers"
+        views = [self._now.views[w] for w in self.members]
+        if self.version > self._failing[1]:
+            self._failures = 0
+        starting = [v for v in views if v.stage is not Stage.READY]
+        if starting:
+            self.why = f"{self.why}; waits for {starting[0].worker} to enter elastic.run"
+        if starting or any(v.silent for v in views):
+            return
+        target = self._target()
+        settled = self._now.lasted("settle", True, frozenset(target)) >= self.tuning.join_settle_s
+        leaving = [v for v in views if v.leaving_s is not None]
+        if leaving:
+            self._leave(leaving, target)
+        elif set(target) != set(self.members) and settled and not self._hindrance(target):
+            more = len(target) - len(self.members)
+            why = f"{more} workers joined" if more > 0 else f"max is {self.max_workers}"
+            self._order(target, "join" if more > 0 else "drain", why, urgent=False)
+
+    def _leave(self, leaving: list[WorkerView], target: tuple[str, ...]) -> None:
+        """Leave when replaced or when time is up; below min stand by with the state."""
+        cause = "notice" if any(v.leaving_why != "drain" for v in leaving) else "drain"
+        names = ", ".join(v.worker for v in leaving)
+        late = any(self._now.must_go(v) for v in leaving)
+        if any(v.worker in target for v in leaving):  # as carrier: the state moves as soon as anybody can take it
+            replaced = any(w not in self.members for w in target)
+        else:
+            replaced = len(target) >= min(len(self.members), self.max_workers)
+        free = cause == "drain" and self._now.expected == 0
+        hindrance = self._hindrance(target)
+        if (late or replaced or free) and not hindrance and set(target) != set(self.members):
+            self._order(target, cause, f"{names} leaves ({cause})", urgent=False)
+        elif late:
+            self._order((), cause, f"{names} leaves ({cause})", urgent=False)
+        else:
+            left_s = min(self._now.stays_s(v) for v in leaving)
+            self.why = f"{self.why}; {names} leaves ({cause}) when replaced or in {left_s:.0f} s"
+
+    # ---- the end
+
+    def _finish(self) -> bool:
+        """Once one worker has passed the last barrier the state is final and nothing is formed any more, except among
+        those whose barrier broke because somebody died in it."""
+        views = self._now.views
+        done = [v for v in views.values() if v.stage is Stage.FINISHED]
+        self._done |= {v.worker for v in done}
+        if not self._done:
+            return False
+        if not self._last.members:
+            group = self._fence.known.get(done[0].generation, self._group)
+            self._last = group if done[0].worker in group.members else self._group
+        living = {v.worker for v in self._now.living()} - self._done
+        rest = tuple(w for w in self._last.members if w in living)
+        if rest and self._now.lasted("finish", True, rest) >= self.tuning.finish_timeout_s:
+            self._evict(rest, "did not finish in time")
+            rest = ()
+        if rest:
+            self.phase, self.why = Phase.RUNNING, f"waits for {rest[0]} to finish"
+            self._finish_again(rest)
+        elif self.phase is not Phase.FINISHED:
+            self.phase, self.why = Phase.FINISHED, "the training function has returned"
+            self._changes.append(Finished(self.generation, self._last.members, self.version))
+        return True
+
+    def _finish_again(self, rest: tuple[str, ...]) -> None:
+        """Those whose last barrier broke pass it once more among themselves; their function is not run again."""
+        views = self._now.views
+        again = self.generation == self._barrier
+        latest = self.generation if again else self._last.generation
+        broken = any(views[w].answers and views[w].failed >= latest for w in rest)
+        if again:
+            broken = broken or any(w not in rest and w not in self._done for w in self.members)
+        if self._now.lasted("barrier", broken, latest) >= self.tuning.failure_grace_s:
+            stuck = tuple(w for w in rest if views[w].answers)
+            self._order(stuck, "failure", "the last barrier broke", urgent=True)
+            self._barrier = self.generation

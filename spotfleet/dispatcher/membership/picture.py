@@ -1,0 +1,117 @@
+"""What is true of a job's workers now, and for how long; and which of them should train. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+
+from spotfleet.dispatcher.membership.views import Tuning, WorkerView
+from spotfleet.messages import Stage
+
+STARTED = (Stage.READY, Stage.FINISHED)
+
+
+class Picture:
+    def __init__(self, tuning: Tuning) -> None:
+        self.tuning = tuning
+        self.views: dict[str, WorkerView] = {}
+        self.expected = 0
+        self.evicted: set[str] = set()  # told to end; still in the views until they have
+        self.ready: dict[str, None] = {}  # in the order in which they became ready
+        self._now = 0.0
+        self._since: dict[Hashable, tuple[Hashable, float]] = {}  # condition -> what it is about, when it began
+        self._heard: set[str] = set()  # workers whose agent was connected at some time
+        self._first_left_s: dict[str, float] = {}  # seconds left when a worker's leaving was first seen
+
+    def see(self, views: Sequence[WorkerView], expected: int, now: float) -> None:
+        self.views, self.expected, self._now = {v.worker: v for v in views}, expected, now
+        names = self.views.keys()
+        self.evicted &= names
+        self._heard = (self._heard & names) | {v.worker for v in views if v.answers}
+        ready = sorted((v for v in views if v.answers and v.stage in STARTED), key=lambda v: (v.host, v.local_rank))
+        self.ready = {w: None for w in self.ready if w in names} | {v.worker: None for v in ready}
+        leaving = {v.worker: v.leaving_s for v in views if v.leaving_s is not None}
+        self._first_left_s = {w: self._first_left_s.get(w, left_s) for w, left_s in leaving.items()}
+        self._since = {k: v for k, v in self._since.items() if not isinstance(k, tuple) or k[1] in names}
+        for view in views:
+            self.lasted(("silent", view.worker), view.silent)
+            self.lasted(("drain", view.worker), view.leaving_s is not None and view.leaving_why == "drain")
+
+    def lasted(self, condition: Hashable, holds: bool, about: Hashable = None) -> float:
+        """Seconds for which the condition has held, about the same thing; below 0: it does not hold."""
+        if not holds:
+            self._since.pop(condition, None)
+            return -1.0
+        known, since = self._since.get(condition, (about, self._now))
+        self._since[condition] = (about, since if known == about else self._now)
+        return self._now - self._since[condition][1]
+
+    @property
+    def version(self) -> int:
+        return max([0, *(v.version for v in self.views.values())])
+
+    def living(self) -> list[WorkerView]:
+        """Those that may still hold state: also the silent."""
+        return [v for v in self.views.values() if not v.exited and v.worker not in self.evicted]
+
+    def able(self, view: WorkerView | None, stages: Iterable[Stage] = (Stage.READY,)) -> bool:
+        """It may enter a new generation."""
+        return self._usable(view) and view.leaving_s is None and view.stage in stages
+
+    def _usable(self, view: WorkerView | None) -> bool:
+        return view is not None and view.answers and view.worker not in self.evicted and bool(view.store)
+
+    def lost(self, workers: Iterable[str], running: int) -> dict[str, str]:
+        """Those of `workers` that are dead, with the reason. `running`: the generation in which they train now."""
+        lost = {}
+        broke = any(v.failed >= max(running, 1) for v in self.views.values() if v.answers)
+        for worker in workers:
+            view = self.views.get(worker)
+            if view is None or view.exited:
+                lost[worker] = f"{worker} has ended"
+            elif worker in self.evicted:
+                lost[worker] = f"{worker} was evicted"
+            elif view.silent and self._silent_too_long(view, broke):
+                lost[worker] = f"{worker} fell silent"
+        return lost
+
+    def _silent_too_long(self, view: WorkerView, broke: bool) -> bool:
+        lasted = self.lasted(("silent", view.worker), view.silent)
+        if view.worker not in self._heard:
+            return lasted >= self.tuning.restart_silent_s
+        return broke or lasted >= self.tuning.silent_s
+
+    def carrier(self, ranks: Sequence[str]) -> str | None:
+        """A leaving worker that enters nevertheless, where it alone holds the state, to hand it over."""
+        whole = [v for v in self.living() if v.version > 0 or (v.generation > 0 and v.version == 0)]
+        if any(self.able(v) for v in whole):
+            return None
+        leaving = [v for v in whole if self._usable(v) and v.stage is Stage.READY and v.leaving_s is not None]
+        by_rank = {w: i for i, w in enumerate(ranks)}
+        best = max(leaving, key=lambda v: (v.version, -by_rank.get(v.worker, len(ranks)), v.worker), default=None)
+        return best.worker if best else None
+
+    def target(self, ranks: Sequence[str], max_workers: int) -> tuple[str, ...]:
+        """Who should train, by rank: survivors keep theirs, spares fill the holes, else ranks close up."""
+        carrier = self.carrier(ranks)
+        if carrier and carrier not in ranks:
+            ranks = [carrier, *ranks]
+        spares = [w for w in self.ready if w not in ranks and self.able(self.views[w])]
+        spares.sort(key=lambda w: -max(0, self.views[w].version))  # one that comes back may hold the state
+        fill = iter(spares)
+        slots = [w if w == carrier or self.able(self.views.get(w)) else next(fill, None) for w in ranks]
+        target = [w for w in [*slots, *fill] if w]
+        limit = max(max_workers, 2) if carrier else max_workers  # a carrier needs somebody to hand over to
+        if carrier in target[limit:]:
+            target = [*target[: limit - 1], carrier]
+        return tuple(target[:limit])
+
+    def must_go(self, view: WorkerView) -> bool:
+        return self.stays_s(view) <= 0
+
+    def stays_s(self, view: WorkerView) -> float:
+        """How much longer a leaving worker waits to be replaced."""
+        tuning = self.tuning
+        short = self._first_left_s.get(view.worker, 0.0) < tuning.short_notice_s
+        stays_s = (view.leaving_s or 0.0) - (tuning.short_lead_s if short else tuning.leave_lead_s)
+        drained_s = self.lasted(("drain", view.worker), view.leaving_why == "drain")
+        return stays_s if drained_s < 0 else min(stays_s, tuning.drain_wait_s - drained_s)

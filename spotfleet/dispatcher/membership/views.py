@@ -1,0 +1,114 @@
+"""What Membership sees and says: frozen values. Pure.
+
+`WorkerView` comes in; `Change` values and `Orders` go out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from spotfleet.messages import Assignment, Stage
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """All that the dispatcher knows of one worker now."""
+
+    worker: str  # HOST/SLOT/INCARNATION
+    host: str
+    local_rank: int
+    stage: Stage
+    generation: int = 0  # group held: formed and synchronised; 0 is none
+    failed: int = 0  # newest generation in which a collective broke here
+    version: int = 0  # below 0: its tensors are half received, good for nothing
+    store: str = ""  # address of its bootstrap store; without one it enters no generation
+    leaving_s: float | None = None  # seconds left until its host goes or must be free; None: it stays
+    leaving_why: str = ""  # "notice" or "drain"
+    silent: bool = False  # its agent is not connected now: dead, or only restarting
+    exited: bool = False  # confirmed dead: by waitpid, or the provider lists its host as ended
+
+    @property
+    def answers(self) -> bool:
+        return not self.silent and not self.exited
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Every wait of Membership, in seconds."""
+
+    start_settle_s: float = 10.0  # the first generation waits so long for late starters, a broken one for its founders
+    join_settle_s: float = 0.2  # joins closer together share one generation
+    leave_lead_s: float = 10.0  # a noticed worker leaves when so much is left, replaced or not
+    short_lead_s: float = 5.0  # the same where the notice was short from the start
+    short_notice_s: float = 30.0  # a notice that begins with less is short
+    drain_wait_s: float = 20.0  # so long a drain waits for a replacement
+    failure_grace_s: float = 0.5  # between a broken collective and re-forming: evidence of a death may come
+    silent_s: float = 3.0  # a member whose agent is away so long is taken for dead
+    restart_silent_s: float = 15.0  # the same for one that we have not heard yet since we started
+    form_timeout_s: float = 30.0  # doubled with each failure in a row, so that a slow transfer ends some day
+    finish_timeout_s: float = 60.0  # so long stragglers may take once one worker has finished
+    max_failures: int = 3  # failures in a row between the same members before one of them is evicted
+
+
+class Phase(Enum):
+    STARTING = "starting"  # no generation yet
+    FORMING = "forming"  # one is ordered; not every member holds it
+    RUNNING = "running"
+    HOLDING = "holding"  # state is kept in memory (or a checkpoint) until enough workers are ready
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A generation was decided. Write it down before its orders go out: a restarted dispatcher adopts it."""
+
+    generation: int
+    members: tuple[str, ...]  # by rank; empty: all stand by with their state, at the next step boundary
+    cause: str  # "start", "notice", "death", "join", "drain", "failure", "resume"
+    why: str
+    version: int  # newest known when it was decided
+
+
+@dataclass(frozen=True)
+class Formed:
+    """Every member holds the generation: events.GenerationFormed."""
+
+    generation: int
+    members: tuple[str, ...]
+    cause: str
+    why: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """These workers must be ended; the host may start new incarnations in their place."""
+
+    generation: int
+    workers: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The training function has returned on all ranks that live. Said once."""
+
+    generation: int
+    members: tuple[str, ...]
+    version: int
+
+
+Change = Ordered | Formed | Evicted | Finished
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The parts of messages.WorkerOrders that Membership decides."""
+
+    assignment: Assignment | None = None
+    founded: bool = False
+    provisional_rank: int = 0
+    provisional_size: int = 1
+    checkpoint_now: bool = False
+    needs_restore: bool = False  # set `restore` to the newest kept checkpoint, if the job has one
