@@ -1,0 +1,48 @@
+"""What a host knows at its start: `boot.json` and three words of the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotfleet.codec import from_json
+from spotfleet.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Boot:
+    fleet: str
+    host: str  # the host's request_id
+    provider: str
+    slots: int
+    dispatcher: str  # https://ADDRESS:PORT
+    ca: str  # PEM; the only authority this agent trusts
+    token: str
+
+
+def read_boot(home: Path) -> Boot:
+    """DIR/boot.json, checked; UsageError names the field that does not fit."""
+    path = home / "boot.json"
+    try:
+        boot = from_json(Boot, json.loads(path.read_text()))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}",
+                         hint="pass --home DIR, the folder that the provider filled") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", hint="the provider writes this file when it launches the host") from error
+    if not boot.dispatcher.startswith("https://"):
+        raise UsageError(f"{path}: Boot.dispatcher is '{boot.dispatcher}'", hint="expected https://ADDRESS:PORT")
+    if boot.slots < 1:
+        raise UsageError(f"{path}: Boot.slots is {boot.slots}", hint="expected 1 or more")
+    return boot
+
+
+def host_address() -> str:
+    """The address to advertise, if the provider gave the host one of its own; else ""."""
+    return os.environ.get("SPOTFLEET_HOST_ADDRESS", "")
+
+
+def metadata_url() -> str:
+    return os.environ.get("SPOTFLEET_METADATA_URL", "")

@@ -1,0 +1,62 @@
+"""The environment of a worker process. Pure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotfleet.messages import Launch
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker lives on this host."""
+
+    worker: str
+    job: str
+    local_rank: int
+    address: str  # the host's advertised address
+    socket: str  # of the agent
+    folder: Path  # the worker's own
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def exit_file(self) -> Path:
+        return self.folder / "exit.json"
+
+
+def user_env(launch: Launch) -> dict[str, str]:
+    return {**launch.spec.envs, **launch.secrets}
+
+
+def worker_env(base: dict[str, str], launch: Launch, place: Place) -> dict[str, str]:
+    """`base` is the agent's own environment; its SPOTFLEET_ names are the agent's business and do not pass."""
+    env = {k: v for k, v in base.items() if not k.startswith("SPOTFLEET_")}
+    # `python` and `pip` in a setup or run command mean the interpreter that the workers have.
+    env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
+    env["OMP_NUM_THREADS"] = "1"
+    env["PYTHONUNBUFFERED"] = "1"
+    env.update(user_env(launch))
+    env.update({
+        "SPOTFLEET_SOCKET": place.socket,
+        "SPOTFLEET_WORKER": place.worker,
+        "SPOTFLEET_JOB": place.job,
+        "SPOTFLEET_ADDRESS": place.address,
+        "SPOTFLEET_WORK": str(place.work),
+        "SPOTFLEET_OUTPUT": str(place.output),
+        "LOCAL_RANK": str(place.local_rank),
+    })
+    return env

@@ -1,0 +1,129 @@
+"""The one long-lived connection to the dispatcher: reports up, orders down, reconnected for ever.
+
+    away --connect (backoff 50 ms .. 2 s)--> connected --EOF, TCP keepalive, silence--> away
+                                                 '-- refused, or turned away REFUSALS times --> Refused
+
+Workers do not notice: they train on while the dispatcher is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+import aiohttp
+
+from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, TROUBLE
+from spotfleet.errors import SpotfleetError
+from spotfleet.messages import AgentOrders, AgentReport, dump, load
+
+log = logging.getLogger("spotfleet.agent")
+
+PERIOD_S = 1.0
+_CONNECT_S = 10.0
+_SILENCE_S = 15.0  # each report is answered with orders: a dispatcher that is alive does not say nothing for so long
+_REFUSALS = 5  # wrong token, time after time
+_UNKNOWN_TOKEN = 4401  # close code
+_ORDER_BYTES = 16 << 20
+
+
+class Refused(SpotfleetError):
+    """The dispatcher will not have this agent."""
+
+
+class Link:
+    def __init__(self, session: aiohttp.ClientSession, base: str, report: Callable[[str], AgentReport],
+                 receive: Callable[[AgentOrders], None]) -> None:
+        self._session = session
+        self._url = base.rstrip("/") + "/v1/agent"
+        self._report = report  # of the local address of the connection
+        self._receive = receive
+        self._changed = asyncio.Event()
+        self._refusals = 0
+        self.connected = False
+
+    def changed(self) -> None:
+        """Report at once."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Stay connected until cancelled. Raises Refused."""
+        backoff_s, told = FIRST_BACKOFF_S, False
+        while True:
+            try:
+                if await self._once():
+                    backoff_s, told = FIRST_BACKOFF_S, False
+            except TROUBLE as error:
+                self._count_refusal(error)
+                if not told:
+                    log.warning("dispatcher: %s; trying again", error or type(error).__name__)
+                told = True
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+    async def _once(self) -> bool:
+        """One connection, from its beginning to its end; whether the dispatcher has given orders on it."""
+        async with asyncio.timeout(_CONNECT_S):
+            ws = await self._session.ws_connect(self._url, autoping=False, heartbeat=None, max_msg_size=_ORDER_BYTES)
+        notice_dead_peer(ws.get_extra_info("socket"))
+        address = ws.get_extra_info("sockname")[0]
+        sender = asyncio.create_task(self._send(ws, address))
+        try:
+            return await self._listen(ws)
+        finally:
+            self.connected = False
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            await ws.close()
+
+    async def _listen(self, ws: aiohttp.ClientWebSocketResponse) -> bool:
+        while True:
+            message = await ws.receive(timeout=_SILENCE_S)
+            if message.type is aiohttp.WSMsgType.PING:
+                await ws.pong(message.data)
+                continue
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                if ws.close_code == _UNKNOWN_TOKEN:
+                    raise aiohttp.ClientConnectionError(f"closed with {_UNKNOWN_TOKEN}: {message.extra}")
+                log.warning("dispatcher: connection ended")
+                return self.connected
+            try:
+                orders = load(AgentOrders, message.data)
+            except ValueError as error:
+                log.error("dispatcher sent orders that do not fit: %s", error)
+                continue
+            if orders.refuse:
+                raise Refused(f"the dispatcher refuses this agent: {orders.refuse}")
+            self._refusals = 0
+            if not self.connected:
+                log.info("connected to %s", self._url)
+                self.connected = True
+            self._receive(orders)
+
+    async def _send(self, ws: aiohttp.ClientWebSocketResponse, address: str) -> None:
+        while True:
+            self._changed.clear()
+            await ws.send_str(dump(self._report(address)))
+            try:
+                await asyncio.wait_for(self._changed.wait(), PERIOD_S)
+            except TimeoutError:
+                pass
+
+    def _count_refusal(self, error: BaseException) -> None:
+        status = getattr(error, "status", 0)
+        if status in (401, 403) or str(_UNKNOWN_TOKEN) in str(error):
+            self._refusals += 1
+        if self._refusals >= _REFUSALS:
+            raise Refused(f"the dispatcher turned this agent away {_REFUSALS} times: {error}",
+                          hint="its host's token is not, or no longer, one of this fleet")
+
+
+def notice_dead_peer(sock: socket.socket) -> None:
+    """A vanished dispatcher shows within about 3 s, from the kernel alone."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 2000),
+                          ("TCP_NODELAY", 1)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,157 @@
+"""What leaves a host: logs while they grow, the newest checkpoint, a worker's output folder at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, TROUBLE, Transfers, patiently
+from spotfleet.messages import Checkpoint
+
+log = logging.getLogger("spotfleet.agent")
+
+PERIOD_S = 0.2
+_CHUNK = 256 * 1024
+
+
+class LogShipper:
+    """Sends one growing file. The dispatcher's size is the truth, so a lost answer repeats and loses nothing."""
+
+    def __init__(self, transfers: Transfers, job: str, worker: str, path: Path) -> None:
+        self._transfers = transfers
+        self._job, self._worker, self._path = job, worker, path
+        self._held = 0  # bytes that the dispatcher holds
+        self._complete = asyncio.Event()
+
+    def complete(self) -> None:
+        """The file grows no more: `run` ends when all of it has arrived."""
+        self._complete.set()
+
+    async def run(self) -> None:
+        while True:
+            complete = self._complete.is_set()  # before the read, so that nothing written in between is missed
+            if await self._send_some():
+                continue
+            if complete:
+                return
+            try:
+                await asyncio.wait_for(self._complete.wait(), PERIOD_S)
+            except TimeoutError:
+                pass
+
+    async def _send_some(self) -> bool:
+        """Whether anything new has arrived at the dispatcher."""
+        data = self._read()
+        if not data:
+            return False
+        offset = self._held
+        self._held = await patiently(
+            f"log of {self._worker}", lambda: self._transfers.append_log(self._job, self._worker, offset, data))
+        if self._held <= offset:
+            await asyncio.sleep(PERIOD_S)  # it lost what it had, or refuses: never in a tight loop
+        return True
+
+    def _read(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._held)
+                return file.read(_CHUNK)
+        except FileNotFoundError:
+            return b""
+
+
+@dataclass
+class _Upload:
+    checkpoint: Checkpoint
+    file: Path
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class CheckpointShipper:
+    """Uploads the newest checkpoint of each job, one at a time over all jobs.
+
+        offered --> waiting --> arrived, refused (409: a newer generation exists) or overtaken by a newer one
+
+    A hard link keeps the file while the worker prunes its own.
+    """
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self._waiting: dict[str, _Upload] = {}
+        self._newest: dict[str, tuple[int, int]] = {}
+        self._work = asyncio.Event()
+
+    def offer(self, job: str, checkpoint: Checkpoint, folder: Path) -> None:
+        """A worker has written `checkpoint`; `folder` is where this shipper may keep its link."""
+        age = (checkpoint.generation, checkpoint.version)
+        if not checkpoint.path or age <= self._newest.get(job, (-1, -1)):
+            return
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        link = folder / f"{checkpoint.generation}-{checkpoint.version}.pt"
+        try:
+            link.unlink(missing_ok=True)
+            os.link(checkpoint.path, link)
+        except OSError as error:
+            log.warning("checkpoint %s of %s: %s", checkpoint.version, job, error)
+            return
+        self._newest[job] = age
+        if overtaken := self._waiting.get(job):
+            overtaken.file.unlink(missing_ok=True)
+            overtaken.settled.set()
+        self._waiting[job] = _Upload(checkpoint, link)
+        self._work.set()
+
+    async def settled(self, job: str) -> None:
+        """Returns when nothing of `job` waits to be uploaded."""
+        while upload := self._waiting.get(job):
+            await upload.settled.wait()
+
+    async def run(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._waiting:
+                job, upload = next(iter(self._waiting.items()))
+                await self._upload(job, upload)
+
+    async def _upload(self, job: str, upload: _Upload) -> None:
+        made, backoff_s = upload.checkpoint, FIRST_BACKOFF_S
+        while self._waiting.get(job) is upload:
+            try:
+                status = await self._transfers.put_checkpoint(job, made.version, made.generation, made.digest,
+                                                              upload.file)
+            except FileNotFoundError:
+                return  # overtaken
+            except TROUBLE as error:
+                log.warning("checkpoint %s of %s: %s", made.version, job, error or type(error).__name__)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+                continue
+            if status >= 400:
+                log.warning("checkpoint %s of %s: refused with %s", made.version, job, status)
+            upload.file.unlink(missing_ok=True)
+            if self._waiting.get(job) is upload:
+                del self._waiting[job]
+            upload.settled.set()
+            return
+
+
+async def ship_output(transfers: Transfers, job: str, worker: str, folder: Path) -> None:
+    """Send the worker's output folder as .tar.gz, unless it is empty."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    archive = folder.with_name("output.tar.gz")
+    await asyncio.to_thread(_pack, folder, archive)
+    status = await patiently(f"output of {worker}", lambda: transfers.put_output(job, worker, archive))
+    if status >= 400:
+        log.warning("output of %s: refused with %s", worker, status)
+    archive.unlink()
+
+
+def _pack(folder: Path, archive: Path) -> None:
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        tar.add(folder, arcname=".")

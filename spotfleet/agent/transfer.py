@@ -1,0 +1,120 @@
+"""HTTPS to the dispatcher besides the WebSocket: launches, files, logs. Pins the fleet's CA; sends the host's token."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from spotfleet.agent.boot import Boot
+from spotfleet.certs import client_context
+from spotfleet.errors import SpotfleetError
+from spotfleet.messages import Launch, load
+
+log = logging.getLogger("spotfleet.agent")
+
+TROUBLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError)  # the dispatcher is away, or says 5xx: try again
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
+
+T = TypeVar("T")
+
+
+def open_session(boot: Boot, address: str) -> aiohttp.ClientSession:
+    """A session that trusts only the fleet's CA and, if `address` is given, speaks from it.
+
+    Names are not checked: a dispatcher is known by its certificate, not by an address that changes.
+    """
+    connector = aiohttp.TCPConnector(ssl=client_context(boot.ca), local_addr=(address, 0) if address else None)
+    return aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT,
+                                 headers={"Authorization": f"Bearer {boot.token}"})
+
+
+async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat `call` until the dispatcher has answered; ends only by success, by another error or by cancelling."""
+    backoff_s = FIRST_BACKOFF_S
+    while True:
+        try:
+            return await call()
+        except TROUBLE as error:
+            if backoff_s == FIRST_BACKOFF_S:
+                log.warning("%s: %s; trying again", what, error or type(error).__name__)
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+
+class Transfers:
+    """The dispatcher's files, as far as a host may touch them. Raises TROUBLE when they cannot be reached."""
+
+    def __init__(self, session: aiohttp.ClientSession, base: str) -> None:
+        self._session = session
+        self._base = base.rstrip("/")
+
+    def _url(self, *parts: str, **query: str | int) -> URL:
+        path = "/".join(quote(p, safe="") for p in parts)  # worker names hold slashes
+        tail = "&".join(f"{k}={quote(str(v), safe='')}" for k, v in query.items())
+        return URL(f"{self._base}/v1/{path}" + (f"?{tail}" if tail else ""), encoded=True)
+
+    async def launch(self, job: str) -> Launch:
+        async with self._session.get(self._url("jobs", job, "launch")) as answer:
+            answer.raise_for_status()
+            return load(Launch, await answer.read())
+
+    async def bundle(self, digest: str, target: Path) -> None:
+        await self._download(self._url("bundles", digest), target, digest)
+
+    async def checkpoint(self, job: str, version: int, digest: str, target: Path) -> None:
+        await self._download(self._url("jobs", job, "checkpoints", str(version)), target, digest)
+
+    async def _download(self, url: URL, target: Path, digest: str) -> None:
+        """Fetch into `target`, which appears only whole and verified. SpotfleetError if the digest differs."""
+        partial = target.with_name(target.name + ".part")
+        seen = hashlib.sha256()
+        async with self._session.get(url) as answer:
+            answer.raise_for_status()
+            with partial.open("wb") as file:
+                async for chunk in answer.content.iter_chunked(1 << 20):
+                    await asyncio.to_thread(_hash_and_write, seen, file, chunk)
+        if seen.hexdigest() != digest:
+            partial.unlink()
+            raise SpotfleetError(f"{url.path} has digest {seen.hexdigest()[:12]}, expected {digest[:12]}",
+                                 hint="the file on the dispatcher is damaged; submit the job again")
+        os.replace(partial, target)
+
+    async def append_log(self, job: str, worker: str, offset: int, data: bytes) -> int:
+        """Offer `data` as what follows byte `offset`; returns how many bytes the dispatcher holds now."""
+        async with self._session.post(self._url("jobs", job, "logs", worker, offset=offset), data=data) as answer:
+            if answer.status != 409:
+                answer.raise_for_status()
+            size = (await answer.json())["size"]
+            if not isinstance(size, int) or size < 0:
+                raise aiohttp.ClientPayloadError(f"log offset: expected a size, got {size!r}")
+            return size
+
+    async def put_checkpoint(self, job: str, version: int, generation: int, digest: str, file: Path) -> int:
+        return await self._put(
+            self._url("jobs", job, "checkpoints", str(version), generation=generation, digest=digest), file)
+
+    async def put_output(self, job: str, worker: str, file: Path) -> int:
+        return await self._put(self._url("jobs", job, "outputs", worker), file)
+
+    async def _put(self, url: URL, file: Path) -> int:
+        """The status, below 500: a refusal is an answer; a server error is TROUBLE."""
+        with file.open("rb") as body:
+            async with self._session.put(url, data=body) as answer:
+                if answer.status >= 500:
+                    answer.raise_for_status()
+                return answer.status
+
+
+def _hash_and_write(seen, file, chunk: bytes) -> None:
+    seen.update(chunk)
+    file.write(chunk)

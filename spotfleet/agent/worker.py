@@ -1,0 +1,230 @@
+"""One worker's life on this host, from the order to the report of its end.
+
+    preparing --launch, bundle, setup, slot free--> forking --pid--> running --waitpid--> delivering --> ended
+        '--- unlisted ---> delivering                '-- unlisted: SIGTERM, after KILL_S SIGKILL --'
+
+`delivering` sends what is left of the log and the output folder (and, if the script is done, its checkpoint), so
+that an end, once reported, hides nothing. It is bounded in time with the dispatcher in reach: see `_bound_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spotfleet.agent.bundles import Bundles, folder_name
+from spotfleet.agent.child import ChildSpec, LastWord, needs_fresh_interpreter, read_last_word
+from spotfleet.agent.env import Place, user_env, worker_env
+from spotfleet.agent.ship import CheckpointShipper, LogShipper, ship_output
+from spotfleet.agent.transfer import Transfers
+from spotfleet.agent.zygote_client import Process, ZygoteClient
+from spotfleet.errors import SpotfleetError
+from spotfleet.messages import Exit, Launch, SlotOrder, Stage, WorkerReport, WorkerState
+
+log = logging.getLogger("spotfleet.agent")
+
+KILL_S = 3.0
+_LAST_REPORT_S = 0.5  # what it had said is still in the socket when waitpid tells
+_DONE_S, _FAILED_S, _KILLED_S = 60.0, 10.0, 1.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """What all workers of this host share."""
+
+    home: Path
+    transfers: Transfers
+    zygote: ZygoteClient
+    bundles: Bundles
+    checkpoints: CheckpointShipper
+    changed: Callable[[], None]
+    connected: Callable[[], bool]
+    socket: Callable[[], str]
+    address: Callable[[], str]
+
+
+class Worker:
+    def __init__(self, host: Host, order: SlotOrder, slot_free: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.order = order
+        self.report = WorkerReport(order.worker, order.job)
+        self.process: Process | None = None
+        self.exit: Exit | None = None
+        self.why = ""
+        self.left_slot = asyncio.Event()  # its process has ended, or will never start
+        self._host = host
+        self._slot_free = slot_free
+        self._folder = host.bundles.folder(order.job) / "workers" / folder_name(order.worker)
+        self._preparing: asyncio.Task[Process] | None = None
+        self._ending = False
+        self._silent = asyncio.Event()  # no connection of its process is open
+        self._silent.set()
+        self._life = asyncio.create_task(self._live(), name=f"worker {order.worker}")
+
+    @property
+    def state(self) -> WorkerState:
+        return WorkerState(self.report, self.order.slot, self.process.pid if self.process else 0, self.exit)
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it is left to do."""
+        return self._life.done()
+
+    @property
+    def place(self) -> Place:
+        return Place(self.order.worker, self.order.job, self.order.local_rank, self._host.address(),
+                     self._host.socket(), self._folder)
+
+    def heard(self, report: WorkerReport) -> None:
+        """The process has reported."""
+        if self.left_slot.is_set():  # said before its end and read after it: the last word stands
+            report = replace(report, error=self.report.error, blame_peer=self.report.blame_peer)
+        if self.exit is not None or report == self.report:
+            return
+        urgent = replace(report, version=0, step_s=0.0) != replace(self.report, version=0, step_s=0.0)
+        self.report = report
+        if report.checkpoint is not None:
+            self._host.checkpoints.offer(self.order.job, report.checkpoint, self._folder.parent.parent / "uploads")
+        if urgent:  # progress alone can wait for the next period
+            self._host.changed()
+
+    def attached(self, *, yes: bool) -> None:
+        """Whether a connection of its process is open."""
+        (self._silent.clear if yes else self._silent.set)()
+
+    def end(self, kill_s: float = KILL_S) -> None:
+        """Ask the process to end, and force it after `kill_s`."""
+        if self._ending:
+            return
+        self._ending = True
+        if self._preparing is not None and not self._preparing.done():
+            self._preparing.cancel()
+        if self.process is not None:
+            self._host.zygote.kill(self.order.worker, signal.SIGTERM)
+        asyncio.get_running_loop().call_later(kill_s, self._host.zygote.kill, self.order.worker, signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """Returns when its end is delivered; never raises."""
+        await asyncio.wait([self._life])
+
+    def discard(self) -> None:
+        """Drop what is still under way and the folder."""
+        self._life.cancel()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _live(self) -> None:
+        for folder in (self._folder, self.place.work, self.place.output):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shipper = LogShipper(self._host.transfers, self.order.job, self.order.worker, self.place.log)
+        shipping = asyncio.create_task(shipper.run())
+        try:
+            code, word = await self._run()
+            self._last_report(word)
+            shipper.complete()
+            await self._deliver(code, word, shipping)
+        except Exception as error:  # our own bug must not leave a slot that nobody hears of
+            log.exception("worker %s", self.order.worker)
+            self.exit = Exit(1)
+            self._last_report(LastWord(error=f"spotfleet agent: {error!r}"))
+        finally:
+            shipping.cancel()
+
+    async def _run(self) -> tuple[int, LastWord]:
+        """The exit status, or minus the signal, and what the script said last."""
+        self._preparing = asyncio.create_task(self._prepare())
+        try:
+            self.process = await self._preparing
+            if self._ending:
+                self._host.zygote.kill(self.order.worker, signal.SIGTERM)
+            self._host.changed()
+            code = await self.process.ended
+            await asyncio.wait([asyncio.ensure_future(self._silent.wait())], timeout=_LAST_REPORT_S)
+            return code, read_last_word(self.place.exit_file)
+        except (SpotfleetError, OSError, ValueError) as error:
+            self._append_log(f"spotfleet: {error}\n")
+            return 1, LastWord(error=str(error))
+        except asyncio.CancelledError:
+            if not self._preparing.cancelled() or not self._ending:
+                raise
+            return -signal.SIGTERM, LastWord()
+        finally:
+            self.why = ""
+            self.process = None
+            self.left_slot.set()
+
+    async def _prepare(self) -> Process:
+        job = self.order.job
+        self._say("fetching the job's files")
+        prepared = await self._host.bundles.prepare(job)
+        env = worker_env(dict(os.environ), prepared.launch, self.place)
+        source = str(prepared.source)
+
+        async def run_setup(command: str) -> int:
+            self._say("running setup")
+            return await self._run_setup(ChildSpec(f"{self.order.worker}#setup", source, str(self.place.log), env,
+                                                   run=command))
+
+        await self._host.bundles.set_up(job, prepared.launch.spec.setup, run_setup)
+        self._say("waiting for the slot's last process to end")
+        await self._slot_free()
+        self._say("starting")
+        return await self._host.zygote.spawn(self._spec(prepared.launch, source, env))
+
+    def _spec(self, launch: Launch, source: str, env: dict[str, str]) -> ChildSpec:
+        return ChildSpec(self.order.worker, source, str(self.place.log), env, argv=launch.spec.argv,
+                         run=launch.spec.run, exit_file=str(self.place.exit_file),
+                         fresh=needs_fresh_interpreter(user_env(launch)))
+
+    async def _run_setup(self, spec: ChildSpec) -> int:
+        process = await self._host.zygote.spawn(spec)
+        try:
+            return await asyncio.shield(process.ended)
+        except asyncio.CancelledError:
+            self._host.zygote.kill(spec.id, signal.SIGKILL)
+            raise
+
+    def _last_report(self, word: LastWord) -> None:
+        self.report = replace(self.report, error=word.error or self.report.error,
+                              blame_peer=word.blame_peer or self.report.blame_peer)
+        self._host.changed()
+
+    async def _deliver(self, code: int, word: LastWord, shipping: asyncio.Task[None]) -> None:
+        """Send what is left, then let the end be reported; of a killed worker only the log is waited for."""
+        job, worker = self.order.job, self.order.worker
+        rest = asyncio.gather(shipping, ship_output(self._host.transfers, job, worker, self.place.output),
+                              *([self._host.checkpoints.settled(job)] if word.done else []))
+        spoke = word.done or bool(word.error)
+        await self._within(_DONE_S if word.done else _FAILED_S if spoke else _KILLED_S, rest if spoke else shipping)
+        asked_to_leave = (self._ending or self.order.orders.stop) and self.report.stage is not Stage.FINISHED
+        self.exit = Exit(code, word.done and not asked_to_leave)
+        log.info("worker %s ended: %s", worker, self.exit)
+        self._host.changed()
+        await self._within(_FAILED_S, rest)
+        rest.cancel()
+        await asyncio.gather(rest, return_exceptions=True)
+
+    async def _within(self, bound_s: float, work: asyncio.Future[Any]) -> None:
+        """Wait for `work`, but no longer than `bound_s` of time in which the dispatcher could be reached."""
+        left_s, step_s = bound_s, 0.1
+        while left_s > 0:
+            done, _ = await asyncio.wait([work], timeout=step_s)
+            if done:
+                if not work.cancelled() and (error := work.exception()):
+                    log.error("worker %s: what it left could not be delivered: %s", self.order.worker, error)
+                return
+            left_s -= step_s if self._host.connected() else 0.0
+        log.error("worker %s: not all it left was delivered within %.0f s", self.order.worker, bound_s)
+
+    def _say(self, why: str) -> None:
+        self.why = why
+        self._host.changed()
+
+    def _append_log(self, text: str) -> None:
+        with self.place.log.open("a") as file:
+            file.write(text)

@@ -1,0 +1,121 @@
+"""Desired against actual: starts what the dispatcher lists, ends what it does not, reports ends until unlisted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from spotfleet.agent.restores import Restores
+from spotfleet.agent.worker import Host, Worker
+from spotfleet.messages import AgentOrders, WorkerOrders, WorkerReport, WorkerState
+
+_REMEMBERED = 1000  # ends of workers, so that no name is ever started twice
+
+
+class Workers:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._actual: dict[str, Worker] = {}
+        self._listed: set[str] = set()
+        self._past: dict[str, WorkerState] = {}
+        self._delivered: dict[str, WorkerOrders] = {}
+        self._restores = Restores(host.transfers, host.bundles.folder, self._push_all)
+        self._push: Callable[[str], None] = lambda worker: None
+        self._closing = False
+
+    def on_orders(self, push: Callable[[str], None]) -> None:
+        """`push(worker)` is called when that worker's orders may have changed."""
+        self._push = push
+
+    def order(self, orders: AgentOrders) -> None:
+        """Take the dispatcher's newest word."""
+        if self._closing:
+            return
+        self._listed = {o.worker for o in orders.workers}
+        for order in orders.workers:
+            worker = self._actual.get(order.worker)
+            if worker is not None:
+                worker.order = order
+                self._push(order.worker)
+            elif order.worker not in self._past:
+                self._start(order.worker, Worker(self._host, order, lambda o=order: self._slot_free(o.worker, o.slot)))
+        for name, worker in list(self._actual.items()):
+            if name not in self._listed:
+                worker.end()
+                self._forget_if_over(name)
+        self._host.changed()
+
+    def states(self) -> tuple[WorkerState, ...]:
+        relisted = (s for name, s in self._past.items() if name in self._listed)
+        return (*(w.state for w in self._actual.values()), *relisted)
+
+    def why(self) -> str:
+        """What the workers here wait for, in one line; "" when all run."""
+        waits = []
+        for worker in self._actual.values():
+            why = worker.why or (self._restores.why(worker.order.job) if worker.process else "")
+            if why:
+                waits.append(f"{worker.order.job}: {why}")
+        return "; ".join(dict.fromkeys(waits))
+
+    def session_of(self, worker: str) -> int:
+        """The session, so the pid, of the process that bears this name; 0 if there is none."""
+        found = self._actual.get(worker)
+        return found.process.pid if found and found.process else 0
+
+    def heard(self, report: WorkerReport) -> None:
+        if worker := self._actual.get(report.worker):
+            worker.heard(report)
+
+    def attached(self, name: str, *, yes: bool) -> None:
+        if worker := self._actual.get(name):
+            worker.attached(yes=yes)
+
+    def orders_for(self, name: str) -> WorkerOrders:
+        """What the worker should be told now."""
+        worker = self._actual.get(name)
+        if worker is None:
+            return self._delivered.get(name, WorkerOrders())
+        delivered = self._delivered.get(name, WorkerOrders())
+        self._delivered[name] = self._restores.resolve(worker.order.job, worker.order.orders, delivered)
+        return self._delivered[name]
+
+    async def close(self, bound_s: float) -> None:
+        """End all workers and deliver what they leave, within `bound_s`."""
+        self._closing = True
+        for worker in self._actual.values():
+            worker.end(kill_s=bound_s / 2)
+        if self._actual:
+            await asyncio.wait([asyncio.ensure_future(w.ended()) for w in self._actual.values()], timeout=bound_s)
+        for worker in self._actual.values():
+            worker.discard()
+
+    def _start(self, name: str, worker: Worker) -> None:
+        self._actual[name] = worker
+        task = asyncio.ensure_future(worker.ended())
+        task.add_done_callback(lambda _: self._forget_if_over(name))
+
+    def _forget_if_over(self, name: str) -> None:
+        worker = self._actual.get(name)
+        if worker is None or name in self._listed or not worker.over:
+            return
+        del self._actual[name]
+        self._delivered.pop(name, None)
+        self._past[name] = worker.state
+        while len(self._past) > _REMEMBERED:
+            del self._past[next(iter(self._past))]
+        worker.discard()
+        if not any(w.order.job == worker.order.job for w in self._actual.values()):
+            self._host.bundles.forget(worker.order.job)
+        self._host.changed()
+
+    def _push_all(self) -> None:
+        for name in self._actual:
+            self._push(name)
+        self._host.changed()
+
+    async def _slot_free(self, name: str, slot: int) -> None:
+        """Returns when no other worker's process is in this slot: they would share its GPU."""
+        while others := [w for n, w in self._actual.items()
+                         if n != name and w.order.slot == slot and w.process and not w.left_slot.is_set()]:
+            await others[0].left_slot.wait()

@@ -1,0 +1,110 @@
+"""A stage for one real agent: its dispatcher is a fake, its workers are real processes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from agent_dispatcher import TOKEN, FakeDispatcher
+
+from spotfleet.messages import AgentOrders, Launch, SlotOrder, WorkerOrders, WorkerState
+from spotfleet.model import JobSpec
+
+HOST = "fleet-1"
+ADDRESS = "127.0.3.7"
+
+
+@dataclass
+class Stage:
+    """A fake dispatcher and one real agent process."""
+
+    home: Path
+    dispatcher: FakeDispatcher
+    env: dict[str, str] = field(default_factory=dict)
+    token: str = TOKEN
+    provider: str = "local"
+    agent: subprocess.Popen | None = None
+    agent_log: Path = Path()
+
+    def boot(self, wait: bool = True) -> None:
+        boot = {"fleet": "fleet", "host": HOST, "provider": self.provider, "slots": 2,
+                "dispatcher": self.dispatcher.url, "ca": self.dispatcher.ca, "token": self.token}
+        self.home.mkdir(exist_ok=True)
+        (self.home / "boot.json").write_text(json.dumps(boot))
+        self.agent_log = self.home / "agent.log"
+        with self.agent_log.open("ab") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, "-m", "spotfleet.agent", "--home", str(self.home)], stdout=log, stderr=log,
+                env={**os.environ, "SPOTFLEET_HOST_ADDRESS": ADDRESS, **self.env})
+        if wait:
+            self.dispatcher.wait(lambda report: report.host == HOST)
+
+    def job(self, script: str = "", *, job: str = "job", secrets: dict[str, str] | None = None, args: tuple = (),
+            **spec) -> None:
+        """A job whose bundle holds train.py with `script`; without one, the spec says what to run."""
+        if script:
+            data = archive({"train.py": script})
+            digest = hashlib.sha256(data).hexdigest()
+            self.dispatcher.bundles[digest] = data
+            spec |= {"argv": ("train.py", *args), "bundle": digest}
+        self.dispatcher.launches[job] = Launch(job, JobSpec(job, **spec), secrets or {})
+
+    def order(self, *names: str, job: str = "job", orders: WorkerOrders | None = None) -> None:
+        """List exactly these workers; the number in the middle of a name is its slot."""
+        self.dispatcher.order(AgentOrders(HOST, tuple(
+            SlotOrder(n, job, int(n.split("/")[1]), int(n.split("/")[1]), orders or WorkerOrders()) for n in names)))
+
+    def run(self, script: str = "", name: str = f"{HOST}/0/1", **more) -> WorkerState:
+        """Run one worker to its reported end."""
+        self.job(script, **more)
+        self.order(name)
+        return self.dispatcher.wait_worker(name, lambda w: w.exit)
+
+    def log(self, name: str = f"{HOST}/0/1") -> str:
+        return self.dispatcher.logs.get(name, b"").decode()
+
+    def processes(self) -> list[psutil.Process]:
+        assert self.agent is not None
+        me = psutil.Process(self.agent.pid)
+        return [me, *me.children(recursive=True)]
+
+    def end(self) -> None:
+        if self.agent is not None and self.agent.poll() is None:
+            self.agent.send_signal(signal.SIGTERM)
+            try:
+                self.agent.wait(15)
+            except subprocess.TimeoutExpired:
+                self.agent.kill()
+                self.agent.wait()
+
+
+def archive(files: dict[str, str]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return out.getvalue()
+
+
+def eventually(what: Callable[[], object], limit_s: float = 30.0) -> None:
+    until = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < until, "never came"
+        time.sleep(0.01)
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=0.01)[1]
