@@ -46,9 +46,9 @@ class Replica:
     def average_gradients(self, size: int) -> None:
         """Mean over the first `size` ranks, through one flat tensor laid out as spotfleet's."""
         grads = [p.grad for p in reversed(self.params)]
-        flat = torch.cat([g.flatten() for g in grads] + [torch.zeros(TAIL + len(grads))])
+        flat = torch.cat([g.flatten() for g in grads]) / size
+        flat = torch.cat([flat, torch.zeros(TAIL + len(grads))])
         dist.all_reduce(flat, group=self.groups[size])
-        flat /= size
         at = 0
         for grad in grads:
             grad.copy_(flat[at : at + grad.numel()].view_as(grad))

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-RUN_MARK = "SPOTFLEET_TEST_RUN"  # in the environment of every process that a test starts, so that none is overlooked
+RUN_MARK = "TEST_RUN_OF_SPOTFLEET"  # in the environment of every process that a test starts, so that none is overlooked
 NETGUARD = str(Path(__file__).parent / "netguard")
 
 sys.path.insert(0, NETGUARD)
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def stays_on_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Fails a test that tried to leave, also when its own code swallowed the refusal."""
     log = tmp_path_factory.getbasetemp() / "netguard.log"
-    os.environ["SPOTFLEET_NETGUARD_LOG"] = str(log)
+    os.environ["NETGUARD_LOG"] = str(log)
     before = log.stat().st_size if log.exists() else 0
     yield log
     new = log.read_text()[before:] if log.exists() else ""

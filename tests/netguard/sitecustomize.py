@@ -4,7 +4,7 @@
 hook sees every socket of the interpreter, whoever opened it. Allowed are Unix sockets, 127.0.0.0/8, ::1, and anything
 inside a network namespace other than the one the tests started in, since only a test can have made that.
 
-Refusals are also written to SPOTFLEET_NETGUARD_LOG, because code under test may take the error for a lost connection
+Refusals are also written to NETGUARD_LOG, because code under test may take the error for a lost connection
 and try again: the fixture `stays_on_this_machine` fails the test from the log.
 """
 
@@ -16,8 +16,8 @@ import socket
 import sys
 from typing import Any
 
-LOG = "SPOTFLEET_NETGUARD_LOG"
-NAMESPACE = "SPOTFLEET_NETGUARD_NAMESPACE"
+LOG = "NETGUARD_LOG"
+NAMESPACE = "NETGUARD_NAMESPACE"
 LOCAL_NAMES = {None, "", "localhost", "localhost.localdomain", "ip6-localhost"}
 
 
