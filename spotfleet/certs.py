@@ -18,7 +18,7 @@ CLOCK_SKEW = timedelta(days=1)  # a machine whose clock is behind ours must acce
 
 @dataclass(frozen=True)
 class FleetCertificates:
-    """All PEM. `key` is secret: it goes to the dispatcher and is not kept here."""
+    """All PEM. `key` is the dispatcher's and secret; the authority's is gone."""
 
     ca: str
     cert: str

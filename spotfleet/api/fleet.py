@@ -1,0 +1,192 @@
+"""The Python API: `Fleet`. Every method may be called from any process; nothing is kept in the object."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spotfleet.api import down as downs
+from spotfleet.api import reports
+from spotfleet.api.house import Folder, House
+from spotfleet.api.job import Job
+from spotfleet.api.machine import Machine, Progress
+from spotfleet.api.preview import UpPlan
+from spotfleet.api.train import Ask, submit
+from spotfleet.api.up import Up, bring_up, plan_up
+from spotfleet.client import Client
+from spotfleet.config import FleetFile, load
+from spotfleet.errors import DispatcherUnreachable, SpotfleetError, UsageError
+from spotfleet.fleet.cost import CostReport
+from spotfleet.messages import FleetStatus, HostStatus
+from spotfleet.model import FleetSpec
+
+UP_TIMEOUT_S = 600.0
+PATIENCE_S = 30.0  # for a dispatcher that restarts
+READ_PATIENCE_S = 8.0  # the same, for commands that only look
+
+
+def _silent(_line: str) -> None:
+    pass
+
+
+class Fleet:
+    """A fleet by its file (`Path`, or text that ends in .yaml/.yml), its spec, its name, or, for "", the only one.
+
+        fleet = Fleet("fleet.yaml")
+        fleet.up(progress=print)
+        job = fleet.train("train.py", ["--epochs", "3"], np=(2, 4))
+        print(fleet.cost().savings_percent)
+        fleet.down()
+    """
+
+    def __init__(self, source: FleetSpec | FleetFile | Path | str = "", home: Path | str | None = None,
+                 secrets: Mapping[str, str] | None = None) -> None:
+        self.house = House(home)
+        self._file: FleetFile | None = None
+        if isinstance(source, FleetSpec):
+            self._file = FleetFile(source, dict(secrets or {}))
+        elif isinstance(source, FleetFile):
+            self._file = source
+        elif isinstance(source, Path) or source.endswith((".yaml", ".yml")) or os.sep in source:
+            self._file = load(Path(source))
+        self.name = self._file.spec.name if self._file else self.house.find(str(source)).name
+
+    # --- changing
+
+    def plan(self) -> UpPlan:
+        """What `up` would do, and what it costs; changes nothing."""
+        return plan_up(self.house, self._given().spec)
+
+    def up(self, *, progress: Progress = _silent, timeout_s: float = UP_TIMEOUT_S) -> Up:
+        """Bring the fleet up, or change a running one's size; returns once `nodes.min` hosts are up. Idempotent.
+
+        Raises NoCapacity when that takes longer than `timeout_s`; the fleet stays and goes on trying.
+        """
+        return bring_up(self.house, self._given(), progress, timeout_s)
+
+    def train(self, script: str = "", args: Sequence[str] = (), *, np: tuple[int, int] | None = None, name: str = "",
+              envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None, down: bool = False,
+              wait: bool = False, detach: bool = False, output: Callable[[bytes], object] | None = None,
+              progress: Progress = _silent) -> Job:
+        """Run `script` (or the fleet file's `run`) on the fleet; returns when it has succeeded.
+
+        `np` is (fewest, most) workers. Without `wait`, NoCapacity is raised, and no job is left, when fewer can start
+        now. Rank 0's output goes to `output` (default: stdout). With `detach` it returns at once. Raises JobFailed.
+        `down` ends the fleet after the job, also with this machine off.
+        """
+        ask = Ask(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait)
+        folder, client = self._folder(), self._client()
+        record = folder.record
+        job = Job(client, submit(self.house, record, folder.keys.secrets, client, ask, progress))
+        if detach:
+            return job
+        for data in job.logs(follow=True):
+            (output or _to_stdout)(data)
+        job.wait()
+        return job
+
+    def drain(self, host: str) -> None:
+        """Give `host` back once its workers have left; the fleet replaces it."""
+        self._client().drain(host)
+
+    def interrupt(self, host: str, notice_s: float | None) -> None:
+        """Make the cloud take `host` after a notice of `notice_s` seconds, or at once for None."""
+        self._client().interrupt(host, notice_s)
+
+    def down(self, *, discard: bool = False, progress: Progress = _silent) -> downs.Down:
+        """Bring the results home and end everything; returns when the provider lists nothing of the fleet.
+
+        Raises SpotfleetError when something would be lost, unless `discard`.
+        """
+        return downs.take_down(self._folder(), progress, discard=discard, why="asked by `down`")
+
+    # --- looking
+
+    def status(self) -> FleetStatus:
+        """The fleet now; after its end, what its archive says. Raises DispatcherUnreachable in between."""
+        return self._look(lambda client: client.status(), lambda: reports.ended_status(self._folder()))
+
+    def hosts(self) -> list[HostStatus]:
+        return list(self.status().hosts)
+
+    def jobs(self) -> list[Job]:
+        client = self._client()
+        return [Job(client, j.job) for j in client.jobs()]
+
+    def job(self, job: str) -> Job:
+        """The job of that name. Raises SpotfleetError when there is none."""
+        found = Job(self._client(), job)
+        found.status()
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        """Everything that happened, oldest first: {"ledger", "seq", "kind", "at", ...}."""
+        folder = self._folder()
+        return reports.merged(self._dispatcher_events(), reports.laptop_events(folder))
+
+    def cost(self) -> CostReport:
+        """The bill until now, or until the fleet's end."""
+        return reports.cost(self._dispatcher_events(), reports.laptop_events(self._folder()))
+
+    @property
+    def client(self) -> Client:
+        """The dispatcher's API, for what has no method here."""
+        return self._client()
+
+    @property
+    def ended(self) -> bool:
+        """Is nothing of it left? By our books; `status` asks the provider."""
+        return bool(self._folder().record.down_at)
+
+    # --- inside
+
+    def _given(self) -> FleetFile:
+        if self._file is None:
+            raise UsageError(f"fleet '{self.name}' was named, but its file is needed here", hint="spotfleet up FILE")
+        return self._file
+
+    def _folder(self) -> Folder:
+        return self.house.find(self.name)
+
+    def _dispatcher_events(self) -> list:
+        folder = self._folder()
+        return self._look(reports.dispatcher_events, lambda: reports.archived_events(folder))
+
+    def _look(self, living: Callable[[Client], Any], ended: Callable[[], Any]) -> Any:
+        """Ask the dispatcher; if it does not answer because the fleet has ended, use what came home."""
+        folder = self._folder()
+        if folder.record.down_at:
+            return ended()
+        try:
+            return living(self._client(READ_PATIENCE_S))
+        except DispatcherUnreachable:
+            if downs.settle(folder):
+                return ended()
+            raise
+
+    def _client(self, patience_s: float = PATIENCE_S) -> Client:
+        """A client of the dispatcher where it was last, or where the provider lists it now."""
+        folder = self._folder()
+        record = folder.record
+        if record.down_at:
+            raise SpotfleetError(f"fleet '{self.name}' is down", hint="`spotfleet up FILE` makes it anew")
+        machine = Machine(folder)
+        client = machine.client(record.url, patience_s) if record.url else None
+        if client and client.healthy():
+            return client
+        url = machine.locate()
+        if url and url != record.url:
+            folder.update(url=url)
+            return machine.client(url, patience_s)
+        if client is None:
+            raise DispatcherUnreachable(f"fleet '{self.name}' has no dispatcher yet",
+                                        hint=f"`spotfleet up` goes on, `spotfleet down {self.name}` ends it")
+        return client
+
+
+def _to_stdout(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()

@@ -1,0 +1,180 @@
+"""SPOTFLEET_HOME: what this machine remembers about each fleet.
+
+    fleets/NAME/fleet.json      spec and progress of the fleet; never a secret
+    fleets/NAME/keys.json       mode 0600: tokens, the dispatcher's key, the user's secrets
+    fleets/NAME/ca.pem          what the CLI trusts
+    fleets/NAME/ledger.db       everything that happened to the dispatcher's machine
+    fleets/NAME/archive/        brought home by `down`, or left there by an autostop
+    fleets/NAME.lock            held by the one command that changes the fleet now, with its pid
+    old/NAME-TIME/              an ended fleet whose name is used again
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from spotfleet.codec import from_json, to_json
+from spotfleet.errors import NoSuchFleet, SpotfleetError, UsageError
+from spotfleet.model import FleetSpec
+
+LOCK_WAIT_S = 5.0  # another command may be about to end
+
+
+class Busy(SpotfleetError):
+    """Another command holds the fleet."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """fleet.json."""
+
+    spec: FleetSpec
+    cloud_name: str  # under which the provider knows it: its name, unless machines were already listed under that
+    made_at: float
+    provider_config: dict[str, str] = field(default_factory=dict)
+    url: str = ""  # of the dispatcher, as last known; empty while it has none
+    reached: bool = False  # its dispatcher has answered once: there may be something to bring home
+    down_at: float = 0.0  # when the provider listed nothing any more; 0 while it does
+
+
+@dataclass(frozen=True)
+class Keys:
+    """keys.json."""
+
+    admin_token: str = field(repr=False)
+    fleet_secret: str = field(repr=False)
+    cert: str
+    key: str = field(repr=False)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+class Folder:
+    """One fleet's folder. `record` is read anew each time: other commands change it too."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "fleet.json").exists()
+
+    @property
+    def record(self) -> Record:
+        try:
+            return from_json(Record, json.loads((self.path / "fleet.json").read_text()))
+        except FileNotFoundError:
+            raise NoSuchFleet(f"there is no fleet '{self.name}'", hint="`spotfleet up FILE` makes one") from None
+        except ValueError as error:
+            raise SpotfleetError(f"{self.path / 'fleet.json'} cannot be read: {error}",
+                                 hint="it was written by another version of spotfleet") from None
+
+    @property
+    def keys(self) -> Keys:
+        return from_json(Keys, json.loads((self.path / "keys.json").read_text()))
+
+    @property
+    def ca(self) -> str:
+        return (self.path / "ca.pem").read_text()
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.db"
+
+    @property
+    def archive(self) -> Path:
+        return self.path / "archive"
+
+    def make(self, record: Record, keys: Keys, ca: str) -> None:
+        """The folder of a new fleet; fleet.json comes last, so that a fleet exists wholly or not."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.save_keys(keys)
+        write_whole(self.path / "ca.pem", ca)
+        self.save(record)
+
+    def save_keys(self, keys: Keys) -> None:
+        write_whole(self.path / "keys.json", json.dumps(to_json(keys)))
+
+    def save(self, record: Record) -> None:
+        write_whole(self.path / "fleet.json", json.dumps(to_json(record), indent=1))
+
+    def update(self, **changes: object) -> Record:
+        record = replace(self.record, **changes)
+        self.save(record)
+        return record
+
+    @contextmanager
+    def locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+        """Only one command at a time changes a fleet. The lock ends with the process that holds it. Raises Busy."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        deadline = time.monotonic() + wait_s
+        with self.path.with_name(self.name + ".lock").open("a+") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        file.seek(0)
+                        raise Busy(f"another spotfleet command (process {file.read().strip()}) is changing fleet "
+                                   f"'{self.name}'", hint="wait for it, or interrupt it") from None
+                    time.sleep(0.1)
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+
+class House:
+    def __init__(self, path: Path | str | None = None) -> None:
+        chosen = path or os.environ.get("SPOTFLEET_HOME") or "~/.spotfleet"
+        self.path = Path(chosen).expanduser().absolute()
+
+    def folder(self, name: str) -> Folder:
+        return Folder(self.path / "fleets" / name)
+
+    def fleets(self) -> list[Folder]:
+        """All fleets, by name, those that are down too."""
+        return [Folder(p.parent) for p in sorted((self.path / "fleets").glob("*/fleet.json"))]
+
+    def find(self, name: str) -> Folder:
+        """The fleet of that name, or the only one there is. Raises NoSuchFleet; UsageError when there are several."""
+        fleets = self.fleets()
+        if name:
+            return next((f for f in fleets if f.name == name), None) or self._unknown(name, fleets)
+        if not fleets:
+            raise NoSuchFleet("there is no fleet", hint="`spotfleet up FILE` makes one")
+        live = [f for f in fleets if not f.record.down_at]
+        if len(live or fleets) > 1:
+            raise UsageError("there are several fleets; say which one",
+                             hint=f"one of: {', '.join(f.name for f in live or fleets)}")
+        return (live or fleets)[0]
+
+    def put_away(self, folder: Folder) -> None:
+        """Keep an ended fleet under `old/`, so that its name is free."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(folder.record.made_at))
+        target = self.path / "old" / f"{folder.name}-{stamp}-{secrets.token_hex(2)}"
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.path.rename(target)
+
+    def _unknown(self, name: str, fleets: list[Folder]) -> Folder:
+        there = f"there are: {', '.join(f.name for f in fleets)}" if fleets else "`spotfleet up FILE` makes one"
+        raise NoSuchFleet(f"there is no fleet '{name}'", hint=there)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace `path`, mode 0600; after a crash it holds the old or the new text."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

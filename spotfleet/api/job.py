@@ -1,0 +1,68 @@
+"""One job of a fleet: a handle that holds nothing but its name, so that any process may make one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from spotfleet.errors import JobFailed, SpotfleetError
+from spotfleet.messages import JobStatus
+from spotfleet.model import JobState
+
+if TYPE_CHECKING:
+    from spotfleet.client import Client, LogChunk
+
+POLL_S = 0.5
+
+
+class Job:
+    def __init__(self, client: Client, job: str) -> None:
+        self._client = client
+        self.id = job
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r})"
+
+    @property
+    def state(self) -> JobState:
+        return JobState(self.status().state)
+
+    def status(self) -> JobStatus:
+        return self._client.job(self.id)
+
+    def wait(self, timeout_s: float | None = None) -> JobStatus:
+        """Return once the job has succeeded. Raises JobFailed (with rank 0's traceback) when it has failed or was
+        cancelled, TimeoutError when it has not ended in time."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not JobState((status := self.status()).state).ended:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {self.id} is {status.state} after {timeout_s:g} s: {status.why}")
+            time.sleep(POLL_S)
+        return succeeded(status)
+
+    def logs(self, *, follow: bool = False, rank: int = 0, worker: str = "") -> Iterator[bytes]:
+        """Output of the worker that holds `rank`, whichever process that is, or of one worker; with `follow` until
+        the job has ended."""
+        return (chunk.data for chunk in self.chunks(follow=follow, rank=rank, worker=worker))
+
+    def chunks(self, offset: int = 0, *, follow: bool, rank: int = 0, worker: str = "") -> Iterator[LogChunk]:
+        """As `logs`, each piece with the offset at which to go on."""
+        return self._client.stream(self.id, offset, rank=rank, worker=worker, follow=follow)
+
+    def cancel(self) -> None:
+        """Ask for the job's end. An ended job stays as it is."""
+        self._client.cancel(self.id)
+
+
+def succeeded(status: JobStatus) -> JobStatus:
+    """`status` of an ended job, or JobFailed."""
+    if status.state == JobState.SUCCEEDED.value:
+        return status
+    if status.state == JobState.CANCELLED.value:
+        raise JobFailed(f"job {status.job} was cancelled: {status.why}")
+    if status.state == JobState.FAILED.value:
+        text = f"job {status.job} failed: {status.why}"
+        error = f"\n{status.error.rstrip()}" if status.error and status.error.strip() not in text else ""
+        raise JobFailed(text + error, hint=f"all output: `spotfleet logs {status.job}`")
+    raise SpotfleetError(f"job {status.job} is {status.state}: {status.why}")

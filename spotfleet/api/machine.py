@@ -1,0 +1,177 @@
+"""The one machine that the CLI itself keeps: the dispatcher's, by the same reconciler that keeps the spot hosts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from spotfleet import providers
+from spotfleet.api.house import Folder, House, Record
+from spotfleet.client import Client, Endpoint
+from spotfleet.codec import to_json
+from spotfleet.errors import NoCapacity, SpotfleetError
+from spotfleet.fleet import reconcile
+from spotfleet.fleet.events import FleetDown
+from spotfleet.fleet.fold import Host
+from spotfleet.fleet.ledger import Ledger
+from spotfleet.model import CloudHost, CloudState, FleetSpec, Offer, Role
+from spotfleet.providers import Boot, Provider
+
+TICK_S = 0.25
+END_S = 300.0  # for a cloud to end machines; then a person must look
+LIVE = (CloudState.PENDING, CloudState.RUNNING, CloudState.STOPPED)
+
+Progress = Callable[[str], None]
+
+
+class Machine:
+    """The dispatcher's machine of one fleet, and the fleet's machines as the provider lists them."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        record = folder.record
+        self.cloud_name = record.cloud_name
+        self.provider = load_provider(record)
+
+    def ensure(self, progress: Progress, timeout_s: float) -> str:
+        """Launch or find the machine and wait until its dispatcher answers; the answer is its URL.
+
+        Raises NoCapacity, with what the provider refused, when that takes longer than `timeout_s`.
+        """
+        record, deadline = self.folder.record, time.monotonic() + timeout_s
+        boot, said, refused = self._boot(record), "", ""
+        ledger = Ledger(self.folder.ledger)
+        try:
+            reconcile.create(ledger, self.provider, self.cloud_name, record.spec.nodes, time.time())
+            while True:
+                url = self._answering(ledger)
+                joined = {h.request_id: url for h in _dispatchers(ledger)} if url else {}
+                actions = reconcile.tick(_wanted(record, 1), ledger, self.provider, boot,
+                                         reconcile.Observed(joined=joined), time.time())
+                if url:
+                    self.folder.update(url=url, reached=True)
+                    return url
+                refused = next((a.why for a in actions if isinstance(a, reconcile.Wait)), refused)
+                said = _tell(actions, said, progress)
+                if time.monotonic() >= deadline:
+                    raise _not_up(self.folder.name, refused, timeout_s)
+                time.sleep(TICK_S)
+        finally:
+            ledger.close()
+
+    def end(self, why: str, progress: Progress, *, workers_too: bool = False) -> None:
+        """Terminate the machine; return when the provider lists nothing of the fleet. `workers_too`: also the
+        spot hosts, whose own reconciler is dead."""
+        record, deadline, told = self.folder.record, time.monotonic() + END_S, ""
+        ledger = Ledger(self.folder.ledger)
+        try:
+            reconcile.create(ledger, self.provider, self.cloud_name, record.spec.nodes, time.time())
+            while True:
+                released = frozenset(h.request_id for h in ledger.state().hosts)
+                reconcile.tick(_wanted(record, 0), ledger, self.provider, _no_boot,
+                               reconcile.Observed(released=released), time.time())
+                left = self.left()
+                if not left and not _dispatchers(ledger):
+                    break
+                if workers_too:
+                    for host in left:
+                        self.provider.terminate(host.request_id)
+                told = _tell_left(left, told, progress)
+                if time.monotonic() >= deadline:
+                    names = ", ".join(h.request_id for h in left) or "nothing, but our ledger does"
+                    raise SpotfleetError(f"after {END_S:g} s the provider still lists {names}",
+                                         hint=f"`spotfleet down {self.folder.name}` again, or look at its console")
+                time.sleep(TICK_S)
+            now = time.time()
+            ledger.append(FleetDown(now, why))
+            self.folder.update(down_at=now, url="")
+        finally:
+            ledger.close()
+
+    def left(self) -> list[CloudHost]:
+        """What the provider lists of this fleet as not ended."""
+        return reconcile.leftovers(self.provider, self.cloud_name)
+
+    def locate(self) -> str:
+        """Where the provider lists the dispatcher's machine now; "" if it has none that runs."""
+        running = [h for h in self.left() if h.role is Role.DISPATCHER and h.state is CloudState.RUNNING and h.port]
+        return _url(running[-1].address, running[-1].port) if running else ""
+
+    def client(self, url: str, patience_s: float) -> Client:
+        return Client(Endpoint(url, self.folder.keys.admin_token, self.folder.ca), patience_s=patience_s)
+
+    def _answering(self, ledger: Ledger) -> str:
+        for host in _dispatchers(ledger):
+            if host.address and host.port:
+                url = _url(host.address, host.port)
+                if self.client(url, 0.0).healthy():
+                    return url
+        return ""
+
+    def _boot(self, record: Record) -> Callable[[str, Offer], Boot]:
+        keys, folder = self.folder.keys, self.folder
+
+        def boot(request_id: str, _offer: Offer) -> Boot:
+            told = {
+                "fleet": record.cloud_name, "host": request_id, "spec": to_json(record.spec), "secrets": keys.secrets,
+                "provider_config": record.provider_config, "fleet_secret": keys.fleet_secret,
+                "admin_token": keys.admin_token, "ca": folder.ca, "cert": keys.cert, "key": keys.key,
+                "archive": str(folder.archive),
+            }
+            return Boot("spotfleet.dispatcher", {"boot.json": json.dumps(told)})
+
+        return boot
+
+
+def load_provider(record: Record) -> Provider:
+    return providers.load(record.spec.provider, record.provider_config)
+
+
+def provider_config(house: House, spec: FleetSpec) -> dict[str, str]:
+    """What a provider must know besides the environment; only the emulated cloud has a home of its own."""
+    return {"home": str(house.path)} if spec.provider == "local" else {}
+
+
+def _wanted(record: Record, hosts: int) -> reconcile.Wanted:
+    return reconcile.Wanted(record.cloud_name, Role.DISPATCHER, hosts, (record.spec.dispatcher,), tags=record.spec.tags)
+
+
+def _dispatchers(ledger: Ledger) -> list[Host]:
+    return [h for h in ledger.state().hosts if h.role is Role.DISPATCHER]
+
+
+def _url(address: str, port: int) -> str:
+    return f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
+
+
+def _no_boot(request_id: str, _offer: Offer) -> Boot:
+    raise AssertionError(f"{request_id}: nothing is launched while a fleet goes down")
+
+
+def _tell(actions: list[reconcile.Action], said: str, progress: Progress) -> str:
+    for action in actions:
+        match action:
+            case reconcile.Launch(request_id, offer, why):
+                text = f"launching dispatcher {request_id} ({offer.instance_type}, on demand): {why}"
+            case reconcile.Wait(why):
+                text = f"waiting: {why}"
+            case _:
+                text = f"{type(action).__name__.lower()} {action.request_id}: {action.why}"
+        if text != said:
+            progress(text)
+            said = text
+    return said
+
+
+def _tell_left(left: list[CloudHost], told: str, progress: Progress) -> str:
+    names = ", ".join(f"{h.request_id} ({h.state.value})" for h in left)
+    if names and names != told:
+        progress(f"waiting for the cloud to end {names}")
+    return names
+
+
+def _not_up(name: str, refused: str, timeout_s: float) -> NoCapacity:
+    why = refused or "its machine was launched but does not answer"
+    return NoCapacity(f"no dispatcher within {timeout_s:g} s: {why}",
+                      hint=f"`spotfleet up` goes on; change `dispatcher` in the fleet file; or `spotfleet down {name}`")

@@ -1,0 +1,80 @@
+"""What `up` is about to do and what that costs, in the planner's own words, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+
+from spotfleet.fleet.fold import FleetState
+from spotfleet.fleet.plan import Launch, Observed, Wait, Wanted, plan
+from spotfleet.model import FleetSpec, Need, Nodes, Offer, Role
+from spotfleet.providers import Provider
+
+FOR_NEXT_JOB = ("workdir", "envs", "file_mounts", "setup", "run")  # need no other machines: simply kept
+
+
+class Change(Enum):
+    NEW = "new"
+    CONTINUE = "continue"  # an earlier `up` did not come to its end
+    SAME = "same"
+    NODES = "nodes"
+
+
+@dataclass(frozen=True)
+class UpPlan:
+    fleet: str
+    provider: str
+    change: Change
+    nodes: Nodes
+    was: Nodes | None  # before, when `change` is NODES
+    offers: tuple[Offer, ...]  # for the workers, cheapest first
+    dispatcher: Launch | None  # None: nothing on sale fits, see `why`
+    workers: tuple[Launch, ...]
+    why: str = ""  # what stands in the way
+    kept: tuple[str, ...] = ()  # keys of the fleet file that changed and hold from the next job on
+
+    @property
+    def micros_h(self) -> int:
+        """Of all machines at target, at the prices of now."""
+        return sum(launch.offer.price_micros_h for launch in self._launches())
+
+    @property
+    def on_demand_micros_h(self) -> int:
+        """Of the same machines, all on demand."""
+        return sum(launch.offer.on_demand_micros_h for launch in self._launches())
+
+    def _launches(self) -> list[Launch]:
+        return [*([self.dispatcher] if self.dispatcher else []), *self.workers]
+
+
+def preview(spec: FleetSpec, cloud_name: str, change: Change, was: FleetSpec | None, provider: Provider,
+            now: float) -> UpPlan:
+    """Ask the provider for offers, and the planner what it would do with them."""
+    offers = _offers(provider, spec.any_of)
+    workers = Wanted(cloud_name, Role.WORKER, spec.nodes.target, spec.any_of, spec.interruption_behavior)
+    dispatcher = Wanted(cloud_name, Role.DISPATCHER, 1, (spec.dispatcher,))
+    actions = plan(dispatcher, FleetState(), _offers(provider, dispatcher.any_of), Observed(), now)
+    launches = plan(workers, FleetState(), offers, Observed(), now)
+    changed = [f.name for f in fields(spec) if was and getattr(was, f.name) != getattr(spec, f.name)]
+    return UpPlan(
+        fleet=spec.name, provider=spec.provider, change=change, nodes=spec.nodes, was=was.nodes if was else None,
+        offers=tuple(sorted(offers, key=lambda o: (o.price_micros_h, o.pool))),
+        dispatcher=next((a for a in actions if isinstance(a, Launch)), None),
+        workers=tuple(a for a in launches if isinstance(a, Launch)),
+        why="; ".join(a.why for a in [*actions, *launches] if isinstance(a, Wait)),
+        kept=tuple(name for name in changed if name in FOR_NEXT_JOB),
+    )
+
+
+def changes(was: FleetSpec, spec: FleetSpec) -> list[str]:
+    """The fields that differ and that only a new fleet can have otherwise."""
+    allowed = ("nodes", *FOR_NEXT_JOB)
+    return [f.name for f in fields(spec) if getattr(was, f.name) != getattr(spec, f.name) and f.name not in allowed]
+
+
+def _offers(provider: Provider, needs: Sequence[Need]) -> list[Offer]:
+    found: dict[str, Offer] = {}
+    for need in needs:  # without its limit, so that the plan can say how far off the price is
+        found.update((o.pool, o) for o in provider.offers(replace(need, max_micros_h=0)))
+    return list(found.values())

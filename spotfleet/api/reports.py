@@ -1,0 +1,77 @@
+"""What is known of a fleet, also after its end: from the dispatcher while it answers, else from what came home."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from spotfleet.api.house import Folder
+from spotfleet.client import Client
+from spotfleet.fleet.cost import CostReport, report
+from spotfleet.fleet.events import Event, FleetDown, JobChanged, JobSubmitted, event_from_json, event_to_json
+from spotfleet.fleet.ledger import Ledger, read_events
+from spotfleet.messages import FleetStatus, JobStatus
+from spotfleet.model import JobState
+
+PAGE = 1000  # events per answer of the dispatcher, or more
+
+
+def laptop_events(folder: Folder) -> list[Event]:
+    """What happened to the dispatcher's machine."""
+    if not folder.ledger.exists():
+        return []
+    ledger = Ledger(folder.ledger)
+    try:
+        return [event for _, event in ledger.events()]
+    finally:
+        ledger.close()
+
+
+def archived_events(folder: Folder) -> list[Event]:
+    """The dispatcher's ledger as it came home; [] when nothing did."""
+    path = folder.archive / "ledger.db"
+    return read_events(path) if path.exists() else []
+
+
+def dispatcher_events(client: Client) -> list[Event]:
+    """The dispatcher's whole ledger."""
+    found: list[Event] = []
+    after = 0
+    while page := client.events(after):
+        found += [event_from_json({k: v for k, v in e.items() if k != "seq"}) for e in page]
+        after = page[-1]["seq"]
+    return found
+
+
+def merged(dispatcher: Sequence[Event], laptop: Sequence[Event]) -> list[dict[str, Any]]:
+    """Both ledgers in one list, in the order of time, as {"ledger", "seq", "kind", "at", ...}."""
+    rows = [{"ledger": name, "seq": seq, **event_to_json(event)}
+            for name, events in (("dispatcher", dispatcher), ("laptop", laptop))
+            for seq, event in enumerate(events, 1)]
+    return sorted(rows, key=lambda row: row["at"])
+
+
+def cost(dispatcher: Sequence[Event], laptop: Sequence[Event]) -> CostReport:
+    """The bill up to the end of the fleet, or up to now while it lives."""
+    down = [e.at for e in laptop if isinstance(e, FleetDown)]
+    return report([*dispatcher, *laptop], down[-1] if down else time.time())
+
+
+def ended_status(folder: Folder) -> FleetStatus:
+    """The status of a fleet of which nothing is left, from its archive."""
+    record, events = folder.record, archived_events(folder)
+    nodes = record.spec.nodes
+    why = "nothing of it is left" + ("" if events else "; nothing was brought home")
+    return FleetStatus(folder.name, "down", why, nodes.min, nodes.target, nodes.max, jobs=_jobs(events))
+
+
+def _jobs(events: Sequence[Event]) -> tuple[JobStatus, ...]:
+    submitted = {e.job: e for e in events if isinstance(e, JobSubmitted)}
+    last = {e.job: e for e in events if isinstance(e, JobChanged)}
+    return tuple(
+        JobStatus(job, s.name, last[job].state.value if job in last else JobState.QUEUED.value,
+                  last[job].why if job in last else "", version=last[job].version if job in last else 0,
+                  min_workers=s.min_workers, max_workers=s.max_workers)
+        for job, s in submitted.items()
+    )

@@ -1,0 +1,105 @@
+"""From a script on this machine to a job on the fleet."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from spotfleet import bundle
+from spotfleet.api.house import House, Record
+from spotfleet.api.machine import Progress
+from spotfleet.client import Client
+from spotfleet.errors import UsageError
+from spotfleet.messages import FleetStatus
+from spotfleet.model import FleetSpec, HostState, JobSpec, Role
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the caller of `train` wants."""
+
+    script: str = ""  # empty: the fleet file's `run`
+    args: tuple[str, ...] = ()
+    np: tuple[int, int] | None = None  # workers; None: one per slot, at least `nodes.min`
+    name: str = ""
+    envs: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    down: bool = False
+    wait: bool = False
+
+
+def job_spec(spec: FleetSpec, ask: Ask, status: FleetStatus) -> JobSpec:
+    """The job, without its bundle. Raises UsageError for a script that is missing or outside the working directory."""
+    if not ask.script and not spec.run:
+        raise UsageError("nothing to run: no script is given, and the fleet file has no `run`",
+                         hint="spotfleet train SCRIPT.py [args]")
+    argv = (inside(Path(ask.script), Path(spec.workdir)), *ask.args) if ask.script else ()
+    least, most = ask.np or default_np(spec, status)
+    if not 1 <= least <= most:
+        raise UsageError(f"--np {least}:{most}: expected 1 <= MIN <= MAX")
+    return JobSpec(
+        name=ask.name or job_name(ask.script, spec), argv=argv, run="" if argv else spec.run, setup=spec.setup,
+        min_workers=least, max_workers=most, envs={**spec.envs, **ask.envs}, down=ask.down,
+        checkpoint=spec.checkpoint,
+    )
+
+
+def inside(script: Path, workdir: Path) -> str:
+    """The script's path relative to the working directory, looked for from here and from there."""
+    found = next((p.resolve() for p in (script, workdir / script) if p.is_file()), None)
+    if found is None:
+        raise UsageError(f"there is no script {script}",
+                         hint=f"looked for it here and in the working directory {workdir}")
+    if not found.is_relative_to(workdir.resolve()):
+        raise UsageError(f"{script} is outside the working directory {workdir}, which is all that is shipped",
+                         hint="set `workdir` in the fleet file to a folder that holds it; `spotfleet up FILE` again")
+    return str(found.relative_to(workdir.resolve()))
+
+
+def default_np(spec: FleetSpec, status: FleetStatus) -> tuple[int, int]:
+    """As many workers as the fleet has slots at its smallest and at its largest."""
+    slots = [h.slots for h in status.hosts if h.role == Role.WORKER.value and h.state != HostState.GONE.value] or [1]
+    return max(status.min, 1) * min(slots), max(status.max, 1) * max(slots)
+
+
+def job_name(script: str, spec: FleetSpec) -> str:
+    text = Path(script).stem if script else spec.name
+    return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-") or "job"
+
+
+def submit(house: House, record: Record, secrets: Mapping[str, str], client: Client, ask: Ask,
+           progress: Progress) -> str:
+    """Ship the working directory unless the fleet has it, and submit; the answer is the job's name."""
+    job = job_spec(record.spec, ask, client.status())
+    secrets = {**secrets, **ask.secrets}
+    refuse_leaks(job, secrets)
+    with tempfile.TemporaryDirectory(prefix="spotfleet-") as folder:
+        mounts = {name: Path(source) for name, source in record.spec.file_mounts.items()}
+        packed = bundle.build(Path(record.spec.workdir), Path(folder, "bundle.tar.gz"), mounts=mounts,
+                              houses=[house.path], secrets=secrets.values())
+        for line in packed.left_out:
+            progress(f"left out of the bundle: {line}")
+        if argv_left_out := [n for n in packed.left_out if job.argv and n.startswith(f"{job.argv[0]}: ")]:
+            raise UsageError(f"the script cannot be shipped: {argv_left_out[0]}",
+                             hint="read the secret from the environment instead")
+        if client.has_bundle(packed.sha256):
+            progress(f"working directory {packed.sha256[:12]} is there already")
+        else:
+            progress(f"shipping {packed.files} files, {packed.bytes / 1e6:.1f} MB ({packed.sha256[:12]})")
+            client.put_bundle(packed.sha256, packed.path)
+    return client.submit(replace(job, bundle=packed.sha256), dict(secrets), wait=ask.wait)
+
+
+def refuse_leaks(job: JobSpec, secrets: Mapping[str, str]) -> None:
+    """A secret in the arguments or plain variables would be shown by `ps`, `status` and the ledger."""
+    for name, value in secrets.items():
+        if len(value) >= bundle.SHORTEST_SECRET:
+            places = [f"argument {i}" for i, a in enumerate(job.argv) if value in a]
+            places += [f"variable {k}" for k, v in job.envs.items() if value in v]
+            places += [key for key, text in (("run", job.run), ("setup", job.setup)) if value in text]
+            if places:
+                raise UsageError(f"{places[0]} holds the value of secret {name}",
+                                 hint=f"read it from the variable {name} in your script instead")
