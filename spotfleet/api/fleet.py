@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,11 @@ class Fleet:
         found = Job(self._client(), job)
         found.status()
         return found
+
+    def logs(self, job: str, *, follow: bool = False, rank: int = 0, worker: str = "") -> Iterator[bytes]:
+        """Output of a job: of one rank, or of one worker; after the fleet's end from its archive."""
+        return self._look(lambda client: Job(client, job).logs(follow=follow, rank=rank, worker=worker),
+                          lambda: reports.archived_logs(self._folder(), job, rank, worker))
 
     def events(self) -> list[dict[str, Any]]:
         """Everything that happened, oldest first: {"ledger", "seq", "kind", "at", ...}."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from spotfleet.api.house import Folder
 from spotfleet.client import Client
+from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.cost import CostReport, report
 from spotfleet.fleet.events import Event, FleetDown, JobChanged, JobSubmitted, event_from_json, event_to_json
 from spotfleet.fleet.ledger import Ledger, read_events
 from spotfleet.messages import FleetStatus, JobStatus
 from spotfleet.model import JobState
-
-PAGE = 1000  # events per answer of the dispatcher, or more
 
 
 def laptop_events(folder: Folder) -> list[Event]:
@@ -56,6 +55,17 @@ def cost(dispatcher: Sequence[Event], laptop: Sequence[Event]) -> CostReport:
     """The bill up to the end of the fleet, or up to now while it lives."""
     down = [e.at for e in laptop if isinstance(e, FleetDown)]
     return report([*dispatcher, *laptop], down[-1] if down else time.time())
+
+
+def archived_logs(folder: Folder, job: str, rank: int, worker: str) -> Iterator[bytes]:
+    """A job's output as it came home. Raises SpotfleetError when there is none."""
+    logs = folder.archive / "jobs" / job / "logs"
+    path = logs / (f"{worker.replace('/', '@')}.log" if worker else f"rank-{rank}.log")
+    if not path.is_file():
+        there = ", ".join(sorted(p.name for p in (folder.archive / "jobs").glob("*")))
+        raise SpotfleetError(f"the archive holds no output of job '{job}', {worker or f'rank {rank}'}",
+                             hint=f"jobs in the archive: {there or 'none'}")
+    return iter([path.read_bytes()])
 
 
 def ended_status(folder: Folder) -> FleetStatus:

@@ -1,0 +1,19 @@
+"""The command line: a thin shell over `spotfleet.api`.
+
+    app.py      all commands, their options and help; imports nothing heavy, so that `--help` is quick
+    change.py   up, train, cancel, drain, chaos, down      talk.py     what is said, asked and confirmed
+    look.py     status, hosts, jobs, events, logs, cost    render.py   values -> tables and lines
+
+stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 usage, 3 needs a person, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The console script."""
+    from spotfleet.cli.app import run
+
+    sys.exit(run(sys.argv[1:]))

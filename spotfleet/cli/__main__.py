@@ -1,0 +1,3 @@
+from spotfleet.cli import main
+
+main()

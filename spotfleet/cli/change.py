@@ -1,0 +1,198 @@
+"""Commands that change something: up, train, cancel, drain, chaos, down."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from spotfleet.api import Fleet, Job
+from spotfleet.api.job import succeeded
+from spotfleet.api.preview import Change, UpPlan
+from spotfleet.cli import render
+from spotfleet.cli.talk import confirm, next_command, say, step
+from spotfleet.config.values import duration_s
+from spotfleet.errors import JobFailed, SpotfleetError, UsageError
+from spotfleet.model import Role
+
+
+def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
+    try:
+        timeout_s = duration_s(timeout)
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}") from None
+    fleet = Fleet(file)
+    plan = fleet.plan()
+    if dryrun:
+        print(render.up_plan(plan))
+        return
+    say(render.up_plan(plan))
+    _check_offers(plan)
+    if plan.change is not Change.SAME and not confirm("Go on?", yes):
+        raise typer.Exit(1)
+    try:
+        done = fleet.up(progress=step, timeout_s=timeout_s)
+    except KeyboardInterrupt:
+        say(f"interrupted; the machines asked for so far stay. `spotfleet up {file}` goes on, "
+            f"`spotfleet down {fleet.name}` ends them")
+        raise
+    have = [h for h in done.status.hosts if h.role == Role.WORKER.value and h.state == "up"]
+    changed = "nothing to change: " if plan.change is Change.SAME and not plan.kept else ""
+    say(f"{changed}fleet {fleet.name} is up with {len(have)} of {done.status.target} hosts, "
+        f"{render.dollars(done.status.burn_micros_h)}/h")
+    next_command("spotfleet train SCRIPT.py" + _flag(fleet), f"spotfleet down {fleet.name}")
+
+
+def _check_offers(plan: UpPlan) -> None:
+    """Refuse what cannot work at all before anything is launched."""
+    if plan.change is Change.NEW and not plan.offers:
+        raise UsageError(f"resources: {plan.why}", hint=f"provider {plan.provider} sells nothing that fits; "
+                                                        "loosen `resources` or add `any_of`")
+    if plan.change is Change.NEW and plan.dispatcher is None:
+        raise UsageError(f"dispatcher: {plan.why}", hint="loosen `dispatcher` in the fleet file")
+
+
+def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, wait: bool,
+          env: Sequence[str], secret: Sequence[str], name_of_job: str) -> None:
+    fleet = Fleet(name)
+    job = fleet.train(script, args, np=workers(np) if np else None, name=name_of_job, envs=variables(env),
+                      secrets=secrets(secret), down=down, wait=wait, detach=True, progress=step)
+    say(f"job {job.id} on fleet {fleet.name}")
+    if detach:
+        next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}", f"spotfleet cancel {job.id}{_flag(fleet)}")
+        return
+    if _attached(fleet, job):
+        _ended(fleet, job, down)
+
+
+def _attached(fleet: Fleet, job: Job) -> bool:
+    """Show rank 0's output to its end; False when Ctrl-C has detached."""
+    try:
+        for data in job.logs(follow=True):
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+        return True
+    except KeyboardInterrupt:
+        say(f"\ndetached; job {job.id} goes on")
+        next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}   (attach again)",
+                     f"spotfleet cancel {job.id}{_flag(fleet)}")
+        return False
+
+
+def _ended(fleet: Fleet, job: Job, down: bool) -> None:
+    status = job.status()
+    failed: JobFailed | None = None
+    try:
+        succeeded(status)
+        say(f"job {job.id} has {status.state}: {status.version} steps, {status.repeated} repeated")
+    except JobFailed as error:
+        failed = error
+    if down:
+        _take_down(fleet, discard=False)
+    if failed:
+        raise failed
+    if not down:
+        next_command(f"spotfleet cost {fleet.name}", f"spotfleet down {fleet.name}")
+
+
+def workers(text: str) -> tuple[int, int]:
+    """(MIN, MAX) of "MIN:MAX" or "N"."""
+    least, _, most = text.partition(":")
+    try:
+        found = int(least), int(most or least)
+    except ValueError:
+        found = (0, 0)
+    if not 1 <= found[0] <= found[1]:
+        raise UsageError(f"--np {text}: expected MIN:MAX with 1 <= MIN <= MAX, such as 2:4")
+    return found
+
+
+def variables(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, given, value = pair.partition("=")
+        if not given and name not in os.environ:
+            raise UsageError(f"--env {name}: is not in your environment", hint=f"--env {name}=VALUE, or export it")
+        found[name] = value if given else os.environ[name]
+    return found
+
+
+def secrets(names: Sequence[str]) -> dict[str, str]:
+    for name in names:
+        if "=" in name:
+            name = name.partition("=")[0]
+            raise UsageError(f"--secret {name}=...: a value on the command line can be seen by everybody",
+                             hint="export it, then --secret NAME")
+        if name not in os.environ:
+            raise UsageError(f"--secret {name}: is not in your environment", hint=f"export {name}=...")
+    return {name: os.environ[name] for name in names}
+
+
+def cancel(name: str, job: str) -> None:
+    fleet = Fleet(name)
+    found = fleet.job(job)
+    if found.state.ended:
+        say(f"job {job} has {found.state.value} already; nothing to cancel")
+        return
+    say(f"cancelling job {job} ({found.status().state})")
+    found.cancel()
+    next_command(f"spotfleet jobs {fleet.name}")
+
+
+def drain(name: str, host: str) -> None:
+    fleet = Fleet(name)
+    host = _host(fleet, host)
+    say(f"draining {host}: its workers leave at a step boundary, and the fleet replaces it")
+    fleet.drain(host)
+    next_command(f"spotfleet status {fleet.name}")
+
+
+def interrupt(name: str, host: str, notice_s: float | None) -> None:
+    fleet = Fleet(name)
+    host = _host(fleet, host)
+    say(f"asking the cloud to take {host} " + ("now" if notice_s is None else f"after a notice of {notice_s:g} s"))
+    fleet.interrupt(host, notice_s)
+    next_command(f"spotfleet events {fleet.name}")
+
+
+def _host(fleet: Fleet, text: str) -> str:
+    """The name of the host that `text` names or whose address it is."""
+    found = fleet.hosts()
+    for host in found:
+        if text in (host.host, host.address):
+            return host.host
+    raise SpotfleetError(f"fleet '{fleet.name}' has no host '{text}'",
+                         hint=f"it has {', '.join(h.host for h in found if h.role == Role.WORKER.value) or 'none'}")
+
+
+def down(name: str, *, yes: bool, discard: bool) -> None:
+    fleet = Fleet(name)
+    if fleet.ended:
+        say(f"fleet {fleet.name} is down already; nothing of it is left")
+        return
+    say(f"fleet {fleet.name}: bring home ledger, logs, checkpoints and outputs, then end every machine"
+        if not discard else f"fleet {fleet.name}: end every machine; what cannot be brought home is lost")
+    if not confirm("Go on?", yes):
+        raise typer.Exit(1)
+    try:
+        _take_down(fleet, discard=discard)
+    except KeyboardInterrupt:
+        say(f"interrupted; `spotfleet down {fleet.name}` goes on where this stopped")
+        raise
+
+
+def _take_down(fleet: Fleet, *, discard: bool) -> None:
+    done = fleet.down(discard=discard, progress=step)
+    if done.note:
+        say(f"note: {done.note}")
+    say(f"fleet {fleet.name} is down: the provider lists nothing of it" +
+        (f"; results are in {done.archive}" if done.archive else ""))
+    next_command(f"spotfleet cost {fleet.name}")
+
+
+def _flag(fleet: Fleet) -> str:
+    """" -c NAME" where the fleet must be named."""
+    return "" if len([f for f in fleet.house.fleets() if not f.record.down_at]) < 2 else f" -c {fleet.name}"

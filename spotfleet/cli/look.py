@@ -1,0 +1,133 @@
+"""Commands that only read: status, hosts, jobs, events, logs, cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from spotfleet.api import Fleet
+from spotfleet.api.up import up_hosts
+from spotfleet.cli import render
+from spotfleet.codec import to_json
+from spotfleet.errors import DispatcherUnreachable, SpotfleetError
+from spotfleet.messages import FleetStatus
+
+WATCH_S = 1.0
+
+
+def emit(value: Any) -> None:
+    """One JSON document."""
+    print(json.dumps(to_json(value), indent=1))
+
+
+def status(name: str, *, watch: bool, as_json: bool) -> None:
+    fleet = Fleet(name)
+    if not watch:
+        found = fleet.status()
+        emit(found) if as_json else print(render.fleet_status(found))
+        return
+    if sys.stdout.isatty() and not as_json:
+        _redraw(fleet)
+        return
+    told: tuple = ()
+    for found in _watched(fleet):
+        if (now := _gist(found)) != told:
+            print(json.dumps(to_json(found)) if as_json else render.fleet_status(found) + "\n", flush=True)
+            told = now
+
+
+def _watched(fleet: Fleet) -> Iterator[FleetStatus]:
+    """The status again and again, until the fleet is down."""
+    while True:
+        found = fleet.status()
+        yield found
+        if found.state == "down" and fleet.ended:
+            return
+        time.sleep(WATCH_S)
+
+
+def _gist(found: FleetStatus) -> tuple:
+    """What is worth a new line where nothing can be redrawn."""
+    return (found.state, found.why, tuple((h.host, h.state, h.why) for h in found.hosts),
+            tuple((j.job, j.state, j.why, j.generation) for j in found.jobs))
+
+
+def _redraw(fleet: Fleet) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False, screen=False) as live:
+        for found in _watched(fleet):
+            live.update(Text(render.fleet_status(found), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def hosts(name: str, *, as_json: bool) -> None:
+    found = Fleet(name).status()
+    if as_json:
+        emit(found.hosts)
+        return
+    for host in up_hosts(found):
+        print(f"{host.address or host.host}:{host.slots}")
+
+
+def jobs(name: str, *, as_json: bool) -> None:
+    found = Fleet(name).status().jobs
+    if as_json:
+        emit(found)
+    elif found:
+        print(render.jobs(found))
+
+
+def events(name: str, *, watch: bool, as_json: bool) -> None:
+    fleet = Fleet(name)
+    rows = fleet.events()
+    if as_json and not watch:
+        emit(rows)
+        return
+    _print_events(rows, as_json)
+    if watch and not fleet.ended:
+        _follow_events(fleet, max((r["seq"] for r in rows if r["ledger"] == "dispatcher"), default=0), as_json)
+
+
+def _follow_events(fleet: Fleet, after: int, as_json: bool) -> None:
+    while True:
+        try:
+            rows = [{"ledger": "dispatcher", **e} for e in fleet.client.events(after, wait_s=20.0)]
+        except DispatcherUnreachable:
+            if fleet.status().state == "down":
+                return
+            raise
+        _print_events(rows, as_json)
+        after = max((r["seq"] for r in rows), default=after)
+
+
+def _print_events(rows: list[dict[str, Any]], as_json: bool) -> None:
+    for row in rows:
+        print(json.dumps(row) if as_json else render.event(row), flush=True)
+
+
+def logs(name: str, job: str, *, follow: bool, rank: int, worker: str) -> None:
+    fleet = Fleet(name)
+    if not job:
+        found = fleet.status().jobs
+        if not found:
+            raise SpotfleetError(f"fleet '{fleet.name}' has had no job", hint="spotfleet train SCRIPT")
+        job = found[-1].job
+    for data in fleet.logs(job, follow=follow, rank=rank, worker=worker):
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+
+
+def cost(name: str, *, output: str) -> None:
+    report = Fleet(name).cost()
+    if output == "json":
+        emit({**to_json(report), "savings_percent": report.savings_percent})
+    elif output == "csv":
+        sys.stdout.write(render.cost_csv(report))
+    else:
+        print(render.cost(report))
+
+
