@@ -1,0 +1,110 @@
+"""Training through interruptions, with everything real but the cloud. The cheaper tests each see one part only."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+
+import pytest
+from e2e_stage import Stage, hosts, hosts_of, output, repeated, trains, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_notice_costs_no_step_and_a_kill_at_most_the_one_in_flight(stage: Stage):
+    fleet = stage.fleet("story", least=2, target=3)
+    job = fleet.train("counting.py", ["--epochs", "10", "--every", "7"], np=(2, 3), detach=True)
+    wait_for("three workers that train", lambda: trains(job, 3, step=10))
+
+    noticed = hosts_of(job)[1]
+    fleet.interrupt(noticed, 8.0)
+    wait_for("a replacement", lambda: trains(job, 3, without=noticed))
+    wait_for("the host's end", lambda: noticed not in [h.host for h in fleet.hosts()])
+    killed = hosts_of(job)[0]
+    fleet.interrupt(killed, None)
+    wait_for("a replacement", lambda: trains(job, 3, without=killed))
+    job.wait(120)
+
+    assert "counted -500.0 of -500" in output(job)
+    assert repeated(fleet, job, "notice") == 0
+    assert repeated(fleet, job, "death") <= 1
+    assert len(hosts(fleet)) == 3
+    fleet.down()
+    assert stage.cloud.invoice("story").micros == fleet.cost().micros
+    assert stage.cloud.truth() == []
+
+
+@pytest.mark.parametrize("every", [1, 1000])
+def test_counting_is_right_after_trouble_at_random_moments(stage: Stage, every: int):
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    fleet = stage.fleet("dice", least=1, target=2)
+    job = fleet.train("counting.py", ["--epochs", "6", "--every", str(every)], np=(1, 2), detach=True)
+    for notice_s in dice.sample([None, 6.0], 2):
+        wait_for("two workers", lambda: trains(job, 2))
+        step = job.status().version + dice.randrange(1, 15)
+        wait_for(f"step {step}", lambda step=step: trains(job, 2, step=step))
+        host = dice.choice(hosts_of(job))
+        fleet.interrupt(host, notice_s)
+        wait_for("going on without it", lambda host=host: host not in hosts_of(job) or job.state.ended)
+    job.wait(120)
+    assert "counted -300.0 of -300" in output(job)
+
+
+def test_two_jobs_go_side_by_side_through_interruptions_and_a_third_waits_and_says_for_what(stage: Stage):
+    fleet = stage.fleet("two", least=2, target=4)
+    first = fleet.train("counting.py", ["--epochs", "8"], np=(2, 2), name="first", detach=True)
+    second = fleet.train("counting.py", ["--epochs", "8"], np=(2, 2), name="second", detach=True)
+    wait_for("both training", lambda: trains(first, 2, step=5) and trains(second, 2, step=5))
+    assert set(hosts_of(first)).isdisjoint(hosts_of(second))
+
+    third = fleet.train("counting.py", ["--epochs", "1"], np=(2, 2), name="third", wait=True, detach=True)
+    wait_for("its place in the queue", lambda: third.status().why)
+    assert third.status().state == "queued"
+    assert "2" in third.status().why  # how many workers it wants
+
+    noticed, killed = hosts_of(first)[1], hosts_of(second)[1]
+    fleet.interrupt(noticed, 8.0)
+    fleet.interrupt(killed, None)
+    for job in (first, second, third):
+        job.wait(120)
+    assert "counted -400.0 of -400" in output(first)
+    assert "counted -400.0 of -400" in output(second)
+    assert "counted -50.0 of -50" in output(third)
+    assert repeated(fleet, first, "notice") == 0
+    assert repeated(fleet, second, "death") <= 1
+
+
+def test_training_goes_on_while_the_dispatcher_is_dead_and_is_found_again_by_the_next(stage: Stage):
+    fleet = stage.fleet("headless", least=2, target=2)
+    job = fleet.train("counting.py", ["--epochs", "8"], np=(2, 2), detach=True)
+    wait_for("two workers that train", lambda: trains(job, 2, step=10))
+    before = job.status()
+    agents = {h.request_id: h.processes for h in stage.cloud.truth() if h.port == 0 or h.request_id in hosts_of(job)}
+
+    dispatcher = next(h for h in fleet.hosts() if h.role == "dispatcher").host
+    boot = next(m for m in stage.cloud.truth() if m.request_id == dispatcher).processes[0]
+    os.kill(boot, signal.SIGKILL)
+
+    wait_for("a dispatcher that answers", lambda: fleet.client.healthy())
+    after = job.wait(120)
+    assert "counted -400.0 of -400" in output(job)
+    assert after.repeated == 0
+    assert after.generation == before.generation  # nobody had to change anything
+    assert agents.keys() >= set(hosts_of(job))
+
+
+def test_results_come_home_with_down(stage: Stage):
+    (stage.work / "writes.py").write_text(
+        "import os, pathlib\nimport spotfleet.train as hvd\nhvd.init()\n"
+        "pathlib.Path(os.environ['SPOTFLEET_OUTPUT'], f'rank{hvd.rank()}.txt').write_text('here')\n")
+    stage.fleet("home", least=2, target=2)
+    stage.cli("train", "writes.py", "--np", "2:2")
+    stage.cli("down", "-y")
+    archive = stage.home / "fleets" / "home" / "archive"
+    assert {p.name for p in archive.rglob("rank*.txt")} == {"rank0.txt", "rank1.txt"}
+    cost = json.loads(stage.cli("cost", "-o", "json").stdout)
+    assert cost["micros"] == stage.cloud.invoice("home").micros
