@@ -1,0 +1,58 @@
+"""`python -m spotfleet.dispatcher --home DIR`: what a dispatcher's machine runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import logging.handlers
+import signal
+import sys
+from pathlib import Path
+
+from spotfleet import providers
+from spotfleet.dispatcher.boot import listen_at, read_boot
+from spotfleet.dispatcher.daemon import Daemon
+from spotfleet.errors import SpotfleetError
+
+LOG_BYTES = 8 << 20
+
+
+async def serve(home: Path) -> None:
+    boot = read_boot(home)
+    daemon = Daemon(boot, home, providers.load(boot.spec.provider, boot.provider_config))
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await daemon.start(*listen_at())
+    working, stopping = asyncio.create_task(daemon.wait()), asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await daemon.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m spotfleet.dispatcher", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True, help="the folder with boot.json; all state is kept there")
+    home = parser.parse_args().home
+    if not home.is_dir():
+        print(f"--home: {home} is no folder", file=sys.stderr)
+        return 2
+    handler = logging.handlers.RotatingFileHandler(home / "dispatcher.log", maxBytes=LOG_BYTES, backupCount=1)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s",
+                        handlers=[handler, logging.StreamHandler()])
+    try:
+        asyncio.run(serve(home))
+    except SpotfleetError as error:
+        logging.error("%s (%s)", error, error.hint)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

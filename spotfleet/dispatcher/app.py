@@ -1,0 +1,144 @@
+"""The HTTP server: which route does what for whom, and how errors are told.
+
+Every error is `{"error": ..., "hint": ..., "kind": ...}`; `kind` is the class in `errors.py` that the CLI raises again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from aiohttp import web
+
+from spotfleet import errors
+from spotfleet.dispatcher import api_fleet, api_jobs
+from spotfleet.dispatcher.agents import agent_socket
+from spotfleet.dispatcher.auth import bearer, identify
+from spotfleet.dispatcher.checkpoints import Outdated
+from spotfleet.dispatcher.files import TooLarge
+from spotfleet.dispatcher.keys import CALLER, DISPATCHER, NotFound
+from spotfleet.dispatcher.state import Dispatcher
+
+log = logging.getLogger(__name__)
+JSON_BYTES = 4 << 20  # largest body of a route that does not stream
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Who(Enum):
+    ANYBODY = "anybody"
+    CLI = "cli"
+    AGENT = "agent"
+    BOTH = "both"
+    SOCKET = "socket"  # says who it is in its first report
+
+
+@dataclass(frozen=True)
+class Route:
+    method: str
+    path: str
+    who: Who
+    handler: Handler
+
+
+async def healthz(_request: web.Request) -> web.Response:
+    return web.json_response({"ok": True})
+
+
+ROUTES = (
+    Route("GET", "/healthz", Who.ANYBODY, healthz),
+    Route("GET", "/v1/agent", Who.SOCKET, agent_socket),
+    Route("GET", "/v1/status", Who.CLI, api_fleet.status),
+    Route("GET", "/v1/events", Who.CLI, api_fleet.events),
+    Route("PUT", "/v1/nodes", Who.CLI, api_fleet.put_nodes),
+    Route("POST", "/v1/hosts/{host}/drain", Who.CLI, api_fleet.drain),
+    Route("POST", "/v1/hosts/{host}/interrupt", Who.CLI, api_fleet.interrupt),
+    Route("POST", "/v1/down", Who.CLI, api_fleet.down),
+    Route("GET", "/v1/archive", Who.CLI, api_fleet.get_archive),
+    Route("GET", "/v1/bundles/{sha256}", Who.BOTH, api_fleet.get_bundle),
+    Route("PUT", "/v1/bundles/{sha256}", Who.CLI, api_fleet.put_bundle),
+    Route("POST", "/v1/jobs", Who.CLI, api_jobs.submit),
+    Route("GET", "/v1/jobs", Who.CLI, api_jobs.jobs),
+    Route("GET", "/v1/jobs/{job}", Who.CLI, api_jobs.job),
+    Route("POST", "/v1/jobs/{job}/cancel", Who.CLI, api_jobs.cancel),
+    Route("GET", "/v1/jobs/{job}/launch", Who.AGENT, api_jobs.launch),
+    Route("GET", "/v1/jobs/{job}/workers", Who.CLI, api_jobs.log_workers),
+    Route("GET", "/v1/jobs/{job}/logs", Who.CLI, api_jobs.get_logs),
+    Route("POST", "/v1/jobs/{job}/logs/{worker:.+}", Who.AGENT, api_jobs.post_log),
+    Route("PUT", "/v1/jobs/{job}/checkpoints/{version}", Who.AGENT, api_jobs.put_checkpoint),
+    Route("GET", "/v1/jobs/{job}/checkpoints/{version}", Who.BOTH, api_jobs.get_checkpoint),
+    Route("PUT", "/v1/jobs/{job}/outputs/{worker:.+}", Who.AGENT, api_jobs.put_output),
+)
+
+
+def make_app(dispatcher: Dispatcher) -> web.Application:
+    app = web.Application(client_max_size=JSON_BYTES, middlewares=[tell_errors])
+    app[DISPATCHER] = dispatcher
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, guarded(route))
+        if route.method == "GET" and route.path == "/v1/bundles/{sha256}":
+            app.router.add_route("HEAD", route.path, guarded(route))
+    return app
+
+
+def guarded(route: Route) -> Handler:
+    """The handler behind its check of who calls."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if route.who is not Who.ANYBODY:
+            refuse_strangers(request, route.who)
+        return await route.handler(request)
+
+    return handle
+
+
+def refuse_strangers(request: web.Request, who: Who) -> None:
+    token = bearer(request.headers.get("Authorization", ""))
+    dispatcher = request.app[DISPATCHER]
+    caller = identify(token, dispatcher.boot.admin_token, dispatcher.boot.fleet_secret, dispatcher.host_names())
+    if who is Who.SOCKET:
+        if not token or (caller is not None and caller.is_admin):
+            raise web.HTTPUnauthorized(text="this route is for agents: it needs the host's own token")
+        return
+    if caller is None:
+        raise web.HTTPUnauthorized(text="the token is missing or belongs to no one here")
+    if who is not Who.BOTH and caller.is_admin != (who is Who.CLI):
+        raise web.HTTPForbidden(text="this route is not for the holder of this token")
+    request[CALLER] = caller
+
+
+@web.middleware
+async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _told(error.status, error.text or error.reason, "", "SpotfleetError")
+    except errors.SpotfleetError as error:
+        return _told(_status(error), str(error), error.hint, _kind(error))
+    except ValueError as error:
+        return _told(400, str(error), "", "UsageError")
+    except ConnectionError:
+        raise  # the caller has gone; nobody to tell
+    except Exception as error:
+        log.exception("%s %s", request.method, request.path)
+        return _told(500, f"the dispatcher failed: {type(error).__name__}: {error}",
+                     "its log lies in its home as dispatcher.log", "SpotfleetError")
+
+
+def _status(error: errors.SpotfleetError) -> int:
+    table = {NotFound: 404, Outdated: 409, TooLarge: 413, errors.NoCapacity: 409, errors.NeedsPerson: 409,
+             errors.UsageError: 400}
+    return next((status for kind, status in table.items() if isinstance(error, kind)), 500)
+
+
+def _kind(error: errors.SpotfleetError) -> str:
+    """The nearest class of the error tree that the caller knows too."""
+    return next(k.__name__ for k in type(error).__mro__ if getattr(errors, k.__name__, None) is k)
+
+
+def _told(status: int, message: str, hint: str, kind: str) -> web.Response:
+    return web.json_response({"error": message, "hint": hint, "kind": kind}, status=status)

@@ -1,0 +1,24 @@
+"""Wakes everybody who waits for something to change."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Bell:
+    """Waiters look at the state first and then wait, so a ring between two looks is never missed on one loop."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether it rang within `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

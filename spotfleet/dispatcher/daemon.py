@@ -1,0 +1,68 @@
+"""The dispatcher as one thing that starts and stops: server, loop and machines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from aiohttp import web
+
+from spotfleet.dispatcher.app import make_app
+from spotfleet.dispatcher.boot import DispatcherBoot, server_tls
+from spotfleet.dispatcher.journal import Journal
+from spotfleet.dispatcher.state import Dispatcher
+from spotfleet.fleet import reconcile
+from spotfleet.fleet.ledger import Ledger
+from spotfleet.providers import Provider
+
+log = logging.getLogger(__name__)
+PROVIDER_AGAIN_S = 1.0
+CLOSE_S = 2.0  # open requests get so long at the end
+
+
+class Daemon:
+    def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider) -> None:
+        self._boot, self._home, self._provider = boot, home, provider
+        self._runner: web.AppRunner | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.dispatcher: Dispatcher | None = None
+
+    async def start(self, address: str, port: int) -> str:
+        """Listen and begin; returns our URL. Waits for a provider that does not answer yet."""
+        ledger = Ledger(self._home / "ledger.db")
+        await self._create(ledger)
+        self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))
+        self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, address, port, ssl_context=server_tls(self._boot)).start()
+        port = self._runner.addresses[0][1]
+        self.dispatcher.url = f"https://{address}:{port}"
+        self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run())]
+        log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.url)
+        return self.dispatcher.url
+
+    async def wait(self) -> None:
+        """Until something fails; raises it. Another process starts in our place and reads everything from disk."""
+        await asyncio.gather(*self._tasks)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self.dispatcher is not None:
+            await self.dispatcher.journal.close()
+            self.dispatcher.journal.ledger.close()
+
+    async def _create(self, ledger: Ledger) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(reconcile.create, ledger, self._provider, self._boot.fleet,
+                                        self._boot.spec.nodes, time.time())
+                return
+            except OSError as error:
+                log.warning("%s does not answer: %s", self._provider.name, error)
+                await asyncio.sleep(PROVIDER_AGAIN_S)

@@ -1,0 +1,59 @@
+"""The end of a fleet: jobs are cancelled, hosts drained and terminated, then the archive, then the dispatcher itself.
+
+    (staying) --`down`, autostop, max_lifetime--> going down --no host is left--> down
+    down --by ourselves, or nobody has come for the archive in FETCH_S--> archived --terminates its own host
+
+`down.json` holds the decision, so that a restarted dispatcher goes on with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.files import write_json
+
+FETCH_S = 600.0  # after `spotfleet down` the CLI fetches the archive and ends us; a laptop that vanished does not
+
+
+@dataclass(frozen=True)
+class Decision:
+    why: str
+    at: float  # Unix
+    by_ourselves: bool
+    noted: bool = False  # FleetDown is in the ledger
+    archived: bool = False
+
+
+class Endgame:
+    def __init__(self, home: Path) -> None:
+        self._path = home / "down.json"
+        self.decision: Decision | None = None
+        if self._path.exists():
+            self.decision = from_json(Decision, json.loads(self._path.read_text()))
+
+    @property
+    def why(self) -> str:
+        """Why the fleet goes down; empty while it stays."""
+        return self.decision.why if self.decision else ""
+
+    def begin(self, why: str, *, by_ourselves: bool, at: float) -> bool:
+        """Whether this is news. A fleet that ends by itself may still be fetched by `spotfleet down`."""
+        if self.decision is not None:
+            return False
+        self._write(Decision(why, at, by_ourselves))
+        return True
+
+    def mark(self, **changes: bool) -> None:
+        assert self.decision is not None
+        self._write(replace(self.decision, **changes))
+
+    def alone(self, unix: float) -> bool:
+        """Must we end ourselves?"""
+        return self.decision is not None and (self.decision.by_ourselves or unix - self.decision.at >= FETCH_S)
+
+    def _write(self, decision: Decision) -> None:
+        self.decision = decision
+        write_json(self._path, to_json(decision))

@@ -1,0 +1,70 @@
+"""Files that are whole or absent: written beside their place, synced, renamed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from spotfleet.errors import SpotfleetError, UsageError
+
+
+class TooLarge(SpotfleetError):
+    """The body is larger than this route takes."""
+
+
+def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace `path` by `text`; after a crash it holds the old or the new text, never a mix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = _part(path)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=1))
+
+
+async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, digest: str = "") -> int:
+    """Stream a body into `path`; its size. UsageError when its sha256 is not `digest`; TooLarge beyond the limit.
+
+    Nothing is left of a body that breaks off, is too large or has another digest.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, size, sha = _part(path), 0, hashlib.sha256()
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > limit_bytes:
+                    raise TooLarge(f"the body exceeds {limit_bytes} bytes")
+                await asyncio.to_thread(_write, file, chunk, sha)
+            await asyncio.to_thread(_sync, file)
+        if digest and sha.hexdigest() != digest:
+            raise UsageError(f"digest: the body has sha256 {sha.hexdigest()}, not {digest}", hint="send it again")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return size
+
+
+def _write(file: BinaryIO, chunk: bytes, sha: Any) -> None:
+    file.write(chunk)
+    sha.update(chunk)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")

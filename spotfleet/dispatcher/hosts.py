@@ -1,0 +1,86 @@
+"""The hosts as the loop sees them: what their agents say, beside what the ledger knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spotfleet.fleet.fold import FleetState, Host
+from spotfleet.messages import AgentOrders, AgentReport
+from spotfleet.model import HostState, Notice, Role
+
+DRAIN_S = 120.0  # a drain without a notice should be over by then; `fleet/plan.py` ends the host
+
+
+@dataclass
+class Seat:
+    """One connection of a host's agent."""
+
+    host: str
+    report: AgentReport
+    wake: Callable[[], None]
+    connected: bool = True
+    away_since: float = 0.0  # monotonic, while not connected
+    notice_until: float | None = None  # monotonic
+    orders: AgentOrders | None = None
+    due: bool = True  # an answer is owed
+
+    def hear(self, report: AgentReport, now: float) -> None:
+        self.report, self.due = report, True
+        notice = report.notice
+        self.notice_until = now + notice.seconds_left if notice and notice.kind == "interruption" else None
+
+    def notice(self, now: float) -> Notice | None:
+        """The notice in force with the seconds left now."""
+        notice = self.report.notice
+        if notice is None or self.notice_until is None:
+            return notice
+        return Notice(self.notice_until - now, notice.action, notice.kind, notice.why)
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A host that will go."""
+
+    seconds_left: float
+    why: str  # "notice" or "drain"
+
+
+@dataclass(frozen=True)
+class HostView:
+    """One worker host of the ledger with what is known of its agent now."""
+
+    host: Host
+    connected: bool
+    slots: int
+    leaving: Leaving | None = None
+    workers: tuple[str, ...] = ()  # processes that its agent reports, of any job
+
+    @property
+    def usable(self) -> bool:
+        """May new workers be placed here?"""
+        return self.connected and self.leaving is None and self.host.counts
+
+
+def look(state: FleetState, seats: dict[str, Seat], drains: dict[str, str], now: float, unix: float) -> list[HostView]:
+    """Every worker host that the ledger does not list as gone."""
+    views = []
+    for host in state.hosts:
+        if host.role is not Role.WORKER:
+            continue
+        seat = seats.get(host.request_id)
+        connected = seat is not None and seat.connected
+        slots = seat.report.slots if seat and connected else host.offer.slots
+        workers = tuple(w.report.worker for w in seat.report.workers) if seat else ()
+        views.append(HostView(host, connected, slots, _leaving(host, seat, drains, now, unix), workers))
+    return views
+
+
+def _leaving(host: Host, seat: Seat | None, drains: dict[str, str], now: float, unix: float) -> Leaving | None:
+    if seat is not None and seat.notice_until is not None:
+        return Leaving(max(0.0, seat.notice_until - now), "notice")
+    if host.notice_deadline is not None:
+        return Leaving(max(0.0, host.notice_deadline - unix), "notice")
+    if host.state is HostState.DRAINING:
+        return Leaving(max(0.0, host.since + DRAIN_S - unix), "drain")
+    return Leaving(DRAIN_S, "drain") if host.request_id in drains else None

@@ -1,0 +1,70 @@
+"""What a job leaves on the dispatcher's disk, so that it goes on after this process was killed.
+
+    jobs/JOB/job.json       what it is and where it stands
+    jobs/JOB/secrets.json   mode 0600, removed when the job has ended
+    jobs/JOB/logs, checkpoints, outputs
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.files import write_json
+from spotfleet.model import JobSpec, JobState
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """`groups` are written before any worker hears of them."""
+
+    job: str
+    spec: JobSpec
+    submitted_at: float
+    state: JobState = JobState.QUEUED
+    why: str = ""
+    error: str = ""
+    ended_at: float = 0.0
+    cancelled: str = ""  # why it shall end; empty while it shall not
+    version: int = 0
+    repeated: int = 0
+    groups: tuple[tuple[int, tuple[str, ...]], ...] = ()  # the newest generations, newest last
+    done: tuple[str, ...] = ()  # workers whose scripts have ended
+    fence: int = 0  # checkpoints of lower generations are refused
+
+
+def save(folder: Path, record: JobRecord) -> None:
+    write_json(folder / "job.json", to_json(record))
+
+
+def save_secrets(folder: Path, secrets: dict[str, str]) -> None:
+    write_json(folder / "secrets.json", secrets)
+
+
+def drop_secrets(folder: Path) -> None:
+    (folder / "secrets.json").unlink(missing_ok=True)
+
+
+def load(folder: Path) -> tuple[JobRecord, dict[str, str]]:
+    record = from_json(JobRecord, json.loads((folder / "job.json").read_text()))
+    try:
+        secrets = from_json(dict[str, str], json.loads((folder / "secrets.json").read_text()))
+    except FileNotFoundError:
+        secrets = {}
+    return record, secrets
+
+
+def folders(home: Path) -> list[Path]:
+    """The jobs on disk, oldest first. A folder without job.json was never accepted."""
+    found = [p.parent for p in (home / "jobs").glob("*/job.json")]
+    return sorted(found, key=lambda p: (load(p)[0].submitted_at, p.name))
+
+
+def next_boot(home: Path) -> int:
+    """How often this dispatcher has started, this time included; makes workers' names unique across restarts."""
+    path = home / "boots.json"
+    number = json.loads(path.read_text()) + 1 if path.exists() else 1
+    write_json(path, number)
+    return number

@@ -1,0 +1,369 @@
+"""One job: which workers should exist, what became of them, and where the job stands.
+
+    QUEUED --has slots--> STARTING --first generation formed--> RUNNING <--> RECOVERING
+       any of these --> SUCCEEDED | FAILED | CANCELLED
+
+What each waits for is in `why`; what frees it:
+- QUEUED: slots (the schedule says which job or host it waits for); `cancel`.
+- STARTING, RECOVERING: what Membership waits for (`dispatcher/membership.py`), bounded there.
+- the end after training: the script's tail on rank 0; others get TAIL_S after it. A rank 0 that is lost in its tail
+  makes the job start again from its newest checkpoint, so that the tail runs.
+- CANCELLED is reached when the agents report none of its workers, or they are confirmed gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spotfleet.dispatcher import jobfile, restart
+from spotfleet.dispatcher.bell import Bell
+from spotfleet.dispatcher.checkpoints import CheckpointStore
+from spotfleet.dispatcher.hosts import DRAIN_S, HostView, Leaving
+from spotfleet.dispatcher.jobfile import JobRecord
+from spotfleet.dispatcher.logs import JobLogs
+from spotfleet.dispatcher.membership import Change, Evicted, Finished, Formed, Membership, Ordered, Phase, WorkerView
+from spotfleet.dispatcher.progress import Progress
+from spotfleet.dispatcher.restart import Cause, Slot
+from spotfleet.dispatcher.workers import Crew, Worker, end_of, started
+from spotfleet.fleet.events import Event, GenerationFormed, JobChanged
+from spotfleet.messages import AgentReport, JobStatus, SlotOrder, Stage, WorkerOrders, WorkerStatus
+from spotfleet.model import HostState, JobSpec, JobState
+
+TAIL_S = 20.0  # the other ranks' tails, once rank 0's script has ended
+LOGS_S = 15.0  # after a job's end, its last output is waited for so long
+GROUPS = 8  # so many generations a restarted dispatcher fences
+PLANNED = ("join", "drain", "notice")  # causes of a generation during whose forming the old one trains on
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a job's step looks at besides itself."""
+
+    now: float  # monotonic
+    unix: float
+    mine: tuple[str, ...]  # hosts that the schedule gives this job
+    given: tuple[Slot, ...]  # slots on them where a worker may be, in the order of ranks to be
+    hosts: dict[str, HostView]
+    why_waiting: str = ""  # the schedule's reason for not giving more
+    coming: int = 0  # workers that hosts on their way have room for
+
+
+class Job:
+    """`name_for` makes the name of the next worker of a slot; no name is ever given twice."""
+
+    def __init__(self, folder: Path, record: JobRecord, secrets: dict[str, str],
+                 name_for: Callable[[Slot], str]) -> None:
+        self.folder, self.record, self.secrets, self._name_for = folder, record, secrets, name_for
+        self.crew = Crew(record.job)
+        self.membership = Membership(record.job, record.spec.min_workers, record.spec.max_workers)
+        self.progress = Progress(record.job, record.repeated)
+        self.history = restart.History()
+        self.logs = JobLogs(folder / "logs")
+        self.log_bell = Bell()
+        self.checkpoints = CheckpointStore(folder / "checkpoints", record.spec.checkpoint.keep)
+        self._group: tuple[str, ...] = ()  # newest generation that had members
+        self._cause = ""  # of the newest generation
+        self._finished: tuple[str, ...] = ()  # by rank, once training has ended
+        self._done_at: float | None = None  # when rank 0's script ended
+        self._peak = 0  # most workers at once: of a script without init(), so many must end
+
+    @property
+    def id(self) -> str:
+        return self.record.job
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.record.spec
+
+    @property
+    def state(self) -> JobState:
+        return self.record.state
+
+    @property
+    def fence(self) -> int:
+        return self.record.fence
+
+    # ---- what others ask
+
+    def has_worker_on(self, host: str) -> bool:
+        return host in self.crew.hosts()
+
+    def log_rank(self, worker: str) -> int:
+        return self.crew.all[worker].rank if worker in self.crew.all else -1
+
+    def logs_complete(self, unix: float) -> bool:
+        """Has every worker's last output arrived, or been waited for long enough?"""
+        over = unix - self.record.ended_at > LOGS_S
+        return self.state.ended and (over or not any(w.seen for w in self.crew.live()))
+
+    def held(self) -> dict[Slot, str]:
+        """The slots whose processes exist or shall exist."""
+        return {w.place: w.name for w in self.crew.live()}
+
+    def cancel(self, why: str) -> None:
+        if not self.state.ended and not self.record.cancelled:
+            self._write(cancelled=why)
+
+    def orders(self, host: str) -> list[SlotOrder]:
+        return [SlotOrder(w.name, self.id, w.slot, w.local_rank, self._worker_orders(w))
+                for w in self.crew.live() if w.host == host and w.wanted]
+
+    def adopt(self, reports: list[AgentReport]) -> None:
+        """After a restart: take over the workers that agents report, and what was ordered last."""
+        for report in reports:
+            mine = sorted((w for w in report.workers if w.report.job == self.id), key=lambda w: w.slot)
+            for local_rank, state in enumerate(mine):
+                self.crew.add(state.report.worker, local_rank).seen = True
+        for name in self.record.done:
+            worker = self.crew.add(name, 0)
+            worker.cause, worker.told = Cause.DONE, True
+        for generation, members in self.record.groups:
+            self.membership.adopt(generation, members)
+            self._group = members or self._group
+        for name in self._group:
+            if name not in self.crew.all:
+                worker = self.crew.add(name, 0)
+                worker.silent = worker.seen = True  # its agent has not come back; it may train on
+        for report in reports:
+            self.crew.hear(report)
+
+    def status(self, unix: float) -> JobStatus:
+        ranks = {name: rank for rank, name in enumerate(self.membership.members)}
+        workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
+                        for w in self.crew.live())
+        newest = self.checkpoints.newest
+        return JobStatus(
+            self.id, self.spec.name, self.state.value, self.record.why, self.membership.generation,
+            0 if self.state.ended else len(ranks), self.record.version, self.progress.step_s, self.progress.repeated,
+            self.spec.min_workers, self.spec.max_workers, newest.version if newest else 0, self.record.error,
+            () if self.state.ended else workers, unix - self.record.submitted_at)
+
+    # ---- one step
+
+    def step(self, around: Surroundings) -> list[Event]:
+        """Bring the job up to date with everything known; returns what is to be remembered."""
+        for host in self.crew.hosts():
+            view = around.hosts.get(host)
+            if view is None or view.host.state is HostState.STOPPED:
+                self.crew.lose(host)
+        if self.state.ended:
+            self.crew.forget(lambda _: False)
+            return []
+        self.history = restart.progressed(self.history, self.crew.version())
+        events = self._judge_ends(around)
+        if not self.state.ended:
+            events += self._advance(around)
+        return events
+
+    def _advance(self, around: Surroundings) -> list[Event]:
+        if self.record.cancelled:
+            return self._cancelled(around)
+        self._fill(around)
+        changes = self.membership.observe(self._views(around), self._expected(around), around.now)
+        events = [e for change in changes for e in self._apply(change, around)]
+        self._release(around)
+        self._rank()
+        self._write(version=max(self.membership.version, 0) or self.record.version)
+        events += self.progress.look(self.crew, self.membership, around)
+        if self.progress.repeated != self.record.repeated:
+            self._write(repeated=self.progress.repeated)
+        self.crew.forget(lambda w: w.name in self._group or w.done or around.now - w.ended_at <= restart.TOGETHER_S)
+        return [*events, *self._settle(around)]
+
+    def _judge_ends(self, around: Surroundings) -> list[Event]:
+        for worker in self.crew.untold():
+            worker.told, worker.ended_at = True, around.now
+            if worker.done:
+                self._write(done=(*self.record.done, worker.name))
+            group = frozenset(self._group) or started(
+                w for w in self.crew.all.values() if not w.ended or around.now - w.ended_at <= restart.TOGETHER_S)
+            self.history, failed = restart.ended(self.history, end_of(worker, around.now), group)
+            if failed is not None:
+                return self._end(JobState.FAILED, failed.why, around, failed.error)
+        return []
+
+    def _fill(self, around: Surroundings) -> None:
+        """Start a worker in each given slot that has none, unless it cools down or its script has ended."""
+        if self._finished:
+            return
+        local: dict[str, int] = {}
+        for host, slot in around.given:
+            local_rank = local[host] = local.get(host, -1) + 1
+            free = self.crew.at((host, slot)) is None
+            if free and self._may_start() and restart.ready_at(self.history, (host, slot)) <= around.now:
+                self.crew.add(self._name_for((host, slot)), local_rank)
+
+    def _may_start(self) -> bool:
+        """Once a script has run to its end no more are started than have been there at once."""
+        crew = [w for w in self.crew.all.values() if not w.past and (w.done or not w.ended)]
+        self._peak = max(self._peak, len(crew))
+        return len(crew) < self._peak or not any(w.done for w in crew)
+
+    def _views(self, around: Surroundings) -> list[WorkerView]:
+        order = {slot: n for n, slot in enumerate(around.given)}
+        workers = sorted((w for w in self.crew.all.values() if not w.past),
+                         key=lambda w: (order.get(w.place, len(order)), w.name))
+        return [self._view(w, around) for w in workers]
+
+    def _view(self, worker: Worker, around: Surroundings) -> WorkerView:
+        report, leaving = worker.report, _leaving(worker, around)
+        return WorkerView(
+            worker.name, worker.host, worker.local_rank, report.stage, report.generation, report.failed, report.version,
+            report.store, leaving.seconds_left if leaving else None, leaving.why if leaving else "",
+            worker.silent, worker.ended)
+
+    def _expected(self, around: Surroundings) -> int:
+        young = [w for w in self.crew.live() if w.wanted and not w.past and w.report.stage is Stage.STARTING]
+        cooling = len(around.given) - sum(self.crew.at(place) is not None for place in around.given)
+        return len(young) + cooling + around.coming
+
+    def _apply(self, change: Change, around: Surroundings) -> list[Event]:
+        match change:
+            case Ordered():
+                members = [self.crew.all[m] for m in change.members if m in self.crew.all]
+                fresh = change.generation > 1 and members and all(m.report.generation == 0 for m in members)
+                self._cause = change.cause
+                self._group = change.members or self._group
+                self._write(groups=(*self.record.groups, (change.generation, change.members))[-GROUPS:],
+                            fence=change.generation if fresh else self.record.fence)
+            case Formed():
+                self.progress.formed(change)
+                return [GenerationFormed(around.unix, self.id, change.generation, change.members, change.cause,
+                                         change.why, max(change.version, 0))]
+            case Evicted():
+                for name in change.workers:
+                    if name in self.crew.all:
+                        self.crew.all[name].wanted = False
+            case Finished():
+                self._finished = change.members
+        return []
+
+    def _release(self, around: Surroundings) -> None:
+        """Take workers of leaving hosts out of the orders as soon as nothing needs them any more."""
+        for worker in self.crew.live():
+            if _leaving(worker, around) is None or worker.name in self.membership.members:
+                continue
+            held = worker.report.generation
+            out = held == 0 or (self.membership.phase is Phase.RUNNING and held != self.membership.generation)
+            if out and not self._holds_alone(worker, around):
+                worker.wanted = False
+
+    def _holds_alone(self, worker: Worker, around: Surroundings) -> bool:
+        """Would the newest state be lost with this worker?"""
+        mine, newest = worker.report.version, self.checkpoints.newest
+        if mine <= 0 or (newest is not None and newest.version >= mine):
+            return False
+        return not any(o.report.version >= mine and _leaving(o, around) is None and not o.silent
+                       for o in self.crew.live() if o is not worker)
+
+    def _rank(self) -> None:
+        """Remember whose output is whose: the rank held, else the one it will probably have."""
+        ranks = {name: rank for rank, name in enumerate(self.membership.members)}
+        for place, worker in enumerate(w for w in self.crew.all.values() if not w.ended and not w.past):
+            if worker.name in ranks:
+                worker.rank = ranks[worker.name]
+            elif worker.rank < 0:
+                founded = self.membership.generation > 0
+                worker.rank = self.membership.orders(worker.name).provisional_rank if founded else place
+
+    def _worker_orders(self, worker: Worker) -> WorkerOrders:
+        said = self.membership.orders(worker.name)
+        restore = self.checkpoints.newest if said.needs_restore else None
+        return WorkerOrders(said.assignment, said.founded, said.provisional_rank, said.provisional_size,
+                            self.spec.checkpoint.interval_s, said.checkpoint_now, restore)
+
+    # ---- where it stands
+
+    def _settle(self, around: Surroundings) -> list[Event]:
+        """The job's state after this step."""
+        if self._finished:
+            return self._tail(around)
+        workers = [w for w in self.crew.all.values() if not w.past]
+        if workers and all(w.done for w in workers):
+            return self._end(JobState.SUCCEEDED, "every worker's script has ended", around)
+        state, why = self._stands(around)
+        return self._change(state, why, around)
+
+    def _stands(self, around: Surroundings) -> tuple[JobState, str]:
+        phase, why, live = self.membership.phase, self.membership.why, [w for w in self.crew.live() if not w.past]
+        if not live:
+            waits = around.why_waiting or self._cooling(around)
+            return (JobState.RECOVERING if self.membership.generation else JobState.QUEUED), waits
+        if phase is Phase.STARTING:
+            if not self.spec.argv and any(w.seen for w in live):
+                return JobState.RUNNING, f"the command runs on {len(live)} workers"
+            return JobState.STARTING, why
+        if phase is Phase.RUNNING or (phase is Phase.FORMING and self._cause in PLANNED):
+            return JobState.RUNNING, why
+        if phase is Phase.FORMING and self._cause == "start":
+            return JobState.STARTING, why
+        return JobState.RECOVERING, "; ".join(w for w in (why, around.why_waiting) if w)
+
+    def _cooling(self, around: Surroundings) -> str:
+        waits = [restart.ready_at(self.history, place) - around.now for place in around.given]
+        return f"starts again in {max(0.0, min(waits)):.0f} s" if waits else "waits for hosts"
+
+    def _tail(self, around: Surroundings) -> list[Event]:
+        """Training has ended; the scripts run to their ends. Rank 0's is the job's."""
+        first = self.crew.all.get(self._finished[0])
+        if first is None or (first.ended and not first.done):
+            return self._again(around)
+        rest = [w for w in self.crew.live() if w.name in self._finished]
+        if not first.done:
+            return self._change(JobState.RUNNING, f"training has ended; {first.name} runs the script's rest", around)
+        if self._done_at is None:
+            self._done_at = around.now
+        if rest and around.now - self._done_at < TAIL_S:
+            return self._change(JobState.RUNNING, f"rank 0 has ended; waits for {rest[0].name}", around)
+        return self._end(JobState.SUCCEEDED, "rank 0's script has ended", around)
+
+    def _again(self, around: Surroundings) -> list[Event]:
+        """Start all workers anew; they restore the newest checkpoint."""
+        for worker in self.crew.all.values():
+            worker.wanted, worker.past = False, True
+        self.membership = Membership(self.id, self.spec.min_workers, self.spec.max_workers)
+        self.membership.adopt(self.record.groups[-1][0] if self.record.groups else 1, ())
+        self._finished, self._group, self._done_at, self._peak = (), (), None, 0
+        self._write(done=())
+        return self._change(JobState.RECOVERING, "rank 0 was lost after training and before its script's end", around)
+
+    def _cancelled(self, around: Surroundings) -> list[Event]:
+        for worker in self.crew.live():
+            worker.wanted = False
+        left = [w for w in self.crew.live() if w.seen]
+        if left:
+            return self._change(self.state, f"{self.record.cancelled}; waits for {left[0].name} to end", around)
+        return self._end(JobState.CANCELLED, self.record.cancelled, around)
+
+    def _end(self, state: JobState, why: str, around: Surroundings, error: str = "") -> list[Event]:
+        for worker in self.crew.live():
+            worker.wanted = False
+        events: list[Event] = self.progress.last(self.membership, around)
+        self._write(ended_at=around.unix, error=error)
+        events += self._change(state, why, around)
+        self.secrets = {}
+        jobfile.drop_secrets(self.folder)
+        self.log_bell.ring()
+        return events
+
+    def _change(self, state: JobState, why: str, around: Surroundings) -> list[Event]:
+        if state is self.state:
+            self.record = replace(self.record, why=why)  # of no use after a restart: not worth a write
+            return []
+        self._write(state=state, why=why)
+        return [JobChanged(around.unix, self.id, state, why, self.record.version)]
+
+    def _write(self, **changes: object) -> None:
+        """Change the record; what a restart needs goes to disk at once."""
+        before, self.record = self.record, replace(self.record, **changes)  # type: ignore[arg-type]
+        if replace(before, why="", version=0, repeated=0) != replace(self.record, why="", version=0, repeated=0):
+            jobfile.save(self.folder, self.record)
+
+
+def _leaving(worker: Worker, around: Surroundings) -> Leaving | None:
+    view = around.hosts.get(worker.host)
+    if view is not None and view.leaving is not None:
+        return view.leaving
+    return None if worker.host in around.mine else Leaving(DRAIN_S, "drain")  # another job gets the host

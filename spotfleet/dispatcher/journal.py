@@ -1,0 +1,71 @@
+"""The ledger as the loop sees it: written in a thread, in the order of `note`, and mirrored in memory for readers."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
+
+from spotfleet.dispatcher.bell import Bell
+from spotfleet.fleet.events import Event
+from spotfleet.fleet.fold import FleetState
+from spotfleet.fleet.ledger import Ledger
+
+
+class Journal:
+    """One thread writes, so that a slow disk never blocks the loop. The reconciler writes to the same ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.bell = Bell()  # rings when the mirror has grown
+        self._thread = ThreadPoolExecutor(1, "ledger")
+        self._mirror = ledger.events()
+        self.state: FleetState = ledger.state()
+        self._noted: list[Event] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    def note(self, *events: Event) -> None:
+        """Have `events` written soon."""
+        self._noted.extend(events)
+        if self._noted and (self._writer is None or self._writer.done()):
+            self.check()
+            self._writer = asyncio.create_task(self._write())
+
+    def check(self) -> None:
+        """Raise what the last writing raised: without its ledger a dispatcher must not go on."""
+        if self._writer is not None and self._writer.done() and self._writer.exception():
+            raise self._writer.exception()  # type: ignore[misc]
+
+    async def flush(self) -> None:
+        """Return when everything noted is on disk and mirrored."""
+        while self._writer is not None and not self._writer.done():
+            await asyncio.wait([self._writer])
+        self.check()
+        await self.catch_up()
+
+    async def catch_up(self) -> None:
+        """Mirror what others, such as the reconciler, have written."""
+        last = self._mirror[-1][0] if self._mirror else 0
+        fresh, state = await asyncio.get_running_loop().run_in_executor(self._thread, self._read, last)
+        last = self._mirror[-1][0] if self._mirror else 0
+        fresh = [(seq, event) for seq, event in fresh if seq > last]
+        if fresh:
+            self._mirror.extend(fresh)
+            self.state = state
+            self.bell.ring()
+
+    def after(self, seq: int) -> list[tuple[int, Event]]:
+        return self._mirror[bisect_right(self._mirror, seq, key=lambda row: row[0]):]
+
+    async def close(self) -> None:
+        await self.flush()
+        self._thread.shutdown()
+
+    async def _write(self) -> None:
+        while self._noted:
+            batch, self._noted = self._noted, []
+            await asyncio.get_running_loop().run_in_executor(self._thread, self.ledger.append, *batch)
+            await self.catch_up()
+
+    def _read(self, last: int) -> tuple[list[tuple[int, Event]], FleetState]:
+        return self.ledger.events(last), self.ledger.state()

@@ -1,0 +1,48 @@
+"""What the request handlers share."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from spotfleet.errors import SpotfleetError, UsageError
+
+if TYPE_CHECKING:
+    from spotfleet.dispatcher.state import Dispatcher
+
+DISPATCHER: web.AppKey[Dispatcher] = web.AppKey("dispatcher")
+CALLER = "caller"  # its Caller, in the request
+LONGEST_WAIT_S = 60.0
+
+
+class NotFound(SpotfleetError):
+    """Nothing of that name here."""
+
+
+async def body(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request; UsageError for anything else."""
+    try:
+        value = json.loads(await request.read() or b"{}")
+    except ValueError as error:
+        raise UsageError(f"the body is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError("the body: expected an object")
+    return value
+
+
+def number(request: web.Request, name: str, default: float = 0.0) -> float:
+    """A query value; UsageError names it when it is no number or below 0."""
+    text = request.query.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e18:
+        raise UsageError(f"{name}: expected a number from 0 on, got {text!r}")
+    return value
+
+
+def whole(request: web.Request, name: str) -> int:
+    return int(number(request, name))

@@ -1,0 +1,32 @@
+"""Whether the fleet should end by itself now. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotfleet.model import FleetSpec
+
+
+@dataclass(frozen=True)
+class Idleness:
+    """What autostop needs to know."""
+
+    up_since: float
+    running: int  # jobs that have not ended
+    last_ended_at: float = 0.0  # 0: no job has ended yet
+    down_asked: str = ""  # name of an ended job that was submitted with `--down`
+
+
+def reason_to_stop(spec: FleetSpec, idleness: Idleness, now: float) -> str:
+    """Why the fleet ends now, for people; empty while it goes on. A running job is cut short by max_lifetime only."""
+    age_s = now - idleness.up_since
+    if spec.max_lifetime_s and age_s >= spec.max_lifetime_s:
+        return f"max_lifetime of {spec.max_lifetime_s:g} s is over"
+    if idleness.running:
+        return ""
+    if idleness.down_asked:
+        return f"job {idleness.down_asked} has ended and was submitted with --down"
+    idle_s = now - max(idleness.up_since, idleness.last_ended_at)
+    if spec.autostop.idle_s and spec.autostop.down and idle_s >= spec.autostop.idle_s:
+        return f"idle for {spec.autostop.idle_s:g} s (autostop)"
+    return ""

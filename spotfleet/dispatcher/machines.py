@@ -1,0 +1,140 @@
+"""Keeps the fleet's machines at target: one `reconcile.tick` at a time, in a thread, because providers block.
+
+A tick follows at once when a notice came, an agent joined or left, or a host has been released: a replacement must be
+asked for at the notice, not a second later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from spotfleet.codec import to_json
+from spotfleet.dispatcher import archive
+from spotfleet.dispatcher.auth import host_token
+from spotfleet.dispatcher.hosts import HostView
+from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.fleet import reconcile
+from spotfleet.fleet.events import FleetDown
+from spotfleet.fleet.plan import Observed, Wait, Wanted
+from spotfleet.model import CloudHost, HostState, Offer, Role
+from spotfleet.providers import Boot, Provider
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spotfleet.dispatcher.state import Dispatcher
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+TICK_S = 1.0
+END_AGAIN_S = 10.0  # our own host is asked to end again after this
+
+
+class Machines:
+    def __init__(self, dispatcher: Dispatcher, provider: Provider, settle_until: float) -> None:
+        self.own: CloudHost | None = None  # the dispatcher's own host, as the cloud lists it
+        self.waits = ""  # what the last tick waited for
+        self._dispatcher, self._provider, self._settle_until = dispatcher, provider, settle_until
+        self._thread = ThreadPoolExecutor(1, "provider")
+        self._poked = asyncio.Event()
+        self._released: frozenset[str] = frozenset()
+        self._busy: frozenset[str] = frozenset()
+
+    def poke(self) -> None:
+        """Tick at once."""
+        self._poked.set()
+
+    def look(self, views: dict[str, HostView]) -> None:
+        """Note which hosts hold workers; a draining one that holds none is released at once."""
+        jobs = self._dispatcher.jobs.values()
+        held = {worker.host for job in jobs for worker in job.crew.live()}
+        released = frozenset(n for n, v in views.items()
+                             if v.host.state is HostState.DRAINING and n not in held and not v.workers)
+        self._busy = frozenset(held)
+        if released - self._released:
+            self.poke()
+        self._released = released
+
+    async def run(self) -> None:
+        while True:
+            self._poked.clear()
+            await self._tick()
+            await self._dispatcher.journal.catch_up()
+            self._dispatcher.change()
+            await self._finish()
+            try:
+                await asyncio.wait_for(self._poked.wait(), TICK_S)
+            except TimeoutError:
+                continue
+
+    async def interrupt(self, host: str, notice_s: float | None) -> None:
+        await self._call(lambda: self._provider.interrupt(host, notice_s))
+        self.poke()
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _tick(self) -> None:
+        wanted, observed, ledger = self._wanted(), self._observed(), self._dispatcher.journal.ledger
+        try:
+            done = await self._call(lambda: reconcile.tick(
+                wanted, ledger, self._provider, self._boot, observed, time.time()))
+            self.waits = "; ".join(a.why for a in done if isinstance(a, Wait))
+            if self.own is None:
+                self.own = await self._call(self._find_own)
+        except (NeedsPerson, OSError) as error:
+            if str(error) != self.waits:
+                log.warning("machines: %s", error)
+            self.waits = str(error)
+
+    def _find_own(self) -> CloudHost | None:
+        boot = self._dispatcher.boot
+        return next((h for h in self._provider.hosts(boot.fleet) if h.request_id == boot.host), None)
+
+    def _wanted(self) -> Wanted:
+        spec, down = self._dispatcher.boot.spec, bool(self._dispatcher.endgame.why)
+        return Wanted(self._dispatcher.boot.fleet, Role.WORKER, 0 if down else self._dispatcher.nodes.target,
+                      spec.any_of, spec.interruption_behavior, spec.tags)
+
+    def _observed(self) -> Observed:
+        seats, now = self._dispatcher.seats, time.monotonic()
+        joined = {n: s.report.incarnation for n, s in seats.items() if s.connected}
+        notices = {n: notice for n, s in seats.items() if (notice := s.notice(now))}
+        return Observed(joined, notices, self._released, dict(self._dispatcher.drains), self._busy, self._settle_until)
+
+    def _boot(self, host: str, offer: Offer) -> Boot:
+        boot = self._dispatcher.boot
+        told = {"fleet": boot.fleet, "host": host, "provider": boot.spec.provider, "slots": offer.slots,
+                "dispatcher": self._dispatcher.url, "ca": boot.ca, "token": host_token(boot.fleet_secret, host)}
+        return Boot("spotfleet.agent", {"boot.json": json.dumps(to_json(told))})
+
+    # ---- the end
+
+    async def _finish(self) -> None:
+        """Once no worker host is left: remember it, and if nobody fetches the archive, leave it and end ourselves."""
+        endgame, journal = self._dispatcher.endgame, self._dispatcher.journal
+        if endgame.decision is None or any(h.role is Role.WORKER for h in journal.state.hosts):
+            return
+        if any(not j.state.ended for j in self._dispatcher.jobs.values()):
+            return
+        if not endgame.decision.noted:
+            journal.note(FleetDown(time.time(), endgame.why))
+            await journal.flush()
+            endgame.mark(noted=True)
+        if not endgame.alone(time.time()):
+            return
+        if not endgame.decision.archived:
+            home, target = self._dispatcher.home, self._dispatcher.archive_folder
+            await asyncio.to_thread(archive.write_folder, home, journal.ledger, target)
+            endgame.mark(archived=True)
+        log.info("the fleet is down: ending our own host")
+        try:
+            await self._call(lambda: self._provider.terminate(self._dispatcher.boot.host))
+        except (SpotfleetError, OSError) as error:
+            log.warning("our own host was not ended, asked again: %s", error)
+        await asyncio.sleep(END_AGAIN_S)

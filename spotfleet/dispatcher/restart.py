@@ -1,0 +1,145 @@
+"""What to do about a worker that ended: start its slot again, after how long, or fail the job. Pure.
+
+Who is to blame decides. A peer's loss and a signal are the machine's fault and cost nothing at first; the user's own
+error fails the job as soon as it is clear that it will come back: on every rank at once, or `USER_LIMIT` times in a row
+without progress. Signals fail the job only when one slot gets `SIGNAL_LIMIT` of them without progress, which is how a
+script that eats all memory looks.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from spotfleet.messages import Exit, WorkerReport
+
+TOGETHER_S = 2.0  # crashes of a whole generation within this time have one cause
+USER_LIMIT = 3
+SIGNAL_LIMIT = 5
+COOLDOWN_S = 1.0
+COOLDOWN_MAX_S = 60.0
+FORGET_S = 300.0  # a slot that has been well for so long starts from nothing again
+
+
+class Cause(Enum):
+    DONE = "done"  # the script ran to its end
+    PEER = "peer"  # an error that a lost peer caused
+    USER = "user"
+    SIGNAL = "signal"
+    LOST = "lost"  # with its host or its agent
+
+
+Slot = tuple[str, int]  # host, slot
+
+
+@dataclass(frozen=True)
+class End:
+    """One worker's end."""
+
+    worker: str
+    slot: Slot
+    cause: Cause
+    at: float
+    rank: int = -1
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Strikes:
+    """What a slot has done wrong lately."""
+
+    count: int = 0
+    signals: int = 0
+    last_at: float = 0.0
+    ready_at: float = 0.0  # not started again before
+
+
+@dataclass(frozen=True)
+class History:
+    """A job's record of failures."""
+
+    version: int = 0  # newest any worker has reported: progress forgives
+    user_ends: tuple[End, ...] = ()  # since the last progress, oldest first
+    slots: dict[Slot, Strikes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failed:
+    why: str
+    error: str  # the traceback to show
+
+
+def cause_of(exit: Exit, report: WorkerReport) -> tuple[Cause, str]:
+    """Who is to blame for this exit, and the text to show."""
+    if exit.done:
+        return Cause.DONE, ""
+    if report.error:
+        return (Cause.PEER if report.blame_peer else Cause.USER), report.error
+    if exit.code < 0:
+        return Cause.SIGNAL, f"ended by {_signal_name(-exit.code)}"
+    if exit.code == 0:
+        return Cause.USER, "the process exited with status 0 before the script's end"
+    return Cause.USER, f"the process exited with status {exit.code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def progressed(history: History, version: int) -> History:
+    """The record after some worker has reported `version`."""
+    if version <= history.version:
+        return history
+    return replace(history, version=version, user_ends=(),
+                   slots={k: replace(s, signals=0) for k, s in history.slots.items()})
+
+
+def ended(history: History, end: End, group: frozenset[str]) -> tuple[History, Failed | None]:
+    """The record after `end`, and whether the job fails of it.
+
+    `group`: the members of the generation, or all workers that started while there is none.
+    """
+    if end.cause in (Cause.DONE, Cause.LOST):
+        return history, None
+    strikes = _strike(history.slots.get(end.slot, Strikes()), end)
+    history = replace(history, slots={**history.slots, end.slot: strikes})
+    if end.cause is Cause.SIGNAL and strikes.signals >= SIGNAL_LIMIT:
+        return history, Failed(f"{end.worker} {end.error} for the {strikes.signals}th time without progress"
+                               " (out of memory?)", end.error)
+    if end.cause is not Cause.USER:
+        return history, None
+    history = replace(history, user_ends=(*history.user_ends, end))
+    return history, _user_verdict(history, group)
+
+
+def _strike(strikes: Strikes, end: End) -> Strikes:
+    if end.at - strikes.last_at > FORGET_S:
+        strikes = Strikes()
+    free = strikes.count == 0 and end.cause is not Cause.USER
+    exponent = strikes.count if end.cause is Cause.USER else strikes.count - 1
+    wait_s = 0.0 if free else min(COOLDOWN_MAX_S, COOLDOWN_S * 2 ** min(exponent, 10))
+    return Strikes(strikes.count + 1, strikes.signals + (end.cause is Cause.SIGNAL), end.at, end.at + wait_s)
+
+
+def _user_verdict(history: History, group: frozenset[str]) -> Failed | None:
+    ends = history.user_ends
+    together = [e for e in ends if ends[-1].at - e.at <= TOGETHER_S]
+    if group and group <= {e.worker for e in together}:
+        lowest = _lowest(together)
+        return Failed("the script failed on every worker" if len(group) > 1 else "the script failed", lowest.error)
+    if len(ends) >= USER_LIMIT:
+        return Failed(f"the script failed {len(ends)} times in a row without progress", _lowest(list(ends)).error)
+    return None
+
+
+def _lowest(ends: list[End]) -> End:
+    return min(ends, key=lambda e: (e.rank if e.rank >= 0 else 1 << 30, e.worker))
+
+
+def ready_at(history: History, slot: Slot) -> float:
+    """When `slot` may start its next worker."""
+    return history.slots.get(slot, Strikes()).ready_at

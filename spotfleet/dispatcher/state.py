@@ -1,0 +1,330 @@
+"""The dispatcher's state. One event loop owns all of it, so nothing here is locked.
+
+    step      after every report or request, and each STEP_S: schedule, membership, jobs, orders. Never blocks.
+    machines  each TICK_S, and at once when a host changed: one `fleet.reconcile.tick` in a thread of its own.
+
+After a restart of this process the jobs are read from disk and nothing is ordered, launched or given up until every
+host that runs has reported or SETTLE_S have passed; training goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spotfleet.dispatcher import jobfile, lifetime
+from spotfleet.dispatcher.boot import DispatcherBoot
+from spotfleet.dispatcher.endgame import Endgame
+from spotfleet.dispatcher.hosts import HostView, Seat, look
+from spotfleet.dispatcher.jobfile import JobRecord
+from spotfleet.dispatcher.jobs import Job, Surroundings
+from spotfleet.dispatcher.journal import Journal
+from spotfleet.dispatcher.keys import NotFound
+from spotfleet.dispatcher.machines import Machines
+from spotfleet.dispatcher.restart import Slot
+from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
+from spotfleet.dispatcher.status import Scene, fleet_status
+from spotfleet.errors import NoCapacity, UsageError
+from spotfleet.fleet.events import CheckpointKept, JobSubmitted, NodesChanged
+from spotfleet.messages import AgentOrders, AgentReport, Checkpoint, FleetStatus, JobStatus
+from spotfleet.model import CloudState, HostState, JobSpec, Nodes
+from spotfleet.providers import Provider
+
+log = logging.getLogger(__name__)
+STEP_S = 0.25
+SETTLE_S = 15.0
+SILENCE_S = 3.0  # an agent that is away for less keeps its host's place in the schedule
+
+
+class Dispatcher:
+    def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider, journal: Journal) -> None:
+        self.boot, self.home, self.journal = boot, home, journal
+        self.url = ""  # where we listen, set before `machines` runs
+        self.archive_folder = Path(boot.archive) if boot.archive else home / "archive"
+        self.seats: dict[str, Seat] = {}
+        self.drains: dict[str, str] = {}
+        self.endgame = Endgame(home)
+        self._life = jobfile.next_boot(home)
+        self._named = 0
+        self.jobs: dict[str, Job] = {j.id: j for j in map(self._load, jobfile.folders(home))}
+        self._allocation = Allocation({}, {})
+        self._changed = asyncio.Event()
+        self._settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
+        self.machines = Machines(self, provider, time.time() + SETTLE_S if self._settle_until else 0.0)
+
+    # ---- agents
+
+    def host_names(self) -> set[str]:
+        """Hosts whose tokens are good."""
+        return {h.request_id for h in self.journal.state.hosts} | self.seats.keys()
+
+    def refusal(self, host: str) -> str:
+        """Why an agent of this host must not go on; empty when it may."""
+        if host in self.journal.state.ended and self.journal.state.ended[host].state is HostState.GONE:
+            known = self.journal.state.ended[host]
+            return "" if known.cloud is not CloudState.TERMINATED else f"{host} has ended; its token is no longer good"
+        return ""
+
+    def connect(self, report: AgentReport, wake: Callable[[], None]) -> Seat:
+        """A new connection of a host's agent; it takes the place of an older one."""
+        seat = Seat(report.host, report, wake)
+        before = self.seats.get(report.host)
+        self.seats[report.host] = seat
+        if before is not None and before.connected:
+            before.connected = False
+            before.wake()
+        self.machines.poke()
+        return seat
+
+    def receive(self, seat: Seat, report: AgentReport) -> None:
+        """Take in what an agent holds; it is answered after the next step."""
+        noticed = report.notice != seat.report.notice
+        seat.hear(report, time.monotonic())
+        if self.settled:
+            for job in self.jobs.values():
+                job.crew.hear(report)
+        if noticed:
+            self.machines.poke()
+        self.change()
+
+    def disconnect(self, seat: Seat) -> None:
+        """The end of a connection; of an older one it means nothing."""
+        if self.seats.get(seat.host) is not seat:
+            return
+        seat.connected, seat.away_since = False, time.monotonic()
+        for job in self.jobs.values():
+            job.crew.silence(seat.host)
+        self.machines.poke()  # does the cloud list it as ended?
+        self.change()
+
+    def change(self) -> None:
+        """Something changed: step soon."""
+        self._changed.set()
+
+    # ---- requests
+
+    async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
+        self._check(spec, wait)
+        stem = re.sub(r"[^\w.-]+", "-", spec.name).strip("-.") or "job"
+        number = len(self.jobs) + 1
+        name = f"{stem}-{number}"
+        folder = self.home / "jobs" / name
+        jobfile.save_secrets(folder, secrets)
+        jobfile.save(folder, JobRecord(name, spec, time.time()))
+        self.jobs[name] = self._load(folder)
+        command = " ".join(spec.argv) or spec.run
+        for value in secrets.values():
+            command = command.replace(value, "***") if value else command
+        self.journal.note(JobSubmitted(time.time(), name, spec.name, command, spec.min_workers, spec.max_workers))
+        self.change()
+        return name
+
+    def _check(self, spec: JobSpec, wait: bool) -> None:
+        """Raise UsageError for a job that can never run, NoCapacity for one that cannot run soon and shall not wait."""
+        if self.endgame.why:
+            raise NoCapacity(f"the fleet goes down: {self.endgame.why}", hint="start it again with `spotfleet up`")
+        if not spec.argv and not spec.run:
+            raise UsageError("spec.run: the job has neither a script nor a command", hint="name a script")
+        if not 1 <= spec.min_workers <= spec.max_workers:
+            raise UsageError(f"spec.min_workers: {spec.min_workers} to {spec.max_workers} is no range from 1 on")
+        if spec.bundle and not (self.home / "bundles" / spec.bundle).exists():
+            raise UsageError(f"spec.bundle: {spec.bundle} has not been uploaded", hint="PUT it to /v1/bundles first")
+        if wait:
+            return
+        views = [v for v in self.views() if v.host.counts]
+        slots = max([1, *(v.slots for v in views)])
+        most = self.nodes.max * slots
+        if most < spec.min_workers:
+            raise NoCapacity(f"the job needs {spec.min_workers} workers; the fleet has at most {most}",
+                             hint="lower --np, or raise nodes.max in the fleet file and run `spotfleet up` again")
+        up = sum(v.slots for v in views if v.usable)
+        if up < spec.min_workers and (self.machines.waits or self.nodes.target * slots < spec.min_workers):
+            raise NoCapacity(f"the job needs {spec.min_workers} workers and {up} are up"
+                             + (f"; {self.machines.waits}" if self.machines.waits else ""),
+                             hint="add --wait to queue it until capacity comes, or lower --np", scope="region")
+
+    def cancel(self, job: Job) -> None:
+        job.cancel("cancelled by `spotfleet cancel`")
+        self.change()
+
+    async def set_nodes(self, nodes: Nodes) -> None:
+        if nodes != self.nodes:
+            self.journal.note(NodesChanged(time.time(), nodes, "asked by `spotfleet up`"))
+            await self.journal.flush()
+            self.machines.poke()
+
+    def drain(self, host: str) -> None:
+        self._live_host(host)
+        self.drains[host] = "asked by `spotfleet drain`"
+        self.machines.poke()
+        self.change()
+
+    async def interrupt(self, host: str, notice_s: float | None) -> None:
+        self._live_host(host)
+        await self.machines.interrupt(host, notice_s)
+
+    def _live_host(self, host: str) -> None:
+        names = [v.host.request_id for v in self.views()]
+        if host not in names:
+            raise NotFound(f"no host {host!r}", hint=f"hosts of this fleet: {', '.join(names) or 'none now'}")
+
+    def go_down(self, why: str, *, by_ourselves: bool) -> None:
+        if self.endgame.begin(why, by_ourselves=by_ourselves, at=time.time()):
+            log.info("going down: %s", why)
+        self.machines.poke()
+        self.change()
+
+    def checkpoint_kept(self, job: Job, kept: Checkpoint) -> None:
+        self.journal.note(CheckpointKept(time.time(), job.id, kept.version, kept.generation, kept.digest, kept.bytes))
+        self.change()
+
+    # ---- what is known
+
+    @property
+    def nodes(self) -> Nodes:
+        return self.journal.state.nodes or self.boot.spec.nodes
+
+    def views(self) -> list[HostView]:
+        return look(self.journal.state, self.seats, self.drains, time.monotonic(), time.time())
+
+    def orders(self, host: str) -> AgentOrders | None:
+        """The newest orders; None while there are none to give."""
+        seat = self.seats.get(host)
+        return seat.orders if seat else None
+
+    def job_status(self, job: Job) -> JobStatus:
+        return job.status(time.time())
+
+    def status(self) -> FleetStatus:
+        views, unix = self.views(), time.time()
+        host_jobs = {v.host.request_id: tuple(j.id for j in self.jobs.values() if j.has_worker_on(v.host.request_id))
+                     for v in views}
+        scene = Scene(self.boot.fleet, self.journal.state, self.nodes, self.machines.own, views,
+                      {s.host: s.report.why for s in self.seats.values()}, host_jobs,
+                      tuple(j.status(unix) for j in self.jobs.values()), self.endgame.why, self.machines.waits)
+        return fleet_status(scene, unix)
+
+    # ---- the loop
+
+    async def run(self) -> None:
+        """Step until cancelled. An error here ends the process: a restart from disk is safer than going on."""
+        while True:
+            self._changed.clear()
+            self.journal.check()
+            self.step()
+            try:
+                await asyncio.wait_for(self._changed.wait(), STEP_S)
+            except TimeoutError:
+                continue
+
+    def step(self) -> None:
+        """Bring jobs and orders up to date with everything known now."""
+        if not self.settled:
+            self._try_to_settle()
+            return
+        now, unix = time.monotonic(), time.time()
+        views = {v.host.request_id: v for v in self.views()}
+        self._forget_hosts(views)
+        live = [j for j in self.jobs.values() if not j.state.ended]
+        self._end_if_due(live, unix)
+        self._allocation = allocate(*self._desk(live, views, now), self._allocation.held)
+        taken = {place: job.id for job in self.jobs.values() for place in job.held()}
+        for job in self.jobs.values():
+            self.journal.note(*job.step(self._around(job, views, taken, now, unix)))
+        self._order()
+        self.machines.look(views)
+
+    def _desk(self, live: list[Job], views: dict[str, HostView], now: float) -> tuple[list[JobNeed], list[HostRoom]]:
+        order = {name: n for n, name in enumerate(self.jobs)}
+        needs = [JobNeed(j.id, j.spec.min_workers, j.spec.max_workers, order[j.id]) for j in live
+                 if not j.record.cancelled]
+        rooms = [HostRoom(name, v.slots, v.leaving is not None or not v.host.counts, self._is_ready(name, v, now))
+                 for name, v in views.items() if v.host.state is not HostState.STOPPED]
+        return needs, rooms
+
+    def _is_ready(self, host: str, view: HostView, now: float) -> bool:
+        seat = self.seats.get(host)
+        return view.connected or (seat is not None and now - seat.away_since < SILENCE_S)
+
+    def _around(self, job: Job, views: dict[str, HostView], taken: dict[Slot, str], now: float,
+                unix: float) -> Surroundings:
+        mine = self._allocation.held.get(job.id, ())
+        usable = [v for v in (views.get(h) for h in mine) if v is not None and v.usable]
+        places = [(v.host.request_id, slot) for v in usable for slot in range(v.slots)]
+        given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.spec.max_workers]
+        launching = sum(v.slots for v in views.values() if v.host.counts and not v.connected and v.leaving is None)
+        coming = max(0, min(launching, job.spec.max_workers - len(given)))
+        return Surroundings(now, unix, mine, given, views, self._why_waiting(job), coming)
+
+    def _why_waiting(self, job: Job) -> str:
+        why = self._allocation.why.get(job.id, "")
+        if why.startswith("holds"):
+            return ""
+        return "; ".join(w for w in (why, self.machines.waits) if w)
+
+    def _order(self) -> None:
+        """Wake each connection that is owed an answer or whose orders have changed."""
+        for seat in self.seats.values():
+            orders = AgentOrders(seat.host, tuple(o for j in self.jobs.values() for o in j.orders(seat.host)))
+            if seat.connected and (seat.due or orders != seat.orders):
+                seat.orders, seat.due = orders, False
+                seat.wake()
+
+    def _forget_hosts(self, views: dict[str, HostView]) -> None:
+        for name in [n for n, s in self.seats.items() if n in self.journal.state.ended and not s.connected]:
+            del self.seats[name]
+        self.drains = {n: why for n, why in self.drains.items() if n in views}
+
+    def _end_if_due(self, live: list[Job], unix: float) -> None:
+        if self.endgame.why:
+            for job in live:
+                job.cancel(f"the fleet goes down: {self.endgame.why}")
+            return
+        created = self.journal.state.created
+        ended = [j for j in self.jobs.values() if j.state.ended]
+        idleness = lifetime.Idleness(
+            created.at if created else unix, len(live), max((j.record.ended_at for j in ended), default=0.0),
+            next((j.id for j in ended if j.spec.down), ""))
+        why = lifetime.reason_to_stop(self.boot.spec, idleness, unix)
+        if why:
+            self.go_down(why, by_ourselves=True)
+
+    # ---- after a restart
+
+    @property
+    def settled(self) -> bool:
+        return self._settle_until == 0.0
+
+    def _has_past(self) -> bool:
+        return bool(self.journal.state.hosts)
+
+    def _try_to_settle(self) -> None:
+        away = [h.request_id for h in self.journal.state.hosts
+                if h.cloud is CloudState.RUNNING and h.terminate_at is None
+                and not (h.request_id in self.seats and self.seats[h.request_id].connected)]
+        if away and time.monotonic() < self._settle_until:
+            return
+        self._settle_until = 0.0
+        reports = [s.report for s in self.seats.values()]
+        for job in self.jobs.values():
+            if not job.state.ended:
+                job.adopt(reports)
+        self._allocation = Allocation({j.id: tuple(sorted(j.crew.hosts())) for j in self.jobs.values()
+                                       if not j.state.ended and j.crew.hosts()}, {})
+        for seat in self.seats.values():
+            if not seat.connected:
+                for job in self.jobs.values():
+                    job.crew.silence(seat.host)
+
+    def _load(self, folder: Path) -> Job:
+        record, secrets = jobfile.load(folder)
+        return Job(folder, record, secrets, self._name_for)
+
+    def _name_for(self, place: Slot) -> str:
+        self._named += 1
+        incarnation = str(self._named) if self._life == 1 else f"{self._life}-{self._named}"
+        return f"{place[0]}/{place[1]}/{incarnation}"

@@ -1,0 +1,82 @@
+"""What `status` shows, from what is known. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spotfleet.dispatcher.hosts import HostView
+from spotfleet.fleet.fold import FleetState, Host
+from spotfleet.messages import FleetStatus, HostStatus, JobStatus
+from spotfleet.model import CloudHost, CloudState, HostState, Nodes
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything a status is made of."""
+
+    fleet: str
+    state: FleetState
+    nodes: Nodes
+    dispatcher: CloudHost | None
+    hosts: Sequence[HostView]
+    agents_why: dict[str, str]  # host -> what its agent waits for
+    host_jobs: dict[str, tuple[str, ...]]
+    jobs: tuple[JobStatus, ...]
+    going_down: str  # why; empty while the fleet stays
+    waits: str  # what the reconciler waits for
+
+
+def fleet_status(scene: Scene, now: float) -> FleetStatus:
+    """`now` is Unix time."""
+    hosts = tuple(_host(view, scene, now) for view in scene.hosts)
+    if scene.dispatcher is not None:
+        hosts = (_dispatcher(scene.dispatcher, now), *hosts)
+    billed = [h for h in hosts if h.state != HostState.STOPPED.value and h.why != NOT_BILLED]
+    state, why = _state(scene)
+    nodes = scene.nodes
+    created = scene.state.created
+    return FleetStatus(scene.fleet, state, why, nodes.min, nodes.target, nodes.max, hosts, scene.jobs,
+                       sum(h.price_micros_h for h in billed), sum(h.on_demand_micros_h for h in billed),
+                       now - created.at if created else 0.0)
+
+
+NOT_BILLED = "the cloud has not listed it yet"
+
+
+def _state(scene: Scene) -> tuple[str, str]:
+    up = sum(v.host.state is HostState.UP for v in scene.hosts)
+    if scene.going_down:
+        if not scene.hosts:
+            return "down", scene.going_down
+        return "going down", f"{scene.going_down}; {len(scene.hosts)} hosts are left"
+    if up >= scene.nodes.target:
+        return "up", f"{up} of {scene.nodes.target} hosts are up"
+    return "degraded", "; ".join(w for w in (f"{up} of {scene.nodes.target} hosts are up", scene.waits) if w)
+
+
+def _host(view: HostView, scene: Scene, now: float) -> HostStatus:
+    host = view.host
+    price, on_demand = prices(scene.state, host)
+    why = host.why
+    if host.state is HostState.LAUNCHING:
+        why = scene.agents_why.get(host.request_id) or (why if host.provider_id else NOT_BILLED)
+    elif host.state is HostState.UP:
+        why = scene.agents_why.get(host.request_id, "") if view.connected else "its agent is not connected"
+    left = view.leaving.seconds_left if view.leaving and view.leaving.why == "notice" else None
+    return HostStatus(host.request_id, host.role.value, host.state.value, host.offer.pool, view.slots, price, on_demand,
+                      host.address, scene.host_jobs.get(host.request_id, ()), left, now - host.since, why)
+
+
+def _dispatcher(own: CloudHost, now: float) -> HostStatus:
+    state = HostState.UP if own.state is CloudState.RUNNING else HostState.LAUNCHING
+    since = own.runs[-1].started_at if own.runs else now
+    return HostStatus(own.request_id, own.role.value, state.value, own.offer.pool, 0, own.offer.price_micros_h,
+                      own.offer.on_demand_micros_h, own.address, since_s=now - since)
+
+
+def prices(state: FleetState, host: Host) -> tuple[int, int]:
+    """What the host costs now, and what it would cost on demand; micro-dollars an hour."""
+    known = state.prices.get(host.offer.pool)
+    return (known.micros_h, known.on_demand_micros_h) if known else (
+        host.offer.price_micros_h, host.offer.on_demand_micros_h)

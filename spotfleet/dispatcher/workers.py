@@ -1,0 +1,126 @@
+"""The workers of one job: their names, what their agents last said of them, and how they ended.
+
+A slot holds one process at a time. A worker that should go is taken out of its agent's orders and keeps its slot until
+the agent reports no such process, another incarnation of the agent does not know it, or the cloud lists its host as
+gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from spotfleet.dispatcher.restart import Cause, End, Slot, cause_of
+from spotfleet.messages import AgentReport, Exit, WorkerReport, WorkerState
+
+
+@dataclass
+class Worker:
+    name: str
+    host: str
+    slot: int
+    local_rank: int
+    report: WorkerReport
+    wanted: bool = True  # in its agent's orders
+    seen: bool = False  # its agent has reported a process of this name
+    silent: bool = False  # its agent is not connected
+    exit: Exit | None = None
+    cause: Cause | None = None  # set once it has ended
+    error: str = ""
+    rank: int = -1  # the last one it held
+    told: bool = False  # its end has been judged
+    ended_at: float = 0.0  # when it was judged; monotonic
+    past: bool = False  # of a run that the job has given up
+
+    @property
+    def place(self) -> Slot:
+        return (self.host, self.slot)
+
+    @property
+    def ended(self) -> bool:
+        return self.cause is not None
+
+    @property
+    def done(self) -> bool:
+        return self.cause is Cause.DONE
+
+
+class Crew:
+    """All workers of a job that may still matter, by name."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.all: dict[str, Worker] = {}
+
+    def add(self, name: str, local_rank: int) -> Worker:
+        host, slot, _ = name.split("/")
+        worker = Worker(name, host, int(slot), local_rank, WorkerReport(name, self.job))
+        self.all[name] = worker
+        return worker
+
+    def live(self) -> list[Worker]:
+        """Those that have not ended as far as anybody knows."""
+        return [w for w in self.all.values() if not w.ended]
+
+    def at(self, place: Slot) -> Worker | None:
+        """The worker that holds this slot."""
+        return next((w for w in self.all.values() if w.place == place and not w.ended), None)
+
+    def hear(self, report: AgentReport) -> None:
+        """Take what an agent says of this job's workers."""
+        mine = {w.report.worker: w for w in report.workers if w.report.job == self.job}
+        for worker in self.all.values():
+            if worker.host != report.host:
+                continue
+            worker.silent = False
+            state = mine.get(worker.name)
+            if state is not None:
+                _take(worker, state)
+            elif not worker.ended and (worker.seen or not worker.wanted):
+                worker.cause = Cause.LOST  # it was there and is not any more: its agent has ended or restarted
+
+    def silence(self, host: str) -> None:
+        """The host's agent is not connected any more."""
+        for worker in self.all.values():
+            worker.silent = worker.silent or worker.host == host
+
+    def lose(self, host: str) -> None:
+        """The cloud lists the host as gone."""
+        for worker in self.all.values():
+            if worker.host == host and not worker.ended:
+                worker.cause = Cause.LOST
+
+    def untold(self) -> list[Worker]:
+        """Ends that have not been judged yet, in the order of ranks."""
+        return sorted((w for w in self.all.values() if w.ended and not w.told), key=lambda w: (w.rank, w.name))
+
+    def forget(self, keep: Callable[[Worker], bool]) -> None:
+        """Drop ended workers except those that still matter."""
+        self.all = {n: w for n, w in self.all.items() if not w.ended or keep(w)}
+
+    def hosts(self) -> set[str]:
+        return {w.host for w in self.live()}
+
+    def version(self) -> int:
+        return max((w.report.version for w in self.all.values()), default=0)
+
+
+def _take(worker: Worker, state: WorkerState) -> None:
+    if worker.ended:
+        return
+    worker.seen, worker.report = True, state.report
+    if state.exit is not None:
+        worker.exit = state.exit
+        worker.cause, worker.error = cause_of(state.exit, state.report)
+        if not (worker.wanted or worker.done):
+            worker.cause, worker.error = Cause.LOST, ""  # it was told to go: nobody's fault
+
+
+def end_of(worker: Worker, now: float) -> End:
+    assert worker.cause is not None
+    return End(worker.name, worker.place, worker.cause, now, worker.rank, worker.error)
+
+
+def started(workers: Iterable[Worker]) -> frozenset[str]:
+    """Names of those whose process exists or existed."""
+    return frozenset(w.name for w in workers if w.seen)

@@ -1,0 +1,41 @@
+"""When a fleet ends by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotfleet.dispatcher.lifetime import Idleness, reason_to_stop
+from spotfleet.model import Autostop, FleetSpec
+
+SPEC = FleetSpec("f", autostop=Autostop(idle_s=60.0), max_lifetime_s=1000.0)
+
+
+def test_a_fleet_without_autostop_and_limit_lives_on():
+    assert reason_to_stop(FleetSpec("f"), Idleness(up_since=0.0, running=0), now=1e9) == ""
+
+
+def test_idle_time_counts_from_the_end_of_the_last_job():
+    idle = Idleness(up_since=0.0, running=0, last_ended_at=100.0)
+    assert reason_to_stop(SPEC, idle, now=159.0) == ""
+    assert reason_to_stop(SPEC, idle, now=160.0) == "idle for 60 s (autostop)"
+
+
+def test_idle_time_counts_from_the_start_before_any_job():
+    assert reason_to_stop(SPEC, Idleness(up_since=100.0, running=0), now=159.0) == ""
+    assert reason_to_stop(SPEC, Idleness(up_since=100.0, running=0), now=160.0)
+
+
+def test_a_running_job_is_no_idleness_but_the_lifetime_ends_it():
+    busy = Idleness(up_since=0.0, running=1, down_asked="digits")
+    assert reason_to_stop(SPEC, busy, now=999.0) == ""
+    assert reason_to_stop(SPEC, busy, now=1000.0) == "max_lifetime of 1000 s is over"
+
+
+def test_train_down_ends_the_fleet_as_soon_as_no_job_runs():
+    asked = Idleness(up_since=0.0, running=0, last_ended_at=10.0, down_asked="digits")
+    assert "digits" in reason_to_stop(SPEC, asked, now=10.0)
+
+
+def test_autostop_that_must_not_take_the_fleet_down_does_nothing():
+    spec = replace(SPEC, autostop=Autostop(idle_s=60.0, down=False))
+    assert reason_to_stop(spec, Idleness(up_since=0.0, running=0), now=500.0) == ""

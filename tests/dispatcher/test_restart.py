@@ -1,0 +1,109 @@
+"""The restart policy: who is to blame decides."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from spotfleet.dispatcher.restart import Cause, End, Failed, History, cause_of, ended, progressed, ready_at
+from spotfleet.messages import Exit, WorkerReport
+
+A, B = ("h-a", 0), ("h-b", 0)
+
+
+def crash(slot=A, at=0.0, *, n=1, cause=Cause.USER, rank=-1, error="boom") -> End:
+    return End(f"{slot[0]}/{slot[1]}/{n}", slot, cause, at, rank, error)
+
+
+def after(ends: list[End], group: frozenset[str] = frozenset({"another"}), history: History | None = None):
+    """The history and the verdict on the last of `ends`."""
+    history, verdict = history or History(), None
+    for end in ends:
+        history, verdict = ended(history, end, group)
+        if verdict:
+            break
+    return history, verdict
+
+
+@pytest.mark.parametrize(("exit", "report", "cause"), [
+    (Exit(0, done=True), {}, Cause.DONE),
+    (Exit(1), {"error": "Traceback"}, Cause.USER),
+    (Exit(1), {"error": "Traceback", "blame_peer": True}, Cause.PEER),
+    (Exit(-9), {}, Cause.SIGNAL),
+    (Exit(3), {}, Cause.USER),
+    (Exit(0), {}, Cause.USER),
+])
+def test_an_exit_is_blamed_on_whom_it_belongs_to(exit, report, cause):
+    assert cause_of(exit, WorkerReport("h/0/1", "j", **report))[0] is cause
+
+
+def test_an_exit_without_a_traceback_says_how_it_ended():
+    assert cause_of(Exit(-signal.SIGKILL), WorkerReport("h/0/1", "j"))[1] == "ended by SIGKILL"
+    assert cause_of(Exit(3), WorkerReport("h/0/1", "j"))[1] == "the process exited with status 3"
+
+
+def test_a_script_that_fails_on_every_worker_fails_the_job_at_once_with_the_traceback_of_rank_0():
+    one, two = crash(A, 0.0, rank=1, error="of rank 1"), crash(B, 1.5, rank=0, error="of rank 0")
+    group = frozenset({one.worker, two.worker})
+    assert after([one], group)[1] is None
+    assert after([one, two], group)[1] == Failed("the script failed on every worker", "of rank 0")
+
+
+def test_crashes_far_apart_are_not_taken_for_one_cause():
+    one, two = crash(A, 0.0), crash(B, 2.5)
+    assert after([one, two], frozenset({one.worker, two.worker}))[1] is None
+
+
+def test_the_only_worker_that_fails_fails_the_job():
+    assert after([crash()], frozenset({crash().worker}))[1] == Failed("the script failed", "boom")
+
+
+def test_three_crashes_in_a_row_fail_the_job_but_progress_between_them_forgives():
+    ends = [crash(A, 10.0 * n, n=n) for n in range(3)]
+    history, verdict = after(ends[:2])
+    assert verdict is None
+    assert after(ends[2:], history=history)[1] == Failed("the script failed 3 times in a row without progress", "boom")
+    assert after(ends[2:], history=progressed(history, 5))[1] is None
+
+
+def test_a_peers_loss_never_fails_the_job_and_restarts_at_once():
+    history, verdict = after([crash(cause=Cause.PEER, at=7.0)])
+    assert (verdict, ready_at(history, A)) == (None, 7.0)
+
+
+def test_a_lost_host_leaves_no_mark():
+    assert after([crash(cause=Cause.LOST, n=n) for n in range(20)]) == (History(), None)
+
+
+def test_a_crashing_slot_waits_one_second_then_twice_as_long_each_time_up_to_a_minute():
+    history, waits = History(), []
+    for n in range(9):
+        history, _ = ended(history, crash(A, at=100.0 * n, n=n), frozenset({"another"}))
+        waits.append(ready_at(history, A) - 100.0 * n)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_other_slots_do_not_wait_for_a_crashing_one():
+    history, _ = after([crash(A, 50.0)])
+    assert ready_at(history, B) == 0.0
+
+
+def test_a_slot_that_was_well_for_long_starts_from_nothing_again():
+    history, _ = after([crash(A, at, n=n, cause=Cause.PEER) for n, at in enumerate([0.0, 1.0, 2.0])])
+    assert ready_at(history, A) > 2.0
+    history, _ = ended(history, crash(A, 1000.0, cause=Cause.PEER), frozenset({"another"}))
+    assert ready_at(history, A) == 1000.0
+
+
+def test_five_signals_at_one_slot_fail_the_job_four_and_one_elsewhere_do_not():
+    ends = [crash(A, 100.0 * n, n=n, cause=Cause.SIGNAL, error="ended by SIGKILL") for n in range(5)]
+    assert after([*ends[:4], crash(B, 500.0, cause=Cause.SIGNAL)])[1] is None
+    verdict = after(ends)[1]
+    assert verdict is not None and "5th time" in verdict.why
+
+
+def test_progress_forgives_signals():
+    ends = [crash(A, 100.0 * n, n=n, cause=Cause.SIGNAL) for n in range(5)]
+    history, _ = after(ends[:4])
+    assert after(ends[4:], history=progressed(history, 1))[1] is None
