@@ -7,12 +7,31 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
 RUN_MARK = "TEST_RUN_OF_SPOTFLEET"  # in the environment of every process that a test starts, so that none is overlooked
 NETGUARD = str(Path(__file__).parent / "netguard")
+
+LONGER = 10  # times as many random histories with `scripts/test --long`
+
+
+class Longer(hypothesis.settings):
+    """`hypothesis.settings` for the long form of the tests."""
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        if "max_examples" in given:
+            given["max_examples"] *= LONGER
+        super().__init__(*args, **given)
+
+
+if os.environ.get("SPOTFLEET_LONG"):
+    hypothesis.settings.register_profile("long", max_examples=LONGER * hypothesis.settings().max_examples)
+    hypothesis.settings.load_profile("long")
+    hypothesis.settings = Longer  # before any test module imports it
 
 sys.path.insert(0, NETGUARD)
 os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (NETGUARD, os.environ.get("PYTHONPATH", "")) if p)
