@@ -154,8 +154,7 @@ class LocalCloud:
     def shutdown(self) -> None:
         """Kill every host and end the daemon; returns when no process is left. The bill stays in the home."""
         if self._link.known():
-            self._link.call("shutdown")
-            self._link.wait_for_end()
+            self._link.shutdown()
 
 
 def _home(text: str) -> Path:

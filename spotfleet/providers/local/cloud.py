@@ -6,7 +6,8 @@ The command returns when the daemon answers, and the daemon lives on. In SPOTFLE
 It ends by itself
 - IDLE_S after the last of its hosts has ended and the last call, if it has launched one;
 - UNUSED_S after its start and the last call, if it has not;
-- after killing all hosts, when told to shut down or when the process SPOTFLEET_LOCAL_OWNER_PID has died.
+- after killing all hosts, without asking them first, when told to shut down or when the process
+  SPOTFLEET_LOCAL_OWNER_PID has died.
 SIGTERM and SIGKILL end only the daemon: its hosts run on, and the next daemon of this home adopts them.
 """
 
@@ -72,6 +73,7 @@ class Daemon:
             self.wake.clear()
         with self.cloud.lock:
             self.cloud.closing = True
+            self.cloud.machines.term_s = 0.0
         print(f"ending: {self._reason()}", flush=True)
         self.cloud.terminate_all()
         while self.cloud.machines.busy():

@@ -63,6 +63,7 @@ class Machines:
     home: Path  # SPOTFLEET_HOME/local
     look: Callable[[str], Host | None]  # the market's present view of a host
     placements: dict[str, Placement] = field(default_factory=dict)
+    term_s: float = TERM_S  # 0: end machines without asking them first
     starts: Counter[str] = field(default_factory=Counter)  # how often this daemon started each machine
     _machines: dict[str, _Machine] = field(default_factory=dict)
     _metadata: dict[str, MetadataServer] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class Machines:
                 elif time.monotonic() >= machine.not_before:
                     self._start(machine)
             elif not wanted:
-                self._end(machine, 0.0 if host.runs and host.runs[-1].taken else TERM_S)
+                self._end(machine, 0.0 if host.runs and host.runs[-1].taken else self.term_s)
             elif (status := self._exit_status(machine)) is not None:
                 if status == 0:
                     off.append(request_id)

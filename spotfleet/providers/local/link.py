@@ -55,17 +55,16 @@ class Link:
         """Whether this home has, or ever had, a cloud: asking about nothing starts none."""
         return (self.home / "local" / "state.json").exists() or self.daemon() is not None
 
-    def wait_for_end(self) -> None:
-        """Return when the daemon that was told to end holds its lock no more."""
-        with open(self.home / "local" / "cloud.lock", "a", encoding="utf-8") as lock:
-            deadline = time.monotonic() + START_S
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
-                except BlockingIOError:
-                    time.sleep(0.01)
-        raise SpotfleetError("local cloud: its daemon does not end", hint=self._log_tail())
+    def shutdown(self) -> None:
+        """End all hosts and the daemon; returns when its process is gone."""
+        self.call("ping")
+        where = self.daemon()
+        self.call("shutdown")
+        deadline = time.monotonic() + START_S
+        while where and proc.alive(where["pid"], where["started"]):
+            if time.monotonic() > deadline:
+                raise SpotfleetError("local cloud: its daemon does not end", hint=self._log_tail())
+            time.sleep(0.01)
 
     def _start(self) -> dict[str, Any]:
         """Start the daemon, unless somebody else just did."""
@@ -78,9 +77,10 @@ class Link:
                     return where
                 environment = {k: v for k, v in os.environ.items() if k not in HOST_ONLY}
                 try:
+                    # Not in the user's folder, whose modules might bear the names of ours or of Python's.
                     done = subprocess.run([sys.executable, "-m", "spotfleet.providers.local.cloud", "--home",
-                                           str(self.home)], env=environment, stdin=subprocess.DEVNULL,
-                                          capture_output=True, text=True, timeout=START_S)
+                                           str(self.home)], cwd=self.home / "local", env=environment,
+                                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S)
                 except subprocess.TimeoutExpired:
                     break
                 if done.returncode != 0:
