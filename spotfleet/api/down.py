@@ -19,12 +19,12 @@ from spotfleet.api.house import Busy, Folder
 from spotfleet.api.machine import Machine, Progress
 from spotfleet.client import Client
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
-from spotfleet.model import CloudState, Role
+from spotfleet.model import Role
 
 POLL_S = 0.3
 WORKERS_GONE_S = 600.0
 PATIENCE_S = 20.0  # for a dispatcher that restarts
-SELF_END_S = 60.0  # for a dispatcher that ends itself, after it stopped answering
+TRY_S = 2.0  # for one call, before the provider is asked whether its machine still exists
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,14 @@ def take_down(folder: Folder, progress: Progress, *, discard: bool, why: str) ->
     """Return once nothing of the fleet is listed. Raises SpotfleetError, with the fleet as it was, when something
     would be lost and not `discard`."""
     with folder.locked():
-        record = folder.record
-        if record.down_at:
+        if folder.record.down_at:
             return Down(folder.name, _home(folder), already=True)
         machine = Machine(folder)
-        note = "" if discard and not record.reached else _bring_home(machine, progress, discard)
+        note = _bring_home(machine, progress, discard)
         machine.end(why, progress, workers_too=True)
+        _put_in_place(folder)
+        if folder.archive.exists():
+            progress(f"ledger, logs, checkpoints and outputs are in {folder.archive}")
         return Down(folder.name, _home(folder), note=note)
 
 
@@ -57,6 +59,7 @@ def settle(folder: Folder) -> bool:
                 if machine.left():
                     return False
                 machine.end("ended by itself", lambda _line: None)
+                _put_in_place(folder)
         return True
     except Busy:
         return False
@@ -64,47 +67,46 @@ def settle(folder: Folder) -> bool:
 
 def _bring_home(machine: Machine, progress: Progress, discard: bool) -> str:
     """Get the archive here, workers ended; the answer says what was not brought home, "" if all is here."""
-    folder = machine.folder
-    url = machine.locate()
-    if not url:
-        return _without_dispatcher(machine, progress, discard)
-    client = machine.client(url, PATIENCE_S if not discard else 3.0)
-    try:
-        client.down()
-        _wait_for_workers(client, progress)
-        _fetch(client, folder)
-        progress(f"ledger, logs, checkpoints and outputs are in {folder.archive}")
-        return ""
-    except DispatcherUnreachable as error:
-        if _ended_itself(machine):
+    folder, deadline = machine.folder, time.monotonic() + (0.0 if discard else PATIENCE_S)
+    while True:
+        url = machine.locate()
+        if not url and not _comes_back(machine):
+            return _without_dispatcher(folder, progress, discard)
+        try:
+            if not url:
+                raise DispatcherUnreachable("its machine does not run")
+            client = machine.client(url, TRY_S)
+            client.down()
+            _wait_for_workers(client, progress)
+            _fetch(client, folder)
             return ""
-        if discard:
-            return f"nothing was brought home: {error}"
-        raise SpotfleetError(f"the fleet's results cannot be brought home: {error}",
-                             hint="try again, or give them up with --discard") from None
+        except DispatcherUnreachable as error:  # it restarts, or it has just ended itself
+            if time.monotonic() >= deadline:
+                return _unreachable(error, discard)
+        time.sleep(POLL_S)
 
 
-def _without_dispatcher(machine: Machine, progress: Progress, discard: bool) -> str:
-    folder = machine.folder
-    if folder.archive.exists() or not folder.record.reached:
+def _comes_back(machine: Machine) -> bool:
+    """Does the dispatcher's machine exist, and has it ever answered?"""
+    return machine.folder.record.reached and any(h.role is Role.DISPATCHER for h in machine.left())
+
+
+def _unreachable(error: DispatcherUnreachable, discard: bool) -> str:
+    if discard:
+        return f"nothing was brought home: {error}"
+    raise SpotfleetError(f"the fleet's results cannot be brought home: {error}",
+                         hint="try again, or give them up with --discard") from None
+
+
+def _without_dispatcher(folder: Folder, progress: Progress, discard: bool) -> str:
+    """An autostop has left the archive; or there was nothing to bring; or it is lost."""
+    if folder.archive.exists() or folder.fetched.exists() or not folder.record.reached:
         return ""
-    waiting = [h for h in machine.left() if h.role is Role.DISPATCHER]
     if discard:
         progress("the dispatcher is gone; its jobs' results are given up")
         return "nothing was brought home: the dispatcher is gone"
-    state = f"is {waiting[-1].state.value}" if waiting else "is gone"
-    raise SpotfleetError(f"the dispatcher's machine {state}, so the fleet's results cannot be brought home",
-                         hint="try again if it may come back, or give them up with --discard")
-
-
-def _ended_itself(machine: Machine) -> bool:
-    """Did an autostop leave the archive and end the machine while we asked?"""
-    deadline = time.monotonic() + SELF_END_S
-    while machine.folder.archive.exists() and time.monotonic() < deadline:
-        if all(h.state is CloudState.TERMINATED or h.role is not Role.DISPATCHER for h in machine.left()):
-            return True
-        time.sleep(POLL_S)
-    return False
+    raise SpotfleetError("the dispatcher's machine is gone, and with it the fleet's results",
+                         hint="close the fleet with --discard")
 
 
 def _wait_for_workers(client: Client, progress: Progress) -> None:
@@ -133,9 +135,16 @@ def _fetch(client: Client, folder: Folder) -> None:
         client.archive(out)
     shutil.rmtree(part, ignore_errors=True)
     bundle.extract(packed, part)
-    shutil.rmtree(folder.archive, ignore_errors=True)
-    part.rename(folder.archive)
+    shutil.rmtree(folder.fetched, ignore_errors=True)
+    part.rename(folder.fetched)
     packed.unlink()
+
+
+def _put_in_place(folder: Folder) -> None:
+    """What was fetched takes the place of what an ending dispatcher may have left; nobody writes there any more."""
+    if folder.fetched.exists():
+        shutil.rmtree(folder.archive, ignore_errors=True)
+        folder.fetched.rename(folder.archive)
 
 
 def _home(folder: Folder) -> str:

@@ -93,6 +93,11 @@ class Folder:
     def archive(self) -> Path:
         return self.path / "archive"
 
+    @property
+    def fetched(self) -> Path:
+        """What `down` has fetched, until the fleet's machines are gone and it becomes `archive`."""
+        return self.path / "fetched"
+
     def make(self, record: Record, keys: Keys, ca: str) -> None:
         """The folder of a new fleet; fleet.json comes last, so that a fleet exists wholly or not."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -60,7 +60,8 @@ def bring_up(house: House, file: FleetFile, progress: Progress, timeout_s: float
         if plan.change is not Change.NEW:
             folder.save_keys(Keys(keys.admin_token, keys.fleet_secret, keys.cert, keys.key, file.secrets))
             folder.update(spec=file.spec)
-    return Up(plan, _wait_for_min(client, file.spec, progress, deadline, timeout_s))
+    known = {} if plan.change is Change.NEW else {h.host: h.state for h in up_hosts(client.status())}
+    return Up(plan, _wait_for_min(client, file.spec, progress, deadline, timeout_s, known))
 
 
 def _change(folder: Folder, spec: FleetSpec) -> tuple[Change, FleetSpec | None]:
@@ -92,9 +93,9 @@ def _make(house: House, folder: Folder, file: FleetFile, progress: Progress) -> 
     folder.make(record, keys, made.ca)
 
 
-def _wait_for_min(client: Client, spec: FleetSpec, progress: Progress, deadline: float,
-                  timeout_s: float) -> FleetStatus:
-    told: dict[str, str] = {}
+def _wait_for_min(client: Client, spec: FleetSpec, progress: Progress, deadline: float, timeout_s: float,
+                  told: dict[str, str]) -> FleetStatus:
+    """`told` is what is known already: host -> state, and under "" the fleet's `why`."""
     while True:
         status = client.status()
         _tell(status, told, progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -17,6 +18,8 @@ from spotfleet.cli.talk import confirm, next_command, say, step
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
 from spotfleet.model import Role
+
+SHOWN_BYTES = 1 << 16  # of the output's end, remembered to not say a traceback twice
 
 
 def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
@@ -64,26 +67,31 @@ def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bo
     if detach:
         next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}", f"spotfleet cancel {job.id}{_flag(fleet)}")
         return
-    if _attached(fleet, job):
-        _ended(fleet, job, down)
+    shown = _attached(fleet, job)
+    if shown is not None:
+        _ended(fleet, job, down, shown.decode(errors="replace"))
 
 
-def _attached(fleet: Fleet, job: Job) -> bool:
-    """Show rank 0's output to its end; False when Ctrl-C has detached."""
+def _attached(fleet: Fleet, job: Job) -> bytes | None:
+    """Show rank 0's output to its end; the last of it, or None when Ctrl-C has detached."""
+    shown = b""
     try:
         for data in job.logs(follow=True):
             sys.stdout.buffer.write(data)
             sys.stdout.flush()
-        return True
+            shown = (shown + data)[-SHOWN_BYTES:]
+        return shown
     except KeyboardInterrupt:
         say(f"\ndetached; job {job.id} goes on")
         next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}   (attach again)",
                      f"spotfleet cancel {job.id}{_flag(fleet)}")
-        return False
+        return None
 
 
-def _ended(fleet: Fleet, job: Job, down: bool) -> None:
+def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
     status = job.status()
+    if status.error.strip() in shown:  # its traceback is on the screen already
+        status = replace(status, error="")
     failed: JobFailed | None = None
     try:
         succeeded(status)

@@ -50,6 +50,8 @@ def up_plan(plan: UpPlan) -> str:
     lines = [f"fleet {plan.fleet} on {plan.provider}: {title}; {nodes.min}..{nodes.max} hosts, target {nodes.target}"]
     if plan.kept:
         lines.append(f"changed for the next job: {', '.join(plan.kept)}")
+    if plan.change is Change.SAME:
+        return "\n".join(lines)
     rows = [("dispatcher", *_launch(plan.dispatcher.offer), plan.dispatcher.why)] if plan.dispatcher else []
     rows += [("host", *_launch(launch.offer), launch.why) for launch in plan.workers]
     lines.append(table(["what", "type", "market", "zone", "slots", "$/h", "why"], rows, right=["slots", "$/h"]))
