@@ -88,6 +88,7 @@ class FleetState:
     refusals: dict[str, Refusals] = field(default_factory=dict)  # scope key -> refusals in a row
     reclaimed_at: dict[str, float] = field(default_factory=dict)  # pool -> newest notice or loss in it
     prices: dict[str, PriceChanged] = field(default_factory=dict)  # pool -> newest price
+    priced_from: dict[str, float] = field(default_factory=dict)  # pool -> since when its prices are known
 
     def host(self, request_id: str) -> Host | None:
         """The host of that name, also one that is GONE."""
@@ -113,10 +114,7 @@ def apply(state: FleetState, event: Event) -> FleetState:
         case FleetDown():
             return replace(state, down=event)
         case PriceChanged():
-            known = state.prices.get(event.pool)
-            if known and known.at > event.at:
-                return state
-            return replace(state, prices={**state.prices, event.pool: event})
+            return _priced(state, event)
         case LaunchIntended():
             return _intended(state, event)
         case LaunchRefused():
@@ -155,6 +153,17 @@ def cooling_until(state: FleetState, offer: Offer) -> float:
 def _change(state: FleetState, request_id: str, change: Callable[[Host], Host]) -> FleetState:
     hosts = tuple(change(h) if h.request_id == request_id else h for h in state.hosts)
     return replace(state, hosts=hosts)
+
+
+def _priced(state: FleetState, event: PriceChanged) -> FleetState:
+    known = state.prices.get(event.pool)
+    if known is None:
+        return replace(state, prices={**state.prices, event.pool: event},
+                       priced_from={**state.priced_from, event.pool: event.at})
+    if event.at < known.at:
+        first = min(event.at, state.priced_from[event.pool])
+        return replace(state, priced_from={**state.priced_from, event.pool: first})
+    return replace(state, prices={**state.prices, event.pool: event})
 
 
 def _put(state: FleetState, host: Host) -> FleetState:

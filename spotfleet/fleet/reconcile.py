@@ -6,6 +6,7 @@ what the provider lists is written down when it differs from what the ledger say
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -39,7 +40,7 @@ from spotfleet.fleet.plan import (
     settling,
     urgent,
 )
-from spotfleet.model import CloudHost, CloudState, HostState, Market, Nodes, Offer, Role
+from spotfleet.model import CloudHost, CloudState, HostState, Market, Nodes, Notice, Offer, PricePoint, Role
 from spotfleet.providers import Boot, LaunchRequest, Provider
 
 ASK_AGAIN_S = 5.0  # an intended host that is not listed is asked for again after this; doubles with each time
@@ -77,8 +78,9 @@ def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str
         done.append(drain)
     try:
         ledger.append(*_observe(wanted, ledger.state(), provider, observed, now))
-        for action in [*_asked_again(wanted, ledger.state(), observed, now),
-                       *_planned(wanted, ledger.state(), provider, observed, now)]:
+        state = ledger.state()
+        planned = _planned(wanted, state, provider, observed, now)
+        for action in [*_asked_again(wanted, state, planned, observed, now), *planned]:
             done += _act(action, wanted, ledger, provider, boot, now)
     except NeedsPerson:
         raise
@@ -105,19 +107,20 @@ def _heard(wanted: Wanted, state: FleetState, observed: Observed, now: float) ->
         if incarnation is not None:
             if incarnation != host.incarnation or host.silent_since is not None:
                 events.append(HostJoined(now, host.request_id, incarnation))
-        elif (host.state in (HostState.UP, HostState.DRAINING) and host.incarnation and host.silent_since is None
-                and now >= observed.settle_until):
+        elif host.state is HostState.UP and host.silent_since is None and now >= observed.settle_until:
             events.append(HostSilent(now, host.request_id))
         notice = observed.notices.get(host.request_id)
-        if notice is None or host.state is HostState.STOPPED:
-            continue
-        if notice.kind == "interruption":
-            moved = host.notice_deadline is None or abs(host.notice_deadline - now - notice.seconds_left)
-            if moved is True or moved > NOTICE_MOVED_S or host.notice_action != notice.action:
-                events.append(HostNoticed(now, host.request_id, notice.seconds_left, notice.action))
-        elif not host.rebalance:
+        if notice is not None and host.state is not HostState.STOPPED and _is_new(notice, host, now):
             events.append(HostNoticed(now, host.request_id, notice.seconds_left, notice.action, notice.kind))
     return events
+
+
+def _is_new(notice: Notice, host: Host, now: float) -> bool:
+    if notice.kind != "interruption":
+        return not host.rebalance
+    if host.notice_deadline is None or host.notice_action != notice.action:
+        return True
+    return abs(now + notice.seconds_left - host.notice_deadline) > NOTICE_MOVED_S
 
 
 def _observe(wanted: Wanted, state: FleetState, provider: Provider, observed: Observed, now: float) -> list[Event]:
@@ -195,32 +198,47 @@ def _absent(host: Host, observed: Observed, now: float) -> list[Event]:
 
 def _prices(state: FleetState, provider: Provider, pools: dict[str, Offer],
             starts: dict[str, float]) -> list[PriceChanged]:
-    """Every change since the newest price known, or since the first run for a pool that is new to the ledger."""
-    since = {pool: state.prices[pool].at if pool in state.prices else starts[pool]
-             for pool in pools if pool in state.prices or pool in starts}
-    if not since:
-        return []
-    changes = []
-    known = {pool: (state.prices[pool].at, state.prices[pool].micros_h) for pool in since if pool in state.prices}
-    for point in sorted(provider.prices(sorted(since), min(since.values())), key=lambda p: p.at):
-        if point.pool not in since:
-            continue
-        at, micros_h = known.get(point.pool, (0.0, None))
-        if (point.at > at and point.micros_h != micros_h) or micros_h is None:
-            offer = pools[point.pool]
-            on_demand = point.micros_h if offer.market is Market.ON_DEMAND else offer.on_demand_micros_h
-            changes.append(PriceChanged(point.at, point.pool, point.micros_h, on_demand))
-            known[point.pool] = (point.at, point.micros_h)
+    """Every change in `pools` that the ledger lacks: after the newest it has, and before the oldest where a run began
+    earlier than that."""
+    wanted: dict[float, list[str]] = {}  # since -> pools: one pool's long silence must not fetch the others' history
+    for pool in sorted(pools):
+        first, last = state.priced_from.get(pool, math.inf), state.prices.get(pool)
+        start = starts.get(pool, math.inf)
+        since = start if last is None or start < first else last.at
+        if since < math.inf:
+            wanted.setdefault(since, []).append(pool)
+    changes: list[PriceChanged] = []
+    for since, names in wanted.items():
+        points = sorted(provider.prices(names, since), key=lambda p: p.at)
+        for pool in names:
+            changes += _changes(state, pools[pool], [p for p in points if p.pool == pool])
     return changes
 
 
-def _asked_again(wanted: Wanted, state: FleetState, observed: Observed, now: float) -> list[Launch]:
+def _changes(state: FleetState, offer: Offer, points: Iterable[PricePoint]) -> list[PriceChanged]:
+    """Those of one pool's `points` that the ledger lacks."""
+    last, first = state.prices.get(offer.pool), state.priced_from.get(offer.pool, -math.inf)
+    at, micros_h = (last.at, last.micros_h) if last else (-math.inf, None)
+    changes = []
+    for point in points:
+        if point.at > at and point.micros_h != micros_h:
+            at, micros_h = point.at, point.micros_h
+        elif point.at >= first:
+            continue
+        on_demand = point.micros_h if offer.market is Market.ON_DEMAND else offer.on_demand_micros_h
+        changes.append(PriceChanged(point.at, point.pool, point.micros_h, on_demand))
+    return changes
+
+
+def _asked_again(wanted: Wanted, state: FleetState, planned: list[Action], observed: Observed,
+                 now: float) -> list[Launch]:
     """Launches that were written down and never listed: we died before the call, or its answer was lost."""
     if settling(wanted, state, observed, now):
         return []
+    unwanted = {action.request_id for action in planned if isinstance(action, Terminate)}
     return [Launch(h.request_id, h.offer, f"asked again: not listed since {clock(h.asked_at)}") for h in state.hosts
-            if h.role is wanted.role and h.state is HostState.LAUNCHING and not h.provider_id and wanted.hosts > 0
-            and now - h.launched_at < wanted.launch_timeout_s and now - h.asked_at >= ASK_AGAIN_S * 2 ** (h.asks - 1)]
+            if h.role is wanted.role and h.state is HostState.LAUNCHING and not h.provider_id
+            and h.request_id not in unwanted and now - h.asked_at >= ASK_AGAIN_S * 2 ** (h.asks - 1)]
 
 
 def _act(action: Action, wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str, Offer], Boot],
