@@ -108,6 +108,16 @@ def test_a_price_cannot_be_set_in_the_past():
         a_market().set_price(SPOT, 1, T0 + 10, at=T0 + 5)
 
 
+def test_two_prices_of_one_instant_follow_each_other_so_that_nothing_told_changes():
+    market = a_market()
+    launch(market)
+    market.set_price(SPOT, 1_000_000, T0 + 5)
+    told = market.prices([SPOT], T0, T0 + 5)
+    market.set_price(SPOT, 2_000_000, T0 + 5)
+    assert market.prices([SPOT], T0, T0 + 5) == told
+    assert market.prices([SPOT], T0, T0 + 6) == [*told, PricePoint(SPOT, T0 + 5 + 1 / 1024, 2_000_000)]
+
+
 # launches
 
 

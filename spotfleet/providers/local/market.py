@@ -62,13 +62,19 @@ class Market:
         return sorted(points, key=lambda p: p.at)
 
     def set_price(self, pool: str, micros_h: int, now: float, at: float | None = None) -> None:
-        """From `at` (default: now) on the pool costs `micros_h`, and its own schedule counts no more."""
+        """From `at` (default: now) on the pool costs `micros_h`, and its own schedule counts no more.
+
+        Where the pool already has a price from now on, which somebody may have been told, the new one follows it
+        by 1/1024 s: a history that was told never changes.
+        """
         self.advance(now)
         self._pool(pool)
         at = self.now if at is None else exact(at)
         if at < self.now or micros_h < 0:
             raise UsageError(f"at: a price of {micros_h} from {at} would change the past or be negative",
                              hint=f"use a price of 0 or more and a time from {self.now} on")
+        if self.hosts and at == self.now and self._history(pool, at, at)[-1].at == at:
+            at += 1 / 1024
         self.scripted = (*(p for p in self.scripted if (p.pool, p.at) != (pool, at)), PricePoint(pool, at, micros_h))
 
     def set_capacity(self, pool: str, hosts: int, now: float) -> None:

@@ -1,0 +1,5 @@
+"""A host that does nothing until it is told to end."""
+
+import signal
+
+signal.pause()
