@@ -4,7 +4,8 @@ Jobs share a fleet on disjoint hosts and keep what they hold. In order of submis
 their min, then to jobs below their max. A queued job starts only when its min fits; hosts that are free meanwhile are
 kept for it if those being launched will make it fit, else others may use them, so that nothing paid lies idle.
 
-A leaving host, or one whose agent is away, stays with its job but fills no place: a replacement can come before it goes.
+A leaving host, or one whose agent is away, stays with its job but fills no place: a replacement can come before it
+goes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class _Desk:
         for need in queue:
             mine = [h for h in dict.fromkeys(held.get(need.job, ())) if h in self.rooms and h not in taken]
             taken.update(mine)
-            if held.get(need.job):
+            if need.job in held:
                 self.held[need.job] = mine  # also when all are gone: a job that has run is no longer queued
         self.free = [h.host for h in hosts if h.ready and not h.leaving and h.host not in taken]
         self.coming = sum(h.slots for h in hosts if not h.ready and not h.leaving and h.host not in taken)

@@ -59,10 +59,12 @@ class Membership:
         self._formed = False  # the newest ordered
         self._ranks: tuple[str, ...] = ()  # who held which rank last, so that survivors keep theirs
         self._number = 0  # no later generation may have a number as low as this
+        self._held = 0  # the newest that anybody was seen to hold
         self._fence = Fence()
         self._failures, self._failing, self._counted = 0, (frozenset[str](), 0), 0
         self._last = Group(0, ())  # the group that passed the last barrier
         self._done: set[str] = set()
+        self._final = 0  # the version with which it ended
         self._barrier = 0  # the newest generation ordered only to pass that barrier once more
         self._changes: list[Change] = []
 
@@ -108,6 +110,7 @@ class Membership:
         self._now.see(views, expected, now)
         self._fence.see(self._now.views)
         self._number = max([self._number, *(max(v.generation, v.failed) for v in views)])
+        self._held = max([self._held, *(v.generation for v in views)])
         if not self._finish():
             if self.generation == 0:
                 self._found()
@@ -133,21 +136,29 @@ class Membership:
         place = outside.index(worker) if worker in outside else 0
         size = max(1, min(self.max_workers, len(self.members) + place + 1))
         founder = self.generation == 1 and worker in self.members and self.phase is not Phase.HOLDING
-        living = self._now.living()
-        holders = [v for v in living if v.version > 0]
+        whole = self._whole()
         return Orders(
             assignment=self.assignment(worker),
             founded=self.generation > 0 and not founder,
             provisional_rank=size - 1,
             provisional_size=size,
-            checkpoint_now=bool(holders) and all(v.leaving_s is not None for v in holders),
-            needs_restore=self.generation > 0 and not holders,
+            checkpoint_now=self.version > 0 and bool(whole) and all(v.leaving_s is not None for v in whole),
+            needs_restore=self.generation > 0 and not whole,
         )
 
     # ---- forming
 
     def _target(self) -> tuple[str, ...]:
-        return self._now.target(self._ranks, self.max_workers)
+        return self._now.target(self._ranks, self.max_workers, self._whole())
+
+    def _whole(self) -> list[WorkerView]:
+        """Who may hold the newest state: those left of the newest group that is known to have formed. Reported versions
+        are of different moments and do not tell; only where none of that group is left, the highest counts."""
+        living = [v for v in self._now.living() if v.version >= 0]
+        group = self._fence.known.get(self._held)
+        left = [v for v in living if group and v.worker in group.members]
+        best = max([1, *(v.version for v in living)])
+        return left or [v for v in living if v.version == best]
 
     def _hindrance(self, target: Sequence[str]) -> str:
         """Why this generation may not be formed now; empty: it may."""
@@ -157,9 +168,12 @@ class Membership:
         if held:
             missing = ", ".join(w for w in held.members if w in self._now.views)
             return f"waits until one of {missing} is confirmed gone: they may still train generation {held.generation}"
-        holders = [v for v in self._now.living() if v.version > 0]
-        if holders and not any(v.worker in target for v in holders):
-            return f"waits for {holders[0].worker}, the last that holds version {holders[0].version}"
+        whole = {v.worker for v in self._whole()}
+        if not whole & set(target):
+            known = {w for group in self._fence.known.values() for w in group.members}
+            holders = whole | {v.worker for v in self._now.living() if v.silent and v.worker in known}
+            if holders:
+                return f"waits for {min(holders)}: it may be the last that holds the state"
         return ""
 
     def _order(self, members: tuple[str, ...], cause: str, why: str, urgent: bool) -> None:
@@ -227,7 +241,9 @@ class Membership:
         settled = self._now.lasted("founders", bool(starting)) >= self.tuning.start_settle_s
         target = self._target()
         hindrance = self._hindrance(target)
-        if starting and not settled and not hindrance:
+        if unheard := self._now.unheard(self._ranks):
+            hindrance = f"waits for {unheard[0]} to report to the restarted dispatcher"
+        elif starting and not settled and not hindrance:
             hindrance = f"waits for {starting[0]} to enter elastic.run"
         if hindrance:
             self.phase, self.why = Phase.HOLDING, f"{why}; {hindrance}"
@@ -342,11 +358,11 @@ class Membership:
         views = self._now.views
         done = [v for v in views.values() if v.stage is Stage.FINISHED]
         self._done |= {v.worker for v in done}
+        self._final = max([self._final, *(v.version for v in done)])
         if not self._done:
             return False
         if not self._last.members:
-            group = self._fence.known.get(done[0].generation, self._group)
-            self._last = group if done[0].worker in group.members else self._group
+            self._last = self._final_group()
         living = {v.worker for v in self._now.living()} - self._done
         rest = tuple(w for w in self._last.members if w in living)
         if rest and self._now.lasted("finish", True, rest) >= self.tuning.finish_timeout_s:
@@ -360,15 +376,19 @@ class Membership:
             self._changes.append(Finished(self.generation, self._last.members, self.version))
         return True
 
+    def _final_group(self) -> Group:
+        """The one whose barrier passed: held by somebody, or of later number and with all that have finished."""
+        groups = sorted(self._fence.known.values(), key=lambda g: g.generation)
+        return next((g for g in groups if g.generation >= self._held and self._done <= set(g.members)), self._group)
+
     def _finish_again(self, rest: tuple[str, ...]) -> None:
         """Those whose last barrier broke pass it once more among themselves; their function is not run again."""
         views = self._now.views
-        again = self.generation == self._barrier
-        latest = self.generation if again else self._last.generation
-        broken = any(views[w].answers and views[w].failed >= latest for w in rest)
-        if again:
+        latest = max(self._last.generation, self._barrier)
+        stuck = tuple(w for w in rest if views[w].answers and views[w].version >= self._final)
+        broken = any(views[w].failed >= latest for w in stuck)
+        if self.generation == self._barrier:
             broken = broken or any(w not in rest and w not in self._done for w in self.members)
-        if self._now.lasted("barrier", broken, latest) >= self.tuning.failure_grace_s:
-            stuck = tuple(w for w in rest if views[w].answers)
+        if stuck and self._now.lasted("barrier", broken, latest) >= self.tuning.failure_grace_s:
             self._order(stuck, "failure", "the last barrier broke", urgent=True)
             self._barrier = self.generation

@@ -80,9 +80,13 @@ class Picture:
             return lasted >= self.tuning.restart_silent_s
         return broke or lasted >= self.tuning.silent_s
 
-    def carrier(self, ranks: Sequence[str]) -> str | None:
-        """A leaving worker that enters nevertheless, where it alone holds the state, to hand it over."""
-        whole = [v for v in self.living() if v.version > 0 or (v.generation > 0 and v.version == 0)]
+    def unheard(self, workers: Iterable[str]) -> list[str]:
+        """Those that may yet report to us, who have only just started."""
+        views = [self.views[w] for w in workers if w in self.views]
+        return [v.worker for v in views if v.silent and not v.exited and not self._silent_too_long(v, broke=True)]
+
+    def carrier(self, ranks: Sequence[str], whole: Sequence[WorkerView]) -> str | None:
+        """A leaving worker that enters nevertheless, where nobody that stays holds the state, to hand it over."""
         if any(self.able(v) for v in whole):
             return None
         leaving = [v for v in whole if self._usable(v) and v.stage is Stage.READY and v.leaving_s is not None]
@@ -90,20 +94,21 @@ class Picture:
         best = max(leaving, key=lambda v: (v.version, -by_rank.get(v.worker, len(ranks)), v.worker), default=None)
         return best.worker if best else None
 
-    def target(self, ranks: Sequence[str], max_workers: int) -> tuple[str, ...]:
+    def target(self, ranks: Sequence[str], max_workers: int, whole: Sequence[WorkerView]) -> tuple[str, ...]:
         """Who should train, by rank: survivors keep theirs, spares fill the holes, else ranks close up."""
-        carrier = self.carrier(ranks)
+        carrier = self.carrier(ranks, whole)
         if carrier and carrier not in ranks:
             ranks = [carrier, *ranks]
         spares = [w for w in self.ready if w not in ranks and self.able(self.views[w])]
         spares.sort(key=lambda w: -max(0, self.views[w].version))  # one that comes back may hold the state
-        fill = iter(spares)
-        slots = [w if w == carrier or self.able(self.views.get(w)) else next(fill, None) for w in ranks]
-        target = [w for w in [*slots, *fill] if w]
         limit = max(max_workers, 2) if carrier else max_workers  # a carrier needs somebody to hand over to
-        if carrier in target[limit:]:
-            target = [*target[: limit - 1], carrier]
-        return tuple(target[:limit])
+        kept = {w for w in ranks if w == carrier or self.able(self.views.get(w))}
+        fill = iter(spares[: max(0, limit - len(kept))])
+        slots = [w if w in kept else next(fill, None) for w in ranks]
+        target = [w for w in [*slots, *fill] if w]
+        while len(target) > limit:
+            target.remove(min(target, key=lambda w: (w == carrier, self.views[w].version, -target.index(w))))
+        return tuple(target)
 
     def must_go(self, view: WorkerView) -> bool:
         return self.stays_s(view) <= 0
