@@ -79,7 +79,7 @@ class Machines:
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
-        address = _address(self.home, len(self.placements))
+        address = address_of(self.home, len(self.placements))
         self.placements[request_id] = Placement(module, address, _free_port(address))
         return self.placements[request_id]
 
@@ -253,7 +253,7 @@ def wipe(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _address(home: Path, serial: int) -> str:
+def address_of(home: Path, serial: int) -> str:
     """An address of 127.0.0.0/8 that other clouds on this machine hardly choose; 127.0.0.1 where it is the only one."""
     digest = blake2b(str(home.resolve()).encode(), digest_size=4).digest()
     number = (int.from_bytes(digest[1:], "big") + serial) % (256 * 254)
