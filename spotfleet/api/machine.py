@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from spotfleet import providers
 from spotfleet.api.house import Folder, House, Record
@@ -15,12 +16,12 @@ from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import FleetDown
 from spotfleet.fleet.fold import Host
 from spotfleet.fleet.ledger import Ledger
-from spotfleet.model import CloudHost, CloudState, FleetSpec, Offer, Role
+from spotfleet.model import CloudHost, CloudState, FleetSpec, Need, Offer, Role
 from spotfleet.providers import Boot, Provider
 
 TICK_S = 0.25
 END_S = 300.0  # for a cloud to end machines; then a person must look
-LIVE = (CloudState.PENDING, CloudState.RUNNING, CloudState.STOPPED)
+DEARER = 3  # a dispatcher's machine may cost so many times the cheapest
 
 Progress = Callable[[str], None]
 
@@ -44,10 +45,11 @@ class Machine:
         ledger = Ledger(self.folder.ledger)
         try:
             reconcile.create(ledger, self.provider, self.cloud_name, record.spec.nodes, time.time())
+            wanted = _wanted(record, 1, modest(record.spec.dispatcher, self.provider))
             while True:
                 url = self._answering(ledger)
                 joined = {h.request_id: url for h in _dispatchers(ledger)} if url else {}
-                actions = reconcile.tick(_wanted(record, 1), ledger, self.provider, boot,
+                actions = reconcile.tick(wanted, ledger, self.provider, boot,
                                          reconcile.Observed(joined=joined), time.time())
                 if url:
                     self.folder.update(url=url, reached=True)
@@ -69,7 +71,7 @@ class Machine:
             reconcile.create(ledger, self.provider, self.cloud_name, record.spec.nodes, time.time())
             while True:
                 released = frozenset(h.request_id for h in ledger.state().hosts)
-                reconcile.tick(_wanted(record, 0), ledger, self.provider, _no_boot,
+                reconcile.tick(_wanted(record, 0, record.spec.dispatcher), ledger, self.provider, _no_boot,
                                reconcile.Observed(released=released), time.time())
                 left = self.left()
                 if not left and not _dispatchers(ledger):
@@ -133,8 +135,17 @@ def provider_config(house: House, spec: FleetSpec) -> dict[str, str]:
     return {"home": str(house.path)} if spec.provider == "local" else {}
 
 
-def _wanted(record: Record, hosts: int) -> reconcile.Wanted:
-    return reconcile.Wanted(record.cloud_name, Role.DISPATCHER, hosts, (record.spec.dispatcher,), tags=record.spec.tags)
+def modest(need: Need, provider: Provider) -> Need:
+    """`need` with a price limit, if the user left the machine open: where the small machines are refused for a while,
+    the next one on sale may be forty times as dear."""
+    if need.instance_type or need.max_micros_h:
+        return need
+    cheapest = min((o.price_micros_h for o in provider.offers(need)), default=0)
+    return replace(need, max_micros_h=cheapest * DEARER)
+
+
+def _wanted(record: Record, hosts: int, need: Need) -> reconcile.Wanted:
+    return reconcile.Wanted(record.cloud_name, Role.DISPATCHER, hosts, (need,), tags=record.spec.tags)
 
 
 def _dispatchers(ledger: Ledger) -> list[Host]:

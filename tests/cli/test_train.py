@@ -1,0 +1,182 @@
+"""`spotfleet train`, `jobs`, `logs`, `cancel`: what is shipped, shown and said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+BROKEN = "print('before')\nraise ValueError('a bug')\n"
+
+
+def test_train_ships_the_directory_once_and_shows_the_output_of_rank_0(up):
+    first = up.ok("train hello.py --epochs 3")
+    assert first.out == "hello --epochs 3 \n"
+    assert "shipping 2 files" in first.err and "job hello-1 on fleet digits" in first.err
+    assert "is there already" in up.ok("train hello.py").err
+    assert up.dispatcher.uploads == 1
+
+
+def test_a_train_that_succeeds_ends_with_the_next_commands(up):
+    said = up.ok("train hello.py")
+    assert said.err.splitlines()[-2:] == ["next: spotfleet cost digits", "      spotfleet down digits"]
+
+
+@pytest.mark.parametrize(("line", "argv"), [
+    ("train hello.py --epochs 3 -v --np 1:2", ["hello.py", "--epochs", "3", "-v"]),
+    ("train --np 1:2 hello.py -- --np 3 -d", ["hello.py", "--np", "3", "-d"]),
+    ("train hello.py a b", ["hello.py", "a", "b"]),
+])
+def test_our_options_may_stand_anywhere_before_two_dashes_and_the_rest_is_the_scripts(up, line, argv):
+    up.ok(line)
+    assert list(up.dispatcher.jobs["hello-1"].spec.argv) == argv
+
+
+def test_np_is_min_and_max_and_by_default_all_slots(up):
+    up.ok("train hello.py")
+    up.ok("train hello.py --np 2")
+    up.ok("train hello.py --np 1:2 --name other")
+    found = [(j.spec.name, j.spec.min_workers, j.spec.max_workers) for j in up.dispatcher.jobs.values()]
+    assert found == [("hello", 2, 3), ("hello", 2, 2), ("other", 1, 2)]
+
+
+@pytest.mark.parametrize("np", ["x", "3:2", "0:2", "1:2:3"])
+def test_np_that_is_no_range_is_refused(up, np):
+    assert f"--np {np}: expected MIN:MAX" in up.fails(f"train hello.py --np {np}", code=2).err
+
+
+def test_a_script_is_found_from_here_and_from_the_working_directory(up, monkeypatch):
+    (up.work / "sub").mkdir()
+    up.write("sub/deep.py", "print('deep')")
+    assert up.ok("train sub/deep.py").out == "deep\n"
+    monkeypatch.chdir(up.work / "sub")
+    assert up.ok("train deep.py").out == "deep\n"
+    assert up.ok("train hello.py").out == "hello \n"
+
+
+def test_a_missing_script_or_one_outside_the_working_directory_is_refused(up, tmp_path):
+    (tmp_path / "outside.py").write_text("")
+    assert "there is no script nowhere.py" in up.fails("train nowhere.py", code=2).err
+    said = up.fails(f"train {tmp_path / 'outside.py'}", code=2)
+    assert "is outside the working directory" in said.err and "set `workdir`" in said.err
+    assert up.dispatcher.jobs == {}
+
+
+def test_without_a_script_the_run_of_the_fleet_file_is_run(user):
+    user.write("fleet.yaml", "name: digits\nresources: {instance_type: cpu.small}\nrun: echo ran\n")
+    user.ok("up fleet.yaml -y")
+    assert user.ok("train").out == "ran\n"
+
+
+def test_without_a_script_and_a_run_there_is_nothing_to_run(up):
+    assert "nothing to run" in up.fails("train", code=2).err
+
+
+def test_a_failing_script_ends_with_1_and_its_traceback_is_shown_once(up):
+    up.write("broken.py", BROKEN)
+    said = up.fails_with_traceback("train broken.py")
+    assert (said.out + said.err).count("ValueError: a bug") == 1
+    assert "error: job broken-1 failed: the script failed on every worker" in said.err
+    assert "spotfleet logs broken-1" in said.err
+
+
+def test_too_little_capacity_is_an_error_and_leaves_no_job(up):
+    assert "needs 9 workers" in up.fails("train hello.py --np 9:9").err
+    assert up.dispatcher.jobs == {}
+
+
+def test_detached_it_returns_at_once_and_says_how_to_attach(up):
+    up.write("long.py", "import time\nprint('begun')\ntime.sleep(60)\n")
+    said = up.ok("train long.py -d")
+    assert "next: spotfleet logs -f long-1" in said.err and "spotfleet cancel long-1" in said.err
+    assert "running" in up.ok("jobs").out
+    up.ok("cancel long-1")
+    assert "cancelled" in up.ok("jobs").out
+    assert "nothing to cancel" in up.ok("cancel long-1").err
+
+
+def test_ctrl_c_detaches_and_says_how_to_attach_or_cancel(up):
+    up.write("long.py", "import time\nprint('begun')\ntime.sleep(60)\n")
+
+    def interrupt() -> None:
+        while not (jobs := up.dispatcher.jobs) or b"begun" not in next(iter(jobs.values())).log:
+            time.sleep(0.01)
+        time.sleep(0.2)  # into the middle of a long poll
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    said = up.ok("train long.py")
+    assert said.out == "begun\n"
+    assert "detached; job long-1 goes on" in said.err
+    assert "spotfleet logs -f long-1" in said.err and "spotfleet cancel long-1" in said.err
+    assert "running" in up.ok("jobs").out
+
+
+def test_logs_show_the_newest_job_or_the_one_named(up):
+    up.ok("train hello.py one")
+    up.ok("train hello.py two")
+    assert up.ok("logs").out == "hello two \n"
+    assert up.ok("logs hello-1").out == up.ok("logs -f hello-1 --rank 0").out == "hello one \n"
+    assert "no job 'hello-9'" in up.fails("logs hello-9").err
+
+
+def test_down_with_train_ends_the_fleet_after_the_job(up):
+    said = up.ok("train hello.py --down")
+    assert said.out == "hello \n" and "fleet digits is down" in said.err
+    assert up.cloud.living() == []
+
+
+def test_down_with_train_ends_the_fleet_also_when_the_job_fails(up):
+    up.write("broken.py", BROKEN)
+    up.fails_with_traceback("train broken.py --down")
+    assert up.cloud.living() == []
+
+
+def test_variables_are_passed_and_a_missing_one_is_refused(up, monkeypatch):
+    assert up.ok("train hello.py --env A=1").out == "hello 1\n"
+    monkeypatch.setenv("A", "mine")
+    assert up.ok("train hello.py -e A").out == "hello mine\n"
+    assert "--env NOPE: is not in your environment" in up.fails("train hello.py --env NOPE", code=2).err
+
+
+# --- secrets
+
+
+def everything_written(up) -> bytes:
+    """All files that we or the dispatcher wrote, but for the two that may hold secrets."""
+    files = [p for root in (up.home, up.cloud.disk) for p in root.rglob("*") if p.is_file() and p.name != "keys.json"]
+    return b"".join(p.read_bytes() for p in files)
+
+
+def test_a_secret_reaches_the_script_and_nothing_else(user, monkeypatch):
+    monkeypatch.setenv("TOKEN", "hunter22")
+    user.write("fleet.yaml", "name: digits\nresources: {instance_type: cpu.small}\n"
+                             "secrets: {TOKEN: , LIT: lit3ral-one}\n")
+    user.write("secret.py", "import os\nprint(os.environ['TOKEN'][::-1], os.environ['LIT'][::-1])\n")
+    said = [user.ok("up fleet.yaml -y"), user.ok("train secret.py")]
+    assert said[1].out == "22retnuh eno-lar3til\n"
+    assert "left out of the bundle: fleet.yaml" in said[1].err
+    said += [user.ok(c) for c in ("status -o json", "events -o json", "jobs -o json", "cost -o json", "up fleet.yaml")]
+    seen = everything_written(user) + "".join(s.out + s.err for s in said).encode()
+    assert b"hunter22" not in seen and b"lit3ral-one" not in seen
+    assert (user.home / "fleets/digits/keys.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_secret_on_the_command_line_is_refused_without_showing_it(up, monkeypatch):
+    said = up.fails("train hello.py --secret TOKEN=hunter22", code=2)
+    assert "hunter22" not in said.err and "can be seen by everybody" in said.err
+    monkeypatch.setenv("TOKEN", "hunter22")
+    said = up.fails("train hello.py --secret TOKEN --key=hunter22", code=2)
+    assert "hunter22" not in said.err and "argument 1 holds the value of secret TOKEN" in said.err
+    said = up.fails("train hello.py --secret TOKEN --env A=hunter22", code=2)
+    assert "hunter22" not in said.err and "variable A" in said.err
+    assert "--secret NOPE: is not in your environment" in up.fails("train hello.py --secret NOPE", code=2).err
+
+
+def test_a_script_that_holds_a_secret_is_not_shipped(up, monkeypatch):
+    monkeypatch.setenv("TOKEN", "hunter22")
+    up.write("holds.py", "token = 'hunter22'\n")
+    assert "the script cannot be shipped" in up.fails("train holds.py --secret TOKEN", code=2).err

@@ -1,0 +1,127 @@
+"""`spotfleet up`: plan, progress, refusals, repetition."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spotfleet.api.house import House
+from spotfleet.model import Nodes
+
+SPOT = "local/local-a/cpu.small/spot"
+
+
+def test_up_shows_plan_and_reasons_first_then_progress_then_the_next_command(user):
+    said = user.ok("up fleet.yaml -y")
+    lines = said.err.splitlines()
+    assert lines[0] == "fleet digits on local: to be made; 2..3 hosts, target 3"
+    assert any("0 of 1 hosts; $0.085/h in local/local-a/cpu.small/on-demand" in line for line in lines)
+    assert any(line.startswith("about $") and "% less" in line for line in lines)
+    assert lines.index("offers considered, cheapest first:") < lines.index(
+        next(line for line in lines if line.startswith("  launching dispatcher digits-d-0")))
+    assert any(line.startswith("fleet digits is up with") for line in lines)
+    assert lines[-2:] == ["next: spotfleet train SCRIPT.py", "      spotfleet down digits"]
+    assert said.out == ""
+    assert len(user.workers()) == 3
+
+
+@pytest.mark.parametrize("flag", ["--dryrun", "--dry-run", "--plan"])
+def test_a_dry_run_prints_the_plan_as_data_and_changes_nothing(user, flag):
+    said = user.ok(f"up fleet.yaml {flag}")
+    assert said.out.startswith("fleet digits on local: to be made")
+    assert user.cloud.living() == [] and not (user.home / "fleets").exists()
+
+
+def test_without_a_terminal_and_without_yes_nothing_is_done(user):
+    said = user.fails("up fleet.yaml", code=2)
+    assert "hint: add -y" in said.err
+    assert user.cloud.living() == []
+
+
+def test_up_of_a_running_fleet_changes_nothing(up):
+    before = up.cloud.living()
+    said = up.ok("up fleet.yaml")  # without -y: there is nothing to ask
+    assert "nothing to change: fleet digits is up" in said.err
+    assert up.cloud.living() == before
+
+
+def test_a_changed_nodes_section_changes_the_target(up):
+    up.write("fleet.yaml", "name: digits\nnodes: {min: 1, target: 4}\nresources: {instance_type: cpu.small}\n")
+    said = up.ok("up fleet.yaml -y")
+    assert "to be resized from 2..3, target 3" in said.err
+    assert up.dispatcher.nodes == Nodes(1, 4, 4)
+    up.ok("up fleet.yaml")
+    assert len(up.workers()) == 4
+
+
+def test_what_only_the_next_job_needs_may_change_while_the_fleet_is_up(up):
+    up.write("fleet.yaml", (up.work / "fleet.yaml").read_text() + "envs: {A: later}\n")
+    assert "changed for the next job: envs" in up.ok("up fleet.yaml").err
+    assert up.ok("train hello.py").out == "hello later\n"
+
+
+def test_another_change_is_refused_with_the_way_out(up):
+    up.write("fleet.yaml", "name: digits\nnodes: {min: 2, target: 3}\nresources: {instance_type: gpu.small}\n")
+    said = up.fails("up fleet.yaml -y", code=2)
+    assert "any_of cannot change" in said.err and "`spotfleet down digits` first" in said.err
+    assert len(up.workers()) == 3
+
+
+def test_an_up_that_cannot_reach_min_names_the_refusals_and_leaves_the_fleet_trying(user):
+    user.cloud.market.refuse(SPOT, "type", user.cloud.clock())
+    said = user.fails("up fleet.yaml -y --timeout 1s")
+    assert "0 of at least 2 hosts are up after 1 s: " in said.err
+    assert "refuse" in said.err or "no room" in said.err
+    assert "hint: it goes on trying" in said.err and "spotfleet down digits" in said.err
+    user.cloud.market.allow(SPOT, user.cloud.clock())
+    user.ok("down -y")
+    assert user.cloud.living() == []
+
+
+def test_a_refused_dispatcher_is_named_too(user):
+    user.cloud.market.refuse("local/local-a/cpu.small/on-demand", "type", user.cloud.clock())
+    said = user.fails("up fleet.yaml -y --timeout 1s")
+    assert "no dispatcher within 1 s: " in said.err
+    user.ok("down -y")
+    assert user.cloud.living() == []
+
+
+def test_what_only_a_person_can_solve_exits_with_3_before_anything_is_made(user):
+    user.cloud.broken = "no quota for spot machines"
+    assert "no quota" in user.fails("up fleet.yaml -y", code=3).err
+    assert not (user.home / "fleets").exists()
+
+
+def test_resources_that_nobody_sells_are_refused_before_anything_is_launched(user):
+    user.write("fleet.yaml", "name: digits\nresources: {instance_type: x9.huge}\n")
+    said = user.fails("up fleet.yaml -y", code=2)
+    assert "x9.huge" in said.err and user.cloud.living() == []
+
+
+def test_the_problems_of_a_fleet_file_are_shown_with_their_lines(user):
+    user.write("fleet.yaml", "name: digits\nprovder: local\nnodes: {min: 0}\n")
+    said = user.fails("up fleet.yaml -y", code=2)
+    assert "fleet.yaml:2: provder: unknown key; did you mean 'provider'?" in said.err
+    assert "fleet.yaml:3: nodes.min: expected a whole number" in said.err
+
+
+def test_a_timeout_that_is_no_duration_is_refused(user):
+    assert "--timeout: expected a duration" in user.fails("up fleet.yaml -y --timeout soon", code=2).err
+
+
+def test_two_commands_never_change_one_fleet_at_once(user):
+    folder = House(user.home).folder("digits")
+    with folder.locked():
+        assert "is changing fleet 'digits'" in user.fails("up fleet.yaml -y").err
+    user.ok("up fleet.yaml -y")  # the lock went with its holder
+
+
+def test_a_name_may_be_used_again_and_the_old_bill_is_not_mixed_in(up):
+    before = set(up.cloud.living())
+    up.ok("down -y")
+    up.ok("up fleet.yaml -y")
+    billed = {line["host"] for line in json.loads(up.ok("cost -o json").out)["lines"]}
+    assert len(billed) == 4 and billed.isdisjoint(before)
+    up.ok("down -y")
+    assert up.cloud.living() == []
