@@ -83,7 +83,7 @@ class HostNoticed:
     request_id: str
     seconds_left: float
     action: str
-    kind: str = "interruption"
+    notice: str = "interruption"  # Notice.kind; not `kind`, which names the event in JSON
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ def _noticed(state: FleetState, event: HostNoticed) -> FleetState:
     host = next((h for h in state.hosts if h.request_id == event.request_id), None)
     if host is None:
         return state
-    if event.kind != "interruption":
+    if event.notice != "interruption":
         return _put(state, replace(host, rebalance=True))
     state = _reclaimed(state, host.offer.pool, event.at)
     return _put(state, replace(host, notice_deadline=event.at + event.seconds_left, notice_action=event.action))

@@ -164,16 +164,17 @@ def _progress(line: CloudHost | Host) -> tuple:
 
 def _news(known: Host | None, line: CloudHost, now: float) -> list[Event]:
     """[] if the listing shows nothing new, or if it lags behind what was listed before."""
+    if known is not None and known.missing_since is None:
+        same = (known.provider_id, known.cloud, known.runs, known.address, known.port) == (
+            line.provider_id, line.state, line.runs, line.address or known.address, line.port or known.port)
+        if same or (known.provider_id and _progress(line) < _progress(known)):
+            return []
     listed = HostListed(now, line.request_id, line.provider_id, line.state, line.runs, line.address, line.port,
                         line.why)
-    if known is None:  # the ledger was lost, or belongs to somebody who died before the first row
-        at = line.runs[0].started_at if line.runs else now
-        return [LaunchIntended(at, line.request_id, line.role, line.offer, "adopted: the cloud lists it"), listed]
-    if known.provider_id and known.missing_since is None and _progress(line) < _progress(known):
-        return []
-    same = (known.provider_id, known.cloud, known.runs, known.address, known.port) == (
-        line.provider_id, line.state, line.runs, line.address or known.address, line.port or known.port)
-    return [] if same and known.missing_since is None else [listed]
+    if known is not None:
+        return [listed]
+    at = line.runs[0].started_at if line.runs else now  # the ledger was lost: take over what it knew
+    return [LaunchIntended(at, line.request_id, line.role, line.offer, "adopted: the cloud lists it"), listed]
 
 
 def _absent(host: Host, observed: Observed, now: float) -> list[Event]:

@@ -23,7 +23,7 @@ def market_rules(billing: BillingRules | None = None, capacity: int = 2, period_
     pools = [Pool(zone, GPU, Market.SPOT, price, capacity, 2, "EMU", swing_permille=200, period_s=period_s + 7 * i)
              for i, (zone, price) in enumerate([("a", 970_003), ("b", 990_001), ("c", 1_010_007)])]
     full = [Pool(zone, GPU, Market.ON_DEMAND, 3_060_000, 9, 2, "EMU") for zone in ("a", "b", "c")]
-    return MarketRules(tuple(pools + full), billing or BillingRules(), boot_s=boot_s)
+    return MarketRules(tuple(pools + full), billing or BillingRules(), boot_s=boot_s, listed_after_end_s=4 * 86400.0)
 
 
 class Killed(Exception):

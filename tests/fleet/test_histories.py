@@ -29,7 +29,7 @@ steps = st.lists(st.one_of(
     st.tuples(st.just("lag"), st.sampled_from([0.0, 3.0, 60.0])),
     st.tuples(st.just("repeat"), st.integers(0, 2)),
     st.tuples(st.just("want"), st.integers(0, 4)),
-), max_size=25)
+), min_size=6, max_size=40)
 billings = st.sampled_from([BillingRules(1), BillingRules(60), BillingRules(60, 300)])
 
 
