@@ -107,7 +107,8 @@ async def _send_orders(ws: web.WebSocketResponse, dispatcher: Dispatcher, host: 
         orders = dispatcher.orders(host)
         if orders is not None:
             try:
-                await asyncio.wait_for(ws.send_str(dump(orders)), SEND_S)
+                async with asyncio.timeout(SEND_S):
+                    await ws.send_str(dump(orders))
             except (TimeoutError, ConnectionError):
                 await ws.close()
                 return

@@ -8,10 +8,9 @@ import time
 from aiohttp import web
 
 from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher.auth import Caller
 from spotfleet.dispatcher.files import receive
 from spotfleet.dispatcher.jobs import Job
-from spotfleet.dispatcher.keys import CALLER, DISPATCHER, LONGEST_WAIT_S, NotFound, body, number, whole
+from spotfleet.dispatcher.keys import DISPATCHER, LONGEST_WAIT_S, NotFound, body, host_of, number, whole
 from spotfleet.errors import UsageError
 from spotfleet.messages import Checkpoint, Launch
 from spotfleet.model import JobSpec
@@ -29,12 +28,11 @@ def _job(request: web.Request) -> Job:
 
 def _own_worker(request: web.Request) -> str:
     """The worker in the path, if it is one of the calling host's."""
-    worker, caller = request.match_info["worker"], request[CALLER]
+    worker, host = request.match_info["worker"], host_of(request)
     if not WORKER_NAME.fullmatch(worker):
         raise UsageError(f"worker: {worker!r} is not HOST/SLOT/INCARNATION")
-    assert isinstance(caller, Caller)
-    if worker.split("/")[0] != caller.host:
-        raise web.HTTPForbidden(text=f"{worker} is not a worker of {caller.host}")
+    if worker.split("/")[0] != host:
+        raise web.HTTPForbidden(text=f"{worker} is not a worker of {host}")
     return worker
 
 
@@ -65,7 +63,7 @@ async def cancel(request: web.Request) -> web.Response:
 
 async def launch(request: web.Request) -> web.Response:
     """Secrets leave here for a host that has been given a worker of the job, and for no other."""
-    found, host = _job(request), request[CALLER].host
+    found, host = _job(request), host_of(request)
     if not found.has_worker_on(host):
         raise web.HTTPForbidden(text=f"{host} holds no worker of {found.id}")
     return web.json_response(to_json(Launch(found.id, found.spec, found.secrets)))
@@ -107,8 +105,9 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     offered = Checkpoint(_version(request), request.query.get("digest", ""), 0, whole(request, "generation"))
     if not re.fullmatch(r"[0-9a-f]{64}", offered.digest):
         raise UsageError(f"digest: {offered.digest!r} is no sha256 in hex")
-    if not found.has_worker_on(request[CALLER].host):
-        raise web.HTTPConflict(text=f"{request[CALLER].host} holds no worker of {found.id} any more")
+    host = host_of(request)
+    if not found.has_worker_on(host):
+        raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
     kept = await found.checkpoints.put(offered, found.fence, request.content.iter_any())
     request.app[DISPATCHER].checkpoint_kept(found, kept)
     return web.json_response(to_json(kept))
@@ -119,9 +118,9 @@ async def get_checkpoint(request: web.Request) -> web.StreamResponse:
     path = found.checkpoints.find(version)
     if path is None:
         raise NotFound(f"{found.id} keeps no checkpoint of version {version}")
-    caller = request[CALLER]
-    if not caller.is_admin and not found.has_worker_on(caller.host):
-        raise web.HTTPForbidden(text=f"{caller.host} holds no worker of {found.id}")
+    host = host_of(request)
+    if host and not found.has_worker_on(host):
+        raise web.HTTPForbidden(text=f"{host} holds no worker of {found.id}")
     return web.FileResponse(path)
 
 

@@ -15,10 +15,10 @@ from aiohttp import web
 from spotfleet import errors
 from spotfleet.dispatcher import api_fleet, api_jobs
 from spotfleet.dispatcher.agents import agent_socket
-from spotfleet.dispatcher.auth import bearer, identify
+from spotfleet.dispatcher.auth import bearer
 from spotfleet.dispatcher.checkpoints import Outdated
 from spotfleet.dispatcher.files import TooLarge
-from spotfleet.dispatcher.keys import CALLER, DISPATCHER, NotFound
+from spotfleet.dispatcher.keys import DISPATCHER, NotFound, caller_of
 from spotfleet.dispatcher.state import Dispatcher
 
 log = logging.getLogger(__name__)
@@ -95,18 +95,15 @@ def guarded(route: Route) -> Handler:
 
 
 def refuse_strangers(request: web.Request, who: Who) -> None:
-    token = bearer(request.headers.get("Authorization", ""))
-    dispatcher = request.app[DISPATCHER]
-    caller = identify(token, dispatcher.boot.admin_token, dispatcher.boot.fleet_secret, dispatcher.host_names())
+    caller = caller_of(request)
     if who is Who.SOCKET:
-        if not token or (caller is not None and caller.is_admin):
+        if not bearer(request.headers.get("Authorization", "")) or (caller is not None and caller.is_admin):
             raise web.HTTPUnauthorized(text="this route is for agents: it needs the host's own token")
         return
     if caller is None:
         raise web.HTTPUnauthorized(text="the token is missing or belongs to no one here")
     if who is not Who.BOTH and caller.is_admin != (who is Who.CLI):
         raise web.HTTPForbidden(text="this route is not for the holder of this token")
-    request[CALLER] = caller
 
 
 @web.middleware

@@ -17,8 +17,14 @@ class Bell:
 
     async def wait(self, timeout_s: float) -> bool:
         """Whether it rang within `timeout_s`."""
-        try:
-            await asyncio.wait_for(self._event.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+        return await rings(self._event, timeout_s)
+
+
+async def rings(event: asyncio.Event, timeout_s: float) -> bool:
+    """Whether `event` is set within `timeout_s`. Unlike wait_for, never loses a cancellation that comes with it."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

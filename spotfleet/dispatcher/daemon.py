@@ -13,6 +13,7 @@ from spotfleet.dispatcher.app import make_app
 from spotfleet.dispatcher.boot import DispatcherBoot, server_tls
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.state import Dispatcher
+from spotfleet.errors import SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.providers import Provider
@@ -63,6 +64,6 @@ class Daemon:
                 await asyncio.to_thread(reconcile.create, ledger, self._provider, self._boot.fleet,
                                         self._boot.spec.nodes, time.time())
                 return
-            except OSError as error:
+            except (SpotfleetError, OSError) as error:
                 log.warning("%s does not answer: %s", self._provider.name, error)
                 await asyncio.sleep(PROVIDER_AGAIN_S)

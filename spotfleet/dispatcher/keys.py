@@ -7,18 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from spotfleet.dispatcher.auth import Caller, bearer, identify
 from spotfleet.errors import SpotfleetError, UsageError
 
 if TYPE_CHECKING:
     from spotfleet.dispatcher.state import Dispatcher
 
 DISPATCHER: web.AppKey[Dispatcher] = web.AppKey("dispatcher")
-CALLER = "caller"  # its Caller, in the request
 LONGEST_WAIT_S = 60.0
 
 
 class NotFound(SpotfleetError):
     """Nothing of that name here."""
+
+
+def caller_of(request: web.Request) -> Caller | None:
+    """Whose token the request bears."""
+    dispatcher = request.app[DISPATCHER]
+    token = bearer(request.headers.get("Authorization", ""))
+    return identify(token, dispatcher.boot.admin_token, dispatcher.boot.fleet_secret, dispatcher.host_names())
+
+
+def host_of(request: web.Request) -> str:
+    """The host that calls; empty for the admin."""
+    caller = caller_of(request)
+    assert caller is not None, "routes are guarded"
+    return caller.host
 
 
 async def body(request: web.Request) -> dict[str, Any]:

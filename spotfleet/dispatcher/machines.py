@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 from spotfleet.codec import to_json
 from spotfleet.dispatcher import archive
 from spotfleet.dispatcher.auth import host_token
+from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.hosts import HostView
-from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.errors import SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import FleetDown
 from spotfleet.fleet.plan import Observed, Wait, Wanted
@@ -67,10 +68,7 @@ class Machines:
             await self._dispatcher.journal.catch_up()
             self._dispatcher.change()
             await self._finish()
-            try:
-                await asyncio.wait_for(self._poked.wait(), TICK_S)
-            except TimeoutError:
-                continue
+            await rings(self._poked, TICK_S)
 
     async def interrupt(self, host: str, notice_s: float | None) -> None:
         await self._call(lambda: self._provider.interrupt(host, notice_s))
@@ -87,7 +85,7 @@ class Machines:
             self.waits = "; ".join(a.why for a in done if isinstance(a, Wait))
             if self.own is None:
                 self.own = await self._call(self._find_own)
-        except (NeedsPerson, OSError) as error:
+        except (SpotfleetError, OSError) as error:
             if str(error) != self.waits:
                 log.warning("machines: %s", error)
             self.waits = str(error)

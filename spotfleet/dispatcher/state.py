@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spotfleet.dispatcher import jobfile, lifetime
+from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.boot import DispatcherBoot
 from spotfleet.dispatcher.endgame import Endgame
 from spotfleet.dispatcher.hosts import HostView, Seat, look
@@ -216,10 +217,7 @@ class Dispatcher:
             self._changed.clear()
             self.journal.check()
             self.step()
-            try:
-                await asyncio.wait_for(self._changed.wait(), STEP_S)
-            except TimeoutError:
-                continue
+            await rings(self._changed, STEP_S)
 
     def step(self) -> None:
         """Bring jobs and orders up to date with everything known now."""
@@ -314,7 +312,7 @@ class Dispatcher:
             if not job.state.ended:
                 job.adopt(reports)
         self._allocation = Allocation({j.id: tuple(sorted(j.crew.hosts())) for j in self.jobs.values()
-                                       if not j.state.ended and j.crew.hosts()}, {})
+                                       if not j.state.ended and (j.crew.hosts() or j.record.groups)}, {})
         for seat in self.seats.values():
             if not seat.connected:
                 for job in self.jobs.values():

@@ -1,0 +1,279 @@
+"""A whole fleet in one event loop: the real daemon over TLS, a cloud in process, agents and workers that behave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from fake_workers import Script, World
+
+from spotfleet import certs
+from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.auth import host_token
+from spotfleet.dispatcher.boot import DispatcherBoot
+from spotfleet.dispatcher.daemon import Daemon
+from spotfleet.messages import AgentOrders, AgentReport, Exit, JobStatus, dump, load
+from spotfleet.model import CloudState, FleetSpec, JobSpec, Need, Nodes, Notice, Role
+from spotfleet.providers import Boot, LaunchRequest
+from spotfleet.providers.local.inprocess import InProcessProvider
+
+TICK_S = 0.02
+LIMIT_S = 30.0  # generous: the machine may be busy
+ADMIN = "admin-token"
+SECRET = "fleet-secret"
+
+
+class Cloud(InProcessProvider):
+    """Starts a fake agent on each machine that it sells, and ends it with the machine."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=time.time)
+        self.lock = threading.RLock()
+        self.machines: dict[str, LaunchRequest] = {}
+        self.launched_at: dict[str, float] = {}
+
+    def launch(self, request: LaunchRequest) -> None:
+        with self.lock:
+            super().launch(request)
+            self.machines[request.request_id] = request
+            self.launched_at.setdefault(request.request_id, time.monotonic())
+
+    def _call(self, method: str, act: Callable[[float], Any]) -> Any:
+        with self.lock:
+            return super()._call(method, act)
+
+    def look(self, host: str) -> tuple[bool, Notice | None]:
+        """Does the machine run, and what does its metadata server say?"""
+        with self.lock:
+            self.market.advance(self.clock())
+            found = self.market.hosts[host]
+        notice = Notice(found.notice.ends_at - self.clock()) if found.notice else None
+        return found.state is CloudState.RUNNING, notice
+
+
+class FakeAgent:
+    """One agent process on one machine."""
+
+    def __init__(self, host: str, boot: dict[str, Any], cloud: Cloud, world: World, number: int) -> None:
+        self.host, self.boot, self.cloud, self.world = host, boot, cloud, world
+        self.incarnation = f"agent-{number}"
+        self.workers: list[str] = []
+        self.orders: AgentOrders | None = None
+        self.answers = 0
+        self.connected = False
+        self.shut = False  # a test cut the machine's network
+        self.changed = asyncio.Event()
+        self.said: AgentReport | None = None
+        self.noticed_at = 0.0
+        self.task = asyncio.create_task(self._run())
+
+    def report(self) -> AgentReport:
+        _, notice = self.cloud.look(self.host)
+        states = tuple(self.world.workers[n].state() for n in self.workers if n in self.world.workers)
+        return AgentReport(self.host, self.incarnation, "127.0.0.1", self.boot["slots"], states, notice)
+
+    def obey(self, orders: AgentOrders) -> None:
+        self.orders, self.answers = orders, self.answers + 1
+        listed = {o.worker: o for o in orders.workers}
+        for name, order in listed.items():
+            if name in self.workers:
+                self.world.workers[name].order = order
+            else:
+                self.world.start(order)
+                self.workers.append(name)
+        for name in [n for n in self.workers if n not in listed]:
+            self.workers.remove(name)
+            if self.world.workers[name].exit is None:
+                self.world.kill(name)
+
+    def end(self) -> None:
+        """The machine is gone, and with it the agent and its workers."""
+        self.task.cancel()
+        for name in self.workers:
+            if name in self.world.workers:
+                self.world.kill(name)
+
+    async def _run(self) -> None:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {self.boot['token']}"}) as session:
+            while True:
+                try:
+                    await self._once(session)
+                except (aiohttp.ClientError, OSError):
+                    self.connected = False
+                self.connected = False
+                await asyncio.sleep(0.05)
+
+    async def _once(self, session: aiohttp.ClientSession) -> None:
+        if self.shut:
+            return
+        url = self.boot["dispatcher"] + "/v1/agent"
+        async with session.ws_connect(url, ssl=certs.client_context(self.boot["ca"])) as ws:
+            self.connected = True
+            sender = asyncio.create_task(self._send(ws))
+            try:
+                async for message in ws:
+                    self.obey(load(AgentOrders, message.data))
+                    self.changed.set()
+            finally:
+                sender.cancel()
+
+    async def _send(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        """At once on change, about once a second otherwise."""
+        sent_at = 0.0
+        while not self.shut:
+            report = self.report()
+            said = self.said
+            moved = said is None or report.workers != said.workers or (report.notice is None) != (said.notice is None)
+            if moved or time.monotonic() - sent_at > 1.0:
+                if report.notice and not (said and said.notice):
+                    self.noticed_at = time.monotonic()
+                self.said, sent_at = report, time.monotonic()
+                await ws.send_str(dump(report))
+            await asyncio.sleep(TICK_S / 2)
+        await ws.close()
+
+
+class Stage:
+    """The fleet of one test."""
+
+    def __init__(self, home: Path, spec: FleetSpec) -> None:
+        made = certs.make("f", time.time())
+        self.home, self.ca = home, made.ca
+        self.boot = DispatcherBoot("f", "f-d-0", spec, SECRET, ADMIN, made.ca, made.cert, made.key,
+                                   archive=str(home.parent / "archive"))
+        self.cloud, self.world = Cloud(), World()
+        self.agents: dict[str, FakeAgent] = {}
+        self.daemon: Daemon | None = None
+        self.url, self.port, self._agents = "", 0, 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Stage:
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.http = aiohttp.ClientSession()
+        offer = self.cloud.offers(Need(use_spot=False))[0]
+        InProcessProvider.launch(self.cloud, LaunchRequest(self.boot.host, "f", Role.DISPATCHER, offer, Boot("")))
+        await self.start_dispatcher()
+        self._tasks = [asyncio.create_task(self._play())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        agents = [a.task for a in self.agents.values()]
+        for task in agents:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *agents, return_exceptions=True)
+        await self.stop_dispatcher()
+        await self.http.close()
+
+    async def start_dispatcher(self) -> None:
+        self.daemon = Daemon(self.boot, self.home, self.cloud)
+        self.url = await self.daemon.start("127.0.0.1", self.port)
+        self.port = int(self.url.rpartition(":")[2])
+
+    async def stop_dispatcher(self) -> None:
+        if self.daemon is not None:
+            daemon, self.daemon = self.daemon, None
+            await daemon.stop()
+
+    async def _play(self) -> None:
+        """Let machines, agents and workers live."""
+        while True:
+            for host, request in list(self.cloud.machines.items()):
+                running, _ = self.cloud.look(host)
+                if running and host not in self.agents:
+                    self.start_agent(host, request)
+                elif not running and host in self.agents:
+                    self.agents.pop(host).end()
+            self.world.tick()
+            await asyncio.sleep(TICK_S)
+
+    def start_agent(self, host: str, request: LaunchRequest | None = None) -> FakeAgent:
+        boot = json.loads((request or self.cloud.machines[host]).boot.files["boot.json"])
+        self._agents += 1
+        self.agents[host] = FakeAgent(host, boot, self.cloud, self.world, self._agents)
+        return self.agents[host]
+
+    async def call(self, method: str, path: str, body: Any = None, *, token: str = ADMIN, data: bytes | None = None,
+                   ok: bool = True) -> tuple[int, Any]:
+        """(status, JSON or bytes)"""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with self.http.request(method, self.url + path, json=body, data=data, headers=headers,
+                                     ssl=certs.client_context(self.ca)) as answer:
+            said = await answer.read()
+            value = json.loads(said) if answer.content_type == "application/json" and said else said
+            assert not ok or answer.status == 200, f"{method} {path}: {answer.status} {value}"
+            return answer.status, value
+
+    def token(self, host: str) -> str:
+        return host_token(SECRET, host)
+
+    async def submit(self, script: Script, workers: tuple[int, int] = (2, 2), name: str = "train", *,
+                     secrets: dict[str, str] | None = None, wait: bool = True, down: bool = False) -> str:
+        self.world.scripts[name] = script
+        spec = JobSpec(name, argv=("train.py",), min_workers=workers[0], max_workers=workers[1], down=down)
+        body = {"spec": to_json(spec), "secrets": secrets or {}, "wait": wait}
+        return (await self.call("POST", "/v1/jobs", body))[1]["job"]
+
+    async def job(self, job: str) -> JobStatus:
+        return from_json(JobStatus, (await self.call("GET", f"/v1/jobs/{job}"))[1])
+
+    async def events(self, kind: str = "") -> list[dict[str, Any]]:
+        found = (await self.call("GET", "/v1/events"))[1]["events"]
+        return [e for e in found if kind in ("", e["kind"])]
+
+    async def until(self, what: str, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+        """Wait for `condition`, which may be async, to be true; its value."""
+        end = time.monotonic() + limit_s
+        while True:
+            value = condition()
+            value = await value if asyncio.iscoroutine(value) else value
+            if value:
+                return value
+            assert time.monotonic() < end, f"{what}: not within {limit_s:.0f} s"
+            await asyncio.sleep(TICK_S)
+
+    async def up(self, hosts: int) -> list[str]:
+        """The hosts, once so many are up."""
+
+        async def names() -> list[str]:
+            status = (await self.call("GET", "/v1/status"))[1]
+            found = [h["host"] for h in status["hosts"] if h["role"] == "worker" and h["state"] == "up"]
+            return found if len(found) == hosts else []
+
+        return await self.until(f"{hosts} hosts up", names)
+
+    async def stands(self, job: str, state: str, limit_s: float = LIMIT_S) -> JobStatus:
+        """The job's status once it is in `state`."""
+
+        async def look() -> JobStatus | None:
+            status = await self.job(job)
+            assert status.state == state or status.state not in ("failed", "cancelled", "succeeded"), status
+            return status if status.state == state else None
+
+        return await self.until(f"{job} {state}", look, limit_s)
+
+    async def at_version(self, job: str, version: int) -> JobStatus:
+        """The job's status once it trains beyond `version`."""
+
+        async def look() -> JobStatus | None:
+            status = await self.job(job)
+            return status if status.state == "running" and status.version >= version else None
+
+        return await self.until(f"{job} at version {version}", look)
+
+    def kill_worker(self, host: str, exit: Exit) -> str:
+        name = self.agents[host].workers[0]
+        self.world.kill(name, exit)
+        return name
+
+
+def spec(target: int = 2, least: int = 1, **more: Any) -> FleetSpec:
+    """A fleet of cheap spot hosts."""
+    return FleetSpec("f", nodes=Nodes(least, target, target), any_of=(Need(instance_type="cpu.small"),), **more)

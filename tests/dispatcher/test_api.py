@@ -1,0 +1,247 @@
+"""The HTTP API: who may do what, files that come and go, and errors that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import re
+import sqlite3
+import tarfile
+
+import aiohttp
+from fake_fleet import ADMIN, Stage, spec
+from fake_workers import Script
+
+from spotfleet import certs
+from spotfleet.dispatcher.app import JSON_BYTES, ROUTES, Who
+from spotfleet.messages import AgentOrders, AgentReport, dump, load
+
+LONG = 10_000
+
+
+async def trained(stage: Stage) -> tuple[str, str, str]:
+    """A job that trains on one host: job, host, worker."""
+    await stage.up(1)
+    job = await stage.submit(Script(steps=LONG), (1, 1))
+    status = await stage.at_version(job, 3)
+    return job, status.workers[0].host, status.workers[0].worker
+
+
+def test_no_route_but_the_liveness_check_answers_a_stranger(play):
+    async def scene(stage: Stage) -> None:
+        assert (await stage.call("GET", "/healthz", token=""))[1] == {"ok": True}
+        for route in ROUTES:
+            path = re.sub(r"\{\w+(:.*?)?\}", "x", route.path)
+            for token in ("", "wrong", stage.token("f-99")):
+                if route.who is Who.ANYBODY or (route.who is Who.SOCKET and token):
+                    continue
+                status, said = await stage.call(route.method, path, token=token, ok=False)
+                assert (status, set(said)) == (401, {"error", "hint", "kind"}), (route, token)
+
+    play(scene, spec(1))
+
+
+def test_a_host_may_not_do_what_the_cli_does_nor_the_cli_what_a_host_does(play):
+    async def scene(stage: Stage) -> None:
+        job, host, worker = await trained(stage)
+        token = stage.token(host)
+        for method, path in (("GET", "/v1/status"), ("POST", "/v1/down"), ("POST", "/v1/jobs"), ("GET", "/v1/archive")):
+            assert (await stage.call(method, path, token=token, ok=False))[0] == 403
+        assert (await stage.call("GET", f"/v1/jobs/{job}/launch", ok=False))[0] == 403
+        assert (await stage.call("POST", f"/v1/jobs/{job}/logs/{worker}?offset=0", data=b"x", ok=False))[0] == 403
+
+    play(scene, spec(1))
+
+
+def test_a_host_gets_secrets_and_writes_logs_only_for_workers_of_its_own(play):
+    async def scene(stage: Stage) -> None:
+        first, second = await stage.up(2)
+        job = await stage.submit(Script(steps=LONG), (1, 1), secrets={"KEY": "hidden-value"})
+        mine = (await stage.at_version(job, 3)).workers[0].host
+        other = second if mine == first else first
+        launch = (await stage.call("GET", f"/v1/jobs/{job}/launch", token=stage.token(mine)))[1]
+        assert launch["secrets"] == {"KEY": "hidden-value"}
+        assert (await stage.call("GET", f"/v1/jobs/{job}/launch", token=stage.token(other), ok=False))[0] == 403
+        path = f"/v1/jobs/{job}/logs/{mine}/0/1?offset=0"
+        assert (await stage.call("POST", path, token=stage.token(other), data=b"x", ok=False))[0] == 403
+
+    play(scene)
+
+
+async def say(stage: Stage, token: str, text: str) -> AgentOrders | int:
+    """The orders that answer a first frame, or the code with which the connection is closed."""
+    headers = {"Authorization": f"Bearer {token}"}
+    async with stage.http.ws_connect(stage.url + "/v1/agent", headers=headers,
+                                     ssl=certs.client_context(stage.ca)) as ws:
+        await ws.send_str(text)
+        answer = await ws.receive(timeout=10.0)
+        return load(AgentOrders, answer.data) if answer.type is aiohttp.WSMsgType.TEXT else ws.close_code
+
+
+def test_an_agent_may_report_only_its_own_host(play):
+    async def scene(stage: Stage) -> None:
+        first, second = await stage.up(2)
+        report = AgentReport(second, "i", "127.0.0.1", 1)
+        assert await say(stage, stage.token(first), dump(report)) == 4401
+        assert await say(stage, "wrong", dump(report)) == 4401
+        assert await say(stage, stage.token(first), "no report") == 4401
+
+    play(scene)
+
+
+def test_an_agent_of_another_protocol_or_of_an_ended_host_is_told_to_stop(play):
+    async def scene(stage: Stage) -> None:
+        (host,) = await stage.up(1)
+        old = AgentReport(host, "i", "127.0.0.1", 1, protocol=0)
+        answer = await say(stage, stage.token(host), dump(old))
+        assert isinstance(answer, AgentOrders) and "protocol 0" in answer.refuse
+        stage.cloud.interrupt(host, None)
+        await stage.until("the end is known", lambda: host in stage.daemon.dispatcher.journal.state.ended)
+        answer = await say(stage, stage.token(host), dump(AgentReport(host, "j", "127.0.0.1", 1)))
+        assert isinstance(answer, AgentOrders) and "ended" in answer.refuse
+
+    play(scene, spec(1))
+
+
+def test_bad_input_is_told_by_field(play):
+    async def scene(stage: Stage) -> None:
+        async def error(method: str, path: str, body=None, data: bytes | None = None) -> tuple[int, str]:
+            status, said = await stage.call(method, path, body, data=data, ok=False)
+            return status, said["error"]
+
+        assert (await error("POST", "/v1/jobs", {}))[1] == "spec: missing"
+        for more, word in (({"min_workers": "2"}, "JobSpec.min_workers"), ({"run": "a", "bundle": "no"}, "bundle"),
+                           ({"run": "a", "min_workers": 0}, "min_workers"), ({}, "neither")):
+            assert word in (await error("POST", "/v1/jobs", {"spec": {"name": "x", **more}}))[1]
+        assert "notice_s" in (await error("POST", "/v1/hosts/f-0/interrupt", {"notice_s": "soon"}))[1]
+        assert (await error("PUT", "/v1/nodes", {"min": 3, "target": 1, "max": 1}))[0] == 400
+        assert (await error("PUT", "/v1/nodes", data=b"{"))[0] == 400
+        assert (await error("GET", "/v1/events?after=x"))[0] == 400
+        assert (await error("GET", "/v1/jobs/none-1"))[0] == 404
+        assert (await error("POST", "/v1/hosts/f-77/drain", {}))[0] == 404
+        assert (await error("GET", "/v1/bundles/../../boot.json"))[0] in (400, 404)
+        assert (await error("GET", "/nothing"))[0] == 404
+        assert (await error("POST", "/v1/jobs", data=b" " * (JSON_BYTES + 1)))[0] == 413
+
+    play(scene, spec(1))
+
+
+def test_a_bundle_is_kept_under_its_digest_only(play):
+    async def scene(stage: Stage) -> None:
+        data = b"an archive" * 1000
+        path = f"/v1/bundles/{hashlib.sha256(data).hexdigest()}"
+        assert (await stage.call("HEAD", path, ok=False))[0] == 404
+        assert (await stage.call("PUT", path, data=b"something else", ok=False))[0] == 400
+        assert (await stage.call("HEAD", path, ok=False))[0] == 404
+        await stage.call("PUT", path, data=data)
+        assert (await stage.call("HEAD", path))[0] == 200
+        (host,) = await stage.up(1)
+        assert (await stage.call("GET", path, token=stage.token(host)))[1] == data
+
+    play(scene, spec(1))
+
+
+def test_logs_are_followed_to_their_end(play):
+    async def scene(stage: Stage) -> None:
+        job, host, worker = await trained(stage)
+
+        async def post(offset: int, data: bytes) -> int:
+            path = f"/v1/jobs/{job}/logs/{worker.replace('/', '%2F')}?offset={offset}"
+            return (await stage.call("POST", path, token=stage.token(host), data=data))[1]["size"]
+
+        assert await post(0, b"one\n") == 4
+        follow = asyncio.create_task(read(stage, job, "rank=0&offset=4&wait=20"))
+        await asyncio.sleep(0.1)
+        assert not follow.done()
+        assert await post(99, b"lost\n") == 4
+        assert await post(4, b"two\n") == 8
+        assert await follow == (b"two\n", "8", None)
+        assert (await stage.call("GET", f"/v1/jobs/{job}/workers"))[1] == {"workers": [worker]}
+        await stage.call("POST", f"/v1/jobs/{job}/cancel", {})
+        assert await read(stage, job, "rank=0&offset=8&wait=20") == (b"", "8", "1")
+        assert await read(stage, job, f"worker={worker}&offset=0") == (b"one\ntwo\n", "8", "1")
+
+    play(scene, spec(1))
+
+
+async def read(stage: Stage, job: str, query: str) -> tuple[bytes, str | None, str | None]:
+    async with stage.http.get(f"{stage.url}/v1/jobs/{job}/logs?{query}", headers={"Authorization": f"Bearer {ADMIN}"},
+                              ssl=certs.client_context(stage.ca)) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.read(), answer.headers.get("X-Offset"), answer.headers.get("X-End")
+
+
+def test_events_are_waited_for(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        seen = await stage.events()
+        waiting = asyncio.create_task(stage.call("GET", f"/v1/events?after={seen[-1]['seq']}&wait=20"))
+        await stage.call("PUT", "/v1/nodes", {"min": 1, "target": 1, "max": 3})
+        fresh = (await waiting)[1]["events"]
+        assert all(e["seq"] > seen[-1]["seq"] for e in fresh) and fresh
+        await stage.until("the change", lambda: nodes_changed(stage))
+
+    play(scene, spec(1))
+
+
+async def nodes_changed(stage: Stage) -> bool:
+    return [e["nodes"]["max"] for e in await stage.events("NodesChanged")] == [3]
+
+
+def test_a_checkpoint_is_kept_whole_and_comes_back_after_a_total_loss(play):
+    async def scene(stage: Stage) -> None:
+        job, host, _ = await trained(stage)
+        data = b"tensors" * 10_000
+        digest = hashlib.sha256(data).hexdigest()
+        path = f"/v1/jobs/{job}/checkpoints"
+        bad = await stage.call("PUT", f"{path}/500?generation=1&digest={'0' * 64}", token=stage.token(host), data=data,
+                               ok=False)
+        assert bad[0] == 400
+        assert (await stage.job(job)).checkpoint == 0
+        await stage.call("PUT", f"{path}/500?generation=1&digest={digest}", token=stage.token(host), data=data)
+        assert (await stage.job(job)).checkpoint == 500
+        assert (await stage.call("GET", f"{path}/500"))[1] == data
+        await stage.until("its event", lambda: kept(stage, 500))
+
+        stage.cloud.interrupt(host, None)
+        await stage.until("a new generation", lambda: len(stage.world.history) > 1)
+        assert stage.world.history[-1][3] == 500  # though the lost worker was not there yet: the newest that is kept
+        generation = stage.world.history[-1][1]
+        new = (await stage.at_version(job, 501)).workers[0].host
+        old = await stage.call("PUT", f"{path}/900?generation={generation - 1}&digest={digest}", token=stage.token(new),
+                               data=data, ok=False)
+        assert old[0] == 409
+
+    play(scene, spec(1))
+
+
+async def kept(stage: Stage, version: int) -> bool:
+    return [e["version"] for e in await stage.events("CheckpointKept")] == [version]
+
+
+def test_the_archive_holds_what_a_user_wants_home_and_no_secret(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=LONG), (1, 1), secrets={"KEY": "hidden-value"})
+        worker = (await stage.at_version(job, 3)).workers[0].worker
+        token, data = stage.token(worker.split("/")[0]), b"tensors"
+        digest = hashlib.sha256(data).hexdigest()
+        await stage.call("POST", f"/v1/jobs/{job}/logs/{worker}?offset=0", token=token, data=b"hello\n")
+        await stage.call("PUT", f"/v1/jobs/{job}/outputs/{worker}", token=token, data=b"output")
+        for version in (5, 6):
+            await stage.call("PUT", f"/v1/jobs/{job}/checkpoints/{version}?generation=1&digest={digest}", token=token,
+                             data=data)
+        archive = (await stage.call("GET", "/v1/archive"))[1]
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            name = worker.replace("/", "@")
+            assert set(tar.getnames()) == {"ledger.db", *(f"jobs/{job}/{n}" for n in (
+                "checkpoints/6-1.ckpt", f"logs/{name}.log", "logs/rank-0.log", f"outputs/{name}.tar.gz"))}
+            assert not any(b"hidden-value" in tar.extractfile(m).read() for m in tar.getmembers())
+            tar.extract("ledger.db", stage.home / "brought", filter="data")
+        with sqlite3.connect(stage.home / "brought" / "ledger.db") as db:
+            rows = [json.loads(r[0])["kind"] for r in db.execute("SELECT body FROM events")]
+        assert "JobSubmitted" in rows
+
+    play(scene, spec(1))

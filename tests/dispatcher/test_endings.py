@@ -1,0 +1,139 @@
+"""How a fleet ends by itself or by `down`, and how a dispatcher that was killed goes on."""
+
+from __future__ import annotations
+
+from fake_fleet import Stage, spec
+from fake_workers import Script
+
+from spotfleet.fleet.events import FleetDown
+from spotfleet.fleet.ledger import read_events
+from spotfleet.model import Autostop
+
+LONG = 10_000
+
+
+async def ended(stage: Stage) -> None:
+    """Nothing of the fleet runs any more, the dispatcher's own machine included."""
+    await stage.until("the workers' machines end", lambda: not any(map(running(stage), stage.cloud.machines)))
+    await stage.until("its own machine ends", lambda: not running(stage)(stage.boot.host))
+
+
+def running(stage: Stage):
+    return lambda host: stage.cloud.look(host)[0]
+
+
+def test_train_down_brings_results_to_the_archive_and_ends_every_machine_without_the_laptop(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(Script(steps=20), down=True)
+        await ended(stage)
+        archive = stage.home.parent / "archive"
+        events = read_events(archive / "ledger.db")
+        assert isinstance(events[-1], FleetDown) and job in events[-1].why
+        assert [e.state.value for e in events if type(e).__name__ == "JobChanged"][-1] == "succeeded"
+        assert not (archive / "jobs" / job / "secrets.json").exists()
+
+    play(scene)
+
+
+def test_an_idle_fleet_ends_by_itself(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=20), (1, 1))
+        await stage.stands(job, "succeeded")
+        await ended(stage)
+        assert "autostop" in read_events(stage.home.parent / "archive" / "ledger.db")[-1].why
+
+    play(scene, spec(1, autostop=Autostop(idle_s=2.0)))
+
+
+def test_max_lifetime_ends_a_fleet_whose_job_still_runs(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=LONG), (1, 1))
+        await ended(stage)
+        status = await stage.job(job)
+        assert status.state == "cancelled" and "max_lifetime" in status.why
+
+    play(scene, spec(1, max_lifetime_s=4.0))
+
+
+def test_down_ends_the_hosts_and_waits_for_the_laptop_with_the_results(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(Script(steps=LONG))
+        await stage.at_version(job, 5)
+        await stage.call("POST", "/v1/down", {})
+
+        async def down() -> bool:
+            return (await stage.call("GET", "/v1/status"))[1]["state"] == "down"
+
+        await stage.until("down", down)
+        assert not any(map(running(stage), stage.cloud.machines))
+        assert running(stage)(stage.boot.host)  # it still holds the results
+        assert (await stage.job(job)).state == "cancelled"
+        refused = await stage.call("POST", "/v1/jobs", {"spec": {"name": "x", "run": "true"}}, ok=False)
+        assert refused[0] == 409
+
+    play(scene)
+
+
+def test_a_restarted_dispatcher_finds_the_job_training_and_changes_nothing(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(Script(steps=LONG))
+        before = await stage.at_version(job, 10)
+        orders = {h: a.orders for h, a in stage.agents.items()}
+        await stage.stop_dispatcher()
+        workers = dict(stage.world.workers)
+        await stage.until("training goes on alone",
+                          lambda: all(w.version > before.version + 20 for w in workers.values()))
+        await stage.start_dispatcher()
+        after = await stage.at_version(job, before.version + 20)
+        await stage.at_version(job, after.version + 20)
+        assert stage.world.workers == workers and all(w.exit is None for w in workers.values())
+        assert (after.generation, len(stage.world.history)) == (before.generation, 1)
+        assert {h: [o.worker for o in a.orders.workers] for h, a in stage.agents.items()} == {
+            h: [o.worker for o in said.workers] for h, said in orders.items()}
+        assert len(stage.cloud.machines) == 2
+
+    play(scene)
+
+
+def test_a_host_that_was_lost_while_the_dispatcher_was_down_is_replaced_and_names_are_new(play):
+    async def scene(stage: Stage) -> None:
+        first, second = await stage.up(2)
+        job = await stage.submit(Script(steps=LONG))
+        version = (await stage.at_version(job, 10)).version
+        names = set(stage.world.workers)
+        await stage.stop_dispatcher()
+        stage.cloud.interrupt(second, None)
+        await stage.until("its end", lambda: second not in stage.agents)
+        await stage.start_dispatcher()
+        await stage.until("a new generation", lambda: len(stage.world.history) > 1)
+        _, generation, members, at = stage.world.history[-1]
+        assert generation > 1 and at >= version
+        assert members[0].startswith(f"{first}/") and members[0] in names  # the survivor, with its state and its rank
+        assert members[1] not in names
+        assert (await stage.at_version(job, version + 10)).state == "running"
+
+    play(scene)
+
+
+def test_a_job_in_the_queue_survives_a_restart_with_its_secrets(play):
+    async def scene(stage: Stage) -> None:
+        (host,) = await stage.up(1)
+        first = await stage.submit(Script(steps=LONG), (1, 1), "first")
+        await stage.at_version(first, 3)
+        queued = await stage.submit(Script(steps=5), (1, 1), "second", secrets={"KEY": "value"})
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        await stage.at_version(first, 4)
+        assert (await stage.job(queued)).state == "queued"
+        await stage.call("POST", f"/v1/jobs/{first}/cancel", {})
+        await stage.until("it is started", lambda: any(w.order.job == queued for w in stage.world.workers.values()))
+        launch = await stage.call("GET", f"/v1/jobs/{queued}/launch", token=stage.token(host), ok=False)
+        assert launch[0] == 403 or launch[1]["secrets"] == {"KEY": "value"}
+        await stage.stands(queued, "succeeded")
+
+    play(scene, spec(1))
