@@ -49,6 +49,7 @@ def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[s
     for need in queue:
         if need.job in desk.held:
             desk.fill(need.job, need.max_workers)
+    desk.held = {n.job: desk.held[n.job] for n in queue if n.job in desk.held}
     return Allocation({job: tuple(names) for job, names in desk.held.items()}, {n.job: desk.why(n) for n in queue})
 
 

@@ -50,10 +50,10 @@ class JobSim:
         self.heard: dict[str, WorkerView] = {}  # newest report that came, by worker
         self.started: dict[str, str] = {}  # workers that the dispatcher has started, on disk -> host
         self.ended: set[str] = set()  # confirmed
+        self.reported = 0  # newest generation that the dispatcher was told of
         self.ledger: list[Ordered] = []
         self.changes: list[Change] = []
         self.refill = True  # ended workers are started anew, lost hosts replaced
-        self.connected_before: set[str] = set()
         self._names = 0
         self._next_exchange = 0.0
         self._replaced: set[str] = set()
@@ -177,6 +177,7 @@ class JobSim:
     def _hear(self, view: WorkerView) -> None:
         if self.now >= self.down_until:
             self.heard[view.worker] = view
+            self.reported = max(self.reported, view.generation)
 
     def views(self) -> list[WorkerView]:
         views = []
@@ -230,7 +231,8 @@ class JobSim:
         leaving = [w for w in order.members if views[w].leaving_s is not None]
         staying = [w for w in self.world.last_formed.members if w in order.members and w not in leaving]
         assert len(leaving) <= 1, "noticed hosts enter a new generation"
-        if leaving and not self.links.delay_s and not self.links.loss:
+        known = self.reported == self.world.last_formed.generation
+        if leaving and known and not self.links.delay_s and not self.links.loss:
             assert all(self.world.all[w].version < 0 for w in staying), "a noticed host enters without need"
         assert len(order.members) <= (max(self.max, 2) if leaving else self.max)
         assert not any(views[w].exited for w in order.members)

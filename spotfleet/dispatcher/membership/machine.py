@@ -340,7 +340,7 @@ class Membership:
             replaced = any(w not in self.members for w in target)
         else:
             replaced = len(target) >= min(len(self.members), self.max_workers)
-        free = cause == "drain" and self._now.expected == 0
+        free = cause == "drain" and not self._now.coming()
         hindrance = self._hindrance(target)
         if (late or replaced or free) and not hindrance and set(target) != set(self.members):
             self._order(target, cause, f"{names} leaves ({cause})", urgent=False)

@@ -60,6 +60,10 @@ class Picture:
     def _usable(self, view: WorkerView | None) -> bool:
         return view is not None and view.answers and view.worker not in self.evicted and bool(view.store)
 
+    def coming(self) -> bool:
+        """A worker is on its way to READY."""
+        return self.expected > 0 or any(self.able(v, (Stage.STARTING, Stage.INIT)) for v in self.views.values())
+
     def lost(self, workers: Iterable[str], running: int) -> dict[str, str]:
         """Those of `workers` that are dead, with the reason. `running`: the generation in which they train now."""
         lost = {}

@@ -1,0 +1,155 @@
+"""Which job holds which hosts."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
+
+A, B, C = JobNeed("a", 1, 3, 1), JobNeed("b", 2, 2, 2), JobNeed("c", 1, 1, 3)
+
+
+def hosts(*names: str, **fields) -> list[HostRoom]:
+    return [HostRoom(name, 1, **fields) for name in names]
+
+
+def test_jobs_share_a_fleet_in_order_of_submission():
+    assert allocate([B, A], hosts("h1", "h2", "h3", "h4"), {}) == Allocation(
+        {"a": ("h1", "h4"), "b": ("h2", "h3")}, {"a": "holds 2 hosts", "b": "holds 2 hosts"}
+    )
+
+
+def test_a_queued_job_says_for_what_it_waits():
+    now = allocate([A, B], hosts("h1", "h2", "h3", "h4"), {"a": ("h1", "h2", "h3")})
+    assert now.held == {"a": ("h1", "h2", "h3")}
+    assert now.why["b"] == "needs 2 hosts, 1 free: 3 of 4 held by a"
+
+
+def test_a_running_job_keeps_its_hosts_from_an_older_one():
+    assert allocate([A, B], hosts("h1", "h2"), {"b": ("h1", "h2")}).held == {"b": ("h1", "h2")}
+
+
+def test_a_job_below_its_min_comes_before_one_that_could_use_more():
+    now = allocate([A, B], hosts("h1", "h2", "h3"), {"a": ("h1",), "b": ("h2",)})
+    assert now.held == {"a": ("h1",), "b": ("h2", "h3")}
+
+
+def test_a_small_job_does_not_wait_behind_one_that_cannot_start():
+    now = allocate([B, C], hosts("h1"), {})
+    assert now.held == {"c": ("h1",)}
+
+
+def test_free_hosts_are_kept_for_a_queued_job_when_more_are_coming():
+    now = allocate([A, B], [*hosts("h1", "h2"), *hosts("h3", ready=False)], {"a": ("h1",)})
+    assert now.held == {"a": ("h1",)}
+    assert now.why["b"] == "needs 2 hosts, 1 free: 1 of 3 held by a"
+
+
+def test_a_leaving_host_is_replaced_before_it_is_gone():
+    leaving = HostRoom("h1", 1, leaving=True)
+    need = JobNeed("a", 1, 1, 1)
+    assert allocate([need], [leaving], {"a": ("h1",)}).held == {"a": ("h1",)}
+    assert allocate([need], [leaving, *hosts("h2")], {"a": ("h1",)}).held == {"a": ("h1", "h2")}
+    assert allocate([need], hosts("h2"), {"a": ("h1", "h2")}).held == {"a": ("h2",)}
+
+
+def test_a_leaving_host_is_given_to_nobody():
+    now = allocate([A], hosts("h1", leaving=True), {})
+    assert now == Allocation({}, {"a": "needs 1 host, 0 free"})
+
+
+def test_when_a_notice_is_withdrawn_the_newest_surplus_host_is_freed():
+    need = JobNeed("a", 1, 1, 1)
+    assert allocate([need], hosts("h1", "h2"), {"a": ("h1", "h2")}).held == {"a": ("h1",)}
+
+
+def test_a_freed_surplus_host_starts_a_queued_job_at_once():
+    now = allocate([JobNeed("a", 1, 1, 1), C], hosts("h1", "h2"), {"a": ("h1", "h2")})
+    assert now.held == {"a": ("h1",), "c": ("h2",)}
+
+
+def test_a_host_with_several_slots_counts_for_all_of_them():
+    now = allocate([JobNeed("a", 4, 6, 1)], [HostRoom("h1", 4), HostRoom("h2", 4), HostRoom("h3", 4)], {})
+    assert now.held == {"a": ("h1", "h2")}
+    wait = allocate([JobNeed("a", 6, 6, 1)], [HostRoom("h1", 4)], {})
+    assert wait.why == {"a": "needs room for 6 workers, 1 free"}
+
+
+def test_a_job_that_lost_all_its_hosts_takes_the_first_that_comes():
+    now = allocate([B], [], {"b": ("h1", "h2")})
+    assert now.held == {"b": ()}
+    assert allocate([B], hosts("h3"), now.held).held == {"b": ("h3",)}
+
+
+def test_hosts_of_an_ended_job_are_free():
+    assert allocate([B], hosts("h1", "h2"), {"a": ("h1", "h2")}).held == {"b": ("h1", "h2")}
+
+
+rooms = st.lists(
+    st.builds(
+        HostRoom,
+        host=st.sampled_from([f"h{n}" for n in range(8)]),
+        slots=st.integers(1, 3),
+        leaving=st.booleans(),
+        ready=st.booleans(),
+    ),
+    unique_by=lambda r: r.host,
+)
+needs = st.lists(
+    st.builds(
+        lambda n, least, more: JobNeed(f"j{n}", least, least + more, n),
+        st.integers(0, 4), st.integers(1, 4), st.integers(0, 4),
+    ),
+    unique_by=lambda j: j.job,
+)  # fmt: skip
+before = st.dictionaries(
+    st.sampled_from([f"j{n}" for n in range(6)]), st.lists(st.sampled_from([f"h{n}" for n in range(10)])).map(tuple)
+)
+
+
+def counting(room: HostRoom) -> int:
+    return room.slots if room.ready and not room.leaving else 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(needs, rooms, before)
+def test_any_allocation_is_disjoint_complete_and_useful(jobs, fleet, held):
+    now = allocate(jobs, fleet, held)
+    room, given_out = {r.host: r for r in fleet}, [h for names in now.held.values() for h in names]
+    assert len(given_out) == len(set(given_out)) and set(given_out) <= set(room), "held once, and existing"
+    assert set(now.why) == {j.job for j in jobs} and all(now.why.values())
+    for job in jobs:
+        mine = now.held.get(job.job, ())
+        slots = sum(counting(room[h]) for h in mine)
+        assert job.job in held or not mine or slots >= job.min_workers, "a job starts whole"
+        new = [h for h in mine if h not in held.get(job.job, ())]
+        assert all(counting(room[h]) for h in new), "only ready hosts that stay are given out"
+        smallest = min((counting(room[h]) for h in mine if counting(room[h])), default=0)
+        assert slots - smallest < job.max_workers, "no host without which the job would have its max"
+    free = [r for r in fleet if r.host not in given_out and counting(r)]
+    if all(r.ready or r.leaving for r in fleet):
+        hungry = [j for j in jobs if j.job in now.held
+                  and sum(counting(room[h]) for h in now.held[j.job]) < j.max_workers]  # fmt: skip
+        assert not (free and hungry), "nothing paid lies idle while somebody could use it"
+        room_left = sum(r.slots for r in free)
+        assert not [j for j in jobs if j.job not in now.held and j.min_workers <= room_left]
+
+
+@settings(max_examples=200, deadline=None)
+@given(needs, rooms, before)
+def test_an_allocation_stays_when_nothing_changes(jobs, fleet, held):
+    once = allocate(jobs, fleet, held)
+    assert allocate(jobs, fleet, once.held) == once
+
+
+@settings(max_examples=200, deadline=None)
+@given(needs, rooms, before, st.data())
+def test_a_lost_host_takes_no_other_host_from_a_job(jobs, fleet, held, data):
+    once = allocate(jobs, fleet, held)
+    if not fleet:
+        return
+    lost = data.draw(st.sampled_from(fleet)).host
+    later = allocate(jobs, [r for r in fleet if r.host != lost], once.held)
+    for job, names in once.held.items():
+        assert [h for h in names if h != lost] == [h for h in later.held[job] if h in names]
