@@ -1,0 +1,34 @@
+"""The elastic training runtime: `import spotfleet.train as hvd`. Names are Horovod's where it has one.
+
+Needs torch and the standard library; nothing is imported before the first name is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    **dict.fromkeys(["init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank",
+                     "cross_size"], "place"),
+    **dict.fromkeys(["DistributedOptimizer", "Average", "Sum", "Min", "Max", "Compression"], "optimizer"),
+    **dict.fromkeys(["allreduce", "allreduce_", "allgather", "broadcast", "broadcast_", "broadcast_object",
+                     "allgather_object", "broadcast_parameters", "broadcast_optimizer_state", "barrier"],
+                    "collectives"),
+    **dict.fromkeys(["CommBroken", "MembershipChanged", "HorovodInternalError", "HostsUpdatedInterrupt"], "errors"),
+    "elastic": "",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = importlib.import_module(f"{__name__}.{_HOME[name] or name}")
+    value = getattr(home, name) if _HOME[name] else home
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,153 @@
+"""Versions on disk: written in the background by rank 0, read back when no worker holds the state.
+
+A file is `ckpt-VERSION.pt` in SPOTFLEET_WORK: written under another name, synced, then renamed, so it is whole or
+absent. It is announced in the report with its sha256 and generation; the agent carries it to the dispatcher. Only
+tensors and plain values are read by torch (weights_only); the position inside is a pickle, opened only after the
+digest that the dispatcher vouches for has been found right.
+
+Threads: the main thread copies the state (`at_boundary`, `final`); one writer thread at a time turns a copy, which
+nobody else touches, into a file. The report is the only thing both change, through `Control.update`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotfleet.errors import SpotfleetError
+from spotfleet.messages import Checkpoint
+from spotfleet.train.state import Copy
+
+if TYPE_CHECKING:
+    from spotfleet.train.runtime import Runtime
+    from spotfleet.train.state import State
+
+KEEP = 2
+AGAIN_S = 5.0  # while `checkpoint_now` stands: how often
+FETCH_LIMIT_S = 120.0  # for the agent to bring the file that its orders name
+FORMAT = 1
+
+
+def write(held: Copy, folder: Path, generation: int) -> Checkpoint:
+    """`held` as a file in `folder`, whole and synced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, part = folder / f"ckpt-{held.version}.pt", folder / f".ckpt-{held.version}.part"
+    about = pickle.dumps((held.position, held.schema))
+    with open(part, "wb") as file:
+        torch.save({"format": FORMAT, "version": held.version, "tensors": held.tensors,
+                    "about": torch.frombuffer(bytearray(about), dtype=torch.uint8)}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    digest = digest_of(part)
+    os.replace(part, path)
+    folder_fd = os.open(folder, os.O_RDONLY)
+    os.fsync(folder_fd)
+    os.close(folder_fd)
+    return Checkpoint(held.version, digest, path.stat().st_size, generation, str(path))
+
+
+def digest_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read(named: Checkpoint) -> Copy:
+    """The copy in the file that `named` tells; SpotfleetError if the file is not the one it names."""
+    path = Path(named.path)
+    found = digest_of(path) if path.is_file() else "no file"
+    if found != named.digest:
+        raise SpotfleetError(f"checkpoint {path.name} of version {named.version} is not the one that was kept: "
+                             f"sha256 {found}, expected {named.digest}",
+                             hint="it was cut short or changed; remove it, so that an older version is used")
+    held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if held.get("format") != FORMAT:
+        raise SpotfleetError(f"checkpoint {path.name}: format {held.get('format')}, expected {FORMAT}",
+                             hint="resume with the version of spotfleet that wrote it")
+    position, schema = pickle.loads(held["about"].numpy().tobytes())
+    return Copy(held["version"], position, schema, held["tensors"])
+
+
+class Checkpointer:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._due_from = time.monotonic()
+        self._now_ordered = False
+        self._writer: threading.Thread | None = None
+        self._written: list[Path] = []
+        self._problem = ""
+
+    def at_boundary(self, state: State) -> None:
+        """Called by every rank when its tensors and position are whole; rank 0 begins a checkpoint if one is due."""
+        runtime = self._runtime
+        if runtime.place.rank != 0 or not runtime.work or not self._due():
+            return
+        if self._writer is not None and self._writer.is_alive():
+            return
+        self._due_from = time.monotonic()
+        self._start(state.copy())
+
+    def _due(self) -> bool:
+        control = self._runtime.control
+        assert control is not None
+        orders = control.orders
+        first, self._now_ordered = orders.checkpoint_now and not self._now_ordered, orders.checkpoint_now
+        every_s = orders.checkpoint_every_s
+        if orders.checkpoint_now:
+            every_s = min(every_s, AGAIN_S) if every_s > 0 else AGAIN_S
+        return first or (every_s > 0 and time.monotonic() - self._due_from >= every_s)
+
+    def final(self, state: State) -> None:
+        """Write the finished state and wait for it, on rank 0."""
+        runtime = self._runtime
+        control = runtime.control
+        assert control is not None
+        if runtime.place.rank != 0 or not runtime.work or control.orders.checkpoint_every_s <= 0:
+            return
+        if self._writer is not None:
+            self._writer.join()
+        self._start(state.copy())
+        assert self._writer is not None
+        self._writer.join()
+
+    def _start(self, held: Copy) -> None:
+        generation = self._runtime.generation
+        self._writer = threading.Thread(target=self._write, args=(held, generation), name="spotfleet-checkpoint")
+        self._writer.start()
+
+    def _write(self, held: Copy, generation: int) -> None:
+        control = self._runtime.control
+        assert control is not None
+        try:
+            done = write(held, Path(self._runtime.work), generation)
+        except OSError as error:  # a full disk must not end training; the next one may fit
+            print(f"spotfleet: checkpoint of version {held.version} failed: {error}", flush=True)
+            return
+        control.update(checkpoint=done)
+        self._written = [p for p in self._written if p != Path(done.path)] + [Path(done.path)]
+        for old in self._written[:-KEEP]:
+            old.unlink(missing_ok=True)
+        self._written = self._written[-KEEP:]
+
+    def restore(self, state: State) -> None:
+        """If the orders name a checkpoint, hold what it holds."""
+        control = self._runtime.control
+        assert control is not None
+
+        def ready() -> bool:
+            named = control.orders.restore
+            return named is None or bool(named.path)
+
+        with control.cv:
+            if not control.cv.wait_for(ready, FETCH_LIMIT_S):
+                raise SpotfleetError(f"the checkpoint to resume from has not arrived within {FETCH_LIMIT_S:g} s",
+                                     hint="look at the agent's log on this host")
+            named = control.orders.restore
+        if named is not None:
+            state.install(read(named))

@@ -1,0 +1,181 @@
+"""The worker's line to its agent: one thread that reports and receives orders, and survives the agent.
+
+    connect -> report -> [orders | change | 1 s] -> ... -> EOF -> connect again (50 ms, doubling to 1 s)
+
+Training never waits for this thread; while the agent is away the newest orders stay in force.
+
+Threads: the control thread alone touches the sockets and writes `orders`. Any thread may call `update`, `flush`
+and `close`, and read `orders` (a frozen value, replaced whole). `cv` guards `orders`, the report and whatever
+`on_orders` touches; it is a re-entrant lock, held while `on_orders` runs, so `on_orders` must not block.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from spotfleet.messages import WorkerOrders, WorkerReport, dump, load
+
+PERIOD_S = 1.0
+SEND_LIMIT_S = 2.0  # an agent that reads nothing for so long is given up; we dial again
+FIRST_RETRY_S, LAST_RETRY_S = 0.05, 1.0
+TICK_S = 0.02  # while an aborted group still forms: its new sockets must be shut too
+
+
+class Control:
+    def __init__(self, path: str, report: WorkerReport) -> None:
+        self.orders = WorkerOrders()
+        self.heard = False  # orders have been received at least once
+        self.cv = threading.Condition(threading.RLock())
+        self.on_orders: Callable[[WorkerOrders], None] = lambda orders: None
+        self.live: Callable[[], dict[str, Any]] = dict  # fields read anew for each report: cheap ones, no waking
+        self.tick: Callable[[], bool] = lambda: False  # True: call again in TICK_S
+        self._path = path
+        self._report = report
+        self._changes = 1  # counts `update`; `_sent` is the count that the agent has surely been told
+        self._sent = 0
+        self._closed = False
+        self._sock: socket.socket | None = None
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._wake_w.setblocking(False)
+        self._wake_r.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="spotfleet-control", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def update(self, **fields: Any) -> None:
+        """Change the report and send it at once."""
+        with self.cv:
+            self._report = replace(self._report, **fields)
+            self._changes += 1
+        self._wake()
+
+    @property
+    def report(self) -> WorkerReport:
+        with self.cv:
+            return replace(self._report, **self.live())
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the agent has been sent the newest report; False when that took too long."""
+        with self.cv:
+            wanted = self._changes
+            return self.cv.wait_for(lambda: self._sent >= wanted or self._closed, timeout_s) and self._sent >= wanted
+
+    def close(self) -> None:
+        with self.cv:
+            self._closed = True
+            self.cv.notify_all()
+        self._wake()
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
+            self._thread.join(SEND_LIMIT_S + 1)
+
+    def descriptors(self) -> list[int]:
+        """File descriptors that a forked child must not keep."""
+        sockets = [s for s in (self._sock, self._wake_r, self._wake_w) if s is not None]
+        return [s.fileno() for s in sockets if s.fileno() >= 0]
+
+    def _wake(self) -> None:
+        try:
+            self._wake_w.send(b"x")
+        except (BlockingIOError, OSError):
+            pass  # a full pipe wakes as well; a closed one has nobody to wake
+
+    def _run(self) -> None:
+        delay_s = FIRST_RETRY_S
+        while not self._closed:
+            try:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.settimeout(SEND_LIMIT_S)
+                sock.connect(self._path)
+            except OSError:
+                sock.close()
+                self._pause(delay_s)
+                delay_s = min(2 * delay_s, LAST_RETRY_S)
+                continue
+            self._sock = sock
+            try:
+                if self._serve(sock):
+                    delay_s = FIRST_RETRY_S
+            except OSError:
+                pass  # the agent is gone: dial again
+            finally:
+                self._sock = None
+                sock.close()
+            self._pause(delay_s)
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._closed and (left := end - time.monotonic()) > 0:
+            select.select([self._wake_r], [], [], min(left, self._patience(left)))
+            self._drain_wake()
+
+    def _patience(self, left_s: float) -> float:
+        with self.cv:
+            return TICK_S if self.tick() else left_s
+
+    def _serve(self, sock: socket.socket) -> bool:
+        """Talk until the agent goes; True if it said anything."""
+        pending, due, heard, told = b"", 0.0, False, 0
+        while not self._closed:
+            now = time.monotonic()
+            if now >= due or told != self._changes:
+                told = self._send(sock)
+                due = now + PERIOD_S
+            wait_s = self._patience(max(0.0, due - time.monotonic()))
+            readable, _, _ = select.select([sock, self._wake_r], [], [], wait_s)
+            if self._wake_r in readable:
+                self._drain_wake()
+            if sock in readable:
+                data = sock.recv(1 << 16)
+                if not data:
+                    return heard
+                *lines, pending = (pending + data).split(b"\n")
+                heard = True
+                if lines:
+                    self._receive(lines[-1])  # complete states: only the newest counts
+        if told != self._changes:
+            self._send(sock)
+        return heard
+
+    def _send(self, sock: socket.socket) -> int:
+        with self.cv:
+            count, line = self._changes, dump(self.report)
+        sock.sendall(line.encode() + b"\n")
+        with self.cv:
+            self._sent = count
+            self.cv.notify_all()
+        return count
+
+    def _receive(self, line: bytes) -> None:
+        try:
+            orders = load(WorkerOrders, line)
+        except ValueError as error:
+            print(f"spotfleet: orders that cannot be read are ignored: {error}", file=sys.stderr)
+            return
+        with self.cv:
+            self.orders, self.heard = orders, True
+            self.on_orders(orders)
+            self.cv.notify_all()
+
+    def _drain_wake(self) -> None:
+        try:
+            while self._wake_r.recv(4096):
+                pass
+        except (BlockingIOError, OSError):
+            pass
+
+
+def silence(fds: list[int]) -> None:
+    """In a forked child: put /dev/null in the place of `fds`, so that no number is reused behind our back."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        os.dup2(null, fd)
+    os.close(null)

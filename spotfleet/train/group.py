@@ -1,0 +1,259 @@
+"""One generation's communication: a free-standing gloo group over a prefixed store, with an abort.
+
+    Group(assignment) -> form() -> collectives ... -> retire()
+                            \\-> abort() from any thread, at any time: every call in flight raises CommBroken
+
+gloo has no abort, so ours shuts down the connected sockets born with the group, the store client's too. Peers see
+EOF and fail in turn, so one abort unblocks the whole generation within milliseconds. Listening sockets are never
+shut (gloo would terminate the process), nor sockets of anybody else: a socket counts only if it was born while the
+group formed, still has the same inode, and talks to a member's address or was accepted by a listener of the group.
+
+Time limits: FORM_LIMIT_S to form, then the generation counts as failed here; COLLECTIVE_LIMIT_S for a collective,
+which only a peer that is alive and silent can reach (a dead one shows as EOF; the dispatcher evicts a stuck one).
+
+Threads: the main thread forms and communicates; autograd threads may launch collectives while the main thread waits
+in backward(). `abort` may be called by any thread, also while `form` runs; whoever aborts a forming group calls
+`abort` again every few milliseconds until `forming` is False, since gloo may still be opening sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spotfleet.messages import Assignment
+from spotfleet.train.errors import CommBroken
+
+FORM_LIMIT_S = 30.0
+COLLECTIVE_LIMIT_S = 1800.0
+CONNECT_SLICE_S = 0.5
+FD_DIR = "/proc/self/fd"
+CAN_ABORT = os.path.isdir(FD_DIR)  # elsewhere (macOS) a short collective limit has to do
+NO_ABORT_LIMIT_S = 30.0
+_store_ports: set[int] = set()  # connections accepted by our own store may belong to another generation: never shut
+
+
+def sockets() -> dict[int, int]:
+    """Descriptor -> inode of every socket of this process."""
+    found: dict[int, int] = {}
+    if not CAN_ABORT:
+        return found
+    for name in os.listdir(FD_DIR):
+        try:
+            status = os.fstat(int(name))
+        except OSError:
+            continue  # closed since it was listed
+        if stat.S_ISSOCK(status.st_mode):
+            found[int(name)] = status.st_ino
+    return found
+
+
+def _host(address: Any) -> str:
+    return str(address[0]).removeprefix("::ffff:") if isinstance(address, tuple) else ""
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def open_store(address: str) -> tuple[dist.TCPStore, str]:
+    """A bootstrap store that listens on `address` only, and its "address:port". TCPStore alone would listen on `*`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((address, 0))
+    listener.listen(512)
+    port = listener.getsockname()[1]
+    _store_ports.add(port)
+    store = dist.TCPStore(
+        address, port, None, True, timedelta(seconds=FORM_LIMIT_S),
+        wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True,
+    )
+    return store, f"{address}:{port}"
+
+
+class Group:
+    def __init__(self, assignment: Assignment, job: str, address: str,
+                 on_broken: Callable[[int], None] = lambda generation: None) -> None:
+        self.generation = assignment.generation
+        self.rank, self.size = assignment.rank, assignment.world_size
+        self.change_waits = False  # set by the control thread: leave at the next step boundary
+        self.change_agreed = False  # every rank knows, from the same reduction
+        self.aborted = False
+        self.forming = False
+        self._assignment, self._job, self._address = assignment, job, address
+        self._on_broken = on_broken
+        self._before: dict[int, int] = {}
+        self._mine: dict[int, int] | None = None
+        self._peers: set[str] = {_split(assignment.store)[0]} if assignment.store else set()
+        self._pg: Any = None
+        self._store: Any = None
+
+    def form(self) -> None:
+        """Meet the other members; CommBroken when one does not come, or the group is aborted meanwhile."""
+        self._before, self.forming = sockets(), True
+        try:
+            if self.size > 1:
+                self._connect()
+        except (RuntimeError, OSError, ValueError) as error:
+            raise self._broken(error) from error
+        finally:
+            self._mine = {fd: inode for fd, inode in sockets().items() if self._before.get(fd) != inode}
+            self.forming = False
+        if self.aborted:
+            raise self._broken(RuntimeError("aborted while it formed"))
+
+    def _connect(self) -> None:
+        host, port = _split(self._assignment.store)
+        self._await_store(host, port)
+        store = dist.TCPStore(host, port, None, False, timedelta(seconds=FORM_LIMIT_S), wait_for_workers=False)
+        self._store = dist.PrefixStore(f"{self._job}/{self.generation}", store)
+        self._store.set(f"address/{self.rank}", self._address)
+        addresses = self._store.multi_get([f"address/{r}" for r in range(self.size)])
+        self._peers |= {a.decode() for a in addresses}
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=FORM_LIMIT_S)
+        options._threads = 2
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
+        backend = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
+        limit_s = COLLECTIVE_LIMIT_S if CAN_ABORT else NO_ABORT_LIMIT_S
+        backend._set_default_timeout(timedelta(seconds=limit_s))
+        group = dist.ProcessGroup(self._store, self.rank, self.size)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        for kind in ("cpu", "cuda"):
+            group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
+        self._pg = group
+
+    def _await_store(self, host: str, port: int) -> None:
+        """Return when the store accepts; TCPStore's own retries could neither be aborted nor bounded."""
+        deadline = time.monotonic() + FORM_LIMIT_S
+        while True:
+            if self.aborted:
+                raise ConnectionAbortedError("aborted while it formed")
+            try:
+                socket.create_connection((host, port), timeout=CONNECT_SLICE_S).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def abort(self) -> None:
+        """Unblock every call in flight, here and on the peers. Any thread, any number of times; never blocks."""
+        self.aborted = True
+        mine = self._mine
+        if mine is None and not self.forming:
+            return  # it has no socket yet, and `form` will see the flag
+        if mine is None:
+            mine = {fd: inode for fd, inode in sockets().items() if self._before.get(fd) != inode}
+        found = []
+        for fd, inode in mine.items():
+            try:
+                if os.fstat(fd).st_ino != inode:
+                    continue
+                found.append(socket.socket(fileno=os.dup(fd)))
+            except OSError:
+                continue  # closed meanwhile
+        listeners = {s.getsockname()[:2] for s in found if s.family != socket.AF_UNIX and _listens(s)}
+        for sock in found:
+            with closing(sock):
+                self._shut(sock, listeners)
+
+    def _shut(self, sock: socket.socket, listeners: set[Any]) -> None:
+        try:
+            if sock.family == socket.AF_UNIX or _listens(sock):
+                return
+            local, peer = sock.getsockname(), sock.getpeername()
+            if local[1] in _store_ports:
+                return
+            if (_host(local), local[1]) in listeners or _host(peer) in self._peers:
+                sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was not connected any more
+
+    def retire(self) -> threading.Thread:
+        """Forget the group; its destructor takes about 10 ms per peer, so another thread runs it."""
+        doomed, self._pg, self._store = [self._pg, self._store], None, None
+        reaper = threading.Thread(target=doomed.clear, name="spotfleet-reaper", daemon=True)
+        reaper.start()
+        return reaper
+
+    def descriptors(self) -> list[int]:
+        """Descriptors that a forked child must not keep: they would hide this process's death from its peers."""
+        now = sockets()
+        return [fd for fd, inode in (self._mine or {}).items() if now.get(fd) == inode]
+
+    def _broken(self, error: Exception) -> CommBroken:
+        """Tell everybody that this generation is over, and make the exception that says so."""
+        self.abort()
+        self._on_broken(self.generation)
+        return CommBroken(f"generation {self.generation}, rank {self.rank} of {self.size}: {error}")
+
+    def refuse(self, problem: str) -> CommBroken:
+        """Break the group because it does not do what it should."""
+        return self._broken(RuntimeError(problem))
+
+    def launch(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
+        """Begin to reduce `tensor` in place over all ranks; `finish` waits."""
+        if self.aborted or self._pg is None:
+            raise self._broken(RuntimeError("the group was aborted"))
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        try:
+            return self._pg.allreduce([tensor], options)
+        except RuntimeError as error:
+            raise self._broken(error) from error
+
+    def finish(self, works: list[Any]) -> None:
+        """Wait for all `works`; after a failure none of them touches memory any more."""
+        problem: RuntimeError | None = None
+        for work in works:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                problem = problem or error
+                self.abort()
+        if problem is not None:
+            raise self._broken(problem) from problem
+
+    def allreduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        if self.size > 1:
+            self.finish([self.launch(tensor, op)])
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
+        if self.size > 1:
+            options = dist.BroadcastOptions()
+            options.rootRank = root
+            self._call(lambda pg: pg.broadcast([tensor], options))
+        return tensor
+
+    def allgather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """One tensor per rank; all must have the shape of `tensor`."""
+        if self.size == 1:
+            return [tensor.clone()]
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._call(lambda pg: pg.allgather([parts], [tensor]))
+        return parts
+
+    def _call(self, start: Callable[[Any], Any]) -> None:
+        if self.aborted or self._pg is None:
+            raise self._broken(RuntimeError("the group was aborted"))
+        try:
+            start(self._pg).wait()
+        except RuntimeError as error:
+            raise self._broken(error) from error
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

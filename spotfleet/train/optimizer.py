@@ -1,0 +1,141 @@
+"""`DistributedOptimizer`: the user's own optimizer, whose gradients are averaged over all ranks before each step.
+
+The instance keeps its identity (schedulers, scalers and other references stay right); only its class becomes a
+subclass made for it. `step()` = finish the reduction, then the original step, then the version moves on.
+Nothing in `step()` after the reduction communicates, so a lost peer never leaves a half-applied step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from spotfleet.errors import UsageError
+from spotfleet.train import runtime
+from spotfleet.train.reducer import Reducer
+
+Average, Sum, Min, Max = "average", "sum", "min", "max"
+
+
+class Compression:
+    """Gradients travel as they are; the name exists so that Horovod scripts run."""
+
+    none = "none"
+
+
+class _Distributed:
+    """The methods that a wrapped optimizer's class gets; `_spotfleet` is its Reducer."""
+
+    _spotfleet: Reducer
+    _spotfleet_options: tuple[int, bool]
+    _spotfleet_skip: bool
+
+    def synchronize(self) -> None:
+        """Wait until the gradients are reduced; needed by nobody (backward() itself waits), harmless at any time."""
+        self._spotfleet.finish_round()
+
+    @contextmanager
+    def skip_synchronize(self) -> Any:
+        """Inside, `step()` trusts that `synchronize()` has been called."""
+        self._spotfleet_skip = True
+        try:
+            yield
+        finally:
+            self._spotfleet_skip = False
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, backward passes accumulate locally; the first pass outside reduces all of it."""
+        return self._spotfleet.hold()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)  # type: ignore[misc]
+        self._spotfleet.detach()
+        self._spotfleet = _make_reducer(self)
+
+
+def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    if not self._spotfleet_skip:
+        self.synchronize()
+    current = runtime.current()
+    self._opt_called = True  # what torch's schedulers look for
+    self._spotfleet.reduced = False
+    if current.step_begins(self):
+        super(type(self), self).step()
+        current.step_ended(self)
+    return loss
+
+
+_step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it once more, and step hooks would run twice
+_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # a scheduler would shadow it on the instance
+
+
+def _make_reducer(optimizer: Any) -> Reducer:
+    passes, average = optimizer._spotfleet_options
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    current = runtime.current()
+    return Reducer(params, passes, average, lambda: runtime.current().group,
+                   functools.partial(_on_round, optimizer), functools.partial(_on_reduced, optimizer), current.weight)
+
+
+def _on_round(optimizer: Any, reducer: Reducer) -> None:
+    runtime.current().round_begins(optimizer)
+
+
+def _on_reduced(optimizer: Any, reducer: Reducer, change: bool) -> None:
+    runtime.current().round_ended(optimizer, change)
+
+
+def is_distributed(optimizer: Any) -> bool:
+    return isinstance(optimizer, _Distributed)
+
+
+def DistributedOptimizer(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None = None,
+                         compression: Any = Compression.none, backward_passes_per_step: int = 1,
+                         op: str = Average) -> Any:
+    """`optimizer` itself, from now on stepping with gradients averaged (or summed) over all ranks.
+
+    Gradients of `backward_passes_per_step` passes are added, not divided, as in Horovod. `named_parameters`, if
+    given, must have unique names and cover all parameters.
+    """
+    _check(optimizer, named_parameters, compression, backward_passes_per_step, op)
+    optimizer.__dict__.pop("step", None)  # a scheduler's wrapper around the class's own step
+    original = type(optimizer)
+    optimizer.__class__ = type(original.__name__, (_Distributed, original), {"step": _step})
+    optimizer._spotfleet_options = (backward_passes_per_step, op == Average)
+    optimizer._spotfleet_skip = False
+    optimizer._spotfleet = _make_reducer(optimizer)
+    runtime.current().optimizers.append(optimizer)
+    return optimizer
+
+
+def _check(optimizer: Any, named_parameters: Any, compression: Any, passes: int, op: str) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"DistributedOptimizer: expected a torch optimizer, got {type(optimizer).__name__}")
+    if is_distributed(optimizer):
+        raise UsageError("DistributedOptimizer: this optimizer is distributed already", hint="wrap it once")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError("DistributedOptimizer: LBFGS evaluates the model several times inside one step(), so a lost "
+                         "peer could leave half a step applied", hint="use another optimizer, such as AdamW")
+    if passes < 1:
+        raise UsageError(f"DistributedOptimizer: backward_passes_per_step is {passes}", hint="use 1 or more")
+    if op not in (Average, Sum):
+        raise UsageError(f"DistributedOptimizer: op {op!r} is not for gradients", hint="use Average or Sum")
+    if compression is not Compression.none:
+        raise UsageError("DistributedOptimizer: gradients are not compressed", hint="use Compression.none")
+    if named_parameters is not None:
+        named = list(named_parameters)
+        if len({name for name, _ in named}) < len(named):
+            raise UsageError("DistributedOptimizer: named_parameters holds a name twice",
+                             hint="join the names of several models with a prefix")
+        known = {id(p) for _, p in named}
+        if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+            raise UsageError("DistributedOptimizer: named_parameters lacks parameters of the optimizer",
+                             hint="pass model.named_parameters() of every model, or leave it out")

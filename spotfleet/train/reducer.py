@@ -1,0 +1,250 @@
+"""Gradients averaged over all ranks while backward still runs, in flat buckets whose layout never changes.
+
+    first hook      on_round(): the position is captured, a planned change interrupts here
+    each hook       gradient -> its place in a bucket; a full bucket is launched, strictly in index order
+    end of backward the rest is launched, the tail last; wait; check the tail; on_reduced(change flag)
+
+The tail rides at the end of the last bucket (of its own bucket if that is not float32): change flag, one per rank
+(to check the world size), and one use count per parameter. A parameter that no rank used gets `grad = None`, as it
+would without us. The layout depends on the parameters alone, so ranks that joined late reduce in the same order and
+the sums are the same, bit for bit.
+
+Mean: each rank's gradient is divided once by (samples of all ranks / samples of this rank), which is exactly the
+world size when all have equally many. With several backward passes per step the samples of all passes count together.
+
+Limits: a backward pass inside another (torch.utils.checkpoint with use_reentrant=True) ends the round too early, as
+in DDP; use use_reentrant=False. Sparse gradients are made dense.
+
+Threads: the hooks run on autograd's threads while the caller waits in backward(); nothing here is used at two places
+at once, so there are no locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from spotfleet.train.group import Group
+
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+FLAG, WORLD, USES = 0, 1, 2  # places in the tail; use counts follow
+
+
+def bucket_layout(params: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Indices into `params` per bucket: from the last parameter to the first, one dtype and device a bucket."""
+    buckets: list[list[int]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[int, int]] = {}  # -> bucket, bytes in it
+    for index in reversed(range(len(params))):
+        p = params[index]
+        kind, size = (p.dtype, p.device), p.numel() * p.element_size()
+        bucket, held = filling.get(kind, (-1, 0))
+        if bucket < 0 or held >= (FIRST_BUCKET_BYTES if bucket == 0 else BUCKET_BYTES):
+            buckets.append([])
+            bucket, held = len(buckets) - 1, 0
+        buckets[bucket].append(index)
+        filling[kind] = (bucket, held + size)
+    return buckets
+
+
+class Reducer:
+    def __init__(self, params: Sequence[Parameter], passes: int, average: bool, group: Callable[[], Group | None],
+                 on_round: Callable[[Reducer], None], on_reduced: Callable[[Reducer, bool], None],
+                 weight: Callable[[], tuple[float, float] | None]) -> None:
+        self.params = [p for p in params if p.requires_grad]
+        self.round_open = False
+        self.reduced = False  # a round has ended since the last step
+        self.launched = False  # some bucket of this round is on the wire
+        self.passes_done = 0
+        self._passes, self._average = passes, average
+        self._group, self._on_round, self._on_reduced, self._weight = group, on_round, on_reduced, weight
+        self._works: list[Any] = []
+        self._in_pass, self._launching, self._held = False, False, 0
+        self._samples = [0.0, 0.0]  # of this rank and of all, in this round; 0: plain mean
+        self._next = 0
+        self._lay_out()
+        self._hooks = [p.register_post_accumulate_grad_hook(partial(self._ready, i))
+                       for i, p in enumerate(self.params)]
+
+    def _lay_out(self) -> None:
+        layout = bucket_layout(self.params)
+        tail = USES + len(self.params)
+        own_tail = not layout or self.params[layout[-1][0]].dtype != torch.float32
+        self._bucket_of = [0] * len(self.params)
+        self._views: list[torch.Tensor] = [torch.empty(0)] * len(self.params)
+        self._flats: list[torch.Tensor] = []
+        self._bodies: list[torch.Tensor] = []
+        self._sizes = [len(b) for b in layout]
+        for number, bucket in enumerate(layout):
+            like = self.params[bucket[0]]
+            body = sum(self.params[i].numel() for i in bucket)
+            extra = tail if number == len(layout) - 1 and not own_tail else 0
+            flat = torch.zeros(body + extra, dtype=like.dtype, device=like.device)
+            offset = 0
+            for i in bucket:
+                p = self.params[i]
+                self._views[i] = flat[offset:offset + p.numel()].view(p.shape)
+                self._bucket_of[i] = number
+                offset += p.numel()
+            self._flats.append(flat)
+            self._bodies.append(flat[:body])
+        if own_tail:
+            self._flats.append(torch.zeros(tail))
+            self._bodies.append(self._flats[-1][:0])
+            self._sizes.append(0)
+        self._tail = self._flats[-1][-tail:]
+        self._left = list(self._sizes)
+
+    def detach(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Inside, backward passes only accumulate."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    def reset(self) -> None:
+        """Drop the round and all gradients; nothing is in flight any more."""
+        group, works = self._group(), self._works
+        self._works = []
+        if works and group is not None:
+            group.abort()
+            for work in works:
+                try:
+                    work.wait()
+                except RuntimeError:
+                    pass  # aborted just now
+        self._begin()
+        self.round_open = self.reduced = self.launched = self._in_pass = False
+        self.passes_done = 0
+        self._samples = [0.0, 0.0]
+        for p in self.params:
+            p.grad = None
+
+    def finish_round(self) -> None:
+        """Reduce what has been accumulated, unless that is done: `step()` calls it for rounds cut short."""
+        if self.reduced:
+            return
+        self._open()
+        self._begin()
+        self._reduce()
+
+    def _begin(self) -> None:
+        self._left, self._next = list(self._sizes), 0
+
+    def _open(self) -> None:
+        if not self.round_open:
+            self._on_round(self)
+            self.round_open, self.reduced, self.launched = True, False, False
+            self.passes_done, self._samples = 0, [0.0, 0.0]
+
+    def _ready(self, index: int, p: Parameter) -> None:
+        if not self._in_pass:
+            self._begin_pass()
+        group = self._group()
+        if group is not None and group.size == 1:
+            return
+        grad, view = p.grad, self._views[index]
+        if grad is not view and grad is not None:
+            view.copy_((grad.to_dense() if grad.is_sparse else grad).detach())
+            p.grad = view
+        if self._launching:
+            self._left[self._bucket_of[index]] -= 1
+            while self._next < len(self._flats) - 1 and self._left[self._next] == 0:
+                self._launch()
+
+    def _begin_pass(self) -> None:
+        self._open()
+        self._launching = not self._held and self.passes_done >= self._passes - 1
+        self._begin()
+        self._add_samples()
+        self._in_pass = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
+
+    def _add_samples(self) -> None:
+        weight = self._weight()
+        if weight is not None:
+            self._samples[0] += weight[0]
+            self._samples[1] += weight[1]
+
+    def _end_pass(self) -> None:
+        self._in_pass = False
+        if self._launching:
+            self._reduce()
+        elif not self._held:
+            self.passes_done += 1
+
+    def _launch(self) -> None:
+        group = self._group()
+        assert group is not None
+        own, total = self._samples
+        body = self._bodies[self._next]
+        if total and not own:
+            body.zero_()
+        elif self._average:
+            body.div_(total / own if total else group.size)
+        self._works.append(group.launch(self._flats[self._next]))
+        self._next += 1
+        self.launched = True
+
+    def _reduce(self) -> None:
+        group = self._group()
+        if group is None:
+            self._close(False)
+            return
+        if group.size == 1:
+            self._close(group.change_waits)
+            return
+        used = self._fill_gaps()
+        while self._next < len(self._flats) - 1:
+            self._launch()
+        self._write_tail(group, used)
+        self._launch()
+        works, self._works = self._works, []
+        group.finish(works)
+        self._close(self._read_tail(group))
+
+    def _close(self, change: bool) -> None:
+        self.round_open, self.reduced, self.passes_done = False, True, 0
+        self._on_reduced(self, change)
+
+    def _fill_gaps(self) -> list[bool]:
+        """Zeros for gradients that this rank does not have; which ones it has."""
+        used = []
+        for p, view in zip(self.params, self._views, strict=True):
+            if p.grad is None:
+                view.zero_()
+            elif p.grad is not view:
+                view.copy_(p.grad.detach())
+                p.grad = view
+            used.append(p.grad is not None)
+        return used
+
+    def _write_tail(self, group: Group, used: list[bool]) -> None:
+        self._tail[USES:].fill_(1.0)
+        if not all(used):
+            self._tail[USES:].mul_(torch.tensor(used, device=self._tail.device))
+        self._tail[FLAG] = float(group.change_waits)
+        self._tail[WORLD] = 1.0
+
+    def _read_tail(self, group: Group) -> bool:
+        tail = self._tail.tolist()
+        if tail[WORLD] != group.size:
+            raise group.refuse(f"{tail[WORLD]:g} ranks took part in a reduction of {group.size}")
+        for p, view, uses in zip(self.params, self._views, tail[USES:], strict=True):
+            if uses == 0:
+                p.grad = None
+            elif p.grad is None:
+                p.grad = view
+        return tail[FLAG] > 0
+

@@ -1,0 +1,315 @@
+"""What survives: tensors at a version, and the position that goes with them.
+
+    version k            optimizer steps applied to the tensors (in copy mode: commits made)
+    position             scalars, state_dicts and hyper-parameters as they were when gradient k+1 began; it may be
+                         one older than the version: then `replay` is 1, and that iteration runs again without its step
+    round                iterations reduced; equals the version until a GradScaler skips a step
+
+Two modes, chosen by what the state holds, hence alike on every rank:
+
+- step mode, exactly one optimizer, which is a DistributedOptimizer: the tensors are never copied. `commit()` is free.
+- copy mode, everything else: `commit()` agrees with all ranks by a one-int allreduce, copies everything, and a
+  planned change interrupts there. After a failure the newest copy that a survivor holds is put back.
+
+Threads: the main thread; `round_begins` and `round_ended` also run on an autograd thread while it waits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spotfleet.errors import UsageError
+from spotfleet.train import runtime
+from spotfleet.train.buffers import Extras
+from spotfleet.train.optimizer import is_distributed
+
+PLAIN = (int, float, str, bool, bytes, complex, type(None))
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where training stands; everything in it is a copy."""
+
+    version: int
+    round: int
+    world: int  # the world size and rank that the hyper-parameters were set up for; 0 and -1: none yet
+    rank: int
+    scalars: dict[str, Any]
+    stateful: dict[str, Any]
+    hyper: dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """All of a state, apart from the live tensors."""
+
+    version: int
+    position: Position
+    schema: Schema
+    tensors: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the tensors of a state are, so that a process without optimizer state can make room for them."""
+
+    fixed: list[tuple[str, torch.dtype, tuple[int, ...]]]  # parameters and buffers
+    optimizers: dict[str, list[dict[str, Any]]]  # per parameter: key -> (dtype, shape, on cpu) or [value]
+
+
+def _copied(value: Any) -> Any:
+    return value if isinstance(value, PLAIN) else copy.deepcopy(value)
+
+
+class State:
+    """Named values that survive changes of membership; see TorchState."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(_names=tuple(values), _callbacks=[], _modules={}, _optimizers={}, _stateful={})
+        for name, value in values.items():
+            if name.startswith("_") or hasattr(type(self), name):
+                raise UsageError(f"state: {name!r} is a name of the State itself", hint="choose another keyword")
+            self._sort(name, value)
+            self.__dict__[name] = value
+        self.__dict__.update(
+            _scalars=tuple(n for n in values if n not in {**self._modules, **self._optimizers, **self._stateful}),
+            _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
+            _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _mark=None,
+        )
+
+    def _sort(self, name: str, value: Any) -> None:
+        if isinstance(value, torch.nn.Module):
+            self._modules[name] = value
+        elif isinstance(value, torch.optim.Optimizer):
+            self._optimizers[name] = value
+        elif callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+            self._stateful[name] = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        tracked = name in self._modules or name in self._optimizers or name in self._stateful
+        if tracked and value is not self.__dict__[name]:
+            raise UsageError(f"state.{name} cannot be replaced while it is tracked",
+                             hint=f"load into it: state.{name}.load_state_dict(...)")
+        self.__dict__[name] = value
+
+    # What a script calls
+
+    def commit(self) -> None:
+        """Promise that this point may be resumed. Free in step mode; see the module's docstring for copy mode."""
+        if not self.step_mode:
+            runtime.current().commit_copy(self)
+
+    def check_host_updates(self) -> None:
+        """Leave here, on all ranks at once, if a change waits: for long stretches without a gradient."""
+        runtime.current().check_change()
+
+    def restore(self) -> None:
+        """Go back: in copy mode to the last commit, in step mode to where the current iteration began."""
+        self.drop_gradients()
+        if self._copy is not None and not self.step_mode:
+            self.install(self._copy)
+        elif self._position is not None:
+            self.rewind(self._position)
+
+    def save(self) -> None:
+        """Horovod's name for a commit that does not look for changes; changes interrupt elsewhere anyway."""
+        if not self.step_mode:
+            place = runtime.current().place
+            self.keep_copy(place.size, place.rank)
+
+    def sync(self) -> None:
+        """Make all ranks of the generation hold the newest state; `elastic.run` does it by itself."""
+        runtime.current().sync(self)
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Call these, in order, whenever the world size or a rank has changed and the state is in place."""
+        self._callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        self.reset()
+        for callback in self._callbacks:
+            callback()
+
+    def reset(self) -> None:
+        """For subclasses: called before the reset callbacks."""
+
+    # What the runtime calls
+
+    @property
+    def step_mode(self) -> bool:
+        optimizers = list(self._optimizers.values())
+        return len(optimizers) == 1 and is_distributed(optimizers[0])
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def attach(self, world: int, rank: int) -> None:
+        """Begin to watch forward passes and take the first position; `world` and `rank` are what the script saw."""
+        owned = {id(p) for o in self._optimizers.values() for g in o.param_groups for p in g["params"]}
+        buffers, loose = {}, {}
+        for module in self._modules.values():
+            module.register_forward_pre_hook(_on_forward)
+            buffers.update({id(b): b for b in module.buffers()})
+            loose.update({id(p): p for p in module.parameters() if id(p) not in owned})
+        self.__dict__["_extras"] = Extras(list(buffers.values()), list(loose.values()))
+        self.__dict__["_position"] = self.capture(world, rank)
+
+    def capture(self, world: int, rank: int) -> Position:
+        return Position(
+            self._version, self._round, world, rank,
+            {n: _copied(self.__dict__[n]) for n in self._scalars},
+            {n: copy.deepcopy(v.state_dict()) for n, v in self._stateful.items()},
+            {n: [{k: _copied(v) for k, v in g.items() if k != "params"} for g in o.param_groups]
+             for n, o in self._optimizers.items()},
+        )
+
+    def rewind(self, position: Position) -> None:
+        """Stand at `position`, which belongs to the tensors held or to those of one step before."""
+        own = self.__dict__
+        for name, value in position.scalars.items():
+            own[name] = _copied(value)
+        for name, value in position.stateful.items():
+            self._stateful[name].load_state_dict(copy.deepcopy(value))
+        for name, groups in position.hyper.items():
+            for group, values in zip(self._optimizers[name].param_groups, groups, strict=True):
+                group.update({k: _copied(v) for k, v in values.items()})
+        self.put_back(position.round)
+        own.update(_position=position, _round=position.round, _replaying=False, _mark=None,
+                   _replay=max(0, self._version - position.version))
+
+    def put_back(self, round_: int) -> None:
+        """Buffers as they were before the forward pass of `round_`."""
+        self._extras.put_back(round_)
+
+    def drop_gradients(self) -> None:
+        for module in self._modules.values():
+            for p in module.parameters():
+                p.grad = None
+
+    def round_begins(self, world: int, rank: int) -> None:
+        """At the first gradient of an iteration: the loop variables name the batch being computed."""
+        own = self.__dict__
+        if self._replay and not self._replaying:
+            own["_replaying"] = True  # the position is the one we were sent back to
+            return
+        own.update(_replay=0, _replaying=False)
+        own["_position"] = self.capture(world, rank)
+
+    def finish(self) -> None:
+        """The function has returned here: keep its last values apart, in case others have not got so far."""
+        self.mark(finished=True, final=self.capture(self._position.world, self._position.rank))
+
+    def round_ended(self) -> None:
+        self.__dict__["_round"] += 1
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Live tensors in the order of `schema()`."""
+        found = [t for _, t in self._fixed()]
+        for optimizer in self._optimizers.values():
+            for p in _params(optimizer):
+                found.extend(v for _, v in sorted(optimizer.state.get(p, {}).items()) if isinstance(v, torch.Tensor))
+        return found
+
+    def _fixed(self) -> list[tuple[str, torch.Tensor]]:
+        found: dict[int, tuple[str, torch.Tensor]] = {}
+        for name, module in self._modules.items():
+            for kind in (module.named_parameters(), module.named_buffers()):
+                for key, tensor in kind:
+                    found.setdefault(id(tensor), (f"{name}.{key}", tensor.data))
+        for name, optimizer in self._optimizers.items():
+            for i, p in enumerate(_params(optimizer)):
+                found.setdefault(id(p), (f"{name}.{i}", p.data))
+        return list(found.values())
+
+    def schema(self) -> Schema:
+        optimizers = {}
+        for name, optimizer in self._optimizers.items():
+            optimizers[name] = [
+                {k: (v.dtype, tuple(v.shape), v.device.type == "cpu") if isinstance(v, torch.Tensor)
+                 else [copy.deepcopy(v)] for k, v in sorted(optimizer.state.get(p, {}).items())}
+                for p in _params(optimizer)
+            ]
+        return Schema([(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()], optimizers)
+
+    def make_room(self, schema: Schema) -> None:
+        """Shape the optimizer state after `schema`; UsageError when this process built another model."""
+        mine = [(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()]
+        differing = next((pair for pair in zip(mine, schema.fixed, strict=False) if pair[0] != pair[1]), None)
+        if differing or len(mine) != len(schema.fixed) or set(schema.optimizers) != set(self._optimizers):
+            what = (f"here {differing[0]}, there {differing[1]}" if differing
+                    else f"here {len(mine)} tensors, there {len(schema.fixed)}")
+            raise UsageError(f"the state to be taken over does not fit the model built here: {what}",
+                             hint="build the same model and optimizer on every rank, independent of rank and size")
+        for name, per_param in schema.optimizers.items():
+            optimizer = self._optimizers[name]
+            params = _params(optimizer)
+            if len(params) != len(per_param):
+                raise UsageError(f"state.{name}: {len(params)} parameters here, {len(per_param)} there",
+                                 hint="give the optimizer the same parameters on every rank")
+            for p, entries in zip(params, per_param, strict=True):
+                held = optimizer.state[p]
+                held.clear()
+                for key, entry in entries.items():
+                    held[key] = entry[0] if isinstance(entry, list) else torch.zeros(
+                        entry[1], dtype=entry[0], device="cpu" if entry[2] else p.device)
+                if not entries:
+                    del optimizer.state[p]
+
+    @torch.no_grad()
+    def copy(self) -> Copy:
+        """Everything, at the position held; ours alone."""
+        return Copy(self._version, self._position, self.schema(), [t.detach().clone() for t in self.tensors()])
+
+    @torch.no_grad()
+    def install(self, held: Copy) -> None:
+        """Hold what `held` holds."""
+        self.make_room(held.schema)
+        for tensor, value in zip(self.tensors(), held.tensors, strict=True):
+            tensor.copy_(value)
+        self._extras.rebase()
+        self.mark(version=held.version, held=True, damaged=False, uncommitted=0)
+        self.rewind(held.position)
+
+    def keep_copy(self, world: int, rank: int) -> None:
+        """In copy mode: this is the point to come back to; its hyper-parameters are those for `world` and `rank`."""
+        own = self.__dict__
+        own["_position"] = self.capture(world, rank)
+        own.update(_copy=self.copy(), _uncommitted=0)
+
+    def mark(self, **fields: Any) -> None:
+        """Set bookkeeping fields (without their underscore)."""
+        self.__dict__.update({f"_{k}": v for k, v in fields.items()})
+
+
+def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _on_forward(module: torch.nn.Module, inputs: Any) -> None:
+    if torch.is_grad_enabled():
+        runtime.current().forward_begins()
+
+
+_on_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiler must not trace into it
+
+
+class ObjectState(State):
+    """A state of plain values, and of objects with `state_dict` and `load_state_dict`."""
+
+
+class TorchState(State):
+    """Models, optimizers, schedulers, samplers and plain values, all by keyword.
+
+    Only what is named here survives. `seed` (default 0), if given, also seeds the random numbers of each iteration.
+    """
+
+    def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None,
+                 **values: Any) -> None:
+        named = {n: v for n, v in (("model", model), ("optimizer", optimizer)) if v is not None}
+        super().__init__(**named, **values)

@@ -1,0 +1,168 @@
+"""After a group has formed: find who holds the newest state, give it to those behind, stand at one position.
+
+    allgather of one Standing per rank -> source = newest, lowest rank -> tensors to those behind -> its position
+
+Every branch depends on the allgathered standings alone, so all ranks take the same one. A receiver is *damaged*
+from the first chunk until the position has arrived: it then holds no version, also for the next attempt.
+Pickles travel here, between the workers of one job only.
+
+Threads: the main thread.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import torch
+
+from spotfleet.train.errors import StateLost
+from spotfleet.train.group import Group
+from spotfleet.train.state import State
+
+CHUNK_BYTES = 32 << 20
+FRESH, DAMAGED = -1, -2  # versions of those who have nothing to give
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one rank brings to a new generation."""
+
+    version: int  # FRESH: as built by the script; DAMAGED: a transfer broke half-way
+    round: int
+    position_version: int
+    finished: int
+    world: int  # of its position
+    rank: int
+
+
+def standing(state: State) -> Standing:
+    p = state._position
+    version = DAMAGED if state._damaged else state._version if state._held else FRESH
+    return Standing(version, p.round, p.version, int(state._finished), p.world, p.rank)
+
+
+def choose(rows: list[Standing]) -> int:
+    """The rank whose state and position all take over: newest version, then newest position, then lowest rank."""
+    return max(range(len(rows)), key=lambda r: (rows[r].version, rows[r].round, rows[r].position_version, -r))
+
+
+def behind(rows: list[Standing], source: int) -> list[int]:
+    """Ranks that need the source's tensors. Fresh models may differ, so nobody's but the source's counts."""
+    newest = rows[source].version
+    return [r for r in range(len(rows)) if r != source and (rows[r].version != newest or newest == FRESH)]
+
+
+def synchronize(group: Group, state: State) -> bool:
+    """Bring `state` to the newest one in the group; True if reset callbacks are due, on every rank alike."""
+    mine = standing(state)
+    rows = [Standing(*row.tolist()) for row in group.allgather(torch.tensor(astuple(mine), dtype=torch.int64))]
+    source, me = choose(rows), group.rank
+    lead = rows[source]
+    if lead.version == DAMAGED:
+        raise StateLost("the only worker that held the training state was lost while it handed the state on")
+    receivers = behind(rows, source)
+    holders = [r for r in range(len(rows)) if r not in receivers]
+    finished = all(rows[r].finished for r in holders)
+    if me in holders and not finished:
+        if state._finished:
+            state.restore()  # somebody must run the end of the function again, so all do
+        state.put_back(lead.round)  # before the source hands its buffers on
+    if receivers:
+        _transfer(group, state, source, me in receivers)
+        if me in receivers:
+            state.mark(version=max(0, lead.version))
+    position = state._final if finished else state._position
+    if receivers or any((r.round, r.position_version) != (lead.round, lead.position_version) for r in rows):
+        position = replace(broadcast_object(group, position, source), rank=mine.rank)
+    if me in receivers or not finished:
+        state.rewind(position)
+    state.mark(held=True, damaged=False, finished=finished, final=position if finished else None)
+    return not finished and any((row.world, row.rank) != (group.size, r) for r, row in enumerate(rows))
+
+
+def _transfer(group: Group, state: State, source: int, receives: bool) -> None:
+    schema = broadcast_object(group, state.schema() if group.rank == source else None, source)
+    if receives:
+        state.make_room(schema)
+        state.mark(damaged=True)
+    if receives or group.rank == source:
+        broadcast_tensors(group, state.tensors(), source)
+    else:
+        _pass_on(group, schema, source)
+    if receives:
+        state._extras.rebase()
+
+
+def broadcast_object(group: Group, value: Any, source: int) -> Any:
+    """`value` of rank `source`, on every rank."""
+    if group.size == 1:
+        return value
+    if group.rank == source:
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        size = torch.tensor([data.numel()])
+    else:
+        size = torch.zeros(1, dtype=torch.int64)
+    group.broadcast(size, source)
+    if group.rank != source:
+        data = torch.empty(int(size), dtype=torch.uint8)
+    group.broadcast(data, source)
+    return value if group.rank == source else pickle.loads(data.numpy().tobytes())
+
+
+@torch.no_grad()
+def broadcast_tensors(group: Group, tensors: list[torch.Tensor], source: int) -> None:
+    """Make all tensors equal to those of `source`; they must agree in shape and type on every rank."""
+    if group.size == 1:
+        return
+    chunk, filled, pieces = _chunk(sum(map(_bytes, tensors))), 0, []
+    for tensor in tensors:
+        flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+        done = 0
+        while done < flat.numel():
+            take = min(flat.numel() - done, chunk.numel() - filled)
+            pieces.append((tensor, flat, done, take, filled))
+            done, filled = done + take, filled + take
+            if filled == chunk.numel():
+                _send(group, chunk[:filled], pieces, source)
+                filled, pieces = 0, []
+    if filled:
+        _send(group, chunk[:filled], pieces, source)
+
+
+def _send(group: Group, chunk: torch.Tensor, pieces: list[Any], source: int) -> None:
+    if group.rank == source:
+        for _, flat, start, count, at in pieces:
+            chunk[at:at + count].copy_(flat[start:start + count])
+    group.broadcast(chunk, source)
+    if group.rank != source:
+        for tensor, flat, start, count, at in pieces:
+            flat[start:start + count].copy_(chunk[at:at + count])
+            if start + count == flat.numel() and not tensor.is_contiguous():
+                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+
+def _pass_on(group: Group, schema: Any, source: int) -> None:
+    """Take part in a transfer that this rank has no need of."""
+    sizes = [_volume(dtype, shape) for _, dtype, shape in schema.fixed]
+    sizes += [_volume(e[0], e[1]) for per_param in schema.optimizers.values() for entries in per_param
+              for e in entries.values() if isinstance(e, tuple)]
+    left = sum(sizes)
+    chunk = _chunk(left)
+    while left:
+        count = min(left, chunk.numel())
+        group.broadcast(chunk[:count], source)
+        left -= count
+
+
+def _chunk(total_bytes: int) -> torch.Tensor:
+    return torch.empty(max(1, min(CHUNK_BYTES, total_bytes)), dtype=torch.uint8)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _volume(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * torch.Size(shape).numel()
