@@ -23,8 +23,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-TOP = Path(__file__).parent.parent
-STEPS = Path(__file__).parent / "steps.py"
+from spotfleet.api import Fleet
+from spotfleet.model import FleetSpec, Need, Nodes
+from spotfleet.providers.local import LocalCloud
+
+HERE = Path(__file__).parent
+STEPS = HERE / "steps.py"
 WORLD = 3
 LIMIT_S = 120.0
 
@@ -108,3 +112,38 @@ def measure(kills: int, runtime: Callable[[Path, int], contextlib.AbstractContex
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="spotfleet-bench-") as name, runtime(Path(name), kills):
         return [kill_one(Path(name)) for _ in range(kills)]
+
+
+@contextlib.contextmanager
+def under_spotfleet(folder: Path, kills: int) -> Iterator[None]:
+    """Three hosts of the local provider; the job may go on with two workers."""
+    home = folder / "home"
+    cloud = LocalCloud(home)
+    spec = FleetSpec("bench", any_of=(Need(instance_type="cpu.small"),), nodes=Nodes(2, WORLD, WORLD),
+                     workdir=str(HERE))
+    fleet = Fleet(spec, home)
+    try:
+        fleet.up(timeout_s=LIMIT_S)
+        fleet.train("steps.py", ["--under", "spotfleet", "--folder", str(folder)], np=(2, WORLD), detach=True)
+        yield
+    finally:
+        cloud.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=3)
+    kills = parser.parse_args().kills
+    os.environ["SPOTFLEET_LOCAL_OWNER_PID"] = str(os.getpid())
+    print(f"seconds after SIGKILL of one of {WORLD} workers, {kills} kills each; {os.cpu_count()} cores")
+    medians = {}
+    for name, runtime in (("torchrun", under_torchrun), ("spotfleet", under_spotfleet)):
+        found = measure(kills, runtime)
+        medians[name] = statistics.median(r.next_step_s for r in found)
+        print(f"{name:10}  next step {', '.join(f'{r.next_step_s:.3f}' for r in found)}  median {medians[name]:.3f}"
+              f"   three workers again {', '.join(f'{r.full_s:.2f}' for r in found)}", flush=True)
+    print(f"ratio of the medians: {medians['torchrun'] / medians['spotfleet']:.1f}")
+
+
+if __name__ == "__main__":
+    main()

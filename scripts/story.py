@@ -23,14 +23,14 @@ from typing import Any
 
 import psutil
 
+from spotfleet import bundle
 from spotfleet.api import Fleet, Job
-from spotfleet.messages import JobStatus
 from spotfleet.providers.local import LocalCloud
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MARK = "DEMO_OF_SPOTFLEET"  # in the environment of all that the demo starts
 CLI = (str(Path(sys.executable).with_name("spotfleet")),)
-LIMIT_S = 90.0  # for any one thing to happen
+LIMIT_S = 180.0  # for any one thing to happen
 COLOURS = ["\033[1m", "\033[2m", "\033[32m", "\033[31m", "\033[0m"]
 BOLD, DIM, GREEN, RED, PLAIN = COLOURS if sys.stdout.isatty() else [""] * len(COLOURS)
 
@@ -47,8 +47,8 @@ class Pace:
     first_trouble: int  # step at which the notice comes
 
 
-FULL = Pace(epochs=30, step_delay_s=0.04, notice_s=15.0, first_trouble=60)
-SHORT = Pace(epochs=18, step_delay_s=0.04, notice_s=8.0, first_trouble=30)
+FULL = Pace(epochs=40, step_delay_s=0.04, notice_s=15.0, first_trouble=60)
+SHORT = Pace(epochs=24, step_delay_s=0.04, notice_s=8.0, first_trouble=30)
 
 
 @dataclass
@@ -105,7 +105,7 @@ def tell(stage: Stage) -> None:
     pace = stage.pace
     stage.say("A fleet: one dispatcher, three spot hosts. Here they are processes; on a cloud they would be machines.")
     stage.run("up", "digits.yaml", "-y")
-    fleet = Fleet("digits")
+    fleet = Fleet("demo")
     stage.wait_for("three hosts", lambda: len(up(fleet)) == 3)
     stage.run("hosts")
     stage.say("Train a small CNN on handwritten digits, on all three.")
@@ -124,7 +124,7 @@ def tell(stage: Stage) -> None:
     stage.say("Take it all down. The results come home first.")
     stage.run("down", "-y")
     bill(stage, fleet)
-    weights(stage, next(fleet.house.folder(fleet.name).archive.rglob("metrics.json"), None))
+    weights(stage, brought_home(fleet.house.folder(fleet.name).archive))
     nothing_left(stage, fleet)
 
 
@@ -132,24 +132,30 @@ def up(fleet: Fleet) -> list[str]:
     return [h.host for h in fleet.hosts() if h.role == "worker" and h.state == "up"]
 
 
-def host_of(status: JobStatus, rank: int) -> str:
-    return next(w.host for w in status.workers if w.rank == rank)
+def host_of(job: Job, rank: int) -> str:
+    return next(w.host for w in job.status().workers if w.rank == rank)
 
 
 def interrupt(stage: Stage, fleet: Fleet, job: Job) -> None:
     """A notice for one host, then a kill of another, each followed by its replacement."""
     stage.wait_for("the first steps", lambda: past(job, stage.pace.first_trouble))
-    noticed = host_of(job.status(), 1)
+    first = set(hosts_of(job))
+    noticed = host_of(job, 1)
     stage.say(f"The cloud announces that it takes {noticed} in {stage.pace.notice_s:.0f} s.")
     stage.run("chaos", "preempt", noticed, "--notice", f"{stage.pace.notice_s:.0f}")
     stage.wait_for("a replacement", lambda: whole_without(job, noticed))
-    print(f"    {noticed} has left; {host_of(job.status(), 1)} trains in its place", flush=True)
+    print(f"    {', '.join(set(hosts_of(job)) - first)} trains in place of {noticed}", flush=True)
     stage.wait_for(f"the end of {noticed}", lambda: noticed not in [h.host for h in fleet.hosts()])
-    killed = host_of(job.status(), 0)
+    killed = host_of(job, 0)
     stage.say(f"Now {killed} dies without a word: the host of rank 0.")
     stage.run("chaos", "kill", killed)
     stage.wait_for("a replacement", lambda: whole_without(job, killed))
     stage.promise({noticed, killed}.isdisjoint(up(fleet)), "both hosts were replaced while training went on")
+
+
+def hosts_of(job: Job) -> list[str]:
+    """The hosts that train now."""
+    return [w.host for w in job.status().workers if w.rank >= 0]
 
 
 def past(job: Job, step: int) -> bool:
@@ -164,8 +170,7 @@ def whole_without(job: Job, host: str) -> bool:
     """Do three workers train, none of them on `host`?"""
     past(job, 0)
     status = job.status()
-    training = [w.host for w in status.workers if w.rank >= 0]
-    return status.state == "running" and status.world_size == 3 and host not in training
+    return status.state == "running" and status.world_size == 3 and host not in hosts_of(job)
 
 
 def changes(stage: Stage, fleet: Fleet, job: Job) -> None:
@@ -199,6 +204,13 @@ def bill(stage: Stage, fleet: Fleet) -> None:
     stage.promise(not cloud.truth(), "the cloud has no machine of ours")
 
 
+def brought_home(archive: Path) -> Path | None:
+    """metrics.json of whoever was rank 0 at the end; outputs come home packed, one archive per worker."""
+    for packed in archive.glob("jobs/*/outputs/*.tar.gz"):
+        bundle.extract(packed, packed.with_suffix(""))
+    return next(archive.rglob("metrics.json"), None)
+
+
 def weights(stage: Stage, found: Path | None) -> None:
     """The model that came home against a run in plain torch.distributed that nobody interrupted."""
     if found is None:
@@ -216,13 +228,13 @@ def weights(stage: Stage, found: Path | None) -> None:
     print(f"    spotfleet  sha256 {metrics['sha256']}  accuracy {metrics['accuracy']:.4f}")
     print(f"    reference  sha256 {reference['sha256']}  accuracy {reference['accuracy']:.4f}")
     sizes = [size for _, size in metrics["worlds"]]
-    stage.promise(sizes == [3, 2, 3], "two workers went on while the killed host was replaced")
+    stage.promise(sizes[0] == sizes[-1] == 3 and 2 in sizes, "two workers went on while the killed host was replaced")
     stage.promise(metrics["accuracy"] >= 0.97, f"test accuracy {metrics['accuracy']:.2%}, at least 97 %")
     stage.promise(metrics["sha256"] == reference["sha256"], "the weights equal the reference run's, bit for bit")
 
 
 def nothing_left(stage: Stage, fleet: Fleet) -> None:
-    listed = [h for h in Fleet("digits").hosts() if h.role == "worker"]
+    listed = [h for h in Fleet("demo").hosts() if h.role == "worker"]
     stage.promise(not listed, "the provider lists nothing of the fleet")
     _, alive = psutil.wait_procs(processes(), timeout=20)
     stage.promise(not alive, "no process is left" + (f": {[p.cmdline() for p in alive]}" if alive else ""))
