@@ -76,13 +76,13 @@ class _Desk:
         return sum(r.slots for r in (self.rooms[n] for n in names) if r.ready and not r.leaving)
 
     def shrink(self, need: JobNeed) -> None:
-        """Free hosts without which the job still has its max, the newest first."""
+        """Free the newest hosts as long as the job has its max without them."""
         mine = self.held.get(need.job, [])
-        for name in reversed(mine.copy()):
-            rest = [n for n in mine if n != name]
-            if self.slots([name]) and self.slots(rest) >= need.max_workers:
-                mine.remove(name)
-                self.free.append(name)
+        for name in [n for n in reversed(mine) if self.slots([n])]:
+            if self.slots([n for n in mine if n != name]) < need.max_workers:
+                return
+            mine.remove(name)
+            self.free.append(name)
 
     def give_min(self, need: JobNeed) -> None:
         room = self.slots(self.free)

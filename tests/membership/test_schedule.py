@@ -125,8 +125,8 @@ def test_any_allocation_is_disjoint_complete_and_useful(jobs, fleet, held):
         assert job.job in held or not mine or slots >= job.min_workers, "a job starts whole"
         new = [h for h in mine if h not in held.get(job.job, ())]
         assert all(counting(room[h]) for h in new), "only ready hosts that stay are given out"
-        smallest = min((counting(room[h]) for h in mine if counting(room[h])), default=0)
-        assert slots - smallest < job.max_workers, "no host without which the job would have its max"
+        newest = next((counting(room[h]) for h in reversed(mine) if counting(room[h])), 0)
+        assert slots - newest < job.max_workers, "no host after the job has its max"
     free = [r for r in fleet if r.host not in given_out and counting(r)]
     if all(r.ready or r.leaving for r in fleet):
         hungry = [j for j in jobs if j.job in now.held
