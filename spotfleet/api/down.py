@@ -82,7 +82,7 @@ def _bring_home(machine: Machine, progress: Progress, discard: bool) -> str:
             return ""
         except DispatcherUnreachable as error:  # it restarts, or it has just ended itself
             if time.monotonic() >= deadline:
-                return _unreachable(error, discard)
+                return _unreachable(error, folder, discard)
         time.sleep(POLL_S)
 
 
@@ -91,7 +91,9 @@ def _comes_back(machine: Machine) -> bool:
     return machine.folder.record.reached and any(h.role is Role.DISPATCHER for h in machine.left())
 
 
-def _unreachable(error: DispatcherUnreachable, discard: bool) -> str:
+def _unreachable(error: DispatcherUnreachable, folder: Folder, discard: bool) -> str:
+    if not folder.record.reached:
+        return ""  # it never answered, so it has no job
     if discard:
         return f"nothing was brought home: {error}"
     raise SpotfleetError(f"the fleet's results cannot be brought home: {error}",

@@ -172,8 +172,9 @@ class Fleet:
                 return ended()
             raise
 
-    def _client(self, patience_s: float = PATIENCE_S) -> Client:
+    def _client(self, patience_s: float | None = None) -> Client:
         """A client of the dispatcher where it was last, or where the provider lists it now."""
+        patience_s = PATIENCE_S if patience_s is None else patience_s
         folder = self._folder()
         record = folder.record
         if record.down_at:
@@ -182,14 +183,13 @@ class Fleet:
         client = machine.client(record.url, patience_s) if record.url else None
         if client and client.healthy():
             return client
+        if not record.reached:
+            raise DispatcherUnreachable(f"fleet '{self.name}' has no dispatcher yet",
+                                        hint=f"`spotfleet up FILE` goes on, `spotfleet down {self.name}` ends it")
         url = machine.locate()
         if url and url != record.url:
             folder.update(url=url)
-            return machine.client(url, patience_s)
-        if client is None:
-            raise DispatcherUnreachable(f"fleet '{self.name}' has no dispatcher yet",
-                                        hint=f"`spotfleet up` goes on, `spotfleet down {self.name}` ends it")
-        return client
+        return machine.client(url or record.url, patience_s)
 
 
 def _to_stdout(data: bytes) -> None:

@@ -165,7 +165,8 @@ class FakeDispatcher:
 
     def _train(self, job: FakeJob) -> None:
         with tempfile.TemporaryDirectory() as source:
-            bundle.extract(self.home / job.spec.bundle, Path(source))
+            if job.spec.bundle:
+                bundle.extract(self.home / job.spec.bundle, Path(source))
             command = [sys.executable, "-u", *job.spec.argv] if job.spec.argv else ["sh", "-c", job.spec.run]
             job.process = subprocess.Popen(command, cwd=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                            env={**os.environ, **job.spec.envs, **job.secrets})

@@ -1,0 +1,195 @@
+"""`spotfleet down` and the commands that look: what is brought home, proved, and still known afterwards."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from spotfleet.api import Fleet
+from spotfleet.errors import SpotfleetError
+from spotfleet.model import Role
+
+READS = ("status", "hosts", "jobs", "events", "cost")
+
+
+def test_down_brings_the_results_home_and_ends_every_machine(up):
+    up.ok("train hello.py")
+    said = up.ok("down -y")
+    archive = up.home / "fleets/digits/archive"
+    assert (archive / "jobs/hello-1/logs/rank-0.log").read_text() == "hello \n"
+    assert (archive / "ledger.db").exists()
+    assert up.cloud.living() == []
+    assert "the provider lists nothing of it" in said.err and "next: spotfleet cost digits" in said.err
+
+
+def test_what_is_known_of_a_fleet_is_known_after_its_end(up):
+    up.ok("train hello.py")
+    up.ok("down -y")
+    assert "fleet digits: down" in up.ok("status").out and "hello-1" in up.ok("jobs").out
+    assert up.ok("logs hello-1").out == "hello \n"
+    kinds = [e["kind"] for e in json.loads(up.ok("events -o json").out)]
+    assert kinds[-1] == "FleetDown" and {"FleetCreated", "JobSubmitted", "HostJoined"} <= set(kinds)
+    assert up.ok("hosts").out == ""
+    assert "no output of job 'hello-9'" in up.fails("logs hello-9").err
+
+
+def test_the_bill_after_the_end_is_the_clouds_own_and_stays_so(up):
+    up.ok("down -y")
+    bill = json.loads(up.ok("cost -o json").out)
+    invoice = up.cloud.market.invoice(up.cloud.clock(), "digits")
+    assert {line["host"]: line["micros"] for line in bill["lines"]} == invoice.hosts
+    assert len(bill["lines"]) == 4
+    assert json.loads(up.ok("cost -o json").out) == bill
+
+
+def test_cost_as_csv_has_one_line_per_host(up):
+    rows = list(csv.DictReader(io.StringIO(up.ok("cost -o csv").out)))
+    assert sorted(r["role"] for r in rows) == ["dispatcher", "worker", "worker", "worker"]
+
+
+@pytest.mark.parametrize("command", READS)
+def test_each_read_command_speaks_json_on_stdout_alone(up, command):
+    said = up.ok(f"{command} -o json")
+    assert json.loads(said.out) is not None and said.err == ""
+
+
+def test_hosts_prints_what_a_host_discovery_script_prints(up):
+    addresses = [h.address for h in up.cloud.hosts("digits") if h.role is Role.WORKER]
+    assert sorted(up.ok("hosts").out.splitlines()) == sorted(f"{a}:1" for a in addresses)
+
+
+def test_status_shows_hosts_and_what_they_cost(up):
+    out = up.ok("status").out
+    assert out.startswith("fleet digits: up") and "burn $" in out
+    assert all(name in out for name in up.workers()) and "\x1b" not in out
+
+
+def test_the_second_down_says_that_nothing_is_left(up):
+    up.ok("down -y")
+    assert "is down already" in up.ok("down").err
+    assert "is down" in up.fails("train hello.py").err
+
+
+def test_down_asks_first(up):
+    assert "add -y" in up.fails("down", code=2).err
+    assert len(up.workers()) == 3
+
+
+def test_a_dead_dispatcher_is_not_given_up_without_being_told_so(up):
+    up.dispatcher.stop()
+    said = up.fails("down -y")
+    assert "cannot be brought home" in said.err and "--discard" in said.err
+    assert len(up.cloud.living()) == 4
+    said = up.ok("down -y --discard")
+    assert "nothing was brought home" in said.err
+    assert up.cloud.living() == []
+    assert "nothing was brought home" in up.ok("status").out
+
+
+def test_a_dispatcher_that_restarts_is_waited_for(up):
+    up.dispatcher.stop()
+    fleet = Fleet("digits")
+    up.dispatcher.start()
+    assert fleet.status().state == "up"
+    up.ok("down -y")
+
+
+def test_a_dispatcher_whose_machine_was_lost_is_said_to_be_gone(up):
+    dispatcher = up.dispatcher
+    dispatcher.stop()
+    up.cloud.interrupt(dispatcher.boot["host"], None)
+    assert "the dispatcher's machine is gone" in up.fails("down -y").err
+    up.ok("down -y --discard")
+    assert up.cloud.living() == []
+
+
+def test_an_up_that_never_reached_its_dispatcher_can_be_taken_down(user):
+    start = user.cloud.launch
+
+    def launch_mute(request):
+        start(request)
+        if request.role is Role.DISPATCHER:
+            user.dispatcher.stop()
+
+    user.cloud.launch = launch_mute
+    assert "does not answer" in user.fails("up fleet.yaml -y --timeout 1s").err
+    assert user.cloud.living() == ["digits-d-0"]
+    assert "no dispatcher yet" in user.fails("train hello.py").err
+    user.ok("down -y")
+    assert user.cloud.living() == []
+
+
+def test_an_interrupted_up_is_continued(user):
+    start, user.cloud.launch = user.cloud.launch, lambda _request: (_ for _ in ()).throw(KeyboardInterrupt)
+    said = user.types("up fleet.yaml -y")
+    assert said.code == 130
+    assert "`spotfleet up fleet.yaml` goes on, `spotfleet down digits` ends them" in said.err
+    user.cloud.launch = start
+    said = user.ok("up fleet.yaml -y")
+    assert "started before, to be continued" in said.err and len(user.workers()) == 3
+
+
+def test_a_fleet_that_has_stopped_itself_is_found_down_with_its_results_at_home(up):
+    up.ok("train hello.py")
+    up.dispatcher.end_itself()
+    assert "fleet digits: down" in up.ok("status").out
+    assert up.ok("logs hello-1").out == "hello \n"
+    up.ok("down -y")
+    invoice = up.cloud.market.invoice(up.cloud.clock(), "digits")
+    assert json.loads(up.ok("cost -o json").out)["micros"] == invoice.micros
+
+
+def test_hosts_can_be_drained_and_interrupted_by_name_or_address(up):
+    first, second, _ = [h for h in up.cloud.hosts("digits") if h.role is Role.WORKER]
+    assert f"draining {first.request_id}" in up.ok(f"drain {first.address}").err
+    up.ok(f"chaos kill {second.request_id}")
+    assert second.request_id not in up.workers()
+    assert "after a notice of 30 s" in up.ok(f"chaos preempt {first.request_id} --notice 30").err
+    assert "has no host 'digits-99'" in up.fails("chaos kill digits-99").err
+
+
+def test_events_read_like_lines(up):
+    lines = up.ok("events").out.splitlines()
+    assert any("HostJoined" in line and "request_id=digits-0" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", ["status", "train hello.py", "down -y", "cost", "jobs", "hosts", "events", "logs"])
+def test_without_a_fleet_each_command_says_how_to_make_one(user, command):
+    said = user.fails(command)
+    assert "there is no fleet" in said.err and "spotfleet up FILE" in said.err
+
+
+def test_a_fleet_that_does_not_exist_is_named_with_those_that_do(up):
+    said = up.fails("status other")
+    assert "there is no fleet 'other'" in said.err and "there are: digits" in said.err
+
+
+def test_several_fleets_must_be_named(up):
+    up.write("two.yaml", "name: two\nresources: {instance_type: cpu.small}\n")
+    assert "spotfleet train SCRIPT.py -c two" in up.ok("up two.yaml -y").err
+    assert "say which one" in up.fails("status", code=2).err
+    assert "fleet two: up" in up.ok("status two").out
+    assert up.ok("train hello.py -c two").out == "hello \n"
+    up.ok("down two -y")
+    assert "fleet digits: up" in up.ok("status").out  # only one is left
+    up.ok("down -y")
+    assert up.cloud.living() == []
+
+
+def test_the_python_api_does_the_same(user):
+    fleet = Fleet(user.work / "fleet.yaml")
+    lines: list[str] = []
+    fleet.up(progress=lines.append)
+    assert lines
+    got: list[bytes] = []
+    job = fleet.train("hello.py", ["x"], np=(1, 2), envs={"A": "1"}, output=got.append)
+    assert b"".join(got) == b"hello x 1\n" == b"".join(job.logs())
+    assert job.state.value == "succeeded" and job.wait().version == 7
+    assert [j.id for j in fleet.jobs()] == ["hello-1"]
+    with pytest.raises(SpotfleetError, match="no job 'none'"):
+        fleet.job("none")
+    fleet.down()
+    assert fleet.ended and fleet.status().state == "down" and user.cloud.living() == []
