@@ -200,9 +200,8 @@ class Runtime:
     def _live(self) -> dict[str, Any]:
         ends = list(self._step_ends)
         gaps = [b - a for a, b in itertools.pairwise(ends)]
-        state = self.state
-        held = state is not None and state.__dict__["_held"] and not state.__dict__["_damaged"]
-        return {"version": state.version if state is not None and held else 0,
+        version = self.state.reported_version if self.state is not None else 0
+        return {"version": version,
                 "step_s": median(gaps) if gaps else 0.0, "repeated": self.repeated}
 
     # Any thread

@@ -149,6 +149,11 @@ class State:
     def version(self) -> int:
         return self._version
 
+    @property
+    def reported_version(self) -> int:
+        """-1: half received, good for nothing. 0: as built by the script."""
+        return -1 if self._damaged else self._version if self._held else 0
+
     def attach(self, world: int, rank: int) -> None:
         """Begin to watch forward passes and take the first position; `world` and `rank` are what the script saw."""
         owned = {id(p) for o in self._optimizers.values() for g in o.param_groups for p in g["params"]}

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 from train_stage import Fleet
+
+from spotfleet.messages import Assignment
+from spotfleet.train import runtime
+from spotfleet.train.group import Group, open_store
 
 
 @pytest.fixture
@@ -18,3 +24,59 @@ def fleets(tmp_path):
     yield make
     for fleet in made:
         fleet.close()
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """The runtime of a script that was started by hand, initialised."""
+    for name in ("SOCKET", "WORKER", "JOB", "ADDRESS", "WORK"):
+        monkeypatch.delenv(f"SPOTFLEET_{name}", raising=False)
+    monkeypatch.setattr(runtime, "_runtime", runtime.Runtime())
+    runtime.current().init()
+    return runtime.current()
+
+
+class Ranks:
+    """A generation whose ranks are threads of this process."""
+
+    def __init__(self, size: int) -> None:
+        self._store, address = open_store("127.0.0.1")
+        members = tuple(f"h{r}/0/1" for r in range(size))
+        self.groups = [Group(Assignment(1, r, members, address), "job", "127.0.0.1") for r in range(size)]
+        self.each(lambda group: group.form())
+
+    def each(self, work, limit_s: float = 30.0) -> list:
+        """work(group) at the same time on every rank; results or exceptions, by rank."""
+        results: list = [TimeoutError(f"no answer within {limit_s} s")] * len(self.groups)
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = work(self.groups[rank])
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                results[rank] = error
+
+        threads = [threading.Thread(target=one, args=(r,), daemon=True) for r in range(len(self.groups))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(limit_s)
+        return results
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.abort()
+            group.retire().join(10)
+
+
+@pytest.fixture
+def ranks():
+    """ranks(n): n threads that hold one generation."""
+    made: list[Ranks] = []
+
+    def make(size: int) -> Ranks:
+        made.append(Ranks(size))
+        return made[-1]
+
+    yield make
+    for r in made:
+        r.close()

@@ -1,0 +1,102 @@
+"""One generation's communication, its ranks being threads."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+import torch
+
+from spotfleet.messages import Assignment
+from spotfleet.train.errors import CommBroken
+from spotfleet.train.group import Group, open_store
+
+
+def test_ranks_add_up_and_share(ranks):
+    three = ranks(3)
+    sums = three.each(lambda g: g.allreduce(torch.tensor([float(g.rank)])).item())
+    parts = three.each(lambda g: [int(t) for t in g.allgather(torch.tensor([g.rank]))])
+    told = three.each(lambda g: int(g.broadcast(torch.tensor([g.rank]), 2)))
+    assert (sums, parts, told) == ([3.0] * 3, [[0, 1, 2]] * 3, [2] * 3)
+
+
+def test_an_abort_from_another_thread_unblocks_a_collective_and_reaches_all_ranks(ranks):
+    three = ranks(3)
+    inside = threading.Barrier(3)
+
+    def work(group):
+        inside.wait(10)
+        if group.rank == 2:
+            time.sleep(0.2)  # the others wait for this rank by now
+            threading.Thread(target=three.groups[0].abort).start()
+            time.sleep(0.2)  # rank 0 must come free although this rank, alive, has not come to its collective
+            assert three.groups[0].aborted
+        began = time.monotonic()
+        with pytest.raises(CommBroken):
+            group.allreduce(torch.ones(1000))
+        return time.monotonic() - began
+
+    assert all(waited_s < 10 for waited_s in three.each(work, limit_s=20))  # gloo's own limit is half an hour
+
+
+def test_after_an_abort_every_call_fails_and_none_hangs(ranks):
+    two = ranks(2)
+    two.groups[0].abort()
+    two.groups[0].abort()
+    calls = [lambda g: g.allreduce(torch.ones(1)), lambda g: g.broadcast(torch.ones(1), 0),
+             lambda g: g.allgather(torch.ones(1))]
+    for call in calls:
+        assert [type(r) for r in two.each(call, limit_s=10)] == [CommBroken] * 2
+
+
+def test_abort_ends_a_formation_that_waits_for_an_absent_member():
+    store, address = open_store("127.0.0.1")
+    group = Group(Assignment(1, 0, ("a/0/1", "b/0/1"), address), "job", "127.0.0.1")
+    result: list[object] = []
+
+    def form() -> None:
+        try:
+            group.form()
+        except CommBroken as error:
+            result.append(error)
+
+    thread = threading.Thread(target=form)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while thread.is_alive() and time.monotonic() < deadline:
+        group.abort()  # as the control thread does, again and again
+        thread.join(0.05)
+    assert [type(r) for r in result] == [CommBroken]
+    assert store is not None
+
+
+def test_abort_spares_sockets_that_are_not_the_groups(ranks):
+    before = socket.create_server(("127.0.0.1", 0))
+    mine = socket.create_connection(before.getsockname())
+    theirs, _ = before.accept()
+    two = ranks(2)
+    two.groups[0].abort()
+    mine.sendall(b"still here")
+    assert theirs.recv(100) == b"still here"
+    for s in (mine, theirs, before):
+        s.close()
+
+
+def test_a_store_that_nobody_serves_fails_the_formation_and_names_the_generation(monkeypatch):
+    monkeypatch.setattr("spotfleet.train.group.FORM_LIMIT_S", 0.3)
+    broken: list[int] = []
+    group = Group(Assignment(7, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", "127.0.0.1", broken.append)
+    with pytest.raises(CommBroken, match="generation 7"):
+        group.form()
+    assert broken == [7]
+
+
+def test_the_bootstrap_store_listens_on_the_advertised_address_only():
+    store, address = open_store("127.0.0.9")
+    port = int(address.rpartition(":")[2])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    socket.create_connection(("127.0.0.9", port), timeout=5).close()
+    assert store is not None

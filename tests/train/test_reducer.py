@@ -1,0 +1,230 @@
+"""Gradients over ranks that are threads: what `step()` and clipping see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from spotfleet.train.errors import CommBroken
+from spotfleet.train.reducer import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, bucket_layout
+
+
+def build(group, params, passes=1, average=True, weight=None, log=None) -> Reducer:
+    heard = [] if log is None else log
+    return Reducer(params, passes, average, lambda: group, lambda r: heard.append("round"),
+                   lambda r, change: heard.append(change), lambda: weight)
+
+
+def model() -> nn.Sequential:
+    m, generator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in m.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator))
+    return m
+
+
+def batch(rank: int) -> torch.Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(100 + rank))
+
+
+def grads(m: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in m.parameters()]
+
+
+def local(rank: int, batches=None) -> list[torch.Tensor]:
+    m = model()
+    for x in batches or [batch(rank)]:
+        m(x).square().mean().backward()
+    return grads(m)
+
+
+def mean_of(world: int) -> list[torch.Tensor]:
+    return [torch.stack(parts).mean(0) for parts in zip(*(local(r) for r in range(world)), strict=True)]
+
+
+def close(a, b) -> bool:
+    return all(torch.allclose(x, y, atol=1e-6) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_the_mean_at_the_end_of_backward_whatever_zero_grad_does(ranks, set_to_none):
+    def work(group):
+        m = model()
+        build(group, list(m.parameters()))
+        for _ in range(2):
+            m.zero_grad(set_to_none=set_to_none)
+            m(batch(group.rank)).square().mean().backward()
+        return grads(m)
+
+    for result in ranks(2).each(work):
+        assert close(result, mean_of(2))
+
+
+def test_clipping_sees_reduced_gradients(ranks):
+    def work(group):
+        m = model()
+        build(group, list(m.parameters()))
+        m(batch(group.rank)).square().mean().backward()
+        return float(nn.utils.clip_grad_norm_(m.parameters(), 1e9))
+
+    expected = float(torch.cat([g.flatten() for g in mean_of(2)]).norm())
+    assert ranks(2).each(work) == pytest.approx([expected] * 2)
+
+
+def test_a_parameter_that_no_rank_used_has_no_gradient_and_one_that_some_used_has_the_mean(ranks):
+    def work(group):
+        a, b, c = (nn.Parameter(torch.ones(3)) for _ in range(3))
+        build(group, [a, b, c])
+        (a.sum() + (b.sum() if group.rank == 0 else 0)).backward()
+        return a.grad.tolist(), b.grad.tolist(), c.grad
+
+    assert ranks(2).each(work) == [([1.0] * 3, [0.5] * 3, None)] * 2
+
+
+def test_zeros_that_the_user_keeps_as_gradient_stay_a_gradient(ranks):
+    def work(group):
+        a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+        build(group, [a, b])
+        b.grad = torch.zeros(2)
+        a.sum().backward()
+        return b.grad.tolist()
+
+    assert ranks(2).each(work) == [[0.0, 0.0]] * 2
+
+
+def test_passes_accumulate_and_only_the_last_reduces(ranks):
+    def work(group):
+        log: list = []
+        m = model()
+        build(group, list(m.parameters()), passes=2, log=log)
+        m(batch(group.rank)).square().mean().backward()
+        alone = close(grads(m), local(group.rank))
+        m(batch(group.rank + 10)).square().mean().backward()
+        return alone, log, grads(m)
+
+    both = [local(r, [batch(r), batch(r + 10)]) for r in range(2)]
+    expected = [torch.stack(parts).mean(0) for parts in zip(*both, strict=True)]
+    for alone, log, result in ranks(2).each(work):
+        assert alone and log == ["round", False] and close(result, expected)
+
+
+def test_no_sync_accumulates_until_the_first_pass_outside(ranks):
+    def work(group):
+        p = nn.Parameter(torch.zeros(1))
+        reducer = build(group, [p])
+        with reducer.hold():
+            (p * (group.rank + 1)).sum().backward()
+        held = p.grad.item()
+        (p * 10).sum().backward()
+        return held, p.grad.item()
+
+    assert ranks(2).each(work) == [(1.0, 11.5), (2.0, 11.5)]
+
+
+def test_samples_weigh_alike_however_many_each_rank_has(ranks):
+    def work(group):
+        p = nn.Parameter(torch.zeros(1))
+        build(group, [p], weight=[(3.0, 4.0), (1.0, 4.0)][group.rank])
+        (p * [8.0, 4.0][group.rank]).sum().backward()
+        return p.grad.item()
+
+    assert ranks(2).each(work) == [7.0, 7.0]
+
+
+def test_a_rank_whose_only_sample_is_a_repeated_one_counts_nothing(ranks):
+    def work(group):
+        p = nn.Parameter(torch.zeros(1))
+        build(group, [p], weight=[(2.0, 2.0), (0.0, 2.0)][group.rank])
+        (p * [8.0, 1000.0][group.rank]).sum().backward()
+        return p.grad.item()
+
+    assert ranks(2).each(work) == [8.0, 8.0]
+
+
+def test_equal_weights_give_the_same_bits_as_no_weights(ranks):
+    def work(group):
+        found = []
+        for weight in (None, (5.0, 15.0)):
+            m = model()
+            build(group, list(m.parameters()), weight=weight)
+            m(batch(group.rank)).square().mean().backward()
+            found.append(grads(m))
+        return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+    assert ranks(3).each(work) == [True] * 3
+
+
+def test_the_sum_is_not_divided(ranks):
+    def work(group):
+        p = nn.Parameter(torch.zeros(1))
+        build(group, [p], average=False)
+        (p * (group.rank + 1)).sum().backward()
+        return p.grad.item()
+
+    assert ranks(3).each(work) == [6.0] * 3
+
+
+def test_all_ranks_learn_from_one_reduction_that_a_change_waits_on_one(ranks):
+    def work(group):
+        log: list = []
+        group.change_waits = group.rank == 1
+        p = nn.Parameter(torch.zeros(1))
+        build(group, [p], log=log)
+        p.sum().backward()
+        return log
+
+    assert ranks(3).each(work) == [["round", True]] * 3
+
+
+def test_a_rank_that_skips_backward_still_takes_part_in_the_step(ranks):
+    def work(group):
+        p = nn.Parameter(torch.zeros(1))
+        reducer = build(group, [p])
+        if group.rank == 0:
+            (p * 4).sum().backward()
+        reducer.finish_round()
+        reducer.finish_round()  # idempotent
+        return p.grad.item()
+
+    assert ranks(2).each(work) == [2.0, 2.0]
+
+
+def test_half_precision_parameters_have_a_tail_of_their_own(ranks):
+    def work(group):
+        log: list = []
+        group.change_waits = True
+        p, q = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16)), nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+        build(group, [p, q], log=log)
+        (p * (group.rank + 1)).sum().backward()
+        return p.grad.tolist(), q.grad, log
+
+    assert ranks(2).each(work) == [([1.5, 1.5], None, ["round", True])] * 2
+
+
+def test_a_lost_peer_breaks_backward_and_a_reset_leaves_nothing_in_flight(ranks):
+    two = ranks(2)
+
+    def work(group):
+        p = nn.Parameter(torch.zeros(1))
+        reducer = build(group, [p])
+        if group.rank == 1:
+            group.abort()
+            return None
+        with pytest.raises(CommBroken):
+            p.sum().backward()
+        reducer.reset()
+        return p.grad, reducer.round_open, reducer._works
+
+    assert two.each(work)[0] == (None, False, [])
+
+
+def test_buckets_run_from_the_last_parameter_and_never_mix_dtypes():
+    small = [nn.Parameter(torch.zeros(10)) for _ in range(3)]
+    half = nn.Parameter(torch.zeros(10, dtype=torch.float16))
+    assert bucket_layout([*small, half]) == [[3], [2, 1, 0]]
+
+
+def test_the_first_bucket_is_small_so_that_communication_starts_early():
+    mib = [nn.Parameter(torch.zeros(FIRST_BUCKET_BYTES // 4)) for _ in range(2 + BUCKET_BYTES // FIRST_BUCKET_BYTES)]
+    assert [len(b) for b in bucket_layout(mib)] == [1, BUCKET_BYTES // FIRST_BUCKET_BYTES, 1]
