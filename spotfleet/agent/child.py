@@ -159,6 +159,8 @@ def _prepare_interpreter(script: str, argv: tuple[str, ...]) -> None:
     sys.modules["__main__"] = module
     if "numpy.random" in sys.modules:
         sys.modules["numpy"].random.seed()  # else all forks draw the same numbers
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()  # as at its import, which came before the fork
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if "torch" in sys.modules and threads.isdigit() and int(threads) > 0:
         sys.modules["torch"].set_num_threads(int(threads))
@@ -214,11 +216,9 @@ def _leave(spec: ChildSpec, word: LastWord, code: int) -> None:
         partial = f"{spec.exit_file}.part"
         Path(partial).write_text(dump(word))
         os.replace(partial, spec.exit_file)
-    runtime = sys.modules.get("spotfleet.train")
-    for last in (getattr(runtime, "shutdown", None), atexit._run_exitfuncs):
+    for last in (_shut_runtime_down, atexit._run_exitfuncs):
         try:
-            if last is not None:
-                last()
+            last()
         except BaseException:  # noqa: BLE001 - the worker has ended; what its clean-up raises belongs in its log
             traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
@@ -227,6 +227,12 @@ def _leave(spec: ChildSpec, word: LastWord, code: int) -> None:
         except (OSError, ValueError):
             code = code or 120  # as Python does: a closed or full log must not look like success
     os._exit(code)
+
+
+def _shut_runtime_down() -> None:
+    runtime = sys.modules.get("spotfleet.train")
+    if runtime is not None and "torch" in sys.modules:  # without torch nobody can have used it
+        runtime.shutdown()
 
 
 def _give_up(code: int) -> None:

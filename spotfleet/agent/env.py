@@ -9,6 +9,8 @@ from pathlib import Path
 
 from spotfleet.messages import Launch
 
+_OF_THE_AGENT = {"SPOTFLEET_HOST_ADDRESS", "SPOTFLEET_HOST_PORT", "SPOTFLEET_METADATA_URL", "SPOTFLEET_HOME"}
+
 
 @dataclass(frozen=True)
 class Place:
@@ -43,8 +45,8 @@ def user_env(launch: Launch) -> dict[str, str]:
 
 
 def worker_env(base: dict[str, str], launch: Launch, place: Place) -> dict[str, str]:
-    """`base` is the agent's own environment; its SPOTFLEET_ names are the agent's business and do not pass."""
-    env = {k: v for k, v in base.items() if not k.startswith("SPOTFLEET_")}
+    """`base` is the agent's own environment, with what its provider put there to know the host's processes by."""
+    env = {k: v for k, v in base.items() if k not in _OF_THE_AGENT}
     # `python` and `pip` in a setup or run command mean the interpreter that the workers have.
     env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
     env["OMP_NUM_THREADS"] = "1"

@@ -107,7 +107,8 @@ class Link:
             self._changed.clear()
             await ws.send_str(dump(self._report(address)))
             try:
-                await asyncio.wait_for(self._changed.wait(), PERIOD_S)
+                async with asyncio.timeout(PERIOD_S):  # wait_for of Python 3.11 may swallow a cancellation
+                    await self._changed.wait()
             except TimeoutError:
                 pass
 

@@ -39,7 +39,8 @@ class LogShipper:
             if complete:
                 return
             try:
-                await asyncio.wait_for(self._complete.wait(), PERIOD_S)
+                async with asyncio.timeout(PERIOD_S):
+                    await self._complete.wait()
             except TimeoutError:
                 pass
 

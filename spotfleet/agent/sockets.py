@@ -76,7 +76,8 @@ class WorkerSockets:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name = ""
         try:
-            first = load(WorkerReport, await asyncio.wait_for(reader.readline(), _FIRST_LINE_S))
+            async with asyncio.timeout(_FIRST_LINE_S):
+                first = load(WorkerReport, await reader.readline())
             if not self._is(first.worker, writer):
                 log.warning("a process that is not %s reported in its name; closed", first.worker)
                 return

@@ -140,6 +140,7 @@ class Worker:
         self._preparing = asyncio.create_task(self._prepare())
         try:
             self.process = await self._preparing
+            self.why = ""
             if self._ending:
                 self._host.zygote.kill(self.order.worker, signal.SIGTERM)
             self._host.changed()

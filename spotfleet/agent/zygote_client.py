@@ -71,9 +71,11 @@ class ZygoteClient:
         """Let go of the zygote, which ends with its workers; wait for that at most `bound_s`."""
         if self._writer is not None:
             self._writer.close()
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
             try:
-                await asyncio.wait_for(self._process.wait(), bound_s)
+                self._process.terminate()  # it does not see the end of its socket while it imports
+                async with asyncio.timeout(bound_s):
+                    await self._process.wait()
             except TimeoutError:
                 self._process.kill()
 

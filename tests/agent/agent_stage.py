@@ -87,6 +87,7 @@ class Stage:
             except subprocess.TimeoutExpired:
                 self.agent.kill()
                 self.agent.wait()
+                raise
 
 
 def archive(files: dict[str, str]) -> bytes:
