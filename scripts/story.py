@@ -25,6 +25,7 @@ import psutil
 
 from spotfleet import bundle
 from spotfleet.api import Fleet, Job
+from spotfleet.messages import HostStatus
 from spotfleet.providers.local import LocalCloud
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -106,11 +107,11 @@ def tell(stage: Stage) -> None:
     stage.say("A fleet: one dispatcher, three spot hosts. Here they are processes; on a cloud they would be machines.")
     stage.run("up", "digits.yaml", "-y")
     fleet = Fleet("demo")
-    stage.wait_for("three hosts", lambda: len(up(fleet)) == 3)
+    delay_s = max(pace.step_delay_s, warm(stage, fleet) / 150)
     stage.run("hosts")
     stage.say("Train a small CNN on handwritten digits, on all three.")
     training = stage.start("train", "digits.py", "--np", "2:3", "--epochs", str(pace.epochs),
-                           "--step-delay", str(pace.step_delay_s))
+                           "--step-delay", f"{delay_s:.2f}")
     stage.wait_for("the job", lambda: fleet.jobs() or training.poll() is not None)
     if training.poll() is not None:
         raise Broken("`spotfleet train` has ended before its job began")
@@ -128,8 +129,19 @@ def tell(stage: Stage) -> None:
     nothing_left(stage, fleet)
 
 
+def warm(stage: Stage, fleet: Fleet) -> float:
+    """Seconds until three hosts have torch in memory. A slow machine replaces hosts slowly: it gets longer steps."""
+    began = time.monotonic()
+    stage.wait_for("three hosts", lambda: sum(h.state == "up" and not h.why for h in workers(fleet)) == 3)
+    return time.monotonic() - began
+
+
+def workers(fleet: Fleet) -> list[HostStatus]:
+    return [h for h in fleet.hosts() if h.role == "worker"]
+
+
 def up(fleet: Fleet) -> list[str]:
-    return [h.host for h in fleet.hosts() if h.role == "worker" and h.state == "up"]
+    return [h.host for h in workers(fleet) if h.state == "up"]
 
 
 def host_of(job: Job, rank: int) -> str:
@@ -234,8 +246,7 @@ def weights(stage: Stage, found: Path | None) -> None:
 
 
 def nothing_left(stage: Stage, fleet: Fleet) -> None:
-    listed = [h for h in Fleet("demo").hosts() if h.role == "worker"]
-    stage.promise(not listed, "the provider lists nothing of the fleet")
+    stage.promise(not fleet.hosts(), "`spotfleet status` lists nothing of the fleet")
     _, alive = psutil.wait_procs(processes(), timeout=20)
     stage.promise(not alive, "no process is left" + (f": {[p.cmdline() for p in alive]}" if alive else ""))
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spotfleet.api import Fleet, Job
 from spotfleet.messages import HostStatus, JobStatus
@@ -18,7 +19,8 @@ LIMIT_S = 90.0  # for any one thing to happen on a busy machine
 
 COUNTING = """
 # A parameter falls by exactly 1 per applied step: whatever happens, it must end at minus the number of batches.
-import argparse, time
+# Steps are slow until the file "hurry" exists, so that a test has time for trouble on any machine.
+import argparse, os, time
 import torch
 import spotfleet.train as hvd
 
@@ -26,8 +28,14 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--batches", type=int, default=50)
 parser.add_argument("--every", type=int, default=1)
-parser.add_argument("--sleep", type=float, default=0.05)
+parser.add_argument("--hurry", default="")
 args = parser.parse_args()
+
+def linger():
+    for _ in range(20):
+        if os.path.exists(args.hurry):
+            return
+        time.sleep(0.01)
 
 hvd.init()
 model = torch.nn.Linear(1, 1, bias=False)
@@ -43,7 +51,7 @@ def train(state):
             opt.step()
             if (state.batch + 1) % args.every == 0:
                 state.commit()
-            time.sleep(args.sleep)
+            linger()
         state.batch = 0
 
 train(hvd.elastic.TorchState(model, opt, epoch=0, batch=0))
@@ -86,6 +94,14 @@ class Stage:
                               stdin=subprocess.DEVNULL)
         assert not ok or done.returncode == 0, f"spotfleet {' '.join(command)}\n{done.stdout}{done.stderr}"
         return done
+
+    def counting(self, fleet: Fleet, batches: int, workers: tuple[int, int], every: int = 1, **options: Any) -> Job:
+        """Start counting `batches`, slowly until `hurry`."""
+        args = ["--epochs", str(batches // 50), "--every", str(every), "--hurry", str(self.work / "hurry")]
+        return fleet.train("counting.py", args, np=workers, detach=True, **options)
+
+    def hurry(self) -> None:
+        (self.work / "hurry").touch()
 
     def fleet(self, name: str, least: int, target: int) -> Fleet:
         """A fleet that is up, with `target` hosts."""

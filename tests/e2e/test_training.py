@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_notice_costs_no_step_and_a_kill_at_most_the_one_in_flight(stage: Stage):
     fleet = stage.fleet("story", least=2, target=3)
-    job = fleet.train("counting.py", ["--epochs", "10", "--every", "7"], np=(2, 3), detach=True)
+    job = stage.counting(fleet, 500, (2, 3), every=7)
     wait_for("three workers that train", lambda: trains(job, 3, step=10))
 
     noticed = hosts_of(job)[1]
@@ -25,6 +25,7 @@ def test_a_notice_costs_no_step_and_a_kill_at_most_the_one_in_flight(stage: Stag
     killed = hosts_of(job)[0]
     fleet.interrupt(killed, None)
     wait_for("a replacement", lambda: trains(job, 3, without=killed))
+    stage.hurry()
     job.wait(120)
 
     assert "counted -500.0 of -500" in output(job)
@@ -42,26 +43,27 @@ def test_counting_is_right_after_trouble_at_random_moments(stage: Stage, every: 
     print(f"seed {seed}")
     dice = random.Random(seed)
     fleet = stage.fleet("dice", least=1, target=2)
-    job = fleet.train("counting.py", ["--epochs", "6", "--every", str(every)], np=(1, 2), detach=True)
+    job = stage.counting(fleet, 400, (1, 2), every)
     for notice_s in dice.sample([None, 6.0], 2):
         wait_for("two workers", lambda: trains(job, 2))
         step = job.status().version + dice.randrange(1, 15)
         wait_for(f"step {step}", lambda step=step: trains(job, 2, step=step))
         host = dice.choice(hosts_of(job))
         fleet.interrupt(host, notice_s)
-        wait_for("going on without it", lambda host=host: host not in hosts_of(job) or job.state.ended)
+        wait_for("going on with another", lambda host=host: trains(job, 2, without=host))
+    stage.hurry()
     job.wait(120)
-    assert "counted -300.0 of -300" in output(job)
+    assert "counted -400.0 of -400" in output(job)
 
 
 def test_two_jobs_go_side_by_side_through_interruptions_and_a_third_waits_and_says_for_what(stage: Stage):
     fleet = stage.fleet("two", least=2, target=4)
-    first = fleet.train("counting.py", ["--epochs", "8"], np=(2, 2), name="first", detach=True)
-    second = fleet.train("counting.py", ["--epochs", "8"], np=(2, 2), name="second", detach=True)
+    first = stage.counting(fleet, 400, (2, 2), name="first")
+    second = stage.counting(fleet, 400, (2, 2), name="second")
     wait_for("both training", lambda: trains(first, 2, step=5) and trains(second, 2, step=5))
     assert set(hosts_of(first)).isdisjoint(hosts_of(second))
 
-    third = fleet.train("counting.py", ["--epochs", "1"], np=(2, 2), name="third", wait=True, detach=True)
+    third = stage.counting(fleet, 50, (2, 2), name="third", wait=True)
     wait_for("its place in the queue", lambda: third.status().why)
     assert third.status().state == "queued"
     assert "2" in third.status().why  # how many workers it wants
@@ -69,6 +71,9 @@ def test_two_jobs_go_side_by_side_through_interruptions_and_a_third_waits_and_sa
     noticed, killed = hosts_of(first)[1], hosts_of(second)[1]
     fleet.interrupt(noticed, 8.0)
     fleet.interrupt(killed, None)
+    wait_for("the first on another host", lambda: trains(first, 2, without=noticed))
+    wait_for("the second on another host", lambda: trains(second, 2, without=killed))
+    stage.hurry()
     for job in (first, second, third):
         job.wait(120)
     assert "counted -400.0 of -400" in output(first)
@@ -80,7 +85,7 @@ def test_two_jobs_go_side_by_side_through_interruptions_and_a_third_waits_and_sa
 
 def test_training_goes_on_while_the_dispatcher_is_dead_and_is_found_again_by_the_next(stage: Stage):
     fleet = stage.fleet("headless", least=2, target=2)
-    job = fleet.train("counting.py", ["--epochs", "8"], np=(2, 2), detach=True)
+    job = stage.counting(fleet, 400, (2, 2))
     wait_for("two workers that train", lambda: trains(job, 2, step=10))
     before = job.status()
     agents = {h.request_id: h.processes for h in stage.cloud.truth() if h.port == 0 or h.request_id in hosts_of(job)}
@@ -90,6 +95,7 @@ def test_training_goes_on_while_the_dispatcher_is_dead_and_is_found_again_by_the
     os.kill(boot, signal.SIGKILL)
 
     wait_for("a dispatcher that answers", lambda: fleet.client.healthy())
+    stage.hurry()
     after = job.wait(120)
     assert "counted -400.0 of -400" in output(job)
     assert after.repeated == 0
