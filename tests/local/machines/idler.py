@@ -1,7 +1,8 @@
 """What an emulated host runs in these tests: `python -m idler --home DIR`. Files in DIR tell it what to do.
 
 Starts two children, one in a session of its own, and writes all pids and its environment to DIR/born.json. Exits
-with the status in DIR/exit when that appears; ignores SIGTERM where DIR/stubborn is; says so when it gets one.
+with the status in DIR/exit when that appears; says when it gets SIGTERM, and ignores it where DIR/stubborn is. Where
+DIR/hide is it starts a third child, which bears no mark in its environment either.
 """
 
 import json
@@ -25,6 +26,8 @@ signal.signal(signal.SIGTERM, asked_to_end)
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 sleep = [sys.executable, "-S", "-c", deaf]
 children = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]
+if (home / "hide").exists():
+    children.append(subprocess.Popen(sleep, start_new_session=True, env={}))
 born = {"pid": os.getpid(), "children": [c.pid for c in children], "env": dict(os.environ)}
 (home / "born.new").write_text(json.dumps(born))
 (home / "born.new").replace(home / "born.json")
