@@ -150,6 +150,10 @@ class House:
         """All fleets, by name, those that are down too."""
         return [Folder(p.parent) for p in sorted((self.path / "fleets").glob("*/fleet.json"))]
 
+    def living(self) -> list[Folder]:
+        """Those that are not down, as far as we know."""
+        return [f for f in self.fleets() if not f.record.down_at]
+
     def find(self, name: str) -> Folder:
         """The fleet of that name, or the only one there is. Raises NoSuchFleet; UsageError when there are several."""
         fleets = self.fleets()
@@ -157,7 +161,7 @@ class House:
             return next((f for f in fleets if f.name == name), None) or self._unknown(name, fleets)
         if not fleets:
             raise NoSuchFleet("there is no fleet", hint="`spotfleet up FILE` makes one")
-        live = [f for f in fleets if not f.record.down_at]
+        live = self.living()
         if len(live or fleets) > 1:
             raise UsageError("there are several fleets; say which one",
                              hint=f"one of: {', '.join(f.name for f in live or fleets)}")

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from spotfleet import certs
+from spotfleet.api.down import settle
 from spotfleet.api.house import Folder, House, Keys, Record
 from spotfleet.api.machine import Machine, Progress, load_provider, provider_config
 from spotfleet.api.preview import Change, UpPlan, changes, preview
@@ -29,6 +30,7 @@ class Up:
 def plan_up(house: House, spec: FleetSpec) -> UpPlan:
     """What `up` would do; changes nothing. Raises UsageError for a change that needs a new fleet, and NeedsPerson."""
     folder = house.folder(spec.name)
+    _close_if_ended(folder)
     change, was = _change(folder, spec)
     if was:
         record = folder.record
@@ -46,6 +48,7 @@ def bring_up(house: House, file: FleetFile, progress: Progress, timeout_s: float
     then goes on trying.
     """
     folder, deadline = house.folder(file.spec.name), time.monotonic() + timeout_s
+    _close_if_ended(folder)
     with folder.locked():
         plan = plan_up(house, file.spec)
         if plan.change is Change.NEW:
@@ -62,6 +65,12 @@ def bring_up(house: House, file: FleetFile, progress: Progress, timeout_s: float
             folder.update(spec=file.spec)
     known = {} if plan.change is Change.NEW else {h.host: h.state for h in up_hosts(client.status())}
     return Up(plan, _wait_for_min(client, file.spec, progress, deadline, timeout_s, known))
+
+
+def _close_if_ended(folder: Folder) -> None:
+    """A fleet that has stopped itself meanwhile is no running one."""
+    if folder.exists and (record := folder.record).reached and not record.down_at and not Machine(folder).left():
+        settle(folder)
 
 
 def _change(folder: Folder, spec: FleetSpec) -> tuple[Change, FleetSpec | None]:

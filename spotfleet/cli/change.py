@@ -203,4 +203,4 @@ def _take_down(fleet: Fleet, *, discard: bool) -> None:
 
 def _flag(fleet: Fleet) -> str:
     """" -c NAME" where the fleet must be named."""
-    return "" if len([f for f in fleet.house.fleets() if not f.record.down_at]) < 2 else f" -c {fleet.name}"
+    return "" if len(fleet.house.living()) < 2 else f" -c {fleet.name}"

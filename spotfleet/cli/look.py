@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from spotfleet.api import Fleet
+from spotfleet.api.house import House
 from spotfleet.api.up import up_hosts
 from spotfleet.cli import render
 from spotfleet.codec import to_json
@@ -24,6 +25,9 @@ def emit(value: Any) -> None:
 
 
 def status(name: str, *, watch: bool, as_json: bool) -> None:
+    if not name and not watch and len(living := House().living()) > 1:
+        _all([folder.name for folder in living], as_json)
+        return
     fleet = Fleet(name)
     if not watch:
         found = fleet.status()
@@ -37,6 +41,17 @@ def status(name: str, *, watch: bool, as_json: bool) -> None:
         if (now := _gist(found)) != told:
             print(json.dumps(to_json(found)) if as_json else render.fleet_status(found) + "\n", flush=True)
             told = now
+
+
+def _all(names: list[str], as_json: bool) -> None:
+    """One line for each fleet that is not down; one that does not answer is shown with the reason."""
+    found = []
+    for name in names:
+        try:
+            found.append(Fleet(name).status())
+        except SpotfleetError as error:
+            found.append(FleetStatus(name, "unknown", str(error), 0, 0, 0))
+    emit(found) if as_json else print(render.fleets(found))
 
 
 def _watched(fleet: Fleet) -> Iterator[FleetStatus]:

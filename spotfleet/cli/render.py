@@ -52,9 +52,10 @@ def up_plan(plan: UpPlan) -> str:
         lines.append(f"changed for the next job: {', '.join(plan.kept)}")
     if plan.change is Change.SAME:
         return "\n".join(lines)
-    rows = [("dispatcher", *_launch(plan.dispatcher.offer), plan.dispatcher.why)] if plan.dispatcher else []
-    rows += [("host", *_launch(launch.offer), launch.why) for launch in plan.workers]
-    lines.append(table(["what", "type", "market", "zone", "slots", "$/h", "why"], rows, right=["slots", "$/h"]))
+    if plan.change is not Change.NODES:  # then the dispatcher alone knows which hosts it has
+        rows = [("dispatcher", *_launch(plan.dispatcher.offer), plan.dispatcher.why)] if plan.dispatcher else []
+        rows += [("host", *_launch(launch.offer), launch.why) for launch in plan.workers]
+        lines.append(table(["what", "type", "market", "zone", "slots", "$/h", "why"], rows, right=["slots", "$/h"]))
     if plan.offers:
         lines += ["", f"offers considered, cheapest first{_more(plan.offers)}:", offers(plan.offers[:SHOWN_OFFERS])]
     if plan.why:
@@ -89,6 +90,12 @@ def fleet_status(status: FleetStatus) -> str:
     if status.jobs:
         lines += ["", jobs(status.jobs)]
     return "\n".join(lines)
+
+
+def fleets(found: Sequence[FleetStatus]) -> str:
+    rows = [(f.fleet, f.state, f"{f.min}..{f.max}", sum(h.role == "worker" and h.state == "up" for h in f.hosts),
+             len(f.jobs), f"{dollars(f.burn_micros_h)}", f.why) for f in found]
+    return table(["fleet", "state", "nodes", "hosts up", "jobs", "$/h", "why"], rows, right=["hosts up", "jobs", "$/h"])
 
 
 def hosts(found: Sequence[HostStatus]) -> str:

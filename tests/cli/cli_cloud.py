@@ -110,7 +110,7 @@ class FakeDispatcher:
 
         for name in ("cert", "key"):
             (self.home / name).write_text(self.boot[name])
-        self.server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.server = FakeServer(("127.0.0.1", self.port), Handler)
         context: ssl.SSLContext = server_context(self.home / "cert", self.home / "key")
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
         self.server.daemon_threads = True
@@ -198,6 +198,13 @@ class FakeDispatcher:
             self.tick()
         self.write_archive(Path(self.boot["archive"]))
         self.cloud.terminate(self.boot["host"])
+
+
+class FakeServer(ThreadingHTTPServer):
+    def handle_error(self, request, client_address) -> None:
+        """A client that hangs up or does not trust us is no news; anything else is shown."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class FakeHandler(BaseHTTPRequestHandler):

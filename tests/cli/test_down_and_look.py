@@ -142,6 +142,14 @@ def test_a_fleet_that_has_stopped_itself_is_found_down_with_its_results_at_home(
     assert json.loads(up.ok("cost -o json").out)["micros"] == invoice.micros
 
 
+def test_a_fleet_that_has_stopped_itself_is_made_anew_by_up(up):
+    up.dispatcher.end_itself()
+    assert "to be made" in up.ok("up fleet.yaml -y").err
+    assert len(up.workers()) == 3
+    up.ok("down -y")
+    assert up.cloud.living() == []
+
+
 def test_hosts_can_be_drained_and_interrupted_by_name_or_address(up):
     first, second, _ = [h for h in up.cloud.hosts("digits") if h.role is Role.WORKER]
     assert f"draining {first.request_id}" in up.ok(f"drain {first.address}").err
@@ -170,7 +178,9 @@ def test_a_fleet_that_does_not_exist_is_named_with_those_that_do(up):
 def test_several_fleets_must_be_named(up):
     up.write("two.yaml", "name: two\nresources: {instance_type: cpu.small}\n")
     assert "spotfleet train SCRIPT.py -c two" in up.ok("up two.yaml -y").err
-    assert "say which one" in up.fails("status", code=2).err
+    assert "say which one" in up.fails("cost", code=2).err
+    listed = up.ok("status").out.splitlines()[1:]
+    assert [line.split()[:2] for line in listed] == [["digits", "up"], ["two", "up"]]
     assert "fleet two: up" in up.ok("status two").out
     assert up.ok("train hello.py -c two").out == "hello \n"
     up.ok("down two -y")
