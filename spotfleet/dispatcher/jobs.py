@@ -235,7 +235,7 @@ class Job:
             case Evicted():
                 for name in change.workers:
                     if name in self.crew.all:
-                        self.crew.all[name].wanted = False
+                        self.crew.all[name].wanted, self.crew.all[name].evicted = False, True
             case Finished():
                 self._finished = change.members
         return []

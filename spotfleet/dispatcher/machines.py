@@ -17,6 +17,7 @@ from spotfleet.codec import to_json
 from spotfleet.dispatcher import archive
 from spotfleet.dispatcher.auth import host_token
 from spotfleet.dispatcher.bell import rings
+from spotfleet.dispatcher.endgame import FETCH_S
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet import reconcile
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 TICK_S = 1.0
+LOSS_TICK_S = 0.2  # while it is open whether a host whose agent has just gone still exists
+LOSS_S = 3.0
 END_AGAIN_S = 10.0  # our own host is asked to end again after this
 
 
@@ -68,7 +71,13 @@ class Machines:
             await self._dispatcher.journal.catch_up()
             self._dispatcher.change()
             await self._finish()
-            await rings(self._poked, TICK_S)
+            await rings(self._poked, LOSS_TICK_S if self._someone_was_lost() else TICK_S)
+
+    def _someone_was_lost(self) -> bool:
+        """Has an agent gone a moment ago, and the cloud still lists its host as running?"""
+        now = time.monotonic()
+        lost = {n for n, s in self._dispatcher.seats.items() if not s.connected and now - s.away_since < LOSS_S}
+        return any(h.request_id in lost for h in self._dispatcher.journal.state.hosts)
 
     async def interrupt(self, host: str, notice_s: float | None) -> None:
         await self._call(lambda: self._provider.interrupt(host, notice_s))
@@ -126,13 +135,23 @@ class Machines:
             endgame.mark(noted=True)
         if not endgame.alone(time.time()):
             return
-        if not endgame.decision.archived:
-            home, target = self._dispatcher.home, self._dispatcher.archive_folder
-            await asyncio.to_thread(archive.write_folder, home, journal.ledger, target)
-            endgame.mark(archived=True)
+        if not endgame.decision.archived and not await self._archive():
+            return
         log.info("the fleet is down: ending our own host")
         try:
             await self._call(lambda: self._provider.terminate(self._dispatcher.boot.host))
         except (SpotfleetError, OSError) as error:
             log.warning("our own host was not ended, asked again: %s", error)
         await asyncio.sleep(END_AGAIN_S)
+
+    async def _archive(self) -> bool:
+        """Leave the results in the archive folder. A disk that refuses them for FETCH_S does not keep us billed."""
+        endgame, home, target = self._dispatcher.endgame, self._dispatcher.home, self._dispatcher.archive_folder
+        assert endgame.decision is not None
+        try:
+            await asyncio.to_thread(archive.write_folder, home, self._dispatcher.journal.ledger, target)
+        except (OSError, SpotfleetError) as error:
+            log.error("the archive cannot be written to %s: %s", target, error)
+            return time.time() - endgame.decision.at >= FETCH_S
+        endgame.mark(archived=True)
+        return True

@@ -132,7 +132,7 @@ class Dispatcher:
             raise UsageError("spec.run: the job has neither a script nor a command", hint="name a script")
         if not 1 <= spec.min_workers <= spec.max_workers:
             raise UsageError(f"spec.min_workers: {spec.min_workers} to {spec.max_workers} is no range from 1 on")
-        if spec.bundle and not (self.home / "bundles" / spec.bundle).exists():
+        if spec.bundle and spec.bundle not in (p.name for p in (self.home / "bundles").glob("*")):
             raise UsageError(f"spec.bundle: {spec.bundle} has not been uploaded", hint="PUT it to /v1/bundles first")
         if wait:
             return

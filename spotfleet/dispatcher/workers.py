@@ -31,6 +31,7 @@ class Worker:
     told: bool = False  # its end has been judged
     ended_at: float = 0.0  # when it was judged; monotonic
     past: bool = False  # of a run that the job has given up
+    evicted: bool = False  # Membership found it in the way of the others
 
     @property
     def place(self) -> Slot:
@@ -117,8 +118,10 @@ def _take(worker: Worker, state: WorkerState) -> None:
 
 
 def end_of(worker: Worker, now: float) -> End:
+    """Its end, for the restart policy. The slot of an evicted worker is tried again, but later each time."""
     assert worker.cause is not None
-    return End(worker.name, worker.place, worker.cause, now, worker.rank, worker.error)
+    cause = Cause.PEER if worker.evicted and not worker.done else worker.cause
+    return End(worker.name, worker.place, cause, now, worker.rank, worker.error)
 
 
 def started(workers: Iterable[Worker]) -> frozenset[str]:

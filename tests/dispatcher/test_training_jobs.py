@@ -8,6 +8,7 @@ from fake_fleet import Stage, spec
 from fake_workers import FakeWorker, Script
 
 from spotfleet.messages import Exit
+from spotfleet.model import FleetSpec, Need, Nodes
 
 LONG = 10_000  # steps: such a job does not end by itself
 
@@ -243,3 +244,33 @@ def test_a_job_is_refused_while_the_cloud_has_nothing(play):
         assert (status, said["kind"]) == (409, "NoCapacity")
 
     play(scene, spec(target=2))
+
+
+def test_a_host_of_two_slots_holds_two_workers_with_local_ranks(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(Script(steps=LONG), (3, 3))
+        await stage.at_version(job, 5)
+        members = stage.world.history[0][2]
+        places = [stage.world.workers[m].assignment for m in members]
+        assert [(p.rank, p.local_rank, p.local_size) for p in places if p] == [(0, 0, 2), (1, 1, 2), (2, 0, 1)]
+        assert [m.split("/")[1] for m in members] == ["0", "1", "0"]
+        assert members[0].split("/")[0] == members[1].split("/")[0] != members[2].split("/")[0]
+
+    two_slots = FleetSpec("f", nodes=Nodes(2, 2, 2), any_of=(Need(instance_type="gpu.large"),))
+    play(scene, two_slots)
+
+
+def test_a_loss_is_known_within_half_a_second_and_the_replacement_asked_for(play):
+    async def scene(stage: Stage) -> None:
+        first, second = await stage.up(2)
+        job = await stage.submit(Script(steps=LONG), (1, 2))
+        await stage.at_version(job, 5)
+        stage.cloud.interrupt(second, None)
+        await stage.until("the machine is gone", lambda: second not in stage.agents)
+        gone_at = time.monotonic()
+        await stage.until("its replacement", lambda: len(stage.cloud.machines) == 3)
+        assert stage.cloud.launched_at[list(stage.cloud.machines)[2]] - gone_at < 0.5
+        assert first in stage.agents
+
+    play(scene)
