@@ -43,7 +43,6 @@ class Workers:
             if name not in self._listed:
                 worker.end()
                 self._forget_if_over(name)
-        self._host.changed()
 
     def states(self) -> tuple[WorkerState, ...]:
         relisted = (s for name, s in self._past.items() if name in self._listed)
