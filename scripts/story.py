@@ -23,7 +23,6 @@ from typing import Any
 
 import psutil
 
-from spotfleet import bundle
 from spotfleet.api import Fleet, Job
 from spotfleet.messages import HostStatus
 from spotfleet.providers.local import LocalCloud
@@ -125,7 +124,7 @@ def tell(stage: Stage) -> None:
     stage.say("Take it all down. The results come home first.")
     stage.run("down", "-y")
     bill(stage, fleet)
-    weights(stage, brought_home(fleet.house.folder(fleet.name).archive))
+    weights(stage, next(fleet.house.folder(fleet.name).archive.glob("jobs/*/outputs/*/metrics.json"), None))
     nothing_left(stage, fleet)
 
 
@@ -214,13 +213,6 @@ def bill(stage: Stage, fleet: Fleet) -> None:
     stage.promise(ours == theirs, f"our bill, {ours}, is the cloud's invoice, {theirs}, to the micro-dollar")
     stage.promise(cost.micros < cost.on_demand_micros, f"spot saved {cost.savings_percent:.0f} % against on demand")
     stage.promise(not cloud.truth(), "the cloud has no machine of ours")
-
-
-def brought_home(archive: Path) -> Path | None:
-    """metrics.json of whoever was rank 0 at the end; outputs come home packed, one archive per worker."""
-    for packed in archive.glob("jobs/*/outputs/*.tar.gz"):
-        bundle.extract(packed, packed.with_suffix(""))
-    return next(archive.rglob("metrics.json"), None)
 
 
 def weights(stage: Stage, found: Path | None) -> None:
