@@ -181,6 +181,10 @@ def test_where_only_one_address_exists_ports_tell_hosts_apart(tmp_path, monkeypa
     assert hosts.address_of(tmp_path, 5) == "127.0.0.1"
 
 
+def test_a_process_that_keeps_dying_waits_twice_as_long_each_time_up_to_five_seconds():
+    assert [hosts.backoff_s(n) for n in (1, 2, 3, 4, 5, 6, 100)] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
 def test_importing_the_provider_is_cheap():
     code = "import sys, spotfleet.providers.local; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

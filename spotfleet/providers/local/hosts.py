@@ -52,7 +52,7 @@ class _Machine:
     process: subprocess.Popen[bytes] | None = None  # None: started by an earlier daemon
     started_at: float = 0.0  # monotonic
     ending: Thread | None = None
-    backoff_s: float = BACKOFF_S
+    deaths: int = 0  # of its process, in a row
     not_before: float = 0.0
 
 
@@ -204,9 +204,8 @@ class Machines:
 
     def _crashed(self, machine: _Machine) -> None:
         steady = time.monotonic() - machine.started_at > STEADY_S
-        wait_s = BACKOFF_S if steady else machine.backoff_s
-        machine.backoff_s = min(BACKOFF_MAX_S, 2 * wait_s)
-        machine.not_before = time.monotonic() + wait_s
+        machine.deaths = 1 if steady else machine.deaths + 1
+        machine.not_before = time.monotonic() + backoff_s(machine.deaths)
         self._end(machine, 0.0)
 
     def _end(self, machine: _Machine, grace_s: float) -> None:
@@ -243,6 +242,11 @@ class Machines:
             server.close()
         if machine.host.state is CloudState.TERMINATED:
             wipe(self.folder(request_id))
+
+
+def backoff_s(deaths: int) -> float:
+    """How long a machine waits before it runs its process again after so many deaths in a row."""
+    return min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(deaths - 1, 30))
 
 
 def wipe(folder: Path) -> None:
