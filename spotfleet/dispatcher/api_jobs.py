@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 
 from aiohttp import web
 
 from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher import archive
 from spotfleet.dispatcher.files import receive
 from spotfleet.dispatcher.jobs import Job
 from spotfleet.dispatcher.keys import DISPATCHER, LONGEST_WAIT_S, NotFound, body, host_of, number, whole
@@ -126,8 +128,10 @@ async def get_checkpoint(request: web.Request) -> web.StreamResponse:
 
 async def put_output(request: web.Request) -> web.Response:
     found, worker = _job(request), _own_worker(request)
-    path = found.folder / "outputs" / f"{worker.replace('/', '@')}.tar.gz"
-    await receive(request.content.iter_any(), path, OUTPUT_BYTES)
+    folder = found.folder / "outputs" / worker.replace("/", "@")
+    upload = folder.with_name(f".{folder.name}.tar.gz")
+    await receive(request.content.iter_any(), upload, OUTPUT_BYTES)
+    await asyncio.to_thread(archive.keep_output, upload, folder)
     return web.json_response({})
 
 

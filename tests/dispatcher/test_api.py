@@ -217,6 +217,16 @@ def test_a_checkpoint_is_kept_whole_and_comes_back_after_a_total_loss(play):
     play(scene, spec(1))
 
 
+def packed(name: str) -> bytes:
+    """A .tar.gz with one file."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = 5
+        tar.addfile(member, io.BytesIO(b"0.125"))
+    return out.getvalue()
+
+
 async def kept(stage: Stage, version: int) -> bool:
     return [e["version"] for e in await stage.events("CheckpointKept")] == [version]
 
@@ -229,7 +239,11 @@ def test_the_archive_holds_what_a_user_wants_home_and_no_secret(play):
         token, data = stage.token(worker.split("/")[0]), b"tensors"
         digest = hashlib.sha256(data).hexdigest()
         await stage.call("POST", f"/v1/jobs/{job}/logs/{worker}?offset=0", token=token, data=b"hello\n")
-        await stage.call("PUT", f"/v1/jobs/{job}/outputs/{worker}", token=token, data=b"output")
+        output = f"/v1/jobs/{job}/outputs/{worker}"
+        assert (await stage.call("PUT", output, token=token, data=b"no archive", ok=False))[0] == 400
+        assert (await stage.call("PUT", output, token=token, data=packed("../evil.txt"), ok=False))[0] == 400
+        await stage.call("PUT", output, token=token, data=packed("plots/loss.txt"))
+        await stage.call("PUT", output, token=token, data=packed("plots/loss.txt"))  # its answer was lost
         for version in (5, 6):
             await stage.call("PUT", f"/v1/jobs/{job}/checkpoints/{version}?generation=1&digest={digest}", token=token,
                              data=data)
@@ -237,7 +251,7 @@ def test_the_archive_holds_what_a_user_wants_home_and_no_secret(play):
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             name = worker.replace("/", "@")
             assert set(tar.getnames()) == {"ledger.db", *(f"jobs/{job}/{n}" for n in (
-                "checkpoints/6-1.ckpt", f"logs/{name}.log", "logs/rank-0.log", f"outputs/{name}.tar.gz"))}
+                "checkpoints/6-1.ckpt", f"logs/{name}.log", "logs/rank-0.log", f"outputs/{name}/plots/loss.txt"))}
             assert not any(b"hidden-value" in tar.extractfile(m).read() for m in tar.getmembers())
             tar.extract("ledger.db", stage.home / "brought", filter="data")
         with sqlite3.connect(stage.home / "brought" / "ledger.db") as db:
