@@ -58,9 +58,9 @@ class Ledger:
                 try:
                     self._db.executemany("INSERT INTO events (at, kind, body) VALUES (?, ?, ?)", rows)
                     self._db.execute("COMMIT")
-                except BaseException:
-                    self._db.execute("ROLLBACK")
-                    raise
+                finally:
+                    if self._db.in_transaction:  # killed or refused; a full disk has rolled back by itself
+                        self._db.execute("ROLLBACK")
             return self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
 
     def events(self, after: int = 0, limit: int = -1) -> list[tuple[int, Event]]:

@@ -48,7 +48,8 @@ MISSING_S = 10.0  # a listed host must be absent for this long, in two ticks, be
 NEVER_LISTED_S = 60.0  # a terminated host that was never listed is GONE after this
 NOTICE_MOVED_S = 2.0  # deadlines that differ by less are the same notice
 
-__all__ = ["Action", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted", "create", "leftovers", "tick"]
+__all__ = ["Action", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted", "create", "leftovers", "look",
+           "tick"]
 
 
 def create(ledger: Ledger, provider: Provider, fleet: str, nodes: Nodes, now: float) -> None:
@@ -62,6 +63,14 @@ def leftovers(provider: Provider, fleet: str, role: Role | None = None) -> list[
     """What still exists of `fleet` by the cloud's word; a stopped host exists."""
     return [h for h in provider.hosts(fleet)
             if h.state is not CloudState.TERMINATED and role in (None, h.role)]
+
+
+def look(wanted: Wanted, ledger: Ledger, provider: Provider, now: float) -> None:
+    """Write down what the cloud lists and what it costs by now, and change nothing. What the provider raises goes on.
+
+    For a report between the ticks of a caller that ticks seldom, such as the laptop about its dispatcher.
+    """
+    ledger.append(*_observe(wanted, ledger.state(), provider, Observed(), now))
 
 
 def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str, Offer], Boot],
@@ -173,8 +182,8 @@ def _news(known: Host | None, line: CloudHost, now: float) -> list[Event]:
                         line.why)
     if known is not None:
         return [listed]
-    at = line.runs[0].started_at if line.runs else now  # the ledger was lost: take over what it knew
-    return [LaunchIntended(at, line.request_id, line.role, line.offer, "adopted: the cloud lists it"), listed]
+    # The ledger was lost. As of now, for an agent has its whole time to report to whoever took over.
+    return [LaunchIntended(now, line.request_id, line.role, line.offer, "adopted: the cloud lists it"), listed]
 
 
 def _absent(host: Host, observed: Observed, now: float) -> list[Event]:

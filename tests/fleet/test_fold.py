@@ -127,6 +127,10 @@ def test_a_launch_that_succeeds_after_a_refusal_ends_the_cooldown():
     assert cooling_until(fold(same_tick), OFFER) == 15
 
 
+def test_a_host_that_the_cloud_has_listed_cannot_be_refused_any_more():
+    assert only(fold([*UP, LaunchRefused(9.0, "f-0", "pool", "no room")])).state is HostState.UP
+
+
 def test_a_loss_marks_its_pool():
     assert fold([*UP, HostNoticed(9.0, "f-0", 30.0, "terminate")]).reclaimed_at == {OFFER.pool: 9.0}
     assert fold([*UP, listed(CloudState.TERMINATED, STOPPED, 60.0)]).reclaimed_at == {OFFER.pool: 50.0}

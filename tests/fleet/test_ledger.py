@@ -37,6 +37,12 @@ def test_what_is_appended_is_read_in_order_by_any_later_opener(path):
     assert read_events(path) == [event(1), event(2), event(3)]
 
 
+def test_a_write_waits_for_the_disk(path):
+    ledger = Ledger(path)
+    settings = [ledger._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    assert settings == ["wal", 2]
+
+
 def test_a_reader_goes_on_from_where_it_stopped(path):
     ledger = Ledger(path)
     ledger.append(*map(event, range(5)))
@@ -62,6 +68,17 @@ def test_a_batch_with_an_event_that_cannot_be_written_is_not_written_at_all(path
     assert ledger.append() == 0
     ledger.append(event(2))
     assert ledger.events() == [(1, event(2))]
+
+
+def test_a_write_that_the_disk_refuses_is_told_and_blocks_no_later_one(path):
+    ledger = Ledger(path)
+    db = sqlite3.connect(path)
+    db.execute("CREATE TRIGGER full BEFORE INSERT ON events WHEN NEW.at = 2 BEGIN SELECT RAISE(FAIL, 'no room'); END")
+    db.close()
+    with pytest.raises(SpotfleetError, match="no room"):
+        ledger.append(event(1), event(2))
+    ledger.append(event(3))
+    assert [e for _, e in ledger.events()] == [event(3)] == read_events(path)
 
 
 def test_many_threads_write_and_read_one_ledger(path):

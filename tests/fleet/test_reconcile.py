@@ -8,6 +8,7 @@ import pytest
 from fleet_world import POOLS, Killed, World, boot, market_rules
 
 from spotfleet.errors import NeedsPerson
+from spotfleet.fleet.cost import report
 from spotfleet.fleet.events import (
     FleetCreated,
     HostDraining,
@@ -28,9 +29,11 @@ from spotfleet.fleet.reconcile import (
     Wanted,
     create,
     leftovers,
+    look,
     tick,
 )
 from spotfleet.model import CloudState, HostState, Need, Nodes, Role
+from spotfleet.providers import Boot, LaunchRequest
 
 
 @pytest.fixture
@@ -177,7 +180,8 @@ def test_a_lack_of_rights_is_written_down_and_raised():
 
 
 def test_hosts_that_a_lost_ledger_knew_are_adopted_and_their_numbers_not_used_again(world):
-    world.ledger.rows, world.ledger._state = [], type(world.state)()
+    world.clock.advance(86400)
+    world.ledger = type(world.ledger)(world.fuse)
     create(world.ledger, world.cloud, "f", Nodes(1, 3, 9), world.now)
     world.hosts = 4
     world.run(60)
@@ -206,10 +210,11 @@ def test_a_listing_that_falls_behind_brings_no_ended_host_back(world):
     assert world.state.host(victim).state is HostState.GONE
 
 
-def test_a_host_missing_from_one_listing_is_not_gone(world):
+def test_a_host_missing_from_two_listings_close_together_is_not_gone(world):
     world.deaf.update(world.up())
     whole = world.cloud.hosts
     world.cloud.hosts = lambda fleet: []
+    world.tick(1)
     world.tick(1)
     world.cloud.hosts = whole
     world.deaf.clear()
@@ -228,6 +233,17 @@ def test_a_host_missing_for_long_is_gone_unless_its_agent_speaks(world):
     assert world.state.host(talking).state is HostState.UP
     lost = world.state.host(silent)
     assert (lost.state, lost.runs[0].ended_at) == (HostState.GONE, began + 1)
+
+
+def test_a_host_that_was_never_listed_is_waited_for_until_its_launch_is_given_up():
+    world = World(hosts=1, join_s=10_000.0)
+    whole = world.cloud.hosts
+    world.cloud.hosts = lambda fleet: [h for h in whole(fleet) if h.request_id != "f-0"]
+    world.run(590)
+    assert [h.request_id for h in world.state.hosts] == ["f-0"]
+    world.run(100)
+    assert world.state.host("f-0").why == "was never listed by the cloud"
+    assert world.living() == ["f-1"]
 
 
 def test_a_host_given_up_too_early_is_surplus_when_it_is_seen_again(world):
@@ -280,6 +296,43 @@ def test_every_change_of_price_is_written_with_the_clouds_time_also_after_days(w
         assert len(seen) > 300
 
 
+def test_a_run_that_began_before_the_oldest_known_price_of_its_pool_is_billed_right():
+    world = World(hosts=1, rules=market_rules(period_s=60))
+    for pool in POOLS[1:]:
+        world.market.set_capacity(pool, 0, world.now)
+    (offer,) = world.cloud.offers(Need(zone="a"))
+    world.cloud.launch(LaunchRequest("f-7", "f", Role.WORKER, offer, Boot("")))  # by a ledger that was lost
+    whole = world.cloud.hosts
+    world.cloud.hosts = lambda fleet: [h for h in whole(fleet) if h.request_id != "f-7"]
+    world.clock.advance(5000)
+    world.run(600)
+    assert len(world.up()) == 1 and world.up() != ["f-7"]
+    world.hosts, world.cloud.hosts = 2, whole
+    world.run(60)
+    assert "f-7" in world.up()
+    assert report(world.ledger.rows, world.now).micros == world.market.invoice(world.now).micros
+
+
+def test_a_look_writes_the_newest_prices_and_changes_no_machine(world):
+    world.hosts = 5
+    world.clock.advance(86400)
+    look(world.wanted(), world.ledger, world.cloud, world.now)
+    assert len(world.living()) == 3
+    assert report(world.ledger.rows, world.now).micros == world.market.invoice(world.now).micros
+
+
+def test_the_intent_to_end_a_host_is_written_before_the_cloud_hears_of_it(world):
+    def die(request_id: str) -> None:
+        raise Killed
+
+    world.cloud.terminate = die
+    world.asked_to_drain["f-0"] = "asked by its user"
+    world.tick(1)
+    with pytest.raises(Killed):
+        world.tick(30)
+    assert world.ends_asked() == {"f-0"}
+
+
 def test_a_pool_whose_price_rests_does_not_fetch_the_history_of_the_others():
     world = World(hosts=1)
     world.run(60)
@@ -329,55 +382,3 @@ def test_a_dispatcher_and_its_workers_never_touch_each_other(world):
     tick(Wanted("f", Role.DISPATCHER, 0), ledger, world.cloud, boot, Observed(), world.now)
     assert world.run(60) == []
     assert world.living() == world.up()
-
-
-def story(world: World) -> None:
-    """Up, a notice, a loss, fewer, more, down, up: every kind of row and call."""
-    world.run(40)
-    world.market.interrupt(world.up()[0], 30.0, world.now)
-    world.run(60)
-    world.market.interrupt(world.up()[0], None, world.now)
-    world.run(60)
-    world.hosts = 1
-    world.run(60)
-    world.market.refuse(POOLS[0], "pool", world.now, for_s=30.0)
-    world.hosts = 3
-    world.run(60)
-    world.hosts = 0
-    world.run(60)
-    world.hosts = 2
-    world.run(40)
-
-
-def effects_of(story) -> int:
-    world = World(hosts=2)
-    world.fuse.light(10_000, False)
-    story(world)
-    return 10_000 - world.fuse.left
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_any_row_or_call_the_next_tick_goes_on(after):
-    effects = effects_of(story)
-    assert effects > 40
-    for n in range(1, effects + 1):
-        world = World(hosts=2)
-        world.fuse.light(n, after)
-        tick_or_die(world)
-        story(world)
-        world.run(300)
-        assert sorted(world.living()) == sorted(world.up()), f"killed at effect {n}"
-        assert len(world.up()) == 2, f"killed at effect {n}"
-
-
-def tick_or_die(world: World) -> None:
-    """From now on a kill is a crash of the reconciler alone: the next tick is a new process's."""
-    whole = world.tick
-
-    def tick(after_s: float = 0.0):
-        try:
-            return whole(after_s)
-        except Killed:
-            return whole(0.0)
-
-    world.tick = tick
