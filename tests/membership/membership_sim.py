@@ -249,7 +249,12 @@ class JobSim:
         for host in self.hosts.values():
             host.away_until = host.stopped_until = min(self.now, host.stopped_until)
         for worker in self.world.alive():
-            worker.frozen_s = 0.0
+            founder = worker.in_init and worker.forming is not None
+            for_membership = founder or (worker.stage is Stage.READY and not worker.group)
+            if worker.frozen_s > 1.0 and not for_membership:
+                self.world.kill(worker)  # by a watchdog; who hangs while a generation forms does so for ever
+            else:
+                worker.frozen_s = 1e9 if worker.frozen_s > 1.0 else 0.0
         self.down_until = min(self.down_until, self.now)
 
     def able(self) -> int:
@@ -260,14 +265,14 @@ class JobSim:
         """Every able worker up to max trains, or all is finished."""
         if self.ended_well:
             return True
-        training = [w for w in self.world.alive() if w.group and w.group.formed and not w.group.broken]
+        training = [w for w in self.world.alive() if w.acts and w.group and w.group.formed and not w.group.broken]
         return (
             self.core.phase is Phase.RUNNING
             and len(training) == min(self.max, self.able()) == len(self.core.members)
             and {w.name for w in training} == set(self.core.members)
         )
 
-    def check_alive(self, limit_s: float = 200.0) -> None:
+    def check_alive(self, limit_s: float = 900.0) -> None:
         self.calm()
         if self.able() < self.min and not self.refill:
             return

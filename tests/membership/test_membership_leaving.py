@@ -182,6 +182,17 @@ def test_a_restarted_dispatcher_waits_for_survivors_to_report_and_leaves_a_gap_i
     assert [(c.generation, c.members) for c in changes] == [(18, ("a", "c"))]
 
 
+def test_a_restarted_dispatcher_drops_no_survivor_only_because_another_reports_first():
+    desk = Desk()
+    desk.core.adopt(7, ("a", "b", "c"))
+    desk.put("b", silent=True)
+    desk.put("c", stage=Stage.READY, version=40, failed=7)  # and a is gone
+    assert desk.ordered() is None
+    assert desk.core.why == "a has ended; waits for b to report to the restarted dispatcher"
+    assert desk.ordered(after=14.0) is None
+    assert desk.ordered(after=1.0) == ("resume", ("c",))
+
+
 # ---- the end
 
 

@@ -149,6 +149,19 @@ def test_a_returning_member_is_a_spare_like_any_other_and_is_fenced_meanwhile():
     assert desk.ordered(after=0.3) == ("join", ("a", "b"))
 
 
+def test_a_straggler_in_an_old_group_aborts_it_also_while_the_others_change_by_plan():
+    desk = training("a", "b")
+    desk.put("b", silent=True)
+    desk.see()
+    assert desk.ordered(after=3.0) == ("death", ("a",))
+    desk.form()
+    desk.put("b", generation=1)
+    desk.put("c", stage=Stage.READY)
+    desk.see()
+    assert desk.ordered(after=0.3) == ("join", ("a", "c"))
+    assert (desk.core.assignment("a").urgent, desk.core.assignment("b").urgent) == (False, True)
+
+
 # ---- failures without a death
 
 
@@ -200,6 +213,30 @@ def test_the_last_holder_of_the_state_is_never_evicted_for_a_failure():
     assert evicted == [("b",)]
 
 
+def test_a_last_holder_that_never_answers_is_evicted_in_the_end():
+    desk = training("a", max_workers=2)
+    desk.put("b", "c", stage=Stage.READY)
+    desk.see()
+    desk.see(after=0.3)
+    evicted = []
+    for _ in range(6):
+        desk.put(desk.core.members[1], failed=desk.core.generation)
+        desk.see()
+        evicted += [c.workers for c in desk.see(after=0.6) if isinstance(c, Evicted)]
+    assert evicted == [("b",), ("a",)]
+
+
+def test_a_founder_that_hangs_in_init_is_evicted():
+    desk = Desk(min_workers=2)
+    desk.put("a", "b")
+    desk.see()
+    desk.put("a", failed=1, stage=Stage.READY)
+    desk.see()
+    desk.see(after=0.6)
+    assert desk.see(after=29.0) == []
+    assert desk.see(after=1.0) == [Evicted(1, ("b",), "b does not answer in init()")]
+
+
 def test_members_that_do_not_form_in_time_are_evicted_and_the_rest_forms_again():
     desk = training("a", "b", "c")
     desk.put("c", exited=True)
@@ -226,7 +263,8 @@ def test_a_planned_change_may_take_as_long_as_the_step():
     desk = training("a", "b")
     desk.put("c", stage=Stage.READY)
     desk.see()
-    desk.see(after=0.3)
+    assert desk.ordered(after=0.3) == ("join", ("a", "b", "c"))
+    desk.see()
     assert desk.ordered(after=600.0) is None
     assert not desk.core.assignment("a").urgent
     desk.put("a", "b", generation=0)  # they have come to the boundary; c hangs

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spotfleet.dispatcher.membership.blame import Blame
 from spotfleet.dispatcher.membership.fence import Fence, Group
 from spotfleet.dispatcher.membership.picture import Picture
 from spotfleet.dispatcher.membership.views import (
@@ -61,7 +62,7 @@ class Membership:
         self._number = 0  # no later generation may have a number as low as this
         self._held = 0  # the newest that anybody was seen to hold
         self._fence = Fence()
-        self._failures, self._failing, self._counted = 0, (frozenset[str](), 0), 0
+        self._blame = Blame(self.tuning.max_failures)
         self._last = Group(0, ())  # the group that passed the last barrier
         self._done: set[str] = set()
         self._final = 0  # the version with which it ended
@@ -171,7 +172,8 @@ class Membership:
         whole = {v.worker for v in self._whole()}
         if not whole & set(target):
             known = {w for group in self._fence.known.values() for w in group.members}
-            holders = whole | {v.worker for v in self._now.living() if v.silent and v.worker in known}
+            holders = {v.worker for v in self._now.living() if v.silent and v.worker in known}
+            holders |= {w for w in whole if self._now.views[w].version > 0}
             if holders:
                 return f"waits for {min(holders)}: it may be the last that holds the state"
         return ""
@@ -247,8 +249,17 @@ class Membership:
             hindrance = f"waits for {starting[0]} to enter elastic.run"
         if hindrance:
             self.phase, self.why = Phase.HOLDING, f"{why}; {hindrance}"
+            self._evict_hung_founders()
         else:
             self._order(target, "resume" if self.phase is Phase.HOLDING else cause, why, urgent=True)
+
+    def _evict_hung_founders(self) -> None:
+        """A founder that lives reports that its generation broke, and goes on to elastic.run."""
+        for name in self.members:
+            view = self._now.views.get(name)
+            stuck = self._now.able(view, (Stage.INIT,)) and max(view.generation, view.failed) < self.generation
+            if self._now.lasted(("founder", name), stuck) >= self.tuning.form_timeout_s:
+                self._evict((name,), f"{name} does not answer in init()")
 
     def _resume(self) -> None:
         """All stand by after a planned leave, or are about to: their old group is not known to be broken."""
@@ -270,7 +281,7 @@ class Membership:
         left = any(views[w].generation != group.before_generation for w in group.members if w in group.before)
         begun = group.urgent or left or bool(formed)
         waited = self._now.lasted("forming", begun, (group.generation, len(formed)))
-        if waited < self.tuning.form_timeout_s * 2**self._failures:
+        if waited < self.tuning.form_timeout_s * 2**self._blame.in_a_row:
             return
         if formed:
             mute = tuple(w for w in group.members if w not in formed)
@@ -284,25 +295,12 @@ class Membership:
 
     def _fail(self, why: str) -> None:
         """Form the same members again; after several failures in a row without the one most likely at fault."""
-        if self._counted != self.generation:
-            self._counted = self.generation
-            same = self._failing[0] == frozenset(self.members) and self.version <= self._failing[1]
-            self._failures = self._failures + 1 if same else 1
-            self._failing = frozenset(self.members), self.version
-            if self._failures >= self.tuning.max_failures:
-                self._blame()
+        if self._blame.failed(self.generation, self.members, self.version):
+            times = self._blame.in_a_row
+            victim = self._blame.victim([self._now.views[w] for w in self.members])
+            others = ", ".join(w for w in self.members if w != victim) or "itself"
+            self._evict((victim,), f"{times} failures in a row between {victim} and {others}")
         self._replace("failure", why)
-
-    def _blame(self) -> None:
-        """A hung worker's `failed` stays behind; else the one with the least to lose goes, never the last state."""
-        views = [self._now.views[w] for w in self.members]
-        whole = [v for v in views if v.version > 0]
-        if len(whole) == 1 and len(views) > 1:
-            views.remove(whole[0])
-        victim = min(views, key=lambda v: (v.failed, v.version, -self.members.index(v.worker)))
-        others = ", ".join(w for w in self.members if w != victim.worker) or "itself"
-        self._evict((victim.worker,), f"{self._failures} failures in a row between {victim.worker} and {others}")
-        self._failures = 0
 
     def _evict(self, workers: tuple[str, ...], why: str) -> None:
         self._now.evicted |= set(workers)
@@ -314,8 +312,7 @@ class Membership:
         """Formed and whole: take in spares, let leavers go."""
         self.phase, self.why = Phase.RUNNING, f"generation {self.generation} on {len(self.members)} workers"
         views = [self._now.views[w] for w in self.members]
-        if self.version > self._failing[1]:
-            self._failures = 0
+        self._blame.runs(self.version)
         starting = [v for v in views if v.stage is not Stage.READY]
         if starting:
             self.why = f"{self.why}; waits for {starting[0].worker} to enter elastic.run"
