@@ -60,7 +60,10 @@ class World:
     history: list[tuple[str, int, tuple[str, ...], int]] = field(default_factory=list)
     """Every generation that was formed: job, number, members by rank, version at its beginning."""
 
+    started: list[str] = field(default_factory=list)  # names, in the order in which agents were told to start them
+
     def start(self, order: SlotOrder) -> None:
+        self.started.append(order.worker)
         self.workers[order.worker] = FakeWorker(order, self.scripts[order.job.rpartition("-")[0]])
 
     def tick(self) -> None:

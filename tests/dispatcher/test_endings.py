@@ -7,6 +7,7 @@ from fake_workers import Script
 
 from spotfleet.fleet.events import FleetDown
 from spotfleet.fleet.ledger import read_events
+from spotfleet.messages import Exit
 from spotfleet.model import Autostop
 
 LONG = 10_000
@@ -137,3 +138,19 @@ def test_a_job_in_the_queue_survives_a_restart_with_its_secrets(play):
         await stage.stands(queued, "succeeded")
 
     play(scene, spec(1))
+
+
+def test_no_workers_name_is_given_again_after_a_restart(play):
+    async def scene(stage: Stage) -> None:
+        first, _ = await stage.up(2)
+        job = await stage.submit(Script(steps=LONG))
+        await stage.at_version(job, 5)
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        await stage.at_version(job, 6)
+        stage.kill_worker(first, Exit(-9))
+        await stage.until("whole again", lambda: len(stage.world.history) > 1 and len(stage.world.history[-1][2]) == 2)
+        assert len(stage.world.started) == len(set(stage.world.started)) == 3
+        assert stage.world.started[2].split("/")[0] == first
+
+    play(scene)
