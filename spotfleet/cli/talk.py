@@ -28,4 +28,7 @@ def confirm(question: str, yes: bool) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"{question} Nobody can be asked: this is no terminal", hint="add -y to go on without asking")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not agreed:
+        say("nothing was changed")
+    return agreed
