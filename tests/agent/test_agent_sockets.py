@@ -7,6 +7,7 @@ import io
 import socket
 import tarfile
 import time
+from dataclasses import replace
 
 import pytest
 from agent_stage import HOST, Stage, eventually
@@ -56,9 +57,12 @@ def test_orders_repeat_each_second(stage: Stage):
 
 def test_the_last_report_before_the_end_is_not_lost(stage: Stage):
     stage.boot()
-    ended = stage.run(TALK + "say(); lines.readline()\nsay(stage='finished', version=99, generation=4)\n")
+    ended = stage.run(TALK + "say(); lines.readline()\nwritten = checkpoint(99, generation=4)\n"
+                             "say(stage='finished', version=99, generation=4, checkpoint=written)\n")
     assert ended.exit == Exit(0, done=True)
-    assert ended.report == WorkerReport(FIRST, "job", Progress.FINISHED, version=99, generation=4)
+    assert replace(ended.report, checkpoint=None) == WorkerReport(FIRST, "job", Progress.FINISHED, version=99,
+                                                                  generation=4)
+    assert stage.dispatcher.checkpoints[99] == (4, b"state 99" * 1000)
 
 
 def test_nobody_reports_in_the_name_of_a_worker_but_its_own_process(stage: Stage):
