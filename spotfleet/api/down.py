@@ -147,9 +147,6 @@ def _put_in_place(folder: Folder) -> None:
     if folder.fetched.exists():
         shutil.rmtree(folder.archive, ignore_errors=True)
         folder.fetched.rename(folder.archive)
-    for packed in folder.archive.glob("jobs/*/outputs/*.tar.gz"):
-        bundle.extract(packed, packed.with_name(packed.name.removesuffix(".tar.gz")))
-        packed.unlink()
 
 
 def _home(folder: Folder) -> str:
