@@ -3,22 +3,29 @@ from __future__ import annotations
 import threading
 
 import pytest
-from train_stage import Fleet
+from train_stage import Fleet, Zygote
 
 from spotfleet.messages import Assignment
 from spotfleet.train import runtime
 from spotfleet.train.group import Group, open_store
 
 
+@pytest.fixture(scope="session")
+def zygote():
+    made = Zygote()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def fleets(tmp_path):
+def fleets(tmp_path, zygote):
     """Make fleets: fleets(script, ...); all their processes are gone when the test ends."""
     made: list[Fleet] = []
 
     def make(script: str, **options) -> Fleet:
         folder = tmp_path / f"fleet{len(made)}"
         folder.mkdir()
-        made.append(Fleet(folder, script, **options))
+        made.append(Fleet(zygote, folder, script, **options))
         return made[-1]
 
     yield make

@@ -9,7 +9,9 @@ takes a dead rank's place or is added as planned.
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import queue
 import select
 import signal
 import socket
@@ -26,10 +28,45 @@ LIMIT_S = 60.0
 _addresses = itertools.count(10)
 
 
+class Zygote:
+    """The process that forks workers; one for all tests of a run."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        self._process = subprocess.Popen([sys.executable, str(Path(__file__).parent / "train_zygote.py")], env=env,
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._pids: queue.Queue[int] = queue.Queue()
+        self._forking = threading.Lock()
+        self.exits: dict[int, int] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def fork(self, script: Path, env: dict[str, str], log: Path) -> int:
+        assert self._process.stdin is not None
+        with self._forking:
+            self._process.stdin.write(json.dumps({"script": str(script), "env": env, "log": str(log)}).encode() + b"\n")
+            self._process.stdin.flush()
+            return self._pids.get(timeout=LIMIT_S)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            if "exit" in said:
+                self.exits[said["pid"]] = said["exit"]
+            else:
+                self._pids.put(said["pid"])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
 @dataclass
 class Worker:
     name: str
-    process: subprocess.Popen
+    pid: int
+    exits: dict[int, int]
     log: Path
     report: WorkerReport
     sock: socket.socket | None = None
@@ -38,12 +75,17 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return self.pid not in self.exits
+
+    @property
+    def exit(self) -> int | None:
+        return self.exits.get(self.pid)
 
 
 class Fleet:
-    def __init__(self, folder: Path, script: str, auto: bool = True, founders: int = 3,
+    def __init__(self, zygote: Zygote, folder: Path, script: str, auto: bool = True, founders: int = 3,
                  checkpoint_every_s: float = 0.0, job: str = "job") -> None:
+        self.zygote = zygote
         self.folder, self.auto, self.founders, self.job = folder, auto, founders, job
         self.script = folder / "script.py"
         self.script.write_text(script)
@@ -76,25 +118,26 @@ class Fleet:
         work.mkdir(parents=True)
         log = work / "log"
         environ = {
-            **os.environ, "SPOTFLEET_SOCKET": self._path, "SPOTFLEET_WORKER": name, "SPOTFLEET_JOB": self.job,
+            "SPOTFLEET_SOCKET": self._path, "SPOTFLEET_WORKER": name, "SPOTFLEET_JOB": self.job,
             "SPOTFLEET_ADDRESS": f"127.{1 + number // 60000}.{number // 250 % 250}.{number % 250 + 2}",
-            "SPOTFLEET_WORK": str(work / "work"), "SPOTFLEET_OUTPUT": str(self.folder), "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **env,
+            "SPOTFLEET_WORK": str(work / "work"), "SPOTFLEET_OUTPUT": str(self.folder), "PYTHONUNBUFFERED": "1", **env,
         }
+        log.touch()
         with self.cv:
-            with open(log, "wb") as out:
-                process = subprocess.Popen([sys.executable, str(self.script)], env=environ, stdout=out,
-                                           stderr=subprocess.STDOUT, start_new_session=True)
+            pid = self.zygote.fork(self.script, environ, log)
             orders = WorkerOrders(founded=self.founded, provisional_size=max(1, len(self.members)),
                                   checkpoint_every_s=self.every_s, restore=self.restore)
-            self.workers[name] = Worker(name, process, log, WorkerReport(name, self.job), orders=orders)
+            self.workers[name] = Worker(name, pid, self.zygote.exits, log, WorkerReport(name, self.job), orders=orders)
         return name
 
     def start_all(self, **env: str) -> list[str]:
-        return [self.start(**env) for _ in range(self.founders)]
+        """Start the founders; they train when this returns."""
+        names = [self.start(**env) for _ in range(self.founders)]
+        self.wait(lambda: self.founded or self._settled(), what="the first generation")
+        return names
 
     def kill(self, name: str) -> None:
-        os.killpg(self.workers[name].process.pid, signal.SIGKILL)
+        os.killpg(self.workers[name].pid, signal.SIGKILL)
 
     def drain(self, name: str) -> None:
         """Planned: the others go on without it; a spare takes its place if one is ready."""
@@ -139,7 +182,7 @@ class Fleet:
     def story(self) -> str:
         parts = [f"generations: {self.history}"]
         for name, w in self.workers.items():
-            parts.append(f"--- {name} exit={w.process.poll()} {w.report}\n{self.log(name)[-3000:]}")
+            parts.append(f"--- {name} exit={w.exit} {w.report}\n{self.log(name)[-3000:]}")
         return "\n".join(parts)
 
     def close(self) -> None:
@@ -148,10 +191,12 @@ class Fleet:
         self._thread.join(5)
         for w in self.workers.values():
             try:
-                os.killpg(w.process.pid, signal.SIGKILL)
+                os.killpg(w.pid, signal.SIGKILL)  # its loaders' processes too
             except ProcessLookupError:
                 pass
-            w.process.wait()
+        deadline = time.monotonic() + LIMIT_S
+        while not self._settled() and time.monotonic() < deadline:
+            time.sleep(0.01)
         for sock in [self._listener, *self._socks]:
             sock.close()
 
@@ -205,7 +250,10 @@ class Fleet:
 
     def _tick(self) -> None:
         live = {n: w for n, w in self.workers.items() if w.alive and w.report.stage is not Stage.FINISHED}
-        if self.hold or any(w.report.stage is Stage.FINISHED for w in self.workers.values()):
+        if self.hold:
+            return
+        if any(w.report.stage is Stage.FINISHED for w in self.workers.values()):
+            self._end(live)
             return
         if not self.founded:
             ready = [n for n, w in live.items() if w.report.stage is Stage.INIT]
@@ -223,6 +271,15 @@ class Fleet:
             self._renew(live, spares, urgent=True)
         elif formed and (any(live[m].leaving for m in kept) or (spares and len(kept) < self.target)):
             self._renew(live, spares, urgent=False)
+
+    def _end(self, live: dict[str, Worker]) -> None:
+        """The state is final: those whose last barrier broke pass it again, all others are told to stop."""
+        rest = [n for n in live if n in self.members]
+        for name, worker in live.items():
+            if name not in rest and not worker.orders.stop:
+                self.order(name, stop=True)
+        if rest and any(live[n].report.failed >= self.generation for n in rest):
+            self.form(tuple(rest), "barrier", urgent=True)
 
     def _renew(self, live: dict[str, Worker], spares: list[str], urgent: bool) -> None:
         slots: list[str] = []
