@@ -225,6 +225,8 @@ class Stage:
         return from_json(JobStatus, (await self.call("GET", f"/v1/jobs/{job}"))[1])
 
     async def events(self, kind: str = "") -> list[dict[str, Any]]:
+        if self.daemon is not None and self.daemon.dispatcher is not None:
+            await self.daemon.dispatcher.journal.flush()
         found = (await self.call("GET", "/v1/events"))[1]["events"]
         return [e for e in found if kind in ("", e["kind"])]
 

@@ -145,8 +145,10 @@ def test_no_workers_name_is_given_again_after_a_restart(play):
         first, _ = await stage.up(2)
         job = await stage.submit(Script(steps=LONG))
         await stage.at_version(job, 5)
+        given = {stage.daemon.dispatcher._name_for((first, 0)) for _ in range(20)}
         await stage.stop_dispatcher()
         await stage.start_dispatcher()
+        assert given.isdisjoint(stage.daemon.dispatcher._name_for((first, 0)) for _ in range(20))
         await stage.at_version(job, 6)
         stage.kill_worker(first, Exit(-9))
         await stage.until("whole again", lambda: len(stage.world.history) > 1 and len(stage.world.history[-1][2]) == 2)
