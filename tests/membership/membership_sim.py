@@ -278,7 +278,7 @@ class JobSim:
             return
         assert self.run_until(self.whole, limit_s), self.story()
         before = self.world.steps
-        moved = self.run_until(lambda: self.ended_well or self.world.steps > before + 3, 60.0)
+        moved = self.run_until(lambda: self.ended_well or self.world.steps > before + 3, limit_s)
         assert moved, self.story()
 
     def story(self) -> str:

@@ -1,4 +1,19 @@
-"""Rules of Membership, continued: leaving, fencing, restarts, the end."""
+"""Rules of Membership, continued: leaving, fencing, restarts, the end.
+
+Faults that were sown to see these tests fail, and the first test that did:
+- a noticed worker enters a new generation: a_noticed_worker_trains_on_until_its_replacement_is_warm
+- it stays until its host is gone: without_a_replacement_it_leaves_shortly_before_the_end
+- nobody carries the state over: when_all_leave_a_checkpoint_is_wanted_and_one_carries_the_state_over
+- who holds the state is judged by reported versions: a_returning_member_with_old_state_is_no_substitute
+- no fence at all: a_generation_without_an_old_member_waits_for_the_confirmed_end_of_all_old_ones
+- the fence knows the newest group only: every_group_that_was_ordered_fences
+- the last holder of the state is not awaited: a_generation_without_an_old_member_waits
+- a hanging leaver keeps the planned change waiting: a_leaver_that_hangs
+- a restarted dispatcher does not wait for reports: drops_no_survivor_only_because_another_reports_first
+- numbers go on without a gap after a restart: leaves_a_gap_in_the_numbers
+- generations form after the end: it_is_finished_when_every_member_is (and random histories)
+- a broken last barrier is not repeated: a_last_barrier_broken_by_a_death
+"""
 
 from __future__ import annotations
 
@@ -103,6 +118,28 @@ def test_a_single_worker_hands_its_state_over():
     assert desk.core.members == ("b",)
 
 
+def test_a_survivor_with_the_state_is_not_displaced_by_a_spare():
+    desk = training("a", max_workers=1)
+    desk.put("a", leaving_s=100.0, leaving_why="notice")
+    desk.put("b", stage=Stage.READY)
+    assert desk.ordered() == ("notice", ("a", "b"))
+    desk.put("a", "b", generation=2, version=11)
+    desk.put("c", stage=Stage.READY)
+    desk.put("a", exited=True)
+    assert desk.ordered() == ("death", ("b",))
+
+
+def test_a_returning_member_with_old_state_is_no_substitute_for_the_one_that_leaves():
+    desk = training("a", "b", max_workers=2)
+    desk.put("b", silent=True)
+    desk.see()
+    assert desk.ordered(after=3.0) == ("death", ("a",))
+    desk.form(version=50)
+    desk.put("b", silent=False, leaving_s=None)
+    desk.put("a", leaving_s=100.0, leaving_why="notice")
+    assert desk.ordered() == ("notice", ("a", "b"))
+
+
 def test_a_drain_leaves_at_once_when_nobody_will_replace_it():
     desk = training("a", "b")
     desk.put("b", leaving_s=600.0, leaving_why="drain")
@@ -145,6 +182,22 @@ def test_an_old_generation_that_was_only_ordered_away_fences_too():
     desk.see()
     assert desk.ordered(after=60.0) is None
     assert desk.core.phase is Phase.HOLDING
+
+
+def test_every_group_that_was_ordered_fences():
+    desk = training("a", "b", max_workers=2)
+    desk.put("a", leaving_s=100.0, leaving_why="notice")
+    desk.put("c", stage=Stage.READY)
+    assert desk.ordered() == ("notice", ("c", "b"))
+    desk.put("d", stage=Stage.READY)
+    desk.put("c", silent=True)
+    desk.see()
+    assert desk.ordered(after=3.0) == ("death", ("d", "b"))
+    desk.put("b", silent=True)  # with c it may have formed generation 2
+    desk.put("a", leaving_s=None)
+    desk.see()
+    assert desk.ordered(after=60.0) is None
+    assert desk.core.why.endswith("one of c, b is confirmed gone: they may still train generation 2")
 
 
 def test_one_old_member_in_the_new_generation_is_fence_enough():

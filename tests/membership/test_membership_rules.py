@@ -1,4 +1,18 @@
-"""Each rule of Membership by itself. Whole histories: test_random_histories.py."""
+"""Each rule of Membership by itself; more in test_membership_leaving.py, whole histories in test_random_histories.py.
+
+Faults that were sown to see these tests fail, and the first test that did:
+- spares go to the end instead of the dead rank: a_warm_spare_fills_the_dead_rank
+- a worker in INIT may join: a_founder_left_in_init_by_a_death_is_told_to_go_on_and_awaited
+- a join or leave is ordered while another generation forms: members_that_do_not_form_in_time_are_evicted
+- no grace after a failure: a_failure_waits_for_the_evidence_of_a_death
+- silence alone is never death: a_silent_member_is_given_three_seconds
+- silence is not death at once when a collective broke: a_silent_member_is_dead_at_once_when_a_collective_broke
+- forming has no time limit: members_that_do_not_form_in_time_are_evicted (and random histories)
+- a planned generation is late from its order on: a_planned_change_may_take_as_long_as_the_step
+- failures in a row blame nobody: after_three_failures_in_a_row (and random histories)
+- stragglers of older groups are not aborted: a_straggler_in_an_old_group_aborts_it
+- the last rank's store is used: workers_of_one_host_have_neighbouring_ranks
+"""
 
 from __future__ import annotations
 
@@ -75,6 +89,18 @@ def test_a_founder_left_in_init_by_a_death_is_told_to_go_on_and_awaited():
     assert desk.core.orders("a").founded
     desk.put("a", stage=Stage.READY)
     assert desk.ordered() == ("resume", ("a",))
+
+
+def test_founders_on_their_way_to_elastic_run_are_awaited_after_a_death_but_not_for_ever():
+    desk = Desk()
+    desk.put("a", "b", "c")
+    desk.see()
+    desk.put("a", stage=Stage.READY, failed=1)
+    desk.put("c", exited=True)
+    assert desk.ordered() is None
+    assert desk.core.why == "c has ended; waits for b to enter elastic.run"
+    assert desk.ordered(after=9.9) is None
+    assert desk.ordered(after=0.1) == ("resume", ("a",))
 
 
 # ---- deaths

@@ -154,12 +154,12 @@ class Membership:
 
     def _whole(self) -> list[WorkerView]:
         """Who may hold the newest state: those left of the newest group that is known to have formed. Reported versions
-        are of different moments and do not tell; only where none of that group is left, the highest counts."""
+        are of different moments and do not tell; only where none of that group is left, the highest count."""
         living = [v for v in self._now.living() if v.version >= 0]
         group = self._fence.known.get(self._held)
         left = [v for v in living if group and v.worker in group.members]
-        best = max([1, *(v.version for v in living)])
-        return left or [v for v in living if v.version == best]
+        best = max([0, *(v.version for v in living)])
+        return left or [v for v in living if v.version >= max(1, best - 1)]
 
     def _hindrance(self, target: Sequence[str]) -> str:
         """Why this generation may not be formed now; empty: it may."""
