@@ -118,7 +118,8 @@ def DistributedOptimizer(optimizer: Any, named_parameters: Iterable[tuple[str, A
 
 def _check(optimizer: Any, named_parameters: Any, compression: Any, passes: int, op: str) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"DistributedOptimizer: expected a torch optimizer, got {type(optimizer).__name__}")
+        raise UsageError(f"DistributedOptimizer: expected a torch optimizer, got {type(optimizer).__name__}",
+                         hint="pass the optimizer itself, such as torch.optim.AdamW(model.parameters())")
     if is_distributed(optimizer):
         raise UsageError("DistributedOptimizer: this optimizer is distributed already", hint="wrap it once")
     if isinstance(optimizer, torch.optim.LBFGS):
