@@ -246,6 +246,19 @@ def test_a_restarted_dispatcher_drops_no_survivor_only_because_another_reports_f
     assert desk.ordered(after=1.0) == ("resume", ("c",))
 
 
+def test_a_restarted_dispatcher_awaits_those_that_stand_by_with_their_state():
+    desk = Desk()
+    desk.core.adopt(7, ("a",))
+    desk.core.adopt(8, ())
+    desk.put("a", silent=True)
+    desk.put("b", stage=Stage.READY, version=3)  # an old version, of an earlier generation
+    desk.see()
+    assert desk.ordered(after=5.0) is None
+    desk.put("a", silent=False, stage=Stage.READY, version=40)
+    desk.see()
+    assert desk.ordered(after=0.3) == ("resume", ("a", "b"))
+
+
 # ---- the end
 
 

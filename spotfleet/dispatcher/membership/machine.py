@@ -119,6 +119,7 @@ class Membership:
                 self._check()
             else:
                 self._resume()
+            self._evict_hung_founders()
         return self._changes
 
     def assignment(self, worker: str) -> Assignment | None:
@@ -163,6 +164,8 @@ class Membership:
 
     def _hindrance(self, target: Sequence[str]) -> str:
         """Why this generation may not be formed now; empty: it may."""
+        if unheard := self._now.unheard(self._ranks):
+            return f"waits for {unheard[0]} to report to the restarted dispatcher"
         if len(target) < self.min_workers:
             return f"needs {self.min_workers} workers, {len(target)} can train"
         held = self._fence.forbids(target)
@@ -173,7 +176,7 @@ class Membership:
         if not whole & set(target):
             known = {w for group in self._fence.known.values() for w in group.members}
             holders = {v.worker for v in self._now.living() if v.silent and v.worker in known}
-            holders |= {w for w in whole if self._now.views[w].version > 0}
+            holders |= {w for w in whole if max(self._now.views[w].version, self._now.views[w].generation) > 0}
             if holders:
                 return f"waits for {min(holders)}: it may be the last that holds the state"
         return ""
@@ -243,22 +246,20 @@ class Membership:
         settled = self._now.lasted("founders", bool(starting)) >= self.tuning.start_settle_s
         target = self._target()
         hindrance = self._hindrance(target)
-        if unheard := self._now.unheard(self._ranks):
-            hindrance = f"waits for {unheard[0]} to report to the restarted dispatcher"
-        elif starting and not settled and not hindrance:
+        if starting and not settled and not hindrance:
             hindrance = f"waits for {starting[0]} to enter elastic.run"
         if hindrance:
             self.phase, self.why = Phase.HOLDING, f"{why}; {hindrance}"
-            self._evict_hung_founders()
         else:
             self._order(target, "resume" if self.phase is Phase.HOLDING else cause, why, urgent=True)
 
     def _evict_hung_founders(self) -> None:
-        """A founder that lives reports that its generation broke, and goes on to elastic.run."""
-        for name in self.members:
+        """A founder that lives reports that generation 1 broke, and goes on to elastic.run."""
+        over = self.generation > 1 or self.phase is Phase.HOLDING
+        for name in self._fence.known[1].members if 1 in self._fence.known else ():
             view = self._now.views.get(name)
-            stuck = self._now.able(view, (Stage.INIT,)) and max(view.generation, view.failed) < self.generation
-            if self._now.lasted(("founder", name), stuck) >= self.tuning.form_timeout_s:
+            hangs = over and self._now.able(view, (Stage.INIT,)) and max(view.generation, view.failed) == 0
+            if self._now.lasted(("founder", name), hangs) >= self.tuning.form_timeout_s:
                 self._evict((name,), f"{name} does not answer in init()")
 
     def _resume(self) -> None:
