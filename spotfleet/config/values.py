@@ -59,6 +59,8 @@ def text(value: Any) -> Any:
 def name(value: Any) -> Any:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise _wrong("small letters, digits and '-', a letter first, at most 40", value)
+    if value.endswith("-d"):  # its hosts would be called like the dispatchers of the fleet without the ending
+        raise _wrong("a name that does not end in '-d'", value)
     return value
 
 

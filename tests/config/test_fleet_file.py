@@ -146,6 +146,7 @@ def test_sections_left_empty_take_their_defaults():
      "1: resources: expected `key: value` lines with infra, region, zone, instance_type, max_hourly_cost, "
      "accelerators, use_spot, any_of, autostop"),
     ("setup: 3", "1: setup: expected text, got 3; put it in quotes"),
+    ("name: big-d", "1: name: expected a name that does not end in '-d', got 'big-d'"),
     ("name: Big Fleet", "1: name: expected small letters, digits and '-', a letter first, at most 40, "
                         "got 'Big Fleet'"),
     ("dispatcher: {use_spot: true}", "1: dispatcher.use_spot: the dispatcher is always on demand; remove this"),
