@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotfleet.errors import UsageError
-from spotfleet.train import runtime
+from spotfleet.train import member, runtime
 
 
 def init() -> None:
@@ -19,7 +19,7 @@ def is_initialized() -> bool:
     return runtime.current().initialized
 
 
-def _place() -> runtime.Place:
+def _place() -> member.Place:
     current = runtime.current()
     if not current.initialized:
         raise UsageError("hvd.init() has not been called", hint="call hvd.init() first in the script")

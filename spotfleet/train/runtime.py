@@ -1,238 +1,57 @@
-"""The runtime of this process: its place in the job, the group it trains in, and the loop around the user's function.
+"""The runtime of this process: a member of a job, and the loop around the user's function.
 
-    init() --founder--> generation 1 formed --+
-       |                                      v
-       +--joiner--> provisional place --> elastic.run: READY -> [join -> reset callbacks -> user's function] -> FINISHED
-                                                         ^                                   |
-                                                         +--- CommBroken, MembershipChanged -+
+    elastic.run: READY -> [join -> reset callbacks -> user's function] -> barrier -> FINISHED
+                            ^                           |                   |
+                            +------ CommBroken, MembershipChanged ----------+
 
 Every rank takes the same branch: a planned change is learnt from a reduction that all completed, a failure reaches
 all because the first to see it aborts its sockets. Whoever leaves the function for either reason goes to `join`,
-which waits, as long as it takes, for an assignment with a newer generation (the dispatcher's to give; `stop` ends it).
+which waits for a newer generation (see member.py).
 
 Without SPOTFLEET_SOCKET the process is a job of its own: world size 1, no control thread, no checkpoints.
 
 Threads: the main thread owns everything here; autograd threads call `round_begins` and `round_ended` while it waits
-in backward(). The control thread calls `_on_orders` and `_tick` (under `control.cv`), which read and abort `group`,
-and `_live`, which reads numbers; `group` is replaced under `control.cv` only.
+in backward(); the control thread calls `live`, which reads numbers.
 """
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import itertools
 import os
-import socket
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spotfleet.errors import UsageError
-from spotfleet.messages import Assignment, Stage, WorkerOrders, WorkerReport
-from spotfleet.train.control import Control, silence
+from spotfleet.messages import Stage
 from spotfleet.train.errors import CommBroken, MembershipChanged
-from spotfleet.train.group import Group, open_store, sockets
+from spotfleet.train.group import Group
+from spotfleet.train.member import FLUSH_LIMIT_S, Dismissed, Member
 from spotfleet.train.rng import reseed
 
 if TYPE_CHECKING:
     from spotfleet.train.state import State
 
-FLUSH_LIMIT_S = 2.0  # how long a last word to the agent may take
-RESTORE_LIMIT_S = 120.0  # for the agent to fetch the checkpoint that its orders name
 RECENT_STEPS = 20
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands among the workers of its job."""
+class Runtime(Member):
+    """A member of a job, with the state it trains."""
 
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    cross_rank: int = 0  # among the workers with this local_rank, one per host
-    cross_size: int = 1
-
-
-def place_of(a: Assignment) -> Place:
-    """Worker names are HOST/SLOT/INCARNATION; hosts count in the order of their first rank."""
-    hosts = [m.split("/")[0] for m in a.members]
-    wide = [h for h in dict.fromkeys(hosts) if hosts.count(h) > a.local_rank]
-    mine = hosts[a.rank]
-    return Place(a.rank, a.world_size, a.local_rank, a.local_size, wide.index(mine) if mine in wide else 0, len(wide))
-
-
-class _Dismissed(Exception):
-    """Told to stop while only waiting for others to return from the function."""
-
-
-class Runtime:
     def __init__(self, environ: Any = os.environ) -> None:
-        self.worker = environ.get("SPOTFLEET_WORKER", "local")
-        self.job = environ.get("SPOTFLEET_JOB", "local")
-        self.address = environ.get("SPOTFLEET_ADDRESS", "127.0.0.1")
-        self.work = environ.get("SPOTFLEET_WORK", "")
-        self.place = Place()
-        self.placed = False  # `place` is one in a generation, not provisional
-        self.generation = 0  # the newest one entered or tried
-        self.group: Group | None = None
-        self.retiring: Group | None = None
+        super().__init__(environ)
         self.state: State | None = None
         self.optimizers: list[Any] = []  # the distributed ones
-        self.initialized = False
         self.repeated = 0
-        self._store: Any = None
         self._step_ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
         self._last_step_at = 0.0
         self._resumed = 0
-        self._microbatch = 0
         self._checkpointer: Any = None
-        path = environ.get("SPOTFLEET_SOCKET", "")
-        self.control = Control(path, WorkerReport(self.worker, self.job)) if path else None
-
-    # Start and end
-
-    def init(self) -> None:
-        """Enter the job: returns when its first generation has formed, or at once if it has had one."""
-        if self.initialized:
-            return
-        self.initialized = True
-        if self.control is None:
-            self.group = Group(Assignment(0, 0, (self.worker,), ""), self.job, self.address)
-            self.placed = True
-            return
-        self.control.on_orders, self.control.live, self.control.tick = self._on_orders, self._live, self._tick
-        self._store, store = open_store(self.address)
-        self.control.update(stage=Stage.INIT, store=store)
-        self.control.start()
-        os.register_at_fork(after_in_child=self._after_fork)
-        atexit.register(self.shutdown)
-        sys.excepthook = self._on_uncaught
-        while self.group is None:
-            if not self._enter_generation(unless_founded=True):
-                orders = self.control.orders
-                self.place = Place(orders.provisional_rank, orders.provisional_size)
-                return
-            self._form_first()
-
-    def _form_first(self) -> None:
-        assert self.group is not None and self.control is not None
-        try:
-            self.group.form()
-        except CommBroken:
-            self._drop_group()
-            return
-        self.control.update(generation=self.generation)
-
-    def shutdown(self) -> None:
-        """Say the last word to the agent and let the group go; harmless when done already."""
-        if self.control is None or not self.initialized:
-            return
-        self.initialized = False
-        self.control.flush(FLUSH_LIMIT_S)
-        with self.control.cv:
-            groups, self.group, self.retiring = (self.group, self.retiring), None, None
-        for reaper in [g.retire() for g in groups if g is not None]:
-            reaper.join(FLUSH_LIMIT_S)
-        self.control.close()
-
-    def _enter_generation(self, unless_founded: bool = False) -> bool:
-        """Wait for a newer generation with a place for us and take it; False if `unless_founded` and it is founded."""
-        assert self.control is not None
-
-        def due() -> bool:
-            orders = self.control.orders
-            a = orders.assignment
-            return orders.stop or (a is not None and a.generation > self.generation and a.rank >= 0) or (
-                unless_founded and orders.founded)
-
-        with self.control.cv:
-            self.control.cv.wait_for(due)
-            orders = self.control.orders
-            if orders.stop:
-                self._leave()
-            a = orders.assignment
-            if a is None or a.generation <= self.generation or a.rank < 0:
-                return False
-            self.generation, self.place, self.placed = a.generation, place_of(a), True
-            self.group = Group(a, self.job, self.address, self._on_broken)  # under the lock: orders may abort it
-            return True
-
-    def become_joiner(self) -> None:
-        """Before `elastic.run`: the first generation is lost; the next one is entered there."""
-        self._drop_group()
-
-    def _leave(self) -> None:
-        """`stop`: the process ends here, unless the function has returned already."""
-        if self.state is not None and self.state._finished:
-            raise _Dismissed
-        raise SystemExit(0)
-
-    # Called by the control thread, with control.cv held
-
-    def _on_orders(self, orders: WorkerOrders) -> None:
-        group, a = self.group, orders.assignment
-        if group is None:
-            return
-        if a is not None and a.generation > group.generation:
-            if a.urgent:
-                group.abort()
-            else:
-                group.change_waits = True
-        if orders.stop:
-            group.change_waits = True
-
-    def _tick(self) -> bool:
-        group = self.group
-        if group is not None and group.aborted and group.forming:
-            group.abort()
-            return True
-        return False
-
-    def _live(self) -> dict[str, Any]:
-        ends = list(self._step_ends)
-        gaps = [b - a for a, b in itertools.pairwise(ends)]
-        version = self.state.reported_version if self.state is not None else 0
-        return {"version": version,
-                "step_s": median(gaps) if gaps else 0.0, "repeated": self.repeated}
-
-    # Any thread
-
-    def _on_broken(self, generation: int) -> None:
-        if self.control is not None and self.control.report.failed < generation:
-            self.control.update(failed=generation, generation=0)
-
-    def _after_fork(self) -> None:
-        """In a child (a DataLoader worker): let go of all that would hide this process's death or speak for it."""
-        store_port = self._store.port if self._store is not None else 0
-        fds = self.control.descriptors() if self.control is not None else []  # no lock: its owner is not here
-        for group in (self.group, self.retiring):
-            fds += group.descriptors() if group is not None else []
-        for fd in sockets():
-            with socket.socket(fileno=os.dup(fd)) as sock:
-                name = sock.getsockname()
-                if isinstance(name, tuple) and name[1] == store_port:
-                    fds.append(fd)
-        silence(sorted(set(fds)))
-        # Kept alive for ever: their destructors would wait for threads that this process does not have.
-        self._inherited = (self.group, self.retiring, self._store, self.control)
-        self.group = self.retiring = self.control = None
-        sys.excepthook = sys.__excepthook__
-
-    def _on_uncaught(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
-        if self.control is not None and issubclass(kind, Exception):
-            text = "".join(traceback.format_exception(kind, error, tb))
-            self.control.update(error=text, blame_peer=bool(getattr(error, "blame_peer", False)))
-            self.control.flush(FLUSH_LIMIT_S)
-        sys.__excepthook__(kind, error, tb)
 
     # The loop
 
@@ -248,7 +67,7 @@ class Runtime:
                     state.finish()
                 self._finish(state)
                 return result
-            except _Dismissed:
+            except Dismissed:
                 return result
             except MembershipChanged:
                 self._leave_group(state)
@@ -256,6 +75,9 @@ class Runtime:
                 if not isinstance(error, CommBroken) and not (self.group is not None and self.group.aborted):
                     raise
                 self._fail(state)
+
+    def has_finished(self) -> bool:
+        return self.state is not None and self.state._finished
 
     def _enter(self, state: State) -> None:
         if not self.initialized:
@@ -275,14 +97,14 @@ class Runtime:
         while True:
             try:
                 if self.group is None:
-                    self._enter_generation()
+                    self.enter_generation()
                     assert self.group is not None
                     self.group.form()
                 self.sync(state)
                 break
             except CommBroken:
                 self._fail(state)
-        self._retire_old()
+        self.retire_old()
         if state.step_mode and state._computed >= state._position.round and not state._finished:
             self.repeated += 1
             state.mark(computed=state._position.round - 1)
@@ -314,7 +136,7 @@ class Runtime:
     def _leave_group(self, state: State) -> None:
         """A planned change: everybody stands at the same position; the group is kept until the next one has formed."""
         self._drop_gradients(state)
-        self._retire_old()
+        self.retire_old()
         with self.control.cv:
             self.retiring, self.group = self.group, None
         self.control.update(generation=0)
@@ -324,32 +146,24 @@ class Runtime:
         group = self.group
         if group is not None:
             group.abort()
-            self._on_broken(group.generation)
+            self.on_broken(group.generation)
         self._drop_gradients(state)
         if not state._finished:
             self.repeated += state._uncommitted
             state.restore()
-        self._drop_group()
+        self.drop_group()
 
     def _drop_gradients(self, state: State) -> None:
         for optimizer in self.optimizers:
             optimizer._spotfleet.reset()
         state.drop_gradients()
 
-    def _drop_group(self) -> None:
-        self._retire_old()
-        if self.control is None:
-            return
-        with self.control.cv:
-            group, self.group = self.group, None
-        if group is not None:
-            group.abort()
-            group.retire()
-
-    def _retire_old(self) -> None:
-        old, self.retiring = self.retiring, None
-        if old is not None:
-            old.retire()
+    def live(self) -> dict[str, Any]:
+        ends = list(self._step_ends)
+        gaps = [b - a for a, b in itertools.pairwise(ends)]
+        version = self.state.reported_version if self.state is not None else 0
+        return {"version": version,
+                "step_s": median(gaps) if gaps else 0.0, "repeated": self.repeated}
 
     # Called during an iteration
 

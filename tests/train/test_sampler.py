@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
-from spotfleet.train.runtime import Place
+from spotfleet.train.member import Place
 from spotfleet.train.sampler import ElasticSampler, slice_for
 
 sizes = st.integers(1, 7)

@@ -17,8 +17,8 @@ import spotfleet.train as hvd
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.train import checkpoint, sync
 from spotfleet.train.buffers import LARGE, Extras
+from spotfleet.train.member import place_of
 from spotfleet.train.rng import reseed
-from spotfleet.train.runtime import place_of
 from spotfleet.train.sync import DAMAGED, FRESH, Standing, behind, choose
 
 

@@ -1,0 +1,223 @@
+"""This process as a member of its job: a place, a group, and what the control thread may do to them.
+
+    init() --founder--> group of generation 1
+       |
+       +---joiner---> provisional place, no group; `enter_generation` waits for one
+
+Waits that have no limit of their own: `init` and `enter_generation`, until the dispatcher gives a place in a newer
+generation or says `stop` (exit 0, at once).
+
+Threads: the main thread owns everything here. The control thread calls `_on_orders`, `_tick` and `live` with
+`control.cv` held; they read and abort `group`, which the main thread replaces under `control.cv` only. `on_broken` may
+be called by any thread that finds a collective broken.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from spotfleet.messages import Assignment, Stage, WorkerOrders, WorkerReport
+from spotfleet.train.control import Control, silence
+from spotfleet.train.errors import CommBroken
+from spotfleet.train.group import Group, open_store, sockets
+
+FLUSH_LIMIT_S = 2.0  # how long a last word to the agent may take
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among the workers of its job."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0  # among the workers with this local_rank, one per host
+    cross_size: int = 1
+
+
+def place_of(a: Assignment) -> Place:
+    """Worker names are HOST/SLOT/INCARNATION; hosts count in the order of their first rank."""
+    hosts = [m.split("/")[0] for m in a.members]
+    wide = [h for h in dict.fromkeys(hosts) if hosts.count(h) > a.local_rank]
+    mine = hosts[a.rank]
+    return Place(a.rank, a.world_size, a.local_rank, a.local_size, wide.index(mine) if mine in wide else 0, len(wide))
+
+
+class Dismissed(Exception):
+    """Told to stop while only waiting for others to return from the function."""
+
+
+class Member:
+    def __init__(self, environ: Any = os.environ) -> None:
+        self.worker = environ.get("SPOTFLEET_WORKER", "local")
+        self.job = environ.get("SPOTFLEET_JOB", "local")
+        self.address = environ.get("SPOTFLEET_ADDRESS", "127.0.0.1")
+        self.work = environ.get("SPOTFLEET_WORK", "")
+        self.place = Place()
+        self.placed = False  # `place` is one in a generation, not provisional
+        self.generation = 0  # the newest one entered or tried
+        self.group: Group | None = None
+        self.retiring: Group | None = None  # left as planned; kept until the next one has formed
+        self.initialized = False
+        self._store: Any = None
+        path = environ.get("SPOTFLEET_SOCKET", "")
+        self.control = Control(path, WorkerReport(self.worker, self.job)) if path else None
+
+    def live(self) -> dict[str, Any]:
+        """Fields of the report that change all the time."""
+        return {}
+
+    def has_finished(self) -> bool:
+        """The user's function has returned here."""
+        return False
+
+    # Start and end
+
+    def init(self) -> None:
+        """Enter the job: returns when its first generation has formed, or at once if it has had one."""
+        if self.initialized:
+            return
+        self.initialized = True
+        if self.control is None:
+            self.group = Group(Assignment(0, 0, (self.worker,), ""), self.job, self.address)
+            self.placed = True
+            return
+        self.control.on_orders, self.control.live, self.control.tick = self._on_orders, self.live, self._tick
+        self._store, store = open_store(self.address)
+        self.control.update(stage=Stage.INIT, store=store)
+        self.control.start()
+        os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self.shutdown)
+        sys.excepthook = self._on_uncaught
+        while self.group is None:
+            if not self.enter_generation(unless_founded=True):
+                orders = self.control.orders
+                self.place = Place(orders.provisional_rank, orders.provisional_size)
+                return
+            self._form_first()
+
+    def _form_first(self) -> None:
+        assert self.group is not None and self.control is not None
+        try:
+            self.group.form()
+        except CommBroken:
+            self.drop_group()
+            return
+        self.control.update(generation=self.generation)
+
+    def shutdown(self) -> None:
+        """Say the last word to the agent and let the group go; harmless when done already."""
+        if self.control is None or not self.initialized:
+            return
+        self.initialized = False
+        self.control.flush(FLUSH_LIMIT_S)
+        with self.control.cv:
+            groups, self.group, self.retiring = (self.group, self.retiring), None, None
+        for reaper in [g.retire() for g in groups if g is not None]:
+            reaper.join(FLUSH_LIMIT_S)
+        self.control.close()
+
+    def enter_generation(self, unless_founded: bool = False) -> bool:
+        """Wait for a newer generation with a place for us and take it; False if `unless_founded` and it is founded."""
+        assert self.control is not None
+
+        def due() -> bool:
+            orders = self.control.orders
+            a = orders.assignment
+            return orders.stop or (a is not None and a.generation > self.generation and a.rank >= 0) or (
+                unless_founded and orders.founded)
+
+        with self.control.cv:
+            self.control.cv.wait_for(due)
+            orders = self.control.orders
+            if orders.stop:
+                self._leave()
+            a = orders.assignment
+            if a is None or a.generation <= self.generation or a.rank < 0:
+                return False
+            self.generation, self.place, self.placed = a.generation, place_of(a), True
+            self.group = Group(a, self.job, self.address, self.on_broken)  # under the lock: orders may abort it
+            return True
+
+    def become_joiner(self) -> None:
+        """Before `elastic.run`: the first generation is lost; the next one is entered there."""
+        self.drop_group()
+
+    def _leave(self) -> None:
+        """`stop`: the process ends here, unless the function has returned already."""
+        if self.has_finished():
+            raise Dismissed
+        raise SystemExit(0)
+
+    # Called by the control thread, with control.cv held
+
+    def _on_orders(self, orders: WorkerOrders) -> None:
+        group, a = self.group, orders.assignment
+        if group is None:
+            return
+        if a is not None and a.generation > group.generation:
+            if a.urgent:
+                group.abort()
+            else:
+                group.change_waits = True
+        if orders.stop:
+            group.change_waits = True
+
+    def _tick(self) -> bool:
+        group = self.group
+        if group is not None and group.aborted and group.forming:
+            group.abort()
+            return True
+        return False
+
+    # Any thread
+
+    def on_broken(self, generation: int) -> None:
+        if self.control is not None and self.control.report.failed < generation:
+            self.control.update(failed=generation, generation=0)
+
+    def _after_fork(self) -> None:
+        """In a child (a DataLoader worker): let go of all that would hide this process's death or speak for it."""
+        store_port = self._store.port if self._store is not None else 0
+        fds = self.control.descriptors() if self.control is not None else []  # no lock: its owner is not here
+        for group in (self.group, self.retiring):
+            fds += group.descriptors() if group is not None else []
+        for fd in sockets():
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                name = sock.getsockname()
+                if isinstance(name, tuple) and name[1] == store_port:
+                    fds.append(fd)
+        silence(sorted(set(fds)))
+        # Kept alive for ever: their destructors would wait for threads that this process does not have.
+        self._inherited = (self.group, self.retiring, self._store, self.control)
+        self.group = self.retiring = self.control = None
+        sys.excepthook = sys.__excepthook__
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
+        if self.control is not None and issubclass(kind, Exception):
+            text = "".join(traceback.format_exception(kind, error, tb))
+            self.control.update(error=text, blame_peer=bool(getattr(error, "blame_peer", False)))
+            self.control.flush(FLUSH_LIMIT_S)
+        sys.__excepthook__(kind, error, tb)
+
+    def drop_group(self) -> None:
+        self.retire_old()
+        if self.control is None:
+            return
+        with self.control.cv:
+            group, self.group = self.group, None
+        if group is not None:
+            group.abort()
+            group.retire()
+
+    def retire_old(self) -> None:
+        old, self.retiring = self.retiring, None
+        if old is not None:
+            old.retire()
