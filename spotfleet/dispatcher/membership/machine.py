@@ -17,7 +17,8 @@ What each state waits for is in `why`; what frees it if that never comes:
   still trains towards the boundary of a planned change, nothing is late; it is aborted if a leaver in it falls silent.
 - RUNNING: nothing here ends a hang in the user's code; the caller's watchdog ends the worker, which is a death.
 - HOLDING: more READY workers; a member that was silent comes back (nothing was ordered, so it goes on); or the
-  provider's word that it has gone.
+  provider's word that it has gone. A founder that hangs in init() is evicted after `form_timeout_s`; one that hangs
+  before that, or in the user's code, is the caller's watchdog's.
 - FINISHED: stragglers are evicted after `finish_timeout_s`.
 
 Never two training at once: a step needs all ranks of its generation, so a group can be dropped without its consent
