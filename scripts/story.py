@@ -259,6 +259,7 @@ def processes() -> list[psutil.Process]:
 def stage(pace: Pace) -> Iterator[Stage]:
     """A home of its own, and nothing of it left afterwards, however the story ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell in the background ignores it
     with tempfile.TemporaryDirectory(prefix="spotfleet-demo-", ignore_cleanup_errors=True) as name:
         os.environ |= {"SPOTFLEET_HOME": name, "SPOTFLEET_LOCAL_OWNER_PID": str(os.getpid()), "OMP_NUM_THREADS": "1",
                        MARK: uuid.uuid4().hex}
