@@ -6,7 +6,8 @@
 gloo has no abort, so ours shuts down the connected sockets born with the group, the store client's too. Peers see
 EOF and fail in turn, so one abort unblocks the whole generation within milliseconds. Listening sockets are never
 shut (gloo would terminate the process), nor sockets of anybody else: a socket counts only if it was born while the
-group formed, still has the same inode, and talks to a member's address or was accepted by a listener of the group.
+group formed, still has the same inode, and talks to a member's address or was accepted by a listener of the group
+(on the advertised address).
 
 Time limits: FORM_LIMIT_S to form, then the generation counts as failed here; COLLECTIVE_LIMIT_S for a collective,
 which only a peer that is alive and silent can reach (a dead one shows as EOF; the dispatcher evicts a stuck one).
@@ -37,6 +38,7 @@ from spotfleet.train.errors import CommBroken
 FORM_LIMIT_S = 30.0
 COLLECTIVE_LIMIT_S = 1800.0
 CONNECT_SLICE_S = 0.5
+DIAL_SLICE_S = 0.02
 FD_DIR = "/proc/self/fd"
 CAN_ABORT = os.path.isdir(FD_DIR)  # elsewhere (macOS) a short collective limit has to do
 NO_ABORT_LIMIT_S = 30.0
@@ -115,8 +117,7 @@ class Group:
     def _connect(self) -> None:
         host, port = _split(self._assignment.store)
         self._await_store(host, port)
-        store = dist.TCPStore(host, port, None, False, timedelta(seconds=FORM_LIMIT_S), wait_for_workers=False)
-        self._store = dist.PrefixStore(f"{self._job}/{self.generation}", store)
+        self._store = dist.PrefixStore(f"{self._job}/{self.generation}", self._dial(host, port))
         self._store.set(f"address/{self.rank}", self._address)
         addresses = self._store.multi_get([f"address/{r}" for r in range(self.size)])
         self._peers |= {a.decode() for a in addresses}
@@ -147,6 +148,28 @@ class Group:
                     raise
                 time.sleep(0.02)
 
+    def _dial(self, host: str, port: int) -> dist.TCPStore:
+        """A client of the store. Where its host dies right now, TCPStore retries for FORM_LIMIT_S and no abort reaches
+        it, so another thread makes it; an abort leaves that thread to its own end."""
+        made: list[dist.TCPStore | Exception] = []
+
+        def make() -> None:
+            try:
+                made.append(dist.TCPStore(host, port, None, False, timedelta(seconds=FORM_LIMIT_S),
+                                          wait_for_workers=False))
+            except (RuntimeError, OSError, ValueError) as error:
+                made.append(error)
+
+        thread = threading.Thread(target=make, name="spotfleet-dial", daemon=True)
+        thread.start()
+        while not made:
+            thread.join(DIAL_SLICE_S)
+            if self.aborted and not made:
+                raise ConnectionAbortedError("aborted while it dialled the store")
+        if isinstance(made[0], Exception):
+            raise made[0]
+        return made[0]
+
     def abort(self) -> None:
         """Unblock every call in flight, here and on the peers. Any thread, any number of times; never blocks."""
         self.aborted = True
@@ -163,7 +186,8 @@ class Group:
                 found.append(socket.socket(fileno=os.dup(fd)))
             except OSError:
                 continue  # closed meanwhile
-        listeners = {s.getsockname()[:2] for s in found if s.family != socket.AF_UNIX and _listens(s)}
+        listeners = {s.getsockname()[:2] for s in found if s.family != socket.AF_UNIX and _listens(s)
+                     and _host(s.getsockname()) == self._address}
         for sock in found:
             with closing(sock):
                 self._shut(sock, listeners)
