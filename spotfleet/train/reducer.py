@@ -66,8 +66,8 @@ class Reducer:
         self._works: list[Any] = []
         self._in_pass, self._launching, self._held = False, False, 0
         self._samples = [0.0, 0.0]  # of this rank and of all, in this round; 0: plain mean
-        self._next = 0
         self._lay_out()
+        self._begin()
         self._hooks = [p.register_post_accumulate_grad_hook(partial(self._ready, i))
                        for i, p in enumerate(self.params)]
 
@@ -78,7 +78,6 @@ class Reducer:
         self._bucket_of = [0] * len(self.params)
         self._views: list[torch.Tensor] = [torch.empty(0)] * len(self.params)
         self._flats: list[torch.Tensor] = []
-        self._bodies: list[torch.Tensor] = []
         self._sizes = [len(b) for b in layout]
         for number, bucket in enumerate(layout):
             like = self.params[bucket[0]]
@@ -92,13 +91,10 @@ class Reducer:
                 self._bucket_of[i] = number
                 offset += p.numel()
             self._flats.append(flat)
-            self._bodies.append(flat[:body])
         if own_tail:
             self._flats.append(torch.zeros(tail))
-            self._bodies.append(self._flats[-1][:0])
             self._sizes.append(0)
         self._tail = self._flats[-1][-tail:]
-        self._left = list(self._sizes)
 
     def detach(self) -> None:
         for hook in self._hooks:
@@ -136,11 +132,17 @@ class Reducer:
         if self.reduced:
             return
         self._open()
+        self._launching = True
         self._begin()
         self._reduce()
 
     def _begin(self) -> None:
+        group, (own, total) = self._group(), self._samples
         self._left, self._next = list(self._sizes), 0
+        self._taken = [False] * len(self.params)  # brought to its place, divided
+        self._divisor = 0.0 if total and not own else 1.0  # 0: this rank's gradient counts nothing
+        if self._divisor and self._average and group is not None:
+            self._divisor = total / own if total else float(group.size)
 
     def _open(self) -> None:
         if not self.round_open:
@@ -154,20 +156,32 @@ class Reducer:
         group = self._group()
         if group is not None and group.size == 1:
             return
-        grad, view = p.grad, self._views[index]
-        if grad is not view and grad is not None:
-            view.copy_((grad.to_dense() if grad.is_sparse else grad).detach())
-            p.grad = view
+        self._take_in(index, p)
         if self._launching:
             self._left[self._bucket_of[index]] -= 1
             while self._next < len(self._flats) - 1 and self._left[self._next] == 0:
                 self._launch()
 
+    def _take_in(self, index: int, p: Parameter) -> None:
+        """Bring a gradient to its place; in the pass that is reduced also divide it, in the same sweep of memory."""
+        view, grad = self._views[index], p.grad
+        fresh = None if grad is view else (grad.to_dense() if grad.is_sparse else grad).detach()
+        if not self._launching:
+            if fresh is not None:
+                view.copy_(fresh)
+        elif self._divisor == 0:
+            view.zero_()
+        elif self._divisor != 1 or fresh is not None:
+            torch.div(view if fresh is None else fresh, self._divisor, out=view)
+        if fresh is not None:
+            p.grad = view
+        self._taken[index] = self._launching
+
     def _begin_pass(self) -> None:
         self._open()
+        self._add_samples()
         self._launching = not self._held and self.passes_done >= self._passes - 1
         self._begin()
-        self._add_samples()
         self._in_pass = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
 
@@ -187,12 +201,6 @@ class Reducer:
     def _launch(self) -> None:
         group = self._group()
         assert group is not None
-        own, total = self._samples
-        body = self._bodies[self._next]
-        if total and not own:
-            body.zero_()
-        elif self._average:
-            body.div_(total / own if total else group.size)
         self._works.append(group.launch(self._flats[self._next]))
         self._next += 1
         self.launched = True
@@ -221,12 +229,11 @@ class Reducer:
     def _fill_gaps(self) -> list[bool]:
         """Zeros for gradients that this rank does not have; which ones it has."""
         used = []
-        for p, view in zip(self.params, self._views, strict=True):
+        for i, p in enumerate(self.params):
             if p.grad is None:
-                view.zero_()
-            elif p.grad is not view:
-                view.copy_(p.grad.detach())
-                p.grad = view
+                self._views[i].zero_()
+            elif not self._taken[i]:
+                self._take_in(i, p)
             used.append(p.grad is not None)
         return used
 

@@ -60,7 +60,7 @@ def test_a_planned_leave_and_a_planned_join_repeat_no_step(fleets):
     fleet.wait(lambda: fleet.generation >= 2 and fleet.report(c).resumed == fleet.generation, what="a has left")
     fleet.wait(lambda: d in fleet.members and fleet.report(d).resumed == fleet.generation, what="d has joined")
     print("pauses:", [round(fleet.report(w).pause_s, 3) for w in (b, c)])
-    assert [fleet.report(w).repeated for w in (b, c, d)] == [0, 0, 0]
+    assert [(fleet.report(w).repeated, fleet.report(w).failed) for w in (b, c, d)] == [(0, 0)] * 3
     fleet.wait(lambda: fleet.workers[a].exit == 0, what="a has ended by itself")
     finish(fleet, 1200)
 
@@ -129,3 +129,13 @@ def test_a_death_at_the_very_end_does_not_run_the_function_again(fleets):
     finish(fleet, 10)
     for survivor in (a, c):
         assert fleet.log(survivor).count("ENTERED") == 1 and "RETURNED done" in fleet.log(survivor)
+
+
+def test_a_worker_whose_function_has_returned_and_that_is_told_to_stop_runs_the_rest_of_its_script(fleets):
+    fleet = fleets(LAST, founders=2)
+    a, b = fleet.start_all(EPOCHS="1", BATCHES="10")
+    fleet.hold = True  # nobody gives it another generation in which to pass the barrier
+    fleet.wait(lambda: not fleet.workers[b].alive and fleet.report(a).failed == 1, what="the barrier breaks")
+    fleet.order(a, stop=True)
+    finish(fleet, 10)
+    assert fleet.workers[a].exit == 0 and "RETURNED done" in fleet.log(a)

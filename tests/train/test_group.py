@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -72,15 +73,34 @@ def test_abort_ends_a_formation_that_waits_for_an_absent_member():
     assert store is not None
 
 
-def test_abort_spares_sockets_that_are_not_the_groups(ranks):
-    before = socket.create_server(("127.0.0.1", 0))
-    mine = socket.create_connection(before.getsockname())
-    theirs, _ = before.accept()
-    two = ranks(2)
-    two.groups[0].abort()
+def test_abort_ends_a_formation_whose_store_died_between_two_of_its_connections():
+    dying = socket.create_server(("127.0.0.1", 0))
+    group = Group(Assignment(1, 0, ("a/0/1", "b/0/1"), f"127.0.0.1:{dying.getsockname()[1]}"), "job", "127.0.0.1")
+    ended = threading.Event()
+
+    def form() -> None:
+        with pytest.raises(CommBroken):
+            group.form()
+        ended.set()
+
+    threading.Thread(target=form, daemon=True).start()
+    dying.accept()[0].close()
+    dying.close()
+    assert not ended.wait(1.0)  # the store's client keeps trying
+    group.abort()
+    assert ended.wait(10)  # it would try for 30 s
+
+
+def test_abort_spares_sockets_of_others_even_if_they_were_born_while_the_group_formed(ranks):
+    server = socket.create_server(("127.0.0.77", 0))
+    mine = socket.create_connection(server.getsockname(), source_address=("127.0.0.78", 0))
+    theirs, _ = server.accept()
+    group = ranks(2).groups[0]
+    group._mine |= {s.fileno(): os.fstat(s.fileno()).st_ino for s in (mine, theirs, server)}
+    group.abort()
     mine.sendall(b"still here")
     assert theirs.recv(100) == b"still here"
-    for s in (mine, theirs, before):
+    for s in (mine, theirs, server):
         s.close()
 
 

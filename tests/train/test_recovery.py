@@ -166,8 +166,10 @@ def test_forked_loader_processes_do_not_hide_a_death(fleets):
     """They outlive the process that dies by seconds and would hold its sockets open."""
     fleet = fleets(LOADER)
     fleet.start_all(DIE="h1/0/1:recorded:600")
+    fleet.hold = True  # nobody tells the others: they have only their sockets to know it from
     fleet.wait(lambda: not fleet.workers["h1/0/1"].alive, what="the death")
     fleet.wait(lambda: fleet.report("h0/0/1").failed == 1, 2.5, "its peers notice at once")
+    fleet.hold = False
     fleet.wait_end()
     assert len(fleet.lines("END")) == 2
 

@@ -109,6 +109,17 @@ def test_passes_accumulate_and_only_the_last_reduces(ranks):
         assert alone and log == ["round", False] and close(result, expected)
 
 
+def test_a_gradient_of_an_earlier_pass_alone_is_averaged_too(ranks):
+    def work(group):
+        a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        build(group, [a, b], passes=2)
+        (a * (group.rank + 1)).sum().backward()
+        (b * (group.rank + 1)).sum().backward()
+        return a.grad.item(), b.grad.item()
+
+    assert ranks(2).each(work) == [(1.5, 1.5)] * 2
+
+
 def test_no_sync_accumulates_until_the_first_pass_outside(ranks):
     def work(group):
         p = nn.Parameter(torch.zeros(1))

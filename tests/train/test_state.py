@@ -150,6 +150,19 @@ def test_constants_and_frozen_weights_are_not_copied_each_step():
     assert frozen.tolist() == [1.0] * 3 and not mask.any()
 
 
+def test_buffers_of_an_iteration_that_was_given_up_are_forgotten():
+    statistics = torch.zeros(2)
+    extras = Extras([statistics], [])
+    extras.take(0)
+    statistics.fill_(1)
+    extras.take(1)
+    extras.put_back(0)
+    assert statistics.tolist() == [0, 0]
+    statistics.fill_(5)  # iteration 0 again, with other data
+    extras.put_back(1)
+    assert statistics.tolist() == [5, 5]
+
+
 def test_random_numbers_depend_on_seed_rank_round_and_microbatch_alone():
     def draw(*key):
         reseed(*key)
@@ -186,6 +199,17 @@ def test_tensors_of_any_type_and_layout_arrive_bit_for_bit(ranks, monkeypatch):
         return all(torch.equal(a, b) for a, b in zip(mine, tensors(1), strict=True))
 
     assert ranks(2).each(work) == [True, True]
+
+
+@pytest.mark.parametrize(("labels", "due"), [([(2, 0), (2, 1)], False), ([(2, 0), (0, -1)], True),
+                                              ([(3, 0), (3, 1)], True)])
+def test_reset_callbacks_are_due_on_all_ranks_or_on_none(alone, ranks, labels, due):
+    def work(group):
+        state = hvd.elastic.ObjectState(i=0)
+        state.attach(*labels[group.rank])
+        return sync.synchronize(group, state)
+
+    assert ranks(2).each(work) == [due, due]
 
 
 # ---- checkpoints
