@@ -120,7 +120,8 @@ def _walk(folder: Path, prefix: str, shut: frozenset[Path], rules: Sequence[_Rul
 
 def _mounted(name: str, source: Path, shut: frozenset[Path]) -> Iterator[tuple[str, Path]]:
     if not source.exists():
-        raise UsageError(f"file_mounts.{name}: {source} does not exist")
+        raise UsageError(f"file_mounts.{name}: {source} does not exist",
+                             hint="make it, or change `file_mounts` in the fleet file and `spotfleet up FILE` again")
     parent = ""
     for part in name.split("/")[:-1]:
         parent += part

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ class Fleet:
 
     def status(self) -> FleetStatus:
         """The fleet now; after its end, what its archive says. Raises DispatcherUnreachable in between."""
-        return self._look(lambda client: client.status(), lambda: reports.ended_status(self._folder()))
+        found = self._look(lambda client: client.status(), lambda: reports.ended_status(self._folder()))
+        return replace(found, fleet=self.name)  # the dispatcher knows the name in the cloud, which may be a longer one
 
     def hosts(self) -> list[HostStatus]:
         return list(self.status().hosts)
@@ -123,9 +125,13 @@ class Fleet:
         return found
 
     def logs(self, job: str, *, follow: bool = False, rank: int = 0, worker: str = "") -> Iterator[bytes]:
-        """Output of a job: of one rank, or of one worker; after the fleet's end from its archive."""
-        return self._look(lambda client: Job(client, job).logs(follow=follow, rank=rank, worker=worker),
-                          lambda: reports.archived_logs(self._folder(), job, rank, worker))
+        """Output of a job: of one rank, or of one worker; after the fleet's end from its archive. Raises
+        SpotfleetError where no such rank or worker can be."""
+        def living(client: Client) -> Iterator[bytes]:
+            reports.check_source(client, job, rank, worker)
+            return Job(client, job).logs(follow=follow, rank=rank, worker=worker)
+
+        return self._look(living, lambda: reports.archived_logs(self._folder(), job, rank, worker))
 
     def events(self) -> list[dict[str, Any]]:
         """Everything that happened, oldest first: {"ledger", "seq", "kind", "at", ...}."""

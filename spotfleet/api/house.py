@@ -108,6 +108,10 @@ class Folder:
     def save_keys(self, keys: Keys) -> None:
         write_whole(self.path / "keys.json", json.dumps(to_json(keys)))
 
+    def forget_secrets(self) -> None:
+        """The user's, which nothing needs once the fleet is down."""
+        self.save_keys(replace(self.keys, secrets={}))
+
     def save(self, record: Record) -> None:
         write_whole(self.path / "fleet.json", json.dumps(to_json(record), indent=1))
 
@@ -135,7 +139,14 @@ class Folder:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
+            self._sweep()
             yield
+
+    def _sweep(self) -> None:
+        """Remove what a killed command was just writing: it may hold keys."""
+        for part in self.path.glob(".*.*.[0-9]*"):
+            if not _lives(int(part.name.rpartition(".")[2])):
+                part.unlink(missing_ok=True)
 
 
 class House:
@@ -163,7 +174,8 @@ class House:
             raise NoSuchFleet("there is no fleet", hint="`spotfleet up FILE` makes one")
         live = self.living()
         if len(live or fleets) > 1:
-            raise UsageError("there are several fleets; say which one",
+            raise UsageError("there are several fleets; say which one" if live else
+                             "no fleet is up, and several have been; say which one",
                              hint=f"one of: {', '.join(f.name for f in live or fleets)}")
         return (live or fleets)[0]
 
@@ -177,6 +189,16 @@ class House:
     def _unknown(self, name: str, fleets: list[Folder]) -> Folder:
         there = f"there are: {', '.join(f.name for f in fleets)}" if fleets else "`spotfleet up FILE` makes one"
         raise NoSuchFleet(f"there is no fleet '{name}'", hint=there)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -60,9 +60,10 @@ def succeeded(status: JobStatus) -> JobStatus:
     if status.state == JobState.SUCCEEDED.value:
         return status
     if status.state == JobState.CANCELLED.value:
-        raise JobFailed(f"job {status.job} was cancelled: {status.why}")
+        raise JobFailed(f"job {status.job} was cancelled: {status.why}", hint="start it again with `spotfleet train`")
     if status.state == JobState.FAILED.value:
         text = f"job {status.job} failed: {status.why}"
         error = f"\n{status.error.rstrip()}" if status.error and status.error.strip() not in text else ""
         raise JobFailed(text + error, hint=f"all output: `spotfleet logs {status.job}`")
-    raise SpotfleetError(f"job {status.job} is {status.state}: {status.why}")
+    raise SpotfleetError(f"job {status.job} is {status.state}: {status.why}",
+                         hint=f"`spotfleet logs -f {status.job}` attaches to it again")

@@ -87,6 +87,7 @@ class Machine:
                 time.sleep(TICK_S)
             now = time.time()
             ledger.append(FleetDown(now, why))
+            self.folder.forget_secrets()
             self.folder.update(down_at=now, url="")
         finally:
             ledger.close()

@@ -10,7 +10,18 @@ from spotfleet.api.house import Folder
 from spotfleet.client import Client
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.cost import CostReport, report
-from spotfleet.fleet.events import Event, FleetDown, JobChanged, JobSubmitted, event_from_json, event_to_json
+from spotfleet.fleet.events import (
+    Event,
+    FleetDown,
+    GenerationFormed,
+    JobChanged,
+    JobProgress,
+    JobResumed,
+    JobSubmitted,
+    NodesChanged,
+    event_from_json,
+    event_to_json,
+)
 from spotfleet.fleet.ledger import Ledger, read_events
 from spotfleet.messages import FleetStatus, JobStatus
 from spotfleet.model import JobState
@@ -57,6 +68,17 @@ def cost(dispatcher: Sequence[Event], laptop: Sequence[Event]) -> CostReport:
     return report([*dispatcher, *laptop], down[-1] if down else time.time())
 
 
+def check_source(client: Client, job: str, rank: int, worker: str) -> None:
+    """Refuse to show the output of a rank or a worker that the job cannot have, which would be empty for ever."""
+    if worker:
+        there = [*client.log_workers(job), *(w.worker for w in client.job(job).workers)]
+        if worker not in there:
+            raise SpotfleetError(f"job '{job}' has no worker '{worker}'",
+                                 hint=f"it has {', '.join(dict.fromkeys(there)) or 'none yet'}")
+    elif rank >= (most := client.job(job).max_workers):
+        raise SpotfleetError(f"job '{job}' has no rank {rank}", hint=f"it has at most {most} workers: 0..{most - 1}")
+
+
 def archived_logs(folder: Folder, job: str, rank: int, worker: str) -> Iterator[bytes]:
     """A job's output as it came home. Raises SpotfleetError when there is none."""
     logs = folder.archive / "jobs" / job / "logs"
@@ -71,17 +93,26 @@ def archived_logs(folder: Folder, job: str, rank: int, worker: str) -> Iterator[
 def ended_status(folder: Folder) -> FleetStatus:
     """The status of a fleet of which nothing is left, from its archive."""
     record, events = folder.record, archived_events(folder)
-    nodes = record.spec.nodes
-    why = "nothing of it is left" + ("" if events else "; nothing was brought home")
-    return FleetStatus(folder.name, "down", why, nodes.min, nodes.target, nodes.max, jobs=_jobs(events))
+    nodes = [record.spec.nodes, *(e.nodes for e in events if isinstance(e, NodesChanged))][-1]
+    reasons = [e.why for e in events if isinstance(e, FleetDown)][-1:]
+    why = "; ".join([*reasons, "nothing of it is left", *([] if events else ["nothing was brought home"])])
+    return FleetStatus(folder.name, "down", why, nodes.min, nodes.target, nodes.max, jobs=_jobs(events),
+                       age_s=record.down_at - record.made_at)
 
 
 def _jobs(events: Sequence[Event]) -> tuple[JobStatus, ...]:
-    submitted = {e.job: e for e in events if isinstance(e, JobSubmitted)}
-    last = {e.job: e for e in events if isinstance(e, JobChanged)}
-    return tuple(
-        JobStatus(job, s.name, last[job].state.value if job in last else JobState.QUEUED.value,
-                  last[job].why if job in last else "", version=last[job].version if job in last else 0,
-                  min_workers=s.min_workers, max_workers=s.max_workers)
-        for job, s in submitted.items()
+    """What each job had reached; `age_s` is how long it took."""
+    return tuple(_job(submitted, [e for e in events if getattr(e, "job", "") == submitted.job])
+                 for submitted in events if isinstance(submitted, JobSubmitted))
+
+
+def _job(submitted: JobSubmitted, events: Sequence[Event]) -> JobStatus:
+    changes = [e for e in events if isinstance(e, JobChanged)]
+    last = changes[-1] if changes else JobChanged(submitted.at, submitted.job, JobState.QUEUED, "")
+    return JobStatus(
+        submitted.job, submitted.name, last.state.value, last.why, version=last.version,
+        generation=max((e.generation for e in events if isinstance(e, GenerationFormed)), default=0),
+        repeated=sum(e.repeated for e in events if isinstance(e, JobResumed)),
+        step_s=next((e.step_s for e in reversed(events) if isinstance(e, JobProgress) and e.step_s), 0.0),
+        min_workers=submitted.min_workers, max_workers=submitted.max_workers, age_s=last.at - submitted.at,
     )

@@ -39,7 +39,7 @@ def job_spec(spec: FleetSpec, ask: Ask, status: FleetStatus) -> JobSpec:
     argv = (inside(Path(ask.script), Path(spec.workdir)), *ask.args) if ask.script else ()
     least, most = ask.np or default_np(spec, status)
     if not 1 <= least <= most:
-        raise UsageError(f"--np {least}:{most}: expected 1 <= MIN <= MAX")
+        raise UsageError(f"np: expected 1 <= MIN <= MAX, got {least}, {most}", hint="np=(2, 4) means 2 to 4 workers")
     return JobSpec(
         name=ask.name or job_name(ask.script, spec), argv=argv, run="" if argv else spec.run, setup=spec.setup,
         min_workers=least, max_workers=most, envs={**spec.envs, **ask.envs}, down=ask.down,

@@ -158,12 +158,17 @@ def jobs(fleet: Name = "", output: Format = Output.TABLE) -> None:
 
 
 @app.command()
-def events(fleet: Name = "", watch: Watch = False, output: Format = Output.TABLE) -> None:
-    """Everything that happened, oldest first.
+def events(
+    fleet: Name = "", watch: Watch = False,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Also each change of a price and each report of "
+                                                                  "progress.")] = False,
+    output: Format = Output.TABLE,
+) -> None:
+    """Everything that happened, oldest first, in UTC.
 
-    With -o json a list, or when watching one object a line.
+    With -o json every event with all its fields: a list, or when watching one object a line.
     """
-    _call("look", "events", fleet, watch=watch, as_json=output is Output.JSON)
+    _call("look", "events", fleet, watch=watch, as_json=output is Output.JSON, everything=everything)
 
 
 @app.command()

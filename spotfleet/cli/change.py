@@ -17,7 +17,7 @@ from spotfleet.cli import render
 from spotfleet.cli.talk import confirm, next_command, say, step
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
-from spotfleet.model import Role
+from spotfleet.model import JobState, Role
 
 SHOWN_BYTES = 1 << 16  # of the output's end, remembered to not say a traceback twice
 
@@ -26,7 +26,7 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
     try:
         timeout_s = duration_s(timeout)
     except ValueError as error:
-        raise UsageError(f"--timeout: {error}") from None
+        raise UsageError(f"--timeout: {error}", hint="leave it out to wait for 10 minutes") from None
     fleet = Fleet(file)
     plan = fleet.plan()
     if dryrun:
@@ -114,7 +114,8 @@ def workers(text: str) -> tuple[int, int]:
     except ValueError:
         found = (0, 0)
     if not 1 <= found[0] <= found[1]:
-        raise UsageError(f"--np {text}: expected MIN:MAX with 1 <= MIN <= MAX, such as 2:4")
+        raise UsageError(f"--np {text}: expected MIN:MAX with 1 <= MIN <= MAX",
+                         hint="--np 2:4 starts with 2 workers and uses up to 4; --np 2 is 2:2")
     return found
 
 
@@ -142,10 +143,11 @@ def secrets(names: Sequence[str]) -> dict[str, str]:
 def cancel(name: str, job: str) -> None:
     fleet = Fleet(name)
     found = fleet.job(job)
-    if found.state.ended:
-        say(f"job {job} has {found.state.value} already; nothing to cancel")
+    status = found.status()
+    if JobState(status.state).ended:
+        say(f"job {job} has ended already ({status.state}: {status.why}); nothing to cancel")
         return
-    say(f"cancelling job {job} ({found.status().state})")
+    say(f"cancelling job {job} ({status.state})")
     found.cancel()
     next_command(f"spotfleet jobs {fleet.name}")
 
@@ -168,12 +170,18 @@ def interrupt(name: str, host: str, notice_s: float | None) -> None:
 
 def _host(fleet: Fleet, text: str) -> str:
     """The name of the host that `text` names or whose address it is."""
-    found = fleet.hosts()
-    for host in found:
+    status = fleet.status()
+    if status.state == "down":
+        raise SpotfleetError(f"fleet '{fleet.name}' is down", hint="`spotfleet up FILE` makes it anew")
+    workers = [h for h in status.hosts if h.role == Role.WORKER.value]
+    hint = f"it has {', '.join(h.host for h in workers) or 'none now; see `spotfleet status`'}"
+    for host in status.hosts:
         if text in (host.host, host.address):
-            return host.host
-    raise SpotfleetError(f"fleet '{fleet.name}' has no host '{text}'",
-                         hint=f"it has {', '.join(h.host for h in found if h.role == Role.WORKER.value) or 'none'}")
+            if host in workers:
+                return host.host
+            raise SpotfleetError(f"{host.host} is the dispatcher's machine, which stays as long as the fleet",
+                                 hint=f"of fleet '{fleet.name}' you can take away {', '.join(h.host for h in workers)}")
+    raise SpotfleetError(f"fleet '{fleet.name}' has no host '{text}'", hint=hint)
 
 
 def down(name: str, *, yes: bool, discard: bool) -> None:

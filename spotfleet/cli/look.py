@@ -11,7 +11,8 @@ from typing import Any
 from spotfleet.api import Fleet
 from spotfleet.api.house import House
 from spotfleet.api.up import up_hosts
-from spotfleet.cli import render
+from spotfleet.cli import render, story
+from spotfleet.cli.talk import next_command
 from spotfleet.codec import to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.messages import FleetStatus
@@ -31,7 +32,12 @@ def status(name: str, *, watch: bool, as_json: bool) -> None:
     fleet = Fleet(name)
     if not watch:
         found = fleet.status()
-        emit(found) if as_json else print(render.fleet_status(found))
+        if as_json:
+            emit(found)
+            return
+        print(render.fleet_status(found))
+        if found.state == "down":
+            next_command(f"spotfleet cost {fleet.name}", "spotfleet up FILE")
         return
     if sys.stdout.isatty() and not as_json:
         _redraw(fleet)
@@ -76,7 +82,7 @@ def _redraw(fleet: Fleet) -> None:
 
     with Live(auto_refresh=False, screen=False) as live:
         for found in _watched(fleet):
-            live.update(Text(render.fleet_status(found), no_wrap=True, overflow="ellipsis"), refresh=True)
+            live.update(Text(render.fleet_status(found), overflow="fold"), refresh=True)
 
 
 def hosts(name: str, *, as_json: bool) -> None:
@@ -96,18 +102,19 @@ def jobs(name: str, *, as_json: bool) -> None:
         print(render.jobs(found))
 
 
-def events(name: str, *, watch: bool, as_json: bool) -> None:
+def events(name: str, *, watch: bool, as_json: bool, everything: bool) -> None:
     fleet = Fleet(name)
     rows = fleet.events()
     if as_json and not watch:
         emit(rows)
         return
-    _print_events(rows, as_json)
+    shown = _Events(as_json, everything)
+    shown.print(rows)
     if watch and not fleet.ended:
-        _follow_events(fleet, max((r["seq"] for r in rows if r["ledger"] == "dispatcher"), default=0), as_json)
+        _follow_events(fleet, max((r["seq"] for r in rows if r["ledger"] == "dispatcher"), default=0), shown)
 
 
-def _follow_events(fleet: Fleet, after: int, as_json: bool) -> None:
+def _follow_events(fleet: Fleet, after: int, shown: _Events) -> None:
     while True:
         try:
             rows = [{"ledger": "dispatcher", **e} for e in fleet.client.events(after, wait_s=20.0)]
@@ -115,13 +122,27 @@ def _follow_events(fleet: Fleet, after: int, as_json: bool) -> None:
             if fleet.status().state == "down":
                 return
             raise
-        _print_events(rows, as_json)
+        shown.print(rows)
         after = max((r["seq"] for r in rows), default=after)
 
 
-def _print_events(rows: list[dict[str, Any]], as_json: bool) -> None:
-    for row in rows:
-        print(json.dumps(row) if as_json else render.event(row), flush=True)
+class _Events:
+    """Prints events as they come: as JSON lines, or for people, with the date where it changes."""
+
+    def __init__(self, as_json: bool, everything: bool) -> None:
+        self._as_json, self._everything, self._day = as_json, everything, ""
+
+    def print(self, rows: list[dict[str, Any]]) -> None:
+        if self._as_json:
+            for row in rows:
+                print(json.dumps(row), flush=True)
+            return
+        chosen = [row for row in rows if self._everything or row["kind"] not in story.ROUTINE]
+        for row, day in story.days(chosen, self._day):
+            if day:
+                print(f"{day} UTC", flush=True)
+                self._day = day
+            print(story.line(row), flush=True)
 
 
 def logs(name: str, job: str, *, follow: bool, rank: int, worker: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from spotfleet.api.preview import Change, UpPlan
 from spotfleet.fleet.cost import CostReport
 from spotfleet.messages import FleetStatus, HostStatus, JobStatus
-from spotfleet.model import Offer
+from spotfleet.model import HostState, JobState, Offer
 
 SHOWN_OFFERS = 6
 
@@ -82,14 +81,22 @@ def _launch(offer: Offer) -> tuple[str, str, str, str, str]:
 
 
 def fleet_status(status: FleetStatus) -> str:
-    lines = [f"fleet {status.fleet}: {status.state}{f' ({status.why})' if status.why else ''}",
-             f"nodes {status.min}..{status.max}, target {status.target}; age {span(status.age_s)}; burn "
-             f"{dollars(status.burn_micros_h)}/h, on demand {dollars(status.on_demand_burn_micros_h)}/h"]
+    lines = [f"fleet {status.fleet}: {status.state}{f', {status.why}' if status.why else ''}", _sizes(status)]
     if status.hosts:
         lines += ["", hosts(status.hosts)]
     if status.jobs:
         lines += ["", jobs(status.jobs)]
     return "\n".join(lines)
+
+
+def _sizes(status: FleetStatus) -> str:
+    nodes = f"{status.min}..{status.max} hosts, target {status.target}"
+    if status.state == "down" and not status.hosts:
+        return f"{nodes}; it lived {span(status.age_s)}"
+    on_demand = status.on_demand_burn_micros_h
+    saved = f" ({100 * (1 - status.burn_micros_h / on_demand):.0f} % less)" if on_demand else ""
+    return (f"{nodes}; {span(status.age_s)} old; burn {dollars(status.burn_micros_h)}/h, on demand "
+            f"{dollars(on_demand)}/h{saved}")
 
 
 def fleets(found: Sequence[FleetStatus]) -> str:
@@ -99,10 +106,16 @@ def fleets(found: Sequence[FleetStatus]) -> str:
 
 
 def hosts(found: Sequence[HostStatus]) -> str:
-    rows = [(h.host, h.role, h.state, span(h.since_s), h.address or "-", h.slots, h.pool, dollars(h.price_micros_h),
-             ",".join(h.jobs) or "-", _host_why(h)) for h in found]
+    rows = [(h.host, h.role, h.state, span(h.since_s), h.address or "-", h.slots, _place(h.pool),
+             "-" if h.state == HostState.STOPPED.value else dollars(h.price_micros_h), ",".join(h.jobs) or "-",
+             _host_why(h)) for h in found]
     return table(["host", "role", "state", "for", "address", "slots", "pool", "$/h", "jobs", "why"], rows,
                  right=["slots", "$/h", "for"])
+
+
+def _place(pool: str) -> str:
+    """Without the provider, which is the same for all hosts of a fleet."""
+    return pool.partition("/")[2] or pool
 
 
 def _host_why(host: HostStatus) -> str:
@@ -111,28 +124,16 @@ def _host_why(host: HostStatus) -> str:
 
 
 def jobs(found: Sequence[JobStatus]) -> str:
-    rows = [(j.job, j.name, j.state, f"{j.world_size} of {j.min_workers}..{j.max_workers}", j.generation, j.version,
+    rows = [(j.job, j.name, j.state, _workers(j), j.generation, j.version,
              j.repeated, f"{j.step_s * 1e3:.1f} ms" if j.step_s else "-", span(j.age_s), j.why) for j in found]
     return table(["job", "name", "state", "workers", "generation", "steps", "repeated", "per step", "age", "why"], rows,
                  right=["generation", "steps", "repeated", "per step", "age"])
 
 
-def event(row: dict[str, Any]) -> str:
-    """12:03:10 HostJoined          request_id=digits-0 ..."""
-    at = time.strftime("%H:%M:%S", time.gmtime(row["at"]))
-    rest = {k: v for k, v in row.items() if k not in ("at", "kind", "seq", "ledger")}
-    words = [f"{k}={_short(v)}" for k, v in rest.items() if v not in ("", None, [])]
-    return f"{at}  {row['kind']:<17} " + "  ".join(words)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        if "instance_type" in value:
-            return f"{value['zone']}/{value['instance_type']}/{value['market']}"
-        return ",".join(f"{k}:{_short(v)}" for k, v in value.items())
-    if isinstance(value, list):
-        return ",".join(_short(v) for v in value)
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+def _workers(job: JobStatus) -> str:
+    """2 (1..3): how many train, and between how many may."""
+    now = "-" if JobState(job.state).ended else str(job.world_size)
+    return f"{now} ({job.min_workers}..{job.max_workers})"
 
 
 def cost(report: CostReport) -> str:

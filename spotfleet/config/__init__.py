@@ -53,7 +53,7 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> FleetFile:
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}", hint="give the path of a fleet file (YAML)") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise UsageError(f"{path} cannot be read: {error}", hint="give the path of a fleet file (YAML text)") from None
     return parse(text, path, os.environ if environ is None else environ)
 
 

@@ -11,6 +11,8 @@ import yaml
 
 from spotfleet.errors import UsageError
 
+HINT = "nothing was changed; correct the file, and look at its plan with `spotfleet up FILE --dryrun`"
+
 Place = tuple[str | int, ...]  # keys and list positions from the top
 
 
@@ -46,8 +48,8 @@ class Document:
             return
         lines = [f"{self.file}:{p}" for p in sorted(self.problems, key=lambda p: p.line)]
         if len(lines) == 1:
-            raise UsageError(lines[0])
-        raise UsageError("\n  ".join([f"{self.file} has {len(lines)} problems", *lines]))
+            raise UsageError(lines[0], hint=HINT)
+        raise UsageError("\n  ".join([f"{self.file} has {len(lines)} problems", *lines]), hint=HINT)
 
 
 def read(text: str, path: Path) -> Document:
@@ -62,7 +64,7 @@ def read(text: str, path: Path) -> Document:
         raise UsageError(f"{path}:{line}: not YAML: {error.problem or error.context}",
                          hint="check the indentation, and quote text that holds ': ' or starts with a sign") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"{path}: not YAML: {str(error).splitlines()[0]}", hint=HINT) from None
     if not isinstance(data, dict):
         raise UsageError(f"{path}:1: expected `key: value` lines, got {_kind(data)}",
                          hint="a small example: `spotfleet up --help`")
@@ -80,7 +82,7 @@ def _kind(value: Any) -> str:
 
 def _walk(node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> Iterator[tuple[Place, int, bool]]:
     if any(node is n for n in above):
-        raise UsageError(f"line {node.start_mark.line + 1}: this anchor holds itself")
+        raise UsageError(f"line {node.start_mark.line + 1}: this anchor holds itself", hint="write the value out")
     above = (*above, node)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):

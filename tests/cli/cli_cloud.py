@@ -148,6 +148,10 @@ class FakeDispatcher:
         state = "up" if not self.going_down else "going down" if hosts else "down"
         shown = tuple(HostStatus(h.request_id, h.role.value, h.state.value, h.offer.pool, h.offer.slots,
                                  h.offer.price_micros_h, h.offer.on_demand_micros_h, h.address) for h in hosts)
+        mine = next(h for h in self.cloud.hosts(self.boot["fleet"]) if h.request_id == self.boot["host"])
+        me = HostStatus(mine.request_id, Role.DISPATCHER.value, HostState.UP.value, mine.offer.pool, 0,
+                        mine.offer.price_micros_h, mine.offer.on_demand_micros_h, mine.address)
+        shown = (me, *shown)
         return FleetStatus(self.boot["fleet"], state, self.going_down or self.waits, self.nodes.min, self.nodes.target,
                            self.nodes.max, shown, tuple(j.status() for j in self.jobs.values()),
                            sum(h.price_micros_h for h in shown))
@@ -282,6 +286,8 @@ class FakeHandler(BaseHTTPRequestHandler):
                 if d.jobs[job].process:
                     d.jobs[job].process.kill()
                 self._answer({})
+            case ["GET", job, "workers"]:
+                self._answer({"workers": ["digits-0/0/1"] if d.jobs[job].log else []})
             case ["GET", job, "logs"]:
                 self._log(d.jobs[job], int(self.query["offset"]))
 

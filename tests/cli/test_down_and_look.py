@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import subprocess
+import time
 
 import pytest
 
 from spotfleet.api import Fleet
 from spotfleet.errors import SpotfleetError
+from spotfleet.fleet.events import FleetDown, GenerationFormed, JobProgress, JobResumed
 from spotfleet.model import Role
 
 READS = ("status", "hosts", "jobs", "events", "cost")
@@ -159,9 +163,91 @@ def test_hosts_can_be_drained_and_interrupted_by_name_or_address(up):
     assert "has no host 'digits-99'" in up.fails("chaos kill digits-99").err
 
 
-def test_events_read_like_lines(up):
+def test_events_are_told_in_sentences_and_routine_only_when_asked_for(up):
+    up.ok("train hello.py")
     lines = up.ok("events").out.splitlines()
-    assert any("HostJoined" in line and "request_id=digits-0" in line for line in lines)
+    assert lines[0].endswith(" UTC") and "on local begun on this machine: 2..3 hosts, target 3" in lines[1]
+    assert any("digits-0    is up: its agent has joined" in line for line in lines)
+    assert any("hello-1     submitted for 2..3 workers: hello.py" in line for line in lines)
+    assert not any(" costs $" in line for line in lines)
+    assert any(" costs $" in line for line in up.ok("events --all").out.splitlines())
+
+
+def test_the_status_of_an_ended_fleet_says_why_it_ended_how_long_it_lived_and_what_each_job_reached(up):
+    up.ok("train hello.py")
+    job = next(iter(up.dispatcher.jobs))
+    at = time.time()
+    up.dispatcher.ledger.append(GenerationFormed(at, job, 4, ("digits-0/0/1",), "death", "digits-1/0/2 fell silent", 3))
+    up.dispatcher.ledger.append(JobResumed(at, job, 4, 4, 2, 0.1))
+    up.dispatcher.ledger.append(JobProgress(at, job, 7, 0.0125))
+    up.dispatcher.ledger.append(FleetDown(at, "idle for 6 s (autostop)"))
+    up.dispatcher.end_itself()
+    said = up.ok("status")
+    lines = said.out.splitlines()
+    assert lines[0] == "fleet digits: down, idle for 6 s (autostop); nothing of it is left"
+    assert lines[1].startswith("2..3 hosts, target 3; it lived ")
+    assert lines[-1].split()[:9] == ["hello-1", "hello", "succeeded", "-", "(2..3)", "4", "7", "2", "12.5"]
+    assert "next: spotfleet cost digits" in said.err
+    found = json.loads(up.ok("status -o json").out)
+    assert found["age_s"] > 0
+
+
+def test_status_calls_a_fleet_by_its_own_name_also_where_the_cloud_knows_it_by_another(up):
+    up.ok("down -y")
+    up.ok("up fleet.yaml -y")
+    assert up.workers()[0].startswith("digits-") and up.workers()[0].count("-") == 2
+    assert up.ok("status").out.startswith("fleet digits: up")
+
+
+def test_a_rank_or_worker_that_the_job_cannot_have_is_refused_with_those_it_has(up):
+    up.ok("train hello.py --np 1:2")
+    said = up.fails("logs hello-1 --rank 2")
+    assert "job 'hello-1' has no rank 2" in said.err and "at most 2 workers: 0..1" in said.err
+    said = up.fails("logs hello-1 --worker digits-9/0/1")
+    assert "job 'hello-1' has no worker 'digits-9/0/1'" in said.err and "it has digits-0/0/1" in said.err
+    assert up.ok("logs hello-1 --worker digits-0/0/1").out == "hello \n"
+
+
+@pytest.mark.parametrize("command", ["drain", "chaos kill", "chaos preempt"])
+def test_the_dispatchers_machine_cannot_be_taken_away(up, command):
+    said = up.fails(f"{command} digits-d-0")
+    assert said.err.startswith("error: digits-d-0 is the dispatcher's machine")
+    assert "digits-0, digits-1, digits-2" in said.err and "digits-d-0" in up.cloud.living()
+
+
+def test_hosts_of_an_ended_fleet_are_not_looked_for(up):
+    up.ok("down -y")
+    assert "fleet 'digits' is down" in up.fails("drain digits-0").err
+
+
+def test_the_users_secrets_are_forgotten_when_the_fleet_is_down(user, monkeypatch):
+    monkeypatch.setenv("TOKEN", "hunter22")
+    user.write("fleet.yaml", "name: digits\nresources: {instance_type: cpu.small}\nsecrets: {TOKEN: }\n")
+    user.ok("up fleet.yaml -y")
+    keys = user.home / "fleets/digits/keys.json"
+    assert "hunter22" in keys.read_text()
+    user.ok("down -y")
+    assert "hunter22" not in keys.read_text()
+
+
+def test_what_a_killed_command_was_writing_is_removed_by_the_next(up):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    folder = up.home / "fleets/digits"
+    dead, living = folder / f".keys.json.{gone.pid}", folder / f".fleet.json.{os.getppid()}"
+    dead.write_text("half")
+    living.write_text("half")
+    up.ok("up fleet.yaml")
+    assert not dead.exists() and living.exists()
+
+
+def test_when_all_fleets_have_ended_one_must_be_named(up):
+    up.write("two.yaml", "name: two\nresources: {instance_type: cpu.small}\n")
+    up.ok("up two.yaml -y")
+    up.ok("down two -y")
+    up.ok("down digits -y")
+    said = up.fails("down", code=2)
+    assert "no fleet is up, and several have been" in said.err and "digits, two" in said.err
 
 
 @pytest.mark.parametrize("command", ["status", "train hello.py", "down -y", "cost", "jobs", "hosts", "events", "logs"])

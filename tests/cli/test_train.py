@@ -95,7 +95,7 @@ def test_detached_it_returns_at_once_and_says_how_to_attach(up):
     assert "running" in up.ok("jobs").out
     up.ok("cancel long-1")
     assert "cancelled" in up.ok("jobs").out
-    assert "nothing to cancel" in up.ok("cancel long-1").err
+    assert "has ended already (cancelled: by its user); nothing to cancel" in up.ok("cancel long-1").err
 
 
 def test_ctrl_c_detaches_and_says_how_to_attach_or_cancel(up):

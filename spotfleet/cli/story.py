@@ -1,0 +1,192 @@
+"""Events as lines for people: when, about whom, and what happened in one sentence. Pure.
+
+    11:17:30  u-0  is to leave: asked by `spotfleet drain`
+    11:17:30  d-8  generation 2 (drain) from step 36: 1 worker on u-1; u-0/0/11 leaves (drain)
+
+`events -o json` has every field; here stands what a person asks for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from spotfleet.cli.render import dollars, span
+from spotfleet.fleet.events import (
+    CheckpointKept,
+    Event,
+    FleetCreated,
+    FleetDown,
+    GenerationFormed,
+    HostDraining,
+    HostJoined,
+    HostListed,
+    HostNoticed,
+    HostSilent,
+    JobChanged,
+    JobProgress,
+    JobResumed,
+    JobSubmitted,
+    LaunchIntended,
+    LaunchRefused,
+    NodesChanged,
+    PriceChanged,
+    TerminateIntended,
+    event_from_json,
+)
+from spotfleet.model import CloudState, JobState, Nodes, Role, Run
+
+ROUTINE = ("PriceChanged", "JobProgress")  # come every few seconds, for the bill; shown with --all
+WIDTH = 10  # of whom a line is about, so that most lines stand in columns
+SCOPES = {"pool": "", "type": " (in every zone)", "region": " (in the whole region)", "account": " (to the account)"}
+
+
+def line(row: dict[str, Any]) -> str:
+    """One event as `events -o json` has it."""
+    event, at_laptop = event_from_json(row), row.get("ledger") == "laptop"
+    return f"{clock(event.at)}  {_whom(event):<{WIDTH}}  {_sentence(event, at_laptop)}"
+
+
+def days(rows: Sequence[dict[str, Any]], day: str = "") -> Iterable[tuple[dict[str, Any], str]]:
+    """Each row with the date (UTC) if it differs from that of the row before, else with ""."""
+    for row in rows:
+        today = time.strftime("%Y-%m-%d", time.gmtime(row["at"]))
+        yield row, "" if today == day else today
+        day = today
+
+
+def clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(at))
+
+
+def _whom(event: Event) -> str:
+    match event:
+        case FleetCreated():
+            return event.fleet
+        case NodesChanged() | FleetDown():
+            return "fleet"
+        case PriceChanged():
+            return "price"
+        case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept()):
+            return event.job
+        case _:
+            return event.request_id
+
+
+def _sentence(event: Event, at_laptop: bool) -> str:
+    match event:
+        case FleetCreated():
+            by = "begun on this machine" if at_laptop else "taken over by its dispatcher"
+            return f"fleet on {event.provider} {by}: {_nodes(event.nodes)}"
+        case NodesChanged():
+            return f"is to have {_nodes(event.nodes)}" + _because(event.why)
+        case FleetDown():
+            return ("nothing of it is listed any more" if at_laptop else "has no host any more") + _because(event.why)
+        case PriceChanged():
+            return f"{event.pool} costs {dollars(event.micros_h)}/h, on demand {dollars(event.on_demand_micros_h)}/h"
+        case JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept():
+            return _of_job(event)
+        case _:
+            return _of_host(event, at_laptop)
+
+
+def _of_host(event: Event, at_laptop: bool) -> str:
+    match event:
+        case LaunchIntended():
+            return ("dispatcher" if event.role is Role.DISPATCHER else "host") + " is launched" + _because(event.why)
+        case LaunchRefused():
+            return f"refused{SCOPES.get(event.scope, f' ({event.scope})')}" + _because(event.why)
+        case HostListed():
+            return _listed(event)
+        case HostJoined():
+            return f"answers at {event.incarnation}" if "://" in event.incarnation else "is up: its agent has joined"
+        case HostSilent():
+            return "does not answer any more" if at_laptop else "is silent: its connection is lost"
+        case HostNoticed() if event.notice != "interruption":
+            return f"got a hint of the cloud ({event.notice}); nothing is done about it"
+        case HostNoticed():
+            end = {"terminate": "takes", "stop": "stops"}.get(event.action, f"will {event.action}")
+            return f"got a notice: the cloud {end} it in {event.seconds_left:.0f} s"
+        case HostDraining():
+            return "is to leave" + _because(event.why)
+        case TerminateIntended():
+            return "is being terminated" + _because(event.why)
+        case _:
+            raise AssertionError(f"no sentence for {event}")
+
+
+def _listed(event: HostListed) -> str:
+    if event.missing and event.state is not CloudState.TERMINATED:
+        return f"is missing from the cloud's listing; it was {event.state.value}"
+    match event.state:
+        case CloudState.PENDING:
+            return f"is being made by the cloud as {event.provider_id}"
+        case CloudState.RUNNING:
+            return f"runs at {event.address or 'no address yet'} as {event.provider_id}" + _because(event.why)
+        case CloudState.STOPPED:
+            return f"is stopped {_billed(event.runs)}" + _because(event.why)
+        case CloudState.TERMINATED:
+            unlisted = "; the cloud does not list it any more" if event.missing else ""
+            return f"has ended {_billed(event.runs)}" + _because(event.why) + unlisted
+
+
+def _of_job(event: Event) -> str:
+    match event:
+        case JobSubmitted():
+            wanted = _range(event.min_workers, event.max_workers)
+            return f"submitted for {wanted} workers: {event.command or event.name}"
+        case JobChanged():
+            state = {JobState.FAILED: "has failed", JobState.SUCCEEDED: "has succeeded",
+                     JobState.CANCELLED: "was cancelled"}.get(event.state, f"is {event.state.value}")
+            return state + (f" at step {event.version}" if event.version else "") + _because(event.why)
+        case GenerationFormed():
+            return (f"generation {event.generation} ({event.cause}) from step {event.version}: "
+                    f"{_many(len(event.members), 'worker')} on {_hosts(event.members)}; {event.why}")
+        case JobResumed():
+            lost = (f", {_many(event.repeated, 'step')} repeated, paused for {event.pause_s * 1e3:.0f} ms"
+                    if event.repeated or event.pause_s else "")  # neither when it begins
+            return f"generation {event.generation} trains: step {event.version} is done{lost}"
+        case JobProgress():
+            return f"at step {event.version}" + (f", {event.step_s * 1e3:.1f} ms per step" if event.step_s else "")
+        case CheckpointKept():
+            return f"checkpoint of step {event.version} kept: {_size(event.bytes)}, sha256 {event.digest[:12]}"
+        case _:
+            raise AssertionError(f"no sentence for {event}")
+
+
+def _because(why: str) -> str:
+    return f": {why}" if why else ""
+
+
+def _nodes(nodes: Nodes) -> str:
+    return f"{_range(nodes.min, nodes.max)} hosts, target {nodes.target}"
+
+
+def _range(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least}..{most}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _hosts(members: Sequence[str]) -> str:
+    """By rank; with the number of workers where a host has several."""
+    hosts = [member.partition("/")[0] for member in members]
+    return ", ".join(h if hosts.count(h) == 1 else f"{h} ({hosts.count(h)})" for h in dict.fromkeys(hosts))
+
+
+def _billed(runs: Sequence[Run]) -> str:
+    """"after 1m32s", of all its runs."""
+    seconds = sum(run.ended_at - run.started_at for run in runs if run.ended_at is not None)
+    return f"after {span(seconds)}" + (" (taken by the cloud)" if runs and runs[-1].taken else "")
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"

@@ -1,0 +1,94 @@
+"""`spotfleet events` for people: one sentence for each kind of event."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from spotfleet.cli import story
+from spotfleet.fleet import events as e
+from spotfleet.model import BillingRules, CloudState, JobState, Market, Nodes, Offer, Role, Run
+
+AT = 1795173450.5  # 2026-11-20 11:17:30 UTC
+OFFER = Offer("local", "local", "local-a", "cpu.small", Market.SPOT, 1, 29_300, 85_000)
+WHY = "0 of 2 hosts; $0.0293/h in local/local-a/cpu.small/spot"
+NODES = Nodes(1, 2, 3)
+TWO, ONE = ("u-1/0/12", "u-3/0/13"), ("u-1/0/12",)
+
+
+def ended(**more) -> e.HostListed:
+    return e.HostListed(AT, "u-0", "i-1", CloudState.TERMINATED, (Run(AT - 92.0, AT),), why="ended by its user", **more)
+
+
+SAID = [
+    (e.FleetCreated(AT, "u", "local", NODES, BillingRules()),
+     "u           fleet on local taken over by its dispatcher: 1..3 hosts, target 2"),
+    (e.NodesChanged(AT, NODES, "asked by `spotfleet up`"),
+     "fleet       is to have 1..3 hosts, target 2: asked by `spotfleet up`"),
+    (e.LaunchIntended(AT, "u-0", Role.WORKER, OFFER, WHY), f"u-0         host is launched: {WHY}"),
+    (e.LaunchIntended(AT, "u-d-0", Role.DISPATCHER, OFFER, WHY), f"u-d-0       dispatcher is launched: {WHY}"),
+    (e.LaunchRefused(AT, "u-0", "pool", "no capacity"), "u-0         refused: no capacity"),
+    (e.LaunchRefused(AT, "u-0", "region", "quota"), "u-0         refused (in the whole region): quota"),
+    (e.HostListed(AT, "u-0", "i-1", CloudState.PENDING, ()), "u-0         is being made by the cloud as i-1"),
+    (e.HostListed(AT, "u-0", "i-1", CloudState.RUNNING, (Run(AT),), "127.1.2.3", why="launched"),
+     "u-0         runs at 127.1.2.3 as i-1: launched"),
+    (e.HostListed(AT, "u-0", "i-1", CloudState.RUNNING, (Run(AT),), missing=True),
+     "u-0         is missing from the cloud's listing; it was running"),
+    (e.HostListed(AT, "u-0", "i-1", CloudState.STOPPED, (Run(AT - 9, AT, True),), why="no notice"),
+     "u-0         is stopped after 9s (taken by the cloud): no notice"),
+    (ended(), "u-0         has ended after 1m32s: ended by its user"),
+    (ended(missing=True), "u-0         has ended after 1m32s: ended by its user; the cloud does not list it any more"),
+    (e.HostJoined(AT, "u-0", "26462b69daf6"), "u-0         is up: its agent has joined"),
+    (e.HostJoined(AT, "u-d-0", "https://127.1.2.3:99"), "u-d-0       answers at https://127.1.2.3:99"),
+    (e.HostSilent(AT, "u-0"), "u-0         is silent: its connection is lost"),
+    (e.HostNoticed(AT, "u-0", 119.6, "terminate"), "u-0         got a notice: the cloud takes it in 120 s"),
+    (e.HostNoticed(AT, "u-0", 119.6, "stop"), "u-0         got a notice: the cloud stops it in 120 s"),
+    (e.HostNoticed(AT, "u-0", 0.0, "terminate", "rebalance"),
+     "u-0         got a hint of the cloud (rebalance); nothing is done about it"),
+    (e.HostDraining(AT, "u-0", "asked by `spotfleet drain`"), "u-0         is to leave: asked by `spotfleet drain`"),
+    (e.TerminateIntended(AT, "u-0", "drained"), "u-0         is being terminated: drained"),
+    (e.PriceChanged(AT, "local/local-a/cpu.small/spot", 29_300, 85_000),
+     "price       local/local-a/cpu.small/spot costs $0.0293/h, on demand $0.0850/h"),
+    (e.JobSubmitted(AT, "d-8", "d", "t.py --steps 9", 1, 2), "d-8         submitted for 1..2 workers: t.py --steps 9"),
+    (e.JobChanged(AT, "d-8", JobState.QUEUED, "needs 1 host"), "d-8         is queued: needs 1 host"),
+    (e.JobChanged(AT, "d-8", JobState.FAILED, "it raised", 36), "d-8         has failed at step 36: it raised"),
+    (e.GenerationFormed(AT, "d-8", 2, TWO, "join", "u-3/0/13 joined", 36),
+     "d-8         generation 2 (join) from step 36: 2 workers on u-1, u-3; u-3/0/13 joined"),
+    (e.GenerationFormed(AT, "d-8", 3, ONE, "notice", "u-3/0/13 leaves", 37),
+     "d-8         generation 3 (notice) from step 37: 1 worker on u-1; u-3/0/13 leaves"),
+    (e.JobResumed(AT, "d-8", 1, 1, 0, 0.0), "d-8         generation 1 trains: step 1 is done"),
+    (e.JobResumed(AT, "d-8", 2, 37, 1, 0.1271),
+     "d-8         generation 2 trains: step 37 is done, 1 step repeated, paused for 127 ms"),
+    (e.JobProgress(AT, "d-8", 96, 0.1043), "d-8         at step 96, 104.3 ms per step"),
+    (e.CheckpointKept(AT, "d-8", 120, 5, "12439156f47e0e2d", 2529),
+     "d-8         checkpoint of step 120 kept: 2.53 kB, sha256 12439156f47e"),
+    (e.FleetDown(AT, "idle for 6 s (autostop)"), "fleet       has no host any more: idle for 6 s (autostop)"),
+]
+
+
+@pytest.mark.parametrize(("event", "said"), SAID)
+def test_each_event_is_one_sentence_about_somebody(event, said):
+    assert story.line({"ledger": "dispatcher", "seq": 1, **e.event_to_json(event)}) == f"11:17:30  {said}"
+
+
+def test_no_kind_of_event_is_without_a_sentence():
+    assert {type(event) for event, _ in SAID} == set(get_args(e.Event))
+
+
+def test_the_laptops_own_ledger_speaks_of_the_provider_and_of_answers():
+    down = {"ledger": "laptop", **e.event_to_json(e.FleetDown(AT, "asked by `down`"))}
+    assert story.line(down).endswith("fleet       nothing of it is listed any more: asked by `down`")
+    silent = {"ledger": "laptop", **e.event_to_json(e.HostSilent(AT, "u-d-0"))}
+    assert story.line(silent).endswith("u-d-0       does not answer any more")
+
+
+def test_workers_that_share_a_host_are_counted():
+    formed = e.GenerationFormed(AT, "d-8", 1, ("u-1/0/1", "u-1/1/2", "u-2/0/3"), "start", "3 workers are ready")
+    assert "3 workers on u-1 (2), u-2; 3 workers are ready" in story.line(e.event_to_json(formed))
+
+
+def test_the_date_is_told_where_it_changes():
+    rows = [{"at": AT}, {"at": AT + 1}, {"at": AT + 86400}]
+    assert [day for _, day in story.days(rows)] == ["2026-11-20", "", "2026-11-21"]
+    assert [day for _, day in story.days(rows[:1], "2026-11-20")] == [""]
