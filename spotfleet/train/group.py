@@ -38,7 +38,7 @@ from spotfleet.train.errors import CommBroken
 FORM_LIMIT_S = 30.0
 COLLECTIVE_LIMIT_S = 1800.0
 CONNECT_SLICE_S = 0.5
-DIAL_SLICE_S = 0.02
+FORM_SLICE_S = 0.02
 FD_DIR = "/proc/self/fd"
 CAN_ABORT = os.path.isdir(FD_DIR)  # elsewhere (macOS) a short collective limit has to do
 NO_ABORT_LIMIT_S = 30.0
@@ -105,7 +105,7 @@ class Group:
         self._before, self.forming = sockets(), True
         try:
             if self.size > 1:
-                self._connect()
+                self._connect_abortably()
         except (RuntimeError, OSError, ValueError) as error:
             raise self._broken(error) from error
         finally:
@@ -114,10 +114,32 @@ class Group:
         if self.aborted:
             raise self._broken(RuntimeError("aborted while it formed"))
 
-    def _connect(self) -> None:
+    def _connect_abortably(self) -> None:
+        """While a member dies just then, TCPStore and gloo wait for FORM_LIMIT_S where no socket is open that an abort
+        could shut. So another thread connects, and an abort leaves it to its own end."""
+        ended: list[Any] = []
+
+        def connect() -> None:
+            try:
+                ended.append(self._connect())
+            except (RuntimeError, OSError, ValueError) as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=connect, name="spotfleet-form", daemon=True)
+        thread.start()
+        while not ended:
+            thread.join(FORM_SLICE_S)
+            if self.aborted and not ended:
+                raise ConnectionAbortedError("aborted while it formed")
+        if isinstance(ended[0], Exception):
+            raise ended[0]
+        self._pg = ended[0]
+
+    def _connect(self) -> Any:
         host, port = _split(self._assignment.store)
         self._await_store(host, port)
-        self._store = dist.PrefixStore(f"{self._job}/{self.generation}", self._dial(host, port))
+        store = dist.TCPStore(host, port, None, False, timedelta(seconds=FORM_LIMIT_S), wait_for_workers=False)
+        self._store = dist.PrefixStore(f"{self._job}/{self.generation}", store)
         self._store.set(f"address/{self.rank}", self._address)
         addresses = self._store.multi_get([f"address/{r}" for r in range(self.size)])
         self._peers |= {a.decode() for a in addresses}
@@ -132,7 +154,7 @@ class Group:
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         for kind in ("cpu", "cuda"):
             group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
-        self._pg = group
+        return group
 
     def _await_store(self, host: str, port: int) -> None:
         """Return when the store accepts; TCPStore's own retries could neither be aborted nor bounded."""
@@ -147,28 +169,6 @@ class Group:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
-
-    def _dial(self, host: str, port: int) -> dist.TCPStore:
-        """A client of the store. Where its host dies right now, TCPStore retries for FORM_LIMIT_S and no abort reaches
-        it, so another thread makes it; an abort leaves that thread to its own end."""
-        made: list[dist.TCPStore | Exception] = []
-
-        def make() -> None:
-            try:
-                made.append(dist.TCPStore(host, port, None, False, timedelta(seconds=FORM_LIMIT_S),
-                                          wait_for_workers=False))
-            except (RuntimeError, OSError, ValueError) as error:
-                made.append(error)
-
-        thread = threading.Thread(target=make, name="spotfleet-dial", daemon=True)
-        thread.start()
-        while not made:
-            thread.join(DIAL_SLICE_S)
-            if self.aborted and not made:
-                raise ConnectionAbortedError("aborted while it dialled the store")
-        if isinstance(made[0], Exception):
-            raise made[0]
-        return made[0]
 
     def abort(self) -> None:
         """Unblock every call in flight, here and on the peers. Any thread, any number of times; never blocks."""

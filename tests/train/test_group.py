@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -120,3 +124,14 @@ def test_the_bootstrap_store_listens_on_the_advertised_address_only():
         socket.create_connection(("127.0.0.1", port), timeout=5)
     socket.create_connection(("127.0.0.9", port), timeout=5).close()
     assert store is not None
+
+
+@pytest.mark.slow
+def test_a_member_killed_at_any_moment_of_the_formation_neither_hangs_nor_ends_the_others():
+    """Real processes, since gloo's own waits without a socket are what an abort has to leave behind."""
+    seed = random.randrange(1 << 30)
+    done = subprocess.run([sys.executable, Path(__file__).parent / "forming_sweep.py", str(seed), "60"],
+                          capture_output=True, text=True, timeout=170)
+    lines = done.stdout.split("\n")[:-1]
+    assert len(lines) == 60, done.stderr
+    assert not {"HUNG", "DIED"} & set(lines), f"seed {seed}"
