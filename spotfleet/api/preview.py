@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 
+from spotfleet.config.values import did_you_mean
 from spotfleet.fleet.fold import FleetState
 from spotfleet.fleet.plan import Launch, Observed, Wait, Wanted, plan
 from spotfleet.model import FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Provider
 
+KEYS = {"accelerator": "accelerators"}  # as the fleet file calls them
 FOR_NEXT_JOB = ("workdir", "envs", "file_mounts", "setup", "run")  # need no other machines: simply kept
 
 
@@ -33,6 +35,7 @@ class UpPlan:
     workers: tuple[Launch, ...]
     why: str = ""  # what stands in the way
     kept: tuple[str, ...] = ()  # keys of the fleet file that changed and hold from the next job on
+    unknown: str = ""  # with no offers: the words of `resources` that the provider does not know, and those it knows
 
     @property
     def micros_h(self) -> int:
@@ -64,6 +67,7 @@ def preview(spec: FleetSpec, cloud_name: str, change: Change, was: FleetSpec | N
         workers=tuple(a for a in launches if isinstance(a, Launch)),
         why="; ".join(a.why for a in [*actions, *launches] if isinstance(a, Wait)),
         kept=tuple(name for name in changed if name in FOR_NEXT_JOB),
+        unknown="" if offers else _unknown(provider, spec.any_of),
     )
 
 
@@ -78,3 +82,15 @@ def _offers(provider: Provider, needs: Sequence[Need]) -> list[Offer]:
     for need in needs:  # without its limit, so that the plan can say how far off the price is
         found.update((o.pool, o) for o in provider.offers(replace(need, max_micros_h=0)))
     return list(found.values())
+
+
+def _unknown(provider: Provider, needs: Sequence[Need]) -> str:
+    """Why nothing on sale fits, by the words: "instance_type: ... expected one of ..."; "" if each is known."""
+    sold = [offer for use_spot in (True, False) for offer in provider.offers(Need(use_spot=use_spot))]
+    found = []
+    for need in needs:
+        for key in ("instance_type", "accelerator", "region", "zone"):
+            word, known = getattr(need, key), sorted({getattr(offer, key) for offer in sold} - {""})
+            if word and word not in known:
+                found.append(f"{KEYS.get(key, key)} '{word}' is none of {', '.join(known)}{did_you_mean(word, known)}")
+    return "; ".join(dict.fromkeys(found))

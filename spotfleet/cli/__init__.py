@@ -3,6 +3,7 @@
     app.py      all commands, their options and help; imports nothing heavy, so that `--help` is quick
     change.py   up, train, cancel, drain, chaos, down      talk.py     what is said, asked and confirmed
     look.py     status, hosts, jobs, events, logs, cost    render.py   values -> tables and lines
+    attend.py   what an attached job waits for             story.py    events -> sentences
 
 stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 usage, 3 needs a person, 130 interrupted.
 """

@@ -20,6 +20,7 @@ app = typer.Typer(
     name="spotfleet", no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train deep-learning models on spot machines of any cloud, cheaply and without losing work.",
+    epilog="To begin: `spotfleet up FILE`, `spotfleet train SCRIPT.py`, `spotfleet status`, `spotfleet down`.",
 )
 chaos = typer.Typer(no_args_is_help=True, help="Interrupt hosts on purpose.",
                     context_settings={"help_option_names": ["-h", "--help"]})
@@ -63,7 +64,8 @@ def run(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: `| head`
         return 1
     except OSError as error:
-        _tell(str(error), "")
+        home = os.environ.get("SPOTFLEET_HOME") or "~/.spotfleet"
+        _tell(str(error), f"look at that path and who may write there; spotfleet keeps its own files in {home}")
         return 1
     except Exception as error:
         if not hasattr(error, "format_message"):  # of the option parser
@@ -98,11 +100,12 @@ def up(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The fleet file (YAML).", show_default=False)],
     dryrun: Annotated[bool, typer.Option("--dryrun", "--dry-run", "--plan", help="Only show the plan.")] = False,
     yes: Yes = False,
-    timeout: Annotated[str, typer.Option(help="How long to wait for the smallest size.")] = "10m",
+    timeout: Annotated[str, typer.Option(metavar="DURATION",
+                                          help="How long to wait for nodes.min hosts, such as 90s.")] = "10m",
 ) -> None:
     """Bring a fleet up, or change the size of a running one.
 
-    A small fleet file:  {name: digits, nodes: {min: 2, target: 3}, resources: {instance_type: gpu.small}}
+    A small fleet file:  {name: digits, nodes: {min: 2, target: 3}, resources: {instance_type: cpu.small}}
     """
     _call("change", "up", file, dryrun=dryrun, yes=yes, timeout=timeout)
 
@@ -125,7 +128,8 @@ def train(
                                                   help="A variable for the job; K alone takes yours.")] = None,
     secret: Annotated[list[str] | None, typer.Option("--secret", metavar="K", show_default=False,
                                                      help="A secret variable, taken from your environment.")] = None,
-    name: Annotated[str, typer.Option("--name", help="Of the job; default: the script's.", show_default=False)] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the job; default: the script's.",
+                                             show_default=False)] = "",
 ) -> None:
     """Run a script on the fleet and show rank 0's output.
 
@@ -176,8 +180,8 @@ def logs(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Default: the newest.", show_default=False)] = "",
     cluster: Cluster = "",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose output.")] = 0,
-    worker: Annotated[str, typer.Option("--worker", help="Of one process, HOST/SLOT/INCARNATION.",
+    rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="Whose output.")] = 0,
+    worker: Annotated[str, typer.Option("--worker", metavar="HOST/SLOT/INCARNATION", help="Of one process.",
                                         show_default=False)] = "",
 ) -> None:
     """The output of a job, also after the fleet's end."""

@@ -14,6 +14,7 @@ from spotfleet.api import Fleet, Job
 from spotfleet.api.job import succeeded
 from spotfleet.api.preview import Change, UpPlan
 from spotfleet.cli import render
+from spotfleet.cli.attend import told
 from spotfleet.cli.talk import confirm, next_command, say, step
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
@@ -31,6 +32,7 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
     plan = fleet.plan()
     if dryrun:
         print(render.up_plan(plan))
+        _check_offers(plan)
         return
     say(render.up_plan(plan))
     _check_offers(plan)
@@ -52,8 +54,8 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
 def _check_offers(plan: UpPlan) -> None:
     """Refuse what cannot work at all before anything is launched."""
     if plan.change is Change.NEW and not plan.offers:
-        raise UsageError(f"resources: {plan.why}", hint=f"provider {plan.provider} sells nothing that fits; "
-                                                        "loosen `resources` or add `any_of`")
+        raise UsageError(f"resources: {plan.unknown or plan.why}",
+                         hint=f"provider {plan.provider} sells nothing that fits; change `resources` or add `any_of`")
     if plan.change is Change.NEW and plan.dispatcher is None:
         raise UsageError(f"dispatcher: {plan.why}", hint="loosen `dispatcher` in the fleet file")
 
@@ -76,10 +78,11 @@ def _attached(fleet: Fleet, job: Job) -> bytes | None:
     """Show rank 0's output to its end; the last of it, or None when Ctrl-C has detached."""
     shown = b""
     try:
-        for data in job.logs(follow=True):
-            sys.stdout.buffer.write(data)
-            sys.stdout.flush()
-            shown = (shown + data)[-SHOWN_BYTES:]
+        with told(fleet, job.id):
+            for data in job.logs(follow=True):
+                sys.stdout.buffer.write(data)
+                sys.stdout.flush()
+                shown = (shown + data)[-SHOWN_BYTES:]
         return shown
     except KeyboardInterrupt:
         say(f"\ndetached; job {job.id} goes on")

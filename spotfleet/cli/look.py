@@ -6,12 +6,14 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from spotfleet.api import Fleet
 from spotfleet.api.house import House
 from spotfleet.api.up import up_hosts
 from spotfleet.cli import render, story
+from spotfleet.cli.attend import told
 from spotfleet.cli.talk import next_command
 from spotfleet.codec import to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
@@ -26,8 +28,9 @@ def emit(value: Any) -> None:
 
 
 def status(name: str, *, watch: bool, as_json: bool) -> None:
-    if not name and not watch and len(living := House().living()) > 1:
-        _all([folder.name for folder in living], as_json)
+    house = House()
+    if not name and not watch and len(folders := house.living() or house.fleets()) > 1:
+        _all([folder.name for folder in folders], as_json)
         return
     fleet = Fleet(name)
     if not watch:
@@ -42,15 +45,15 @@ def status(name: str, *, watch: bool, as_json: bool) -> None:
     if sys.stdout.isatty() and not as_json:
         _redraw(fleet)
         return
-    told: tuple = ()
+    last: tuple = ()
     for found in _watched(fleet):
-        if (now := _gist(found)) != told:
+        if (now := _gist(found)) != last:
             print(json.dumps(to_json(found)) if as_json else render.fleet_status(found) + "\n", flush=True)
-            told = now
+            last = now
 
 
 def _all(names: list[str], as_json: bool) -> None:
-    """One line for each fleet that is not down; one that does not answer is shown with the reason."""
+    """One line for each fleet; one that does not answer is shown with the reason."""
     found = []
     for name in names:
         try:
@@ -152,9 +155,10 @@ def logs(name: str, job: str, *, follow: bool, rank: int, worker: str) -> None:
         if not found:
             raise SpotfleetError(f"fleet '{fleet.name}' has had no job", hint="spotfleet train SCRIPT")
         job = found[-1].job
-    for data in fleet.logs(job, follow=follow, rank=rank, worker=worker):
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+    with told(fleet, job) if follow and not fleet.ended else nullcontext():
+        for data in fleet.logs(job, follow=follow, rank=rank, worker=worker):
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
 
 
 def cost(name: str, *, output: str) -> None:

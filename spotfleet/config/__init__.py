@@ -54,11 +54,11 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> FleetFile:
         raise UsageError(f"there is no file {path}", hint="give the path of a fleet file (YAML)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="give the path of a fleet file (YAML text)") from None
-    return parse(text, path, os.environ if environ is None else environ)
+    return parse(text, path, os.environ if environ is None else environ, look=True)
 
 
-def parse(text: str, path: Path, environ: Mapping[str, str]) -> FleetFile:
-    """As `load`, of the text of `path`; paths in it are relative to the folder of `path`."""
+def parse(text: str, path: Path, environ: Mapping[str, str], *, look: bool = False) -> FleetFile:
+    """As `load`, of the text of `path`; paths in it are relative to the folder of `path`. `look`: must they exist?"""
     document = read(text, path)
     section = _check(document)
     if section is None:
@@ -68,11 +68,21 @@ def parse(text: str, path: Path, environ: Mapping[str, str]) -> FleetFile:
     secrets = _taken(document, "secrets", section.secrets, environ)
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
+    workdir = _local(path, spec.workdir)
+    if look and not workdir.is_dir():
+        document.add(("workdir",), f"expected a folder, but there is none at {workdir}")
+    mounts = {name: _local(path, source) for name, source in spec.file_mounts.items()}
+    for name, source in mounts.items():
+        if look and not source.exists():
+            document.add(("file_mounts", name), f"expected a file or folder, but there is none at {source}")
     document.raise_problems()
-    folder = path.parent
-    mounts = {k: str((folder / Path(v).expanduser()).resolve()) for k, v in spec.file_mounts.items()}
-    workdir = str((folder / Path(spec.workdir).expanduser()).resolve())
-    return FleetFile(replace(spec, workdir=workdir, file_mounts=mounts), secrets)
+    mounted = {name: str(source) for name, source in mounts.items()}
+    return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets)
+
+
+def _local(file: Path, text: str) -> Path:
+    """`text` of the fleet file as an absolute path: relative ones start at its folder."""
+    return (file.parent / Path(text).expanduser()).resolve()
 
 
 # --- the shape: pydantic's problems in our words

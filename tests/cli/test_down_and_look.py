@@ -248,6 +248,8 @@ def test_when_all_fleets_have_ended_one_must_be_named(up):
     up.ok("down digits -y")
     said = up.fails("down", code=2)
     assert "no fleet is up, and several have been" in said.err and "digits, two" in said.err
+    listed = up.ok("status").out.splitlines()[1:]
+    assert [line.split()[:2] for line in listed] == [["digits", "down"], ["two", "down"]]
 
 
 @pytest.mark.parametrize("command", ["status", "train hello.py", "down -y", "cost", "jobs", "hosts", "events", "logs"])

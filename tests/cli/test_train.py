@@ -8,7 +8,13 @@ import threading
 import time
 
 import pytest
+from cli_cloud import FakeJob
 
+from spotfleet.cli import attend
+from spotfleet.messages import JobStatus
+from spotfleet.model import JobState
+
+SLOW = "import os, time\nprint('begun')\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.01)\n"
 BROKEN = "print('before')\nraise ValueError('a bug')\n"
 
 
@@ -102,8 +108,7 @@ def test_ctrl_c_detaches_and_says_how_to_attach_or_cancel(up):
     up.write("long.py", "import time\nprint('begun')\ntime.sleep(60)\n")
 
     def interrupt() -> None:
-        while not (jobs := up.dispatcher.jobs) or b"begun" not in next(iter(jobs.values())).log:
-            time.sleep(0.01)
+        wait_for_log(up, b"begun")
         time.sleep(0.2)  # into the middle of a long poll
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -113,6 +118,48 @@ def test_ctrl_c_detaches_and_says_how_to_attach_or_cancel(up):
     assert "detached; job long-1 goes on" in said.err
     assert "spotfleet logs -f long-1" in said.err and "spotfleet cancel long-1" in said.err
     assert "running" in up.ok("jobs").out
+
+
+def wait_for_log(up, text: bytes) -> None:
+    while not (jobs := up.dispatcher.jobs) or text not in next(iter(jobs.values())).log:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("line", ["train slow.py", "logs -f slow-1"])
+def test_while_attached_each_change_of_the_job_is_told_beside_its_output(up, monkeypatch, line):
+    monkeypatch.setattr(attend, "LOOK_S", 0.02)
+    up.write("slow.py", SLOW)
+    go = up.work / "go"
+    if line.startswith("logs"):
+        up.ok(f"train slow.py -d --env GO={go}")
+    else:
+        line += f" --env GO={go}"
+    looked = threading.Semaphore(0)
+    ask = FakeJob.status
+
+    def status(job: FakeJob) -> JobStatus:
+        looked.release()
+        return ask(job)
+
+    monkeypatch.setattr(FakeJob, "status", status)
+
+    def story() -> None:
+        wait_for_log(up, b"begun")
+        job = up.dispatcher.jobs["slow-1"]
+        for state, why in ((JobState.QUEUED, "needs 1 host"), (JobState.QUEUED, "needs 1 host"),
+                           (JobState.RUNNING, "generation 2 on 2 workers")):
+            job.state, job.why = state, why
+            for _ in range(3):  # looks that begin after the change
+                looked.acquire()
+        go.write_text("")
+
+    teller = threading.Thread(target=story, daemon=True)
+    teller.start()
+    said = up.ok(line)
+    teller.join()
+    assert said.out == "begun\n"
+    assert said.err.count("  job slow-1 is queued: needs 1 host\n") == 1
+    assert said.err.count("  job slow-1 is running: generation 2 on 2 workers\n") == 1
 
 
 def test_logs_show_the_newest_job_or_the_one_named(up):

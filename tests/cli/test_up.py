@@ -99,6 +99,19 @@ def test_resources_that_nobody_sells_are_refused_before_anything_is_launched(use
     assert "x9.huge" in said.err and user.cloud.living() == []
 
 
+@pytest.mark.parametrize(("resources", "said"), [
+    ("{instance_type: cpu.smal}", "cpu.small, gpu.large, gpu.small; did you mean 'cpu.small'?"),
+    ("{instance_type: cpu.small, zone: local-x}", "zone 'local-x' is none of local-a, local-b, local-c; did you"),
+    ("{accelerators: W100}", "accelerators 'W100' is none of "),
+])
+def test_a_word_that_the_provider_does_not_know_is_named_with_the_nearest_also_by_a_dry_run(user, resources, said):
+    user.write("fleet.yaml", f"name: digits\nresources: {resources}\n")
+    for flag in ("-y", "--dryrun"):
+        error = user.fails(f"up fleet.yaml {flag}", code=2).err
+        assert said in error and "hint: provider local sells nothing that fits" in error
+    assert user.cloud.living() == []
+
+
 def test_the_problems_of_a_fleet_file_are_shown_with_their_lines(user):
     user.write("fleet.yaml", "name: digits\nprovder: local\nnodes: {min: 0}\n")
     said = user.fails("up fleet.yaml -y", code=2)

@@ -204,3 +204,17 @@ def test_secrets_are_in_no_spec_and_in_no_text_made_of_the_file():
                                   "secrets: {TOKEN: hunter22}\nname: [a"])
 def test_an_error_never_shows_the_value_of_a_secret(text):
     assert "hunter22" not in "".join(problems(text))
+
+
+def test_a_file_that_is_loaded_names_the_folders_and_files_that_do_not_exist(tmp_path):
+    file = tmp_path / "fleet.yaml"
+    file.write_text("name: a\nworkdir: code\nfile_mounts:\n  here: fleet.yaml\n  there: nowhere\n")
+    with pytest.raises(UsageError) as raised:
+        load(file, {})
+    said = str(raised.value).splitlines()[1:]
+    assert len(said) == 2
+    assert said[0].endswith(f"fleet.yaml:2: workdir: expected a folder, but there is none at {tmp_path}/code")
+    assert said[1].endswith(f":5: file_mounts.there: expected a file or folder, but there is none at {tmp_path}/nowhere")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "nowhere").touch()
+    assert load(file, {}).spec.workdir == str(tmp_path / "code")
