@@ -214,7 +214,7 @@ def test_a_file_that_is_loaded_names_the_folders_and_files_that_do_not_exist(tmp
     said = str(raised.value).splitlines()[1:]
     assert len(said) == 2
     assert said[0].endswith(f"fleet.yaml:2: workdir: expected a folder, but there is none at {tmp_path}/code")
-    assert said[1].endswith(f":5: file_mounts.there: expected a file or folder, but there is none at {tmp_path}/nowhere")
+    assert ":5: file_mounts.there: expected a file or folder" in said[1] and f"none at {tmp_path}/nowhere" in said[1]
     (tmp_path / "code").mkdir()
     (tmp_path / "nowhere").touch()
     assert load(file, {}).spec.workdir == str(tmp_path / "code")
