@@ -150,7 +150,7 @@ def test_while_attached_each_change_of_the_job_is_told_beside_its_output(up, mon
                            (JobState.RUNNING, "generation 2 on 2 workers")):
             job.state, job.why = state, why
             for _ in range(3):  # looks that begin after the change
-                looked.acquire()
+                looked.acquire(timeout=20)
         go.write_text("")
 
     teller = threading.Thread(target=story, daemon=True)
