@@ -27,6 +27,8 @@ from spotfleet.agent import child
 from spotfleet.codec import from_json
 
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Else torch prints C++ backtraces into the user's log whenever a peer is lost; read once, when torch is imported.
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 _WARM = ("numpy", "torch", "torch._dynamo")
 
 

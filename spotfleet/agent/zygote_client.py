@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotfleet.agent.child import ChildSpec
-from spotfleet.agent.zygote import SINGLE_THREADED
+from spotfleet.agent.zygote import QUIET, SINGLE_THREADED
 from spotfleet.codec import to_json
 
 log = logging.getLogger("spotfleet.agent")
@@ -98,7 +98,7 @@ class ZygoteClient:
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "spotfleet.agent.zygote", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
-                env={**os.environ, **SINGLE_THREADED}, stdin=asyncio.subprocess.DEVNULL, start_new_session=True)
+                env={**QUIET, **os.environ, **SINGLE_THREADED}, stdin=asyncio.subprocess.DEVNULL, start_new_session=True)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         for spec, _ in list(self._starting.values()):
             self._ask_fork(spec)
