@@ -98,7 +98,8 @@ class ZygoteClient:
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "spotfleet.agent.zygote", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
-                env={**QUIET, **os.environ, **SINGLE_THREADED}, stdin=asyncio.subprocess.DEVNULL, start_new_session=True)
+                env={**QUIET, **os.environ, **SINGLE_THREADED}, stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         for spec, _ in list(self._starting.values()):
             self._ask_fork(spec)
