@@ -103,11 +103,11 @@ class Stage:
     def hurry(self) -> None:
         (self.work / "hurry").touch()
 
-    def fleet(self, name: str, least: int, target: int) -> Fleet:
-        """A fleet that is up, with `target` hosts."""
+    def fleet(self, name: str, least: int, target: int, more: str = "") -> Fleet:
+        """A fleet that is up, with `target` hosts; `more` lines stand in its file."""
         path = self.work / f"{name}.yaml"
         path.write_text(f"name: {name}\nprovider: local\nnodes: {{min: {least}, target: {target}, max: {target}}}\n"
-                        "resources: {instance_type: cpu.small}\nworkdir: .\n")
+                        f"resources: {{instance_type: cpu.small}}\nworkdir: .\n{more}\n")
         fleet = Fleet(path)
         fleet.up(timeout_s=LIMIT_S)
         wait_for(f"{target} hosts", lambda: len(hosts(fleet)) == target)

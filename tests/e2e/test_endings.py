@@ -1,0 +1,35 @@
+"""The ends that nobody watches: total loss, and a laptop that is closed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from e2e_stage import Stage, hosts_of, output, trains, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_job_that_lost_every_host_goes_on_from_its_newest_checkpoint(stage: Stage):
+    fleet = stage.fleet("lost", least=2, target=2, more="checkpoint: {interval: 1s}")
+    job = stage.counting(fleet, 400, (2, 2))
+    wait_for("a checkpoint", lambda: job.status().checkpoint > 5)
+    lost = hosts_of(job)
+    kept = job.status().checkpoint
+    for host in lost:
+        fleet.interrupt(host, None)
+    wait_for("two other hosts that train", lambda: trains(job, 2, step=kept) and not set(lost) & set(hosts_of(job)))
+    stage.hurry()
+    job.wait(120)
+    assert "counted -400.0 of -400" in output(job)
+
+
+def test_train_down_ends_the_fleet_with_the_laptop_closed(stage: Stage):
+    stage.hurry()
+    stage.fleet("closed", least=2, target=2)
+    stage.cli("train", "counting.py", "-d", "--down", "--np", "2:2", "--", "--hurry", str(stage.work / "hurry"))
+    wait_for("the end of all machines", lambda: stage.cloud.truth() == [])  # no command of ours runs meanwhile
+    cost = json.loads(stage.cli("cost", "-o", "json").stdout)
+    assert cost["micros"] == stage.cloud.invoice("closed").micros
+    logs = stage.home / "fleets" / "closed" / "archive" / "jobs"
+    assert any("counted -200.0 of -200" in p.read_text() for p in logs.glob("*/logs/rank-0.log"))
