@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from spotfleet.model import Nodes
 
 BUNDLE_BYTES = 4 << 30
 EVENTS_AT_ONCE = 1000
+STALL_S = 60.0  # whoever fetches the archive and takes nothing for so long is given up
 
 
 async def status(request: web.Request) -> web.Response:
@@ -63,11 +63,24 @@ async def down(request: web.Request) -> web.Response:
 
 
 async def get_archive(request: web.Request) -> web.StreamResponse:
-    dispatcher = request.app[DISPATCHER]
-    with tempfile.TemporaryDirectory(dir=dispatcher.home, prefix=".archive-") as folder:
-        path = Path(folder, "archive.tar.gz")
-        await asyncio.to_thread(archive.write_tar, dispatcher.home, dispatcher.journal.ledger, path)
-        return await _stream(request, path)
+    """Made while it is sent. Only its proper end says that it is whole: what fails meanwhile breaks the connection."""
+    dispatcher, loop = request.app[DISPATCHER], asyncio.get_running_loop()
+    response = web.StreamResponse()
+    response.enable_chunked_encoding()
+
+    def send(piece: bytes) -> None:
+        asyncio.run_coroutine_threadsafe(response.write(piece), loop).result(STALL_S)
+
+    with dispatcher.endgame.reading():
+        await response.prepare(request)
+        try:
+            await asyncio.to_thread(archive.send_tar, dispatcher.home, dispatcher.journal.ledger, send)
+            await response.write_eof()
+        except BaseException:
+            if request.transport is not None:
+                request.transport.abort()  # type: ignore[attr-defined]
+            raise
+    return response
 
 
 async def get_bundle(request: web.Request) -> web.StreamResponse:
@@ -88,14 +101,3 @@ def _bundle(request: web.Request) -> Path:
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise UsageError(f"bundle: {digest!r} is no sha256 in hex")
     return request.app[DISPATCHER].home / "bundles" / digest
-
-
-async def _stream(request: web.Request, path: Path) -> web.StreamResponse:
-    """The whole file, sent before this returns, so that it may be removed then."""
-    response = web.StreamResponse(headers={"Content-Length": str(path.stat().st_size)})
-    await response.prepare(request)
-    with path.open("rb") as file:
-        while chunk := await asyncio.to_thread(file.read, 1 << 20):
-            await response.write(chunk)
-    await response.write_eof()
-    return response

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import tarfile
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spotfleet.bundle import extract
 from spotfleet.errors import UsageError
 from spotfleet.fleet.ledger import Ledger
+
+PIECE_BYTES = 1 << 18  # of a stream
 
 
 def members(home: Path) -> Iterator[tuple[str, Path]]:
@@ -17,7 +21,7 @@ def members(home: Path) -> Iterator[tuple[str, Path]]:
     for job in sorted((home / "jobs").glob("*")):
         for path in sorted((job / "logs").glob("*.log")):
             yield f"jobs/{job.name}/logs/{path.name}", path
-        for folder in sorted((job / "outputs").glob("*@*")):  # without those that are still on their way
+        for folder in sorted((job / "outputs").glob("[!.]*@*")):  # without those that are still on their way
             for path in sorted(folder.rglob("*")):
                 if path.is_file():
                     yield f"jobs/{job.name}/outputs/{path.relative_to(folder.parent)}", path
@@ -47,24 +51,48 @@ def keep_output(upload: Path, folder: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write_tar(home: Path, ledger: Ledger, target: Path) -> None:
-    """The archive as .tar.gz; blocking, call it off the loop."""
-    copy = target.with_name(f".{target.name}.ledger.db")
-    try:
+class _Outlet:
+    """A file to write to that hands on what it gets in pieces."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send, self._held = send, bytearray()
+
+    def write(self, data: bytes) -> int:
+        self._held += data
+        if len(self._held) >= PIECE_BYTES:
+            self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        piece, self._held = bytes(self._held), bytearray()
+        if piece:
+            self._send(piece)
+
+
+def send_tar(home: Path, ledger: Ledger, send: Callable[[bytes], None]) -> None:
+    """The archive as .tar.gz, piece by piece: however large, it is on its way at once and needs no second copy on the
+    disk. Blocking, call it off the loop."""
+    outlet = _Outlet(send)
+    with tempfile.TemporaryDirectory(dir=home, prefix=".archive-") as folder:
+        copy = Path(folder, "ledger.db")
         ledger.copy_to(copy)
-        with tarfile.open(target, "w:gz", compresslevel=1, dereference=True) as tar:
-            tar.add(copy, "ledger.db")
-            for name, path in members(home):
-                tar.add(path, name)
-    finally:
-        copy.unlink(missing_ok=True)
+        with gzip.GzipFile("", "wb", compresslevel=1, fileobj=outlet) as zipped:  # type: ignore[arg-type]
+            with tarfile.open(fileobj=zipped, mode="w|", dereference=True) as tar:
+                tar.add(copy, "ledger.db")
+                for name, path in members(home):
+                    tar.add(path, name)
+    outlet.flush()
 
 
 def write_folder(home: Path, ledger: Ledger, target: Path) -> None:
-    """The archive as a plain folder; blocking, call it off the loop."""
-    target.mkdir(parents=True, exist_ok=True)
-    ledger.copy_to(target / "ledger.db")
+    """The archive as a plain folder, whole or not at all; blocking, call it off the loop."""
+    part = target.with_name(f".{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    part.mkdir(parents=True)
+    ledger.copy_to(part / "ledger.db")
     for name, path in members(home):
-        place = target / name
+        place = part / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
+    shutil.rmtree(target, ignore_errors=True)
+    part.rename(target)

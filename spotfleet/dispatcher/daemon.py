@@ -59,11 +59,11 @@ class Daemon:
             self.dispatcher.journal.ledger.close()
 
     async def _create(self, ledger: Ledger) -> None:
-        while True:
+        """Once for each ledger: a fleet that is down when we start again is not made anew."""
+        while ledger.state().created is None:
             try:
                 await asyncio.to_thread(reconcile.create, ledger, self._provider, self._boot.fleet,
                                         self._boot.spec.nodes, time.time())
-                return
             except (SpotfleetError, OSError) as error:
                 log.warning("%s does not answer: %s", self._provider.name, error)
                 await asyncio.sleep(PROVIDER_AGAIN_S)

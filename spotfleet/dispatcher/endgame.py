@@ -9,6 +9,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +26,6 @@ class Decision:
     why: str
     at: float  # Unix
     by_ourselves: bool
-    noted: bool = False  # FleetDown is in the ledger
     archived: bool = False
 
 
@@ -31,6 +33,7 @@ class Endgame:
     def __init__(self, home: Path) -> None:
         self._path = home / "down.json"
         self.decision: Decision | None = None
+        self._readers, self._read_at = 0, 0.0
         if self._path.exists():
             self.decision = from_json(Decision, json.loads(self._path.read_text()))
 
@@ -46,13 +49,24 @@ class Endgame:
         self._write(Decision(why, at, by_ourselves))
         return True
 
-    def mark(self, **changes: bool) -> None:
+    def mark_archived(self) -> None:
         assert self.decision is not None
-        self._write(replace(self.decision, **changes))
+        self._write(replace(self.decision, archived=True))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While somebody fetches the archive we do not end ourselves under it, however long it takes."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers, self._read_at = self._readers - 1, time.time()
 
     def alone(self, unix: float) -> bool:
         """Must we end ourselves?"""
-        return self.decision is not None and (self.decision.by_ourselves or unix - self.decision.at >= FETCH_S)
+        if self.decision is None or self._readers:
+            return False
+        return self.decision.by_ourselves or unix - max(self.decision.at, self._read_at) >= FETCH_S
 
     def _write(self, decision: Decision) -> None:
         self.decision = decision

@@ -129,10 +129,9 @@ class Machines:
             return
         if any(not j.state.ended for j in self._dispatcher.jobs.values()):
             return
-        if not endgame.decision.noted:
+        if journal.state.down is None:
             journal.note(FleetDown(time.time(), endgame.why))
             await journal.flush()
-            endgame.mark(noted=True)
         if not endgame.alone(time.time()):
             return
         if not endgame.decision.archived and not await self._archive():
@@ -153,5 +152,5 @@ class Machines:
         except (OSError, SpotfleetError) as error:
             log.error("the archive cannot be written to %s: %s", target, error)
             return time.time() - endgame.decision.at >= FETCH_S
-        endgame.mark(archived=True)
+        endgame.mark_archived()
         return True

@@ -247,6 +247,9 @@ def test_the_archive_holds_what_a_user_wants_home_and_no_secret(play):
         for version in (5, 6):
             await stage.call("PUT", f"/v1/jobs/{job}/checkpoints/{version}?generation=1&digest={digest}", token=token,
                              data=data)
+        arriving = stage.home / "jobs" / job / "outputs" / f".{worker.replace('/', '@')}.part"
+        arriving.mkdir()
+        (arriving / "half").touch()
         archive = (await stage.call("GET", "/v1/archive"))[1]
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             name = worker.replace("/", "@")

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
 from fake_fleet import Stage, spec
 from fake_workers import Script
 
+from spotfleet.dispatcher import archive as archives
+from spotfleet.dispatcher.endgame import FETCH_S, Endgame
 from spotfleet.fleet.events import FleetDown
 from spotfleet.fleet.ledger import read_events
 from spotfleet.messages import Exit
@@ -75,6 +82,48 @@ def test_down_ends_the_hosts_and_waits_for_the_laptop_with_the_results(play):
         assert (await stage.job(job)).state == "cancelled"
         refused = await stage.call("POST", "/v1/jobs", {"spec": {"name": "x", "run": "true"}}, ok=False)
         assert refused[0] == 409
+
+    play(scene)
+
+
+def test_a_dispatcher_that_is_restarted_when_all_is_down_writes_neither_a_birth_nor_a_second_end(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await stage.call("POST", "/v1/down", {})
+
+        async def noted() -> bool:
+            return bool(await stage.events("FleetDown"))
+
+        await stage.until("its end is in the ledger", noted)
+        before = await stage.events()
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        tick = stage.daemon.dispatcher.machines
+        await stage.until("it has looked at its machines again", lambda: tick.own is not None)
+        assert [e["kind"] for e in await stage.events()] == [e["kind"] for e in before]
+
+    play(scene, spec(1))
+
+
+def test_a_dispatcher_does_not_end_itself_while_its_results_are_fetched(tmp_path: Path):
+    endgame, late = Endgame(tmp_path), time.time() + FETCH_S + 1
+    endgame.begin("asked", by_ourselves=False, at=time.time())
+    with endgame.reading():
+        assert not endgame.alone(late)
+    assert not endgame.alone(time.time() + FETCH_S - 10)
+    assert endgame.alone(late + 1)
+
+
+def test_an_archive_that_cannot_be_made_whole_never_looks_whole(play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(archives, "members", lambda home: iter([("jobs/a/log", Path(home, "vanished"))]))
+
+    async def scene(stage: Stage) -> None:
+        with pytest.raises(aiohttp.ClientError):
+            await stage.call("GET", "/v1/archive")
+        ledger, target = stage.daemon.dispatcher.journal.ledger, tmp_path / "left"
+        with pytest.raises(FileNotFoundError):
+            archives.write_folder(stage.home, ledger, target)
+        assert not target.exists()
 
     play(scene)
 
