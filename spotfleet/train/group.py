@@ -34,11 +34,12 @@ import torch.distributed as dist
 
 from spotfleet.messages import Assignment
 from spotfleet.train.errors import CommBroken
+from spotfleet.train.store import Client, Server
 
 FORM_LIMIT_S = 30.0
 COLLECTIVE_LIMIT_S = 1800.0
-CONNECT_SLICE_S = 0.5
 FORM_SLICE_S = 0.02
+WAIT_SLICE = timedelta(seconds=0.25)
 FD_DIR = "/proc/self/fd"
 CAN_ABORT = os.path.isdir(FD_DIR)  # elsewhere (macOS) a short collective limit has to do
 NO_ABORT_LIMIT_S = 30.0
@@ -68,19 +69,11 @@ def _listens(sock: socket.socket) -> bool:
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def open_store(address: str) -> tuple[dist.TCPStore, str]:
-    """A bootstrap store that listens on `address` only, and its "address:port". TCPStore alone would listen on `*`."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((address, 0))
-    listener.listen(512)
-    port = listener.getsockname()[1]
-    _store_ports.add(port)
-    store = dist.TCPStore(
-        address, port, None, True, timedelta(seconds=FORM_LIMIT_S),
-        wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True,
-    )
-    return store, f"{address}:{port}"
+def open_store(address: str) -> tuple[Server, str]:
+    """A bootstrap store that listens on `address` only, and its "address:port"."""
+    store = Server(address)
+    _store_ports.add(store.port)
+    return store, f"{address}:{store.port}"
 
 
 class Group:
@@ -115,8 +108,8 @@ class Group:
             raise self._broken(RuntimeError("aborted while it formed"))
 
     def _connect_abortably(self) -> None:
-        """While a member dies just then, TCPStore and gloo wait for FORM_LIMIT_S where no socket is open that an abort
-        could shut. So another thread connects, and an abort leaves it to its own end."""
+        """While a member dies just then, gloo waits for FORM_LIMIT_S where no socket is open that an abort could shut.
+        So another thread connects, and an abort leaves it to its own end."""
         ended: list[Any] = []
 
         def connect() -> None:
@@ -137,34 +130,30 @@ class Group:
 
     def _connect(self) -> Any:
         host, port = _split(self._assignment.store)
-        self._await_store(host, port)
-        store = dist.TCPStore(host, port, None, False, timedelta(seconds=FORM_LIMIT_S), wait_for_workers=False)
-        self._store = dist.PrefixStore(f"{self._job}/{self.generation}", store)
-        self._store.set(f"address/{self.rank}", self._address)
-        addresses = self._store.multi_get([f"address/{r}" for r in range(self.size)])
-        self._peers |= {a.decode() for a in addresses}
+        store = self._store = self._dial(host, port)
+        store.set(f"address/{self.rank}", self._address)
+        self._peers |= {store.get(f"address/{r}").decode() for r in range(self.size)}
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=FORM_LIMIT_S)
         options._threads = 2
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
-        backend = dist.ProcessGroupGloo(self._store, self.rank, self.size, options)
+        backend = dist.ProcessGroupGloo(store, self.rank, self.size, options)
         limit_s = COLLECTIVE_LIMIT_S if CAN_ABORT else NO_ABORT_LIMIT_S
         backend._set_default_timeout(timedelta(seconds=limit_s))
-        group = dist.ProcessGroup(self._store, self.rank, self.size)
+        group = dist.ProcessGroup(store, self.rank, self.size)
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         for kind in ("cpu", "cuda"):
             group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
         return group
 
-    def _await_store(self, host: str, port: int) -> None:
-        """Return when the store accepts; TCPStore's own retries could neither be aborted nor bounded."""
+    def _dial(self, host: str, port: int) -> Client:
+        """A client of the generation's store; OSError when nobody serves it within FORM_LIMIT_S."""
         deadline = time.monotonic() + FORM_LIMIT_S
         while True:
             if self.aborted:
                 raise ConnectionAbortedError("aborted while it formed")
             try:
-                socket.create_connection((host, port), timeout=CONNECT_SLICE_S).close()
-                return
+                return Client(host, port, f"{self._job}/{self.generation}", FORM_LIMIT_S)
             except OSError:
                 if time.monotonic() > deadline:
                     raise
@@ -242,12 +231,37 @@ class Group:
         problem: RuntimeError | None = None
         for work in works:
             try:
-                work.wait()
+                self._wait(work)
             except RuntimeError as error:
                 problem = problem or error
                 self.abort()
         if problem is not None:
             raise self._broken(problem) from problem
+
+    def drain(self, works: list[Any]) -> None:
+        """Abort, and return when none of `works` touches memory any more."""
+        self.abort()
+        for work in works:
+            try:
+                self._wait(work)
+            except RuntimeError:
+                continue  # aborted just now
+
+    def _wait(self, work: Any) -> None:
+        """As work.wait(). gloo now and then forgets an operation whose peer died as it began: one that an abort has not
+        ended within a slice counts as failed. Its thread sleeps on without a socket, so it touches nothing."""
+        forgotten = False
+        while True:
+            try:
+                work.wait(WAIT_SLICE)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises its own error, if it was not just late
+                    return
+                if forgotten:
+                    raise
+                forgotten = self.aborted
 
     def allreduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         if self.size > 1:
@@ -273,7 +287,7 @@ class Group:
         if self.aborted or self._pg is None:
             raise self._broken(RuntimeError("the group was aborted"))
         try:
-            start(self._pg).wait()
+            self._wait(start(self._pg))
         except RuntimeError as error:
             raise self._broken(error) from error
 

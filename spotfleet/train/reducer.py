@@ -114,12 +114,7 @@ class Reducer:
         group, works = self._group(), self._works
         self._works = []
         if works and group is not None:
-            group.abort()
-            for work in works:
-                try:
-                    work.wait()
-                except RuntimeError:
-                    pass  # aborted just now
+            group.drain(works)
         self._begin()
         self.round_open = self.reduced = self.launched = self._in_pass = False
         self.passes_done = 0

@@ -17,6 +17,7 @@ import torch
 from spotfleet.messages import Assignment
 from spotfleet.train.errors import CommBroken
 from spotfleet.train.group import Group, open_store
+from spotfleet.train.store import Client
 
 
 def test_ranks_add_up_and_share(ranks):
@@ -77,22 +78,33 @@ def test_abort_ends_a_formation_that_waits_for_an_absent_member():
     assert store is not None
 
 
-def test_abort_ends_a_formation_whose_store_died_between_two_of_its_connections():
-    dying = socket.create_server(("127.0.0.1", 0))
-    group = Group(Assignment(1, 0, ("a/0/1", "b/0/1"), f"127.0.0.1:{dying.getsockname()[1]}"), "job", "127.0.0.1")
-    ended = threading.Event()
+def test_a_bootstrap_store_keeps_prefixes_apart_and_answers_when_a_value_comes():
+    server, address = open_store("127.0.0.1")
+    host, _, port = address.rpartition(":")
+    writer, reader, other = (Client(host, int(port), prefix, 10.0) for prefix in ("a/1", "a/1", "a/2"))
+    got: list[bytes] = []
+    thread = threading.Thread(target=lambda: got.append(reader.get("key")))
+    thread.start()
+    other.set("key", b"of another generation")
+    writer.set("key", b"value" * 50_000)
+    thread.join(10)
+    assert got == [b"value" * 50_000]
+    writer.wait(["key"])
+    for client in (writer, reader, other):
+        client.close()
+    assert server.port == int(port)
 
-    def form() -> None:
-        with pytest.raises(CommBroken):
-            group.form()
-        ended.set()
 
-    threading.Thread(target=form, daemon=True).start()
-    dying.accept()[0].close()
-    dying.close()
-    assert not ended.wait(1.0)  # the store's client keeps trying
-    group.abort()
-    assert ended.wait(10)  # it would try for 30 s
+def test_a_bootstrap_store_cuts_off_who_speaks_garbage_and_serves_the_others():
+    _server, address = open_store("127.0.0.1")
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert stranger.recv(100) == b""
+    client = Client(host, int(port), "a/1", 10.0)
+    client.set("key", b"value")
+    assert client.get("key") == b"value"
+    client.close()
 
 
 def test_abort_spares_sockets_of_others_even_if_they_were_born_while_the_group_formed(ranks):
