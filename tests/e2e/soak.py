@@ -1,14 +1,14 @@
 """Trouble of every kind at random moments, for minutes: `python tests/e2e/soak.py SEED MINUTES`.
 
-A local fleet trains the counting job. Bursts of one to four troubles hit it, some apart by milliseconds, some timed to
-hit a generation that forms. After each burst the job must train with all its workers again within RECOVER_S; at the end
-the count must be exact and the cloud's invoice our cost. The same seed makes the same plan of troubles, though the
-moments differ with the machine. What went wrong is printed with all that is needed to find out why, and kept on disk.
+A local fleet trains counting jobs, one after another. Bursts of one to four troubles hit each, from its start to its
+end, some apart by milliseconds, some timed to hit a generation that forms. After each burst the job must train with all
+its workers again within RECOVER_S; each count must be exact, and at the end the cloud's invoice our cost. The same seed
+makes the same plan of troubles, though the moments differ with the machine. What went wrong is printed with all that is
+needed to find out why, and kept on disk.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import shutil
@@ -32,9 +32,11 @@ from spotfleet.providers.local import LocalCloud, Machine
 
 RECOVER_S = 60.0  # from the last trouble's end until all workers train again
 STEADY_STEPS = 5  # so many steps in one generation of all workers are "trains again"
-STEPS_PER_S = 30  # no more are done while it goes slowly: see LINGER
-LINGER = ("range(20)", "range(3)")  # of COUNTING: 30 ms a step
+STEPS = 2000  # of a job
+JOB_S = 50.0  # then the job may hurry to its end
+HEAVY = 1_000_000  # numbers that some jobs count with as well, so that trouble also hits transfers
 END_LIMIT_S = 180.0
+ENDED = ("succeeded", "failed", "cancelled")
 ROUTINE = ("PriceChanged", "CheckpointKept", "JobProgress")
 
 
@@ -47,8 +49,7 @@ class Soak:
 
     def __init__(self, stage: Stage, seed: int, minutes: float) -> None:
         self.stage, self.dice = stage, random.Random(seed)
-        self.until = time.monotonic() + 60 * minutes
-        self.total = 50 * math.ceil(60 * minutes * STEPS_PER_S / 50)
+        self.minutes = minutes
         self.target = self.dice.choice([3, 3, 4])
         self.done: Counter[str] = Counter()
         self.began = time.monotonic()
@@ -57,13 +58,31 @@ class Soak:
         self.slowest_s = 0.0
 
     def run(self) -> None:
-        least, every = self.dice.randint(1, self.target - 1), self.dice.choice([1, 7, 1000])
-        self.say(f"{self.target} workers, at least {least}, {self.total} steps, a commit each {every}")
         self.fleet: Fleet = self.stage.fleet("soak", least=1, target=self.target, more="checkpoint: {interval: 2s}")
-        self.job: Job = self.stage.counting(self.fleet, self.total, (least, self.target), every)
-        self.until += time.monotonic() - self.began
+        until = time.monotonic() + 60 * self.minutes
+        while time.monotonic() < until:
+            self.one_job(min(until, time.monotonic() + JOB_S))
+        for timer in self.timers:
+            timer.cancel()
+        self.fleet.down()
+        billed, ours = self.stage.cloud.invoice("soak").micros, self.fleet.cost().micros
+        if billed != ours or self.stage.cloud.truth():
+            raise Failure(f"the cloud bills {billed}, our cost is {ours}; left: {self.stage.cloud.truth()}")
+        self.say(f"{billed} micros; slowest recovery {self.slowest_s:.1f} s; {dict(self.done)}")
+
+    def one_job(self, until: float) -> None:
+        """Trouble from its start, sometimes, to its end."""
+        least, every = self.dice.randint(1, self.target - 1), self.dice.choice([1, 7, 1000])
+        (self.stage.work / "hurry").unlink(missing_ok=True)
+        weights = self.dice.choice([1, 1, HEAVY])
+        (self.stage.work / "counting.py").write_text(script(weights))
+        self.say(f"a job of {least} to {self.target} workers, {weights} weights, a commit each {every}")
+        self.job: Job = self.stage.counting(self.fleet, STEPS, (least, self.target), every, wait=True)
+        if self.dice.random() < 0.5:
+            time.sleep(self.dice.uniform(0, 4))  # while it forms its first generation, or just before or after
+            self.recovers(self.burst())
         self.recovers("the start")
-        while time.monotonic() < self.until and self.status().version < self.total - 300:
+        while time.monotonic() < until and self.status().version < STEPS - 300:
             self.recovers(self.burst())
         self.end()
 
@@ -80,7 +99,9 @@ class Soak:
         kind, after_s = self.dice.choice(["at once", "forming", "forming", "later"]), self.dice.uniform(0, 0.05)
         if kind == "forming":
             before, limit = self.status(), time.monotonic() + 10
-            while time.monotonic() < limit and self.status().generation == before.generation:
+            while time.monotonic() < limit and (now := self.status()).generation == before.generation:
+                if now.state in ENDED:
+                    return
                 time.sleep(0.005)
         elif kind == "later":
             after_s = self.dice.uniform(0.05, 5)
@@ -213,7 +234,7 @@ class Soak:
         while True:
             status = self.status()
             ranked = [w for w in status.workers if w.rank >= 0]
-            if status.state in ("succeeded", "failed", "cancelled"):
+            if status.state in ENDED:
                 raise Failure(f"the job has {status.state} after {after}: {status.why}\n{status.error}")
             now = time.monotonic()
             whole = status.state == "running" and len(ranked) == self.target and now > self.busy_until
@@ -230,24 +251,17 @@ class Soak:
         self.say(f"  trains at generation {status.generation}, step {status.version} ({took_s:.1f} s)")
 
     def end(self) -> None:
-        """The last steps in a hurry, with one more trouble in them, and the sums."""
+        """The last steps in a hurry, with more trouble in them, and the sum."""
         self.stage.hurry()
-        near = self.total - self.dice.randrange(300)
-        wait_for(f"step {near}", lambda: (s := self.status()).version >= near or s.state == "succeeded", END_LIMIT_S)
+        near = STEPS - self.dice.randrange(300)
+        wait_for(f"step {near}", lambda: (s := self.status()).version >= near or s.state in ENDED, END_LIMIT_S)
         self.say("near the end:")
-        self.trouble()
-        wait_for("the job's end", lambda: self.status().state in ("succeeded", "failed"), END_LIMIT_S)
-        for timer in self.timers:
-            timer.cancel()
-        said = f"counted -{self.total}.0 of -{self.total}"
-        if self.status().state == "failed" or said not in output(self.job):
-            raise Failure(f"expected '{said}', got: {output(self.job)[-300:]!r}")
-        repeated = self.status().repeated
-        self.fleet.down()
-        billed, ours = self.stage.cloud.invoice("soak").micros, self.fleet.cost().micros
-        if billed != ours or self.stage.cloud.truth():
-            raise Failure(f"the cloud bills {billed}, our cost is {ours}; left: {self.stage.cloud.truth()}")
-        self.say(f"{said}; {repeated} steps repeated; slowest recovery {self.slowest_s:.1f} s; {dict(self.done)}")
+        self.burst()
+        wait_for("the job's end", lambda: self.status().state in ENDED, END_LIMIT_S)
+        said = f"counted -{STEPS}.0 of -{STEPS}"
+        if self.status().state != "succeeded" or said not in output(self.job):
+            raise Failure(f"expected '{said}', got: {self.status()} {output(self.job)[-300:]!r}")
+        self.say(f"{said}; {self.status().repeated} steps repeated")
 
     # ---- words
 
@@ -270,6 +284,17 @@ class Soak:
                 if spy.exists():
                     command = [str(spy), "dump", "--native", "--pid", str(process.pid)]
                     subprocess.run(command, timeout=60, check=False)
+
+
+def script(weights: int) -> str:
+    """COUNTING with 30 ms a step, and so many weights of which each must have counted alike."""
+    text = COUNTING.replace("range(20)", "range(3)").replace("Linear(1, 1, bias", f"Linear(1, {weights}, bias")
+    return text.replace("train(hvd.elastic", """
+def same(found):
+    assert found.min() == found.max(), found
+    return found[0]
+
+train(hvd.elastic""").replace("model.weight.item()", "same(model.weight).item()")
 
 
 def _dispatches(machine: Machine) -> bool:
@@ -298,7 +323,6 @@ def _is_zygote(process: psutil.Process) -> bool:
 
 def soak(stage: Stage, seed: int, minutes: float) -> None:
     """Raises Failure, after all that is known about it has been printed."""
-    (stage.work / "counting.py").write_text(COUNTING.replace(*LINGER))
     run = Soak(stage, seed, minutes)
     try:
         run.run()
