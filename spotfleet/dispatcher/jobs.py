@@ -31,6 +31,7 @@ from spotfleet.fleet.events import Event, GenerationFormed, JobChanged
 from spotfleet.messages import AgentReport, JobStatus, SlotOrder, Stage, WorkerOrders, WorkerStatus
 from spotfleet.model import HostState, JobSpec, JobState
 
+SAVE_S = 15.0  # when the fleet goes down, a running job may take so long for a last checkpoint
 TAIL_S = 20.0  # the other ranks' tails, once rank 0's script has ended
 LOGS_S = 15.0  # after a job's end, its last output is waited for so long
 GROUPS = 8  # so many generations a restarted dispatcher fences
@@ -67,6 +68,7 @@ class Job:
         self._cause = ""  # of the newest generation
         self._finished: tuple[str, ...] = ()  # by rank, once training has ended
         self._done_at: float | None = None  # when rank 0's script ended
+        self._saving: tuple[int, float] | None = None  # before a cancelled job ends: the version to keep, until when
         self._peak = 0  # most workers at once: of a script without init(), so many must end
 
     @property
@@ -102,9 +104,11 @@ class Job:
         """The slots whose processes exist or shall exist."""
         return {w.place: w.name for w in self.crew.live()}
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, why: str, save_until: float = 0.0) -> None:
+        """End the job. With `save_until` (monotonic) it may train on until what it has reached is in a checkpoint."""
         if not self.state.ended and not self.record.cancelled:
             self._write(cancelled=why)
+            self._saving = (self.crew.version(), save_until)
 
     def orders(self, host: str) -> list[SlotOrder]:
         return [SlotOrder(w.name, self.id, w.slot, w.local_rank, self._worker_orders(w))
@@ -229,7 +233,8 @@ class Job:
                 self._write(groups=(*self.record.groups, (change.generation, change.members))[-GROUPS:],
                             fence=change.generation if fresh else self.record.fence)
             case Formed():
-                self.progress.formed(change)
+                newest = self.checkpoints.newest
+                self.progress.formed(change, newest.version if newest else 0)
                 return [GenerationFormed(around.unix, self.id, change.generation, change.members, change.cause,
                                          change.why, max(change.version, 0))]
             case Evicted():
@@ -272,7 +277,7 @@ class Job:
         said = self.membership.orders(worker.name)
         restore = self.checkpoints.newest if said.needs_restore else None
         return WorkerOrders(said.assignment, said.founded, said.provisional_rank, said.provisional_size,
-                            self.spec.checkpoint.interval_s, said.checkpoint_now, restore)
+                            self.spec.checkpoint.interval_s, said.checkpoint_now or self._saving is not None, restore)
 
     # ---- where it stands
 
@@ -329,7 +334,21 @@ class Job:
         self._write(done=())
         return self._change(JobState.RECOVERING, "rank 0 was lost after training and before its script's end", around)
 
+    def _saves(self, around: Surroundings) -> bool:
+        """Is a checkpoint on its way that a cancelled job should wait for?"""
+        if self._saving is None:
+            return False
+        version, until = self._saving
+        newest = self.checkpoints.newest
+        kept = newest is not None and newest.version >= version
+        able = any(w.report.generation > 0 and not w.silent for w in self.crew.live())
+        if kept or not able or around.now >= until:
+            self._saving = None
+        return self._saving is not None
+
     def _cancelled(self, around: Surroundings) -> list[Event]:
+        if self._saves(around):
+            return self._change(self.state, f"{self.record.cancelled}; waits for a last checkpoint", around)
         for worker in self.crew.live():
             worker.wanted = False
         left = [w for w in self.crew.live() if w.seen]

@@ -23,18 +23,28 @@ class Progress:
         self._resuming: Formed | None = None  # formed; not every member has made a step in it
         self._counted: dict[str, int] = {}  # worker -> repeats that are in `repeated` already
         self._written_at: float | None = None
+        self._reached = 0  # newest version that any worker has reported
+        self._trained_at: float | None = None  # when the newest generation was last seen whole
+        self._members: tuple[str, ...] = ()  # of the generation before `_resuming`
+        self._lost = 0  # steps since the checkpoint from which `_resuming` goes on, all others being lost
 
-    def formed(self, change: Formed) -> None:
-        self._resuming = change
+    def formed(self, change: Formed, restored: int) -> None:
+        """`restored`: the newest checkpoint's version, where all who knew more are gone."""
+        survivors = not self._members or bool(set(self._members) & set(change.members))
+        self._lost = 0 if survivors else max(0, self._reached - restored)
+        self._members, self._resuming = change.members, change
 
     def look(self, crew: Crew, membership: Membership, around: Surroundings) -> list[Event]:
         times = sorted(w.report.step_s for w in crew.live() if w.report.step_s > 0)
         self.step_s = times[len(times) // 2] if times else self.step_s
+        if membership.phase is Phase.RUNNING and self._resuming is None:
+            self._trained_at = around.now
         events = self._resumed(crew, around)
         due = self._written_at is None or around.now - self._written_at >= PROGRESS_S
         if due and membership.phase is Phase.RUNNING and membership.version > 0:
             self._written_at = around.now
             events.append(JobProgress(around.unix, self.job, membership.version, self.step_s))
+        self._reached = max(self._reached, crew.version())
         return events
 
     def last(self, membership: Membership, around: Surroundings) -> list[Event]:
@@ -50,9 +60,12 @@ class Progress:
             return []
         again = max((m.repeated - self._counted.get(m.worker, 0) for m in members), default=0)
         self._counted |= {m.worker: m.repeated for m in members}
-        self.repeated += max(0, again)
+        again = max(0, again) + self._lost
+        self.repeated += again
         version = max((m.version for m in members), default=0)
         pause_s = max((m.pause_s for m in members), default=0.0)
-        event = JobResumed(around.unix, self.job, self._resuming.generation, version, max(0, again), pause_s)
-        self._resuming = None
+        if self._lost and self._trained_at is not None:
+            pause_s = max(pause_s, around.now - self._trained_at)  # nobody is left who could tell
+        event = JobResumed(around.unix, self.job, self._resuming.generation, version, again, pause_s)
+        self._resuming, self._lost = None, 0
         return [event]

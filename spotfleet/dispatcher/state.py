@@ -22,7 +22,7 @@ from spotfleet.dispatcher.boot import DispatcherBoot
 from spotfleet.dispatcher.endgame import Endgame
 from spotfleet.dispatcher.hosts import HostView, Seat, look
 from spotfleet.dispatcher.jobfile import JobRecord
-from spotfleet.dispatcher.jobs import Job, Surroundings
+from spotfleet.dispatcher.jobs import SAVE_S, Job, Surroundings
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.keys import NotFound
 from spotfleet.dispatcher.machines import Machines
@@ -280,7 +280,7 @@ class Dispatcher:
     def _end_if_due(self, live: list[Job], unix: float) -> None:
         if self.endgame.why:
             for job in live:
-                job.cancel(f"the fleet goes down: {self.endgame.why}")
+                job.cancel(f"the fleet goes down: {self.endgame.why}", save_until=time.monotonic() + SAVE_S)
             return
         created = self.journal.state.created
         ended = [j for j in self.jobs.values() if j.state.ended]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from e2e_stage import Stage, hosts_of, output, trains, wait_for
@@ -33,3 +34,15 @@ def test_train_down_ends_the_fleet_with_the_laptop_closed(stage: Stage):
     assert cost["micros"] == stage.cloud.invoice("closed").micros
     logs = stage.home / "fleets" / "closed" / "archive" / "jobs"
     assert any("counted -200.0 of -200" in p.read_text() for p in logs.glob("*/logs/rank-0.log"))
+
+
+def test_down_keeps_what_a_running_job_has_reached(stage: Stage):
+    fleet = stage.fleet("kept", least=2, target=2)  # checkpoints come once a minute, so none by itself
+    job = stage.counting(fleet, 400, (2, 2))
+    wait_for("some steps", lambda: trains(job, 2, step=5))
+    reached = job.status().version
+    fleet.down()
+    kept = (stage.home / "fleets" / "kept" / "archive" / "jobs" / job.id / "checkpoints").rglob("*")
+    names = [p.name for p in kept if p.is_file()]
+    versions = [int(n) for name in names for n in re.findall(r"\d+", name) if not name.endswith(".json")]
+    assert max(versions, default=0) >= reached, names
