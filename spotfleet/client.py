@@ -27,6 +27,7 @@ from spotfleet.model import JobSpec, Nodes
 TIMEOUT_S = 30.0  # for one answer, on top of what a long poll was asked to wait
 PAUSE_S = 0.3  # between two tries
 CHUNK = 1 << 20
+DOWNLOADS = 5  # so often a transfer that breaks off is begun again
 RESTARTING = (502, 503)  # the dispatcher answers, but not yet
 
 
@@ -196,24 +197,24 @@ class Client:
         return connection.getresponse()
 
     def _download(self, path: str, out: BinaryIO) -> None:
-        deadline = time.monotonic() + self.patience_s
+        deadline, begun = time.monotonic() + self.patience_s, 0
         while True:
-            out.seek(0)
-            out.truncate()
+            _emptied(out)
             connection = self._connection(TIMEOUT_S)
             try:
                 reply = self._request(connection, "GET", path, None, {})
                 if reply.status >= 400:
                     raise _error(_Reply(reply.status, reply.headers, reply.read()))
+                begun += 1
                 while chunk := reply.read(CHUNK):
-                    out.write(chunk)
+                    _write(out, chunk)
                     deadline = time.monotonic() + self.patience_s  # it is alive
                 if reply.length:
                     raise http.client.IncompleteRead(b"", reply.length)
                 return
             except (OSError, http.client.HTTPException) as error:
-                if time.monotonic() >= deadline:
-                    raise self._unreachable(str(error), maybe_done=False) from None
+                if time.monotonic() >= deadline or begun >= DOWNLOADS:
+                    raise self._unreachable(str(error) or type(error).__name__, maybe_done=False) from None
                 time.sleep(PAUSE_S)
             finally:
                 connection.close()
@@ -222,6 +223,20 @@ class Client:
         hint = "see `spotfleet jobs`: the job may have been accepted" if maybe_done else \
             "it is restarted by itself; try again, see `spotfleet status`, or end the fleet with `spotfleet down`"
         return DispatcherUnreachable(f"no answer from the dispatcher at {self.endpoint.url}: {problem}", hint=hint)
+
+
+def _emptied(out: BinaryIO) -> None:
+    out.seek(0)
+    out.truncate()
+
+
+def _write(out: BinaryIO, data: bytes) -> None:
+    """Our own disk's trouble is not the dispatcher's: no other try would help."""
+    try:
+        out.write(data)
+    except OSError as error:
+        raise SpotfleetError(f"what the dispatcher sends cannot be written here: {error.strerror or error}",
+                             hint="make room on this machine's disk and try again") from None
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from spotfleet.model import Role
 POLL_S = 0.3
 WORKERS_GONE_S = 600.0
 PATIENCE_S = 20.0  # for a dispatcher that restarts
+RESTARTS = 5  # so often the patience begins anew when a dispatcher that answered is away again
 TRY_S = 2.0  # for one call, before the provider is asked whether its machine still exists
 
 
@@ -67,8 +68,10 @@ def settle(folder: Folder) -> bool:
 
 def _bring_home(machine: Machine, progress: Progress, discard: bool) -> str:
     """Get the archive here, workers ended; the answer says what was not brought home, "" if all is here."""
-    folder, deadline = machine.folder, time.monotonic() + (0.0 if discard else PATIENCE_S)
+    folder, patience_s = machine.folder, 0.0 if discard else PATIENCE_S
+    deadline, restarts = time.monotonic() + patience_s, 0
     while True:
+        answered = False
         url = machine.locate()
         if not url and not _comes_back(machine):
             return _without_dispatcher(folder, progress, discard)
@@ -77,10 +80,14 @@ def _bring_home(machine: Machine, progress: Progress, discard: bool) -> str:
                 raise DispatcherUnreachable("its machine does not run")
             client = machine.client(url, TRY_S)
             client.down()
+            answered = True
             _wait_for_workers(client, progress)
             _fetch(client, folder)
             return ""
         except DispatcherUnreachable as error:  # it restarts, or it has just ended itself
+            restarts += answered
+            if answered and restarts <= RESTARTS:
+                deadline = time.monotonic() + patience_s
             if time.monotonic() >= deadline:
                 return _unreachable(error, folder, discard)
         time.sleep(POLL_S)
@@ -136,7 +143,11 @@ def _fetch(client: Client, folder: Folder) -> None:
         os.chmod(packed, 0o600)
         client.archive(out)
     shutil.rmtree(part, ignore_errors=True)
-    bundle.extract(packed, part)
+    try:
+        bundle.extract(packed, part)
+    except ValueError as error:
+        raise SpotfleetError(f"the fleet's archive cannot be unpacked: {error}",
+                             hint=f"`spotfleet down {folder.name}` fetches it again; it lies in {packed}") from None
     shutil.rmtree(folder.fetched, ignore_errors=True)
     part.rename(folder.fetched)
     packed.unlink()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import threading
 import time
 
 import pytest
+from cli_cloud import FakeHandler
 
 from spotfleet import certs
 from spotfleet.api import Fleet
-from spotfleet.client import Client, Endpoint
+from spotfleet.client import DOWNLOADS, Client, Endpoint
 from spotfleet.errors import DispatcherUnreachable, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import JobSpec
 
@@ -78,6 +81,37 @@ def test_logs_go_on_at_the_offset_where_they_broke_off(up, client):
     whole = b"".join(c.data for c in chunks)
     assert len(chunks) > 5 and whole == b"hello " + b"x" * 100 + b" \n"
     assert b"".join(c.data for c in client.stream("hello-1", chunks[2].offset)) == whole[chunks[2].offset:]
+
+
+def test_a_full_disk_here_is_not_blamed_on_the_dispatcher_and_not_tried_again(client):
+    tries = []
+
+    class Full(io.BytesIO):
+        def write(self, data):
+            tries.append(data)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(SpotfleetError, match="cannot be written here: No space left") as caught:
+        client.archive(Full())
+    assert len(tries) == 1 and not isinstance(caught.value, DispatcherUnreachable)
+
+
+def test_a_transfer_that_breaks_off_each_time_is_given_up(client, monkeypatch):
+    begun = []
+
+    def send_half(handler):
+        begun.append(True)
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b"half")
+        handler.close_connection = True
+
+    monkeypatch.setattr(FakeHandler, "_archive", send_half)
+    client.patience_s = 60
+    with pytest.raises(DispatcherUnreachable):
+        client.archive(io.BytesIO())
+    assert len(begun) == DOWNLOADS
 
 
 def test_a_url_that_is_none_is_refused():

@@ -7,11 +7,14 @@ import io
 import json
 import os
 import subprocess
+import threading
 import time
 
 import pytest
+from cli_cloud import FakeHandler
 
 from spotfleet.api import Fleet
+from spotfleet.api import down as downs
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.events import FleetDown, GenerationFormed, JobProgress, JobResumed
 from spotfleet.model import Role
@@ -99,6 +102,34 @@ def test_a_dispatcher_that_restarts_is_waited_for(up):
     up.dispatcher.start()
     assert fleet.status().state == "up"
     up.ok("down -y")
+
+
+def test_a_dispatcher_that_restarts_late_in_a_long_down_is_waited_for_as_long_as_at_its_begin(up, monkeypatch):
+    dispatcher, asked = up.dispatcher, []
+
+    def restart_after_a_while(client, progress):
+        asked.append(True)
+        if len(asked) == 1:
+            time.sleep(1.2)  # longer than `down` has patience with a dispatcher that it has never heard
+            dispatcher.stop()
+            threading.Timer(0.6, dispatcher.start).start()
+            client.status()
+
+    monkeypatch.setattr(downs, "_wait_for_workers", restart_after_a_while)
+    up.ok("down -y")
+    assert len(asked) == 2 and up.cloud.living() == []
+
+
+def test_a_dispatcher_whose_archive_never_arrives_is_not_asked_for_ever(up, monkeypatch):
+    def break_off(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        handler.close_connection = True
+
+    monkeypatch.setattr(FakeHandler, "_archive", break_off)
+    monkeypatch.setattr(downs, "RESTARTS", 1)
+    assert "cannot be brought home" in up.fails("down -y").err
 
 
 def test_a_dispatcher_whose_machine_was_lost_is_said_to_be_gone(up):
