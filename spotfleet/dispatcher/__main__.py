@@ -24,8 +24,7 @@ async def serve(home: Path) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    await daemon.start(*listen_at())
-    working, stopping = asyncio.create_task(daemon.wait()), asyncio.create_task(stopped.wait())
+    working, stopping = asyncio.create_task(_work(daemon)), asyncio.create_task(stopped.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -33,7 +32,13 @@ async def serve(home: Path) -> None:
     finally:
         stopping.cancel()
         working.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
         await daemon.stop()
+
+
+async def _work(daemon: Daemon) -> None:
+    await daemon.start(*listen_at())
+    await daemon.wait()
 
 
 def main() -> int:

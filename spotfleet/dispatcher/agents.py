@@ -14,7 +14,7 @@ import socket
 from aiohttp import WSMsgType, web
 
 from spotfleet.dispatcher.auth import bearer, host_token
-from spotfleet.dispatcher.keys import DISPATCHER
+from spotfleet.dispatcher.keys import DISPATCHER, WORKER_NAME
 from spotfleet.dispatcher.state import Dispatcher
 from spotfleet.messages import PROTOCOL, AgentOrders, AgentReport, dump, load
 
@@ -78,8 +78,14 @@ async def _first_report(ws: web.WebSocketResponse, dispatcher: Dispatcher, token
 
 
 def _report(message) -> AgentReport | None:
-    """None at the end of the connection; ValueError for a text that is no report."""
-    return load(AgentReport, message.data) if message.type is WSMsgType.TEXT else None
+    """None at the end of the connection; ValueError for a text that is no report of a host about its own workers."""
+    if message.type is not WSMsgType.TEXT:
+        return None
+    report = load(AgentReport, message.data)
+    for name in (w.report.worker for w in report.workers):
+        if not WORKER_NAME.fullmatch(name) or name.partition("/")[0] != report.host:
+            raise ValueError(f"AgentReport.workers: {name!r} is no worker of {report.host}")
+    return report
 
 
 async def _serve(ws: web.WebSocketResponse, dispatcher: Dispatcher, first: AgentReport) -> None:

@@ -12,13 +12,12 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher import archive
 from spotfleet.dispatcher.files import receive
 from spotfleet.dispatcher.jobs import Job
-from spotfleet.dispatcher.keys import DISPATCHER, LONGEST_WAIT_S, NotFound, body, host_of, number, whole
+from spotfleet.dispatcher.keys import DISPATCHER, LONGEST_WAIT_S, WORKER_NAME, NotFound, body, host_of, number, whole
 from spotfleet.errors import UsageError
 from spotfleet.messages import Checkpoint, Launch
 from spotfleet.model import JobSpec
 
 OUTPUT_BYTES = 64 << 30
-WORKER_NAME = re.compile(r"[\w.-]+/\d+/[\w.-]+")
 
 
 def _job(request: web.Request) -> Job:

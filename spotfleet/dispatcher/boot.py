@@ -27,7 +27,6 @@ class DispatcherBoot:
     ca: str  # PEM, also given to agents
     cert: str
     key: str
-    secrets: dict[str, str] = field(default_factory=dict)
     provider_config: dict[str, str] = field(default_factory=dict)
     archive: str = ""  # folder where an autostop leaves ledger, logs and outputs; empty: our home's `archive`
 

@@ -132,6 +132,7 @@ class Job:
                 worker.silent = worker.seen = True  # its agent has not come back; it may train on
         for report in reports:
             self.crew.hear(report)
+        self.progress.adopt(self.crew)
 
     def status(self, unix: float) -> JobStatus:
         ranks = {name: rank for rank, name in enumerate(self.membership.members)}
@@ -377,7 +378,7 @@ class Job:
     def _write(self, **changes: object) -> None:
         """Change the record; what a restart needs goes to disk at once."""
         before, self.record = self.record, replace(self.record, **changes)  # type: ignore[arg-type]
-        if replace(before, why="", version=0, repeated=0) != replace(self.record, why="", version=0, repeated=0):
+        if replace(before, why="", version=0) != replace(self.record, why="", version=0):
             jobfile.save(self.folder, self.record)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 DISPATCHER: web.AppKey[Dispatcher] = web.AppKey("dispatcher")
 LONGEST_WAIT_S = 60.0
+WORKER_NAME = re.compile(r"[\w.-]+/\d+/[\w.-]+")
 
 
 class NotFound(SpotfleetError):

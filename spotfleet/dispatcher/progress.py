@@ -28,6 +28,10 @@ class Progress:
         self._members: tuple[str, ...] = ()  # of the generation before `_resuming`
         self._lost = 0  # steps since the checkpoint from which `_resuming` goes on, all others being lost
 
+    def adopt(self, crew: Crew) -> None:
+        """After a restart: what workers have repeated so far was counted before."""
+        self._counted = {w.name: w.report.repeated for w in crew.all.values()}
+
     def formed(self, change: Formed, restored: int) -> None:
         """`restored`: the newest checkpoint's version, where all who knew more are gone."""
         survivors = not self._members or bool(set(self._members) & set(change.members))

@@ -130,10 +130,15 @@ def _user_verdict(history: History, group: frozenset[str]) -> Failed | None:
     together = [e for e in ends if ends[-1].at - e.at <= TOGETHER_S]
     if group and group <= {e.worker for e in together}:
         lowest = _lowest(together)
-        return Failed("the script failed on every worker" if len(group) > 1 else "the script failed", lowest.error)
+        return Failed(f"{_what(lowest)} failed{' on every worker' if len(group) > 1 else ''}", lowest.error)
     if len(ends) >= USER_LIMIT:
-        return Failed(f"the script failed {len(ends)} times in a row without progress", _lowest(list(ends)).error)
+        lowest = _lowest(list(ends))
+        return Failed(f"{_what(lowest)} failed {len(ends)} times in a row without progress", lowest.error)
     return None
+
+
+def _what(end: End) -> str:
+    return "setup" if end.error.startswith("setup failed") else "the script"
 
 
 def _lowest(ends: list[End]) -> End:

@@ -30,7 +30,7 @@ from spotfleet.dispatcher.restart import Slot
 from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
 from spotfleet.dispatcher.status import Scene, fleet_status
 from spotfleet.errors import NoCapacity, UsageError
-from spotfleet.fleet.events import CheckpointKept, JobSubmitted, NodesChanged
+from spotfleet.fleet.events import CheckpointKept, Event, JobChanged, JobSubmitted, NodesChanged
 from spotfleet.messages import AgentOrders, AgentReport, Checkpoint, FleetStatus, JobStatus
 from spotfleet.model import CloudState, HostState, JobSpec, Nodes
 from spotfleet.providers import Provider
@@ -38,6 +38,7 @@ from spotfleet.providers import Provider
 log = logging.getLogger(__name__)
 STEP_S = 0.25
 SETTLE_S = 15.0
+NAME_CHARS = 60  # of a job's folder
 SILENCE_S = 3.0  # an agent that is away for less keeps its host's place in the schedule
 
 
@@ -82,7 +83,10 @@ class Dispatcher:
         return seat
 
     def receive(self, seat: Seat, report: AgentReport) -> None:
-        """Take in what an agent holds; it is answered after the next step."""
+        """Take in what an agent holds; it is answered after the next step. What comes late on a connection that has
+        been replaced is old: it would report as lost what has been started since."""
+        if self.seats.get(seat.host) is not seat:
+            return
         noticed = report.notice != seat.report.notice
         seat.hear(report, time.monotonic())
         if self.settled:
@@ -110,17 +114,14 @@ class Dispatcher:
 
     async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
         self._check(spec, wait)
-        stem = re.sub(r"[^\w.-]+", "-", spec.name).strip("-.") or "job"
+        stem = re.sub(r"[^\w.-]+", "-", spec.name)[:NAME_CHARS].strip("-.") or "job"
         number = len(self.jobs) + 1
         name = f"{stem}-{number}"
         folder = self.home / "jobs" / name
         jobfile.save_secrets(folder, secrets)
         jobfile.save(folder, JobRecord(name, spec, time.time()))
         self.jobs[name] = self._load(folder)
-        command = " ".join(spec.argv) or spec.run
-        for value in secrets.values():
-            command = command.replace(value, "***") if value else command
-        self.journal.note(JobSubmitted(time.time(), name, spec.name, command, spec.min_workers, spec.max_workers))
+        self.journal.note(_submission(self.jobs[name]))
         self.change()
         return name
 
@@ -213,6 +214,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Step until cancelled. An error here ends the process: a restart from disk is safer than going on."""
+        self.journal.note(*self._unwritten())
         while True:
             self._changed.clear()
             self.journal.check()
@@ -297,6 +299,18 @@ class Dispatcher:
     def settled(self) -> bool:
         return self._settle_until == 0.0
 
+    def _unwritten(self) -> list[Event]:
+        """What jobs on disk say and the ledger does not: the last process died between the two."""
+        submitted, ended = set(), set()
+        for _, event in self.journal.after(0):
+            if isinstance(event, JobSubmitted):
+                submitted.add(event.job)
+            elif isinstance(event, JobChanged) and event.state.ended:
+                ended.add(event.job)
+        events: list[Event] = [_submission(j) for j in self.jobs.values() if j.id not in submitted]
+        return events + [JobChanged(j.record.ended_at, j.id, j.state, j.record.why, j.record.version)
+                         for j in self.jobs.values() if j.state.ended and j.id not in ended]
+
     def _has_past(self) -> bool:
         return bool(self.journal.state.hosts)
 
@@ -320,9 +334,19 @@ class Dispatcher:
 
     def _load(self, folder: Path) -> Job:
         record, secrets = jobfile.load(folder)
+        if record.state.ended:
+            jobfile.drop_secrets(folder)  # the last process may have died just before
+            secrets = {}
         return Job(folder, record, secrets, self._name_for)
 
     def _name_for(self, place: Slot) -> str:
         self._named += 1
         incarnation = str(self._named) if self._life == 1 else f"{self._life}-{self._named}"
         return f"{place[0]}/{place[1]}/{incarnation}"
+
+
+def _submission(job: Job) -> JobSubmitted:
+    spec, command = job.spec, " ".join(job.spec.argv) or job.spec.run
+    for value in filter(None, job.secrets.values()):
+        command = command.replace(value, "***")
+    return JobSubmitted(job.record.submitted_at, job.id, spec.name, command, spec.min_workers, spec.max_workers)

@@ -50,6 +50,11 @@ def test_a_script_that_fails_on_every_worker_fails_the_job_at_once_with_the_trac
     assert after([one, two], group)[1] == Failed("the script failed on every worker", "of rank 0")
 
 
+def test_a_setup_that_fails_is_not_called_a_script():
+    end = crash(error="setup failed: the command exited with status 1: pip install nothing")
+    assert after([end], frozenset({end.worker}))[1] == Failed("setup failed", end.error)
+
+
 def test_crashes_far_apart_are_not_taken_for_one_cause():
     one, two = crash(A, 0.0), crash(B, 2.5)
     assert after([one, two], frozenset({one.worker, two.worker}))[1] is None

@@ -327,7 +327,7 @@ class Membership:
             self._leave(leaving, target)
         elif set(target) != set(self.members) and settled and not self._hindrance(target):
             more = len(target) - len(self.members)
-            why = f"{more} workers joined" if more > 0 else f"max is {self.max_workers}"
+            why = f"{more} worker{'s' if more > 1 else ''} joined" if more > 0 else f"max is {self.max_workers}"
             self._order(target, "join" if more > 0 else "drain", why, urgent=False)
 
     def _leave(self, leaving: list[WorkerView], target: tuple[str, ...]) -> None:
