@@ -318,7 +318,7 @@ def test_a_join_while_a_generation_forms_waits():
     desk.see(after=0.3)
     desk.put("c", stage=Stage.READY)
     assert desk.ordered(after=5.0) is None
-    assert desk.form() == [Formed(2, ("a", "b"), "join", "1 workers joined", 10)]
+    assert desk.form() == [Formed(2, ("a", "b"), "join", "1 worker joined", 10)]
     assert desk.ordered(after=0.3) == ("join", ("a", "b", "c"))
 
 
