@@ -16,7 +16,8 @@ from fake_workers import Script
 
 from spotfleet import certs
 from spotfleet.dispatcher.app import JSON_BYTES, ROUTES, Who
-from spotfleet.messages import AgentOrders, AgentReport, dump, load
+from spotfleet.dispatcher.hosts import Seat
+from spotfleet.messages import AgentOrders, AgentReport, WorkerReport, WorkerState, dump, load
 
 LONG = 10_000
 
@@ -87,8 +88,23 @@ def test_an_agent_may_report_only_its_own_host(play):
         assert await say(stage, stage.token(first), dump(report)) == 4401
         assert await say(stage, "wrong", dump(report)) == 4401
         assert await say(stage, stage.token(first), "no report") == 4401
+        for name in (f"{second}/0/1", "no-name", f"{first}/x/1"):
+            alien = AgentReport(first, "i", "127.0.0.1", 1, (WorkerState(WorkerReport(name, "job"), 0),))
+            assert await say(stage, stage.token(first), dump(alien)) == 4401
 
     play(scene)
+
+
+def test_a_late_report_on_a_replaced_connection_loses_no_worker(play):
+    async def scene(stage: Stage) -> None:
+        (host,) = await stage.up(1)
+        job = await stage.submit(Script(steps=LONG), (1, 1))
+        await stage.at_version(job, 3)
+        late = AgentReport(host, "i", "127.0.0.1", 1)
+        stage.daemon.dispatcher.receive(Seat(host, late, lambda: None), late)
+        assert [w.ended for w in stage.daemon.dispatcher.jobs[job].crew.all.values()] == [False]
+
+    play(scene, spec(1))
 
 
 def test_an_agent_of_another_protocol_or_of_an_ended_host_is_told_to_stop(play):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet import certs
+from spotfleet import certs, providers
 from spotfleet.client import Client, Endpoint
 from spotfleet.codec import to_json
+from spotfleet.dispatcher.__main__ import serve
 from spotfleet.dispatcher.boot import DispatcherBoot
+from spotfleet.errors import SpotfleetError
 from spotfleet.model import FleetSpec
 from spotfleet.providers.local import LocalCloud
 
@@ -83,3 +86,24 @@ def test_a_dispatcher_serves_until_sigterm_and_keeps_its_secrets_to_itself(tmp_p
     finally:
         process.kill()
         process.wait()
+
+
+def test_sigterm_ends_a_dispatcher_that_waits_for_its_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Away:
+        name = "away"
+
+        def billing(self):
+            raise SpotfleetError("no answer")
+
+    made = certs.make("f", time.time())
+    boot = DispatcherBoot("f", "f-d-0", FleetSpec("f"), "fleet-secret-1", "admin-token-1", made.ca, made.cert, made.key)
+    (tmp_path / "boot.json").write_text(json.dumps(to_json(boot)))
+    monkeypatch.setattr(providers, "load", lambda _name, _config: Away())
+
+    async def scene() -> None:
+        serving = asyncio.create_task(serve(tmp_path))
+        await asyncio.sleep(0.3)  # it waits by now; were it not yet so, the signal would be heeded the sooner
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(serving, LIMIT_S)
+
+    asyncio.run(scene())

@@ -11,11 +11,13 @@ from fake_fleet import Stage, spec
 from fake_workers import Script
 
 from spotfleet.dispatcher import archive as archives
+from spotfleet.dispatcher import jobfile
 from spotfleet.dispatcher.endgame import FETCH_S, Endgame
+from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.fleet.events import FleetDown
 from spotfleet.fleet.ledger import read_events
 from spotfleet.messages import Exit
-from spotfleet.model import Autostop
+from spotfleet.model import Autostop, JobSpec, JobState
 
 LONG = 10_000
 
@@ -124,6 +126,55 @@ def test_an_archive_that_cannot_be_made_whole_never_looks_whole(play, monkeypatc
         with pytest.raises(FileNotFoundError):
             archives.write_folder(stage.home, ledger, target)
         assert not target.exists()
+
+    play(scene)
+
+
+def test_what_a_killed_dispatcher_had_decided_but_not_written_to_its_ledger_is_written_by_the_next(play):
+    async def scene(stage: Stage) -> None:
+        await stage.stop_dispatcher()
+        folder = stage.home / "jobs" / "late-1"
+        jobfile.save_secrets(folder, {"KEY": "hidden-value"})
+        jobfile.save(folder, JobRecord("late-1", JobSpec("late", run="echo hidden-value"), 1000.0, JobState.FAILED,
+                                       "it broke", ended_at=2000.0, version=7))
+        for _ in range(2):
+            await stage.start_dispatcher()
+            found = [e for e in await stage.events() if e["kind"].startswith("Job")]
+            assert [(e["kind"], e["at"]) for e in found] == [("JobSubmitted", 1000.0), ("JobChanged", 2000.0)]
+            assert (found[1]["state"], found[1]["why"], found[1]["version"]) == ("failed", "it broke", 7)
+            await stage.stop_dispatcher()
+        assert not (folder / "secrets.json").exists()
+
+    play(scene, spec(0, 0))
+
+
+def test_steps_repeated_before_a_restart_are_not_counted_again_after_it(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(Script(steps=LONG), (1, 2))
+        before = await stage.at_version(job, 3)
+        first, second = (w.worker for w in before.workers)
+        for worker in stage.world.workers.values():
+            worker.repeated = 7
+
+        def change(lost: str) -> None:
+            stage.world.kill(lost, Exit(-9))
+
+        async def resumed(after: int) -> list[int]:
+            found = [e for e in await stage.events("JobResumed") if e["generation"] > after]
+            return [e["repeated"] for e in found]
+
+        change(second)
+        assert 7 in await stage.until("counted once", lambda: resumed(before.generation))
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        again = await stage.at_version(job, before.version + 20)
+        others = [w.worker for w in again.workers if w.worker != first]
+        assert stage.world.workers[first].exit is None
+        if others:
+            change(others[0])
+        assert not any(await stage.until("another generation", lambda: resumed(again.generation)))
+        assert (await stage.job(job)).repeated == 7
 
     play(scene)
 
