@@ -11,7 +11,7 @@ a clock; no instant crosses machines, only durations.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -142,7 +142,7 @@ class Launch:
 
     job: str
     spec: JobSpec
-    secrets: dict[str, str]
+    secrets: dict[str, str] = field(repr=False)
 
 
 def dump(message: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotfleet.codec import from_json
@@ -19,7 +19,7 @@ class Boot:
     slots: int
     dispatcher: str  # https://ADDRESS:PORT
     ca: str  # PEM; the only authority this agent trusts
-    token: str
+    token: str = field(repr=False)
 
 
 def read_boot(home: Path) -> Boot:

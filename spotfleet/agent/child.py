@@ -40,7 +40,7 @@ class ChildSpec:
     id: str
     cwd: str
     log: str
-    env: dict[str, str] = field(default_factory=dict)  # complete; nothing else is inherited
+    env: dict[str, str] = field(default_factory=dict, repr=False)  # complete; nothing else is inherited
     argv: tuple[str, ...] = ()  # a Python script and its arguments
     run: str = ""  # a shell command, when argv is empty
     exit_file: str = ""  # where the last word goes; "": only the exit status matters
@@ -196,15 +196,22 @@ class _Shell:
         code = self._process.wait()
         if code == 0:
             return LastWord(done=True), 0
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        how = f"was ended by {_signal(-code)}" if code < 0 else f"exited with code {code}"
         return LastWord(error=cut(f"command {how}: {self._command.strip()}")), code if code > 0 else 128 - code
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def cut(text: str) -> str:
     """At most ERROR_BYTES of UTF-8; the end of a traceback says most, so the middle goes."""
-    data = text.encode()
+    data = text.encode(errors="backslashreplace")  # a lone surrogate, as in the name of an odd file
     if len(data) <= ERROR_BYTES:
-        return text
+        return data.decode()
     head, tail = data[:1024], data[-(ERROR_BYTES - 1024 - 16):]
     return head.decode(errors="ignore") + "\n[...]\n" + tail.decode(errors="ignore")
 

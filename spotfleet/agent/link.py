@@ -67,9 +67,11 @@ class Link:
         """One connection, from its beginning to its end; whether the dispatcher has given orders on it."""
         async with asyncio.timeout(_CONNECT_S):
             ws = await self._session.ws_connect(self._url, autoping=False, heartbeat=None, max_msg_size=_ORDER_BYTES)
-        notice_dead_peer(ws.get_extra_info("socket"))
-        address = ws.get_extra_info("sockname")[0]
-        sender = asyncio.create_task(self._send(ws, address))
+        sock, name = ws.get_extra_info("socket"), ws.get_extra_info("sockname")
+        if sock is None or not name:
+            raise aiohttp.ClientConnectionError("closed as soon as it was open")
+        notice_dead_peer(sock)
+        sender = asyncio.create_task(self._send(ws, name[0]))
         try:
             return await self._listen(ws)
         finally:

@@ -86,6 +86,10 @@ class ZygoteClient:
         self._ask_fork(spec)
         try:
             return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled():  # it came in the same moment
+                self.kill(spec.id, signal.SIGKILL)
+            raise
         finally:
             self._starting.pop(spec.id, None)
 

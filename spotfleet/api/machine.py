@@ -117,7 +117,7 @@ class Machine:
 
         def boot(request_id: str, _offer: Offer) -> Boot:
             told = {
-                "fleet": record.cloud_name, "host": request_id, "spec": to_json(record.spec), "secrets": keys.secrets,
+                "fleet": record.cloud_name, "host": request_id, "spec": to_json(record.spec),
                 "provider_config": record.provider_config, "fleet_secret": keys.fleet_secret,
                 "admin_token": keys.admin_token, "ca": folder.ca, "cert": keys.cert, "key": keys.key,
                 "archive": str(folder.archive),

@@ -32,7 +32,7 @@ class Boot:
     """
 
     module: str
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
