@@ -85,6 +85,7 @@ class Group:
         self.change_agreed = False  # every rank knows, from the same reduction
         self.aborted = False
         self.forming = False
+        self.forgot = False  # an operation was given up: what it was to write must not be used again
         self._assignment, self._job, self._address = assignment, job, address
         self._on_broken = on_broken
         self._before: dict[int, int] = {}
@@ -249,7 +250,8 @@ class Group:
 
     def _wait(self, work: Any) -> None:
         """As work.wait(). gloo now and then forgets an operation whose peer died as it began: one that an abort has not
-        ended within a slice counts as failed. Its thread sleeps on without a socket, so it touches nothing."""
+        ended within a slice counts as failed. Its thread sleeps on without a socket, so it touches nothing; one that
+        merely was not given a processor may, hence `forgot`."""
         forgotten = False
         while True:
             try:
@@ -260,6 +262,7 @@ class Group:
                     work.wait()  # raises its own error, if it was not just late
                     return
                 if forgotten:
+                    self.forgot = True
                     raise
                 forgotten = self.aborted
 

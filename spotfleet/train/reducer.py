@@ -110,11 +110,13 @@ class Reducer:
             self._held -= 1
 
     def reset(self) -> None:
-        """Drop the round and all gradients; nothing is in flight any more."""
+        """Drop the round and all gradients; nothing is in flight any more, or only where nobody looks."""
         group, works = self._group(), self._works
         self._works = []
         if works and group is not None:
             group.drain(works)
+        if group is not None and group.forgot:
+            self._lay_out()
         self._begin()
         self.round_open = self.reduced = self.launched = self._in_pass = False
         self.passes_done = 0

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from spotfleet.messages import Assignment
 from spotfleet.train.errors import CommBroken
+from spotfleet.train.group import Group
 from spotfleet.train.reducer import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, bucket_layout
 
 
@@ -228,6 +230,30 @@ def test_a_lost_peer_breaks_backward_and_a_reset_leaves_nothing_in_flight(ranks)
         return p.grad, reducer.round_open, reducer._works
 
     assert two.each(work)[0] == (None, False, [])
+
+
+class Forgotten:
+    """An operation that gloo has lost, or that was given no processor for too long."""
+
+    def wait(self, timeout=None) -> None:
+        raise RuntimeError("timed out")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_memory_that_a_forgotten_operation_may_still_write_is_not_used_again():
+    group, p = Group(Assignment(1, 0, ("a/0/1", "b/0/1"), ""), "job", "127.0.0.1"), nn.Parameter(torch.zeros(3))
+    reducer = build(group, [p])
+    doomed = reducer._flats[0]
+    group.abort()
+    with pytest.raises(CommBroken):
+        group.finish([Forgotten()])
+    reducer.reset()
+    p.grad = torch.ones(3)
+    reducer._take_in(0, p)
+    doomed.fill_(7.0)
+    assert p.grad.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_buckets_run_from_the_last_parameter_and_never_mix_dtypes():
