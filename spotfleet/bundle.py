@@ -30,6 +30,7 @@ from spotfleet.errors import UsageError
 ALWAYS = frozenset({".git", "__pycache__", ".venv"})
 IGNORE_FILES = (".gitignore", ".spotfleetignore")
 SHORTEST_SECRET = 6  # a shorter one would be found in innocent files by chance
+LIMIT_BYTES = 4 << 30  # largest that a dispatcher takes
 CHUNK = 1 << 20
 
 

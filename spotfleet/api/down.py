@@ -52,12 +52,13 @@ def take_down(folder: Folder, progress: Progress, *, discard: bool, why: str) ->
 
 
 def settle(folder: Folder) -> bool:
-    """Close the books of a fleet that has ended by itself; False while something of it exists."""
+    """Close the books of a fleet that has ended by itself; False while something of it exists, or may be about to: one
+    that was never reached has had no time to end itself, and its machine may not be listed yet."""
     try:
         with folder.locked(wait_s=0.0):
             if not folder.record.down_at:
                 machine = Machine(folder)
-                if machine.left():
+                if not folder.record.reached or machine.left():
                     return False
                 machine.end("ended by itself", lambda _line: None)
                 _put_in_place(folder)

@@ -85,6 +85,10 @@ def submit(house: House, record: Record, secrets: Mapping[str, str], client: Cli
         if argv_left_out := [n for n in packed.left_out if job.argv and n.startswith(f"{job.argv[0]}: ")]:
             raise UsageError(f"the script cannot be shipped: {argv_left_out[0]}",
                              hint="read the secret from the environment instead")
+        if packed.bytes > bundle.LIMIT_BYTES:
+            raise UsageError(f"the working directory is {packed.bytes / 1e9:.1f} GB packed; a fleet takes at most "
+                             f"{bundle.LIMIT_BYTES / 1e9:.1f} GB",
+                             hint="name data and results in .spotfleetignore; fetch large data in `setup`")
         if client.has_bundle(packed.sha256):
             progress(f"working directory {packed.sha256[:12]} is there already")
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from spotfleet.bundle import LIMIT_BYTES
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher import archive
 from spotfleet.dispatcher.files import receive
@@ -17,7 +18,6 @@ from spotfleet.errors import UsageError
 from spotfleet.fleet.events import event_to_json
 from spotfleet.model import Nodes
 
-BUNDLE_BYTES = 4 << 30
 EVENTS_AT_ONCE = 1000
 STALL_S = 60.0  # whoever fetches the archive and takes nothing for so long is given up
 
@@ -92,7 +92,7 @@ async def get_bundle(request: web.Request) -> web.StreamResponse:
 
 async def put_bundle(request: web.Request) -> web.Response:
     path = _bundle(request)
-    await receive(request.content.iter_any(), path, BUNDLE_BYTES, path.name)
+    await receive(request.content.iter_any(), path, LIMIT_BYTES, path.name)
     return web.json_response({})
 
 

@@ -7,8 +7,6 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-ADMIN = "admin"
-
 
 @dataclass(frozen=True)
 class Caller:

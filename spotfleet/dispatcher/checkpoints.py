@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,9 +38,9 @@ class CheckpointStore:
         kept = next((c for c in self._kept if c.version == version), None)
         return self._path(kept) if kept else None
 
-    async def put(self, offered: Checkpoint, fence: int, chunks: AsyncIterator[bytes]) -> Checkpoint:
+    async def put(self, offered: Checkpoint, fence: Callable[[], int], chunks: AsyncIterator[bytes]) -> Checkpoint:
         """Keep `offered` once its bytes are here and have its digest; Outdated for generations below `fence`."""
-        self._refuse_outdated(offered, fence)
+        self._refuse_outdated(offered, fence())
         same = next((c for c in self._kept if (c.version, c.digest) == (offered.version, offered.digest)), None)
         if same is not None and same.generation == offered.generation:
             async for _ in chunks:  # sent again after a lost answer; the sender expects its body to be read
@@ -49,7 +49,7 @@ class CheckpointStore:
         path = self._path(offered)
         size = await receive(chunks, path, LIMIT_BYTES, offered.digest)
         kept = replace(offered, bytes=size, path="")
-        self._refuse_outdated(kept, fence)  # a newer one may have come while this one was on its way
+        self._refuse_outdated(kept, fence())  # a newer one may have come, or begun, while this one was on its way
         self._add(kept)
         return kept
 

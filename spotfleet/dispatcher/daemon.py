@@ -11,6 +11,7 @@ from aiohttp import web
 
 from spotfleet.dispatcher.app import make_app
 from spotfleet.dispatcher.boot import DispatcherBoot, server_tls
+from spotfleet.dispatcher.files import sweep
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.state import Dispatcher
 from spotfleet.errors import SpotfleetError
@@ -32,6 +33,7 @@ class Daemon:
 
     async def start(self, address: str, port: int) -> str:
         """Listen and begin; returns our URL. Waits for a provider that does not answer yet."""
+        sweep(self._home)
         ledger = Ledger(self._home / "ledger.db")
         await self._create(ledger)
         self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))

@@ -7,11 +7,14 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from spotfleet.errors import SpotfleetError, UsageError
+
+STALL_S = 60.0  # a sender that says nothing for so long is given up
 
 
 class TooLarge(SpotfleetError):
@@ -36,13 +39,13 @@ def write_json(path: Path, value: Any) -> None:
 async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, digest: str = "") -> int:
     """Stream a body into `path`; its size. UsageError when its sha256 is not `digest`; TooLarge beyond the limit.
 
-    Nothing is left of a body that breaks off, is too large or has another digest.
+    Nothing is left of a body that breaks off, stalls for STALL_S, is too large or has another digest.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part, size, sha = _part(path), 0, hashlib.sha256()
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            async for chunk in chunks:
+            while chunk := await _next(chunks):
                 size += len(chunk)
                 if size > limit_bytes:
                     raise TooLarge(f"the body exceeds {limit_bytes} bytes")
@@ -54,6 +57,23 @@ async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, di
     finally:
         part.unlink(missing_ok=True)
     return size
+
+
+async def _next(chunks: AsyncIterator[bytes]) -> bytes:
+    """Empty at the end."""
+    try:
+        async with asyncio.timeout(STALL_S):
+            return await anext(chunks, b"")
+    except TimeoutError:
+        raise UsageError(f"the body stalled for {STALL_S:g} s", hint="send it again") from None
+
+
+def sweep(home: Path) -> None:
+    """Remove what a killed dispatcher was just writing: it may hold secrets, or fill the disk."""
+    for pattern in (".*.part", ".archive-*", "bundles/.*.part", "jobs/*/.*.part", "jobs/*/*/.*.part",
+                    "jobs/*/outputs/.*.tar.gz"):
+        for left in home.glob(pattern):
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def _write(file: BinaryIO, chunk: bytes, sha: Any) -> None:

@@ -157,6 +157,21 @@ def test_an_up_that_never_reached_its_dispatcher_can_be_taken_down(user):
     assert user.cloud.living() == []
 
 
+def test_looking_at_a_fleet_whose_machine_is_not_listed_yet_does_not_end_it(user):
+    start, hosts = user.cloud.launch, user.cloud.hosts
+
+    def launch_and_be_interrupted(request):
+        start(request)
+        raise KeyboardInterrupt
+
+    user.cloud.launch, user.cloud.hosts = launch_and_be_interrupted, lambda fleet: []
+    user.types("up fleet.yaml -y")
+    assert "no dispatcher yet" in user.fails("status").err
+    user.cloud.launch, user.cloud.hosts = start, hosts
+    assert user.cloud.living() == ["digits-d-0"]
+    user.ok("up fleet.yaml -y")
+
+
 def test_an_interrupted_up_is_continued(user):
     start, user.cloud.launch = user.cloud.launch, lambda _request: (_ for _ in ()).throw(KeyboardInterrupt)
     said = user.types("up fleet.yaml -y")

@@ -10,6 +10,7 @@ import time
 import pytest
 from cli_cloud import FakeJob
 
+from spotfleet import bundle
 from spotfleet.cli import attend
 from spotfleet.messages import JobStatus
 from spotfleet.model import JobState
@@ -24,6 +25,12 @@ def test_train_ships_the_directory_once_and_shows_the_output_of_rank_0(up):
     assert "shipping 2 files" in first.err and "job hello-1 on fleet digits" in first.err
     assert "is there already" in up.ok("train hello.py").err
     assert up.dispatcher.uploads == 1
+
+
+def test_a_working_directory_that_is_too_large_is_refused_before_it_is_sent(up, monkeypatch):
+    monkeypatch.setattr(bundle, "LIMIT_BYTES", 10)
+    assert ".spotfleetignore" in up.fails("train hello.py", code=2).err
+    assert up.dispatcher.uploads == 0
 
 
 def test_a_train_that_succeeds_ends_with_the_next_commands(up):

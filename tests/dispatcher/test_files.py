@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spotfleet.dispatcher import files
 from spotfleet.dispatcher.checkpoints import CheckpointStore, Outdated
 from spotfleet.dispatcher.files import TooLarge, receive
 from spotfleet.dispatcher.logs import JobLogs
@@ -30,7 +31,7 @@ def point(version: int, generation: int, data: bytes) -> Checkpoint:
 
 
 def put(store: CheckpointStore, version: int, generation: int, data: bytes = b"state", fence: int = 0) -> Checkpoint:
-    return asyncio.run(store.put(point(version, generation, data), fence, body(data)))
+    return asyncio.run(store.put(point(version, generation, data), lambda: fence, body(data)))
 
 
 def test_a_repeated_chunk_is_stored_once_and_a_gap_is_not_filled(tmp_path: Path):
@@ -88,9 +89,9 @@ def test_a_transfer_that_breaks_off_leaves_the_kept_checkpoint_and_nothing_else(
     put(store, 10, 1)
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(ConnectionError):
-        asyncio.run(store.put(point(20, 1, b"whole"), 0, body(b"who", then=ConnectionError("gone"))))
+        asyncio.run(store.put(point(20, 1, b"whole"), lambda: 0, body(b"who", then=ConnectionError("gone"))))
     with pytest.raises(UsageError, match="digest"):
-        asyncio.run(store.put(point(20, 1, b"whole"), 0, body(b"other")))
+        asyncio.run(store.put(point(20, 1, b"whole"), lambda: 0, body(b"other")))
     assert sorted(os.listdir(tmp_path)) == before
     assert store.newest is not None and store.newest.version == 10
 
@@ -105,3 +106,39 @@ def test_a_body_beyond_the_limit_is_refused_before_it_fills_the_disk(tmp_path: P
     with pytest.raises(TooLarge):
         asyncio.run(receive(body(b"x" * 6, b"x" * 6), tmp_path / "file", 10))
     assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_is_refused_when_its_generation_is_replaced_while_it_is_on_its_way(tmp_path: Path):
+    fence = [0]
+
+    async def slow():
+        yield b"sta"
+        fence[0] = 2
+        yield b"te"
+
+    store = CheckpointStore(tmp_path, keep=2)
+    with pytest.raises(Outdated):
+        asyncio.run(store.put(point(50, 1, b"state"), lambda: fence[0], slow()))
+    assert store.newest is None
+
+
+def test_a_sender_that_stalls_is_given_up_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def stalls():
+        yield b"half"
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(files, "STALL_S", 0.05)
+    with pytest.raises(UsageError, match="stalled"):
+        asyncio.run(receive(stalls(), tmp_path / "bundle", 100))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_dispatcher_was_writing_is_swept_and_nothing_else(tmp_path: Path):
+    left = (".down.json.1.part", "bundles/.ab.1.part", "jobs/a-1/.secrets.json.1.part",
+            "jobs/a-1/checkpoints/.9-1.1.part", "jobs/a-1/outputs/.h@0@1.tar.gz", "jobs/a-1/outputs/.h@0@1.part/half")
+    kept = ("bundles/ab", "jobs/a-1/secrets.json", "jobs/a-1/checkpoints/9-1.ckpt", "jobs/a-1/outputs/h@0@1/.x.part")
+    for name in (*left, *kept):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    files.sweep(tmp_path)
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == set(kept)
