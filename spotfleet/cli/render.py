@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from spotfleet.api.preview import Change, UpPlan
 from spotfleet.fleet.cost import CostReport
+from spotfleet.fleet.cost_rows import csv_rows
 from spotfleet.messages import FleetStatus, HostStatus, JobStatus
 from spotfleet.model import HostState, JobState, Offer
 
@@ -168,10 +168,5 @@ def _per_1000(micros: int | None) -> str:
 def cost_csv(report: CostReport) -> str:
     """The host lines, as CSV with a head."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    rows = [asdict(line) for line in report.lines]
-    head = ["host", "role", "pool", "market", "started_at", "ended_at", "taken", "seconds", "micros",
-            "on_demand_micros"]
-    writer.writerow(head)
-    writer.writerows([row[name] for name in head] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows(csv_rows(report))
     return out.getvalue()

@@ -7,8 +7,8 @@ from typing import Any
 
 from spotfleet.fleet.cost import CostReport
 
-CSV_HEADER = ("host", "role", "pool", "market", "started_at", "ended_at", "taken", "seconds", "dollars",
-              "on_demand_dollars")
+CSV_HEADER = ("host", "role", "pool", "market", "started_at", "ended_at", "taken", "seconds", "micros",
+              "on_demand_micros", "dollars", "on_demand_dollars")
 
 
 def dollars(micros: int) -> str:
@@ -27,16 +27,13 @@ def to_json(report: CostReport) -> dict[str, Any]:
 
 
 def csv_rows(report: CostReport) -> list[tuple[str, ...]]:
-    """The header, a row for each run of a host, and the total."""
+    """The header, and a row for each run of a host: no total, which would double the sum of a column."""
     rows = [CSV_HEADER]
     for line in report.lines:
         ended = "" if line.ended_at is None else f"{line.ended_at:.3f}"
         rows.append((line.host, line.role, line.pool, line.market, f"{line.started_at:.3f}", ended,
-                     "yes" if line.taken else "no", str(line.seconds), dollars(line.micros),
-                     dollars(line.on_demand_micros)))
-    seconds = sum(line.seconds for line in report.lines)
-    rows.append(("total", "", "", "", "", "", "", str(seconds), dollars(report.micros),
-                 dollars(report.on_demand_micros)))
+                     "yes" if line.taken else "no", str(line.seconds), str(line.micros), str(line.on_demand_micros),
+                     dollars(line.micros), dollars(line.on_demand_micros)))
     return rows
 
 
