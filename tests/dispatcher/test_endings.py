@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -137,9 +138,17 @@ def test_what_a_killed_dispatcher_had_decided_but_not_written_to_its_ledger_is_w
         jobfile.save_secrets(folder, {"KEY": "hidden-value"})
         jobfile.save(folder, JobRecord("late-1", JobSpec("late", run="echo hidden-value"), 1000.0, JobState.FAILED,
                                        "it broke", ended_at=2000.0, version=7))
+
+        async def told() -> list[dict[str, Any]]:
+            return [e for e in await stage.events() if e["kind"].startswith("Job")]
+
+        async def written() -> bool:
+            return len(await told()) >= 2
+
         for _ in range(2):
             await stage.start_dispatcher()
-            found = [e for e in await stage.events() if e["kind"].startswith("Job")]
+            await stage.until("two events", written)
+            found = await told()
             assert [(e["kind"], e["at"]) for e in found] == [("JobSubmitted", 1000.0), ("JobChanged", 2000.0)]
             assert (found[1]["state"], found[1]["why"], found[1]["version"]) == ("failed", "it broke", 7)
             await stage.stop_dispatcher()
