@@ -153,6 +153,7 @@ class Nodes:
 class CheckpointSpec:
     interval_s: float = 60.0
     keep: int = 2
+    target: str = ""  # folder outside the dispatcher's disk, such as a mounted file system; empty: none
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ class FleetSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     autostop: Autostop = field(default_factory=Autostop)
     max_lifetime_s: float = 0.0  # 0: no limit
+    orphan_after_s: float = 3600.0  # a host that has heard of no dispatcher for so long ends itself; 0: never
     workdir: str = "."
     envs: dict[str, str] = field(default_factory=dict)
     file_mounts: dict[str, str] = field(default_factory=dict)

@@ -9,9 +9,10 @@
       any_of: [{zone: a}, {use_spot: false}]      # alternatives, each on top of the lines above
     dispatcher: {instance_type: t3.small}         # always on demand
     interruption_behavior: terminate              # or stop
-    checkpoint: {interval: 60s, keep: 2}
+    checkpoint: {interval: 60s, keep: 2, target: /mnt/shared}   # target: outlives the dispatcher's machine
     autostop: {idle_minutes: 10, down: true}
     max_lifetime: 12h
+    orphan_after: 1h              # hosts that hear of no dispatcher for so long end themselves
     envs: {EPOCHS: 3}             # no value: taken from your environment
     secrets: {HF_TOKEN: }         # the same; kept apart from all else
     file_mounts: {data: ../data}  # name in the working directory: local file or folder
@@ -186,9 +187,10 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> 
         nodes=_nodes(document, file),
         interruption_behavior=file.interruption_behavior,
         dispatcher=_need(PlaceSection(), file.dispatcher, use_spot=False),
-        checkpoint=CheckpointSpec(file.checkpoint.interval, file.checkpoint.keep),
+        checkpoint=CheckpointSpec(file.checkpoint.interval, file.checkpoint.keep, file.checkpoint.target),
         autostop=_autostop(file.autostop or file.resources.autostop),
         max_lifetime_s=file.max_lifetime,
+        orphan_after_s=file.orphan_after,
         workdir=file.workdir,
         envs=_taken(document, "envs", file.envs, environ),
         file_mounts=file.file_mounts,

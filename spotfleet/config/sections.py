@@ -63,6 +63,7 @@ class ResourcesSection(AlternativeSection):
 class CheckpointSection(_Section):
     interval: Duration = 60.0
     keep: Count = 2
+    target: Annotated[str, BeforeValidator(values.target)] = ""
 
 
 class FileSection(_Section):
@@ -77,6 +78,7 @@ class FileSection(_Section):
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     autostop: Annotated[AutostopSection, BeforeValidator(values.autostop)] | None = None
     max_lifetime: Duration = 0.0
+    orphan_after: Duration = 3600.0
     envs: Variables = Field(default_factory=dict)
     secrets: Variables = Field(default_factory=dict)
     file_mounts: Annotated[dict[str, str], BeforeValidator(values.mounts)] = Field(default_factory=dict)

@@ -155,6 +155,12 @@ def mounts(value: Any) -> Any:
     return {os.path.normpath(k): v for k, v in value.items()}
 
 
+def target(value: Any) -> Any:
+    if not isinstance(value, str) or "://" in value or (value and not value.startswith("/")):
+        raise _wrong("the absolute path of a folder that outlives the dispatcher, such as a mounted file system", value)
+    return os.path.normpath(value) if value else ""
+
+
 def tags(value: Any) -> Any:
     if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
         raise _wrong("NAME: text pairs", value)

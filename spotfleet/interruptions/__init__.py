@@ -16,6 +16,9 @@ class NoticeSource(Protocol):
         Bounded to about 2 s. Raises NoticeFormat for an answer it cannot read, OSError when nobody answers.
         """
 
+    def tag(self, key: str) -> str:
+        """The tag of this host that `Provider.tag` has set; "" if there is none. Bounded and raises as `poll`."""
+
 
 def load(name: str, metadata_url: str) -> NoticeSource:
     """The notice source for hosts of provider `name`, from the entry points of group spotfleet.interruptions."""

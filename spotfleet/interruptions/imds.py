@@ -3,8 +3,10 @@
     PUT /latest/api/token                                   a token for TOKEN_TTL_S
     GET /latest/meta-data/spot/instance-action              404, or {"action": "stop", "time": "2017-09-18T08:22:00Z"}
     GET /latest/meta-data/events/recommendations/rebalance  404, or {"noticeTime": "2020-10-27T08:22:00Z"}
+    GET /latest/meta-data/tags/instance/KEY                 404, or the tag (where the launch allowed tags in metadata)
 
-Source: EC2 User Guide, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations".
+Source: EC2 User Guide, "Spot Instance interruption notices", "EC2 instance rebalance recommendations" and "View tags
+for your EC2 instances using instance metadata".
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from spotfleet.errors import NoticeFormat
 from spotfleet.model import Notice
@@ -24,6 +26,7 @@ TOKEN_TTL_S = 21600
 TOKEN_SPARE_S = 15  # a token is renewed so long before its end
 POLL_S = 2.0  # all requests of one poll together
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
+TAG_PATH = "/latest/meta-data/tags/instance/"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
 ACTIONS = ("terminate", "stop", "hibernate")
 
@@ -49,6 +52,10 @@ class ImdsSource:
         if (hint := self._get(REBALANCE_PATH, deadline)) is not None:
             return _rebalance(hint)
         return None
+
+    def tag(self, key: str) -> str:
+        """See `NoticeSource`."""
+        return self._get(TAG_PATH + quote(key), time.monotonic() + POLL_S) or ""
 
     def _get(self, path: str, deadline: float) -> str | None:
         """The body; None for 404. A refused token is renewed once."""

@@ -6,10 +6,12 @@ A provider is a thin shell over one cloud. The contract, checked for every provi
    when the cloud has accepted; it raises NoCapacity (with its scope) or NeedsPerson, and then no host exists.
 2. Everything created bears the fleet's tag from the moment of its creation.
 3. `hosts` lists every host of the fleet, also ended ones for some time, with `runs` as the cloud bills them.
-   Listings may lag by seconds and repeat lines; callers cope.
+   Listings may lag by seconds and repeat lines; callers cope. `hosts("")` lists those of every fleet of the account.
 4. `terminate` of an unknown or ended host is no error. It returns when the cloud has accepted.
 5. `prices` gives the price in force at `since` and every later change, oldest first, per pool.
-6. No method keeps state in the process: any process with the same configuration may call any of them.
+6. `tag` sets tags of a live host, which the host reads from its metadata server; `boot_files` gives back what a host
+   was told at its birth, to whoever holds the account's credentials. Both raise UsageError for an unknown host.
+7. No method keeps state in the process: any process with the same configuration may call any of them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Protocol
 
 from spotfleet.errors import UsageError
 from spotfleet.model import BillingRules, CloudHost, Need, Offer, PricePoint, Role
+
+DISPATCHER_TAG = "spotfleet-dispatcher"  # on worker hosts: URL of the dispatcher, once it is not the one of their birth
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,12 @@ class Provider(Protocol):
     def hosts(self, fleet: str) -> list[CloudHost]: ...
 
     def terminate(self, request_id: str) -> None: ...
+
+    def tag(self, request_id: str, tags: dict[str, str]) -> None:
+        """Set these tags beside those that the host has."""
+
+    def boot_files(self, request_id: str) -> dict[str, str]:
+        """`Boot.files` of its launch. Holds secrets."""
 
     def interrupt(self, request_id: str, notice_s: float | None) -> None:
         """Make the cloud take this host, `notice_s` seconds after a notice, or at once for None. For chaos."""

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import pytest
 
+from spotfleet.interruptions.imds import ImdsSource
 from spotfleet.model import Need, Offer, Role
 from spotfleet.providers import Boot, LaunchRequest, Provider
 from spotfleet.providers.local import LocalCloud, LocalProvider
@@ -31,6 +32,9 @@ class World(Protocol):
 
     def machines(self) -> list[str]:
         """request_ids of the machines that exist, by the cloud's own knowledge; once per machine."""
+
+    def tag(self, request_id: str, key: str) -> str:
+        """The tag as the host itself sees it."""
 
     def let_pass(self, seconds: float) -> None: ...
 
@@ -78,6 +82,9 @@ class InProcessWorld:
     def machines(self) -> list[str]:
         return self.first.living()
 
+    def tag(self, request_id: str, key: str) -> str:
+        return self.first.market.hosts[request_id].order.tags.get(key, "")
+
     def let_pass(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
@@ -117,6 +124,10 @@ class LocalWorld:
 
     def machines(self) -> list[str]:
         return [m.request_id for m in self.cloud.truth() if m.processes]
+
+    def tag(self, request_id: str, key: str) -> str:
+        url = next(m.metadata_url for m in self.cloud.truth() if m.request_id == request_id)
+        return ImdsSource(url).tag(key)
 
     def let_pass(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -8,8 +8,9 @@ from threading import Thread
 import pytest
 from provider_worlds import World, request, until
 
-from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError
+from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import BillingRules, CloudHost, CloudState, Market, Need, Offer, Role
+from spotfleet.providers import DISPATCHER_TAG, Boot
 
 
 def an_offer(world: World) -> Offer:
@@ -279,3 +280,36 @@ def test_an_interrupted_host_that_asked_to_be_stopped_is_not_terminated(world: W
 def test_interrupting_a_host_that_does_not_exist_is_an_error(world: World):
     with pytest.raises(SpotfleetError, match="no-such-host"):
         world.provider().interrupt("no-such-host", None)
+
+
+# 6: tags and boot files
+
+
+def test_a_host_keeps_what_it_was_told_at_birth(world: World):
+    offer = an_offer(world)
+    told = replace(request(offer), boot=Boot("idle_host", {"boot.json": '{"a": 1}'}))
+    world.provider().launch(told)
+    until(world, lambda: bool(world.machines()))
+    assert world.provider().boot_files("f-1") == {"boot.json": '{"a": 1}'}
+
+
+def test_tags_are_set_beside_those_that_are_there(world: World):
+    launched(world, tags={"team": "vision"})
+    world.provider().tag("f-1", {DISPATCHER_TAG: "https://10.0.0.1:1"})
+    world.provider().tag("f-1", {"more": "x"})
+    told = {key: world.tag("f-1", key) for key in ("team", DISPATCHER_TAG, "more", "none")}
+    assert told == {"team": "vision", DISPATCHER_TAG: "https://10.0.0.1:1", "more": "x", "none": ""}
+
+
+@pytest.mark.parametrize("ask", ["tag", "boot_files"])
+def test_an_unknown_host_has_neither_tags_nor_boot_files(world: World, ask):
+    with pytest.raises(UsageError, match="f-9"):
+        world.provider().tag("f-9", {"a": "b"}) if ask == "tag" else world.provider().boot_files("f-9")
+
+
+def test_the_listing_of_no_fleet_in_particular_is_that_of_all(world: World):
+    offer = an_offer(world)
+    world.provider().launch(request(offer, "f-1", "f"))
+    world.provider().launch(request(offer, "g-1", "g"))
+    until(world, lambda: len(world.machines()) == 2)
+    until(world, lambda: {h.fleet for h in world.provider().hosts("")} == {"f", "g"})

@@ -54,6 +54,12 @@ class LocalProvider:
     def terminate(self, request_id: str) -> None:
         self._link.call("terminate", request_id=request_id)
 
+    def tag(self, request_id: str, tags: dict[str, str]) -> None:
+        self._link.call("tag", request_id=request_id, tags=tags)
+
+    def boot_files(self, request_id: str) -> dict[str, str]:
+        return from_json(dict[str, str], self._link.call("boot_files", request_id=request_id))
+
     def interrupt(self, request_id: str, notice_s: float | None) -> None:
         self._link.call("interrupt", request_id=request_id, notice_s=notice_s)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from socket import socket
 from threading import Thread
 
+from spotfleet.errors import UsageError
 from spotfleet.model import CloudState
 from spotfleet.providers.local import proc
 from spotfleet.providers.local.book import Host
@@ -44,6 +45,7 @@ class Placement:
     metadata_port: int = 0
     pid: int = 0  # the boot process and the leader of its session; 0: not started yet
     started: int = 0  # proc.started of it
+    files: tuple[str, ...] = ()  # names of its boot files
 
 
 @dataclass
@@ -80,8 +82,15 @@ class Machines:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
         address = address_of(self.home, len(self.placements))
-        self.placements[request_id] = Placement(module, address, _free_port(address))
+        self.placements[request_id] = Placement(module, address, _free_port(address), files=tuple(files))
         return self.placements[request_id]
+
+    def boot_files(self, request_id: str) -> dict[str, str]:
+        placement = self.placements.get(request_id)
+        if placement is None:
+            raise UsageError(f"request_id: no host '{request_id}'", hint="`spotfleet status` lists the live hosts")
+        found = {name: self.folder(request_id) / name for name in placement.files}
+        return {name: path.read_text("utf-8") for name, path in found.items() if path.exists()}
 
     def adopt(self, hosts: Iterable[Host]) -> None:
         """Take over what an earlier daemon of this home has left running."""

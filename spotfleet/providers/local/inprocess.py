@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import BillingRules, CloudHost, Need, Offer, PricePoint
 from spotfleet.providers import LaunchRequest
 from spotfleet.providers.local.book import Order
@@ -23,6 +24,7 @@ from spotfleet.providers.local.market import LIVE, Market
 from spotfleet.providers.local.pools import MarketRules, default_rules
 
 T = TypeVar("T")
+_BOOTS: WeakKeyDictionary[Market, dict[str, dict[str, str]]] = WeakKeyDictionary()  # shared by a market's providers
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Clock:
 
 
 class InProcessProvider:
-    """See the module. Hosts are entries of the market only: nothing runs, `request.boot` is not used."""
+    """See the module. Hosts are entries of the market only: nothing runs."""
 
     name = "local"
 
@@ -49,6 +51,7 @@ class InProcessProvider:
         self.clock = clock or Clock()
         self.market = market or Market(rules or default_rules(), self.clock())
         self.faults = Faults()
+        self._boots = _BOOTS.setdefault(self.market, {})
 
     def check(self) -> None:
         """Always ready: there is no account."""
@@ -68,6 +71,7 @@ class InProcessProvider:
 
         def act(now: float) -> None:
             self.market.launch(order, now)
+            self._boots.setdefault(request.request_id, dict(request.boot.files))
             number = list(self.market.hosts).index(request.request_id)
             if not self.market.hosts[request.request_id].address:
                 self.market.place(request.request_id, f"10.0.{number // 250}.{number % 250 + 1}", 7000)
@@ -83,6 +87,14 @@ class InProcessProvider:
 
     def terminate(self, request_id: str) -> None:
         self._call("terminate", lambda now: self.market.terminate(request_id, now))
+
+    def tag(self, request_id: str, tags: dict[str, str]) -> None:
+        self._call("tag", lambda now: self.market.tag(request_id, tags, now))
+
+    def boot_files(self, request_id: str) -> dict[str, str]:
+        if request_id not in self._boots:
+            raise UsageError(f"request_id: no host '{request_id}'", hint="`spotfleet status` lists the live hosts")
+        return self._boots[request_id]
 
     def interrupt(self, request_id: str, notice_s: float | None) -> None:
         self._call("interrupt", lambda now: self.market.interrupt(request_id, notice_s, now))

@@ -126,6 +126,11 @@ class Market:
         if host is not None and host.state is not CloudState.TERMINATED:
             self._end(host, CloudState.TERMINATED, self.now, taken=False, why="terminated by its user")
 
+    def tag(self, request_id: str, tags: dict[str, str], now: float) -> None:
+        self.advance(now)
+        host = self._live(request_id)
+        self._keep(replace(host, order=replace(host.order, tags={**host.order.tags, **tags})), self.now)
+
     def power_off(self, request_id: str, now: float) -> None:
         """The machine switched itself off."""
         self.advance(now)
@@ -173,12 +178,12 @@ class Market:
     # what it tells
 
     def listing(self, fleet: str, now: float, lag_s: float = 0.0) -> list[CloudHost]:
-        """The hosts of `fleet` as they were `lag_s` (at most 2 minutes) ago; ended ones for a week."""
+        """The hosts of `fleet` ("": of all) as they were `lag_s` (at most 2 minutes) ago; ended ones for a week."""
         self.advance(now)
         seen_at = self.now - min(lag_s, REMEMBERED_S)
         lines = []
         for request_id, host in self.hosts.items():
-            if host.order.fleet != fleet or self._forgotten(host):
+            if fleet not in ("", host.order.fleet) or self._forgotten(host):
                 continue
             versions = [h for at, h in self._past[request_id] if at <= seen_at]
             if versions:

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from urllib.parse import unquote
 
 from spotfleet.providers.local.book import Host
 
 MAX_TTL_S = 21600
+TAGS = "/latest/meta-data/tags/instance/"
 READ_S = 10.0  # a silent connection is closed after so long
 
 
@@ -92,6 +94,8 @@ def _document(path: str, host: Host | None) -> str | None:
             return json.dumps({"action": host.notice.action, "time": _iso(host.notice.ends_at)})
         case "/latest/meta-data/events/recommendations/rebalance" if host.rebalance_at is not None:
             return json.dumps({"noticeTime": _iso(host.rebalance_at)})
+        case _ if path.startswith(TAGS):
+            return host.order.tags.get(unquote(path.removeprefix(TAGS)))
     return None
 
 

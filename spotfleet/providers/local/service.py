@@ -124,6 +124,9 @@ class Cloud:
         runs = (*line.runs[:-1], replace(line.runs[-1], ended_at=None, taken=False))
         return replace(line, state=CloudState.RUNNING, runs=runs, why=f"shutting down: {line.why}")
 
+    def boot_files(self, request_id: str) -> dict[str, str]:
+        return self.machines.boot_files(request_id)
+
     def truth(self) -> list[dict[str, Any]]:
         return [
             {"request_id": r, "fleet": h.order.fleet, "state": h.state, "address": h.address, "port": h.port,
@@ -173,9 +176,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "billing": lambda cloud: cloud.market.rules.billing,
     "offers": lambda cloud, need: cloud.market.offers(from_json(Need, need), cloud.now()),
     **{name: _market(name) for name in (
-        "prices", "terminate", "interrupt", "withdraw_notice", "rebalance", "return_host", "set_price", "set_capacity",
-        "refuse", "allow")},
+        "prices", "terminate", "tag", "interrupt", "withdraw_notice", "rebalance", "return_host", "set_price",
+        "set_capacity", "refuse", "allow")},
     **{name: getattr(Cloud, name) for name in (
-        "launch", "hosts", "truth", "reset", "invoice", "crash", "shutdown", "set_faults")},
+        "launch", "hosts", "boot_files", "truth", "reset", "invoice", "crash", "shutdown", "set_faults")},
     "lose": lambda cloud, lost, when, times: cloud.faults.lose(lost, when, times),
 }
