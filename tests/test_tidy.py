@@ -26,7 +26,7 @@ LAYERS = {f"spotfleet.{name}".rstrip("."): layer for layer, names in {
     1: "fleet.events fleet.fold fleet.plan fleet.billing fleet.cost fleet.cost_rows "
        "dispatcher.membership dispatcher.schedule "
        "providers.local.market providers.local.book providers.local.invoice providers.local.pools",
-    2: "fleet providers interruptions bundle certs client",
+    2: "fleet providers interruptions bundle certs client durable",
     3: "dispatcher agent train",
     4: "cli api",
 }.items() for name in names.split()} | {"spotfleet": 4}  # fmt: skip

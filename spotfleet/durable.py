@@ -1,0 +1,81 @@
+"""The checkpoint target: a folder that outlives the dispatcher's machine, such as a mounted file system.
+
+    TARGET/FLEET-FINGERPRINT/ledger.db
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.ckpt    with its digest in a .json beside it
+
+The fingerprint is that of the fleet's own certificate, so that a later fleet of the same name finds nothing of an
+earlier one. Dispatcher and hosts write here; a file is there whole or not at all, and is never changed afterwards but
+replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+FINGERPRINT_CHARS = 12
+PART = re.compile(r"\..+\.\d+\.part")
+
+
+class Durable:
+    """One fleet's part of a target. Every method may raise OSError: such a file system may be away for a while."""
+
+    def __init__(self, target: str, fleet: str, ca: str) -> None:
+        """`ca`: the fleet's certificate, PEM."""
+        self.folder = Path(target) / f"{fleet}-{hashlib.sha256(ca.encode()).hexdigest()[:FINGERPRINT_CHARS]}"
+
+    def put(self, name: str, source: Path) -> None:
+        """Keep a copy of the file `source` as `name`; returns when a power failure cannot take it any more."""
+
+        def copy(out: BinaryIO) -> None:
+            with source.open("rb") as file:
+                shutil.copyfileobj(file, out, 1 << 20)
+
+        self._whole(name, copy)
+
+    def write(self, name: str, data: bytes) -> None:
+        """As `put`, of `data`."""
+        self._whole(name, lambda out: out.write(data))
+
+    def find(self, name: str) -> Path | None:
+        """The file called `name`; None when there is none."""
+        path = self.folder / name
+        return path if path.is_file() else None
+
+    def names(self, under: str = "") -> list[str]:
+        """What is kept under `under`, a folder, sorted; [] also when nothing has been kept yet."""
+        start = self.folder / under
+        found = (p for p in start.rglob("*") if p.is_file() and not PART.fullmatch(p.name))
+        return sorted(str(p.relative_to(self.folder)) for p in found)
+
+    def drop(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def _whole(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with open(descriptor, "wb") as out:
+                fill(out)
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def checkpoint_name(job: str, version: int, generation: int) -> str:
+    """The file of a checkpoint; its `messages.Checkpoint` as JSON, written after it, ends in .json instead of .ckpt."""
+    return f"jobs/{job}/checkpoints/{version}-{generation}.ckpt"

@@ -1,0 +1,49 @@
+"""The checkpoint target: whole files, of one fleet only."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfleet.durable import Durable, checkpoint_name
+
+
+@pytest.fixture
+def target(tmp_path):
+    return Durable(str(tmp_path / "target"), "digits", "CERTIFICATE A")
+
+
+def test_what_is_put_is_found_by_another_process_of_the_fleet(target, tmp_path):
+    source = tmp_path / "a.ckpt"
+    source.write_bytes(b"weights")
+    target.put(checkpoint_name("job-1", 7, 3), source)
+    target.write("ledger.db", b"rows")
+    again = Durable(str(tmp_path / "target"), "digits", "CERTIFICATE A")
+    assert again.names() == ["jobs/job-1/checkpoints/7-3.ckpt", "ledger.db"]
+    assert again.find("jobs/job-1/checkpoints/7-3.ckpt").read_bytes() == b"weights"
+    assert again.names("jobs/job-1") == ["jobs/job-1/checkpoints/7-3.ckpt"]
+
+
+def test_a_later_fleet_of_the_same_name_finds_nothing_of_it(target, tmp_path):
+    target.write("ledger.db", b"rows")
+    later = Durable(str(tmp_path / "target"), "digits", "CERTIFICATE B")
+    assert later.names() == [] and later.find("ledger.db") is None
+
+
+def test_a_file_that_could_not_be_written_leaves_the_older_one_whole(target, tmp_path):
+    target.write("ledger.db", b"rows")
+    with pytest.raises(FileNotFoundError):
+        target.put("ledger.db", tmp_path / "none")
+    assert target.find("ledger.db").read_bytes() == b"rows"
+    assert target.names() == ["ledger.db"]
+
+
+def test_only_its_owner_can_read_it(target):
+    target.write("ledger.db", b"rows")
+    assert target.find("ledger.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_dropped_is_gone_and_may_be_dropped_again(target):
+    target.write("ledger.db", b"rows")
+    target.drop("ledger.db")
+    target.drop("ledger.db")
+    assert target.names() == []
