@@ -299,3 +299,15 @@ def test_a_straggler_at_the_end_is_evicted():
     desk.put("a", stage=Stage.FINISHED)
     assert desk.see() == []
     assert [type(c) for c in desk.see(after=60.0)] == [Evicted, Finished]
+
+
+def test_after_a_restart_while_all_stood_by_a_generation_that_nobody_forms_is_timed():
+    desk = Desk(min_workers=2)
+    desk.core.adopt(1, ("a", "b"))
+    desk.core.adopt(2, ())
+    desk.put("a", "b", stage=Stage.READY, version=10)
+    desk.see()
+    assert desk.ordered(after=0.2) == ("resume", ("a", "b"))
+    desk.see()
+    assert desk.ordered(after=29.9) is None
+    assert desk.ordered(after=0.2) == ("failure", ("a", "b"))

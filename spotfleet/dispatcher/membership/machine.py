@@ -280,8 +280,9 @@ class Membership:
         self.why = f"{group.why}; {len(formed)} of {len(group.members)} hold generation {group.generation}"
         if not group.urgent and self._lost([w for w in group.before if w not in group.members]):
             self._group = group = group.made_urgent()  # a leaver that hangs keeps the others in the old group
-        left = any(views[w].generation != group.before_generation for w in group.members if w in group.before)
-        begun = group.urgent or left or bool(formed)
+        training = [w for w in group.members if w in group.before]  # nobody, after a restart: it gives no time then
+        left = any(views[w].generation != group.before_generation for w in training)
+        begun = group.urgent or left or bool(formed) or not training
         waited = self._now.lasted("forming", begun, (group.generation, len(formed)))
         if waited < self.tuning.form_timeout_s * 2**self._blame.in_a_row:
             return
