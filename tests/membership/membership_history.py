@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 
+from membership_calm import check_alive
 from membership_jobs import SimJob
 from membership_sim import FleetSim, Host
 from membership_workers import Worker
@@ -39,7 +40,7 @@ def _happen(sim: FleetSim, rng: random.Random) -> None:
     for _ in range(rng.randint(1, 14)):
         trouble(sim, rng)
         sim.run(rng.choice([0.0, 0.1, 0.3, 0.5, 1.0, 3.0, 10.0]))
-    sim.check_alive()
+    check_alive(sim)
 
 
 def trouble(sim: FleetSim, rng: random.Random) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from membership_jobs import Known, Leaving, Place, SimJob
 from membership_workers import Worker
 
-from spotfleet.dispatcher.membership import Orders, Phase, WorkerView
+from spotfleet.dispatcher.membership import Orders, WorkerView
 from spotfleet.dispatcher.schedule import HostRoom, allocate
 from spotfleet.messages import Stage
 
@@ -43,6 +43,10 @@ class Host:
     procs: dict[str, tuple[SimJob, Worker]] = field(default_factory=dict)  # of this agent's life
     last_list: int = 0  # newest list of workers that the agent obeyed
     seat: Seat = field(default_factory=lambda: Seat())
+
+    @property
+    def leaves(self) -> bool:
+        return self.noticed_until is not None or self.draining_at is not None
 
 
 @dataclass
@@ -332,69 +336,15 @@ class FleetSim:
             if host.draining_at is not None and (host.name not in held or late) and host.name not in lost:
                 self.kill_host(host, listed_after_s=0.5)
 
-    # ---- the end of trouble
-
-    def calm(self) -> None:
-        self.links.loss = self.links.delay_s = 0.0
-        self.down_until, self.paused_until = min(self.down_until, self.now), min(self.paused_until, self.now)
-        for host in self.hosts.values():
-            host.away_until = host.stopped_until = min(self.now, host.stopped_until)
-        for job in self.jobs.values():
-            job.world.cut.clear()
-        for job, worker in self.workers():
-            founder = worker.in_init and worker.forming is not None
-            for_membership = founder or (worker.stage is Stage.READY and not worker.group)
-            if worker.frozen_s > 1.0 and not for_membership:
-                job.world.kill(worker)  # by a watchdog; who hangs while a generation forms does so for ever
-            else:
-                worker.frozen_s = 1e9 if worker.frozen_s > 1.0 else 0.0
+    # ---- what is true
 
     def room(self, job: SimJob) -> int:
         """Places for workers that the job's hosts offer now."""
         hosts = [self.hosts[h] for h in self.held.get(job.name, ())]
-        return sum(h.slots for h in hosts if self.connected(h) and h.noticed_until is None and h.draining_at is None)
+        return sum(h.slots for h in hosts if self.connected(h) and not h.leaves)
 
     def live_jobs(self) -> list[SimJob]:
         return [j for j in self.jobs.values() if not j.ended]
-
-    def whole(self) -> bool:
-        """Every job that has hosts trains on all of them, and none lies idle that a job could use."""
-        if self.settle_until is not None or any(j.cancelled for j in self.live_jobs()):
-            return False
-        for job in self.live_jobs():
-            room = min(job.most, self.room(job))
-            if room < job.least:
-                continue
-            training = job.training()
-            right = job.core.phase is Phase.RUNNING and len(training) == room and training == set(job.core.members)
-            if not right:
-                return False
-        return True
-
-    def check_alive(self, limit_s: float = 900.0) -> None:
-        """All is whole within the limit; then what lacks hosts gets them, and all jobs train on."""
-        self.calm()
-        self.run(1.0)
-        for host in self.hosts.values():
-            host.returns_at = None
-        while lacking := self._lacking():
-            assert len(self.hosts) < 200, f"hosts come and the job does not start\n{self.story()}"
-            for _ in range(lacking):
-                self.add_host()
-            self.run(1.0)
-        assert self.run_until(self.whole, limit_s), f"not whole within {limit_s:.0f} s"
-        before = {j.name: j.world.steps for j in self.live_jobs()}
-
-        def moved() -> bool:
-            return all(j.ended or j.world.steps > before[j.name] + 3 for j in self.jobs.values() if j.name in before)
-
-        assert self.run_until(moved, limit_s), "a job makes no steps"
-
-    def _lacking(self) -> int:
-        """Hosts of one slot that would let every job start."""
-        if self.settle_until is not None:
-            self.run_until(lambda: self.settle_until is None, 60.0)
-        return sum(max(0, j.least - self.room(j)) for j in self.live_jobs() if not j.cancelled)
 
     def story(self) -> str:
         hosts = [f"{h.name} slots={h.slots} gone={h.gone} heard={h.seat.heard} leaving={self._leaving(h)} "

@@ -7,6 +7,7 @@ import random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from membership_calm import check_alive
 from membership_history import TROUBLES
 from membership_sim import FleetSim
 
@@ -48,7 +49,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.sim.run(seconds)
 
     def teardown(self) -> None:
-        self.sim.check_alive()
+        check_alive(self.sim)
 
 
 AnyHistory.TestCase.settings = settings(

@@ -19,6 +19,7 @@ DRIVERS = {  # kind -> the module whose `history(seed)` raises AssertionError fo
     "planner": "fleet/planner_history.py",
     "fleet": "sim/fleet_history.py",
 }
+FINDINGS = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 BLOCK = 20  # seeds given to a process at once
 
 
@@ -32,7 +33,7 @@ def block(kind: str, first: int, last: int) -> list[tuple[int, str]]:
     for seed in range(first, last):
         try:
             driver.history(seed)
-        except Exception as error:  # noqa: BLE001: whatever a history raises is a finding, and the others go on
+        except FINDINGS as error:
             wrong.append((seed, f"{type(error).__name__}: {error}"))
     gc.collect()
     return wrong
@@ -55,7 +56,7 @@ def run(kind: str, count: int, first: int, processes: int) -> int:
                 said = time.monotonic()
                 print(f"{kind}: {done} of {count} after {said - begun:.0f} s, {len(wrong)} failed", flush=True)
     took = time.monotonic() - begun
-    print(f"{kind}: {done} histories, seeds {first} to {first + count - 1}: {len(wrong)} failed, {took:.0f} s", flush=True)
+    print(f"{kind}: {done} histories, seeds {first} to {first + count - 1}: {len(wrong)} failed, {took:.0f} s")
     return len(wrong)
 
 
