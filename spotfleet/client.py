@@ -3,6 +3,7 @@
 A dispatcher that restarts is waited for: each call is tried again for `patience_s`, then DispatcherUnreachable.
 Every call may be repeated safely, except the submission of a job, repeated only while it surely has not arrived.
 Errors come back as `{"error": ..., "hint": ..., "kind": "NoCapacity"}` and are raised again as that class.
+A dispatcher of another protocol is refused with the fix, but for what `down` needs: see `versions.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
-from spotfleet import errors
-from spotfleet.certs import client_context
+from spotfleet import errors, versions
+from spotfleet.certs import client_context, validity
 from spotfleet.codec import from_json, to_json
-from spotfleet.errors import DispatcherUnreachable, SpotfleetError, UsageError
+from spotfleet.errors import DispatcherUnreachable, NeedsPerson, SpotfleetError, UsageError
 from spotfleet.messages import FleetStatus, JobStatus
-from spotfleet.model import JobSpec, Nodes
+from spotfleet.model import JobSpec, Nodes, Role
 
 TIMEOUT_S = 30.0  # for one answer, on top of what a long poll was asked to wait
 PAUSE_S = 0.3  # between two tries
 CHUNK = 1 << 20
 DOWNLOADS = 5  # so often a transfer that breaks off is begun again
 RESTARTING = (502, 503)  # the dispatcher answers, but not yet
+WRONG_TIME = (9, 10)  # OpenSSL's codes of a certificate that is not valid yet, or no more
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,15 @@ class LogChunk:
     end: bool  # the worker has ended and everything was read
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How far a fleet has come on its way down."""
+
+    down: bool  # no worker host is left
+    why: str
+    left: dict[str, str]  # worker host -> state
+
+
 @dataclass
 class _Reply:
     status: int
@@ -55,9 +68,12 @@ class _Reply:
 
 
 class Client:
-    def __init__(self, endpoint: Endpoint, *, patience_s: float = 30.0) -> None:
+    def __init__(self, endpoint: Endpoint, *, patience_s: float = 30.0, any_version: bool = False) -> None:
+        """`any_version`: speak also with a dispatcher of another protocol, which only `down` may."""
         self.endpoint = endpoint
         self.patience_s = patience_s
+        self.ahead_s = 0.0  # of our clock: the dispatcher's, by its last answer
+        self._any_version = any_version
         parts = urlsplit(endpoint.url)
         if parts.scheme != "https" or not parts.hostname:
             raise UsageError(f"{endpoint.url} is not https://ADDRESS:PORT")
@@ -90,8 +106,19 @@ class Client:
     def interrupt(self, host: str, notice_s: float | None) -> None:
         self._json("POST", f"/v1/hosts/{quote(host, safe='')}/interrupt", {"notice_s": notice_s})
 
+    def revoke(self, host: str, why: str = "") -> None:
+        """Take nothing from `host` any more; once this returns it is in force."""
+        self._json("POST", f"/v1/hosts/{quote(host, safe='')}/revoke", {"why": why})
+
     def down(self) -> None:
         self._json("POST", "/v1/down", {})
+
+    def ending(self) -> Ending:
+        """How far `down` has come; of any dispatcher, so read without the messages of this version."""
+        said = self._json("GET", "/v1/status")
+        hosts = [h for h in said.get("hosts", []) if h.get("role") == Role.WORKER.value]
+        return Ending(said.get("state") == "down", str(said.get("why", "")),
+                      {str(h.get("host")): str(h.get("state")) for h in hosts})
 
     def archive(self, out: BinaryIO) -> None:
         """Write the archive of the fleet to `out`; a broken transfer starts again from its beginning."""
@@ -158,20 +185,39 @@ class Client:
             try:
                 reply = self._once(method, path, body, {}, TIMEOUT_S + wait_s)
                 if reply.status not in RESTARTING or "error" in _object(reply.body):
+                    self._learn(reply)
                     if reply.status >= 400 and reply.status not in accept:
                         raise _error(reply)
                     return reply
                 problem = f"it answers {reply.status}"
             except ssl.SSLCertVerificationError as error:
-                raise DispatcherUnreachable(
-                    f"whoever answers at {self.endpoint.url} is not this fleet's dispatcher ({error.verify_message})",
-                    hint="the machine may be gone and its address reused; see `spotfleet status`") from None
+                raise self._distrust(error) from None
             except (OSError, http.client.HTTPException) as error:
                 problem = str(error) or type(error).__name__
                 arrived = not isinstance(error, ConnectionRefusedError)
             if (once and arrived) or time.monotonic() >= deadline:
                 raise self._unreachable(problem, maybe_done=once and arrived)
             time.sleep(PAUSE_S)
+
+    def _learn(self, reply: _Reply) -> None:
+        """The dispatcher's clock and version; NeedsPerson if we do not understand each other."""
+        if date := reply.headers.get("Date"):
+            self.ahead_s = time.time() - parsedate_to_datetime(date).timestamp()
+        theirs = versions.spoken(reply.headers.get(versions.HEADER, ""))
+        if theirs and not self._any_version and (found := versions.differ(versions.ours(), theirs)):
+            raise NeedsPerson(found.why, hint=found.hint)
+
+    def _distrust(self, error: ssl.SSLCertVerificationError) -> SpotfleetError:
+        if error.verify_code not in WRONG_TIME:
+            return DispatcherUnreachable(
+                f"whoever answers at {self.endpoint.url} is not this fleet's dispatcher ({error.verify_message})",
+                hint="the machine may be gone and its address reused; see `spotfleet status`")
+        now, (begin, end) = time.time(), validity(self.endpoint.ca)
+        off, side = (begin - now, "before") if now < begin else (now - end, "after")
+        return NeedsPerson(
+            f"this machine's clock says {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC, {off / 86400:.0f} days "
+            f"{side} the time of the fleet's certificate",
+            hint="set the clock, for instance with `sudo timedatectl set-ntp true`, and try again; the fleet goes on")
 
     def _once(self, method: str, path: str, body: bytes | Path | None, headers: dict[str, str],
               timeout_s: float) -> _Reply:
@@ -187,12 +233,14 @@ class Client:
 
     def _request(self, connection: http.client.HTTPSConnection, method: str, path: str, body: bytes | Path | None,
                  headers: dict[str, str]) -> http.client.HTTPResponse:
-        headers = {"Authorization": f"Bearer {self.endpoint.token}", **headers}
+        headers = {"Authorization": f"Bearer {self.endpoint.token}", versions.HEADER: str(versions.ours()), **headers}
         if isinstance(body, Path):
             with body.open("rb") as file:
                 headers["Content-Length"] = str(body.stat().st_size)
                 connection.request(method, path, file, headers)
         else:
+            if body is not None:
+                headers["Content-Type"] = "application/json"
             connection.request(method, path, body, headers)
         return connection.getresponse()
 
@@ -212,6 +260,8 @@ class Client:
                 if reply.length:
                     raise http.client.IncompleteRead(b"", reply.length)
                 return
+            except ssl.SSLCertVerificationError as error:
+                raise self._distrust(error) from None
             except (OSError, http.client.HTTPException) as error:
                 if time.monotonic() >= deadline or begun >= DOWNLOADS:
                     raise self._unreachable(str(error) or type(error).__name__, maybe_done=False) from None

@@ -22,7 +22,7 @@ DOCUMENTS = sorted([*TOP.glob("*.md"), *TOP.glob("docs/**/*.md")])
 
 # ARCHITECTURE.md, "Layers". The longest prefix decides.
 LAYERS = {f"spotfleet.{name}".rstrip("."): layer for layer, names in {
-    0: "model errors config messages codec",
+    0: "model errors config messages codec versions",
     1: "fleet.events fleet.fold fleet.plan fleet.billing fleet.cost fleet.cost_rows "
        "dispatcher.membership dispatcher.schedule "
        "providers.local.market providers.local.book providers.local.invoice providers.local.pools",

@@ -79,7 +79,7 @@ def _bring_home(machine: Machine, progress: Progress, discard: bool) -> str:
         try:
             if not url:
                 raise DispatcherUnreachable("its machine does not run")
-            client = machine.client(url, TRY_S)
+            client = machine.client(url, TRY_S, any_version=True)
             client.down()
             answered = True
             _wait_for_workers(client, progress)
@@ -122,17 +122,15 @@ def _without_dispatcher(folder: Folder, progress: Progress, discard: bool) -> st
 def _wait_for_workers(client: Client, progress: Progress) -> None:
     deadline, told = time.monotonic() + WORKERS_GONE_S, ""
     while True:
-        status = client.status()
-        left = [h for h in status.hosts if h.role == Role.WORKER.value]
-        if status.state == "down" and not left:
+        end = client.ending()
+        if end.down and not end.left:
             return
-        line = f"going down: {', '.join(f'{h.host} ({h.state})' for h in left) or status.why}"
+        line = f"going down: {', '.join(f'{host} ({state})' for host, state in end.left.items()) or end.why}"
         if line != told:
             progress(line)
             told = line
         if time.monotonic() >= deadline:
-            names = ", ".join(h.host for h in left)
-            raise SpotfleetError(f"after {WORKERS_GONE_S:g} s there are still {names}: {status.why}",
+            raise SpotfleetError(f"after {WORKERS_GONE_S:g} s there are still {', '.join(end.left)}: {end.why}",
                                  hint="`spotfleet down` again, or --discard to end all machines now")
         time.sleep(POLL_S)
 

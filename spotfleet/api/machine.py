@@ -101,8 +101,9 @@ class Machine:
         running = [h for h in self.left() if h.role is Role.DISPATCHER and h.state is CloudState.RUNNING and h.port]
         return _url(running[-1].address, running[-1].port) if running else ""
 
-    def client(self, url: str, patience_s: float) -> Client:
-        return Client(Endpoint(url, self.folder.keys.admin_token, self.folder.ca), patience_s=patience_s)
+    def client(self, url: str, patience_s: float, *, any_version: bool = False) -> Client:
+        endpoint = Endpoint(url, self.folder.keys.admin_token, self.folder.ca)
+        return Client(endpoint, patience_s=patience_s, any_version=any_version)
 
     def _answering(self, ledger: Ledger) -> str:
         for host in _dispatchers(ledger):

@@ -13,10 +13,12 @@ import socket
 
 from aiohttp import WSMsgType, web
 
+from spotfleet.dispatcher import misfits
 from spotfleet.dispatcher.auth import bearer, host_token
 from spotfleet.dispatcher.keys import DISPATCHER, WORKER_NAME
 from spotfleet.dispatcher.state import Dispatcher
-from spotfleet.messages import PROTOCOL, AgentOrders, AgentReport, dump, load
+from spotfleet.messages import AgentOrders, AgentReport, dump, load
+from spotfleet.versions import agent_differs, ours
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +48,9 @@ async def agent_socket(request: web.Request) -> web.WebSocketResponse:
 
 def refuse(report: AgentReport, dispatcher: Dispatcher) -> str:
     """Why this agent must not go on; empty when it may."""
-    if report.protocol != PROTOCOL:
-        return (f"protocol {report.protocol} of this agent differs from the dispatcher's {PROTOCOL}:"
-                " install the same version of spotfleet on both")
+    if why := agent_differs(report.protocol, ours()):
+        misfits.give_back(dispatcher, report.host, why)
+        return why
     return dispatcher.refusal(report.host)
 
 

@@ -1,6 +1,7 @@
 """The HTTP server: which route does what for whom, and how errors are told.
 
 Every error is `{"error": ..., "hint": ..., "kind": ...}`; `kind` is the class in `errors.py` that the CLI raises again.
+Who may call is told our version, and is refused if theirs is another, but for the frozen routes of `versions.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import Enum
 
 from aiohttp import web
 
-from spotfleet import errors
+from spotfleet import errors, versions
 from spotfleet.dispatcher import api_fleet, api_jobs
 from spotfleet.dispatcher.agents import agent_socket
 from spotfleet.dispatcher.auth import bearer
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 JSON_BYTES = 4 << 20  # largest body of a route that does not stream
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class OtherVersion(errors.NeedsPerson):
+    """The caller and we would misread each other."""
 
 
 class Who(Enum):
@@ -76,6 +81,7 @@ ROUTES = (
 def make_app(dispatcher: Dispatcher) -> web.Application:
     app = web.Application(client_max_size=JSON_BYTES, middlewares=[tell_errors])
     app[DISPATCHER] = dispatcher
+    app.on_response_prepare.append(say_version)
     for route in ROUTES:
         app.router.add_route(route.method, route.path, guarded(route))
         if route.method == "GET" and route.path == "/v1/bundles/{sha256}":
@@ -89,6 +95,7 @@ def guarded(route: Route) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         if route.who is not Who.ANYBODY:
             refuse_strangers(request, route.who)
+            refuse_other_versions(request, route)
         return await route.handler(request)
 
     return handle
@@ -104,6 +111,18 @@ def refuse_strangers(request: web.Request, who: Who) -> None:
         raise web.HTTPUnauthorized(text="the token is missing or belongs to no one here")
     if who is not Who.BOTH and caller.is_admin != (who is Who.CLI):
         raise web.HTTPForbidden(text="this route is not for the holder of this token")
+
+
+def refuse_other_versions(request: web.Request, route: Route) -> None:
+    theirs = versions.spoken(request.headers.get(versions.HEADER, ""))
+    found = versions.differ(theirs, versions.ours()) if theirs else None
+    if found and (route.method, route.path) not in versions.FROZEN:
+        raise OtherVersion(found.why, hint=found.hint)
+
+
+async def say_version(request: web.Request, response: web.StreamResponse) -> None:
+    if versions.HEADER in request.headers and caller_of(request) is not None:
+        response.headers[versions.HEADER] = str(versions.ours())
 
 
 @web.middleware
@@ -127,7 +146,7 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
 
 
 def _status(error: errors.SpotfleetError) -> int:
-    table = {NotFound: 404, Outdated: 409, TooLarge: 413, errors.NoCapacity: 409, errors.NeedsPerson: 409,
+    table = {OtherVersion: 426, NotFound: 404, Outdated: 409, TooLarge: 413, errors.NoCapacity: 409, errors.NeedsPerson: 409,
              errors.UsageError: 400}
     return next((status for kind, status in table.items() if isinstance(error, kind)), 500)
 

@@ -49,6 +49,7 @@ class Dispatcher:
         self.archive_folder = Path(boot.archive) if boot.archive else home / "archive"
         self.seats: dict[str, Seat] = {}
         self.drains: dict[str, str] = {}
+        self.misfits: dict[str, str] = {}  # hosts whose agents speak another version -> what is wrong
         self.endgame = Endgame(home)
         self._life = jobfile.next_boot(home)
         self._named = 0
@@ -206,7 +207,7 @@ class Dispatcher:
         host_jobs = {v.host.request_id: tuple(j.id for j in self.jobs.values() if j.has_worker_on(v.host.request_id))
                      for v in views}
         scene = Scene(self.boot.fleet, self.journal.state, self.nodes, self.machines.own, views,
-                      {s.host: s.report.why for s in self.seats.values()}, host_jobs,
+                      {**self.misfits, **{s.host: s.report.why for s in self.seats.values()}}, host_jobs,
                       tuple(j.status(unix) for j in self.jobs.values()), self.endgame.why, self.machines.waits)
         return fleet_status(scene, unix)
 
