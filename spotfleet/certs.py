@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 VALID_DAYS = 3650  # a fleet must not end because a certificate does
-CLOCK_SKEW = timedelta(days=1)  # a machine whose clock is behind ours must accept it too
+CLOCK_SKEW = timedelta(days=366)  # a machine whose clock is behind ours must accept it too; the pin is what protects
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,21 @@ class FleetCertificates:
 
 
 def make(fleet: str, now: float) -> FleetCertificates:
-    """A new authority and the dispatcher's certificate for `fleet`, valid from a day before `now`."""
+    """A new authority and the dispatcher's certificate for `fleet`, valid from a year before `now`."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca = _sign(f"spotfleet {fleet} authority", f"spotfleet {fleet} authority", ca_key, ca_key, now, ca=True)
     cert = _sign(f"spotfleet {fleet} dispatcher", f"spotfleet {fleet} authority", key, ca_key, now, ca=False)
     return FleetCertificates(_pem(ca), _pem(cert), _key_pem(key))
+
+
+def validity(ca: str) -> tuple[float, float]:
+    """From when until when `ca` (PEM) is valid; Unix seconds."""
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificate(ca.encode())
+    return found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
 
 
 def client_context(ca: str) -> ssl.SSLContext:
