@@ -78,8 +78,10 @@ class _Desk:
     def shrink(self, need: JobNeed) -> None:
         """Free the newest hosts as long as the job has its max without them."""
         mine = self.held.get(need.job, [])
+        room = self.slots(mine)
         for name in [n for n in reversed(mine) if self.slots([n])]:
-            if self.slots([n for n in mine if n != name]) < need.max_workers:
+            room -= self.slots([name])
+            if room < need.max_workers:
                 return
             mine.remove(name)
             self.free.append(name)
@@ -97,8 +99,12 @@ class _Desk:
             self.free = []
 
     def fill(self, job: str, workers: int) -> None:
-        while self.free and self.slots(self.held[job]) < workers:
-            self.held[job].append(self.free.pop(0))
+        room, given = self.slots(self.held[job]), 0
+        while given < len(self.free) and room < workers:
+            room += self.slots([self.free[given]])
+            given += 1
+        self.held[job] += self.free[:given]
+        self.free = self.free[given:]
 
     def why(self, need: JobNeed) -> str:
         mine = self.held.get(need.job)

@@ -52,11 +52,15 @@ class Crew:
     def __init__(self, job: str) -> None:
         self.job = job
         self.all: dict[str, Worker] = {}
+        self._on: dict[str, list[Worker]] = {}  # the same, by host
 
     def add(self, name: str, local_rank: int) -> Worker:
         host, slot, _ = name.split("/")
         worker = Worker(name, host, int(slot), local_rank, WorkerReport(name, self.job))
+        if name in self.all:
+            self._on[host].remove(self.all[name])
         self.all[name] = worker
+        self._on.setdefault(host, []).append(worker)
         return worker
 
     def live(self) -> list[Worker]:
@@ -65,14 +69,15 @@ class Crew:
 
     def at(self, place: Slot) -> Worker | None:
         """The worker that holds this slot."""
-        return next((w for w in self.all.values() if w.place == place and not w.ended), None)
+        return next((w for w in self.on(place[0]) if w.slot == place[1] and not w.ended), None)
+
+    def on(self, host: str) -> list[Worker]:
+        return self._on.get(host, [])
 
     def hear(self, report: AgentReport) -> None:
         """Take what an agent says of this job's workers."""
         mine = {w.report.worker: w for w in report.workers if w.report.job == self.job}
-        for worker in self.all.values():
-            if worker.host != report.host:
-                continue
+        for worker in self.on(report.host):
             worker.silent = False
             state = mine.get(worker.name)
             if state is not None:
@@ -82,13 +87,13 @@ class Crew:
 
     def silence(self, host: str) -> None:
         """The host's agent is not connected any more."""
-        for worker in self.all.values():
-            worker.silent = worker.silent or worker.host == host
+        for worker in self.on(host):
+            worker.silent = True
 
     def lose(self, host: str) -> None:
         """The cloud lists the host as gone."""
-        for worker in self.all.values():
-            if worker.host == host and not worker.ended:
+        for worker in self.on(host):
+            if not worker.ended:
                 worker.cause = Cause.LOST
 
     def untold(self) -> list[Worker]:
@@ -97,7 +102,12 @@ class Crew:
 
     def forget(self, keep: Callable[[Worker], bool]) -> None:
         """Drop ended workers except those that still matter."""
-        self.all = {n: w for n, w in self.all.items() if not w.ended or keep(w)}
+        kept = {n: w for n, w in self.all.items() if not w.ended or keep(w)}
+        for worker in (w for n, w in self.all.items() if n not in kept):
+            self._on[worker.host].remove(worker)
+            if not self._on[worker.host]:
+                del self._on[worker.host]
+        self.all = kept
 
     def hosts(self) -> set[str]:
         return {w.host for w in self.live()}

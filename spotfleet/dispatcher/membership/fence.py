@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from spotfleet.dispatcher.membership.views import WorkerView
 
@@ -22,6 +23,14 @@ class Group:
     before: tuple[str, ...] = ()  # of a planned one: who trains on, as generation `before_generation`, to the boundary
     before_generation: int = 0
 
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        return {worker: rank for rank, worker in enumerate(self.members)}
+
+    @cached_property
+    def before_set(self) -> frozenset[str]:
+        return frozenset(self.before)
+
     def made_urgent(self) -> Group:
         return replace(self, urgent=True, before=(), before_generation=0)
 
@@ -34,6 +43,7 @@ class Fence:
         self._live: dict[int, Group] = {}
 
     def add(self, group: Group) -> None:
+        group = replace(group, places={}, before=())  # kept for good, so without what only the newest needs
         self.known[group.generation] = self._live[group.generation] = group
 
     def see(self, views: Mapping[str, WorkerView]) -> None:
@@ -55,4 +65,5 @@ class Fence:
 
     def forbids(self, members: Sequence[str]) -> Group | None:
         """A group that could train beside a new one of `members`, as none of these comes from it."""
-        return next((g for g in self._live.values() if g.members and not set(g.members) & set(members)), None)
+        wanted = frozenset(members)
+        return next((g for g in self._live.values() if g.members and wanted.isdisjoint(g.members)), None)

@@ -27,7 +27,8 @@ only if one of its members is in the new generation, has confirmed to have left 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from spotfleet.dispatcher.membership.blame import Blame
 from spotfleet.dispatcher.membership.fence import Fence, Group
@@ -89,6 +90,11 @@ class Membership:
         """The newest that any worker reports."""
         return self._now.version
 
+    @property
+    def needs_restore(self) -> bool:
+        """Does nobody hold the state?"""
+        return self.generation > 0 and not self._whole()
+
     def adopt(self, generation: int, members: Sequence[str]) -> None:
         """Take over from a dispatcher that crashed, before the first `observe`.
 
@@ -128,26 +134,29 @@ class Membership:
         group = self._group
         if group.generation == 0:
             return None
-        rank = group.members.index(worker) if worker in group.members else -1
         local_rank, local_size = group.places.get(worker, (0, 1))
-        in_old_group = worker in group.before and not self._formed
+        in_old_group = worker in group.before_set and not self._formed
         urgent = group.urgent or not in_old_group
-        return Assignment(group.generation, rank, group.members, group.store, local_rank, local_size, urgent)
+        return Assignment(group.generation, group.ranks.get(worker, -1), group.members, group.store, local_rank,
+                          local_size, urgent)
 
     def orders(self, worker: str) -> Orders:
-        outside = [w for w in self._now.ready if w not in self.members]
-        place = outside.index(worker) if worker in outside else 0
-        size = max(1, min(self.max_workers, len(self.members) + place + 1))
-        founder = self.generation == 1 and worker in self.members and self.phase is not Phase.HOLDING
-        whole = self._whole()
-        return Orders(
-            assignment=self.assignment(worker),
-            founded=self.generation > 0 and not founder,
-            provisional_rank=size - 1,
-            provisional_size=size,
-            checkpoint_now=self.version > 0 and bool(whole) and all(v.leaving_s is not None for v in whole),
-            needs_restore=self.generation > 0 and not whole,
-        )
+        return self.orders_of([worker])[worker]
+
+    def orders_of(self, workers: Iterable[str]) -> dict[str, Orders]:
+        """What each of `workers` is told. All at once, because what they share costs a look at everybody."""
+        ranks, whole = self._group.ranks, self._whole()
+        outside = {w: place for place, w in enumerate(w for w in self._now.ready if w not in ranks)}
+        founding = self.generation == 1 and self.phase is not Phase.HOLDING
+        checkpoint_now = self.version > 0 and bool(whole) and all(v.leaving_s is not None for v in whole)
+        needs_restore = self.generation > 0 and not whole
+
+        def told(worker: str) -> Orders:
+            size = max(1, min(self.max_workers, len(self.members) + outside.get(worker, 0) + 1))
+            founded = self.generation > 0 and not (founding and worker in ranks)
+            return Orders(self.assignment(worker), founded, size - 1, size, checkpoint_now, needs_restore)
+
+        return {worker: told(worker) for worker in workers}
 
     # ---- forming
 
@@ -159,7 +168,8 @@ class Membership:
         are of different moments and do not tell; only where none of that group is left, the highest count."""
         living = [v for v in self._now.living() if v.version >= 0]
         group = self._fence.known.get(self._held)
-        left = [v for v in living if group and v.worker in group.members]
+        held_by = frozenset(group.members) if group else frozenset()
+        left = [v for v in living if v.worker in held_by]
         best = max([0, *(v.version for v in living)])
         return left or [v for v in living if v.version >= max(1, best - 1)]
 
@@ -184,7 +194,7 @@ class Membership:
 
     def _order(self, members: tuple[str, ...], cause: str, why: str, urgent: bool) -> None:
         views = {w: self._now.views[w] for w in members}
-        hosts = [v.host for v in views.values()]
+        hosts = Counter(v.host for v in views.values())
         old = self._group
         before = (old.members, old.generation) if old.members else (old.before, old.before_generation)
         self._number += 1
@@ -195,7 +205,7 @@ class Membership:
             why=why,
             urgent=urgent,
             store=views[members[0]].store if members else "",
-            places={w: (v.local_rank, hosts.count(v.host)) for w, v in views.items()},
+            places={w: (v.local_rank, hosts[v.host]) for w, v in views.items()},
             before=() if urgent else before[0],
             before_generation=0 if urgent else before[1],
         )
@@ -213,8 +223,8 @@ class Membership:
         elif self._now.expected > 0 and len(founders) < self.max_workers and not settled:
             self.why = f"{len(founders)} workers started, waits for {self._now.expected} more"
         else:
-            hosts = list(dict.fromkeys(v.host for v in founders))
-            founders.sort(key=lambda v: (hosts.index(v.host), v.local_rank, v.worker))
+            hosts = {host: place for place, host in enumerate(dict.fromkeys(v.host for v in founders))}
+            founders.sort(key=lambda v: (hosts[v.host], v.local_rank, v.worker))
             members = tuple(v.worker for v in founders[: self.max_workers])
             self._order(members, "start", f"{len(members)} workers are ready to start", urgent=True)
 
@@ -278,9 +288,9 @@ class Membership:
         formed = [w for w in group.members if views[w].generation == group.generation]
         self.phase = Phase.FORMING
         self.why = f"{group.why}; {len(formed)} of {len(group.members)} hold generation {group.generation}"
-        if not group.urgent and self._lost([w for w in group.before if w not in group.members]):
+        if not group.urgent and self._lost([w for w in group.before if w not in group.ranks]):
             self._group = group = group.made_urgent()  # a leaver that hangs keeps the others in the old group
-        training = [w for w in group.members if w in group.before]  # nobody, after a restart: it gives no time then
+        training = [w for w in group.members if w in group.before_set]  # nobody, after a restart: it gives no time then
         left = any(views[w].generation != group.before_generation for w in training)
         begun = group.urgent or left or bool(formed) or not training
         waited = self._now.lasted("forming", begun, (group.generation, len(formed)))
@@ -337,7 +347,7 @@ class Membership:
         names = ", ".join(v.worker for v in leaving)
         late = any(self._now.must_go(v) for v in leaving)
         if any(v.worker in target for v in leaving):  # as carrier: the state moves as soon as anybody can take it
-            replaced = any(w not in self.members for w in target)
+            replaced = any(w not in self._group.ranks for w in target)
         else:
             replaced = len(target) >= min(len(self.members), self.max_workers)
         free = cause == "drain" and not self._now.coming()

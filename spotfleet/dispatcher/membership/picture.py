@@ -103,7 +103,8 @@ class Picture:
         carrier = self.carrier(ranks, whole)
         if carrier and carrier not in ranks:
             ranks = [carrier, *ranks]
-        spares = [w for w in self.ready if w not in ranks and self.able(self.views[w])]
+        ranked = frozenset(ranks)
+        spares = [w for w in self.ready if w not in ranked and self.able(self.views[w])]
         spares.sort(key=lambda w: -max(0, self.views[w].version))  # one that comes back may hold the state
         limit = max(max_workers, 2) if carrier else max_workers  # a carrier needs somebody to hand over to
         kept = {w for w in ranks if w == carrier or self.able(self.views.get(w))}
