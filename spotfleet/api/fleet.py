@@ -11,6 +11,7 @@ from typing import Any
 
 from spotfleet.api import down as downs
 from spotfleet.api import reports
+from spotfleet.api.attach import attach
 from spotfleet.api.house import Folder, House
 from spotfleet.api.job import Job
 from spotfleet.api.machine import Machine, Progress
@@ -54,6 +55,11 @@ class Fleet:
         elif isinstance(source, Path) or source.endswith((".yaml", ".yml")) or os.sep in source:
             self._file = load(Path(source))
         self.name = self._file.spec.name if self._file else self.house.find(str(source)).name
+
+    @classmethod
+    def attach(cls, name: str = "", provider: str = "local", home: Path | str | None = None) -> Fleet:
+        """A fleet that another machine has made, found by its tags. Raises NoSuchFleet, naming what there is."""
+        return cls(attach(House(home), name, provider).fleet, home)
 
     # --- changing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from spotfleet.providers import Boot, Provider
 
 TICK_S = 0.25
 END_S = 300.0  # for a cloud to end machines; then a person must look
+LOCAL_CLOUD = "SPOTFLEET_LOCAL_CLOUD"
 DEARER = 3  # a dispatcher's machine may cost so many times the cheapest
 
 Progress = Callable[[str], None]
@@ -132,9 +134,20 @@ def load_provider(record: Record) -> Provider:
     return providers.load(record.spec.provider, record.provider_config)
 
 
+def watch(machine: Machine, now: float) -> None:
+    """Write down what the cloud lists of the dispatcher's machine, and what it costs."""
+    record, ledger = machine.folder.record, Ledger(machine.folder.ledger)
+    try:
+        reconcile.create(ledger, machine.provider, machine.cloud_name, record.spec.nodes, now)
+        reconcile.look(_wanted(record, 1, record.spec.dispatcher), ledger, machine.provider, now)
+    finally:
+        ledger.close()
+
+
 def provider_config(house: House, spec: FleetSpec) -> dict[str, str]:
-    """What a provider must know besides the environment; only the emulated cloud has a home of its own."""
-    return {"home": str(house.path)} if spec.provider == "local" else {}
+    """What a provider must know besides the environment; only the emulated cloud has a home of its own: of whoever
+    made it, which is this one unless SPOTFLEET_LOCAL_CLOUD names another, to play a second laptop of one account."""
+    return {"home": os.environ.get(LOCAL_CLOUD) or str(house.path)} if spec.provider == "local" else {}
 
 
 def modest(need: Need, provider: Provider) -> Need:

@@ -110,6 +110,19 @@ def up(
     _call("change", "up", file, dryrun=dryrun, yes=yes, timeout=timeout)
 
 
+@app.command()
+def attach(
+    fleet: Annotated[str, typer.Argument(metavar="FLEET", show_default=False,
+                                         help="Its name; may be left out when the account has only one.")] = "",
+    provider: Annotated[str, typer.Option("--provider", "--infra", metavar="NAME", help="Where it runs.")] = "local",
+) -> None:
+    """Work from this machine with a fleet that another one has made.
+
+    It is found by its tags, with the credentials of the account.
+    """
+    _call("attach", "attach", fleet, provider)
+
+
 @app.command(context_settings={"ignore_unknown_options": True})
 def train(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False,
