@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from spotfleet.codec import to_json
-from spotfleet.dispatcher import archive
+from spotfleet.dispatcher import archive, lifetime
 from spotfleet.dispatcher.auth import host_token
 from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.endgame import FETCH_S
@@ -43,7 +43,8 @@ class Machines:
     def __init__(self, dispatcher: Dispatcher, provider: Provider, settle_until: float) -> None:
         self.own: CloudHost | None = None  # the dispatcher's own host, as the cloud lists it
         self.waits = ""  # what the last tick waited for
-        self._dispatcher, self._provider, self._settle_until = dispatcher, provider, settle_until
+        self._dispatcher, self._provider = dispatcher, provider
+        self._settle_until = time.monotonic() + max(0.0, settle_until - time.time())  # whatever the clock is set to
         self._thread = ThreadPoolExecutor(1, "provider")
         self._poked = asyncio.Event()
         self._released: frozenset[str] = frozenset()
@@ -112,12 +113,15 @@ class Machines:
         seats, now = self._dispatcher.seats, time.monotonic()
         joined = {n: s.report.incarnation for n, s in seats.items() if s.connected}
         notices = {n: notice for n, s in seats.items() if (notice := s.notice(now))}
-        return Observed(joined, notices, self._released, dict(self._dispatcher.drains), self._busy, self._settle_until)
+        settle_until = time.time() + max(0.0, self._settle_until - now)
+        return Observed(joined, notices, self._released, dict(self._dispatcher.drains), self._busy, settle_until)
 
     def _boot(self, host: str, offer: Offer) -> Boot:
-        boot = self._dispatcher.boot
+        boot, created = self._dispatcher.boot, self._dispatcher.journal.state.created
+        self._dispatcher.announcer.born(host)
         told = {"fleet": boot.fleet, "host": host, "provider": boot.spec.provider, "slots": offer.slots,
-                "dispatcher": self._dispatcher.url, "ca": boot.ca, "token": host_token(boot.fleet_secret, host)}
+                "dispatcher": self._dispatcher.url, "ca": boot.ca, "token": host_token(boot.fleet_secret, host),
+                **lifetime.told_to_host(boot.spec, created.at if created else time.time(), time.time())}
         return Boot("spotfleet.agent", {"boot.json": json.dumps(to_json(told))})
 
     # ---- the end

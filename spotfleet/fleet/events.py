@@ -103,6 +103,24 @@ class TerminateIntended:
 
 
 @dataclass(frozen=True)
+class ClockSetBack:
+    """Our clock shows `by_s` less than it did: from here on the instants of earlier events count as so much earlier,
+    so that nothing waits until the clock has caught up."""
+
+    at: float
+    by_s: float
+
+
+@dataclass(frozen=True)
+class TokenRevoked:
+    """Nothing is taken from this host any more; it is terminated, and the fleet replaces it."""
+
+    at: float
+    request_id: str
+    why: str
+
+
+@dataclass(frozen=True)
 class PriceChanged:
     at: float  # when the price came into force, by the cloud's clock
     pool: str
@@ -173,6 +191,37 @@ class CheckpointKept:
 
 
 @dataclass(frozen=True)
+class TakenOver:
+    """A new dispatcher's machine goes on with a fleet whose last one is gone with its disk."""
+
+    at: float
+    host: str  # the new dispatcher's
+    restored: bool  # the ledger was copied back from the checkpoint target; else it begins here
+    why: str  # what was found, and what is lost
+
+
+@dataclass(frozen=True)
+class TargetChanged:
+    """The checkpoint target could not be written to; or, with an empty `why`, it can again."""
+
+    at: float
+    target: str
+    why: str
+
+
+@dataclass(frozen=True)
+class CheckpointLost:
+    """One that was kept is of no use any more: it has been set aside, and the next older takes its place."""
+
+    at: float
+    job: str
+    version: int
+    generation: int
+    digest: str
+    why: str
+
+
+@dataclass(frozen=True)
 class FleetDown:
     at: float
     why: str
@@ -180,8 +229,9 @@ class FleetDown:
 
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostListed | HostJoined | HostSilent
-    | HostNoticed | HostDraining | TerminateIntended | PriceChanged | JobSubmitted | JobChanged | GenerationFormed
-    | JobResumed | JobProgress | CheckpointKept | FleetDown
+    | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | JobSubmitted
+    | JobChanged | GenerationFormed | JobResumed | JobProgress | CheckpointKept | CheckpointLost | TakenOver
+    | TargetChanged | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

@@ -12,10 +12,12 @@ What frees a host from each state is in `plan.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from spotfleet.fleet.events import (
+    ClockSetBack,
     Event,
     FleetCreated,
     FleetDown,
@@ -29,11 +31,17 @@ from spotfleet.fleet.events import (
     NodesChanged,
     PriceChanged,
     TerminateIntended,
+    TokenRevoked,
 )
 from spotfleet.model import CloudState, HostState, Nodes, Offer, Role, Run
 
 COOLDOWN_S = 15.0  # after the first refusal of a scope; doubles with each further one
 COOLDOWN_MAX_S = 600.0
+
+# Written with the time at which their writer looked; the other kinds also carry times of clouds and of files.
+TIMED = (LaunchIntended, LaunchRefused, HostListed, HostJoined, HostSilent, HostNoticed, HostDraining,
+         TerminateIntended)
+INSTANTS = ("since", "launched_at", "asked_at", "silent_since", "missing_since", "notice_deadline", "terminate_at")
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,13 @@ class Host:
     notice_action: str = ""
     rebalance: bool = False  # the cloud hinted that a notice is likely
     terminate_at: float | None = None  # when its end was last asked for
+    revoked: str = ""  # why its token was revoked; for good, whatever the cloud does with the host
     why: str = ""
 
     @property
     def counts(self) -> bool:
         """Does it count towards the wanted hosts?"""
-        return self.state in (HostState.LAUNCHING, HostState.UP)
+        return self.state in (HostState.LAUNCHING, HostState.UP) and not self.revoked
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,7 @@ class FleetState:
     reclaimed_at: dict[str, float] = field(default_factory=dict)  # pool -> newest notice or loss in it
     prices: dict[str, PriceChanged] = field(default_factory=dict)  # pool -> newest price
     priced_from: dict[str, float] = field(default_factory=dict)  # pool -> since when its prices are known
+    clock: float = -math.inf  # the latest that our own clock has shown
 
     def host(self, request_id: str) -> Host | None:
         """The host of that name, also one that is GONE."""
@@ -106,7 +116,11 @@ def fold(events: Iterable[Event]) -> FleetState:
 
 def apply(state: FleetState, event: Event) -> FleetState:
     """The state after one more event. Events about hosts that no ledger row introduced change nothing."""
+    if isinstance(event, TIMED) and event.at > state.clock:
+        state = replace(state, clock=event.at)
     match event:
+        case ClockSetBack():
+            return _set_back(state, event.by_s)
         case FleetCreated():
             return replace(state, created=event, nodes=event.nodes, down=None)
         case NodesChanged():
@@ -131,7 +145,21 @@ def apply(state: FleetState, event: Event) -> FleetState:
             return _change(state, event.request_id, lambda h: _draining(h, event))
         case TerminateIntended():
             return _change(state, event.request_id, lambda h: _terminating(h, event))
+        case TokenRevoked():
+            return _revoked(state, event)
     return state
+
+
+def _set_back(state: FleetState, by_s: float) -> FleetState:
+    """Every instant by our clock `by_s` earlier. Runs and prices bear the cloud's."""
+    def earlier(host: Host) -> Host:
+        return replace(host, **{f: at - by_s for f in INSTANTS if (at := getattr(host, f)) is not None})
+
+    return replace(
+        state, clock=state.clock - by_s, hosts=tuple(map(earlier, state.hosts)),
+        cooldown_until={k: at - by_s for k, at in state.cooldown_until.items()},
+        refusals={k: replace(r, last_at=r.last_at - by_s) for k, r in state.refusals.items()},
+        reclaimed_at={k: at - by_s for k, at in state.reclaimed_at.items()})
 
 
 def scope_keys(offer: Offer) -> dict[str, str]:
@@ -283,6 +311,11 @@ def _draining(host: Host, event: HostDraining) -> Host:
 
 def _terminating(host: Host, event: TerminateIntended) -> Host:
     host = replace(host, terminate_at=event.at)
-    if not host.counts:
+    if host.state not in (HostState.LAUNCHING, HostState.UP):
         return host
     return replace(host, state=HostState.DRAINING, since=event.at, why=event.why)
+
+
+def _revoked(state: FleetState, event: TokenRevoked) -> FleetState:
+    host = state.host(event.request_id)
+    return state if host is None else _put(state, replace(host, revoked=event.why or "no reason given"))

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError
 from spotfleet.fleet.events import (
+    ClockSetBack,
     Event,
     FleetCreated,
     HostDraining,
@@ -46,6 +47,7 @@ from spotfleet.providers import Boot, LaunchRequest, Provider
 ASK_AGAIN_S = 5.0  # an intended host that is not listed is asked for again after this; doubles with each time
 MISSING_S = 10.0  # a listed host must be absent for this long, in two ticks, before it counts as GONE
 NEVER_LISTED_S = 60.0  # a terminated host that was never listed is GONE after this
+CLOCK_BACK_S = 60.0  # a clock that shows so much less than before was set; a tick that takes long looks a little late
 NOTICE_MOVED_S = 2.0  # deadlines that differ by less are the same notice
 
 __all__ = ["Action", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted", "create", "leftovers", "look",
@@ -80,6 +82,9 @@ def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str
     Raises NeedsPerson, after it is written down, when the provider cannot go on without a person. A provider that does
     not answer ends the tick with a Wait: calling again is always safe.
     """
+    back_s = ledger.state().clock - now
+    if back_s > CLOCK_BACK_S:
+        ledger.append(ClockSetBack(now, back_s))
     ledger.append(*_heard(wanted, ledger.state(), observed, now))
     done: list[Action] = []
     for drain in urgent(wanted, ledger.state(), observed):  # a notice waits for no provider

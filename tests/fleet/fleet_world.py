@@ -103,7 +103,9 @@ class World:
     deaf: set[str] = field(default_factory=set)  # hosts whose agents reach nobody
     asked_to_drain: dict[str, str] = field(default_factory=dict)
     settle_until: float = 0.0
+    skew_s: float = 0.0  # how far the reconciler's clock is off the cloud's
     peak: int = 0
+    drains_seen: dict[str, float] = field(default_factory=dict)  # draining hosts -> since when, by the cloud's clock
 
     def __post_init__(self) -> None:
         self.clock = Clock()
@@ -116,7 +118,8 @@ class World:
 
     @property
     def now(self) -> float:
-        return self.clock()
+        """By the reconciler's clock."""
+        return self.clock() + self.skew_s
 
     @property
     def state(self) -> FleetState:
@@ -128,19 +131,22 @@ class World:
     def observed(self) -> Observed:
         """What agents say: those of hosts that run and had the time to join."""
         joined, notices = {}, {}
-        self.market.advance(self.now)
+        true = self.clock()
+        self.market.advance(true)
         for name, host in self.market.hosts.items():
-            up = host.state is CloudState.RUNNING and self.now - host.since >= self.join_s
+            up = host.state is CloudState.RUNNING and true - host.since >= self.join_s
             if not up or name in self.deaf:
                 continue
             joined[name] = f"{name}/{len(host.runs)}"
             if host.notice is not None:
-                notices[name] = Notice(host.notice.ends_at - self.now, host.notice.action)
+                notices[name] = Notice(host.notice.ends_at - true, host.notice.action)
             elif host.rebalance_at is not None:
                 notices[name] = Notice(0.0, kind="rebalance")
-        released = frozenset(h.request_id for h in self.state.hosts
-                             if h.state is HostState.DRAINING and self.now - h.since >= self.drain_s)
-        return Observed(joined, notices, released, dict(self.asked_to_drain), settle_until=self.settle_until)
+        draining = {h.request_id: h.since - self.skew_s for h in self.state.hosts if h.state is HostState.DRAINING}
+        self.drains_seen = {n: self.drains_seen.get(n, since) for n, since in draining.items()}
+        released = frozenset(n for n, since in self.drains_seen.items() if true - since >= self.drain_s)
+        return Observed(joined, notices, released, dict(self.asked_to_drain),
+                        settle_until=self.settle_until + self.skew_s)
 
     def tick(self, after_s: float = 0.0) -> list[Action]:
         self.clock.advance(after_s)

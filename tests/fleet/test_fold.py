@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spotfleet.fleet.events import (
+    ClockSetBack,
     FleetCreated,
     FleetDown,
     HostDraining,
@@ -159,14 +162,23 @@ def test_a_fleet_that_goes_down_and_up_again_is_up():
     assert fold([created, FleetDown(2.0, "asked"), created]).down is None
 
 
-def test_events_about_unknown_hosts_change_nothing():
+def test_a_clock_that_was_set_back_leaves_everything_as_old_as_it_is():
+    refused = (intend(1, at=1000.0), LaunchRefused(1000.0, "f-1", "pool", "full"))
+    before = fold([intend(at=990.0), *refused])
+    after = fold([intend(at=990.0), *refused, ClockSetBack(400.0, 600.0)])
+    assert only(after) == replace(only(before), since=390.0, launched_at=390.0, asked_at=390.0)
+    assert cooling_until(after, OFFER) == cooling_until(before, OFFER) - 600.0
+    assert (before.clock, after.clock) == (1000.0, 400.0)
+
+
+def test_events_about_unknown_hosts_change_no_host():
     strange = [HostJoined(1.0, "x", "y"), HostSilent(1.0, "x"), HostDraining(1.0, "x", ""),
                TerminateIntended(1.0, "x", ""), HostNoticed(1.0, "x", 1.0, "stop"),
                LaunchRefused(1.0, "x", "pool", ""), HostListed(1.0, "x", "i", CloudState.RUNNING, RUNNING)]
-    assert fold(strange) == FleetState()
+    assert fold(strange) == FleetState(clock=1.0)
 
 
 def test_every_event_survives_the_trip_through_json():
-    events = [*UP, HostSilent(1.0, "f-0"), listed(CloudState.STOPPED, BACK, missing=True),
+    events = [*UP, HostSilent(1.0, "f-0"), ClockSetBack(1.0, 90.0), listed(CloudState.STOPPED, BACK, missing=True),
               FleetCreated(0.0, "f", "fake", Nodes(), BillingRules(60, 300))]
     assert [event_from_json(event_to_json(e)) for e in events] == events

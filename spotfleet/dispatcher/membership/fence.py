@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from spotfleet.dispatcher.membership.views import WorkerView
+from spotfleet.messages import Assignment
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class Group:
     @cached_property
     def before_set(self) -> frozenset[str]:
         return frozenset(self.before)
+
+    def assignment(self, worker: str, formed: bool) -> Assignment:
+        """The worker's place in it. Until it has formed, members of the group before leave that at a step boundary."""
+        local_rank, local_size = self.places.get(worker, (0, 1))
+        urgent = self.urgent or formed or worker not in self.before_set
+        return Assignment(self.generation, self.ranks.get(worker, -1), self.members, self.store, local_rank, local_size,
+                          urgent)
 
     def made_urgent(self) -> Group:
         return replace(self, urgent=True, before=(), before_generation=0)

@@ -131,14 +131,7 @@ class Membership:
 
     def assignment(self, worker: str) -> Assignment | None:
         """The worker's place in the newest generation; rank -1 where it has none."""
-        group = self._group
-        if group.generation == 0:
-            return None
-        local_rank, local_size = group.places.get(worker, (0, 1))
-        in_old_group = worker in group.before_set and not self._formed
-        urgent = group.urgent or not in_old_group
-        return Assignment(group.generation, group.ranks.get(worker, -1), group.members, group.store, local_rank,
-                          local_size, urgent)
+        return self._group.assignment(worker, self._formed) if self.generation else None
 
     def orders(self, worker: str) -> Orders:
         return self.orders_of([worker])[worker]

@@ -1,0 +1,270 @@
+"""Random histories of one fleet and its cloud: plan and reconcile through troubles of every kind, then calm.
+
+`python tests/fleet/planner_history.py SEED [COUNT]` replays them; a failure prints its seed and story.
+
+What must hold, with the lag of what the cloud tells and of answers that never came:
+- at every moment: the ledger knows each machine that lives;
+- after every tick that went through: hosts that count (launching or up, by the ledger) are no more than wanted. A
+  launch without an answer counts until it is known to have failed, so that an answer lost makes no host too many;
+- then, too: a machine that lives and does not count is draining or ending, or the listing lags: it was given up or
+  stopped by what was listed, and has come back since;
+- soon after the trouble: just the wanted hosts, all up, none stopped, none leaked, and nothing more to do;
+- always: the bill is the cloud's own, to the micro-dollar.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+
+from fleet_world import POOLS, Killed, World, market_rules
+
+from spotfleet.errors import NeedsPerson
+from spotfleet.fleet.cost import report
+from spotfleet.fleet.fold import fold
+from spotfleet.fleet.plan import Wait
+from spotfleet.fleet.reconcile import leftovers
+from spotfleet.model import BillingRules, CloudState, HostState
+
+SETTLE_S = 15.0
+STEPS_S = (0.5, 1.0, 7.25, 30.0, 301.0)
+CALM_S = 3600.0  # the slowest way out: see `end_well`
+
+
+class PlannerSim:
+    """A World with what the troubles need to remember."""
+
+    def __init__(self, rng: random.Random) -> None:
+        billing = rng.choice([BillingRules(1), BillingRules(60), BillingRules(60, 300)])
+        self.world = World(rng.randint(0, 4), behavior=rng.choice(["terminate", "stop"]),
+                           rules=market_rules(billing, capacity=rng.randint(1, 3), boot_s=rng.choice([0.0, 2.0, 40.0])))
+        self.told: list[str] = []
+        self.lag_until = 0.0  # listings may still be behind what a tick has seen
+
+    @property
+    def true(self) -> float:
+        """The cloud's clock."""
+        return self.world.clock()
+
+    def tick(self, after_s: float) -> None:
+        """One tick of the reconciler, and what must be true after it."""
+        world = self.world
+        world.clock.advance(after_s)
+        lagged = world.cloud.faults.listing_lag_s > 0
+        try:
+            actions = world.tick()
+        except NeedsPerson as error:
+            self.told.append(f"tick: {error}")
+            return
+        except Killed:
+            self.told.append("killed")
+            world.settle_until = self.true + SETTLE_S
+            return
+        finally:
+            world.fuse.left = None
+            self.check_known()
+        self.told.append(f"tick: {'; '.join(str(a) for a in actions)[:300]}")
+        if not any(isinstance(a, Wait) and ("asks again" in a.why or "after a restart" in a.why) for a in actions):
+            self.check_numbers(lagged)
+
+    def check_known(self) -> None:
+        for name in self.world.living():
+            assert self.world.state.host(name) is not None, f"the ledger does not know {name}"
+
+    def check_numbers(self, lagged: bool) -> None:
+        world = self.world
+        counting = [h.request_id for h in world.state.hosts if h.counts]
+        assert len(counting) <= world.hosts, f"{counting} where {world.hosts} are wanted"
+        if lagged:
+            return
+        for name in world.living():
+            host = world.state.host(name)
+            assert host is not None
+            assert host.counts or host.state is HostState.DRAINING, f"{name} lives and counts as {host.state}"
+
+    def check_bill(self) -> None:
+        invoice, bill = self.world.market.invoice(self.true), report(self.world.ledger.rows, self.true)
+        by_host = dict.fromkeys(invoice.hosts, 0)
+        for line in bill.lines:
+            by_host[line.host] += line.micros
+        assert by_host == invoice.hosts, "the bill is not the cloud's"
+        assert bill.micros == invoice.micros
+
+    def story(self) -> str:
+        hosts = [f"{h.request_id} {h.state.value} since {h.since:.0f} cloud={h.cloud} terminate_at={h.terminate_at} "
+                 f"silent={h.silent_since} missing={h.missing_since} {h.why}" for h in self.world.state.hosts]
+        truth = [f"{n} {h.state.value} {h.offer.pool}" for n, h in self.world.market.hosts.items()
+                 if h.state is not CloudState.TERMINATED]
+        return "\n".join([f"wanted {self.world.hosts}, now {self.world.now:.0f}, skew {self.world.skew_s}",
+                          *self.told[-30:], "ledger:", *hosts, "cloud:", *truth])
+
+
+Trouble = Callable[[PlannerSim, random.Random, list[str]], None]
+
+
+def _take(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    if living:
+        notice_s, action = rng.choice([None, 1.5, 30.0, 120.0]), rng.choice(["", "stop"])
+        sim.world.market.interrupt(rng.choice(living), notice_s, sim.true, action)
+
+
+def _take_all(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    notice_s = rng.choice([None, 30.0])
+    for name in living:
+        sim.world.market.interrupt(name, notice_s, sim.true)
+
+
+def _withdraw(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    for name in living:
+        sim.world.market.withdraw_notice(name, sim.true)
+
+
+def _hint(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    if living:
+        sim.world.market.rebalance(rng.choice(living), sim.true)
+
+
+def _power_off(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    if living:
+        sim.world.market.power_off(rng.choice(living), sim.true)
+
+
+def _return(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    """A stopped host comes back, whether or not it has been replaced."""
+    stopped = [n for n, h in sim.world.market.hosts.items() if h.state is CloudState.STOPPED]
+    if stopped:
+        sim.world.market.return_host(rng.choice(stopped), sim.true)
+
+
+def _deafen(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    if living:
+        sim.world.deaf ^= {rng.choice(living)}
+
+
+def _drain(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    if living:
+        sim.world.asked_to_drain[rng.choice(living)] = "asked by its user"
+
+
+def _capacity(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    sim.world.market.set_capacity(rng.choice(POOLS), rng.randint(0, 3), sim.true)
+
+
+def _refuse(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    scope = rng.choice(["pool", "pool", "type", "region", "account", "person"])
+    sim.world.market.refuse(rng.choice(POOLS), scope, sim.true, for_s=rng.choice([20.0, 200.0]))
+
+
+def _price(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    sim.world.market.set_price(rng.choice(POOLS), rng.randint(100_000, 3_000_000), sim.true)
+
+
+def _kill(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    sim.world.fuse.light(rng.randint(1, 5), rng.random() < 0.5)
+    sim.tick(rng.choice(STEPS_S))
+
+
+def _lose(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    method = rng.choice(["launch", "launch", "terminate", "hosts", "prices", "offers"])
+    sim.world.cloud.faults.lose(method, rng.choice(["before", "after"]), times=rng.choice([1, 1, 3]))
+
+
+def _lag(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    sim.world.cloud.faults.listing_lag_s = rng.choice([0.0, 3.0, 60.0])
+
+
+def _repeat(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    sim.world.cloud.faults.duplicates = rng.randint(0, 2)
+
+
+def _mute(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    sim.world.cloud.answers = not sim.world.cloud.answers
+
+
+def _want(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    sim.world.hosts = rng.randint(0, 4)
+
+
+def _clock(sim: PlannerSim, rng: random.Random, living: list[str]) -> None:
+    """The reconciler's clock is set."""
+    sim.world.skew_s = rng.choice([0.0, -2.0, 2.0, -90.0, 90.0, -3600.0, 3600.0, -86400.0])
+
+
+TROUBLES: dict[str, Trouble] = {
+    "take": _take, "take all": _take_all, "withdraw": _withdraw, "hint": _hint, "power off": _power_off,
+    "return": _return, "deafen": _deafen, "drain": _drain, "capacity": _capacity, "refuse": _refuse, "price": _price,
+    "kill": _kill, "lose": _lose, "lag": _lag, "repeat": _repeat, "mute": _mute, "want": _want, "clock": _clock,
+}
+KINDS = [*TROUBLES, "take", "take", "kill", "kill", "lose", "refuse"]
+
+
+def history(seed: int) -> PlannerSim:
+    rng = random.Random(seed)
+    sim = PlannerSim(rng)
+    try:
+        for _ in range(rng.randint(4, 40)):
+            if rng.random() < 0.45:
+                sim.tick(rng.choice(STEPS_S))
+            else:
+                kind = rng.choice(KINDS)
+                sim.told.append(kind)
+                TROUBLES[kind](sim, rng, sorted(sim.world.living()))
+            sim.check_known()
+        end_well(sim, rng)
+    except AssertionError as wrong:
+        raise AssertionError(f"seed {seed}: {wrong}\n{sim.story()}") from wrong
+    return sim
+
+
+def calm(sim: PlannerSim) -> None:
+    """The trouble ends; what clocks say by now stays."""
+    world = sim.world
+    faults = world.cloud.faults
+    faults.listing_lag_s, faults.duplicates, world.cloud.answers = 0.0, 0, True
+    faults.lost.clear()
+    for pool in POOLS:
+        world.market.allow(pool, sim.true)
+        world.market.set_capacity(pool, 3, sim.true)
+
+
+def end_well(sim: PlannerSim, rng: random.Random) -> None:
+    """The slowest way out: a notice of 2 min to stop, 10 min until it is given up, a cooldown of at most 10 min."""
+    world = sim.world
+    calm(sim)
+    begun = sim.true
+    while sim.true - begun < CALM_S:
+        sim.tick(15.0)
+        if sim.told[-1] == "tick: " and is_well(sim):
+            break
+    assert is_well(sim), "not well in time"
+    sim.tick(1.0)
+    assert sim.told[-1] == "tick: ", "restless"
+    sim.check_bill()
+    assert fold(world.ledger.rows) == world.state, "the state is not that of the ledger"
+    if rng.random() < 0.3:
+        _down(sim)
+
+
+def is_well(sim: PlannerSim) -> bool:
+    world, living = sim.world, sorted(sim.world.living())
+    stopped = any(h.state is CloudState.STOPPED for h in world.market.hosts.values())
+    up = all(h.state is HostState.UP for h in world.state.hosts)
+    return len(living) == world.hosts and sorted(world.up()) == living and up and not stopped
+
+
+def _down(sim: PlannerSim) -> None:
+    """`down` leaves nothing, and the bill stays right."""
+    sim.world.hosts = 0
+    for _ in range(40):
+        sim.tick(15.0)
+    assert leftovers(sim.world.cloud, "f") == [], "down left machines"
+    sim.check_bill()
+
+
+if __name__ == "__main__":
+    start, count = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    for number in range(start, start + count):
+        done = history(number)
+        if count == 1:
+            print(done.story())
