@@ -1,4 +1,8 @@
-"""`python -m spotfleet.agent --home DIR`: the daemon on a host."""
+"""`python -m spotfleet.agent --home DIR`: the daemon on a host.
+
+A status of 0 is the host's own wish to power off, for whoever started us: the local cloud ends the machine, a unit of
+systemd has `SuccessAction=poweroff`. After any other we are to be started again.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pathlib import Path
 
 from spotfleet.agent.boot import read_boot
 from spotfleet.agent.daemon import serve
+from spotfleet.agent.link import Refused
 from spotfleet.errors import SpotfleetError
 
 
@@ -22,9 +27,16 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     try:
         asyncio.run(serve(read_boot(home), home))
+    except Refused as error:  # said over TLS that only our own dispatcher can speak: nobody needs this machine
+        logging.warning("powering off: %s", error)
     except SpotfleetError as error:
         print(f"spotfleet agent: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_code
+    return power_off()
+
+
+def power_off() -> int:
+    """The status to leave with when this machine is to stop, and with it the bill."""
     return 0
 
 

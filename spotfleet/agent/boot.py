@@ -20,6 +20,9 @@ class Boot:
     dispatcher: str  # https://ADDRESS:PORT
     ca: str  # PEM; the only authority this agent trusts
     token: str = field(repr=False)
+    orphan_after_s: float = 0.0  # without a dispatcher for so long this host ends itself; 0: never
+    lifetime_s: float = 0.0  # from the first start of the agent on; 0: no limit
+    target: str = ""  # CheckpointSpec.target
 
 
 def read_boot(home: Path) -> Boot:

@@ -1,10 +1,12 @@
-"""Whether the fleet should end by itself now. Pure."""
+"""Whether the fleet should end by itself now, and what its hosts know of their own ends. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from spotfleet.model import FleetSpec
+
+HOST_GRACE_S = 300.0  # at max_lifetime the dispatcher ends hosts in good order; so much later they do it themselves
 
 
 @dataclass(frozen=True)
@@ -30,3 +32,9 @@ def reason_to_stop(spec: FleetSpec, idleness: Idleness, now: float) -> str:
     if spec.autostop.idle_s and spec.autostop.down and idle_s >= spec.autostop.idle_s:
         return f"idle for {spec.autostop.idle_s:g} s (autostop)"
     return ""
+
+
+def told_to_host(spec: FleetSpec, up_since: float, now: float) -> dict[str, float | str]:
+    """What a host that is launched `now` is told at birth, so that it ends without us; `agent/orphan.py` obeys."""
+    left_s = max(0.0, up_since + spec.max_lifetime_s - now) + HOST_GRACE_S if spec.max_lifetime_s else 0.0
+    return {"orphan_after_s": spec.orphan_after_s, "lifetime_s": left_s, "target": spec.checkpoint.target}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotfleet.dispatcher.lifetime import Idleness, reason_to_stop
-from spotfleet.model import Autostop, FleetSpec
+from spotfleet.dispatcher.lifetime import HOST_GRACE_S, Idleness, reason_to_stop, told_to_host
+from spotfleet.model import Autostop, CheckpointSpec, FleetSpec
 
 SPEC = FleetSpec("f", autostop=Autostop(idle_s=60.0), max_lifetime_s=1000.0)
 
@@ -39,3 +39,11 @@ def test_train_down_ends_the_fleet_as_soon_as_no_job_runs():
 def test_autostop_that_must_not_take_the_fleet_down_does_nothing():
     spec = replace(SPEC, autostop=Autostop(idle_s=60.0, down=False))
     assert reason_to_stop(spec, Idleness(up_since=0.0, running=0), now=500.0) == ""
+
+
+def test_a_host_is_told_what_is_left_of_the_lifetime_and_a_little_more_so_that_we_come_first():
+    spec = replace(SPEC, orphan_after_s=60.0, checkpoint=CheckpointSpec(target="/mnt/kept"))
+    told = {"orphan_after_s": 60.0, "target": "/mnt/kept"}
+    assert told_to_host(spec, up_since=100.0, now=400.0) == {**told, "lifetime_s": 700.0 + HOST_GRACE_S}
+    assert told_to_host(spec, up_since=100.0, now=9000.0) == {**told, "lifetime_s": HOST_GRACE_S}
+    assert told_to_host(replace(spec, max_lifetime_s=0.0), up_since=100.0, now=400.0) == {**told, "lifetime_s": 0.0}
