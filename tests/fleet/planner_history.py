@@ -243,7 +243,7 @@ def end_well(sim: PlannerSim, rng: random.Random) -> None:
     sim.check_bill()
     assert fold(world.ledger.rows) == world.state, "the state is not that of the ledger"
     if rng.random() < 0.3:
-        _down(sim)
+        _down(sim, rng)
 
 
 def is_well(sim: PlannerSim) -> bool:
@@ -253,10 +253,13 @@ def is_well(sim: PlannerSim) -> bool:
     return len(living) == world.hosts and sorted(world.up()) == living and up and not stopped
 
 
-def _down(sim: PlannerSim) -> None:
-    """`down` leaves nothing, and the bill stays right."""
+def _down(sim: PlannerSim, rng: random.Random) -> None:
+    """`down` leaves nothing, stopped hosts included, and the bill stays right."""
+    for name in sim.world.living():
+        if rng.random() < 0.5:
+            sim.world.market.interrupt(name, rng.choice([None, 30.0]), sim.true, "stop")
     sim.world.hosts = 0
-    for _ in range(40):
+    for _ in range(20):
         sim.tick(15.0)
     assert leftovers(sim.world.cloud, "f") == [], "down left machines"
     sim.check_bill()

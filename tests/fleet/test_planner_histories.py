@@ -1,6 +1,6 @@
 """Random histories of planner and reconciler, with seeds; `planner_history.py` says what must hold in each.
 
-More of them: `python tests/sim/many_histories.py planner COUNT`; one again: `python tests/fleet/planner_history.py SEED`.
+More of them: `python tests/sim/many_histories.py planner COUNT`; one: `python tests/fleet/planner_history.py SEED`.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class SimJob:
         self.known = {n: k for n, k in self.known.items() if not gone(k)}
 
     def orders(self, host: str) -> dict[str, Orders]:
-        return {k.name: self.core.orders(k.name) for k in self.known.values() if k.place[0] == host and k.wanted}
+        return self.core.orders_of([k.name for k in self.known.values() if k.place[0] == host and k.wanted])
 
     def let_all_go(self) -> None:
         for known in self.known.values():

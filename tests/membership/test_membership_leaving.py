@@ -224,6 +224,14 @@ def test_a_restarted_dispatcher_goes_on_without_a_new_generation():
     assert desk.core.phase is Phase.RUNNING
 
 
+def test_a_restarted_dispatcher_takes_the_highest_generation_for_current():
+    desk = Desk(min_workers=2)
+    desk.core.adopt(7, ("a", "b"))
+    desk.core.adopt(6, ("b", "c"))
+    desk.put("a", "b", generation=7, stage=Stage.READY, version=40)
+    assert desk.see() == [Formed(7, ("a", "b"), "resume", "the dispatcher was restarted", 40)]
+
+
 def test_a_restarted_dispatcher_waits_for_survivors_to_report_and_leaves_a_gap_in_the_numbers():
     desk = Desk(min_workers=1)
     desk.core.adopt(7, ("a", "b"))

@@ -53,6 +53,16 @@ def test_the_newest_state_wins_and_goes_only_to_those_behind(rows, source, recei
     assert (choose(rows), behind(rows, choose(rows))) == (source, receivers)
 
 
+def test_a_half_received_state_is_worth_less_than_a_fresh_one(alone):
+    state = hvd.elastic.TorchState(*build())
+    state.attach(1, 0)
+    assert sync.standing(state).version == FRESH
+    state.mark(version=7, held=True)
+    assert sync.standing(state).version == 7
+    state.mark(damaged=True)
+    assert sync.standing(state).version == DAMAGED < FRESH
+
+
 # ---- optimizer
 
 def test_the_wrapped_optimizer_is_the_same_object_of_the_same_kind(alone):
