@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import math
 import types
 import typing
 from enum import Enum
@@ -28,6 +30,25 @@ def to_json(value: Any) -> Any:
     return value
 
 
+def parse(text: str | bytes) -> Any:
+    """JSON from somebody who may mean harm: ValueError also for NaN, infinities and nesting without end."""
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
 def from_json(kind: Any, data: Any) -> Any:
     """Rebuild `kind` (a dataclass or an annotation used in one) from `data`; ValueError says what differs."""
     origin = typing.get_origin(kind)
@@ -44,7 +65,10 @@ def from_json(kind: Any, data: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(data)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError:
+            raise ValueError("too large a number") from None
     if kind is None or kind is type(None):
         if data is None:
             return None

@@ -18,6 +18,7 @@ from typing import Any
 from spotfleet.codec import from_json, to_json
 from spotfleet.model import JobSpec, Notice
 
+JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: what its workers know each other by; made at its submission
 PROTOCOL = 1  # changes when an older peer would misread us
 
 
@@ -107,6 +108,25 @@ class WorkerState:
 
 
 @dataclass(frozen=True)
+class HeldJob:
+    """What an agent holds of one job, for a dispatcher that has asked. Holds secrets: never stored by an agent."""
+
+    job: str
+    launch: Launch | None = None  # None: it was still to be fetched
+    assignments: tuple[Assignment, ...] = ()  # the newest that each of its workers here was given
+    bundle: bool = False  # the archive of the working directory lies here
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A checkpoint that a host was told to restore and could not fetch: what arrives has another digest."""
+
+    job: str
+    version: int
+    digest: str  # the one that was named
+
+
+@dataclass(frozen=True)
 class AgentReport:
     host: str  # the host's request_id
     incarnation: str  # one agent process
@@ -116,6 +136,8 @@ class AgentReport:
     notice: Notice | None = None
     why: str = ""  # what it waits for, e.g. "importing torch"; one line for `hosts`
     protocol: int = PROTOCOL
+    damaged: tuple[Damaged, ...] = ()
+    held: tuple[HeldJob, ...] = ()  # of the jobs in `AgentOrders.tell`
 
 
 @dataclass(frozen=True)
@@ -134,6 +156,8 @@ class AgentOrders:
     host: str
     workers: tuple[SlotOrder, ...] = ()  # all that should exist; any other process is ended
     refuse: str = ""  # why this agent must not go on (protocol, revoked token): it stops its workers and exits
+    tell: tuple[str, ...] = ()  # jobs the dispatcher is to learn of by `held`: their workers, unlisted, are left alone
+    send: tuple[str, ...] = ()  # digests of bundles that the dispatcher has lost and this host may upload
 
 
 @dataclass(frozen=True)
@@ -143,6 +167,7 @@ class Launch:
     job: str
     spec: JobSpec
     secrets: dict[str, str] = field(repr=False)
+    age_s: float = 0.0  # since the job's submission
 
 
 def dump(message: Any) -> str:

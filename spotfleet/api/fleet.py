@@ -103,6 +103,10 @@ class Fleet:
         """Make the cloud take `host` after a notice of `notice_s` seconds, or at once for None."""
         self._client().interrupt(host, notice_s)
 
+    def revoke(self, host: str, why: str = "") -> None:
+        """Trust `host` no more: its token is refused at once and for good, its machine is ended and replaced."""
+        self._client().revoke(host, why)
+
     def down(self, *, discard: bool = False, progress: Progress = _silent) -> downs.Down:
         """Bring the results home and end everything; returns when the provider lists nothing of the fleet.
 

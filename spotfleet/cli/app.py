@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from spotfleet import __version__
 from spotfleet.errors import SpotfleetError
 
-INTERRUPTED = 130  # as shells say it
+INTERRUPTED, TERMINATED = 130, 143  # as shells say it
 
 app = typer.Typer(
     name="spotfleet", no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -57,9 +58,9 @@ def run(argv: list[str]) -> int:
         return error.exit_code
     except typer.Exit as leave:
         return leave.exit_code
-    except (typer.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt) as how:
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return TERMINATED if isinstance(how.__cause__ or how, Terminated) else INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: `| head`
         return 1
@@ -73,6 +74,17 @@ def run(argv: list[str]) -> int:
         context = getattr(error, "ctx", None)
         _tell(error.format_message(), f"{context.command_path} --help" if context else "")
         return 2
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: as Ctrl-C, a command says what it leaves and what goes on with it."""
+
+
+def heed_sigterm() -> None:
+    def terminate(*_: object) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def _tell(message: str, hint: str) -> None:
@@ -219,6 +231,15 @@ def cancel(
 def drain(host: Host, cluster: Cluster = "") -> None:
     """Give a host back without losing work; the fleet replaces it."""
     _call("change", "drain", cluster, host)
+
+
+@app.command()
+def revoke(
+    host: Host, cluster: Cluster = "", yes: Yes = False,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="For the record.", show_default=False)] = "",
+) -> None:
+    """Trust a host no more: refuse it at once and for good, end it and replace it."""
+    _call("revoke", "revoke", cluster, host, why=why, yes=yes)
 
 
 @chaos.command()

@@ -157,7 +157,7 @@ def cancel(name: str, job: str) -> None:
 
 def drain(name: str, host: str) -> None:
     fleet = Fleet(name)
-    host = _host(fleet, host)
+    host = worker_host(fleet, host)
     say(f"draining {host}: its workers leave at a step boundary, and the fleet replaces it")
     fleet.drain(host)
     next_command(f"spotfleet status {fleet.name}")
@@ -165,13 +165,13 @@ def drain(name: str, host: str) -> None:
 
 def interrupt(name: str, host: str, notice_s: float | None) -> None:
     fleet = Fleet(name)
-    host = _host(fleet, host)
+    host = worker_host(fleet, host)
     say(f"asking the cloud to take {host} " + ("now" if notice_s is None else f"after a notice of {notice_s:g} s"))
     fleet.interrupt(host, notice_s)
     next_command(f"spotfleet events {fleet.name}")
 
 
-def _host(fleet: Fleet, text: str) -> str:
+def worker_host(fleet: Fleet, text: str) -> str:
     """The name of the host that `text` names or whose address it is."""
     status = fleet.status()
     if status.state == "down":

@@ -7,23 +7,24 @@ agent may restart; the provider's listing or the next incarnation tells which.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import socket
 
 from aiohttp import WSMsgType, web
 
-from spotfleet.dispatcher import misfits
-from spotfleet.dispatcher.auth import bearer, host_token
-from spotfleet.dispatcher.keys import DISPATCHER, WORKER_NAME
+from spotfleet.dispatcher import misfits, reports
+from spotfleet.dispatcher.hosts import Seat
+from spotfleet.dispatcher.keys import DISPATCHER, bearer_of
 from spotfleet.dispatcher.state import Dispatcher
-from spotfleet.messages import AgentOrders, AgentReport, dump, load
+from spotfleet.dispatcher.trust import refusal
+from spotfleet.messages import AgentOrders, AgentReport, dump
 from spotfleet.versions import agent_differs, ours
 
 log = logging.getLogger(__name__)
 
 REPORT_BYTES = 4 << 20
 FIRST_REPORT_S = 10.0  # a caller that does not say who it is by then is closed
+UNFIT = 4401  # close code
 SEND_S = 10.0  # a peer that reads nothing for so long is closed
 DEAD_PEER_MS = 2000
 
@@ -33,9 +34,10 @@ async def agent_socket(request: web.Request) -> web.WebSocketResponse:
     notice_dead_peers(request)
     ws = web.WebSocketResponse(autoping=True, heartbeat=None, max_msg_size=REPORT_BYTES)
     await ws.prepare(request)
-    first = await _first_report(ws, dispatcher, bearer(request.headers.get("Authorization", "")))
+    caller = bearer_of(request)
+    first = await _first_report(ws, caller.host if caller else "")
     if first is None:
-        await ws.close(code=4401, message=b"token and host do not fit")
+        await ws.close(code=UNFIT, message=b"token and host do not fit")
         return ws
     refusal = refuse(first, dispatcher)
     if refusal:
@@ -51,7 +53,7 @@ def refuse(report: AgentReport, dispatcher: Dispatcher) -> str:
     if why := agent_differs(report.protocol, ours()):
         misfits.give_back(dispatcher, report.host, why)
         return why
-    return dispatcher.refusal(report.host)
+    return refusal(dispatcher.journal.state, report.host)
 
 
 def notice_dead_peers(request: web.Request) -> None:
@@ -68,35 +70,28 @@ def notice_dead_peers(request: web.Request) -> None:
             sock.setsockopt(level, getattr(socket, option), value)
 
 
-async def _first_report(ws: web.WebSocketResponse, dispatcher: Dispatcher, token: str) -> AgentReport | None:
-    """The first report, if the token is that of the host it names. A new host may not be in the ledger's mirror yet."""
+async def _first_report(ws: web.WebSocketResponse, host: str) -> AgentReport | None:
+    """The first report, if it is about `host`, whose token opened the connection."""
     try:
-        message = await ws.receive(timeout=FIRST_REPORT_S)
-        report = _report(message)
-    except (TimeoutError, ValueError):
+        report = _report(await ws.receive(timeout=FIRST_REPORT_S))
+    except (TimeoutError, ValueError) as error:
+        log.warning("%s: no report to begin with: %s", host, str(error) or type(error).__name__)
         return None
-    expected = host_token(dispatcher.boot.fleet_secret, report.host) if report else ""
-    return report if report and hmac.compare_digest(token.encode(), expected.encode()) else None
+    return report if report is not None and report.host == host else None
 
 
 def _report(message) -> AgentReport | None:
-    """None at the end of the connection; ValueError for a text that is no report of a host about its own workers."""
-    if message.type is not WSMsgType.TEXT:
-        return None
-    report = load(AgentReport, message.data)
-    for name in (w.report.worker for w in report.workers):
-        if not WORKER_NAME.fullmatch(name) or name.partition("/")[0] != report.host:
-            raise ValueError(f"AgentReport.workers: {name!r} is no worker of {report.host}")
-    return report
+    """None at the end of the connection; ValueError for a text that is no report."""
+    return reports.read(message.data) if message.type is WSMsgType.TEXT else None
 
 
 async def _serve(ws: web.WebSocketResponse, dispatcher: Dispatcher, first: AgentReport) -> None:
     wake = asyncio.Event()
     seat = dispatcher.connect(first, wake.set)
-    sender = asyncio.create_task(_send_orders(ws, dispatcher, first.host, wake))
+    sender = asyncio.create_task(_send_orders(ws, dispatcher, seat, wake))
     try:
         report: AgentReport | None = first
-        while report is not None and report.host == first.host:
+        while report is not None and report.host == first.host and seat.connected:
             dispatcher.receive(seat, report)
             report = _report(await ws.receive())
     except ValueError as error:
@@ -108,16 +103,19 @@ async def _serve(ws: web.WebSocketResponse, dispatcher: Dispatcher, first: Agent
     await ws.close()
 
 
-async def _send_orders(ws: web.WebSocketResponse, dispatcher: Dispatcher, host: str, wake: asyncio.Event) -> None:
-    """Only the newest orders matter, so whatever changes while one is being sent is sent as one."""
+async def _send_orders(ws: web.WebSocketResponse, dispatcher: Dispatcher, seat: Seat, wake: asyncio.Event) -> None:
+    """Only the newest orders matter, so whatever changes while one is being sent is sent as one. Ends a connection that
+    a newer one of its host has replaced, and one whose host is refused, once that is said."""
     while not ws.closed:
         wake.clear()
-        orders = dispatcher.orders(host)
-        if orders is not None:
+        orders = seat.orders
+        if orders is not None and (seat.connected or orders.refuse):
             try:
                 async with asyncio.timeout(SEND_S):
                     await ws.send_str(dump(orders))
             except (TimeoutError, ConnectionError):
-                await ws.close()
-                return
+                break
+        if not seat.connected:
+            break
         await wake.wait()
+    await ws.close()

@@ -11,14 +11,17 @@ from aiohttp import web
 
 from spotfleet.bundle import LIMIT_BYTES
 from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher import archive
+from spotfleet.dispatcher import archive, trust
 from spotfleet.dispatcher.files import receive
-from spotfleet.dispatcher.keys import DISPATCHER, LONGEST_WAIT_S, NotFound, body, number, whole
+from spotfleet.dispatcher.keys import DISPATCHER, LONGEST_WAIT_S, NotFound, body, chunks, host_of, number, whole
 from spotfleet.errors import UsageError
 from spotfleet.fleet.events import event_to_json
 from spotfleet.model import Nodes
 
 EVENTS_AT_ONCE = 1000
+MOST_HOSTS = 10_000
+LONGEST_NOTICE_S = 86_400.0
+WHY_CHARS = 500
 STALL_S = 60.0  # whoever fetches the archive and takes nothing for so long is given up
 
 
@@ -39,6 +42,8 @@ async def put_nodes(request: web.Request) -> web.Response:
     nodes = from_json(Nodes, await body(request))
     if not 0 <= nodes.min <= nodes.target <= nodes.max:
         raise UsageError(f"nodes: {nodes.min}, {nodes.target}, {nodes.max} are not min <= target <= max")
+    if nodes.max > MOST_HOSTS:
+        raise UsageError(f"nodes.max: {nodes.max} is more than {MOST_HOSTS}")
     await request.app[DISPATCHER].set_nodes(nodes)
     return web.json_response({})
 
@@ -51,9 +56,18 @@ async def drain(request: web.Request) -> web.Response:
 async def interrupt(request: web.Request) -> web.Response:
     """Chaos: ask the cloud to take the host, after a notice of `notice_s` or at once for null."""
     notice_s = (await body(request)).get("notice_s")
-    if not (notice_s is None or (isinstance(notice_s, (int, float)) and notice_s >= 0)):
-        raise UsageError(f"notice_s: expected seconds or null, got {notice_s!r}")
+    is_number = isinstance(notice_s, (int, float)) and not isinstance(notice_s, bool)
+    if not (notice_s is None or (is_number and 0 <= notice_s <= LONGEST_NOTICE_S)):
+        raise UsageError(f"notice_s: expected seconds, at most a day, or null, got {str(notice_s)[:40]}")
     await request.app[DISPATCHER].interrupt(request.match_info["host"], notice_s)
+    return web.json_response({})
+
+
+async def post_revoke(request: web.Request) -> web.Response:
+    why = (await body(request)).get("why", "")
+    if not isinstance(why, str) or len(why) > WHY_CHARS:
+        raise UsageError(f"why: expected at most {WHY_CHARS} characters")
+    await trust.revoke(request.app[DISPATCHER], request.match_info["host"], why or "asked by `spotfleet revoke`")
     return web.json_response({})
 
 
@@ -84,15 +98,21 @@ async def get_archive(request: web.Request) -> web.StreamResponse:
 
 
 async def get_bundle(request: web.Request) -> web.StreamResponse:
-    path = _bundle(request)
+    """A host gets the bundles of the jobs that it works for."""
+    path, host = _bundle(request), host_of(request)
+    served = (j.spec.bundle for j in request.app[DISPATCHER].jobs.values() if j.has_worker_on(host))
+    if host and path.name not in served:
+        raise web.HTTPForbidden(text=f"{host} works for no job of bundle {path.name}")
     if not path.exists():
         raise NotFound(f"no bundle {path.name}", hint="upload it first")
     return web.FileResponse(path)
 
 
 async def put_bundle(request: web.Request) -> web.Response:
-    path = _bundle(request)
-    await receive(request.content.iter_any(), path, LIMIT_BYTES, path.name)
+    path, host, jobs = _bundle(request), host_of(request), request.app[DISPATCHER].jobs.values()
+    if host and not any(j.spec.bundle == path.name and j.has_worker_on(host) for j in jobs):
+        raise web.HTTPForbidden(text=f"{host} works for no job with bundle {path.name}")
+    await receive(chunks(request), path, LIMIT_BYTES, path.name)
     return web.json_response({})
 
 

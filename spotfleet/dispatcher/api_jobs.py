@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from secrets import token_hex
 
 from aiohttp import web
 
@@ -12,12 +13,28 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher import archive
 from spotfleet.dispatcher.files import receive
 from spotfleet.dispatcher.jobs import Job
-from spotfleet.dispatcher.keys import DISPATCHER, LONGEST_WAIT_S, WORKER_NAME, NotFound, body, host_of, number, whole
+from spotfleet.dispatcher.keys import (
+    DISPATCHER,
+    LONGEST_WAIT_S,
+    NotFound,
+    body,
+    chunks,
+    host_of,
+    number,
+    whole,
+    whole_body,
+)
+from spotfleet.dispatcher.reports import WORKER_NAME
 from spotfleet.errors import UsageError
-from spotfleet.messages import Checkpoint, Launch
+from spotfleet.messages import JOB_KEY, Checkpoint, Launch
 from spotfleet.model import JobSpec
 
 OUTPUT_BYTES = 64 << 30
+NAME_CHARS = 200
+MOST_JOBS = 10_000  # in a fleet's life
+MOST_WORKERS = 100_000
+LONGEST_INTERVAL_S = 366 * 86_400.0
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
 def _job(request: web.Request) -> Job:
@@ -28,12 +45,12 @@ def _job(request: web.Request) -> Job:
 
 
 def _own_worker(request: web.Request) -> str:
-    """The worker in the path, if it is one of the calling host's."""
-    worker, host = request.match_info["worker"], host_of(request)
+    """The worker in the path, if it is one of the calling host's in a job that has been given to this host."""
+    worker, host, found = request.match_info["worker"], host_of(request), _job(request)
     if not WORKER_NAME.fullmatch(worker):
-        raise UsageError(f"worker: {worker!r} is not HOST/SLOT/INCARNATION")
-    if worker.split("/")[0] != host:
-        raise web.HTTPForbidden(text=f"{worker} is not a worker of {host}")
+        raise UsageError(f"worker: {worker[:200]!r} is not HOST/SLOT/INCARNATION")
+    if worker.split("/")[0] != host or not found.was_given_to(host):
+        raise web.HTTPForbidden(text=f"{worker} is not a worker of {host} in {found.id}")
     return worker
 
 
@@ -43,10 +60,36 @@ async def submit(request: web.Request) -> web.Response:
         raise UsageError("spec: missing", hint="send {spec, secrets, wait}")
     spec = from_json(JobSpec, said["spec"])
     secrets = from_json(dict[str, str], said.get("secrets") or {})
+    _check(spec, secrets)
+    if len(request.app[DISPATCHER].jobs) >= MOST_JOBS:
+        raise UsageError(f"this fleet has had {MOST_JOBS} jobs", hint="`spotfleet down`, then `up`, begins anew")
+    secrets[JOB_KEY] = token_hex(32)
     wait = said.get("wait", True)
     if not isinstance(wait, bool):
         raise UsageError(f"wait: expected true or false, got {wait!r}")
     return web.json_response({"job": await request.app[DISPATCHER].submit(spec, secrets, wait=wait)})
+
+
+def _check(spec: JobSpec, secrets: dict[str, str]) -> None:
+    """Raise UsageError for what no worker's process could be started with."""
+    if not spec.name or len(spec.name) > NAME_CHARS:
+        raise UsageError(f"spec.name: expected 1 to {NAME_CHARS} characters")
+    if spec.max_workers > MOST_WORKERS:
+        raise UsageError(f"spec.max_workers: {spec.max_workers} is more than {MOST_WORKERS}")
+    for where, variables in (("spec.envs", spec.envs), ("secrets", secrets)):
+        for name, value in variables.items():
+            if not VARIABLE.fullmatch(name) or not _is_plain(value):
+                raise UsageError(f"{where}.{name[:40]}: a process's environment cannot hold it",
+                                 hint="a name is of letters, digits and _; a value holds no NUL")
+    if not all(map(_is_plain, (spec.name, *spec.argv, spec.run, spec.setup))):
+        raise UsageError("spec: name, argv, run and setup hold no NUL and nothing that is not Unicode")
+    if not 0 <= spec.checkpoint.interval_s <= LONGEST_INTERVAL_S or not 0 <= spec.checkpoint.keep <= MOST_WORKERS:
+        raise UsageError("spec.checkpoint: interval_s and keep are numbers from 0 on, an interval at most a year")
+
+
+def _is_plain(text: str) -> bool:
+    """Can it be given to a process? A lone surrogate, which JSON can bring, is no character."""
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 async def jobs(request: web.Request) -> web.Response:
@@ -67,7 +110,8 @@ async def launch(request: web.Request) -> web.Response:
     found, host = _job(request), host_of(request)
     if not found.has_worker_on(host):
         raise web.HTTPForbidden(text=f"{host} holds no worker of {found.id}")
-    return web.json_response(to_json(Launch(found.id, found.spec, found.secrets)))
+    return web.json_response(to_json(Launch(found.id, found.spec, found.secrets,
+                                            time.time() - found.record.submitted_at)))
 
 
 async def log_workers(request: web.Request) -> web.Response:
@@ -78,7 +122,7 @@ async def get_logs(request: web.Request) -> web.Response:
     found = _job(request)
     worker = request.query.get("worker", "")
     if worker and not WORKER_NAME.fullmatch(worker):
-        raise UsageError(f"worker: {worker!r} is not HOST/SLOT/INCARNATION")
+        raise UsageError(f"worker: {worker[:200]!r} is not HOST/SLOT/INCARNATION")
     source = worker or whole(request, "rank")
     offset, deadline = whole(request, "offset"), time.monotonic() + min(number(request, "wait"), LONGEST_WAIT_S)
     while True:
@@ -95,8 +139,9 @@ async def get_logs(request: web.Request) -> web.Response:
 
 
 async def post_log(request: web.Request) -> web.Response:
+    data = await whole_body(request)
     found, worker = _job(request), _own_worker(request)
-    size = found.logs.append(worker, found.log_rank(worker), whole(request, "offset"), await request.read())
+    size = found.logs.append(worker, found.log_rank(worker), whole(request, "offset"), data)
     found.log_bell.ring()
     return web.json_response({"size": size})
 
@@ -109,7 +154,7 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     host = host_of(request)
     if not found.has_worker_on(host):
         raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
-    kept = await found.checkpoints.put(offered, lambda: found.fence, request.content.iter_any())
+    kept = await found.checkpoints.put(offered, lambda: found.fence, chunks(request))
     request.app[DISPATCHER].checkpoint_kept(found, kept)
     return web.json_response(to_json(kept))
 
@@ -129,13 +174,13 @@ async def put_output(request: web.Request) -> web.Response:
     found, worker = _job(request), _own_worker(request)
     folder = found.folder / "outputs" / worker.replace("/", "@")
     upload = folder.with_name(f".{folder.name}.tar.gz")
-    await receive(request.content.iter_any(), upload, OUTPUT_BYTES)
+    await receive(chunks(request), upload, OUTPUT_BYTES)
     await asyncio.to_thread(archive.keep_output, upload, folder)
     return web.json_response({})
 
 
 def _version(request: web.Request) -> int:
     text = request.match_info["version"]
-    if not text.isdigit():
-        raise UsageError(f"version: {text!r} is no whole number")
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise UsageError(f"version: {text[:40]!r} is no whole number below 10**15")
     return int(text)

@@ -16,10 +16,9 @@ from aiohttp import web
 from spotfleet import errors, versions
 from spotfleet.dispatcher import api_fleet, api_jobs
 from spotfleet.dispatcher.agents import agent_socket
-from spotfleet.dispatcher.auth import bearer
 from spotfleet.dispatcher.checkpoints import Outdated
 from spotfleet.dispatcher.files import TooLarge
-from spotfleet.dispatcher.keys import DISPATCHER, NotFound, caller_of
+from spotfleet.dispatcher.keys import DISPATCHER, NotFound, bearer_of, caller_of
 from spotfleet.dispatcher.state import Dispatcher
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class Who(Enum):
     CLI = "cli"
     AGENT = "agent"
     BOTH = "both"
-    SOCKET = "socket"  # says who it is in its first report
+    SOCKET = "socket"  # an agent, also one that is to be told why it is refused
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ ROUTES = (
     Route("PUT", "/v1/nodes", Who.CLI, api_fleet.put_nodes),
     Route("POST", "/v1/hosts/{host}/drain", Who.CLI, api_fleet.drain),
     Route("POST", "/v1/hosts/{host}/interrupt", Who.CLI, api_fleet.interrupt),
+    Route("POST", "/v1/hosts/{host}/revoke", Who.CLI, api_fleet.post_revoke),
     Route("POST", "/v1/down", Who.CLI, api_fleet.down),
     Route("GET", "/v1/archive", Who.CLI, api_fleet.get_archive),
     Route("GET", "/v1/bundles/{sha256}", Who.BOTH, api_fleet.get_bundle),
@@ -102,9 +102,9 @@ def guarded(route: Route) -> Handler:
 
 
 def refuse_strangers(request: web.Request, who: Who) -> None:
-    caller = caller_of(request)
+    caller = bearer_of(request) if who is Who.SOCKET else caller_of(request)
     if who is Who.SOCKET:
-        if not bearer(request.headers.get("Authorization", "")) or (caller is not None and caller.is_admin):
+        if caller is None or caller.is_admin:
             raise web.HTTPUnauthorized(text="this route is for agents: it needs the host's own token")
         return
     if caller is None:
@@ -137,6 +137,8 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         return _told(_status(error), str(error), error.hint, _kind(error))
     except ValueError as error:
         return _told(400, str(error), "", "UsageError")
+    except web.RequestPayloadError as error:
+        return _told(400, f"the body cannot be read: {error}", "", "UsageError")
     except ConnectionError:
         raise  # the caller has gone; nobody to tell
     except Exception as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spotfleet.fleet.fold import FleetState, Host
 from spotfleet.messages import AgentOrders, AgentReport
 from spotfleet.model import HostState, Notice, Role
 
+SAY_AGAIN_S = 5.0  # orders go out when they change, and again after this: an agent doubts a dispatcher silent for 15 s
 DRAIN_S = 120.0  # a drain without a notice should be over by then; `fleet/plan.py` ends the host
 
 
@@ -24,9 +25,10 @@ class Seat:
     notice_until: float | None = None  # monotonic
     orders: AgentOrders | None = None
     due: bool = True  # an answer is owed
+    say_again_at: float = 0.0  # monotonic; a report after that is owed an answer though the orders are as before
 
     def hear(self, report: AgentReport, now: float) -> None:
-        self.report, self.due = report, True
+        self.report, self.due = report, self.due or now >= self.say_again_at
         notice = report.notice
         self.notice_until = now + notice.seconds_left if notice and notice.kind == "interruption" else None
 
@@ -54,12 +56,24 @@ class HostView:
     connected: bool
     slots: int
     leaving: Leaving | None = None
+    claims: int = 0  # slots that its agent claims, where they are more than the cloud sold
     workers: tuple[str, ...] = ()  # processes that its agent reports, of any job
 
     @property
     def usable(self) -> bool:
         """May new workers be placed here?"""
         return self.connected and self.leaving is None and self.host.counts
+
+
+def differs(before: AgentReport, after: AgentReport) -> bool:
+    """Does `after` say more than how far training has come? That much can wait for the next step."""
+    return _without_progress(before) != _without_progress(after)
+
+
+def _without_progress(report: AgentReport) -> AgentReport:
+    return replace(report, workers=tuple(
+        replace(w, report=replace(w.report, version=0, step_s=0.0, resumed=0, pause_s=0.0, repeated=0))
+        for w in report.workers))
 
 
 def look(state: FleetState, seats: dict[str, Seat], drains: dict[str, str], now: float, unix: float) -> list[HostView]:
@@ -70,9 +84,10 @@ def look(state: FleetState, seats: dict[str, Seat], drains: dict[str, str], now:
             continue
         seat = seats.get(host.request_id)
         connected = seat is not None and seat.connected
-        slots = seat.report.slots if seat and connected else host.offer.slots
+        said = seat.report.slots if seat and connected else host.offer.slots
+        slots, claims = min(said, host.offer.slots), said if said > host.offer.slots else 0
         workers = tuple(w.report.worker for w in seat.report.workers) if seat else ()
-        views.append(HostView(host, connected, slots, _leaving(host, seat, drains, now, unix), workers))
+        views.append(HostView(host, connected, slots, _leaving(host, seat, drains, now, unix), claims, workers))
     return views
 
 

@@ -8,12 +8,17 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.files import write_json
+from spotfleet.fleet.events import JobSubmitted
 from spotfleet.model import JobSpec, JobState
+
+NAME_CHARS = 60
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class JobRecord:
     groups: tuple[tuple[int, tuple[str, ...]], ...] = ()  # the newest generations, newest last
     done: tuple[str, ...] = ()  # workers whose scripts have ended
     fence: int = 0  # checkpoints of lower generations are refused
+    hosts: tuple[str, ...] = ()  # that were ever given a worker: only they may speak of this job
 
 
 def save(folder: Path, record: JobRecord) -> None:
@@ -54,6 +60,21 @@ def load(folder: Path) -> tuple[JobRecord, dict[str, str]]:
     except FileNotFoundError:
         secrets = {}
     return record, secrets
+
+
+def submission(record: JobRecord, secrets: dict[str, str]) -> JobSubmitted:
+    """For the ledger, without secrets."""
+    spec, command = record.spec, " ".join(record.spec.argv) or record.spec.run
+    for value in filter(None, secrets.values()):
+        command = command.replace(value, "***")
+    return JobSubmitted(record.submitted_at, record.job, spec.name, command, spec.min_workers, spec.max_workers)
+
+
+def name_for(spec: JobSpec, known: Iterable[str], above: int) -> str:
+    """A job's name, and its folder's: no number is ever given twice, nor one up to `above`."""
+    stem = re.sub(r"[^\w.-]+", "-", spec.name)[:NAME_CHARS].strip("-.") or "job"
+    numbers = [int(n) for n in (name.rpartition("-")[2] for name in known) if n.isdecimal()]
+    return f"{stem}-{max([above, *numbers]) + 1}"
 
 
 def folders(home: Path) -> list[Path]:

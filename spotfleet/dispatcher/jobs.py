@@ -92,6 +92,10 @@ class Job:
     def has_worker_on(self, host: str) -> bool:
         return host in self.crew.hosts()
 
+    def was_given_to(self, host: str) -> bool:
+        """Has this host ever been given a worker? What its workers leave may come after their ends."""
+        return host in self.record.hosts or self.has_worker_on(host)
+
     def log_rank(self, worker: str) -> int:
         return self.crew.all[worker].rank if worker in self.crew.all else -1
 
@@ -115,7 +119,11 @@ class Job:
                 for w in self.crew.live() if w.host == host and w.wanted]
 
     def adopt(self, reports: list[AgentReport]) -> None:
-        """After a restart: take over the workers that agents report, and what was ordered last."""
+        """After a restart: take over the workers that agents report, and what was ordered last.
+
+        A host that was never given a worker of this job is not believed when it claims one: it would get the secrets.
+        """
+        reports = [r for r in reports if not self.record.hosts or r.host in self.record.hosts]
         for report in reports:
             mine = sorted((w for w in report.workers if w.report.job == self.id), key=lambda w: w.slot)
             for local_rank, state in enumerate(mine):
@@ -130,6 +138,7 @@ class Job:
             if name not in self.crew.all:
                 worker = self.crew.add(name, 0)
                 worker.silent = worker.seen = True  # its agent has not come back; it may train on
+        self._write(hosts=tuple(dict.fromkeys((*self.record.hosts, *sorted(self.crew.hosts())))))
         for report in reports:
             self.crew.hear(report)
         self.progress.adopt(self.crew)
@@ -151,7 +160,7 @@ class Job:
         """Bring the job up to date with everything known; returns what is to be remembered."""
         for host in self.crew.hosts():
             view = around.hosts.get(host)
-            if view is None or view.host.state is HostState.STOPPED:
+            if view is None or view.host.state is HostState.STOPPED or view.host.revoked:
                 self.crew.lose(host)
         if self.state.ended:
             self.crew.forget(lambda _: False)
@@ -199,6 +208,8 @@ class Job:
             free = self.crew.at((host, slot)) is None
             if free and self._may_start() and restart.ready_at(self.history, (host, slot)) <= around.now:
                 self.crew.add(self._name_for((host, slot)), local_rank)
+                if host not in self.record.hosts:
+                    self._write(hosts=(*self.record.hosts, host))
 
     def _may_start(self) -> bool:
         """Once a script has run to its end no more are started than have been there at once."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
+import asyncio
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from spotfleet.codec import parse
 from spotfleet.dispatcher.auth import Caller, bearer, identify
+from spotfleet.dispatcher.trust import is_believed
 from spotfleet.errors import SpotfleetError, UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 DISPATCHER: web.AppKey[Dispatcher] = web.AppKey("dispatcher")
 LONGEST_WAIT_S = 60.0
-WORKER_NAME = re.compile(r"[\w.-]+/\d+/[\w.-]+")
+BODY_S = 30.0  # for a body that is read whole
 
 
 class NotFound(SpotfleetError):
@@ -24,23 +26,51 @@ class NotFound(SpotfleetError):
 
 
 def caller_of(request: web.Request) -> Caller | None:
-    """Whose token the request bears."""
-    dispatcher = request.app[DISPATCHER]
-    token = bearer(request.headers.get("Authorization", ""))
-    return identify(token, dispatcher.boot.admin_token, dispatcher.boot.fleet_secret, dispatcher.host_names())
+    """Whose token the request bears, if it still counts."""
+    caller = bearer_of(request)
+    if caller is None or caller.is_admin:
+        return caller
+    return caller if is_believed(request.app[DISPATCHER], caller.host) else None
+
+
+def bearer_of(request: web.Request) -> Caller | None:
+    """Whose genuine token the request bears, also one that has been revoked or whose host has ended."""
+    boot = request.app[DISPATCHER].boot
+    return identify(bearer(request.headers.get("Authorization", "")), boot.admin_token, boot.fleet_secret)
 
 
 def host_of(request: web.Request) -> str:
-    """The host that calls; empty for the admin."""
+    """The host that calls; empty for the admin. Asked again after a body has come: it may be refused by then."""
     caller = caller_of(request)
-    assert caller is not None, "routes are guarded"
+    if caller is None:
+        raise web.HTTPUnauthorized(text="the token has been revoked, or its host has ended")
     return caller.host
+
+
+async def whole_body(request: web.Request) -> bytes:
+    """The body, which must be here within BODY_S."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_S:g} s") from None
+
+
+async def chunks(request: web.Request) -> AsyncIterator[bytes]:
+    """The body as it comes, as long as its sender is believed."""
+    async for chunk in request.content.iter_any():
+        host_of(request)
+        yield chunk
+    host_of(request)
 
 
 async def body(request: web.Request) -> dict[str, Any]:
     """The JSON object of a request; UsageError for anything else."""
+    data = await whole_body(request)
+    if data and request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text=f"the body is {request.content_type}, expected application/json")
     try:
-        value = json.loads(await request.read() or b"{}")
+        value = parse(data or b"{}")
     except ValueError as error:
         raise UsageError(f"the body is no JSON: {error}") from None
     if not isinstance(value, dict):

@@ -29,6 +29,7 @@ from spotfleet.dispatcher.machines import Machines
 from spotfleet.dispatcher.restart import Slot
 from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
 from spotfleet.dispatcher.status import Scene, fleet_status
+from spotfleet.dispatcher.trust import turn_away_refused
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.fleet.events import CheckpointKept, Event, JobChanged, JobSubmitted, NodesChanged
 from spotfleet.messages import AgentOrders, AgentReport, Checkpoint, FleetStatus, JobStatus
@@ -61,17 +62,6 @@ class Dispatcher:
 
     # ---- agents
 
-    def host_names(self) -> set[str]:
-        """Hosts whose tokens are good."""
-        return {h.request_id for h in self.journal.state.hosts} | self.seats.keys()
-
-    def refusal(self, host: str) -> str:
-        """Why an agent of this host must not go on; empty when it may."""
-        if host in self.journal.state.ended and self.journal.state.ended[host].state is HostState.GONE:
-            known = self.journal.state.ended[host]
-            return "" if known.cloud is not CloudState.TERMINATED else f"{host} has ended; its token is no longer good"
-        return ""
-
     def connect(self, report: AgentReport, wake: Callable[[], None]) -> Seat:
         """A new connection of a host's agent; it takes the place of an older one."""
         seat = Seat(report.host, report, wake)
@@ -86,7 +76,7 @@ class Dispatcher:
     def receive(self, seat: Seat, report: AgentReport) -> None:
         """Take in what an agent holds; it is answered after the next step. What comes late on a connection that has
         been replaced is old: it would report as lost what has been started since."""
-        if self.seats.get(seat.host) is not seat:
+        if self.seats.get(seat.host) is not seat or not seat.connected:
             return
         noticed = report.notice != seat.report.notice
         seat.hear(report, time.monotonic())
@@ -161,16 +151,17 @@ class Dispatcher:
             self.machines.poke()
 
     def drain(self, host: str) -> None:
-        self._live_host(host)
+        self.check_host(host)
         self.drains[host] = "asked by `spotfleet drain`"
         self.machines.poke()
         self.change()
 
     async def interrupt(self, host: str, notice_s: float | None) -> None:
-        self._live_host(host)
+        self.check_host(host)
         await self.machines.interrupt(host, notice_s)
 
-    def _live_host(self, host: str) -> None:
+    def check_host(self, host: str) -> None:
+        """Raise NotFound for what is no host of this fleet now."""
         names = [v.host.request_id for v in self.views()]
         if host not in names:
             raise NotFound(f"no host {host!r}", hint=f"hosts of this fleet: {', '.join(names) or 'none now'}")
@@ -269,6 +260,7 @@ class Dispatcher:
 
     def _order(self) -> None:
         """Wake each connection that is owed an answer or whose orders have changed."""
+        turn_away_refused(self)
         for seat in self.seats.values():
             orders = AgentOrders(seat.host, tuple(o for j in self.jobs.values() for o in j.orders(seat.host)))
             if seat.connected and (seat.due or orders != seat.orders):

@@ -25,6 +25,7 @@ class Scene:
     jobs: tuple[JobStatus, ...]
     going_down: str  # why; empty while the fleet stays
     waits: str  # what the reconciler waits for
+    remarks: Sequence[str] = ()  # what else a user should know
 
 
 def fleet_status(scene: Scene, now: float) -> FleetStatus:
@@ -34,6 +35,7 @@ def fleet_status(scene: Scene, now: float) -> FleetStatus:
         hosts = (_dispatcher(scene.dispatcher, now), *hosts)
     billed = [h for h in hosts if h.state != HostState.STOPPED.value and h.why != NOT_BILLED]
     state, why = _state(scene)
+    why = "; ".join([why, *scene.remarks])
     nodes = scene.nodes
     created = scene.state.created
     return FleetStatus(scene.fleet, state, why, nodes.min, nodes.target, nodes.max, hosts, scene.jobs,
@@ -63,6 +65,8 @@ def _host(view: HostView, scene: Scene, now: float) -> HostStatus:
         why = scene.agents_why.get(host.request_id) or (why if host.provider_id else NOT_BILLED)
     elif host.state is HostState.UP:
         why = scene.agents_why.get(host.request_id, "") if view.connected else "its agent is not connected"
+    if view.claims:
+        why = "; ".join(w for w in (f"claims {view.claims} slots where the cloud sold {view.slots}", why) if w)
     left = view.leaving.seconds_left if view.leaving and view.leaving.why == "notice" else None
     return HostStatus(host.request_id, host.role.value, host.state.value, host.offer.pool, view.slots, price, on_demand,
                       host.address, scene.host_jobs.get(host.request_id, ()), left, now - host.since, why)

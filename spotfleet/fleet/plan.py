@@ -6,6 +6,7 @@ What frees a host that is stuck:
     UP          a notice or the user's wish -> Drain; agent silent for `silent_timeout_s` -> Terminate
     DRAINING    holds no worker any more, or `drain_timeout_s` -> Terminate
     STOPPED     `restart_after_s` -> Terminate
+    any         its token was revoked -> Terminate
     terminating asked again every `RETRY_S` until the cloud lists it as ended
 """
 
@@ -120,7 +121,7 @@ def settling(wanted: Wanted, state: FleetState, observed: Observed, now: float) 
         return []
     return [h.request_id for h in _hosts(wanted, state)
             if h.state is not HostState.STOPPED and h.cloud is CloudState.RUNNING
-            and h.terminate_at is None and h.request_id not in observed.joined]
+            and h.terminate_at is None and not h.revoked and h.request_id not in observed.joined]
 
 
 def matches(need: Need, offer: Offer) -> bool:
@@ -164,6 +165,8 @@ def _end(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
     if host.terminate_at is not None:
         waited = now - host.terminate_at >= RETRY_S
         return f"not ended yet, asked at {clock(host.terminate_at)}" if waited else ""
+    if host.revoked:
+        return f"its token was revoked: {host.revoked}"
     match host.state:
         case HostState.LAUNCHING if held_s >= wanted.launch_timeout_s:
             return f"has not joined within {wanted.launch_timeout_s:.0f} s"

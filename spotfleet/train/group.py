@@ -69,16 +69,17 @@ def _listens(sock: socket.socket) -> bool:
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def open_store(address: str) -> tuple[Server, str]:
-    """A bootstrap store that listens on `address` only, and its "address:port"."""
-    store = Server(address)
+def open_store(address: str, key: str) -> tuple[Server, str]:
+    """A bootstrap store that listens on `address` only, for those that know the job's `key`, and its "address:port"."""
+    store = Server(address, key)
     _store_ports.add(store.port)
     return store, f"{address}:{store.port}"
 
 
 class Group:
-    def __init__(self, assignment: Assignment, job: str, address: str,
+    def __init__(self, assignment: Assignment, job: str, address: str, key: str = "",
                  on_broken: Callable[[int], None] = lambda generation: None) -> None:
+        """`key` is what the job's workers know each other by; without peers there is no use for one."""
         self.generation = assignment.generation
         self.rank, self.size = assignment.rank, assignment.world_size
         self.change_waits = False  # set by the control thread: leave at the next step boundary
@@ -86,7 +87,7 @@ class Group:
         self.aborted = False
         self.forming = False
         self.forgot = False  # an operation was given up: what it was to write must not be used again
-        self._assignment, self._job, self._address = assignment, job, address
+        self._assignment, self._job, self._address, self._key = assignment, job, address, key
         self._on_broken = on_broken
         self._before: dict[int, int] = {}
         self._mine: dict[int, int] | None = None
@@ -154,7 +155,7 @@ class Group:
             if self.aborted:
                 raise ConnectionAbortedError("aborted while it formed")
             try:
-                return Client(host, port, f"{self._job}/{self.generation}", FORM_LIMIT_S)
+                return Client(host, port, f"{self._job}/{self.generation}", FORM_LIMIT_S, self._key)
             except OSError:
                 if time.monotonic() > deadline:
                     raise

@@ -22,7 +22,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from spotfleet.messages import Assignment, Stage, WorkerOrders, WorkerReport
+from spotfleet.errors import UsageError
+from spotfleet.messages import JOB_KEY, Assignment, Stage, WorkerOrders, WorkerReport
 from spotfleet.train.control import Control, silence
 from spotfleet.train.errors import CommBroken
 from spotfleet.train.group import Group, open_store, sockets
@@ -60,6 +61,7 @@ class Member:
         self.job = environ.get("SPOTFLEET_JOB", "local")
         self.address = environ.get("SPOTFLEET_ADDRESS", "127.0.0.1")
         self.work = environ.get("SPOTFLEET_WORK", "")
+        self._key = environ.get(JOB_KEY, "")
         self.place = Place()
         self.placed = False  # `place` is one in a generation, not provisional
         self.generation = 0  # the newest one entered or tried
@@ -90,7 +92,10 @@ class Member:
             self.placed = True
             return
         self.control.on_orders, self.control.live, self.control.tick = self._on_orders, self.live, self._tick
-        self._store, store = open_store(self.address)
+        if not self._key:
+            raise UsageError(f"hvd.init(): {JOB_KEY} is not in this process's environment",
+                             hint="pass the worker's environment on to the process that trains")
+        self._store, store = open_store(self.address, self._key)
         self.control.update(stage=Stage.INIT, store=store)
         self.control.start()
         os.register_at_fork(after_in_child=self._after_fork)
@@ -143,7 +148,7 @@ class Member:
             if a is None or a.generation <= self.generation or a.rank < 0:
                 return False
             self.generation, self.place, self.placed = a.generation, place_of(a), True
-            self.group = Group(a, self.job, self.address, self.on_broken)  # under the lock: orders may abort it
+            self.group = Group(a, self.job, self.address, self._key, self.on_broken)  # under the lock: it may be aborted
             return True
 
     def become_joiner(self) -> None:

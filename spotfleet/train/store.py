@@ -3,19 +3,28 @@
 torch's TCPStore resolves the names of its peers: five seconds a connection where the resolver is slow, none of which
 an abort can end. gloo needs `set`, `get` and `wait` only, so this is all there is. Nothing is pickled.
 
-A request is one byte ("S" set, "G" get), the sizes of key and value, key, value; the answer to a get is the value's
-size and the value, sent once the key exists. Unauthenticated, as gloo itself: bound to the advertised address only.
+    client connects --nonce S--> client --nonce C, MAC(key, "client" S C)--> server --MAC(key, "server" S C)--> requests
+
+Whoever lacks the job's key is cut off before a request of theirs is read: after HELLO_LIMIT_S, at a wrong MAC, or when
+MOST_STRANGERS are there. Afterwards a request is one byte ("S" set, "G" get), the sizes of key and value, key, value;
+the answer to a get is the value's size and the value, sent once the key exists. Not encrypted, as gloo itself is not.
 
 Threads: `Server` has one of its own. A `Client` belongs to whichever thread forms its group.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 import selectors
 import socket
 import struct
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -23,52 +32,109 @@ import torch.distributed as dist
 
 _HEAD = struct.Struct("!cII")
 _SIZE = struct.Struct("!I")
+_NONCE, _MAC = 16, 32  # bytes
 LARGEST = 1 << 20  # gloo's values are some hundred bytes; a client that announces more is cut off
 CONNECT_LIMIT_S = 0.5  # callers try again
 SEND_LIMIT_S = 5.0  # a client that does not read is cut off
+HELLO_LIMIT_S = 5.0  # a client that does not show in this time that it knows the key is cut off
+MOST_STRANGERS = 512  # connections that have not shown it yet; the oldest of the most crowded address goes first
+_SWEEP_S, _GONE_S = 0.5, 0.005
+
+
+@dataclass
+class _Peer:
+    """A connection; a stranger until it has shown that it knows the key."""
+
+    address: str
+    since: float
+    nonce: bytes = b""
+    known: bool = False
+    pending: bytearray = field(default_factory=bytearray)
+
+
+def _mac(key: str, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    return hmac.new(key.encode(), side + server_nonce + client_nonce, hashlib.sha256).digest()
 
 
 class Server:
     """Serves until the process ends; each worker has one, and the lowest rank's serves a generation."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, key: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         self._listener.bind((address, 0))
         self._listener.listen(512)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
+        self._key = key
         self._values: dict[bytes, bytes] = {}
         self._waiting: dict[bytes, list[socket.socket]] = {}
+        self._strangers: dict[socket.socket, _Peer] = {}  # oldest first
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         threading.Thread(target=self._serve, name="spotfleet-store", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(_SWEEP_S if self._strangers else None):
                 if key.data is None:
                     self._accept()
-                else:
+                elif key.fileobj.fileno() >= 0:  # type: ignore[union-attr]  # not cut off since
                     self._read(key.fileobj, key.data)  # type: ignore[arg-type]
+            late = [s for s, p in self._strangers.items() if time.monotonic() - p.since > HELLO_LIMIT_S]
+            for sock in late:
+                self._cut_off(sock)
 
     def _accept(self) -> None:
         try:
-            client, _ = self._listener.accept()
+            client, name = self._listener.accept()
         except OSError:
-            return  # it has gone again
+            time.sleep(_GONE_S)  # it has gone again; or no descriptor is left: no tight loop
+            return
         client.settimeout(SEND_LIMIT_S)
-        self._selector.register(client, selectors.EVENT_READ, bytearray())
+        peer = _Peer(name[0], time.monotonic(), secrets.token_bytes(_NONCE))
+        self._strangers[client] = peer
+        self._selector.register(client, selectors.EVENT_READ, peer)
+        if len(self._strangers) > MOST_STRANGERS:
+            crowd, _ = Counter(p.address for p in self._strangers.values()).most_common(1)[0]
+            self._cut_off(next(s for s, p in self._strangers.items() if p.address == crowd))
+        if client in self._strangers:
+            self._send(client, peer.nonce)
 
-    def _read(self, client: socket.socket, pending: bytearray) -> None:
+    def _send(self, client: socket.socket, data: bytes) -> None:
+        try:
+            client.sendall(data)
+        except OSError:
+            self._cut_off(client)
+
+    def _cut_off(self, client: socket.socket) -> None:
+        self._strangers.pop(client, None)
+        self._selector.unregister(client)
+        client.close()
+
+    def _read(self, client: socket.socket, peer: _Peer) -> None:
         try:
             data = client.recv(1 << 16)
-            pending += data
-            if not data or not self._requests(client, pending):
+            peer.pending += data
+            if not data or not (peer.known or self._meet(client, peer)):
+                raise ConnectionError
+            if peer.known and not self._requests(client, peer.pending):
                 raise ConnectionError
         except OSError:
-            self._selector.unregister(client)
-            client.close()
+            self._cut_off(client)
+
+    def _meet(self, client: socket.socket, peer: _Peer) -> bool:
+        """False if it does not know the key; still a stranger while its answer is not here in full."""
+        if len(peer.pending) < _NONCE + _MAC:
+            return True
+        theirs, shown = bytes(peer.pending[:_NONCE]), bytes(peer.pending[_NONCE:_NONCE + _MAC])
+        if not hmac.compare_digest(shown, _mac(self._key, b"client", peer.nonce, theirs)):
+            return False
+        del peer.pending[:_NONCE + _MAC]
+        peer.known = True
+        del self._strangers[client]
+        client.sendall(_mac(self._key, b"server", peer.nonce, theirs))
+        return True
 
     def _requests(self, client: socket.socket, pending: bytearray) -> bool:
         """Take every whole request; False if the client makes no sense."""
@@ -104,14 +170,26 @@ def _answer(client: socket.socket, value: bytes) -> None:
 
 
 class Client(dist.Store):  # type: ignore[misc]  # torch's stub has no constructor
-    """A view of the store at `host`:`port` under `prefix`. OSError (TimeoutError, ConnectionError) when it fails."""
+    """A view of the store at `host`:`port` under `prefix`. OSError (TimeoutError, ConnectionError) when it fails, or when
+    whoever serves there does not know the job's `key`."""
 
-    def __init__(self, host: str, port: int, prefix: str, limit_s: float) -> None:
+    def __init__(self, host: str, port: int, prefix: str, limit_s: float, key: str) -> None:
         super().__init__()
         self._prefix = prefix
         self._sock = socket.create_connection((host, port), timeout=CONNECT_LIMIT_S)
         self._sock.settimeout(limit_s)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._meet(key)
+        except OSError:
+            self._sock.close()
+            raise
+
+    def _meet(self, key: str) -> None:
+        theirs, mine = self._receive(_NONCE), secrets.token_bytes(_NONCE)
+        self._sock.sendall(mine + _mac(key, b"client", theirs, mine))
+        if not hmac.compare_digest(self._receive(_MAC), _mac(key, b"server", theirs, mine)):
+            raise ConnectionError("the bootstrap store does not know this job's key")
 
     def set(self, key: str, value: bytes | str) -> None:
         name, data = self._name(key), value.encode() if isinstance(value, str) else bytes(value)
@@ -138,6 +216,6 @@ class Client(dist.Store):  # type: ignore[misc]  # torch's stub has no construct
         while len(data) < size:
             piece = self._sock.recv(size - len(data))
             if not piece:
-                raise ConnectionError("the bootstrap store has gone")
+                raise ConnectionError("the bootstrap store has gone, or refuses this job's key")
             data += piece
         return data

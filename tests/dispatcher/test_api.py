@@ -17,7 +17,7 @@ from fake_workers import Script
 from spotfleet import certs
 from spotfleet.dispatcher.app import JSON_BYTES, ROUTES, Who
 from spotfleet.dispatcher.hosts import Seat
-from spotfleet.messages import AgentOrders, AgentReport, WorkerReport, WorkerState, dump, load
+from spotfleet.messages import JOB_KEY, AgentOrders, AgentReport, WorkerReport, WorkerState, dump, load
 
 LONG = 10_000
 
@@ -36,8 +36,8 @@ def test_no_route_but_the_liveness_check_answers_a_stranger(play):
         for route in ROUTES:
             path = re.sub(r"\{\w+(:.*?)?\}", "x", route.path)
             for token in ("", "wrong", stage.token("f-99")):
-                if route.who is Who.ANYBODY or (route.who is Who.SOCKET and token):
-                    continue
+                if route.who is Who.ANYBODY or (route.who is Who.SOCKET and token == stage.token("f-99")):
+                    continue  # a genuine token: its host may be so new that the ledger's mirror lacks it
                 status, said = await stage.call(route.method, path, token=token, ok=False)
                 assert (status, set(said)) == (401, {"error", "hint", "kind"}), (route, token)
 
@@ -63,6 +63,7 @@ def test_a_host_gets_secrets_and_writes_logs_only_for_workers_of_its_own(play):
         mine = (await stage.at_version(job, 3)).workers[0].host
         other = second if mine == first else first
         launch = (await stage.call("GET", f"/v1/jobs/{job}/launch", token=stage.token(mine)))[1]
+        assert len(launch["secrets"].pop(JOB_KEY)) == 64
         assert launch["secrets"] == {"KEY": "hidden-value"}
         assert (await stage.call("GET", f"/v1/jobs/{job}/launch", token=stage.token(other), ok=False))[0] == 403
         path = f"/v1/jobs/{job}/logs/{mine}/0/1?offset=0"
@@ -86,7 +87,6 @@ def test_an_agent_may_report_only_its_own_host(play):
         first, second = await stage.up(2)
         report = AgentReport(second, "i", "127.0.0.1", 1)
         assert await say(stage, stage.token(first), dump(report)) == 4401
-        assert await say(stage, "wrong", dump(report)) == 4401
         assert await say(stage, stage.token(first), "no report") == 4401
         for name in (f"{second}/0/1", "no-name", f"{first}/x/1"):
             alien = AgentReport(first, "i", "127.0.0.1", 1, (WorkerState(WorkerReport(name, "job"), 0),))
@@ -133,7 +133,9 @@ def test_bad_input_is_told_by_field(play):
             assert word in (await error("POST", "/v1/jobs", {"spec": {"name": "x", **more}}))[1]
         assert "notice_s" in (await error("POST", "/v1/hosts/f-0/interrupt", {"notice_s": "soon"}))[1]
         assert (await error("PUT", "/v1/nodes", {"min": 3, "target": 1, "max": 1}))[0] == 400
-        assert (await error("PUT", "/v1/nodes", data=b"{"))[0] == 400
+        assert (await error("PUT", "/v1/nodes", data=b"{}"))[0] == 415
+        for text in (b"{", b"[" * 100_000, b'{"min": NaN}', b'{"min": 1e999}'):
+            assert "JSON" in (await error("PUT", "/v1/nodes", data=aiohttp.JsonPayload(text, dumps=bytes.decode)))[1]
         assert (await error("GET", "/v1/events?after=x"))[0] == 400
         assert (await error("GET", "/v1/jobs/none-1"))[0] == 404
         assert (await error("POST", "/v1/hosts/f-77/drain", {}))[0] == 404
@@ -153,10 +155,16 @@ def test_a_bundle_is_kept_under_its_digest_only(play):
         assert (await stage.call("HEAD", path, ok=False))[0] == 404
         await stage.call("PUT", path, data=data)
         assert (await stage.call("HEAD", path))[0] == 200
-        (host,) = await stage.up(1)
-        assert (await stage.call("GET", path, token=stage.token(host)))[1] == data
+        first, second = await stage.up(2)
+        assert (await stage.call("GET", path, token=stage.token(first), ok=False))[0] == 403
+        stage.world.scripts["t"] = Script(steps=LONG)
+        await stage.call("POST", "/v1/jobs", {"spec": {"name": "t", "run": "x", "bundle": path.rpartition("/")[2]}})
+        mine = (await stage.at_version("t-1", 3)).workers[0].host
+        assert (await stage.call("GET", path, token=stage.token(mine)))[1] == data
+        other = second if mine == first else first
+        assert (await stage.call("GET", path, token=stage.token(other), ok=False))[0] == 403
 
-    play(scene, spec(1))
+    play(scene)
 
 
 def test_logs_are_followed_to_their_end(play):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from spotfleet.dispatcher.auth import Caller, bearer, host_token, identify
 
-HOSTS = ["f-1", "f-2"]
-
-
 def who(token: str) -> Caller | None:
-    return identify(token, "admin-token", "fleet-secret", HOSTS)
+    return identify(token, "admin-token", "fleet-secret")
 
 
 def test_the_admin_and_each_host_are_told_apart_by_their_tokens():
@@ -20,10 +17,13 @@ def test_the_admin_and_each_host_are_told_apart_by_their_tokens():
 def test_nobody_else_is_let_in():
     assert who("") is None
     assert who("admin-toke") is None
-    assert who(host_token("fleet-secret", "f-3")) is None  # not of this fleet
     assert who(host_token("other-secret", "f-1")) is None
-    assert who("tökén") is None
-    assert identify("", "", "fleet-secret", HOSTS) is None
+    assert who(host_token("fleet-secret", "f-1").replace("f-1.", "f-2.")) is None
+    assert who(host_token("fleet-secret", "")) is None
+    assert who("." + "0" * 64) is None and who("f-1.") is None and who("f-1") is None
+    assert who("tökén") is None and who("\udcff.\udcff") is None
+    assert who("f" * 100_000 + ".0") is None
+    assert identify("", "", "fleet-secret") is None and identify(".", "", "fleet-secret") is None
 
 
 def test_only_a_bearer_header_holds_a_token():

@@ -47,9 +47,9 @@ class Ranks:
     """A generation whose ranks are threads of this process."""
 
     def __init__(self, size: int) -> None:
-        self._store, address = open_store("127.0.0.1")
+        self._store, address = open_store("127.0.0.1", "key")
         members = tuple(f"h{r}/0/1" for r in range(size))
-        self.groups = [Group(Assignment(1, r, members, address), "job", "127.0.0.1") for r in range(size)]
+        self.groups = [Group(Assignment(1, r, members, address), "job", "127.0.0.1", "key") for r in range(size)]
         self.each(lambda group: group.form())
 
     def each(self, work, limit_s: float = 30.0) -> list:

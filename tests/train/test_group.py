@@ -19,6 +19,8 @@ from spotfleet.train.errors import CommBroken
 from spotfleet.train.group import Group, open_store
 from spotfleet.train.store import Client
 
+KEY = "the job's key"
+
 
 def test_ranks_add_up_and_share(ranks):
     three = ranks(3)
@@ -58,8 +60,8 @@ def test_after_an_abort_every_call_fails_and_none_hangs(ranks):
 
 
 def test_abort_ends_a_formation_that_waits_for_an_absent_member():
-    store, address = open_store("127.0.0.1")
-    group = Group(Assignment(1, 0, ("a/0/1", "b/0/1"), address), "job", "127.0.0.1")
+    store, address = open_store("127.0.0.1", KEY)
+    group = Group(Assignment(1, 0, ("a/0/1", "b/0/1"), address), "job", "127.0.0.1", KEY)
     result: list[object] = []
 
     def form() -> None:
@@ -79,9 +81,9 @@ def test_abort_ends_a_formation_that_waits_for_an_absent_member():
 
 
 def test_a_bootstrap_store_keeps_prefixes_apart_and_answers_when_a_value_comes():
-    server, address = open_store("127.0.0.1")
+    server, address = open_store("127.0.0.1", KEY)
     host, _, port = address.rpartition(":")
-    writer, reader, other = (Client(host, int(port), prefix, 10.0) for prefix in ("a/1", "a/1", "a/2"))
+    writer, reader, other = (Client(host, int(port), prefix, 10.0, KEY) for prefix in ("a/1", "a/1", "a/2"))
     got: list[bytes] = []
     thread = threading.Thread(target=lambda: got.append(reader.get("key")))
     thread.start()
@@ -96,12 +98,13 @@ def test_a_bootstrap_store_keeps_prefixes_apart_and_answers_when_a_value_comes()
 
 
 def test_a_bootstrap_store_cuts_off_who_speaks_garbage_and_serves_the_others():
-    _server, address = open_store("127.0.0.1")
+    _server, address = open_store("127.0.0.1", KEY)
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert stranger.recv(100) == b""
-    client = Client(host, int(port), "a/1", 10.0)
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: somebody-else-altogether\r\n\r\n")
+        while stranger.recv(100):  # at first a challenge
+            continue
+    client = Client(host, int(port), "a/1", 10.0, KEY)
     client.set("key", b"value")
     assert client.get("key") == b"value"
     client.close()
@@ -123,14 +126,14 @@ def test_abort_spares_sockets_of_others_even_if_they_were_born_while_the_group_f
 def test_a_store_that_nobody_serves_fails_the_formation_and_names_the_generation(monkeypatch):
     monkeypatch.setattr("spotfleet.train.group.FORM_LIMIT_S", 0.3)
     broken: list[int] = []
-    group = Group(Assignment(7, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", "127.0.0.1", broken.append)
+    group = Group(Assignment(7, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", "127.0.0.1", KEY, broken.append)
     with pytest.raises(CommBroken, match="generation 7"):
         group.form()
     assert broken == [7]
 
 
 def test_the_bootstrap_store_listens_on_the_advertised_address_only():
-    store, address = open_store("127.0.0.9")
+    store, address = open_store("127.0.0.9", KEY)
     port = int(address.rpartition(":")[2])
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from spotfleet.messages import Assignment, Stage, WorkerOrders, WorkerReport, dump, load
+from spotfleet.messages import JOB_KEY, Assignment, Stage, WorkerOrders, WorkerReport, dump, load
 
 LIMIT_S = 60.0
 _addresses = itertools.count(10)
@@ -118,7 +118,7 @@ class Fleet:
         work.mkdir(parents=True)
         log = work / "log"
         environ = {
-            "SPOTFLEET_SOCKET": self._path, "SPOTFLEET_WORKER": name, "SPOTFLEET_JOB": self.job,
+            "SPOTFLEET_SOCKET": self._path, "SPOTFLEET_WORKER": name, "SPOTFLEET_JOB": self.job, JOB_KEY: "key",
             "SPOTFLEET_ADDRESS": f"127.{1 + number // 60000}.{number // 250 % 250}.{number % 250 + 2}",
             "SPOTFLEET_WORK": str(work / "work"), "SPOTFLEET_OUTPUT": str(self.folder), "PYTHONUNBUFFERED": "1", **env,
         }

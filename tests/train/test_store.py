@@ -1,0 +1,115 @@
+"""The bootstrap store: whoever knows the job's key meets the others there, and a stranger can do nothing."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from spotfleet.train import store
+from spotfleet.train.store import Client, Server
+
+KEY = "the job's key"
+ADDRESS = "127.0.0.1"
+SET = struct.pack("!cII", b"S", 7, 5) + b"a/1/keyevil!"
+
+
+def client(server: Server, key: str = KEY) -> Client:
+    return Client(ADDRESS, server.port, "a/1", 10.0, key)
+
+
+def stranger(server: Server) -> socket.socket:
+    return socket.create_connection((ADDRESS, server.port), timeout=10)
+
+
+def is_cut_off(sock: socket.socket) -> bool:
+    """Does the server end this connection? What it sent before that is skipped."""
+    try:
+        while sock.recv(100):
+            pass
+    except ConnectionError:
+        return True
+    return True
+
+
+def test_a_client_with_another_key_is_cut_off():
+    server = Server(ADDRESS, KEY)
+    with pytest.raises(ConnectionError, match="refuses this job's key"):
+        client(server, "another key")
+
+
+@pytest.mark.parametrize("said", [SET, bytes(48) + SET, b"GET / HTTP/1.1\r\n" * 4])
+def test_who_does_not_know_the_key_writes_nothing(said):
+    server = Server(ADDRESS, KEY)
+    with stranger(server) as sock:
+        sock.sendall(said)
+        sock.shutdown(socket.SHUT_WR)
+        assert is_cut_off(sock)
+    member = client(server)
+    member.set("key", b"good")
+    assert member.get("key") == b"good"
+    assert server._values == {b"a/1/key": b"good"}
+    member.close()
+
+
+def test_an_answer_overheard_is_of_no_use_on_another_connection():
+    server = Server(ADDRESS, KEY)
+    with socket.create_server((ADDRESS, 0)) as ear:
+        heard: list[bytes] = []
+
+        def relay() -> None:
+            victim, _ = ear.accept()
+            with victim, stranger(server) as real:
+                victim.sendall(real.recv(16, socket.MSG_WAITALL))
+                heard.append(victim.recv(48, socket.MSG_WAITALL))  # never passed on
+
+        thread = threading.Thread(target=relay)
+        thread.start()
+        with pytest.raises(OSError):
+            Client(ADDRESS, ear.getsockname()[1], "a/1", 10.0, KEY)
+        thread.join(10)
+    with stranger(server) as sock:
+        sock.sendall(heard[0] + SET)
+        assert is_cut_off(sock)
+    assert server._values == {}
+
+
+def test_a_store_that_does_not_know_the_key_is_not_believed():
+    with socket.create_server((ADDRESS, 0)) as impostor:
+        def serve() -> None:
+            sock, _ = impostor.accept()
+            with sock:
+                sock.sendall(bytes(16))
+                sock.recv(48, socket.MSG_WAITALL)
+                sock.sendall(bytes(32))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ConnectionError, match="does not know this job's key"):
+            Client(ADDRESS, impostor.getsockname()[1], "a/1", 10.0, KEY)
+        thread.join(10)
+
+
+def test_a_stranger_that_says_nothing_is_cut_off_in_time(monkeypatch):
+    monkeypatch.setattr(store, "HELLO_LIMIT_S", 0.2)
+    server = Server(ADDRESS, KEY)
+    with stranger(server) as silent:
+        assert is_cut_off(silent)
+
+
+def test_however_many_strangers_come_members_meet_at_once(monkeypatch):
+    monkeypatch.setattr(store, "MOST_STRANGERS", 8)
+    server = Server(ADDRESS, KEY)
+    crowd = [socket.create_connection((ADDRESS, server.port), timeout=10, source_address=("127.0.0.5", 0))
+             for _ in range(50)]
+    began = time.monotonic()
+    writer, reader = client(server), client(server)
+    writer.set("key", b"value")
+    assert reader.get("key") == b"value"
+    assert time.monotonic() - began < store.HELLO_LIMIT_S  # it did not wait for them to be given up
+    assert len(server._strangers) <= 8
+    for sock in (*crowd, writer, reader):
+        sock.close()
