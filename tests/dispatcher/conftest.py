@@ -13,8 +13,14 @@ from spotfleet.model import FleetSpec
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
-    """Runs a scene, `async def scene(stage)`, with a fleet of the spec that is given."""
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a scene, `async def scene(stage)`, with a fleet of the spec that is given.
+
+    The waits for what never comes here are short: a last checkpoint of workers that write none, and requests that stay
+    open when a dispatcher is stopped.
+    """
+    monkeypatch.setattr("spotfleet.dispatcher.state.SAVE_S", 1.0)
+    monkeypatch.setattr("spotfleet.dispatcher.daemon.CLOSE_S", 0.1)
 
     def run(scene: Callable[[Stage], Awaitable[None]], fleet: FleetSpec | None = None) -> None:
         async def main() -> None:
