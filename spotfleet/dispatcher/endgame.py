@@ -2,6 +2,7 @@
 
     (staying) --`down`, autostop, max_lifetime--> going down --no host is left--> down
     down --by ourselves, or nobody has come for the archive in FETCH_S--> archived --terminates its own host
+    going down, or archived --the cloud does nothing for LAST_RESORT_S--> powers its own host off (exit status 0)
 
 `down.json` holds the decision, so that a restarted dispatcher goes on with it.
 """
@@ -17,8 +18,15 @@ from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.files import write_json
+from spotfleet.errors import SpotfleetError
 
 FETCH_S = 600.0  # after `spotfleet down` the CLI fetches the archive and ends us; a laptop that vanished does not
+
+
+class PowerOff(SpotfleetError):
+    """Our process ends with the status that switches its machine off: see `agent/__main__.py`."""
+
+    exit_code = 0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from spotfleet.model import FleetSpec
 
 HOST_GRACE_S = 300.0  # at max_lifetime the dispatcher ends hosts in good order; so much later they do it themselves
+LAST_RESORT_S = 900.0  # a fleet that goes down tries so long to end all machines in good order
 
 
 @dataclass(frozen=True)
@@ -38,3 +39,12 @@ def told_to_host(spec: FleetSpec, up_since: float, now: float) -> dict[str, floa
     """What a host that is launched `now` is told at birth, so that it ends without us; `agent/orphan.py` obeys."""
     left_s = max(0.0, up_since + spec.max_lifetime_s - now) + HOST_GRACE_S if spec.max_lifetime_s else 0.0
     return {"orphan_after_s": spec.orphan_after_s, "lifetime_s": left_s, "target": spec.checkpoint.target}
+
+
+def may_power_off(spec: FleetSpec, decided_at: float, hosts_left: int, now: float) -> bool:
+    """Must the dispatcher of a fleet that goes down stop its own bill, though the cloud has not ended every machine?
+
+    Hosts that are left end themselves when they hear of us no more; where they were told never to, somebody must stay.
+    """
+    return now - decided_at >= LAST_RESORT_S and (
+        not hosts_left or spec.orphan_after_s > 0 or spec.max_lifetime_s > 0)

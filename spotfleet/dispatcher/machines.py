@@ -17,12 +17,14 @@ from spotfleet.codec import to_json
 from spotfleet.dispatcher import archive, lifetime
 from spotfleet.dispatcher.auth import host_token
 from spotfleet.dispatcher.bell import rings
-from spotfleet.dispatcher.endgame import FETCH_S
+from spotfleet.dispatcher.endgame import FETCH_S, PowerOff
 from spotfleet.dispatcher.hosts import HostView
+from spotfleet.dispatcher.outage import Outage
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import FleetDown
 from spotfleet.fleet.plan import Observed, Wait, Wanted
+from spotfleet.messages import AgentOrders
 from spotfleet.model import CloudHost, HostState, Offer, Role
 from spotfleet.providers import Boot, Provider
 
@@ -37,18 +39,25 @@ TICK_S = 1.0
 LOSS_TICK_S = 0.2  # while it is open whether a host whose agent has just gone still exists
 LOSS_S = 3.0
 END_AGAIN_S = 10.0  # our own host is asked to end again after this
+DISMISSED = "the fleet goes down, and the cloud does not answer"
 
 
 class Machines:
     def __init__(self, dispatcher: Dispatcher, provider: Provider, settle_until: float) -> None:
         self.own: CloudHost | None = None  # the dispatcher's own host, as the cloud lists it
-        self.waits = ""  # what the last tick waited for
+        self._waits = ""  # what the last tick waited for
+        self._outage = Outage(provider.name)
         self._dispatcher, self._provider = dispatcher, provider
         self._settle_until = time.monotonic() + max(0.0, settle_until - time.time())  # whatever the clock is set to
         self._thread = ThreadPoolExecutor(1, "provider")
         self._poked = asyncio.Event()
         self._released: frozenset[str] = frozenset()
         self._busy: frozenset[str] = frozenset()
+
+    @property
+    def waits(self) -> str:
+        """What the machines wait for, the cloud's answer included; "" for nothing."""
+        return self._outage.why(time.monotonic()) or self._waits
 
     def poke(self) -> None:
         """Tick at once."""
@@ -89,16 +98,20 @@ class Machines:
 
     async def _tick(self) -> None:
         wanted, observed, ledger = self._wanted(), self._observed(), self._dispatcher.journal.ledger
+        self._outage.asked(time.monotonic())
         try:
             done = await self._call(lambda: reconcile.tick(
                 wanted, ledger, self._provider, self._boot, observed, time.time()))
-            self.waits = "; ".join(a.why for a in done if isinstance(a, Wait))
-            if self.own is None:
+            if self.own is None and not any(isinstance(a, reconcile.Unanswered) for a in done):
                 self.own = await self._call(self._find_own)
         except (SpotfleetError, OSError) as error:
-            if str(error) != self.waits:
+            done = [Wait(str(error))]
+            if str(error) != self._waits:
                 log.warning("machines: %s", error)
-            self.waits = str(error)
+        self._waits = "; ".join(a.why for a in done if isinstance(a, Wait))
+        silent = next((a.error for a in done if isinstance(a, reconcile.Unanswered)), "")
+        if self._outage.failed(silent) if silent else self._outage.answered():
+            log.warning("%s: %s", self._provider.name, silent or "answers again")
 
     def _find_own(self) -> CloudHost | None:
         boot = self._dispatcher.boot
@@ -129,9 +142,13 @@ class Machines:
     async def _finish(self) -> None:
         """Once no worker host is left: remember it, and if nobody fetches the archive, leave it and end ourselves."""
         endgame, journal = self._dispatcher.endgame, self._dispatcher.journal
-        if endgame.decision is None or any(h.role is Role.WORKER for h in journal.state.hosts):
+        if endgame.decision is None:
             return
-        if any(not j.state.ended for j in self._dispatcher.jobs.values()):
+        left = [h for h in journal.state.hosts if h.role is Role.WORKER]
+        if left or any(not j.state.ended for j in self._dispatcher.jobs.values()):
+            if self._outage.lasts:
+                self._dismiss()
+            await self._give_up(len(left))
             return
         if journal.state.down is None:
             journal.note(FleetDown(time.time(), endgame.why))
@@ -146,6 +163,26 @@ class Machines:
         except (SpotfleetError, OSError) as error:
             log.warning("our own host was not ended, asked again: %s", error)
         await asyncio.sleep(END_AGAIN_S)
+        await self._give_up(0)
+
+    def _dismiss(self) -> None:
+        """Have hosts without work end themselves, as the cloud does not do it."""
+        for seat in self._dispatcher.seats.values():
+            if seat.connected and not seat.report.workers:
+                seat.orders, seat.due = AgentOrders(seat.host, refuse=DISMISSED), False
+                self._dispatcher.disconnect(seat)
+                seat.wake()
+
+    async def _give_up(self, hosts_left: int) -> None:
+        """Stop our own bill at least, when the cloud has done nothing for long: raises PowerOff."""
+        endgame, now = self._dispatcher.endgame, time.time()
+        assert endgame.decision is not None
+        if not endgame.alone(now) or not lifetime.may_power_off(
+                self._dispatcher.boot.spec, endgame.decision.at, hosts_left, now):
+            return
+        if endgame.decision.archived or await self._archive():
+            raise PowerOff(f"powering off: the cloud has not ended this fleet's machines, {hosts_left} other hosts "
+                           "are left to end themselves", hint="spotfleet leaks --fix")
 
     async def _archive(self) -> bool:
         """Leave the results in the archive folder. A disk that refuses them for FETCH_S does not keep us billed."""

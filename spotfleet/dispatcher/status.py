@@ -51,10 +51,10 @@ def _state(scene: Scene) -> tuple[str, str]:
     if scene.going_down:
         if not scene.hosts:
             return "down", scene.going_down
-        return "going down", f"{scene.going_down}; {len(scene.hosts)} hosts are left"
-    if up >= scene.nodes.target:
-        return "up", f"{up} of {scene.nodes.target} hosts are up"
-    return "degraded", "; ".join(w for w in (f"{up} of {scene.nodes.target} hosts are up", scene.waits) if w)
+        return "going down", "; ".join(w for w in (scene.going_down, f"{len(scene.hosts)} hosts are left", scene.waits)
+                                       if w)
+    why = "; ".join(w for w in (f"{up} of {scene.nodes.target} hosts are up", scene.waits) if w)
+    return "up" if up >= scene.nodes.target else "degraded", why
 
 
 def _host(view: HostView, scene: Scene, now: float) -> HostStatus:

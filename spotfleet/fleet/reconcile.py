@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError
 from spotfleet.fleet.events import (
@@ -54,6 +54,13 @@ __all__ = ["Action", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted
            "tick"]
 
 
+@dataclass(frozen=True)
+class Unanswered(Wait):
+    """The provider did not answer."""
+
+    error: str = ""
+
+
 def create(ledger: Ledger, provider: Provider, fleet: str, nodes: Nodes, now: float) -> None:
     """Stamp fleet and billing rules into an empty ledger; change nothing in one that has them and is not down."""
     state = ledger.state()
@@ -80,7 +87,7 @@ def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str
     """Move the fleet one step towards `wanted`; returns what was done and what is waited for.
 
     Raises NeedsPerson, after it is written down, when the provider cannot go on without a person. A provider that does
-    not answer ends the tick with a Wait: calling again is always safe.
+    not answer ends the tick with Unanswered: calling again is always safe.
     """
     back_s = ledger.state().clock - now
     if back_s > CLOCK_BACK_S:
@@ -99,7 +106,8 @@ def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str
     except NeedsPerson:
         raise
     except (OSError, SpotfleetError) as error:
-        done.append(Wait(f"{provider.name}: {str(error) or type(error).__name__}; the next tick asks again"))
+        said = str(error) or type(error).__name__
+        done.append(Unanswered(f"{provider.name}: {said}; the next tick asks again", said))
     return done
 
 

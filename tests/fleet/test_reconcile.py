@@ -25,6 +25,7 @@ from spotfleet.fleet.reconcile import (
     Launch,
     Observed,
     Terminate,
+    Unanswered,
     Wait,
     Wanted,
     create,
@@ -72,10 +73,10 @@ def test_a_notice_is_obeyed_even_while_the_provider_does_not_answer(world):
     world.market.interrupt(world.up()[0], 120.0, world.now)
     world.cloud.answers = False
     actions = world.tick(1)
-    assert [type(a) for a in actions] == [Drain, Wait]
+    assert [type(a) for a in actions] == [Drain, Unanswered]
     assert actions[1].why == "local: no answer within 30 s; the next tick asks again"
     assert world.count(HostNoticed) == world.count(HostDraining) == 1
-    assert [type(a) for a in world.tick(1)] == [Wait]
+    assert [type(a) for a in world.tick(1)] == [Unanswered]
     world.cloud.answers = True
     assert [type(a) for a in world.tick(1)] == [Launch]
 
@@ -136,7 +137,7 @@ def test_a_launch_whose_answer_is_lost_makes_one_host():
     for when in ("before", "after"):
         world = World(hosts=1)
         world.cloud.faults.lose("launch", when)
-        assert [type(a) for a in world.tick()] == [Wait]
+        assert [type(a) for a in world.tick()] == [Unanswered]
         world.run(120)
         assert world.up() == world.living() == ["f-0"]
 

@@ -1,0 +1,40 @@
+"""Since when the cloud does not answer, in words a user understands. Pure."""
+
+from __future__ import annotations
+
+SLOW_S = 10.0  # an answer that takes longer is worth a word
+
+
+class Outage:
+    """Times are monotonic."""
+
+    def __init__(self, provider: str) -> None:
+        self._provider = provider
+        self._since: float | None = None  # when the first call was made that has not been answered
+        self._error = ""
+
+    def asked(self, now: float) -> None:
+        self._since = now if self._since is None else self._since
+
+    def answered(self) -> bool:
+        """Whether that is news."""
+        news, self._since, self._error = self.lasts, None, ""
+        return news
+
+    def failed(self, error: str) -> bool:
+        """Whether that is news."""
+        news, self._error = not self._error, error
+        return news
+
+    @property
+    def lasts(self) -> bool:
+        """Has a call failed, and none been answered since?"""
+        return bool(self._error)
+
+    def why(self, now: float) -> str:
+        """"" while all is well."""
+        silent_s = now - self._since if self._since is not None else 0.0
+        if not self._error and silent_s < SLOW_S:
+            return ""
+        return (f"{self._provider} has not answered for {silent_s:.0f} s" + (f" ({self._error})" if self._error else "")
+                + ": hosts and training go on, nothing is launched or ended until it does")
