@@ -35,6 +35,8 @@ class UpPlan:
     workers: tuple[Launch, ...]
     why: str = ""  # what stands in the way
     kept: tuple[str, ...] = ()  # keys of the fleet file that changed and hold from the next job on
+    orphan_after_s: float = 0.0
+    max_lifetime_s: float = 0.0
     unknown: str = ""  # with no offers: the words of `resources` that the provider does not know, and those it knows
 
     @property
@@ -67,6 +69,7 @@ def preview(spec: FleetSpec, cloud_name: str, change: Change, was: FleetSpec | N
         workers=tuple(a for a in launches if isinstance(a, Launch)),
         why="; ".join(a.why for a in [*actions, *launches] if isinstance(a, Wait)),
         kept=tuple(name for name in changed if name in FOR_NEXT_JOB),
+        orphan_after_s=spec.orphan_after_s, max_lifetime_s=spec.max_lifetime_s,
         unknown="" if offers else _unknown(provider, spec.any_of),
     )
 

@@ -63,7 +63,16 @@ def up_plan(plan: UpPlan) -> str:
         saved = 100 * (1 - plan.micros_h / plan.on_demand_micros_h)
         lines += ["", f"about {dollars(plan.micros_h)}/h in all, instead of {dollars(plan.on_demand_micros_h)}/h on "
                       f"demand ({saved:.0f} % less)"]
+    if plan.change is not Change.NODES:
+        lines.append(ends(plan))
     return "\n".join(lines)
+
+
+def ends(plan: UpPlan) -> str:
+    """What ends the machines when nobody does."""
+    orphans = (f"hosts end themselves {span(plan.orphan_after_s)} after they last heard of a dispatcher"
+               if plan.orphan_after_s else "hosts never end themselves (orphan_after: 0)")
+    return orphans + (f"; the fleet ends after {span(plan.max_lifetime_s)}" if plan.max_lifetime_s else "")
 
 
 def offers(found: Sequence[Offer]) -> str:

@@ -26,6 +26,16 @@ def test_up_shows_plan_and_reasons_first_then_progress_then_the_next_command(use
     assert len(user.workers()) == 3
 
 
+def test_the_plan_says_what_ends_the_machines_when_nobody_does(user):
+    assert "hosts end themselves 1h00m after they last heard of a dispatcher" in user.ok("up fleet.yaml --plan").out
+    more = (user.work / "fleet.yaml").read_text() + "orphan_after: 90s\nmax_lifetime: 12h\n"
+    user.write("fleet.yaml", more)
+    assert user.ok("up fleet.yaml --plan").out.splitlines()[-1] == (
+        "hosts end themselves 1m30s after they last heard of a dispatcher; the fleet ends after 12h00m")
+    user.write("fleet.yaml", more.replace("90s", "0s"))
+    assert "hosts never end themselves (orphan_after: 0); the fleet ends" in user.ok("up fleet.yaml --plan").out
+
+
 @pytest.mark.parametrize("flag", ["--dryrun", "--dry-run", "--plan"])
 def test_a_dry_run_prints_the_plan_as_data_and_changes_nothing(user, flag):
     said = user.ok(f"up fleet.yaml {flag}")
