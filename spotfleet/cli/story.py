@@ -15,6 +15,8 @@ from typing import Any
 from spotfleet.cli.render import dollars, span
 from spotfleet.fleet.events import (
     CheckpointKept,
+    CheckpointLost,
+    ClockSetBack,
     Event,
     FleetCreated,
     FleetDown,
@@ -32,7 +34,10 @@ from spotfleet.fleet.events import (
     LaunchRefused,
     NodesChanged,
     PriceChanged,
+    TakenOver,
+    TargetChanged,
     TerminateIntended,
+    TokenRevoked,
     event_from_json,
 )
 from spotfleet.model import CloudState, JobState, Nodes, Role, Run
@@ -64,11 +69,16 @@ def _whom(event: Event) -> str:
     match event:
         case FleetCreated():
             return event.fleet
-        case NodesChanged() | FleetDown():
+        case NodesChanged() | FleetDown() | TakenOver():
             return "fleet"
+        case TargetChanged():
+            return "target"
         case PriceChanged():
             return "price"
-        case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept()):
+        case ClockSetBack():
+            return "clock"
+        case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept()
+              | CheckpointLost()):
             return event.job
         case _:
             return event.request_id
@@ -83,9 +93,16 @@ def _sentence(event: Event, at_laptop: bool) -> str:
             return f"is to have {_nodes(event.nodes)}" + _because(event.why)
         case FleetDown():
             return ("nothing of it is listed any more" if at_laptop else "has no host any more") + _because(event.why)
+        case TakenOver():
+            return f"is taken over by {event.host}: {event.why}"
+        case TargetChanged():
+            return f"{event.target}: {event.why}" if event.why else f"{event.target} can be written to again"
+        case ClockSetBack():
+            return f"is set back by {span(event.by_s)}; all that waits goes on by the new time"
         case PriceChanged():
             return f"{event.pool} costs {dollars(event.micros_h)}/h, on demand {dollars(event.on_demand_micros_h)}/h"
-        case JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept():
+        case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept()
+              | CheckpointLost()):
             return _of_job(event)
         case _:
             return _of_host(event, at_laptop)
@@ -112,6 +129,8 @@ def _of_host(event: Event, at_laptop: bool) -> str:
             return "is to leave" + _because(event.why)
         case TerminateIntended():
             return "is being terminated" + _because(event.why)
+        case TokenRevoked():
+            return "is trusted no more" + _because(event.why)
         case _:
             raise AssertionError(f"no sentence for {event}")
 
@@ -151,6 +170,8 @@ def _of_job(event: Event) -> str:
             return f"at step {event.version}" + (f", {event.step_s * 1e3:.1f} ms per step" if event.step_s else "")
         case CheckpointKept():
             return f"checkpoint of step {event.version} kept: {_size(event.bytes)}, sha256 {event.digest[:12]}"
+        case CheckpointLost():
+            return f"checkpoint of step {event.version} is set aside: {event.why}"
         case _:
             raise AssertionError(f"no sentence for {event}")
 

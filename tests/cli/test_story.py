@@ -48,6 +48,11 @@ SAID = [
      "u-0         got a hint of the cloud (rebalance); nothing is done about it"),
     (e.HostDraining(AT, "u-0", "asked by `spotfleet drain`"), "u-0         is to leave: asked by `spotfleet drain`"),
     (e.TerminateIntended(AT, "u-0", "drained"), "u-0         is being terminated: drained"),
+    (e.TokenRevoked(AT, "u-0", "its key leaked"), "u-0         is trusted no more: its key leaked"),
+    (e.ClockSetBack(AT, 3600.0), "clock       is set back by 1h00m; all that waits goes on by the new time"),
+    (e.TakenOver(AT, "u-d-1", False, "2 hosts go on"), "fleet       is taken over by u-d-1: 2 hosts go on"),
+    (e.TargetChanged(AT, "/mnt/shared", "cannot be written to"), "target      /mnt/shared: cannot be written to"),
+    (e.TargetChanged(AT, "/mnt/shared", ""), "target      /mnt/shared can be written to again"),
     (e.PriceChanged(AT, "local/local-a/cpu.small/spot", 29_300, 85_000),
      "price       local/local-a/cpu.small/spot costs $0.0293/h, on demand $0.0850/h"),
     (e.JobSubmitted(AT, "d-8", "d", "t.py --steps 9", 1, 2), "d-8         submitted for 1..2 workers: t.py --steps 9"),
@@ -63,6 +68,8 @@ SAID = [
     (e.JobProgress(AT, "d-8", 96, 0.1043), "d-8         at step 96, 104.3 ms per step"),
     (e.CheckpointKept(AT, "d-8", 120, 5, "12439156f47e0e2d", 2529),
      "d-8         checkpoint of step 120 kept: 2.53 kB, sha256 12439156f47e"),
+    (e.CheckpointLost(AT, "d-8", 120, 5, "12439156f47e0e2d", "its file is missing"),
+     "d-8         checkpoint of step 120 is set aside: its file is missing"),
     (e.FleetDown(AT, "idle for 6 s (autostop)"), "fleet       has no host any more: idle for 6 s (autostop)"),
 ]
 
