@@ -38,8 +38,8 @@ class Down:
 
 def take_down(folder: Folder, progress: Progress, *, discard: bool, why: str) -> Down:
     """Return once nothing of the fleet is listed. Raises SpotfleetError, with the fleet as it was, when something
-    would be lost and not `discard`."""
-    with folder.locked():
+    would be lost and not `discard`. An `up` that is at work on this machine stops for it."""
+    with folder.wound_up(progress):
         if folder.record.down_at:
             return Down(folder.name, _home(folder), already=True)
         machine = Machine(folder)

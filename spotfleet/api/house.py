@@ -6,6 +6,7 @@
     fleets/NAME/ledger.db       everything that happened to the dispatcher's machine
     fleets/NAME/archive/        brought home by `down`, or left there by an autostop
     fleets/NAME.lock            held by the one command that changes the fleet now, with its pid
+    fleets/NAME.down            held by the `down` at work, with its pid: the others give way to it
     old/NAME-TIME/              an ended fleet whose name is used again
 """
 
@@ -16,20 +17,24 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TextIO
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.errors import NoSuchFleet, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec
 
 LOCK_WAIT_S = 5.0  # another command may be about to end
+YIELD_S = 120.0  # for an `up` to see that a `down` was asked: it looks between two calls of the provider
+TELL_S = 0.5  # whoever waits for longer is told for whom
+FIRST_DOWN_S = 1200.0  # for another `down` to end, whose own waits are shorter
 
 
 class Busy(SpotfleetError):
-    """Another command holds the fleet."""
+    """Another command holds the fleet, or a `down` is asked of it."""
 
 
 @dataclass(frozen=True)
@@ -121,26 +126,39 @@ class Folder:
         return record
 
     @contextmanager
-    def locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    def locked(self, wait_s: float | None = None, waiting: Callable[[str], None] = lambda _line: None,
+               ) -> Iterator[None]:
         """Only one command at a time changes a fleet. The lock ends with the process that holds it. Raises Busy."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        deadline = time.monotonic() + wait_s
-        with self.path.with_name(self.name + ".lock").open("a+") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        file.seek(0)
-                        raise Busy(f"another spotfleet command (process {file.read().strip()}) is changing fleet "
-                                   f"'{self.name}'", hint="wait for it, or interrupt it") from None
-                    time.sleep(0.1)
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+        with _held(self._lock(".lock"), LOCK_WAIT_S if wait_s is None else wait_s, waiting) as holder:
+            if holder:
+                raise Busy(f"another spotfleet command (process {holder}) is changing fleet '{self.name}'",
+                           hint="wait for it, or interrupt it")
             self._sweep()
             yield
+
+    @contextmanager
+    def wound_up(self, waiting: Callable[[str], None]) -> Iterator[None]:
+        """For `down`, to which other commands give way: they stop at their next step. A second `down` waits."""
+        with _held(self._lock(".down"), FIRST_DOWN_S, waiting) as holder:
+            if holder:
+                raise Busy(f"another `spotfleet down` (process {holder}) is taking fleet '{self.name}' down",
+                           hint="wait for it, or interrupt it")
+            with self.locked(YIELD_S, waiting):
+                yield
+
+    def give_way(self) -> None:
+        """Raise Busy while a `down` is at work: it wins over whatever else is going on."""
+        with self._lock(".down").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who only ask do not meet each other
+            except BlockingIOError:
+                raise Busy(f"stopped: `spotfleet down` was asked by process {_holder(file)}, and takes fleet "
+                           f"'{self.name}' down", hint="once it has ended, `spotfleet up FILE` makes the fleet anew",
+                           ) from None
+
+    def _lock(self, ending: str) -> Path:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self.path.with_name(self.name + ending)
 
     def _sweep(self) -> None:
         """Remove what a killed command was just writing: it may hold keys."""
@@ -189,6 +207,36 @@ class House:
     def _unknown(self, name: str, fleets: list[Folder]) -> Folder:
         there = f"there are: {', '.join(f.name for f in fleets)}" if fleets else "`spotfleet up FILE` makes one"
         raise NoSuchFleet(f"there is no fleet '{name}'", hint=there)
+
+
+@contextmanager
+def _held(path: Path, wait_s: float, waiting: Callable[[str], None]) -> Iterator[str]:
+    """The lock on `path` as long as the body runs: "" then, or who has it after `wait_s`. Says whom it waits for."""
+    begun, told = time.monotonic(), ""
+    with path.open("a+") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                holder, waited_s = _holder(file), time.monotonic() - begun
+                if waited_s >= wait_s:
+                    yield holder
+                    return
+                if waited_s >= TELL_S and holder != told:
+                    waiting(f"waiting for another spotfleet command (process {holder}) to stop")
+                    told = holder
+                time.sleep(0.1)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield ""
+
+
+def _holder(file: TextIO) -> str:
+    """The process that has locked this file."""
+    file.seek(0)
+    return file.read().strip() or "unknown"
 
 
 def _lives(pid: int) -> bool:

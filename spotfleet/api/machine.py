@@ -49,6 +49,7 @@ class Machine:
             reconcile.create(ledger, self.provider, self.cloud_name, record.spec.nodes, time.time())
             wanted = _wanted(record, 1, modest(record.spec.dispatcher, self.provider))
             while True:
+                self.folder.give_way()
                 url = self._answering(ledger)
                 joined = {h.request_id: url for h in _dispatchers(ledger)} if url else {}
                 actions = reconcile.tick(wanted, ledger, self.provider, boot,

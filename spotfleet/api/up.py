@@ -48,6 +48,7 @@ def bring_up(house: House, file: FleetFile, progress: Progress, timeout_s: float
     then goes on trying.
     """
     folder, deadline = house.folder(file.spec.name), time.monotonic() + timeout_s
+    folder.give_way()
     _close_if_ended(folder)
     with folder.locked():
         plan = plan_up(house, file.spec)
@@ -64,7 +65,7 @@ def bring_up(house: House, file: FleetFile, progress: Progress, timeout_s: float
             folder.save_keys(Keys(keys.admin_token, keys.fleet_secret, keys.cert, keys.key, file.secrets))
             folder.update(spec=file.spec)
     known = {} if plan.change is Change.NEW else {h.host: h.state for h in up_hosts(client.status())}
-    return Up(plan, _wait_for_min(client, file.spec, progress, deadline, timeout_s, known))
+    return Up(plan, _wait_for_min(folder, client, file.spec, progress, deadline, timeout_s, known))
 
 
 def _close_if_ended(folder: Folder) -> None:
@@ -102,20 +103,33 @@ def _make(house: House, folder: Folder, file: FleetFile, progress: Progress) -> 
     folder.make(record, keys, made.ca)
 
 
-def _wait_for_min(client: Client, spec: FleetSpec, progress: Progress, deadline: float, timeout_s: float,
-                  told: dict[str, str]) -> FleetStatus:
+def _wait_for_min(folder: Folder, client: Client, spec: FleetSpec, progress: Progress, deadline: float,
+                  timeout_s: float, told: dict[str, str]) -> FleetStatus:
     """`told` is what is known already: host -> state, and under "" the fleet's `why`."""
     while True:
-        status = client.status()
+        folder.give_way()
+        status = _status(folder, client)
         _tell(status, told, progress)
         if len(up_hosts(status)) >= spec.nodes.min:
             return status
         if status.state in ("down", "going down"):
+            folder.give_way()  # if the `down` is at work on this machine, say so
             raise SpotfleetError(f"fleet '{spec.name}' is {status.state}: {status.why}",
                                  hint=f"`spotfleet down {spec.name}`, then `spotfleet up` again")
         if time.monotonic() >= deadline:
             raise _too_few(client, spec, status, timeout_s)
         time.sleep(POLL_S)
+
+
+def _status(folder: Folder, client: Client) -> FleetStatus:
+    try:
+        return client.status()
+    except DispatcherUnreachable:
+        folder.give_way()
+        if Machine(folder).left():
+            raise
+        raise SpotfleetError(f"fleet '{folder.name}' was taken down meanwhile: the provider lists nothing of it",
+                             hint="`spotfleet up FILE` makes it anew") from None
 
 
 def up_hosts(status: FleetStatus) -> list[HostStatus]:

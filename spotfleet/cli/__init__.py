@@ -5,7 +5,8 @@
     look.py     status, hosts, jobs, events, logs, cost    render.py   values -> tables and lines
     attend.py   what an attached job waits for             story.py    events -> sentences
 
-stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 usage, 3 needs a person, 130 interrupted.
+stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 usage, 3 needs a person, 130 interrupted,
+143 terminated.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 
 def main() -> None:
     """The console script."""
-    from spotfleet.cli.app import run
+    from spotfleet.cli.app import heed_sigterm, run
 
+    heed_sigterm()
     sys.exit(run(sys.argv[1:]))

@@ -52,15 +52,18 @@ Host = Annotated[str, typer.Argument(help="A host's name or address, as `status`
 def run(argv: list[str]) -> int:
     """Run one command line; the exit code. Errors are told in two lines and never as a traceback."""
     try:
-        return app(args=argv, standalone_mode=False) or 0
+        code = app(args=argv, standalone_mode=False) or 0
+        if code == INTERRUPTED:  # newer typer has swallowed it
+            raise KeyboardInterrupt
+        return code
     except SpotfleetError as error:
         _tell(str(error), error.hint)
         return error.exit_code
     except typer.Exit as leave:
         return leave.exit_code
-    except (typer.Abort, KeyboardInterrupt) as how:
+    except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
-        return TERMINATED if isinstance(how.__cause__ or how, Terminated) else INTERRUPTED
+        return TERMINATED if _signals else INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: `| head`
         return 1
@@ -76,13 +79,15 @@ def run(argv: list[str]) -> int:
         return 2
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: as Ctrl-C, a command says what it leaves and what goes on with it."""
+_signals: list[int] = []  # that asked this process to end
 
 
 def heed_sigterm() -> None:
-    def terminate(*_: object) -> None:
-        raise Terminated
+    """As after Ctrl-C, a command says what it leaves and what goes on with it."""
+
+    def terminate(number: int, _frame: object) -> None:
+        _signals.append(number)
+        raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, terminate)
 
