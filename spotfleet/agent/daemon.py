@@ -70,7 +70,8 @@ class Agent:
         self._address = self._address or address
         return AgentReport(
             self._boot.host, self._incarnation, self._address, self._boot.slots, self._workers.states(),
-            self._notices.notice(), why="; ".join(w for w in (self._zygote.why, self._workers.why()) if w))
+            self._notices.notice(), why="; ".join(w for w in (self._zygote.why, self._workers.why()) if w),
+            damaged=self._workers.damaged())
 
     def _receive(self, orders: AgentOrders) -> None:
         if orders.host == self._boot.host:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, TROUBLE, Transfers
 from spotfleet.errors import SpotfleetError
-from spotfleet.messages import Checkpoint, WorkerOrders
+from spotfleet.messages import Checkpoint, Damaged, WorkerOrders
 
 log = logging.getLogger("spotfleet.agent")
+
+TRIES = 3  # with a wrong digest, before the dispatcher is told
+AGAIN_S = 30.0  # from then on, should it go on naming the same file: it may have got it back
+
+Seen = tuple[int, int]  # a file's size and the time of its last change, in ns
 
 
 class Restores:
     """One file per job, shared by the job's workers on this host.
 
         wanted --fetch, again with backoff--> here       freed by a newer `restore`, or by none
+           ^ '-- TRIES times another digest: `damaged` until another one is wanted; fetched each AGAIN_S
+           '---- the file here was changed or removed: a worker found it damaged
     """
 
     def __init__(self, transfers: Transfers, folder: Callable[[str], Path], changed: Callable[[], None]) -> None:
@@ -26,11 +34,18 @@ class Restores:
         self._folder = folder
         self._changed = changed
         self._fetching: dict[str, tuple[Checkpoint, asyncio.Task[None]]] = {}
-        self._here: dict[str, tuple[Checkpoint, Path]] = {}
+        self._here: dict[str, tuple[Checkpoint, Path, Seen]] = {}
+        self._damaged: dict[str, Damaged] = {}
 
     def why(self, job: str) -> str:
         wanted = self._fetching.get(job)
-        return f"fetching checkpoint {wanted[0].version}" if wanted else ""
+        if wanted is None:
+            return ""
+        return f"fetching checkpoint {wanted[0].version}" + (", which is damaged" if job in self._damaged else "")
+
+    def damaged(self) -> tuple[Damaged, ...]:
+        """What cannot be fetched, for the dispatcher to look at."""
+        return tuple(self._damaged.values())
 
     def resolve(self, job: str, orders: WorkerOrders, delivered: WorkerOrders) -> WorkerOrders:
         """`orders` as the worker may see them now, having last seen `delivered`."""
@@ -39,38 +54,59 @@ class Restores:
             self._drop(job)
             return orders
         held = self._here.get(job)
-        if held and (held[0].version, held[0].digest) == (wanted.version, wanted.digest):
+        if held and _same(held[0], wanted) and _seen(held[1]) == held[2]:
             return replace(orders, restore=replace(wanted, path=str(held[1])))
         self._fetch(job, wanted)
         return replace(orders, restore=None, assignment=delivered.assignment)
 
     def _drop(self, job: str) -> None:
+        self._damaged.pop(job, None)
         if fetching := self._fetching.pop(job, None):
             fetching[1].cancel()
 
     def _fetch(self, job: str, wanted: Checkpoint) -> None:
         fetching = self._fetching.get(job)
-        if fetching and (fetching[0].version, fetching[0].digest) == (wanted.version, wanted.digest):
+        if fetching and _same(fetching[0], wanted):
             return
         self._drop(job)
         self._fetching[job] = (wanted, asyncio.create_task(self._bring(job, wanted)))
 
     async def _bring(self, job: str, wanted: Checkpoint) -> None:
         folder = self._folder(job) / "restore"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         target = folder / f"{wanted.version}-{wanted.digest[:16]}.pt"
-        backoff_s = FIRST_BACKOFF_S
+        backoff_s, wrong = FIRST_BACKOFF_S, 0
         while True:
             try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 await self._transfers.checkpoint(job, wanted.version, wanted.digest, target)
+                seen = _seen(target)
                 break
-            except (SpotfleetError, *TROUBLE) as error:
+            except TROUBLE as error:
                 log.warning("checkpoint %s of %s: %s; trying again", wanted.version, job, error)
-            await asyncio.sleep(backoff_s)
+            except SpotfleetError as error:
+                wrong += 1
+                log.warning("checkpoint %s of %s: %s; that was try %d", wanted.version, job, error, wrong)
+            if wrong == TRIES:
+                self._damaged[job] = Damaged(job, wanted.version, wanted.digest)
+                self._changed()
+            await asyncio.sleep(AGAIN_S if wrong >= TRIES else backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
         older = self._here.get(job)
-        self._here[job] = (wanted, target)
+        self._here[job] = (wanted, target, seen or (0, 0))
         self._fetching.pop(job, None)
+        self._damaged.pop(job, None)
         if older and older[1] != target:
             older[1].unlink(missing_ok=True)
         self._changed()
+
+
+def _same(one: Checkpoint, other: Checkpoint) -> bool:
+    return (one.version, one.digest) == (other.version, other.digest)
+
+
+def _seen(path: Path) -> Seen | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return (stat.st_size, stat.st_mtime_ns)

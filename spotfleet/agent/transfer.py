@@ -86,7 +86,7 @@ class Transfers:
         if seen.hexdigest() != digest:
             partial.unlink()
             raise SpotfleetError(f"{url.path} has digest {seen.hexdigest()[:12]}, expected {digest[:12]}",
-                                 hint="the file on the dispatcher is damaged; submit the job again")
+                                 hint="the file on the dispatcher is damaged")
         os.replace(partial, target)
 
     async def append_log(self, job: str, worker: str, offset: int, data: bytes) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from spotfleet.agent.restores import Restores
 from spotfleet.agent.worker import Host, Worker
-from spotfleet.messages import AgentOrders, WorkerOrders, WorkerReport, WorkerState
+from spotfleet.messages import AgentOrders, Damaged, WorkerOrders, WorkerReport, WorkerState
 
 _REMEMBERED = 1000  # ends of workers, so that no name is ever started twice
 
@@ -56,6 +56,10 @@ class Workers:
             if why:
                 waits.append(f"{worker.order.job}: {why}")
         return "; ".join(dict.fromkeys(waits))
+
+    def damaged(self) -> tuple[Damaged, ...]:
+        """Checkpoints that should be restored here and cannot be fetched whole."""
+        return self._restores.damaged()
 
     def session_of(self, worker: str) -> int:
         """The session, so the pid, of the process that bears this name; 0 if there is none."""

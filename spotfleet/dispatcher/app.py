@@ -16,7 +16,7 @@ from aiohttp import web
 from spotfleet import errors, versions
 from spotfleet.dispatcher import api_fleet, api_jobs
 from spotfleet.dispatcher.agents import agent_socket
-from spotfleet.dispatcher.checkpoints import Outdated
+from spotfleet.dispatcher.checkpoints import NoRoom, Outdated
 from spotfleet.dispatcher.files import TooLarge
 from spotfleet.dispatcher.keys import DISPATCHER, NotFound, bearer_of, caller_of
 from spotfleet.dispatcher.state import Dispatcher
@@ -148,8 +148,8 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
 
 
 def _status(error: errors.SpotfleetError) -> int:
-    table = {OtherVersion: 426, NotFound: 404, Outdated: 409, TooLarge: 413, errors.NoCapacity: 409, errors.NeedsPerson: 409,
-             errors.UsageError: 400}
+    table = {OtherVersion: 426, NotFound: 404, Outdated: 409, TooLarge: 413, NoRoom: 507, errors.NoCapacity: 409,
+             errors.NeedsPerson: 409, errors.UsageError: 400}
     return next((status for kind, status in table.items() if isinstance(error, kind)), 500)
 
 

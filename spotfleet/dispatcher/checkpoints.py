@@ -1,56 +1,119 @@
 """A job's checkpoints on the dispatcher's disk: the newest `keep`, and none of a generation that has been replaced.
 
-    checkpoints/index.json         what is kept, oldest first; written after the file it names
     checkpoints/VERSION-GENERATION.ckpt
+    checkpoints/VERSION-GENERATION.json          its record with the digest, written after it
+    checkpoints/VERSION-GENERATION.ckpt.corrupt  the last one that was set aside
+
+        arrives with its digest --> good --size or time has changed, or a host doubts it--> unsure
+                                     ^                                                         |
+    read after a restart --> unsure -'-- `check`: the digest is right ---------- wrong, or no file --> set aside
+
+Only a good one is offered for a restore. Where one is set aside the next older takes its place.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+import logging
+import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.files import receive, write_json
 from spotfleet.errors import SpotfleetError
+from spotfleet.fleet.events import CheckpointLost, Event
 from spotfleet.messages import Checkpoint
 
+log = logging.getLogger(__name__)
 LIMIT_BYTES = 256 << 30
+DOUBT_S = 30.0  # a host's doubts make us read a file again so often at most
+
+Seen = tuple[int, int]  # a file's size and the time of its last change, in ns
 
 
 class Outdated(SpotfleetError):
     """The checkpoint belongs to a generation that has been replaced; its writer must not go on with it."""
 
 
+class NoRoom(SpotfleetError):
+    """The disk does not take it; it is not kept, and its sender tries again."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What workers that hold no state shall do."""
+
+    checkpoint: Checkpoint | None = None  # restore this one; None: begin with what the script builds
+    wait: str = ""  # neither yet: what for
+
+
 class CheckpointStore:
+    """Belongs to the event loop; large files are read in threads."""
+
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
-        self._keep = max(1, keep)
+        self.keep = max(1, keep)
+        self.problem = ""  # what a user should know; empty once another has been kept
+        self._good: dict[str, Seen] = {}  # names whose digest was right, and what they looked like then
+        self._checked_at: dict[str, float] = {}
+        self._lost: list[tuple[Checkpoint, str]] = []
         self._kept = self._load()
 
     @property
     def newest(self) -> Checkpoint | None:
+        """As far as is known: a file is read when it is needed, or has changed."""
         return self._kept[-1] if self._kept else None
+
+    @property
+    def kept(self) -> tuple[Checkpoint, ...]:
+        """Oldest first."""
+        return tuple(self._kept)
 
     def find(self, version: int) -> Path | None:
         """The file of this version; None when it is not kept."""
-        kept = next((c for c in self._kept if c.version == version), None)
-        return self._path(kept) if kept else None
+        kept = next((c for c in self._kept if c.version == version and self.path(c).is_file()), None)
+        return self.path(kept) if kept else None
+
+    def path(self, checkpoint: Checkpoint) -> Path:
+        return self.folder / f"{name_of(checkpoint)}.ckpt"
+
+    def offer(self) -> Offer:
+        """What to restore now."""
+        newest = self.newest
+        if newest is not None and not self.is_good(newest):
+            return Offer(wait=f"reads checkpoint {newest.version} to see that it is whole")
+        return Offer(newest)
+
+    # ---- arrival
 
     async def put(self, offered: Checkpoint, fence: Callable[[], int], chunks: AsyncIterator[bytes]) -> Checkpoint:
-        """Keep `offered` once its bytes are here and have its digest; Outdated for generations below `fence`."""
+        """Keep `offered` once its bytes are here and have its digest; Outdated for generations below `fence`, NoRoom
+        when the disk refuses. Nothing is left of what is not kept."""
         self._refuse_outdated(offered, fence())
-        same = next((c for c in self._kept if (c.version, c.digest) == (offered.version, offered.digest)), None)
-        if same is not None and same.generation == offered.generation:
+        same = next((c for c in self._kept if name_of(c) == name_of(offered) and c.digest == offered.digest), None)
+        if same is not None and self.is_good(same):
             async for _ in chunks:  # sent again after a lost answer; the sender expects its body to be read
                 pass
             return same
-        path = self._path(offered)
-        size = await receive(chunks, path, LIMIT_BYTES, offered.digest)
+        try:
+            return await self._receive(offered, fence, chunks)
+        except BaseException as error:
+            if all(name_of(c) != name_of(offered) for c in self._kept):
+                self.path(offered).unlink(missing_ok=True)
+            if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # the sender's end
+                self.problem = f"checkpoint {offered.version} cannot be kept: {error.strerror or error}"
+                raise NoRoom(f"{self.problem} ({self.folder})", hint="make room on the dispatcher's disk") from error
+            raise
+
+    async def _receive(self, offered: Checkpoint, fence: Callable[[], int], chunks: AsyncIterator[bytes]) -> Checkpoint:
+        size = await receive(chunks, self.path(offered), LIMIT_BYTES, offered.digest)
         kept = replace(offered, bytes=size, path="")
         self._refuse_outdated(kept, fence())  # a newer one may have come, or begun, while this one was on its way
-        self._add(kept)
+        self.add(kept)
         return kept
 
     def _refuse_outdated(self, offered: Checkpoint, fence: int) -> None:
@@ -60,22 +123,142 @@ class CheckpointStore:
             raise Outdated(f"a checkpoint of generation {offered.generation} is refused: generation {floor} has begun",
                            hint="this worker was replaced; it should end")
 
-    def _add(self, kept: Checkpoint) -> None:
+    def add(self, kept: Checkpoint) -> None:
+        """Its file lies at `path` and has been found right."""
+        write_json(self._record(kept), to_json(kept))
+        self._good[name_of(kept)] = _seen(self.path(kept)) or (0, 0)
         others = [c for c in self._kept if c.version != kept.version]
-        ordered = sorted([*others, kept], key=lambda c: (c.generation, c.version))
-        self._kept = ordered[-self._keep:]
-        write_json(self.folder / "index.json", to_json(self._kept))
-        wanted = {self._path(c) for c in self._kept}
-        for path in self.folder.glob("*.ckpt"):
-            if path not in wanted:
-                path.unlink(missing_ok=True)
+        dropped = [c for c in self._kept if c.version == kept.version and name_of(c) != name_of(kept)]
+        ordered = sorted([*others, kept], key=age)
+        self._kept = ordered[-self.keep:]
+        self.problem = ""
+        for old in [*dropped, *ordered[:-self.keep]]:
+            self._forget(old)
 
-    def _path(self, checkpoint: Checkpoint) -> Path:
-        return self.folder / f"{checkpoint.version}-{checkpoint.generation}.ckpt"
+    # ---- trust
+
+    def is_good(self, checkpoint: Checkpoint) -> bool:
+        return self._good.get(name_of(checkpoint)) == _seen(self.path(checkpoint)) is not None
+
+    def unsure(self) -> list[Checkpoint]:
+        """Those whose digest is to be checked, newest first."""
+        return [c for c in reversed(self._kept) if not self.is_good(c)]
+
+    def doubt(self, version: int, digest: str, now: float) -> None:
+        """A host could not make this version out of what we send. `now` is monotonic."""
+        for kept in self._kept:
+            checked_at = self._checked_at.get(name_of(kept), now - DOUBT_S)
+            if (kept.version, kept.digest) == (version, digest) and now - checked_at >= DOUBT_S:
+                self._good.pop(name_of(kept), None)
+                self._checked_at[name_of(kept)] = now
+
+    async def check(self, checkpoint: Checkpoint) -> bool:
+        """Read the file; whether it is whole. One that is not is set aside."""
+        path = self.path(checkpoint)
+        before = _seen(path)
+        try:
+            found = await asyncio.to_thread(digest_of, path)
+        except FileNotFoundError:
+            found = ""
+        except OSError as error:
+            log.warning("%s: %s", path, error)
+            found = f"unreadable: {error.strerror or error}"
+        if checkpoint not in self._kept:
+            return False  # pruned meanwhile
+        if found == checkpoint.digest:
+            if before is not None:
+                self._good[name_of(checkpoint)] = before
+            return True
+        self.set_aside(checkpoint, f"its file {_said(found)}")
+        return False
+
+    def set_aside(self, checkpoint: Checkpoint, why: str) -> None:
+        self._kept = [c for c in self._kept if c != checkpoint]
+        self._lose(checkpoint, why)
+        path = self.path(checkpoint)
+        for older in self.folder.glob("*.corrupt"):
+            older.unlink(missing_ok=True)
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.corrupt"))
+        self._forget(checkpoint)
+
+    def take_lost(self, job: str, unix: float) -> list[Event]:
+        """What has been set aside since the last call."""
+        lost, self._lost = self._lost, []
+        return [CheckpointLost(unix, job, c.version, c.generation, c.digest, why) for c, why in lost]
+
+    def _lose(self, checkpoint: Checkpoint, why: str) -> None:
+        newest = self.newest
+        then = f"{newest.version} is the newest whole one" if newest else "no whole one is left"
+        self.problem = f"checkpoint {checkpoint.version} was set aside, for {why}; {then}"
+        self._lost.append((checkpoint, why))
+        log.error("%s: %s", self.folder, self.problem)
+
+    # ---- disk
+
+    def _record(self, checkpoint: Checkpoint) -> Path:
+        return self.folder / f"{name_of(checkpoint)}.json"
+
+    def _forget(self, checkpoint: Checkpoint) -> None:
+        self.path(checkpoint).unlink(missing_ok=True)
+        self._record(checkpoint).unlink(missing_ok=True)
+        self._good.pop(name_of(checkpoint), None)
+        self._checked_at.pop(name_of(checkpoint), None)
 
     def _load(self) -> list[Checkpoint]:
-        try:
-            kept = from_json(list[Checkpoint], json.loads((self.folder / "index.json").read_text()))
-        except FileNotFoundError:
-            return []
-        return [c for c in kept if self._path(c).exists()]
+        """What lies here, whatever the last process was killed at: a record without its file or the other way round is
+        a rest of pruning if `keep` newer ones are there, else damage."""
+        records = {p.stem: _read(p) for p in self.folder.glob("*.json")}
+        found = sorted((c for name, c in records.items() if c is not None and name_of(c) == name), key=age)
+        self._kept = [c for c in found if self.path(c).is_file()][-self.keep:]
+        oldest = age(self._kept[0]) if len(self._kept) == self.keep else (-1, -1)
+        names = {*records, *(p.stem for p in self.folder.glob("*.ckpt"))} - {name_of(c) for c in self._kept}
+        for rest in filter(None, map(_named, sorted(names))):
+            if age(rest) < oldest:
+                self._forget(rest)
+            else:
+                there = self.path(rest).is_file()
+                self.set_aside(rest, "its record cannot be read" if there else "its file is missing")
+        return self._kept
+
+
+def name_of(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint.version}-{checkpoint.generation}"
+
+
+def age(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Greater is newer: a later generation counts more than further steps of one that has been given up."""
+    return (checkpoint.generation, checkpoint.version)
+
+
+def digest_of(path: Path) -> str:
+    """sha256 in hex; blocking."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _named(name: str) -> Checkpoint | None:
+    """All that a file's name tells; None for one that is not ours."""
+    version, _, generation = name.partition("-")
+    return Checkpoint(int(version), "", 0, int(generation)) if version.isdigit() and generation.isdigit() else None
+
+
+def _read(path: Path) -> Checkpoint | None:
+    try:
+        return from_json(Checkpoint, json.loads(path.read_text()))
+    except (ValueError, OSError):
+        return None
+
+
+def _seen(path: Path) -> Seen | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return (stat.st_size, stat.st_mtime_ns)
+
+
+def _said(found: str) -> str:
+    if not found:
+        return "is missing"
+    return f"has sha256 {found[:12]}, not the one that it came with" if len(found) == 64 else f"is {found}"

@@ -42,7 +42,8 @@ class Daemon:
         await web.TCPSite(self._runner, address, port, ssl_context=server_tls(self._boot)).start()
         port = self._runner.addresses[0][1]
         self.dispatcher.url = f"https://{address}:{port}"
-        self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run())]
+        self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),
+                       asyncio.create_task(self.dispatcher.upkeep.run())]
         log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.url)
         return self.dispatcher.url
 

@@ -14,18 +14,18 @@ What each waits for is in `why`; what frees it:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from spotfleet.dispatcher import jobfile, restart
 from spotfleet.dispatcher.bell import Bell
-from spotfleet.dispatcher.checkpoints import CheckpointStore
-from spotfleet.dispatcher.hosts import DRAIN_S, HostView, Leaving
+from spotfleet.dispatcher.checkpoints import CheckpointStore, Offer
 from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.dispatcher.logs import JobLogs
 from spotfleet.dispatcher.membership import Change, Evicted, Finished, Formed, Membership, Ordered, Phase, WorkerView
 from spotfleet.dispatcher.progress import Progress
 from spotfleet.dispatcher.restart import Cause, Slot
+from spotfleet.dispatcher.surroundings import Surroundings
 from spotfleet.dispatcher.workers import Crew, Worker, end_of, started
 from spotfleet.fleet.events import Event, GenerationFormed, JobChanged
 from spotfleet.messages import AgentReport, JobStatus, SlotOrder, Stage, WorkerOrders, WorkerStatus
@@ -36,19 +36,6 @@ TAIL_S = 20.0  # the other ranks' tails, once rank 0's script has ended
 LOGS_S = 15.0  # after a job's end, its last output is waited for so long
 GROUPS = 8  # so many generations a restarted dispatcher fences
 PLANNED = ("join", "drain", "notice")  # causes of a generation during whose forming the old one trains on
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a job's step looks at besides itself."""
-
-    now: float  # monotonic
-    unix: float
-    mine: tuple[str, ...]  # hosts that the schedule gives this job
-    given: tuple[Slot, ...]  # slots on them where a worker may be, in the order of ranks to be
-    hosts: dict[str, HostView]
-    why_waiting: str = ""  # the schedule's reason for not giving more
-    coming: int = 0  # workers that hosts on their way have room for
 
 
 class Job:
@@ -118,6 +105,13 @@ class Job:
         return [SlotOrder(w.name, self.id, w.slot, w.local_rank, self._worker_orders(w))
                 for w in self.crew.live() if w.host == host and w.wanted]
 
+    def hear(self, report: AgentReport, now: float) -> None:
+        """Take what an agent says of this job; `now` is monotonic."""
+        self.crew.hear(report)
+        for damaged in report.damaged:
+            if damaged.job == self.id and self.has_worker_on(report.host):
+                self.checkpoints.doubt(damaged.version, damaged.digest, now)
+
     def adopt(self, reports: list[AgentReport]) -> None:
         """After a restart: take over the workers that agents report, and what was ordered last.
 
@@ -149,7 +143,7 @@ class Job:
                         for w in self.crew.live())
         newest = self.checkpoints.newest
         return JobStatus(
-            self.id, self.spec.name, self.state.value, self.record.why, self.membership.generation,
+            self.id, self.spec.name, self.state.value, self._why(), self.membership.generation,
             0 if self.state.ended else len(ranks), self.record.version, self.progress.step_s, self.progress.repeated,
             self.spec.min_workers, self.spec.max_workers, newest.version if newest else 0, self.record.error,
             () if self.state.ended else workers, unix - self.record.submitted_at)
@@ -166,7 +160,7 @@ class Job:
             self.crew.forget(lambda _: False)
             return []
         self.history = restart.progressed(self.history, self.crew.version())
-        events = self._judge_ends(around)
+        events = self.checkpoints.take_lost(self.id, around.unix) + self._judge_ends(around)
         if not self.state.ended:
             events += self._advance(around)
         return events
@@ -224,7 +218,7 @@ class Job:
         return [self._view(w, around) for w in workers]
 
     def _view(self, worker: Worker, around: Surroundings) -> WorkerView:
-        report, leaving = worker.report, _leaving(worker, around)
+        report, leaving = worker.report, around.leaving(worker.host)
         return WorkerView(
             worker.name, worker.host, worker.local_rank, report.stage, report.generation, report.failed, report.version,
             report.store, leaving.seconds_left if leaving else None, leaving.why if leaving else "",
@@ -260,7 +254,7 @@ class Job:
     def _release(self, around: Surroundings) -> None:
         """Take workers of leaving hosts out of the orders as soon as nothing needs them any more."""
         for worker in self.crew.live():
-            if _leaving(worker, around) is None or worker.name in self.membership.members:
+            if around.leaving(worker.host) is None or worker.name in self.membership.members:
                 continue
             held = worker.report.generation
             out = held == 0 or (self.membership.phase is Phase.RUNNING and held != self.membership.generation)
@@ -272,7 +266,7 @@ class Job:
         mine, newest = worker.report.version, self.checkpoints.newest
         if mine <= 0 or (newest is not None and newest.version >= mine):
             return False
-        return not any(o.report.version >= mine and _leaving(o, around) is None and not o.silent
+        return not any(o.report.version >= mine and around.leaving(o.host) is None and not o.silent
                        for o in self.crew.live() if o is not worker)
 
     def _rank(self) -> None:
@@ -287,9 +281,15 @@ class Job:
 
     def _worker_orders(self, worker: Worker) -> WorkerOrders:
         said = self.membership.orders(worker.name)
-        restore = self.checkpoints.newest if said.needs_restore else None
-        return WorkerOrders(said.assignment, said.founded, said.provisional_rank, said.provisional_size,
-                            self.spec.checkpoint.interval_s, said.checkpoint_now or self._saving is not None, restore)
+        offer = self.checkpoints.offer() if said.needs_restore else Offer()
+        return WorkerOrders(None if offer.wait else said.assignment, said.founded, said.provisional_rank,
+                            said.provisional_size, self.spec.checkpoint.interval_s,
+                            said.checkpoint_now or self._saving is not None, offer.checkpoint)
+
+    def _why(self) -> str:
+        """What it does or waits for, and what there is to know of its checkpoints."""
+        waits = self.checkpoints.offer().wait if self.membership.orders("").needs_restore else ""
+        return "; ".join(filter(None, (self.record.why, waits, self.checkpoints.problem)))
 
     # ---- where it stands
 
@@ -391,10 +391,3 @@ class Job:
         before, self.record = self.record, replace(self.record, **changes)  # type: ignore[arg-type]
         if replace(before, why="", version=0) != replace(self.record, why="", version=0):
             jobfile.save(self.folder, self.record)
-
-
-def _leaving(worker: Worker, around: Surroundings) -> Leaving | None:
-    view = around.hosts.get(worker.host)
-    if view is not None and view.leaving is not None:
-        return view.leaving
-    return None if worker.host in around.mine else Leaving(DRAIN_S, "drain")  # another job gets the host

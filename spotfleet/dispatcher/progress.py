@@ -9,7 +9,7 @@ from spotfleet.dispatcher.workers import Crew
 from spotfleet.fleet.events import Event, JobProgress, JobResumed
 
 if TYPE_CHECKING:
-    from spotfleet.dispatcher.jobs import Surroundings
+    from spotfleet.dispatcher.surroundings import Surroundings
 
 PROGRESS_S = 10.0
 

@@ -30,6 +30,7 @@ from spotfleet.dispatcher.restart import Slot
 from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
 from spotfleet.dispatcher.status import Scene, fleet_status
 from spotfleet.dispatcher.trust import turn_away_refused
+from spotfleet.dispatcher.upkeep import Upkeep
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.fleet.events import CheckpointKept, Event, JobChanged, JobSubmitted, NodesChanged
 from spotfleet.messages import AgentOrders, AgentReport, Checkpoint, FleetStatus, JobStatus
@@ -58,6 +59,7 @@ class Dispatcher:
         self._allocation = Allocation({}, {})
         self._changed = asyncio.Event()
         self._settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
+        self.upkeep = Upkeep(lambda: (j for j in self.jobs.values() if not j.state.ended), self.change)
         self.machines = Machines(self, provider, time.time() + SETTLE_S if self._settle_until else 0.0)
 
     # ---- agents
@@ -82,7 +84,7 @@ class Dispatcher:
         seat.hear(report, time.monotonic())
         if self.settled:
             for job in self.jobs.values():
-                job.crew.hear(report)
+                job.hear(report, time.monotonic())
         if noticed:
             self.machines.poke()
         self.change()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.messages import Checkpoint
 from spotfleet.train.state import Copy
 
@@ -29,10 +29,23 @@ if TYPE_CHECKING:
     from spotfleet.train.runtime import Runtime
     from spotfleet.train.state import State
 
+# The last word of an error that ends a job: a traceback shows no hint.
+ANEW = "To start without it, `spotfleet train` again: a new job begins at step 0 and keeps checkpoints of its own"
+
 KEEP = 2
 AGAIN_S = 5.0  # while `checkpoint_now` stands: how often
 FETCH_LIMIT_S = 120.0  # for the agent to bring the file that its orders name
 FORMAT = 1
+BRIEF_CHARS = 300
+# What torch, pickle and a file of another layout raise.
+UNREADABLE = (UsageError, RuntimeError, pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError,
+              ValueError, EOFError, OSError)
+
+
+class CheckpointDamaged(SpotfleetError):
+    """The file is not the one that was named. Nobody's script is to blame: another start fetches it again."""
+
+    blame_peer = True
 
 
 def write(held: Copy, folder: Path, generation: int) -> Checkpoint:
@@ -59,19 +72,40 @@ def digest_of(path: Path) -> str:
 
 
 def read(named: Checkpoint) -> Copy:
-    """The copy in the file that `named` tells; SpotfleetError if the file is not the one it names."""
+    """The copy in the file that `named` tells. CheckpointDamaged if it is another file, which is then removed;
+    UsageError if it is the one and cannot be read here."""
     path = Path(named.path)
     found = digest_of(path) if path.is_file() else "no file"
     if found != named.digest:
-        raise SpotfleetError(f"checkpoint {path.name} of version {named.version} is not the one that was kept: "
-                             f"sha256 {found}, expected {named.digest}",
-                             hint="it was cut short or changed; remove it, so that an older version is used")
-    held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    if held.get("format") != FORMAT:
-        raise SpotfleetError(f"checkpoint {path.name}: format {held.get('format')}, expected {FORMAT}",
-                             hint="resume with the version of spotfleet that wrote it")
-    position, schema = pickle.loads(held["about"].numpy().tobytes())
-    return Copy(held["version"], position, schema, held["tensors"])
+        path.unlink(missing_ok=True)  # so that the agent brings it again
+        raise CheckpointDamaged(f"checkpoint {path.name} of version {named.version} is not the one that was kept: "
+                                f"sha256 {found}, expected {named.digest}",
+                                hint="it was cut short or changed on this host; it is fetched again")
+    try:
+        held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if held["format"] != FORMAT:
+            raise UsageError(f"format {held['format']} where {FORMAT} is understood")
+        position, schema = pickle.loads(held["about"].numpy().tobytes())
+        return Copy(held["version"], position, schema, held["tensors"])
+    except UNREADABLE as error:
+        raise UsageError(f"checkpoint {path.name} of version {named.version} is whole, but cannot be read here: "
+                         f"{type(error).__name__}: {_brief(error)}. It needs the versions of spotfleet, torch "
+                         f"({torch.__version__} here) and of the script's own classes that wrote it. {ANEW}") from error
+
+
+def install(state: State, named: Checkpoint) -> None:
+    """Make `state` what the file holds; errors as in `read`, and UsageError when the script builds something else."""
+    held = read(named)
+    try:
+        state.install(held)
+    except UNREADABLE as error:
+        raise UsageError(f"checkpoint {Path(named.path).name} of version {named.version} does not fit what the "
+                         f"script builds now: {_brief(error)}. {ANEW}") from error
+
+
+def _brief(error: Exception) -> str:
+    """Its first line: torch adds advice that fits other cases."""
+    return str(error).partition("\n")[0][:BRIEF_CHARS].rstrip(".")
 
 
 class Checkpointer:
@@ -150,4 +184,4 @@ class Checkpointer:
                                      hint="look at the agent's log on this host")
             named = control.orders.restore
         if named is not None:
-            state.install(read(named))
+            install(state, named)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.auth import host_token
 from spotfleet.dispatcher.boot import DispatcherBoot
 from spotfleet.dispatcher.daemon import Daemon
-from spotfleet.messages import AgentOrders, AgentReport, Exit, JobStatus, dump, load
+from spotfleet.messages import AgentOrders, AgentReport, Checkpoint, Damaged, Exit, JobStatus, SlotOrder, dump, load
 from spotfleet.model import CloudState, FleetSpec, JobSpec, Need, Nodes, Notice, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
@@ -71,16 +73,20 @@ class FakeAgent:
         self.changed = asyncio.Event()
         self.said: AgentReport | None = None
         self.noticed_at = 0.0
+        self.fetched: dict[str, bool] = {}  # digest of a checkpoint to restore -> it came as it was named
+        self.damaged: tuple[Damaged, ...] = ()
+        self.fetches: list[asyncio.Task[None]] = []
         self.task = asyncio.create_task(self._run())
 
     def report(self) -> AgentReport:
         _, notice = self.cloud.look(self.host)
         states = tuple(self.world.workers[n].state() for n in self.workers if n in self.world.workers)
-        return AgentReport(self.host, self.incarnation, "127.0.0.1", self.boot["slots"], states, notice)
+        return AgentReport(self.host, self.incarnation, "127.0.0.1", self.boot["slots"], states, notice,
+                           damaged=self.damaged)
 
     def obey(self, orders: AgentOrders) -> None:
         self.orders, self.answers = orders, self.answers + 1
-        listed = {o.worker: o for o in orders.workers}
+        listed = {o.worker: self._with_checkpoint(o) for o in orders.workers}
         for name, order in listed.items():
             if name in self.workers:
                 self.world.workers[name].order = order
@@ -92,9 +98,35 @@ class FakeAgent:
             if self.world.workers[name].exit is None:
                 self.world.kill(name)
 
+    def _with_checkpoint(self, order: SlotOrder) -> SlotOrder:
+        """What the worker may see of its order now: no place before the checkpoint to restore is here."""
+        wanted = order.orders.restore
+        self.damaged = tuple(d for d in self.damaged if wanted and d.job == order.job and d.digest == wanted.digest)
+        if wanted is None or self.fetched.get(wanted.digest):
+            return order
+        if wanted.digest not in self.fetched:
+            self.fetched[wanted.digest] = False
+            self.fetches.append(asyncio.create_task(self._fetch(order.job, wanted)))
+        return replace(order, orders=replace(order.orders, restore=None, assignment=None))
+
+    async def _fetch(self, job: str, wanted: Checkpoint) -> None:
+        url = f"{self.boot['dispatcher']}/v1/jobs/{job}/checkpoints/{wanted.version}"
+        headers = {"Authorization": f"Bearer {self.boot['token']}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            async with session.get(url, ssl=certs.client_context(self.boot["ca"])) as answer:
+                data = await answer.read()
+        if hashlib.sha256(data).hexdigest() == wanted.digest:
+            self.fetched[wanted.digest] = True
+            if self.orders is not None:
+                self.obey(self.orders)
+        else:
+            self.damaged = (Damaged(job, wanted.version, wanted.digest),)
+
     def end(self) -> None:
         """The machine is gone, and with it the agent and its workers."""
         self.task.cancel()
+        for fetch in self.fetches:
+            fetch.cancel()
         for name in self.workers:
             if name in self.world.workers:
                 self.world.kill(name)
@@ -129,7 +161,8 @@ class FakeAgent:
         while not self.shut:
             report = self.report()
             said = self.said
-            moved = said is None or report.workers != said.workers or (report.notice is None) != (said.notice is None)
+            moved = said is None or (report.notice is None) != (said.notice is None)
+            moved = moved or (report.workers, report.damaged) != (said.workers, said.damaged)
             if moved or time.monotonic() - sent_at > 1.0:
                 if report.notice and not (said and said.notice):
                     self.noticed_at = time.monotonic()

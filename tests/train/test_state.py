@@ -1,21 +1,19 @@
-"""States, the wrapped optimizer, checkpoints and a run without any fleet, in this process."""
+"""States, the wrapped optimizer and a run without any fleet, in this process."""
 
 from __future__ import annotations
 
-import copy
 import random
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import spotfleet.train as hvd
-from spotfleet.errors import SpotfleetError, UsageError
-from spotfleet.train import checkpoint, sync
+from spotfleet.errors import UsageError
+from spotfleet.train import sync
 from spotfleet.train.buffers import LARGE, Extras
 from spotfleet.train.member import place_of
 from spotfleet.train.rng import reseed
@@ -220,56 +218,6 @@ def test_reset_callbacks_are_due_on_all_ranks_or_on_none(alone, ranks, labels, d
         return sync.synchronize(group, state)
 
     assert ranks(2).each(work) == [due, due]
-
-
-# ---- checkpoints
-
-def held_state(alone, steps: int):
-    model, optimizer = build()
-    state = hvd.elastic.TorchState(model, optimizer, epoch=0)
-    state.attach(1, 0)
-    alone.state = state
-    train(model, optimizer, steps)
-    return model, optimizer, state
-
-
-def test_a_checkpoint_brings_back_every_bit(alone, tmp_path):
-    model, optimizer, state = held_state(alone, 4)
-    named = checkpoint.write(state.copy(), tmp_path, generation=3)
-    expected = copy.deepcopy([t.detach().clone() for t in state.tensors()])
-    train(model, optimizer, 3)
-    fresh_model, fresh_optimizer = build(lr=9.0)
-    fresh = hvd.elastic.TorchState(fresh_model, fresh_optimizer, epoch=5)
-    fresh.attach(0, -1)
-    fresh.install(checkpoint.read(named))
-    assert named.version == 4 and named.generation == 3 and named.bytes == Path(named.path).stat().st_size
-    assert all(torch.equal(a, b) for a, b in zip(fresh.tensors(), expected, strict=True))
-    assert (fresh.version, fresh.epoch, fresh_optimizer.param_groups[0]["lr"]) == (4, 0, 0.1)
-
-
-@pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
-def test_a_checkpoint_that_is_not_the_one_named_is_refused(alone, tmp_path, damage):
-    _, _, state = held_state(alone, 1)
-    named = checkpoint.write(state.copy(), tmp_path, generation=1)
-    path = Path(named.path)
-    data = bytearray(path.read_bytes())
-    if damage == "changed":
-        data[len(data) // 2] ^= 1
-    path.write_bytes(data[:-1] if damage == "cut" else data)
-    if damage == "missing":
-        path.unlink()
-    with pytest.raises(SpotfleetError, match="is not the one that was kept"):
-        checkpoint.read(named)
-
-
-def test_a_state_of_another_model_is_refused_and_names_the_difference(alone, tmp_path):
-    _, _, state = held_state(alone, 1)
-    named = checkpoint.write(state.copy(), tmp_path, generation=1)
-    other = nn.Linear(9, 9)
-    wrong = hvd.elastic.TorchState(other, hvd.DistributedOptimizer(torch.optim.Adam(other.parameters())), epoch=0)
-    wrong.attach(0, -1)
-    with pytest.raises(UsageError, match=r"model\.weight"):
-        wrong.install(checkpoint.read(named))
 
 
 # ---- without a fleet
