@@ -1,6 +1,6 @@
 """`down`: bring home what the fleet made, end its machines, and prove that the provider lists none.
 
-    asked to go down --no worker host left--> archive at home --> dispatcher terminated --> nothing listed
+    asked to go down --no worker host left--> archive at home --> dispatcher terminated --> nothing listed --> closed
 
 Each step may be repeated, so an interrupted `down` is simply called again. What frees it when stuck: hosts that do
 not drain are terminated by the dispatcher after its drain timeout; WORKERS_GONE_S ends the wait for that with an
@@ -22,6 +22,7 @@ from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.model import Role
 
 POLL_S = 0.3
+PACKED, PART = "archive.tar.gz", ".archive.part"  # the archive on its way; of a killed `down`, the next removes them
 WORKERS_GONE_S = 600.0
 PATIENCE_S = 20.0  # for a dispatcher that restarts
 RESTARTS = 5  # so often the patience begins anew when a dispatcher that answered is away again
@@ -43,9 +44,8 @@ def take_down(folder: Folder, progress: Progress, *, discard: bool, why: str) ->
         if folder.record.down_at:
             return Down(folder.name, _home(folder), already=True)
         machine = Machine(folder)
-        note = _bring_home(machine, progress, discard)
-        machine.end(why, progress, workers_too=True)
-        _put_in_place(folder)
+        note = "" if machine.closing else _bring_home(machine, progress, discard)
+        _finish(machine, why, progress)
         if folder.archive.exists():
             progress(f"ledger, logs, checkpoints and outputs are in {folder.archive}")
         return Down(folder.name, _home(folder), note=note)
@@ -58,13 +58,21 @@ def settle(folder: Folder) -> bool:
         with folder.locked(wait_s=0.0):
             if not folder.record.down_at:
                 machine = Machine(folder)
-                if not folder.record.reached or machine.left():
+                if not machine.closing and (not folder.record.reached or machine.left()):
                     return False
-                machine.end("ended by itself", lambda _line: None)
-                _put_in_place(folder)
+                _finish(machine, "ended by itself", lambda _line: None)
         return True
     except Busy:
         return False
+
+
+def _finish(machine: Machine, why: str, progress: Progress) -> None:
+    """End what is left, and close the books last of all: a fleet that counts as down has everything in place."""
+    folder = machine.folder
+    if not machine.closing:
+        machine.end(progress, orderly=folder.fetched.exists() or folder.archive.exists())
+        _put_in_place(folder)
+    machine.close(why)
 
 
 def _bring_home(machine: Machine, progress: Progress, discard: bool) -> str:
@@ -137,7 +145,7 @@ def _wait_for_workers(client: Client, progress: Progress) -> None:
 
 def _fetch(client: Client, folder: Folder) -> None:
     """The archive, unpacked; whole or not at all."""
-    packed, part = folder.path / "archive.tar.gz", folder.path / ".archive.part"
+    packed, part = folder.path / PACKED, folder.path / PART
     with packed.open("wb") as out:
         os.chmod(packed, 0o600)
         client.archive(out)
@@ -157,6 +165,8 @@ def _put_in_place(folder: Folder) -> None:
     if folder.fetched.exists():
         shutil.rmtree(folder.archive, ignore_errors=True)
         folder.fetched.rename(folder.archive)
+    (folder.path / PACKED).unlink(missing_ok=True)
+    shutil.rmtree(folder.path / PART, ignore_errors=True)
 
 
 def _home(folder: Folder) -> str:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,11 +105,13 @@ class Folder:
         return self.path / "fetched"
 
     def make(self, record: Record, keys: Keys, ca: str) -> None:
-        """The folder of a new fleet; fleet.json comes last, so that a fleet exists wholly or not."""
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.save_keys(keys)
-        write_whole(self.path / "ca.pem", ca)
-        self.save(record)
+        """The folder of a new fleet, whole or not at all: `House.sweep` removes what a killed `up` was making."""
+        made = Folder(self.path.with_name(f".{self.name}.{os.getpid()}"))
+        made.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        made.save_keys(keys)
+        write_whole(made.path / "ca.pem", ca)
+        made.save(record)
+        made.path.rename(self.path)
 
     def save_keys(self, keys: Keys) -> None:
         write_whole(self.path / "keys.json", json.dumps(to_json(keys)))
@@ -177,7 +180,7 @@ class House:
 
     def fleets(self) -> list[Folder]:
         """All fleets, by name, those that are down too."""
-        return [Folder(p.parent) for p in sorted((self.path / "fleets").glob("*/fleet.json"))]
+        return [Folder(p.parent) for p in sorted((self.path / "fleets").glob("[!.]*/fleet.json"))]
 
     def living(self) -> list[Folder]:
         """Those that are not down, as far as we know."""
@@ -185,6 +188,7 @@ class House:
 
     def find(self, name: str) -> Folder:
         """The fleet of that name, or the only one there is. Raises NoSuchFleet; UsageError when there are several."""
+        self.sweep()
         fleets = self.fleets()
         if name:
             return next((f for f in fleets if f.name == name), None) or self._unknown(name, fleets)
@@ -196,6 +200,12 @@ class House:
                              "no fleet is up, and several have been; say which one",
                              hint=f"one of: {', '.join(f.name for f in live or fleets)}")
         return (live or fleets)[0]
+
+    def sweep(self) -> None:
+        """Remove the fleets that killed commands were just making: they hold keys, and no machine was launched yet."""
+        for part in (self.path / "fleets").glob(".*.[0-9]*"):
+            if not _lives(int(part.name.rpartition(".")[2])):
+                shutil.rmtree(part, ignore_errors=True)
 
     def put_away(self, folder: Folder) -> None:
         """Keep an ended fleet under `old/`, so that its name is free."""

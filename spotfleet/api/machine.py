@@ -23,6 +23,8 @@ from spotfleet.providers import Boot, Provider
 TICK_S = 0.25
 END_S = 300.0  # for a cloud to end machines; then a person must look
 LOCAL_CLOUD = "SPOTFLEET_LOCAL_CLOUD"
+QUIET_S = reconcile.MISSING_S  # listings lag by less: what is not listed for so long does not exist
+QUIET_TICK_S = 1.0
 DEARER = 3  # a dispatcher's machine may cost so many times the cheapest
 
 Progress = Callable[[str], None]
@@ -65,33 +67,68 @@ class Machine:
         finally:
             ledger.close()
 
-    def end(self, why: str, progress: Progress, *, workers_too: bool = False) -> None:
-        """Terminate the machine; return when the provider lists nothing of the fleet. `workers_too`: also the
-        spot hosts, whose own reconciler is dead."""
-        record, deadline, told = self.folder.record, time.monotonic() + END_S, ""
+    def end(self, progress: Progress, *, orderly: bool) -> None:
+        """End every machine of the fleet; return when the provider lists none.
+
+        `orderly`: its dispatcher has said that no worker host is left. Otherwise the workers are ended from here, and
+        the listing must stay empty for QUIET_S: what a dispatcher launched just before it died may not be listed yet.
+        """
+        deadline, told, empty_since = time.monotonic() + END_S, "", None
         ledger = Ledger(self.folder.ledger)
         try:
-            reconcile.create(ledger, self.provider, self.cloud_name, record.spec.nodes, time.time())
+            if ledger.state().created is None:
+                reconcile.create(ledger, self.provider, self.cloud_name, self.folder.record.spec.nodes, time.time())
             while True:
-                released = frozenset(h.request_id for h in ledger.state().hosts)
-                reconcile.tick(_wanted(record, 0, record.spec.dispatcher), ledger, self.provider, _no_boot,
-                               reconcile.Observed(released=released), time.time())
-                left = self.left()
-                if not left and not _dispatchers(ledger):
-                    break
-                if workers_too:
-                    for host in left:
-                        self.provider.terminate(host.request_id)
+                left = self._end_once(ledger, orderly)
+                empty_since = None if left or ledger.state().hosts else empty_since or time.monotonic()
+                if empty_since is not None and (orderly or time.monotonic() - empty_since >= QUIET_S):
+                    return
                 told = _tell_left(left, told, progress)
                 if time.monotonic() >= deadline:
                     names = ", ".join(h.request_id for h in left) or "nothing, but our ledger does"
                     raise SpotfleetError(f"after {END_S:g} s the provider still lists {names}",
                                          hint=f"`spotfleet down {self.folder.name}` again, or look at its console")
-                time.sleep(TICK_S)
-            now = time.time()
-            ledger.append(FleetDown(now, why))
+                time.sleep(TICK_S if empty_since is None else QUIET_TICK_S)
+        finally:
+            ledger.close()
+
+    def _end_once(self, ledger: Ledger, orderly: bool) -> list[CloudHost]:
+        """One step of `end`; what is still listed after it. Workers whose own ledger is lost are written down in ours,
+        also those that have ended already: so their cost is known."""
+        spec = self.folder.record.spec
+        wanted = [_wanted(self.folder.record, 0, spec.dispatcher)]
+        if not orderly:
+            wanted.append(reconcile.Wanted(self.cloud_name, Role.WORKER, 0, spec.any_of, tags=spec.tags))
+        for role in wanted:
+            released = frozenset(h.request_id for h in ledger.state().hosts)
+            reconcile.tick(role, ledger, self.provider, _no_boot, reconcile.Observed(released=released), time.time())
+        left = self.left()
+        for host in left if orderly else ():
+            if host.role is Role.WORKER:
+                self.provider.terminate(host.request_id)
+        return left
+
+    def close(self, why: str) -> None:
+        """Write down, once, that nothing of the fleet is left. Killed on the way, it is simply called again."""
+        ledger = Ledger(self.folder.ledger)
+        try:
+            if ledger.state().down is None:
+                ledger.append(FleetDown(time.time(), why))
+            down = ledger.state().down
+            assert down is not None
             self.folder.forget_secrets()
-            self.folder.update(down_at=now, url="")
+            self.folder.update(down_at=down.at, url="")
+        finally:
+            ledger.close()
+
+    @property
+    def closing(self) -> bool:
+        """Did a `close` begin, and die before fleet.json said so?"""
+        if not self.folder.ledger.exists():
+            return False
+        ledger = Ledger(self.folder.ledger)
+        try:
+            return ledger.state().down is not None
         finally:
             ledger.close()
 

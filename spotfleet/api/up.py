@@ -47,6 +47,7 @@ def bring_up(house: House, file: FleetFile, progress: Progress, timeout_s: float
     Safe to interrupt and to call again. Raises NoCapacity when `min` is not reached within `timeout_s`; the fleet
     then goes on trying.
     """
+    house.sweep()
     folder, deadline = house.folder(file.spec.name), time.monotonic() + timeout_s
     folder.give_way()
     _close_if_ended(folder)
@@ -69,9 +70,11 @@ def bring_up(house: House, file: FleetFile, progress: Progress, timeout_s: float
 
 
 def _close_if_ended(folder: Folder) -> None:
-    """A fleet that has stopped itself meanwhile is no running one."""
-    if folder.exists and (record := folder.record).reached and not record.down_at and not Machine(folder).left():
-        settle(folder)
+    """A fleet that has stopped itself meanwhile is no running one, nor one whose `down` was killed at its very end."""
+    if folder.exists and not (record := folder.record).down_at:
+        machine = Machine(folder)
+        if machine.closing or (record.reached and not machine.left()):
+            settle(folder)
 
 
 def _change(folder: Folder, spec: FleetSpec) -> tuple[Change, FleetSpec | None]:
@@ -110,12 +113,12 @@ def _wait_for_min(folder: Folder, client: Client, spec: FleetSpec, progress: Pro
         folder.give_way()
         status = _status(folder, client)
         _tell(status, told, progress)
-        if len(up_hosts(status)) >= spec.nodes.min:
-            return status
         if status.state in ("down", "going down"):
             folder.give_way()  # if the `down` is at work on this machine, say so
             raise SpotfleetError(f"fleet '{spec.name}' is {status.state}: {status.why}",
                                  hint=f"`spotfleet down {spec.name}`, then `spotfleet up` again")
+        if len(up_hosts(status)) >= spec.nodes.min:
+            return status
         if time.monotonic() >= deadline:
             raise _too_few(client, spec, status, timeout_s)
         time.sleep(POLL_S)

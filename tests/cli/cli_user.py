@@ -14,6 +14,7 @@ from spotfleet import providers
 from spotfleet.api import down as downs
 from spotfleet.api import fleet as fleets
 from spotfleet.api import house as houses
+from spotfleet.api import machine as machines
 from spotfleet.cli.app import run
 
 FILE = "name: digits\nnodes: {min: 2, target: 3}\nresources: {instance_type: cpu.small}\n"
@@ -80,6 +81,8 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(fleets, "PATIENCE_S", 1.0)
     monkeypatch.setattr(fleets, "READ_PATIENCE_S", 0.5)
     monkeypatch.setattr(houses, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(machines, "QUIET_S", 0.3)
+    monkeypatch.setattr(machines, "QUIET_TICK_S", 0.1)
     monkeypatch.setenv("SPOTFLEET_HOME", str(tmp_path / "home"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

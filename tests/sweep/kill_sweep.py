@@ -1,0 +1,84 @@
+"""Kill each flow at every point, and print what was left: nothing. `python tests/sweep/kill_sweep.py --help`."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sweep_flows import FLOWS, Flow, Point, kill, points
+
+LAGS_S = (0.0, 3.0)  # how late listings are
+
+
+@dataclass
+class Line:
+    """What the kills of one flow have left."""
+
+    flow: Flow
+    points: int = 0
+    tried: int = 0
+    bad: list[tuple[Point, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.flow.victim:12}{self.flow.name:26}{self.points:8}{self.tried:8}{len(self.bad):8}"
+
+
+def sweep(flows: Sequence[Flow] = FLOWS, part: int = 1, first: int = 0,
+          tell: Callable[[object], None] = lambda line: None) -> list[Line]:
+    """Kill each of `flows` at every `part`-th of their points, counted through from number `first` on."""
+    lines, number = [], 0
+    for flow in flows:
+        line = Line(flow)
+        for point in (p for lag_s in LAGS_S for p in points(flow, lag_s)):
+            if number % part == first:
+                line.tried += 1
+                if why := _trouble(point):
+                    line.bad.append((point, why))
+            line.points, number = line.points + 1, number + 1
+        lines.append(line)
+        tell(line)
+    return lines
+
+
+def _trouble(point: Point) -> str:
+    """What was wrong after that kill; empty if nothing was."""
+    try:
+        kill(point)
+    except Exception:  # noqa: BLE001 - whatever it is, it is told
+        return traceback.format_exc(limit=-6)
+    return ""
+
+
+def table(flows: Sequence[Flow] = FLOWS, part: int = 1, tell: Callable[[object], None] = print) -> list[str]:
+    """Sweep, told line by line; the answer is every trouble in full."""
+    begun, first = time.monotonic(), random.randrange(part)
+    tell(f"{'killed':12}{'in':26}{'points':>8}{'tried':>8}{'bad':>8}")
+    lines = sweep(flows, part, first, tell)
+    total, tried = sum(line.points for line in lines), sum(line.tried for line in lines)
+    bad = [f"{point}\n{why}" for line in lines for point, why in line.bad]
+    which = "all" if part == 1 else f"every {part}th from number {first} on, {tried},"
+    tell(f"{total} crash points (each call and each write x before/after, prompt and late listings), {which} tried in "
+         f"{time.monotonic() - begun:.0f} s: {len(bad)} leaks or losses")
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", type=int, default=1, metavar="N", help="try one point of N only")
+    parser.add_argument("--flow", default="", help="one flow by its name")
+    given = parser.parse_args()
+    bad = table([f for f in FLOWS if given.flow in ("", f.name)], given.part)
+    print("\n".join(bad), end="")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""A laptop, a cloud and what runs on its machines in one thread, with the real flows of CLI and dispatcher.
+
+The laptop's commands and the dispatcher's daemon are the product's own. Between them there is no network: a request
+is a call of the dispatcher that lives on the machine with that address. Agents behave, workers are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from http.client import HTTPMessage as Message
+from pathlib import Path
+from typing import Any, BinaryIO
+from unittest.mock import patch
+from urllib.parse import urlsplit
+
+from sweep_clock import MovedLoop, MovedTime, moved
+from sweep_fuse import DISPATCHER, LAPTOP, NOBODY, Fuse, Killed, TappedProvider, tapped_writes
+
+from spotfleet import providers
+from spotfleet.api import machine as machines
+from spotfleet.api.house import House
+from spotfleet.client import Client, _Reply
+from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher import archive
+from spotfleet.dispatcher.agents import refuse
+from spotfleet.dispatcher.boot import read_boot
+from spotfleet.dispatcher.daemon import Daemon
+from spotfleet.dispatcher.hosts import Seat
+from spotfleet.dispatcher.state import Dispatcher
+from spotfleet.errors import DispatcherUnreachable
+from spotfleet.messages import AgentReport
+from spotfleet.model import CloudState, Nodes, Notice, Role
+from spotfleet.providers.local.book import Host
+from spotfleet.providers.local.inprocess import Clock, InProcessProvider
+from spotfleet.providers.local.pools import MarketRules, default_rules
+
+STEP_S = 0.2  # how often machines look around
+RESTART_S = 0.5  # from a process's death until its machine starts it again
+JOIN_S = 1.0  # from the start of a worker's machine until its agent calls
+REPORT_S = 1.0
+BOOT_S = 1.0
+LIMIT_S = 300.0  # for anything to happen, by the moved clock
+
+
+class Process:
+    """A dispatcher's process on its machine."""
+
+    def __init__(self, daemon: Daemon, fuse: Fuse) -> None:
+        self.daemon, self.ready, self._fuse = daemon, False, fuse
+        self.work: asyncio.Task[None] | None = None
+
+    @property
+    def answers(self) -> bool:
+        return self.ready and not (self._fuse.dead and self._fuse.victim == DISPATCHER)
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        assert self.daemon.dispatcher is not None
+        return self.daemon.dispatcher
+
+
+class Agent:
+    """Reports to whichever dispatcher its fleet has."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.name = host, host.order.request_id
+        self.process: Process | None = None
+        self.seat: Seat | None = None
+        self.said_at, self.noticed = -REPORT_S, False
+
+    def live(self, host: Host, process: Process | None, now: float) -> None:
+        if process is not self.process:
+            self.process, self.seat = process, None
+        if process is None:
+            return
+        notice = Notice(host.notice.ends_at - now, host.notice.action) if host.notice else None
+        report = AgentReport(self.name, f"{self.name}/{len(host.runs)}", host.address, 1, notice=notice)
+        if self.seat is None:
+            if refuse(report, process.dispatcher):
+                return
+            self.seat = process.dispatcher.connect(report, lambda: None)
+        elif now - self.said_at < REPORT_S and self.noticed == (notice is not None):
+            return
+        self.said_at, self.noticed = now, notice is not None
+        process.dispatcher.receive(self.seat, report)
+
+    def end(self) -> None:
+        if self.process is not None and self.process.ready and self.seat is not None:
+            self.process.dispatcher.disconnect(self.seat)
+
+
+class World:
+    """Use it as a context. `root`: where the laptop's home and the machines' disks are."""
+
+    def __init__(self, root: Path, lag_s: float = 0.0) -> None:
+        self.root, self.fuse, self.clock = root, Fuse(), Clock()
+        given = default_rules()
+        self.cloud = InProcessProvider(clock=self.clock, rules=MarketRules(given.pools, given.billing, boot_s=BOOT_S))
+        self.cloud.faults.listing_lag_s = lag_s
+        self.market = self.cloud.market
+        self.provider = TappedProvider(self.cloud, self.fuse)
+        self.house = House(root / "home")
+        self.processes: dict[str, Process] = {}
+        self.agents: dict[str, Agent] = {}
+        self.down_until: dict[str, float] = {}  # machines that do not start their process before
+        self.time = MovedTime(self.clock, self.sleep)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> World:
+        self.loop = MovedLoop(self.time, self.clock)
+        enter = self._stack.enter_context
+        enter(moved(self.time))
+        enter(tapped_writes(self.fuse, self.root))
+        enter(patch.object(providers, "load", lambda _name, _config: self.provider))
+        enter(patch.object(machines, "Client", type("WorldClient", (LaptopClient,), {"world": self})))
+        self._life = self.loop.create_task(self._play())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._life.cancel()
+        self.turn(self._end())
+        self._stack.close()
+        self.loop.close()
+
+    async def _end(self) -> None:
+        self.fuse.light(NOBODY)
+        await asyncio.gather(self._life, return_exceptions=True)
+        for host in list(self.processes):
+            await self._stop(host)
+
+    # ---- the laptop
+
+    def laptop(self, command: Callable[[], Any]) -> Any:
+        """Run a command; None when it was killed."""
+        self.fuse.actor = LAPTOP
+        try:
+            return command()
+        except Killed:
+            assert self.fuse.victim == LAPTOP, "a dispatcher's death reached the laptop"
+            self.fuse.revive()
+            return None
+        finally:
+            self.fuse.actor = NOBODY
+
+    def sleep(self, seconds: float) -> None:
+        self.turn(asyncio.sleep(seconds))
+
+    def until(self, what: str, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+        end = self.clock.now + limit_s
+        while not condition():
+            assert self.clock.now < end, f"{what}: not within {limit_s:.0f} s; living: {self.cloud.living()}"
+            self.sleep(STEP_S)
+
+    def turn(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Let everybody else live until `work` is done."""
+        actor, self.fuse.actor = self.fuse.actor, DISPATCHER
+        try:
+            return self.loop.run_until_complete(work)
+        finally:
+            self.fuse.actor = actor
+            if self._life.done() and not self._life.cancelled():
+                self._life.result()
+
+    def at(self, url: str) -> Process | None:
+        """The dispatcher that listens there."""
+        address = urlsplit(url).hostname
+        return next((p for name, p in self.processes.items()
+                     if p.answers and self.market.hosts[name].address == address), None)
+
+    # ---- the machines
+
+    def living(self, role: Role) -> list[str]:
+        return [name for name in self.cloud.living() if self.market.hosts[name].order.role is role]
+
+    def disk(self, host: str) -> Path:
+        return self.root / "disks" / host
+
+    async def _play(self) -> None:
+        while True:
+            self.market.advance(self.clock.now)
+            for name, host in list(self.market.hosts.items()):
+                runs = host.state is CloudState.RUNNING
+                if host.order.role is Role.DISPATCHER:
+                    await self._dispatcher_machine(name, runs)
+                elif runs and self.clock.now - host.since >= JOIN_S:
+                    self.agents.setdefault(name, Agent(host)).live(host, self._of(host.order.fleet), self.clock.now)
+                elif not runs and name in self.agents:
+                    self.agents.pop(name).end()
+            await asyncio.sleep(STEP_S)
+
+    def _of(self, fleet: str) -> Process | None:
+        return next((p for name, p in self.processes.items()
+                     if p.answers and self.market.hosts[name].order.fleet == fleet), None)
+
+    async def _dispatcher_machine(self, name: str, runs: bool) -> None:
+        process = self.processes.get(name)
+        if process is not None and (not runs or process.work is None or process.work.done()):
+            if runs and not process._fuse.dead and process.work is not None:
+                process.work.result()  # it failed by itself
+            await self._stop(name)
+        elif runs and name not in self.processes and self.clock.now >= self.down_until.get(name, 0.0):
+            await self._start(name)
+
+    async def _start(self, name: str) -> None:
+        self.disk(name).mkdir(parents=True, exist_ok=True)
+        boot = self.disk(name) / "boot.json"
+        if not boot.exists():
+            boot.write_text(self.cloud.boot_files(name)["boot.json"])
+        process = self.processes[name] = Process(
+            Daemon(read_boot(self.disk(name)), self.disk(name), self.provider), self.fuse)
+        try:
+            await process.daemon.start("127.0.0.1", 0)
+            process.work, process.ready = asyncio.create_task(process.daemon.wait()), True
+        except Killed:
+            await self._stop(name)
+
+    async def _stop(self, name: str) -> None:
+        """The process is dead: nothing that it still does counts."""
+        process = self.processes.pop(name)
+        process.ready = False
+        if process.work is not None:
+            process.work.cancel()
+            await asyncio.gather(process.work, return_exceptions=True)
+        revive, self.fuse.dead = self.fuse.dead, True
+        self.down_until[name] = self.clock.now + RESTART_S
+        victim, self.fuse.victim = self.fuse.victim, DISPATCHER
+        try:
+            await process.daemon.stop()
+        except Killed:
+            process.dispatcher.journal.ledger.close()
+        finally:
+            self.fuse.victim, self.fuse.dead = victim, False
+            if revive:
+                self.fuse.revive()
+
+
+class LaptopClient(Client):
+    """The CLI's client without a network: its requests are calls of the dispatcher that lives at that address."""
+
+    world: World
+
+    def healthy(self) -> bool:
+        return self.world.at(self.endpoint.url) is not None
+
+    def _call(self, method: str, path: str, *, body: bytes | Path | None = None, wait_s: float = 0.0,
+              once: bool = False, accept: tuple[int, ...] = ()) -> _Reply:
+        assert body is None or isinstance(body, bytes)
+        return _Reply(200, Message(), json.dumps(self._ask(f"{method} {path}", body or b"{}")).encode())
+
+    def _download(self, path: str, out: BinaryIO) -> None:
+        out.seek(0)
+        out.truncate()
+        out.write(self._ask(f"GET {path}", b""))
+
+    def _ask(self, route: str, body: bytes) -> Any:
+        world, end = self.world, self.world.clock.now + self.patience_s
+        while True:
+            if process := world.at(self.endpoint.url):
+                try:
+                    return world.fuse.burn(f"ask {route}", lambda p=process: world.turn(_answer(p, route, body)))
+                except Killed:
+                    if world.fuse.victim == LAPTOP:
+                        raise
+            if world.clock.now >= end:
+                raise DispatcherUnreachable(f"no answer at {self.endpoint.url}")
+            world.sleep(0.3)
+
+
+async def _answer(process: Process, route: str, body: bytes) -> Any:
+    """What the HTTP API answers."""
+    dispatcher = process.dispatcher
+    match route.partition("?")[0]:
+        case "GET /v1/status":
+            return to_json(dispatcher.status())
+        case "PUT /v1/nodes":
+            await dispatcher.set_nodes(from_json(Nodes, json.loads(body)))
+            return {}
+        case "POST /v1/down":
+            dispatcher.go_down("asked by `spotfleet down`", by_ourselves=False)
+            return {}
+        case "GET /v1/archive":
+            packed = io.BytesIO()
+            with dispatcher.endgame.reading():
+                archive.send_tar(dispatcher.home, dispatcher.journal.ledger, packed.write)
+            return packed.getvalue()
+    raise AssertionError(f"no answer for {route}")

@@ -1,0 +1,54 @@
+"""Killed anywhere, nothing is lost and nothing is left: `python tests/sweep/kill_sweep.py` tries every point."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from kill_sweep import table
+from sweep_flows import FLOWS, Point, kill, points
+
+from spotfleet.api.machine import Machine
+from spotfleet.fleet import reconcile
+from spotfleet.fleet.events import FleetDown, LaunchIntended
+from spotfleet.fleet.ledger import Ledger
+
+PART = 1 if os.environ.get("SPOTFLEET_LONG") else 24  # of the points, in each run others
+
+
+def test_wherever_a_flow_is_killed_the_next_run_leaves_nothing_lost_doubled_or_orphaned():
+    lines: list[object] = []
+    bad = table(part=PART, tell=lines.append)
+    print("\n" + "\n".join(map(str, lines)))
+    assert not bad, "\n\n".join(bad)
+
+
+def test_the_sweep_finds_a_machine_that_is_written_down_after_its_launch_only(monkeypatch):
+    def hasty(action, wanted, ledger, provider, boot, now):
+        provider.launch(reconcile.LaunchRequest(action.request_id, wanted.fleet, wanted.role, action.offer,
+                                                boot(action.request_id, action.offer)))
+        ledger.append(LaunchIntended(now, action.request_id, wanted.role, action.offer, action.why))
+        return [action]
+
+    monkeypatch.setattr(reconcile, "_launch", hasty)
+    with pytest.raises(AssertionError, match="a machine that no ledger knows"):
+        kill(point("dispatcher", "up", "call launch"))
+
+
+def test_the_sweep_finds_an_end_that_is_written_down_twice(monkeypatch):
+    def close(machine, why):
+        ledger = Ledger(machine.folder.ledger)
+        ledger.append(FleetDown(1.0, why))
+        ledger.close()
+        machine.folder.forget_secrets()
+        machine.folder.update(down_at=1.0, url="")
+
+    monkeypatch.setattr(Machine, "close", close)
+    with pytest.raises(AssertionError, match="down more than once"):
+        kill(point("laptop", "down", "ledger FleetDown"))
+
+
+def point(victim: str, name: str, what: str) -> Point:
+    """Just after the first `what` of that flow."""
+    flow = next(f for f in FLOWS if (f.victim, f.name) == (victim, name))
+    return next(p for p in points(flow) if p.after and p.what == what)
