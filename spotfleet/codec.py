@@ -13,6 +13,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -28,6 +29,41 @@ def to_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: to_json(v) for k, v in value.items()}
     return value
+
+
+def to_text(value: Any) -> str:
+    """`to_json(value)` as JSON text without spaces, made in one go."""
+    kind = type(value)
+    leaf = _LEAVES.get(kind)
+    if leaf is not None:
+        return leaf(value)
+    if kind is tuple:
+        return _strings(value) if _STRINGS.issuperset(map(type, value)) else f"[{','.join(map(to_text, value))}]"
+    keys = _keys(kind)
+    if keys is not None:
+        return f"{{{','.join([key + to_text(getattr(value, name)) for name, key in keys])}}}"
+    return json.dumps(to_json(value), separators=(",", ":"))
+
+
+_STRINGS = frozenset([str])
+_LEAVES: dict[type, Callable[[Any], str]] = {
+    str: json.encoder.encode_basestring_ascii, int: repr, float: json.dumps,
+    bool: lambda value: "true" if value else "false", type(None): lambda _: "null",
+}
+
+
+@functools.lru_cache(maxsize=64)
+def _strings(values: tuple[str, ...]) -> str:
+    """A thousand hosts are told the same thousand names: the text is made once."""
+    return json.dumps(values, separators=(",", ":"))
+
+
+@functools.cache
+def _keys(kind: type) -> tuple[tuple[str, str], ...] | None:
+    """Of a dataclass: each field's name, and the text that stands before its value."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple((f.name, f"{json.dumps(f.name)}:") for f in dataclasses.fields(kind))
 
 
 def parse(text: str | bytes) -> Any:
@@ -51,16 +87,18 @@ def _finite(text: str) -> float:
 
 def from_json(kind: Any, data: Any) -> Any:
     """Rebuild `kind` (a dataclass or an annotation used in one) from `data`; ValueError says what differs."""
-    origin = typing.get_origin(kind)
+    if type(data) is kind and kind in _LEAVES:
+        return data
+    origin, args = _shape(kind)
     if origin in (typing.Union, types.UnionType):
-        return _union(typing.get_args(kind), data)
+        return _union(args, data)
     if origin is tuple:
-        return _tuple(typing.get_args(kind), data)
+        return _tuple(args, data)
     if origin in (list, dict):
-        return _container(origin, typing.get_args(kind), data)
+        return _container(origin, args, data)
     if kind is Any:
         return data
-    if dataclasses.is_dataclass(kind):
+    if _fields(kind) is not None:
         return _dataclass(kind, data)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(data)
@@ -110,20 +148,30 @@ def _container(origin: Any, args: tuple[Any, ...], data: Any) -> Any:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...] | None:
+    """Of a dataclass: each field's name and annotation, and whether it must be given."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    hints = typing.get_type_hints(kind)
+    return tuple((f.name, hints[f.name], f.default is f.default_factory is dataclasses.MISSING)
+                 for f in dataclasses.fields(kind))
 
 
 def _dataclass(kind: Any, data: Any) -> Any:
     if not isinstance(data, dict):
         raise ValueError(f"{kind.__name__}: expected an object, got {type(data).__name__}")
-    hints, values = _hints(kind), {}
-    for field in dataclasses.fields(kind):
-        if field.name in data:
+    values = {}
+    for name, hint, required in _fields(kind) or ():
+        if name in data:
             try:
-                values[field.name] = from_json(hints[field.name], data[field.name])
+                values[name] = from_json(hint, data[name])
             except ValueError as error:
-                raise ValueError(f"{kind.__name__}.{field.name}: {error}") from None
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{kind.__name__}.{field.name} is missing")
+                raise ValueError(f"{kind.__name__}.{name}: {error}") from None
+        elif required:
+            raise ValueError(f"{kind.__name__}.{name} is missing")
     return kind(**values)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from spotfleet.codec import from_json, to_json
+from spotfleet.codec import from_json, to_text
 from spotfleet.model import JobSpec, Notice
 
 JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: what its workers know each other by; made at its submission
@@ -172,7 +172,7 @@ class Launch:
 
 def dump(message: Any) -> str:
     """One line of JSON, without the newline."""
-    return json.dumps(to_json(message), separators=(",", ":"))
+    return to_text(message)
 
 
 def load(kind: Any, text: str | bytes) -> Any:

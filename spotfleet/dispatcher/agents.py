@@ -91,9 +91,12 @@ async def _serve(ws: web.WebSocketResponse, dispatcher: Dispatcher, first: Agent
     sender = asyncio.create_task(_send_orders(ws, dispatcher, seat, wake))
     try:
         report: AgentReport | None = first
+        text: object = None
         while report is not None and report.host == first.host and seat.connected:
             dispatcher.receive(seat, report)
-            report = _report(await ws.receive())
+            message = await ws.receive()
+            if message.data != text:  # most reports of an idle host are those of a second ago, to the letter
+                report, text = _report(message), message.data
     except ValueError as error:
         log.warning("%s: unreadable report: %s", first.host, error)
     finally:
