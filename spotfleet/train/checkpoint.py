@@ -137,6 +137,16 @@ class Checkpointer:
             every_s = min(every_s, AGAIN_S) if every_s > 0 else AGAIN_S
         return first or (every_s > 0 and time.monotonic() - self._due_from >= every_s)
 
+    def at_rest(self, state: State) -> None:
+        """Write what is held between two generations, on rank 0 of the last one, and wait for it."""
+        if self._runtime.place.rank != 0 or not self._runtime.work or state.reported_version <= 0:
+            return
+        if self._writer is not None:
+            self._writer.join()
+        self._start(state.copy())
+        assert self._writer is not None
+        self._writer.join()
+
     def final(self, state: State) -> None:
         """Write the finished state and wait for it, on rank 0."""
         runtime = self._runtime

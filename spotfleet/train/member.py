@@ -132,15 +132,8 @@ class Member:
     def enter_generation(self, unless_founded: bool = False) -> bool:
         """Wait for a newer generation with a place for us and take it; False if `unless_founded` and it is founded."""
         assert self.control is not None
-
-        def due() -> bool:
-            orders = self.control.orders
-            a = orders.assignment
-            return orders.stop or (a is not None and a.generation > self.generation and a.rank >= 0) or (
-                unless_founded and orders.founded)
-
         with self.control.cv:
-            self.control.cv.wait_for(due)
+            self.control.cv.wait_for(lambda: self.is_offered() or (unless_founded and self.control.orders.founded))
             orders = self.control.orders
             if orders.stop:
                 self._leave()
@@ -150,6 +143,12 @@ class Member:
             self.generation, self.place, self.placed = a.generation, place_of(a), True
             self.group = Group(a, self.job, self.address, self._key, self.on_broken)  # under the lock: it may be aborted
             return True
+
+    def is_offered(self) -> bool:
+        """Do the orders hold a place for us in a newer generation, or our end?"""
+        orders = self.control.orders
+        a = orders.assignment
+        return orders.stop or (a is not None and a.generation > self.generation and a.rank >= 0)
 
     def become_joiner(self) -> None:
         """Before `elastic.run`: the first generation is lost; the next one is entered there."""

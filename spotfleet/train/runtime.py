@@ -97,6 +97,7 @@ class Runtime(Member):
         while True:
             try:
                 if self.group is None:
+                    self._stand_by(state)
                     self.enter_generation()
                     assert self.group is not None
                     self.group.form()
@@ -110,6 +111,15 @@ class Runtime(Member):
             state.mark(computed=state._position.round - 1)
         if self.control is not None:
             self.control.update(generation=self.generation)
+
+    def _stand_by(self, state: State) -> None:
+        """Until a place is offered. Who led the last generation writes a checkpoint when asked: nobody else can."""
+        control = self.control
+        with control.cv:
+            control.cv.wait_for(lambda: self.is_offered() or control.orders.checkpoint_now)
+            if self.is_offered():
+                return
+        self._checkpointer.at_rest(state)
 
     def sync(self, state: State) -> None:
         from spotfleet.train.sync import synchronize

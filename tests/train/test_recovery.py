@@ -116,6 +116,28 @@ def test_a_job_that_lost_every_worker_resumes_from_its_checkpoint_with_the_same_
     assert all(fleet.report(n).version == 60 for n in fresh)
 
 
+def test_a_group_that_broke_and_is_led_by_nobody_can_still_be_saved_with_all_it_had_reached(fleets, undisturbed):
+    fleet = fleets(RICH, checkpoint_every_s=1000.0)
+    a, b, c = fleet.start_all(NAP="0.02")
+    fleet.wait_version(20)
+    fleet.hold = True  # no dispatcher
+    fleet.kill(b)
+    fleet.wait(lambda: all(fleet.report(n).failed == 1 for n in (a, c)), what="the break")
+    for n in (a, c):
+        fleet.order(n, checkpoint_now=True)
+    fleet.wait(lambda: fleet.report(a).checkpoint is not None, what="the checkpoint")
+    kept = fleet.restore = fleet.report(a).checkpoint
+    assert (kept.version, fleet.report(c).checkpoint) == (fleet.report(a).version, None)
+    for n in (a, c):
+        fleet.kill(n)
+    fleet.wait_end()
+    fresh = [fleet.start() for _ in range(3)]
+    fleet.wait(lambda: all(fleet.report(n).stage is Stage.READY for n in fresh), what="new workers")
+    fleet.form(tuple(fresh), "resume", urgent=True)
+    fleet.hold = False
+    assert digest(fleet) == undisturbed
+
+
 def test_a_checkpoint_ordered_now_is_written_at_the_next_step_and_the_last_one_holds_the_end(fleets):
     fleet = fleets(RICH, checkpoint_every_s=1000.0)
     a, b, c = fleet.start_all(STEPS="120")
