@@ -239,6 +239,19 @@ def drain(host: Host, cluster: Cluster = "") -> None:
 
 
 @app.command()
+def leaks(
+    fix: Annotated[bool, typer.Option("--fix", help="End them.")] = False, yes: Yes = False,
+    output: Format = Output.TABLE,
+) -> None:
+    """Find machines of the account that nothing accounts for.
+
+    Those of other machines' fleets and those that are just starting are shown and left alone.
+    Exit code 1 if there are leaks and they were not ended.
+    """
+    _call("leaks", "leaks", fix=fix, yes=yes, as_json=output is Output.JSON)
+
+
+@app.command()
 def revoke(
     host: Host, cluster: Cluster = "", yes: Yes = False,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="For the record.", show_default=False)] = "",

@@ -79,6 +79,11 @@ class Provider(Protocol):
         """Make the cloud take this host, `notice_s` seconds after a notice, or at once for None. For chaos."""
 
 
+def names() -> list[str]:
+    """Of the installed plugins, sorted."""
+    return sorted(e.name for e in entry_points(group="spotfleet.providers"))
+
+
 def load(name: str, config: dict[str, str]) -> Provider:
     """The provider plugin `name`, from the entry points of group spotfleet.providers."""
     found = {e.name: e for e in entry_points(group="spotfleet.providers")}
