@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import logging.handlers
+import os
 import signal
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m spotfleet.dispatcher", description=__doc__)
     parser.add_argument("--home", type=Path, required=True, help="the folder with boot.json; all state is kept there")
     home = parser.parse_args().home
+    os.umask(0o077)  # ledger, logs and outputs are their owner's affair
     if not home.is_dir():
         print(f"--home: {home} is no folder", file=sys.stderr)
         return 2

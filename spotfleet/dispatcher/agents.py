@@ -100,7 +100,8 @@ async def _serve(ws: web.WebSocketResponse, dispatcher: Dispatcher, first: Agent
     except ValueError as error:
         log.warning("%s: unreadable report: %s", first.host, error)
     finally:
-        sender.cancel()
+        if not (seat.orders and seat.orders.refuse):  # which is still to be said
+            sender.cancel()
         dispatcher.disconnect(seat)
         await asyncio.gather(sender, return_exceptions=True)
     await ws.close()

@@ -21,6 +21,7 @@ from spotfleet.providers import Provider
 
 log = logging.getLogger(__name__)
 PROVIDER_AGAIN_S = 1.0
+IDLE_S = 30.0  # a connection whose request is not here in full by then is closed; callers leave theirs before that
 CLOSE_S = 2.0  # open requests get so long at the end
 
 
@@ -37,7 +38,8 @@ class Daemon:
         ledger = Ledger(self._home / "ledger.db")
         await self._create(ledger)
         self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))
-        self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S)
+        self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,
+                                     keepalive_timeout=IDLE_S, auto_decompress=False)
         await self._runner.setup()
         await web.TCPSite(self._runner, address, port, ssl_context=server_tls(self._boot)).start()
         port = self._runner.addresses[0][1]

@@ -23,7 +23,7 @@ class TooLarge(SpotfleetError):
 
 def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace `path` by `text`; after a crash it holds the old or the new text, never a mix."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = _part(path)
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(text)
@@ -41,7 +41,7 @@ async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, di
 
     Nothing is left of a body that breaks off, stalls for STALL_S, is too large or has another digest.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part, size, sha = _part(path), 0, hashlib.sha256()
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -2,14 +2,18 @@
 
 `jobs/JOB/logs/HOST@SLOT@INCARNATION.log` is appended at an offset that the agent names: a repeated chunk is harmless.
 `rank-N.log` is what `logs --rank N` shows: the output of whoever held rank N, in the order in which it arrived.
+A host may leave LIMIT_BYTES in one job, however many workers it names: what is beyond is dropped, and the log says so.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20  # most that one read answers
+LIMIT_BYTES = 1 << 30  # of one host in one job
+FILE_BYTES = 4096  # a file takes at least so much
 
 
 @dataclass(frozen=True)
@@ -21,21 +25,42 @@ class Piece:
 class JobLogs:
     """The log files of one job."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.folder = folder
+        self._limit_bytes = limit_bytes
+        self._charged: dict[str, int] = {}  # host -> what its files take
 
     def append(self, worker: str, rank: int, offset: int, data: bytes) -> int:
-        """Append `data` if it starts where the file of `worker` ends; the size held, which the sender goes on from."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._worker_path(worker)
-        size = _size(path)
+        """Append `data` if it starts where the file of `worker` ends; the size held, which the sender goes on from.
+
+        Beyond the limit nothing is held any more, and the sender hears that all has arrived: it must not try for ever.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path, host = self._worker_path(worker), worker.partition("/")[0]
+        size, room = _size(path), self._limit_bytes - self._taken_by(host)
+        if room <= 0:
+            return offset + len(data)
         if not offset <= size < offset + len(data):
             return size
         fresh = data[size - offset:]
+        kept = fresh[:room]
+        self._charged[host] += len(kept) + (0 if size else FILE_BYTES)
+        if self._charged[host] >= self._limit_bytes:
+            kept += self._farewell(host)
         for target in (path, self.folder / f"rank-{rank}.log") if rank >= 0 else (path,):
-            with target.open("ab") as file:
-                file.write(fresh)
+            with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+                file.write(kept)
         return size + len(fresh)
+
+    def _farewell(self, host: str) -> bytes:
+        return (f"\nspotfleet: {host} has written {self._limit_bytes} bytes of output in this job; what follows is not"
+                " kept\n").encode()
+
+    def _taken_by(self, host: str) -> int:
+        if host not in self._charged:
+            sizes = [_size(p) for p in self.folder.glob("*@*@*.log") if p.name.partition("@")[0] == host]
+            self._charged[host] = sum(s + FILE_BYTES for s in sizes)
+        return self._charged[host]
 
     def read(self, source: int | str, offset: int) -> Piece:
         """Up to CHUNK_BYTES from `offset` of a rank's (int) or a worker's (str) output."""

@@ -141,7 +141,8 @@ class Member:
             if a is None or a.generation <= self.generation or a.rank < 0:
                 return False
             self.generation, self.place, self.placed = a.generation, place_of(a), True
-            self.group = Group(a, self.job, self.address, self._key, self.on_broken)  # under the lock: it may be aborted
+            # Under the lock, since orders may abort it.
+            self.group = Group(a, self.job, self.address, self._key, self.on_broken)
             return True
 
     def is_offered(self) -> bool:

@@ -170,8 +170,10 @@ def _answer(client: socket.socket, value: bytes) -> None:
 
 
 class Client(dist.Store):  # type: ignore[misc]  # torch's stub has no constructor
-    """A view of the store at `host`:`port` under `prefix`. OSError (TimeoutError, ConnectionError) when it fails, or when
-    whoever serves there does not know the job's `key`."""
+    """A view of the store at `host`:`port` under `prefix`.
+
+    OSError (TimeoutError, ConnectionError) when it fails, also where whoever serves there lacks the job's `key`.
+    """
 
     def __init__(self, host: str, port: int, prefix: str, limit_s: float, key: str) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spotfleet.dispatcher.auth import Caller, bearer, host_token, identify
 
+
 def who(token: str) -> Caller | None:
     return identify(token, "admin-token", "fleet-secret")
 

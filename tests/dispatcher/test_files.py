@@ -10,7 +10,7 @@ import pytest
 
 from spotfleet.dispatcher import files
 from spotfleet.dispatcher.files import TooLarge, receive
-from spotfleet.dispatcher.logs import JobLogs
+from spotfleet.dispatcher.logs import FILE_BYTES, JobLogs
 from spotfleet.errors import UsageError
 
 W1, W2 = "h-1/0/1", "h-2/0/2"
@@ -41,6 +41,28 @@ def test_the_log_of_a_rank_goes_on_with_whoever_holds_the_rank_next(tmp_path: Pa
     assert logs.read(0, 6).data == b"second\n"
     assert logs.read(1, 0).data == b""
     assert sorted(logs.workers()) == [W1, W2]
+
+
+def test_a_host_that_writes_without_end_is_cut_short_and_the_log_says_so(tmp_path: Path):
+    logs = JobLogs(tmp_path, limit_bytes=FILE_BYTES + 10)
+    assert logs.append(W1, 0, 0, b"x" * 8) == 8
+    assert logs.append(W1, 0, 8, b"y" * 8) == 16  # as if all were held: the sender must not try for ever
+    assert logs.append(W1, 0, 16, b"z" * 8) == 24
+    assert logs.append("h-1/1/2", 1, 0, b"more") == 4  # under another name
+    assert logs.append(W2, 1, 0, b"mine") == 4
+    head, _, tail = logs.read(0, 0).data.decode().partition("\n")
+    assert head == "x" * 8 + "yy" and "h-1 has written" in tail and "not kept" in tail
+    assert logs.workers().keys() == {W1, W2}
+    again = JobLogs(tmp_path, limit_bytes=FILE_BYTES + 10)
+    assert again.append(W1, 0, 24, b"after a restart") == 39
+    assert again.read(0, 0) == logs.read(0, 0)
+
+
+def test_logs_are_for_their_owner_only(tmp_path: Path):
+    logs = JobLogs(tmp_path / "logs")
+    logs.append(W1, 0, 0, b"what a script prints is its own affair\n")
+    assert {oct(p.stat().st_mode & 0o777) for p in logs.folder.iterdir()} == {"0o600"}
+    assert oct(logs.folder.stat().st_mode & 0o777) == "0o700"
 
 
 def test_a_body_beyond_the_limit_is_refused_before_it_fills_the_disk(tmp_path: Path):
