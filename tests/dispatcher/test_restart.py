@@ -75,6 +75,8 @@ def test_three_crashes_in_a_row_fail_the_job_but_progress_between_them_forgives(
 def test_a_peers_loss_never_fails_the_job_and_restarts_at_once():
     history, verdict = after([crash(cause=Cause.PEER, at=7.0)])
     assert (verdict, ready_at(history, A)) == (None, 7.0)
+    assert after([crash(cause=Cause.PEER, n=n) for n in range(20)])[1] is None
+    assert after([crash(cause=Cause.PEER)], frozenset({crash().worker}))[1] is None
 
 
 def test_a_lost_host_leaves_no_mark():

@@ -113,12 +113,18 @@ class FleetSim:
                 job.world.kill(worker)
         host.life, host.procs, host.last_list = host.life + 1, {}, 0
 
+    def boot_again(self, host: Host) -> None:
+        """A stopped machine is back, with nothing in its memory."""
+        self.kill_agent(host)
+        host.gone, host.returns_at, host.noticed_until, host.returns_after_s = False, None, None, None
+        host.seat.notice_until = host.seat.deadline = host.draining_at = None
+
     def restart_dispatcher(self, down_s: float) -> None:
         self.down_until, self.paused_until = self.now + down_s, 0.0
         self.settle_until = self.mono + down_s + SETTLE_S
         self.links.queue.clear()
         for host in self.hosts.values():
-            host.seat = Seat(life=0, deadline=host.seat.deadline)
+            host.seat = Seat(deadline=host.seat.deadline)
 
     def living(self) -> list[Host]:
         return [h for h in self.hosts.values() if not h.gone]
@@ -166,13 +172,11 @@ class FleetSim:
             if host.noticed_until is not None and self.now >= host.noticed_until:
                 self.kill_host(host, listed_after_s=1.0)
             return
-        if self.refill and self.now >= host.listed_gone_at and host.name not in self._replaced:
+        if self.refill and self.is_lost(host) and host.name not in self._replaced:
             self._replaced.add(host.name)
             self.add_host(host.slots)
         if host.returns_at is not None and self.now >= host.returns_at:
-            self.kill_agent(host)
-            host.gone, host.returns_at, host.noticed_until, host.returns_after_s = False, None, None, None
-            host.seat.notice_until = host.seat.deadline = host.draining_at = None
+            self.boot_again(host)
 
     # ---- messages
 
@@ -261,7 +265,7 @@ class FleetSim:
         if self.settle_until is not None and not self._settle():
             return
         away = {h.name for h in self.hosts.values() if not self.connected(h)}
-        lost = {h.name for h in self.hosts.values() if h.gone and self.now >= h.listed_gone_at}
+        lost = {h.name for h in self.hosts.values() if self.is_lost(h)}
         for host in self.hosts.values():
             host.seat.away_since = self.mono if host.name not in away else host.seat.away_since
         live = [j for j in self.jobs.values() if j.wants_hosts]
@@ -282,7 +286,7 @@ class FleetSim:
         self._release_hosts(lost)
 
     def _settle(self) -> bool:
-        known = [h for h in self.hosts.values() if not (h.gone and self.now >= h.listed_gone_at)]
+        known = [h for h in self.hosts.values() if not self.is_lost(h)]
         if not all(self.connected(h) and h.seat.heard for h in known) and self.mono < (self.settle_until or 0.0):
             return False
         self.settle_until = None
@@ -300,6 +304,10 @@ class FleetSim:
             return []
         ready = host.seat.heard and self.mono - host.seat.away_since < SILENCE_S
         return [HostRoom(host.name, host.slots, self._leaving(host) is not None, ready)]
+
+    def is_lost(self, host: Host) -> bool:
+        """Does the provider list it as ended?"""
+        return host.gone and self.now >= host.listed_gone_at
 
     def _leaving(self, host: Host) -> Leaving | None:
         if host.seat.notice_until is not None:

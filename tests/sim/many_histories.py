@@ -25,10 +25,9 @@ BLOCK = 20  # seeds given to a process at once
 
 def block(kind: str, first: int, last: int) -> list[tuple[int, str]]:
     """The seeds that go wrong, each with what is wrong."""
-    path = TESTS / DRIVERS[kind]
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    driver = importlib.import_module(path.stem)
+    for folder in {str((TESTS / d).parent) for d in DRIVERS.values()} - set(sys.path):
+        sys.path.insert(0, folder)
+    driver = importlib.import_module((TESTS / DRIVERS[kind]).stem)
     wrong = []
     for seed in range(first, last):
         try:
@@ -50,7 +49,7 @@ def run(kind: str, count: int, first: int, processes: int) -> int:
             done += high - low
             for seed, what in found:
                 print(f"{kind}: seed {seed} FAILED: {what}", flush=True)
-                print(f"replay: {sys.executable} tests/{DRIVERS[kind]} {seed}", flush=True)
+                print(f"again: {sys.executable} tests/sim/many_histories.py {kind} 1 {seed} 1", flush=True)
             wrong += found
             if time.monotonic() - said >= 30:
                 said = time.monotonic()
