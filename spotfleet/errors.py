@@ -6,6 +6,7 @@
     |-- NoSuchFleet               exit 1   nothing of that name; `status` lists what exists
     |-- NoCapacity                exit 1   a pool, type or region refuses now (`scope`); try elsewhere or later
     |-- DispatcherUnreachable     exit 1   it may come back by itself: callers retry, then report
+    |-- DiskFull                 exit 1   a disk takes no more: nothing is lost, callers try again
     |-- NoticeFormat              exit 1   a metadata server said something unknown: watch on
     `-- JobFailed                 exit 1   the user's script failed; the message holds its traceback
 """
@@ -42,6 +43,10 @@ class NoCapacity(SpotfleetError):
 
 
 class DispatcherUnreachable(SpotfleetError):
+    pass
+
+
+class DiskFull(SpotfleetError):
     pass
 
 

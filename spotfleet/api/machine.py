@@ -16,7 +16,7 @@ from spotfleet.errors import NoCapacity, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import FleetDown
 from spotfleet.fleet.fold import Host
-from spotfleet.fleet.ledger import Ledger
+from spotfleet.fleet.ledger import Damaged, Ledger, open_sound, problem
 from spotfleet.model import CloudHost, CloudState, FleetSpec, Need, Offer, Role
 from spotfleet.providers import Boot, Provider
 
@@ -39,6 +39,13 @@ class Machine:
         self.cloud_name = record.cloud_name
         self.provider = load_provider(record)
 
+    def ledger(self, progress: Progress) -> Ledger:
+        """The laptop's own; one that is damaged is set aside, and what the cloud lists is taken up again."""
+        ledger, trouble = open_sound(self.folder.ledger)
+        if trouble:
+            progress(f"warning: {trouble}")
+        return ledger
+
     def ensure(self, progress: Progress, timeout_s: float) -> str:
         """Launch or find the machine and wait until its dispatcher answers; the answer is its URL.
 
@@ -46,7 +53,7 @@ class Machine:
         """
         record, deadline = self.folder.record, time.monotonic() + timeout_s
         boot, said, refused = self._boot(record), "", ""
-        ledger = Ledger(self.folder.ledger)
+        ledger = self.ledger(progress)
         try:
             reconcile.create(ledger, self.provider, self.cloud_name, record.spec.nodes, time.time())
             wanted = _wanted(record, 1, modest(record.spec.dispatcher, self.provider))
@@ -74,7 +81,7 @@ class Machine:
         the listing must stay empty for QUIET_S: what a dispatcher launched just before it died may not be listed yet.
         """
         deadline, told, empty_since = time.monotonic() + END_S, "", None
-        ledger = Ledger(self.folder.ledger)
+        ledger = self.ledger(progress)
         try:
             if ledger.state().created is None:
                 reconcile.create(ledger, self.provider, self.cloud_name, self.folder.record.spec.nodes, time.time())
@@ -124,7 +131,7 @@ class Machine:
     @property
     def closing(self) -> bool:
         """Did a `close` begin, and die before fleet.json said so?"""
-        if not self.folder.ledger.exists():
+        if not self.folder.ledger.exists() or isinstance(problem(self.folder.ledger), Damaged):
             return False
         ledger = Ledger(self.folder.ledger)
         try:
@@ -172,12 +179,14 @@ def load_provider(record: Record) -> Provider:
     return providers.load(record.spec.provider, record.provider_config)
 
 
-def watch(machine: Machine, now: float) -> None:
+def watch(machine: Machine, now: float, progress: Progress = lambda _line: None) -> None:
     """Write down what the cloud lists of the dispatcher's machine, and what it costs."""
-    record, ledger = machine.folder.record, Ledger(machine.folder.ledger)
+    record, ledger = machine.folder.record, machine.ledger(progress)
     try:
         reconcile.create(ledger, machine.provider, machine.cloud_name, record.spec.nodes, now)
         reconcile.look(_wanted(record, 1, record.spec.dispatcher), ledger, machine.provider, now)
+        if record.down_at:
+            ledger.append(FleetDown(record.down_at, "as its folder says; the ledger of before is lost"))
     finally:
         ledger.close()
 

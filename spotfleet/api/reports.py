@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from spotfleet.api.house import Folder
+from spotfleet.api.machine import Machine, watch
 from spotfleet.client import Client
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.cost import CostReport, report
@@ -22,15 +23,17 @@ from spotfleet.fleet.events import (
     event_from_json,
     event_to_json,
 )
-from spotfleet.fleet.ledger import Ledger, read_events
+from spotfleet.fleet.ledger import Damaged, Ledger, problem, read_events
 from spotfleet.messages import FleetStatus, JobStatus
 from spotfleet.model import JobState
 
 
 def laptop_events(folder: Folder) -> list[Event]:
-    """What happened to the dispatcher's machine."""
+    """What happened to the dispatcher's machine. A damaged ledger is set aside, and begun anew from what is listed."""
     if not folder.ledger.exists():
         return []
+    if isinstance(problem(folder.ledger), Damaged):
+        watch(Machine(folder), time.time())
     ledger = Ledger(folder.ledger)
     try:
         return [event for _, event in ledger.events()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -155,6 +156,9 @@ def cost(report: CostReport) -> str:
     lines.append(f"of it: dispatcher {dollars(report.dispatcher_micros, 6)}, idle {dollars(report.idle_micros, 6)} "
                  f"(boots {dollars(report.boot_micros, 6)}), repeated steps {dollars(report.repeated_micros, 6)}, "
                  f"pauses {dollars(report.pause_micros, 6)}")
+    if report.missing_before is not None:
+        at = time.strftime("%Y-%m-%d %H:%M", time.gmtime(report.missing_before))
+        lines.append(f"a ledger was lost at {at} UTC: machines and jobs that had ended before may be missing here")
     if report.jobs:
         lines += ["", cost_jobs(report)]
     return "\n".join(lines)

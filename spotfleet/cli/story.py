@@ -21,6 +21,7 @@ from spotfleet.fleet.events import (
     FleetCreated,
     FleetDown,
     GenerationFormed,
+    HistoryLost,
     HostDraining,
     HostJoined,
     HostListed,
@@ -71,6 +72,8 @@ def _whom(event: Event) -> str:
             return event.fleet
         case NodesChanged() | FleetDown() | TakenOver():
             return "fleet"
+        case HistoryLost():
+            return "ledger"
         case TargetChanged():
             return "target"
         case PriceChanged():
@@ -93,6 +96,8 @@ def _sentence(event: Event, at_laptop: bool) -> str:
             return f"is to have {_nodes(event.nodes)}" + _because(event.why)
         case FleetDown():
             return ("nothing of it is listed any more" if at_laptop else "has no host any more") + _because(event.why)
+        case HistoryLost():
+            return f"begun anew, the old one is kept as {event.kept_as}: {event.why}"
         case TakenOver():
             return f"is taken over by {event.host}: {event.why}"
         case TargetChanged():

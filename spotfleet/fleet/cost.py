@@ -19,6 +19,7 @@ from spotfleet.fleet.events import (
     Event,
     FleetCreated,
     GenerationFormed,
+    HistoryLost,
     HostJoined,
     HostListed,
     JobChanged,
@@ -27,6 +28,7 @@ from spotfleet.fleet.events import (
     JobSubmitted,
     LaunchIntended,
     PriceChanged,
+    TakenOver,
 )
 from spotfleet.model import BillingRules, Offer, Role, Run
 
@@ -77,6 +79,7 @@ class CostReport:
     pause_micros: int
     useful_steps: int
     micros_per_1000_steps: int | None
+    missing_before: float | None = None  # a ledger was lost then: of what had ended before, only what is listed here
 
     @property
     def savings_percent(self) -> float:
@@ -141,11 +144,12 @@ def report(events: Iterable[Event], now: float) -> CostReport:
                 full_shares[job] += full_parts
     job_lines = tuple(_job_line(job, int(shares[job.job] / PARTS), int(full_shares[job.job] / PARTS), hosts, book)
                       for job in jobs.values())
-    return _total(now, created, lines, job_lines, round_half_up(boot_parts))
+    lost = [e.at for e in events if isinstance(e, HistoryLost) or (isinstance(e, TakenOver) and not e.restored)]
+    return _total(now, created, lines, job_lines, round_half_up(boot_parts), max(lost, default=None))
 
 
 def _total(now: float, created: FleetCreated | None, lines: list[HostLine], jobs: tuple[JobLine, ...],
-           boot_micros: int) -> CostReport:
+           boot_micros: int, missing_before: float | None) -> CostReport:
     micros = sum(line.micros for line in lines)
     dispatcher = sum(line.micros for line in lines if line.role == Role.DISPATCHER.value)
     steps = sum(job.useful_steps for job in jobs)
@@ -163,6 +167,7 @@ def _total(now: float, created: FleetCreated | None, lines: list[HostLine], jobs
         pause_micros=sum(job.pause_micros for job in jobs),
         useful_steps=steps,
         micros_per_1000_steps=_per_1000(micros, steps),
+        missing_before=missing_before,
     )
 
 

@@ -222,6 +222,15 @@ class CheckpointLost:
 
 
 @dataclass(frozen=True)
+class HistoryLost:
+    """The ledger of before was damaged: what it held and what the cloud no longer lists is not known here."""
+
+    at: float
+    kept_as: str  # the damaged file's name, beside the ledger
+    why: str
+
+
+@dataclass(frozen=True)
 class FleetDown:
     at: float
     why: str
@@ -231,7 +240,7 @@ Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostListed | HostJoined | HostSilent
     | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | JobSubmitted
     | JobChanged | GenerationFormed | JobResumed | JobProgress | CheckpointKept | CheckpointLost | TakenOver
-    | TargetChanged | FleetDown
+    | TargetChanged | HistoryLost | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

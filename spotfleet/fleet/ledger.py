@@ -1,21 +1,29 @@
-"""The fleet's memory: an append-only sqlite file of events. Nothing in it is ever changed."""
+"""The fleet's memory: an append-only sqlite file of events. Nothing in it is ever changed.
+
+A file that is damaged raises Damaged and is left as it is; `open_sound` keeps it aside and begins a new ledger, which
+says so: what the cloud lists and what agents hold is then taken up again by whoever uses it.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.events import Event, event_from_json, event_to_json
+from spotfleet.errors import DiskFull, SpotfleetError
+from spotfleet.fleet.events import Event, HistoryLost, event_from_json, event_to_json
 from spotfleet.fleet.fold import FleetState, apply
 
 SCHEMA = 1  # PRAGMA user_version
 APPLICATION = 0x5F0F1EE7  # PRAGMA application_id: tells our files from other people's
 BUSY_S = 10.0  # how long a writer waits for another process's transaction
+
+NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary codes; room may come back, and a disk too
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 CREATE = """
 CREATE TABLE IF NOT EXISTS events (
@@ -25,6 +33,14 @@ CREATE TABLE IF NOT EXISTS events (
     body TEXT NOT NULL
 )
 """
+
+
+class Damaged(SpotfleetError):
+    """The file cannot be read as a ledger of this release: it is set aside, or moved away by a person."""
+
+
+class OtherSchema(SpotfleetError):
+    """Written by another release. A person with that release can read it."""
 
 
 class Ledger:
@@ -75,6 +91,14 @@ class Ledger:
                 self._state, self._folded = apply(self._state, event), seq
             return self._state
 
+    def check(self) -> None:
+        """Read all of it; Damaged if that is not possible."""
+        with self._lock, _explained(self.path):
+            found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise _damaged(self.path, found)
+        self.events()
+
     def copy_to(self, path: Path | str) -> None:
         """A consistent copy in one file, without a write-ahead log beside it; replaces `path`."""
         target = Path(path)
@@ -90,6 +114,47 @@ class Ledger:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def problem(path: Path) -> Damaged | OtherSchema | None:
+    """What is wrong with the ledger at `path`; None if it can be gone on with."""
+    ledger: Ledger | None = None
+    try:
+        ledger = Ledger(path)
+        ledger.check()
+    except (Damaged, OtherSchema) as error:
+        return error
+    finally:
+        if ledger is not None:
+            ledger.close()
+    return None
+
+
+def open_sound(path: Path) -> tuple[Ledger, str]:
+    """A ledger to go on with, and what was wrong with the one that was there: "" if nothing was.
+
+    A damaged one is kept beside it as PATH.corrupt-TIME; a new one begins with what happened to it.
+    """
+    found = problem(path)
+    if found is None:
+        return Ledger(path), ""
+    if isinstance(found, OtherSchema):
+        raise found
+    aside = set_aside(path)
+    fresh = Ledger(path)
+    fresh.append(HistoryLost(time.time(), aside.name, str(found)))
+    return fresh, f"{found}; it is kept as {aside.name}, and a new one is begun"
+
+
+def set_aside(path: Path) -> Path:
+    """Keep the damaged ledger under another name, with what sqlite keeps beside it."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    aside = path.with_name(f"{path.name}.corrupt-{stamp}")
+    for ending in ("-wal", "-shm", ""):  # the ledger last: killed before, we begin again
+        part = path.with_name(path.name + ending)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + ending))
+    return aside
 
 
 def read_events(path: Path | str) -> list[Event]:
@@ -118,11 +183,12 @@ def _open(path: Path, target: str) -> sqlite3.Connection:
             owner = db.execute("PRAGMA application_id").fetchone()[0]
             tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if (tables or version or owner) and owner != APPLICATION:
-            raise SpotfleetError(f"{path} is a database of another program, not a ledger",
-                                 hint="move it away, or give another path")
+            raise Damaged(f"{path} is a database of another program, not a ledger",
+                          hint="move it away, or give another path")
         if version not in (0, SCHEMA):
-            raise SpotfleetError(f"{path} was written with ledger schema {version}; this spotfleet reads {SCHEMA}",
-                                 hint="use the spotfleet release that wrote it, or a newer one")
+            raise OtherSchema(f"{path} was written with ledger schema {version}; this spotfleet reads {SCHEMA}",
+                              hint="use the spotfleet release that wrote it, or a newer one; or move it away: a new "
+                                   "one is begun from what the cloud lists")
     except BaseException:
         db.close()
         raise
@@ -135,11 +201,20 @@ def _read(db: sqlite3.Connection, path: Path, after: int = 0, limit: int = -1) -
     events = []
     for seq, body in rows:
         try:
-            events.append((seq, event_from_json(json.loads(body))))
+            data = json.loads(body)
+        except (ValueError, TypeError) as error:
+            raise _damaged(path, f"event {seq} is no JSON: {error}") from None
+        try:
+            events.append((seq, event_from_json(data)))
         except ValueError as error:
             raise SpotfleetError(f"{path}: event {seq} cannot be read: {error}",
                                  hint="use the spotfleet release that wrote this ledger, or a newer one") from None
     return events
+
+
+def _damaged(path: Path, what: str) -> Damaged:
+    return Damaged(f"{path} is damaged: {what}",
+                   hint="move it away: a new one is begun from what the cloud lists; the bill lacks what was before")
 
 
 @contextmanager
@@ -150,5 +225,10 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.ProgrammingError:
         raise  # our bug, such as a closed ledger
     except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in NO_ROOM:
+            raise DiskFull(f"{path} cannot be written: {error}", hint="make room on its disk") from error
+        if code in DAMAGED:
+            raise _damaged(path, str(error)) from error
         raise SpotfleetError(f"{path}: {error}", hint="check that it is a ledger, that the disk has room "
                              "and that you may write there") from error
