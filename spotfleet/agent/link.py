@@ -1,9 +1,10 @@
 """The one long-lived connection to the dispatcher: reports up, orders down, reconnected for ever.
 
     away --connect (backoff 50 ms .. 2 s)--> connected --EOF, TCP keepalive, silence--> away
-                                                 '-- refused, or turned away REFUSALS times --> Refused
+                                                 '-- refused --> Refused
 
-Workers do not notice: they train on while the dispatcher is away.
+Workers do not notice: they train on while the dispatcher is away. One that does not know our token counts as away: it
+is not ours, or not yet; `orphan.py` says how long that may last.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 import aiohttp
 
 from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, TROUBLE
+from spotfleet.agent.whereabouts import Whereabouts
 from spotfleet.errors import SpotfleetError
 from spotfleet.messages import AgentOrders, AgentReport, dump, load
 
@@ -24,7 +26,6 @@ log = logging.getLogger("spotfleet.agent")
 PERIOD_S = 1.0
 _CONNECT_S = 10.0
 _SILENCE_S = 15.0  # each report is answered with orders: a dispatcher that is alive does not say nothing for so long
-_REFUSALS = 5  # wrong token, time after time
 _UNKNOWN_TOKEN = 4401  # close code
 _ORDER_BYTES = 16 << 20
 
@@ -34,15 +35,15 @@ class Refused(SpotfleetError):
 
 
 class Link:
-    def __init__(self, session: aiohttp.ClientSession, base: str, report: Callable[[str], AgentReport],
+    def __init__(self, session: aiohttp.ClientSession, where: Whereabouts, report: Callable[[str], AgentReport],
                  receive: Callable[[AgentOrders], None]) -> None:
         self._session = session
-        self._url = base.rstrip("/") + "/v1/agent"
+        self._where = where
         self._report = report  # of the local address of the connection
         self._receive = receive
         self._changed = asyncio.Event()
-        self._refusals = 0
         self.connected = False
+        self.heard = 0  # how many times a dispatcher has given orders
 
     def changed(self) -> None:
         """Report at once."""
@@ -56,31 +57,33 @@ class Link:
                 if await self._once():
                     backoff_s, told = FIRST_BACKOFF_S, False
             except TROUBLE as error:
-                self._count_refusal(error)
                 if not told:
                     log.warning("dispatcher: %s; trying again", error or type(error).__name__)
                 told = True
+            await self._where.failed()
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
     async def _once(self) -> bool:
         """One connection, from its beginning to its end; whether the dispatcher has given orders on it."""
+        place = self._where.next()
         async with asyncio.timeout(_CONNECT_S):
-            ws = await self._session.ws_connect(self._url, autoping=False, heartbeat=None, max_msg_size=_ORDER_BYTES)
+            ws = await self._session.ws_connect(place + "/v1/agent", autoping=False, heartbeat=None,
+                                                max_msg_size=_ORDER_BYTES)
         sock, name = ws.get_extra_info("socket"), ws.get_extra_info("sockname")
         if sock is None or not name:
             raise aiohttp.ClientConnectionError("closed as soon as it was open")
         notice_dead_peer(sock)
         sender = asyncio.create_task(self._send(ws, name[0]))
         try:
-            return await self._listen(ws)
+            return await self._listen(ws, place)
         finally:
             self.connected = False
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
             await ws.close()
 
-    async def _listen(self, ws: aiohttp.ClientWebSocketResponse) -> bool:
+    async def _listen(self, ws: aiohttp.ClientWebSocketResponse, place: str) -> bool:
         while True:
             message = await ws.receive(timeout=_SILENCE_S)
             if message.type is aiohttp.WSMsgType.PING:
@@ -98,9 +101,10 @@ class Link:
                 continue
             if orders.refuse:
                 raise Refused(f"the dispatcher refuses this agent: {orders.refuse}")
-            self._refusals = 0
+            self.heard += 1
             if not self.connected:
-                log.info("connected to %s", self._url)
+                log.info("connected to %s", place)
+                self._where.answered(place)
                 self.connected = True
             self._receive(orders)
 
@@ -113,14 +117,6 @@ class Link:
                     await self._changed.wait()
             except TimeoutError:
                 pass
-
-    def _count_refusal(self, error: BaseException) -> None:
-        status = getattr(error, "status", 0)
-        if status in (401, 403) or str(_UNKNOWN_TOKEN) in str(error):
-            self._refusals += 1
-        if self._refusals >= _REFUSALS:
-            raise Refused(f"the dispatcher turned this agent away {_REFUSALS} times: {error}",
-                          hint="its host's token is not, or no longer, one of this fleet")
 
 
 def notice_dead_peer(sock: socket.socket) -> None:

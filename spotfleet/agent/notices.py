@@ -60,13 +60,7 @@ class NoticeWatch:
             await asyncio.sleep(self._period_s)
 
     def _source(self) -> NoticeSource | None:
-        if self._provider == "local" and not self._url:
-            return None  # the local cloud names each host's server; the clouds' own lie at a known address
-        try:
-            return load(self._provider, self._url)
-        except SpotfleetError as error:
-            log.warning("%s", error)
-            return None
+        return _source(self._provider, self._url)
 
     async def _poll(self, source: NoticeSource) -> None:
         try:
@@ -83,3 +77,19 @@ class NoticeWatch:
             log.info("notice: %s", notice)
             self._held = held
             self._changed()
+
+
+def tag_reader(provider: str, metadata_url: str, key: str) -> Callable[[], str] | None:
+    """Reads a tag of this host, as `NoticeSource.tag`; None where there is nobody to ask."""
+    source = _source(provider, metadata_url)
+    return None if source is None else lambda: source.tag(key)
+
+
+def _source(provider: str, metadata_url: str) -> NoticeSource | None:
+    if provider == "local" and not metadata_url:
+        return None  # the local cloud names each host's server; the clouds' own lie at a known address
+    try:
+        return load(provider, metadata_url)
+    except SpotfleetError as error:
+        log.warning("%s", error)
+        return None

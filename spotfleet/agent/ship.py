@@ -25,6 +25,7 @@ class LogShipper:
         self._transfers = transfers
         self._job, self._worker, self._path = job, worker, path
         self._held = 0  # bytes that the dispatcher holds
+        self._dispatcher = transfers.dispatcher  # the one that said so
         self._complete = asyncio.Event()
 
     def complete(self) -> None:
@@ -46,6 +47,10 @@ class LogShipper:
 
     async def _send_some(self) -> bool:
         """Whether anything new has arrived at the dispatcher."""
+        if (now := self._transfers.dispatcher) != self._dispatcher:
+            self._held = await patiently(  # a new one may hold less, and nothing more may ever be written here
+                f"log of {self._worker}", lambda: self._transfers.append_log(self._job, self._worker, 0, b""))
+            self._dispatcher = now
         data = self._read()
         if not data:
             return False
@@ -105,6 +110,10 @@ class CheckpointShipper:
             overtaken.settled.set()
         self._waiting[job] = _Upload(checkpoint, link)
         self._work.set()
+
+    def again(self, job: str) -> None:
+        """The dispatcher may have lost what it was given: take the next offer of `job`, however old."""
+        self._newest.pop(job, None)
 
     async def settled(self, job: str) -> None:
         """Returns when nothing of `job` waits to be uploaded."""

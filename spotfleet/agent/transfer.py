@@ -15,6 +15,7 @@ import aiohttp
 from yarl import URL
 
 from spotfleet.agent.boot import Boot
+from spotfleet.agent.whereabouts import Whereabouts
 from spotfleet.certs import client_context
 from spotfleet.errors import SpotfleetError
 from spotfleet.messages import Launch, load
@@ -54,14 +55,19 @@ async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
 class Transfers:
     """The dispatcher's files, as far as a host may touch them. Raises TROUBLE when they cannot be reached."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, where: Whereabouts) -> None:
         self._session = session
-        self._base = base.rstrip("/")
+        self._where = where
+
+    @property
+    def dispatcher(self) -> int:
+        """Changes whenever the dispatcher may have become another, or may have lost what it held."""
+        return self._where.answers
 
     def _url(self, *parts: str, **query: str | int) -> URL:
         path = "/".join(quote(p, safe="") for p in parts)  # worker names hold slashes
         tail = "&".join(f"{k}={quote(str(v), safe='')}" for k, v in query.items())
-        return URL(f"{self._base}/v1/{path}" + (f"?{tail}" if tail else ""), encoded=True)
+        return URL(f"{self._where.url}/v1/{path}" + (f"?{tail}" if tail else ""), encoded=True)
 
     async def launch(self, job: str) -> Launch:
         async with self._session.get(self._url("jobs", job, "launch")) as answer:
@@ -104,13 +110,17 @@ class Transfers:
             self._url("jobs", job, "checkpoints", str(version), generation=generation, digest=digest), file)
 
     async def put_output(self, job: str, worker: str, file: Path) -> int:
-        return await self._put(self._url("jobs", job, "outputs", worker), file)
+        """A dispatcher that does not know us or the job yet is TROUBLE: it has only just taken over."""
+        return await self._put(self._url("jobs", job, "outputs", worker), file, not_yet=(401, 404))
 
-    async def _put(self, url: URL, file: Path) -> int:
-        """The status, below 500: a refusal is an answer; a server error is TROUBLE."""
+    async def put_bundle(self, digest: str, file: Path) -> int:
+        return await self._put(self._url("bundles", digest), file)
+
+    async def _put(self, url: URL, file: Path, not_yet: tuple[int, ...] = ()) -> int:
+        """The status, below 500: a refusal is an answer; a server error is TROUBLE, and so is `not_yet`."""
         with file.open("rb") as body:
             async with self._session.put(url, data=body) as answer:
-                if answer.status >= 500:
+                if answer.status >= 500 or answer.status in not_yet:
                     answer.raise_for_status()
                 return answer.status
 

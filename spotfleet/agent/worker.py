@@ -89,10 +89,15 @@ class Worker:
             return
         urgent = replace(report, version=0, step_s=0.0) != replace(self.report, version=0, step_s=0.0)
         self.report = report
-        if report.checkpoint is not None:
-            self._host.checkpoints.offer(self.order.job, report.checkpoint, self._folder.parent.parent / "uploads")
+        self.offer_checkpoint()
         if urgent:  # progress alone can wait for the next period
             self._host.changed()
+
+    def offer_checkpoint(self) -> None:
+        """Have the newest checkpoint it has written brought to safety, unless that is done."""
+        if self.report.checkpoint is not None:
+            uploads = self._folder.parent.parent / "uploads"
+            self._host.checkpoints.offer(self.order.job, self.report.checkpoint, uploads)
 
     def attached(self, *, yes: bool) -> None:
         """Whether a connection of its process is open."""

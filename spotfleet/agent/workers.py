@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
+from spotfleet.agent.orphan import Trainee
 from spotfleet.agent.restores import Restores
 from spotfleet.agent.worker import Host, Worker
-from spotfleet.messages import AgentOrders, Damaged, WorkerOrders, WorkerReport, WorkerState
+from spotfleet.messages import AgentOrders, Damaged, HeldJob, WorkerOrders, WorkerReport, WorkerState
 
+_HALT_S = 5.0  # for the processes to be gone after SIGKILL
 _REMEMBERED = 1000  # ends of workers, so that no name is ever started twice
 
 
@@ -22,6 +25,8 @@ class Workers:
         self._restores = Restores(host.transfers, host.bundles.folder, self._push_all)
         self._push: Callable[[str], None] = lambda worker: None
         self._closing = False
+        self._saving = False
+        self._tell: tuple[str, ...] = ()  # jobs that the dispatcher asks about
 
     def on_orders(self, push: Callable[[str], None]) -> None:
         """`push(worker)` is called when that worker's orders may have changed."""
@@ -32,6 +37,9 @@ class Workers:
         if self._closing:
             return
         self._listed = {o.worker for o in orders.workers}
+        self._listed |= {n for n, w in self._actual.items() if w.order.job in orders.tell}
+        self._answer(orders.tell)
+        self._host.bundles.send(orders.send)
         for order in orders.workers:
             worker = self._actual.get(order.worker)
             if worker is not None:
@@ -43,6 +51,29 @@ class Workers:
             if name not in self._listed:
                 worker.end()
                 self._forget_if_over(name)
+
+    @property
+    def asked(self) -> bool:
+        """Is the dispatcher still learning what is here?"""
+        return bool(self._tell)
+
+    def held(self) -> tuple[HeldJob, ...]:
+        """What the dispatcher has asked for."""
+        return tuple(self._held(job) for job in self._tell)
+
+    def _held(self, job: str) -> HeldJob:
+        given = [w.order.orders.assignment for w in self._actual.values() if w.order.job == job]
+        return self._host.bundles.held(job, tuple(dict.fromkeys(a for a in given if a is not None)))
+
+    def _answer(self, tell: tuple[str, ...]) -> None:
+        learnt = [w for w in self._actual.values() if w.order.job in self._tell and w.order.job not in tell]
+        fresh, self._tell = tell != self._tell, tell
+        for worker in learnt:  # by now it knows the job, and may have lost what it kept of it
+            self._host.checkpoints.again(worker.order.job)
+        for worker in learnt:
+            worker.offer_checkpoint()
+        if fresh:
+            self._host.changed()
 
     def states(self) -> tuple[WorkerState, ...]:
         relisted = (s for name, s in self._past.items() if name in self._listed)
@@ -81,7 +112,27 @@ class Workers:
             return self._delivered.get(name, WorkerOrders())
         delivered = self._delivered.get(name, WorkerOrders())
         self._delivered[name] = self._restores.resolve(worker.order.job, worker.order.orders, delivered)
-        return self._delivered[name]
+        return replace(self._delivered[name], checkpoint_now=True) if self._saving else self._delivered[name]
+
+    def trainees(self) -> list[Trainee]:
+        """The workers whose processes live, with the places they know of."""
+        return [Trainee(w.report, self._delivered.get(name, WorkerOrders()).assignment)
+                for name, w in self._actual.items() if w.process]
+
+    def save_now(self, wanted: bool) -> None:
+        """Whether workers are asked for a checkpoint, whatever the dispatcher says."""
+        if wanted is not self._saving:
+            self._saving = wanted
+            self._push_all()
+
+    async def halt(self) -> None:
+        """End all processes and start no more; what they left stays on disk."""
+        self._closing = True
+        for worker in self._actual.values():
+            worker.end()
+        gone = [asyncio.ensure_future(w.left_slot.wait()) for w in self._actual.values()]
+        if gone:
+            await asyncio.wait(gone, timeout=_HALT_S)
 
     async def close(self, bound_s: float) -> None:
         """End all workers and deliver what they leave, within `bound_s`."""

@@ -58,7 +58,7 @@ def settle(folder: Folder) -> bool:
         with folder.locked(wait_s=0.0):
             if not folder.record.down_at:
                 machine = Machine(folder)
-                if not machine.closing and (not folder.record.reached or machine.left()):
+                if not machine.closing and (not folder.record.reached or machine.left() or machine.lost()):
                     return False
                 _finish(machine, "ended by itself", lambda _line: None)
         return True
@@ -123,8 +123,10 @@ def _without_dispatcher(folder: Folder, progress: Progress, discard: bool) -> st
     if discard:
         progress("the dispatcher is gone; its jobs' results are given up")
         return "nothing was brought home: the dispatcher is gone"
+    target = folder.record.spec.checkpoint.target
     raise SpotfleetError("the dispatcher's machine is gone, and with it the fleet's results",
-                         hint="close the fleet with --discard")
+                         hint=f"`spotfleet up FILE` goes on from {target}; or close the fleet with --discard" if target
+                         else "`spotfleet up FILE` saves what hosts hold; or close the fleet with --discard")
 
 
 def _wait_for_workers(client: Client, progress: Progress) -> None:

@@ -203,6 +203,10 @@ class Fleet:
             raise DispatcherUnreachable(f"fleet '{self.name}' has no dispatcher yet",
                                         hint=f"`spotfleet up FILE` goes on, `spotfleet down {self.name}` ends it")
         url = machine.locate()
+        if not url and (lost := machine.lost()):
+            raise DispatcherUnreachable(
+                f"{lost.what}{f'; {lost.hosts} go on without it' if lost.hosts else ''}",
+                hint=f"`spotfleet up FILE` starts a new one, which {lost.then}; or `spotfleet down {self.name} --discard`")
         if url and url != record.url:
             folder.update(url=url)
         return machine.client(url or record.url, patience_s)

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from spotfleet import providers
 from spotfleet.api.house import Folder, House, Record
@@ -28,6 +28,13 @@ QUIET_TICK_S = 1.0
 DEARER = 3  # a dispatcher's machine may cost so many times the cheapest
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Lost:
+    what: str
+    then: str  # what a new dispatcher does
+    hosts: str = ""  # that go on without a dispatcher
 
 
 class Machine:
@@ -57,6 +64,8 @@ class Machine:
         try:
             reconcile.create(ledger, self.provider, self.cloud_name, record.spec.nodes, time.time())
             wanted = _wanted(record, 1, modest(record.spec.dispatcher, self.provider))
+            if lost := self.lost():
+                progress(f"{lost.what}; a new one {lost.then}")
             while True:
                 self.folder.give_way()
                 url = self._answering(ledger)
@@ -147,6 +156,18 @@ class Machine:
         """Where the provider lists the dispatcher's machine now; "" if it has none that runs."""
         running = [h for h in self.left() if h.role is Role.DISPATCHER and h.state is CloudState.RUNNING and h.port]
         return _url(running[-1].address, running[-1].port) if running else ""
+
+    def lost(self) -> Lost | None:
+        """What became of a fleet whose dispatcher has answered before and has no machine any more; None while it has."""
+        record, left = self.folder.record, self.left()
+        if not record.reached or record.down_at or any(h.role is Role.DISPATCHER for h in left):
+            return None
+        hosts = f"{len(left)} host{'' if len(left) == 1 else 's'}"
+        if left:
+            return Lost("the dispatcher's machine is gone", f"takes over {hosts}", hosts)
+        if record.spec.checkpoint.target and not self.folder.archive.exists():
+            return Lost("all machines are gone", f"goes on from {record.spec.checkpoint.target}")
+        return None  # it has ended by itself
 
     def client(self, url: str, patience_s: float, *, any_version: bool = False) -> Client:
         endpoint = Endpoint(url, self.folder.keys.admin_token, self.folder.ca)

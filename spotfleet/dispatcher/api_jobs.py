@@ -39,6 +39,8 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 def _job(request: web.Request) -> Job:
     name, jobs = request.match_info["job"], request.app[DISPATCHER].jobs
+    if name not in jobs and not request.app[DISPATCHER].settled:
+        raise web.HTTPServiceUnavailable(text="")  # asked again: some agent may hold it
     if name not in jobs:
         raise NotFound(f"no job {name!r}", hint=f"jobs of this fleet: {', '.join(jobs) or 'none yet'}")
     return jobs[name]

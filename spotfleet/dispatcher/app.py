@@ -63,7 +63,7 @@ ROUTES = (
     Route("POST", "/v1/down", Who.CLI, api_fleet.down),
     Route("GET", "/v1/archive", Who.CLI, api_fleet.get_archive),
     Route("GET", "/v1/bundles/{sha256}", Who.BOTH, api_fleet.get_bundle),
-    Route("PUT", "/v1/bundles/{sha256}", Who.CLI, api_fleet.put_bundle),
+    Route("PUT", "/v1/bundles/{sha256}", Who.BOTH, api_fleet.put_bundle),
     Route("POST", "/v1/jobs", Who.CLI, api_jobs.submit),
     Route("GET", "/v1/jobs", Who.CLI, api_jobs.jobs),
     Route("GET", "/v1/jobs/{job}", Who.CLI, api_jobs.job),
@@ -130,8 +130,8 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     try:
         return await handler(request)
     except web.HTTPException as error:
-        if error.status < 400:
-            raise
+        if error.status < 400 or isinstance(error, web.HTTPServiceUnavailable):
+            raise  # without a word, which means to every caller: ask again
         return _told(error.status, error.text or error.reason, "", "SpotfleetError")
     except errors.SpotfleetError as error:
         return _told(_status(error), str(error), error.hint, _kind(error))

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 
 from aiohttp import web
 
 from spotfleet.dispatcher.app import make_app
+from spotfleet.dispatcher.begin import begin
 from spotfleet.dispatcher.boot import DispatcherBoot, server_tls
 from spotfleet.dispatcher.files import sweep
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.state import Dispatcher
-from spotfleet.errors import SpotfleetError
-from spotfleet.fleet import reconcile
-from spotfleet.fleet.ledger import Ledger
 from spotfleet.providers import Provider
 
 log = logging.getLogger(__name__)
-PROVIDER_AGAIN_S = 1.0
 IDLE_S = 30.0  # a connection whose request is not here in full by then is closed; callers leave theirs before that
 CLOSE_S = 2.0  # open requests get so long at the end
 
@@ -35,8 +31,7 @@ class Daemon:
     async def start(self, address: str, port: int) -> str:
         """Listen and begin; returns our URL. Waits for a provider that does not answer yet."""
         sweep(self._home)
-        ledger = Ledger(self._home / "ledger.db")
-        await self._create(ledger)
+        ledger = await begin(self._boot, self._home, self._provider)
         self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))
         self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,
                                      keepalive_timeout=IDLE_S, auto_decompress=False)
@@ -45,7 +40,9 @@ class Daemon:
         port = self._runner.addresses[0][1]
         self.dispatcher.url = f"https://{address}:{port}"
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),
-                       asyncio.create_task(self.dispatcher.upkeep.run())]
+                       asyncio.create_task(self.dispatcher.upkeep.run()),
+                       asyncio.create_task(self.dispatcher.announcer.run()),
+                       asyncio.create_task(self.dispatcher.keeper.run())]
         log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.url)
         return self.dispatcher.url
 
@@ -62,13 +59,3 @@ class Daemon:
         if self.dispatcher is not None:
             await self.dispatcher.journal.close()
             self.dispatcher.journal.ledger.close()
-
-    async def _create(self, ledger: Ledger) -> None:
-        """Once for each ledger: a fleet that is down when we start again is not made anew."""
-        while ledger.state().created is None:
-            try:
-                await asyncio.to_thread(reconcile.create, ledger, self._provider, self._boot.fleet,
-                                        self._boot.spec.nodes, time.time())
-            except (SpotfleetError, OSError) as error:
-                log.warning("%s does not answer: %s", self._provider.name, error)
-                await asyncio.sleep(PROVIDER_AGAIN_S)

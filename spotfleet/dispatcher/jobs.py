@@ -77,7 +77,7 @@ class Job:
     # ---- what others ask
 
     def has_worker_on(self, host: str) -> bool:
-        return host in self.crew.hosts()
+        return any(not w.ended for w in self.crew.on(host))
 
     def was_given_to(self, host: str) -> bool:
         """Has this host ever been given a worker? What its workers leave may come after their ends."""
@@ -101,9 +101,14 @@ class Job:
             self._write(cancelled=why)
             self._saving = (self.crew.version(), save_until)
 
-    def orders(self, host: str) -> list[SlotOrder]:
-        return [SlotOrder(w.name, self.id, w.slot, w.local_rank, self._worker_orders(w))
-                for w in self.crew.live() if w.host == host and w.wanted]
+    def orders(self) -> dict[str, list[SlotOrder]]:
+        """By host, what should exist there."""
+        wanted = [w for w in self.crew.live() if w.wanted]
+        told, found = self._worker_orders(wanted), {}
+        for worker in wanted:
+            order = SlotOrder(worker.name, self.id, worker.slot, worker.local_rank, told[worker.name])
+            found.setdefault(worker.host, []).append(order)
+        return found
 
     def hear(self, report: AgentReport, now: float) -> None:
         """Take what an agent says of this job; `now` is monotonic."""
@@ -196,20 +201,21 @@ class Job:
         """Start a worker in each given slot that has none, unless it cools down or its script has ended."""
         if self._finished:
             return
-        local: dict[str, int] = {}
-        for host, slot in around.given:
-            local_rank = local[host] = local.get(host, -1) + 1
-            free = self.crew.at((host, slot)) is None
-            if free and self._may_start() and restart.ready_at(self.history, (host, slot)) <= around.now:
-                self.crew.add(self._name_for((host, slot)), local_rank)
-                if host not in self.record.hosts:
-                    self._write(hosts=(*self.record.hosts, host))
-
-    def _may_start(self) -> bool:
-        """Once a script has run to its end no more are started than have been there at once."""
         crew = [w for w in self.crew.all.values() if not w.past and (w.done or not w.ended)]
         self._peak = max(self._peak, len(crew))
-        return len(crew) < self._peak or not any(w.done for w in crew)
+        # once a script has run to its end no more are started than have been there at once
+        room = self._peak - len(crew) if any(w.done for w in crew) else len(around.given)
+        local: dict[str, int] = {}
+        fresh: list[str] = []
+        for host, slot in around.given:
+            local_rank = local[host] = local.get(host, -1) + 1
+            free = len(fresh) < room and self.crew.at((host, slot)) is None
+            if free and restart.ready_at(self.history, (host, slot)) <= around.now:
+                self.crew.add(self._name_for((host, slot)), local_rank)
+                fresh.append(host)
+        self._peak = max(self._peak, len(crew) + len(fresh))
+        if not set(fresh) <= set(self.record.hosts):
+            self._write(hosts=tuple(dict.fromkeys((*self.record.hosts, *fresh))))
 
     def _views(self, around: Surroundings) -> list[WorkerView]:
         order = {slot: n for n, slot in enumerate(around.given)}
@@ -272,19 +278,22 @@ class Job:
     def _rank(self) -> None:
         """Remember whose output is whose: the rank held, else the one it will probably have."""
         ranks = {name: rank for rank, name in enumerate(self.membership.members)}
-        for place, worker in enumerate(w for w in self.crew.all.values() if not w.ended and not w.past):
+        crew = [w for w in self.crew.all.values() if not w.ended and not w.past]
+        unranked = [w.name for w in crew if w.rank < 0 and w.name not in ranks]
+        said = self.membership.orders_of(unranked) if self.membership.generation > 0 and unranked else {}
+        for place, worker in enumerate(crew):
             if worker.name in ranks:
                 worker.rank = ranks[worker.name]
             elif worker.rank < 0:
-                founded = self.membership.generation > 0
-                worker.rank = self.membership.orders(worker.name).provisional_rank if founded else place
+                worker.rank = said[worker.name].provisional_rank if said else place
 
-    def _worker_orders(self, worker: Worker) -> WorkerOrders:
-        said = self.membership.orders(worker.name)
-        offer = self.checkpoints.offer() if said.needs_restore else Offer()
-        return WorkerOrders(None if offer.wait else said.assignment, said.founded, said.provisional_rank,
-                            said.provisional_size, self.spec.checkpoint.interval_s,
-                            said.checkpoint_now or self._saving is not None, offer.checkpoint)
+    def _worker_orders(self, workers: list[Worker]) -> dict[str, WorkerOrders]:
+        said = self.membership.orders_of(w.name for w in workers)
+        offer = self.checkpoints.offer() if any(s.needs_restore for s in said.values()) else Offer()
+        return {name: WorkerOrders(None if offer.wait else s.assignment, s.founded, s.provisional_rank,
+                                   s.provisional_size, self.spec.checkpoint.interval_s,
+                                   s.checkpoint_now or self._saving is not None, offer.checkpoint)
+                for name, s in said.items()}
 
     def _why(self) -> str:
         """What it does or waits for, and what there is to know of its checkpoints."""

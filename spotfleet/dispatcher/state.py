@@ -11,24 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from spotfleet.dispatcher import jobfile, lifetime
+from spotfleet.dispatcher.announce import Announcer
 from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.boot import DispatcherBoot
 from spotfleet.dispatcher.endgame import Endgame
-from spotfleet.dispatcher.hosts import HostView, Seat, look
+from spotfleet.dispatcher.hosts import SAY_AGAIN_S, HostView, Seat, differs, look
 from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.dispatcher.jobs import SAVE_S, Job, Surroundings
 from spotfleet.dispatcher.journal import Journal
+from spotfleet.dispatcher.keeper import Keeper
 from spotfleet.dispatcher.keys import NotFound
 from spotfleet.dispatcher.machines import Machines
 from spotfleet.dispatcher.restart import Slot
+from spotfleet.dispatcher.restore import machine_number
 from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
 from spotfleet.dispatcher.status import Scene, fleet_status
+from spotfleet.dispatcher.takeover import Takeover
 from spotfleet.dispatcher.trust import turn_away_refused
 from spotfleet.dispatcher.upkeep import Upkeep
 from spotfleet.errors import NoCapacity, UsageError
@@ -40,7 +43,7 @@ from spotfleet.providers import Provider
 log = logging.getLogger(__name__)
 STEP_S = 0.25
 SETTLE_S = 15.0
-NAME_CHARS = 60  # of a job's folder
+NUMBERS = 1000  # of jobs that one dispatcher's machine may name: the next, which may know none of them, begins above
 SILENCE_S = 3.0  # an agent that is away for less keeps its host's place in the schedule
 
 
@@ -55,12 +58,14 @@ class Dispatcher:
         self.endgame = Endgame(home)
         self._life = jobfile.next_boot(home)
         self._named = 0
-        self.jobs: dict[str, Job] = {j.id: j for j in map(self._load, jobfile.folders(home))}
+        self._machine = machine_number(boot.host)
+        self.jobs: dict[str, Job] = {j.id: j for j in map(self.load, jobfile.folders(home))}
         self._allocation = Allocation({}, {})
         self._changed = asyncio.Event()
         self._settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
         self.upkeep = Upkeep(lambda: (j for j in self.jobs.values() if not j.state.ended), self.change)
         self.machines = Machines(self, provider, time.time() + SETTLE_S if self._settle_until else 0.0)
+        self.takeover, self.announcer, self.keeper = Takeover(self), Announcer(self, provider), Keeper(self)
 
     # ---- agents
 
@@ -80,14 +85,16 @@ class Dispatcher:
         been replaced is old: it would report as lost what has been started since."""
         if self.seats.get(seat.host) is not seat or not seat.connected:
             return
-        noticed = report.notice != seat.report.notice
+        noticed, news = report.notice != seat.report.notice, differs(seat.report, report)
         seat.hear(report, time.monotonic())
+        self.takeover.hear(report)
         if self.settled:
             for job in self.jobs.values():
                 job.hear(report, time.monotonic())
         if noticed:
             self.machines.poke()
-        self.change()
+        if news:
+            self.change()
 
     def disconnect(self, seat: Seat) -> None:
         """The end of a connection; of an older one it means nothing."""
@@ -107,14 +114,12 @@ class Dispatcher:
 
     async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
         self._check(spec, wait)
-        stem = re.sub(r"[^\w.-]+", "-", spec.name)[:NAME_CHARS].strip("-.") or "job"
-        number = len(self.jobs) + 1
-        name = f"{stem}-{number}"
+        name = jobfile.name_for(spec, self.jobs, 0 if self.jobs else NUMBERS * self._machine)
         folder = self.home / "jobs" / name
         jobfile.save_secrets(folder, secrets)
         jobfile.save(folder, JobRecord(name, spec, time.time()))
-        self.jobs[name] = self._load(folder)
-        self.journal.note(_submission(self.jobs[name]))
+        self.jobs[name] = self.load(folder)
+        self.journal.note(jobfile.submission(self.jobs[name].record, secrets))
         self.change()
         return name
 
@@ -201,7 +206,9 @@ class Dispatcher:
                      for v in views}
         scene = Scene(self.boot.fleet, self.journal.state, self.nodes, self.machines.own, views,
                       {**self.misfits, **{s.host: s.report.why for s in self.seats.values()}}, host_jobs,
-                      tuple(j.status(unix) for j in self.jobs.values()), self.endgame.why, self.machines.waits)
+                      tuple(j.status(unix) for j in self.jobs.values()), self.endgame.why, self.machines.waits,
+                      [*self.takeover.remarks,
+                       *filter(None, (self.announcer.why, self.keeper.why))])
         return fleet_status(scene, unix)
 
     # ---- the loop
@@ -212,17 +219,21 @@ class Dispatcher:
         while True:
             self._changed.clear()
             self.journal.check()
+            began = time.monotonic()
             self.step()
+            await asyncio.sleep(time.monotonic() - began)  # half of the time is for reports and orders, if there are many
             await rings(self._changed, STEP_S)
 
     def step(self) -> None:
         """Bring jobs and orders up to date with everything known now."""
         if not self.settled:
+            self.takeover.ask()
             self._try_to_settle()
             return
         now, unix = time.monotonic(), time.time()
         views = {v.host.request_id: v for v in self.views()}
         self._forget_hosts(views)
+        self.takeover.adopt(views)
         live = [j for j in self.jobs.values() if not j.state.ended]
         self._end_if_due(live, unix)
         self._allocation = allocate(*self._desk(live, views, now), self._allocation.held)
@@ -242,6 +253,8 @@ class Dispatcher:
 
     def _is_ready(self, host: str, view: HostView, now: float) -> bool:
         seat = self.seats.get(host)
+        if self.takeover.asked(host):
+            return False  # it holds workers of a job that is still to be learnt of
         return view.connected or (seat is not None and now - seat.away_since < SILENCE_S)
 
     def _around(self, job: Job, views: dict[str, HostView], taken: dict[Slot, str], now: float,
@@ -252,7 +265,7 @@ class Dispatcher:
         given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.spec.max_workers]
         launching = sum(v.slots for v in views.values() if v.host.counts and not v.connected and v.leaving is None)
         coming = max(0, min(launching, job.spec.max_workers - len(given)))
-        return Surroundings(now, unix, mine, given, views, self._why_waiting(job), coming)
+        return Surroundings(now, unix, frozenset(mine), given, views, self._why_waiting(job), coming)
 
     def _why_waiting(self, job: Job) -> str:
         why = self._allocation.why.get(job.id, "")
@@ -263,10 +276,12 @@ class Dispatcher:
     def _order(self) -> None:
         """Wake each connection that is owed an answer or whose orders have changed."""
         turn_away_refused(self)
+        now, told = time.monotonic(), [j.orders() for j in self.jobs.values()]
         for seat in self.seats.values():
-            orders = AgentOrders(seat.host, tuple(o for j in self.jobs.values() for o in j.orders(seat.host)))
+            orders = AgentOrders(seat.host, tuple(o for by_host in told for o in by_host.get(seat.host, ())),
+                                 tell=self.takeover.asked(seat.host), send=self.takeover.lacks(seat.host))
             if seat.connected and (seat.due or orders != seat.orders):
-                seat.orders, seat.due = orders, False
+                seat.orders, seat.due, seat.say_again_at = orders, False, now + SAY_AGAIN_S
                 seat.wake()
 
     def _forget_hosts(self, views: dict[str, HostView]) -> None:
@@ -302,7 +317,8 @@ class Dispatcher:
                 submitted.add(event.job)
             elif isinstance(event, JobChanged) and event.state.ended:
                 ended.add(event.job)
-        events: list[Event] = [_submission(j) for j in self.jobs.values() if j.id not in submitted]
+        events: list[Event] = [jobfile.submission(j.record, j.secrets) for j in self.jobs.values()
+                               if j.id not in submitted]
         return events + [JobChanged(j.record.ended_at, j.id, j.state, j.record.why, j.record.version)
                          for j in self.jobs.values() if j.state.ended and j.id not in ended]
 
@@ -313,9 +329,10 @@ class Dispatcher:
         away = [h.request_id for h in self.journal.state.hosts
                 if h.cloud is CloudState.RUNNING and h.terminate_at is None
                 and not (h.request_id in self.seats and self.seats[h.request_id].connected)]
-        if away and time.monotonic() < self._settle_until:
+        if (away or self.takeover.waits()) and time.monotonic() < self._settle_until:
             return
         self._settle_until = 0.0
+        self.takeover.settle()
         reports = [s.report for s in self.seats.values()]
         for job in self.jobs.values():
             if not job.state.ended:
@@ -327,7 +344,13 @@ class Dispatcher:
                 for job in self.jobs.values():
                     job.crew.silence(seat.host)
 
-    def _load(self, folder: Path) -> Job:
+    def hold(self, job: Job) -> None:
+        """The job goes on with the hosts that its workers are on."""
+        hosts = tuple(sorted(job.crew.hosts()))
+        self._allocation = Allocation({**self._allocation.held, job.id: hosts}, self._allocation.why)
+
+    def load(self, folder: Path) -> Job:
+        """The job on our disk."""
         record, secrets = jobfile.load(folder)
         if record.state.ended:
             jobfile.drop_secrets(folder)  # the last process may have died just before
@@ -336,12 +359,6 @@ class Dispatcher:
 
     def _name_for(self, place: Slot) -> str:
         self._named += 1
-        incarnation = str(self._named) if self._life == 1 else f"{self._life}-{self._named}"
+        lives = [f"d{self._machine}"] * (self._machine > 0) + [str(self._life)] * (self._life > 1)
+        incarnation = "-".join([*lives, str(self._named)])
         return f"{place[0]}/{place[1]}/{incarnation}"
-
-
-def _submission(job: Job) -> JobSubmitted:
-    spec, command = job.spec, " ".join(job.spec.argv) or job.spec.run
-    for value in filter(None, job.secrets.values()):
-        command = command.replace(value, "***")
-    return JobSubmitted(job.record.submitted_at, job.id, spec.name, command, spec.min_workers, spec.max_workers)

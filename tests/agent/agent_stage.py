@@ -34,12 +34,13 @@ class Stage:
     env: dict[str, str] = field(default_factory=dict)
     token: str = TOKEN
     provider: str = "local"
+    told: dict[str, object] = field(default_factory=dict)  # more for boot.json
     agent: subprocess.Popen | None = None
     agent_log: Path = Path()
 
     def boot(self, wait: bool = True) -> None:
         boot = {"fleet": "fleet", "host": HOST, "provider": self.provider, "slots": 2,
-                "dispatcher": self.dispatcher.url, "ca": self.dispatcher.ca, "token": self.token}
+                "dispatcher": self.dispatcher.url, "ca": self.dispatcher.ca, "token": self.token, **self.told}
         self.home.mkdir(exist_ok=True)
         (self.home / "boot.json").write_text(json.dumps(boot))
         self.agent_log = self.home / "agent.log"

@@ -12,6 +12,7 @@ import pytest
 from spotfleet.agent.boot import Boot
 from spotfleet.agent.child import ChildSpec, cut
 from spotfleet.agent.link import Link
+from spotfleet.agent.whereabouts import Whereabouts
 from spotfleet.agent.zygote_client import ZygoteClient
 from spotfleet.messages import Launch
 from spotfleet.model import JobSpec
@@ -47,7 +48,7 @@ def test_a_connection_that_is_closed_as_soon_as_it_is_open_is_tried_again_and_en
         async def ws_connect(self, *_: Any, **__: Any) -> Closed:
             return Closed()
 
-    link = Link(Session(), "https://127.0.0.1:1", lambda _address: None, lambda _orders: None)  # type: ignore[arg-type]
+    link = Link(Session(), Whereabouts("https://127.0.0.1:1"), lambda _address: None, lambda _orders: None)  # type: ignore[arg-type]
     with pytest.raises(aiohttp.ClientConnectionError):
         asyncio.run(link._once())
 

@@ -75,24 +75,26 @@ def test_reports_repeat_each_second_without_any_change(stage: Stage):
 
 
 @pytest.mark.slow
-def test_a_refused_agent_stops_its_workers_and_says_why(stage: Stage):
+def test_a_refused_agent_stops_its_workers_says_why_and_powers_its_host_off(stage: Stage):
     stage.boot()
     stage.job(COUNT)
     stage.order(FIRST)
     eventually(lambda: stage.log())
     family = stage.processes()
     stage.dispatcher.order(AgentOrders(HOST, refuse="protocol 1 is too old: install spotfleet 9"))
-    assert stage.agent.wait(15) == 1
+    assert stage.agent.wait(15) == 0
     eventually(lambda: all_gone(family))
     assert "protocol 1 is too old: install spotfleet 9" in stage.agent_log.read_text()
 
 
 @pytest.mark.slow
-def test_an_agent_with_a_wrong_token_gives_up(stage: Stage):
+def test_a_dispatcher_that_does_not_know_the_token_counts_as_none(stage: Stage):
     stage.token = "stolen"
+    stage.told = {"orphan_after_s": 2.0}
     stage.boot(wait=False)
-    assert stage.agent.wait(30) == 1
-    assert "turned this agent away" in stage.agent_log.read_text()
+    assert stage.agent.wait(30) == 0
+    log = stage.agent_log.read_text()
+    assert "401" in log and "heard from no dispatcher for 2 s" in log
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -20,9 +21,22 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.auth import host_token
 from spotfleet.dispatcher.boot import DispatcherBoot
 from spotfleet.dispatcher.daemon import Daemon
-from spotfleet.messages import AgentOrders, AgentReport, Checkpoint, Damaged, Exit, JobStatus, SlotOrder, dump, load
+from spotfleet.errors import SpotfleetError
+from spotfleet.messages import (
+    AgentOrders,
+    AgentReport,
+    Checkpoint,
+    Damaged,
+    Exit,
+    HeldJob,
+    JobStatus,
+    Launch,
+    SlotOrder,
+    dump,
+    load,
+)
 from spotfleet.model import CloudState, FleetSpec, JobSpec, Need, Nodes, Notice, Role
-from spotfleet.providers import Boot, LaunchRequest
+from spotfleet.providers import DISPATCHER_TAG, Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
 
 TICK_S = 0.02
@@ -33,6 +47,8 @@ SECRET = "fleet-secret"
 
 class Cloud(InProcessProvider):
     """Starts a fake agent on each machine that it sells, and ends it with the machine."""
+
+    answers = True  # False: nobody answers, though the machines go on
 
     def __init__(self) -> None:
         super().__init__(clock=time.time)
@@ -47,6 +63,8 @@ class Cloud(InProcessProvider):
             self.launched_at.setdefault(request.request_id, time.monotonic())
 
     def _call(self, method: str, act: Callable[[float], Any]) -> Any:
+        if not self.answers:
+            raise SpotfleetError("no answer within 30 s")
         with self.lock:
             return super()._call(method, act)
 
@@ -58,6 +76,10 @@ class Cloud(InProcessProvider):
         notice = Notice(found.notice.ends_at - self.clock()) if found.notice else None
         return found.state is CloudState.RUNNING, notice
 
+    def tags(self, host: str) -> dict[str, str]:
+        with self.lock:
+            return dict(self.market.hosts[host].order.tags)
+
 
 class FakeAgent:
     """One agent process on one machine."""
@@ -65,6 +87,10 @@ class FakeAgent:
     def __init__(self, host: str, boot: dict[str, Any], cloud: Cloud, world: World, number: int) -> None:
         self.host, self.boot, self.cloud, self.world = host, boot, cloud, world
         self.incarnation = f"agent-{number}"
+        self.url: str = boot["dispatcher"]
+        self.bundles: dict[str, bytes] = {}
+        self.launches: dict[str, tuple[Launch, float]] = {}  # and when it was fetched
+        self.tell: tuple[str, ...] = ()
         self.workers: list[str] = []
         self.orders: AgentOrders | None = None
         self.answers = 0
@@ -82,10 +108,22 @@ class FakeAgent:
         _, notice = self.cloud.look(self.host)
         states = tuple(self.world.workers[n].state() for n in self.workers if n in self.world.workers)
         return AgentReport(self.host, self.incarnation, "127.0.0.1", self.boot["slots"], states, notice,
-                           damaged=self.damaged)
+                           held=tuple(map(self._held, self.tell)), damaged=self.damaged)
+
+    def _held(self, job: str) -> HeldJob:
+        orders = [w.order for n in self.workers if (w := self.world.workers.get(n)) and w.order.job == job]
+        launch, fetched_at = self.launches.get(job, (None, 0.0))
+        if launch is not None:
+            launch = replace(launch, age_s=round(launch.age_s + time.monotonic() - fetched_at, 1))
+        return HeldJob(job, launch, tuple({o.orders.assignment for o in orders if o.orders.assignment}),
+                       launch is not None and launch.spec.bundle in self.bundles)
 
     def obey(self, orders: AgentOrders) -> None:
-        self.orders, self.answers = orders, self.answers + 1
+        if orders.refuse:
+            with self.cloud.lock:
+                self.cloud.market.power_off(self.host, self.cloud.clock())
+            return
+        self.orders, self.answers, self.tell = orders, self.answers + 1, orders.tell
         listed = {o.worker: self._with_checkpoint(o) for o in orders.workers}
         for name, order in listed.items():
             if name in self.workers:
@@ -94,6 +132,8 @@ class FakeAgent:
                 self.world.start(order)
                 self.workers.append(name)
         for name in [n for n in self.workers if n not in listed]:
+            if name in self.world.workers and self.world.workers[name].order.job in orders.tell:
+                continue
             self.workers.remove(name)
             if self.world.workers[name].exit is None:
                 self.world.kill(name)
@@ -137,23 +177,35 @@ class FakeAgent:
                 try:
                     await self._once(session)
                 except (aiohttp.ClientError, OSError):
-                    self.connected = False
+                    self.url = self.cloud.tags(self.host).get(DISPATCHER_TAG, self.url)
                 self.connected = False
                 await asyncio.sleep(0.05)
 
     async def _once(self, session: aiohttp.ClientSession) -> None:
         if self.shut:
             return
-        url = self.boot["dispatcher"] + "/v1/agent"
-        async with session.ws_connect(url, ssl=certs.client_context(self.boot["ca"])) as ws:
+        tls = certs.client_context(self.boot["ca"])
+        async with session.ws_connect(self.url + "/v1/agent", ssl=tls) as ws:
             self.connected = True
             sender = asyncio.create_task(self._send(ws))
             try:
                 async for message in ws:
                     self.obey(load(AgentOrders, message.data))
                     self.changed.set()
+                    await self._carry(session, tls)
             finally:
                 sender.cancel()
+
+    async def _carry(self, session: aiohttp.ClientSession, tls: ssl.SSLContext) -> None:
+        """Fetch the launches of new jobs, and send the bundles that the dispatcher lacks."""
+        assert self.orders is not None
+        for job in {o.job for o in self.orders.workers} - self.launches.keys():
+            async with session.get(f"{self.url}/v1/jobs/{job}/launch", ssl=tls) as answer:
+                if answer.status == 200:
+                    self.launches[job] = load(Launch, await answer.read()), time.monotonic()
+        for digest in self.orders.send:
+            if digest in self.bundles:
+                await (await session.put(f"{self.url}/v1/bundles/{digest}", ssl=tls, data=self.bundles[digest])).read()
 
     async def _send(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         """At once on change, about once a second otherwise."""
@@ -161,8 +213,9 @@ class FakeAgent:
         while not self.shut:
             report = self.report()
             said = self.said
-            moved = said is None or (report.notice is None) != (said.notice is None)
-            moved = moved or (report.workers, report.damaged) != (said.workers, said.damaged)
+            moved = (said is None or (report.workers, report.held, report.damaged)
+                     != (said.workers, said.held, said.damaged)
+                     or (report.notice is None) != (said.notice is None))
             if moved or time.monotonic() - sent_at > 1.0:
                 if report.notice and not (said and said.notice):
                     self.noticed_at = time.monotonic()
@@ -189,8 +242,7 @@ class Stage:
     async def __aenter__(self) -> Stage:
         self.home.mkdir(parents=True, exist_ok=True)
         self.http = aiohttp.ClientSession()
-        offer = self.cloud.offers(Need(use_spot=False))[0]
-        InProcessProvider.launch(self.cloud, LaunchRequest(self.boot.host, "f", Role.DISPATCHER, offer, Boot("")))
+        self._launch_own()
         await self.start_dispatcher()
         self._tasks = [asyncio.create_task(self._play())]
         return self
@@ -209,6 +261,21 @@ class Stage:
         self.daemon = Daemon(self.boot, self.home, self.cloud)
         self.url = await self.daemon.start("127.0.0.1", self.port)
         self.port = int(self.url.rpartition(":")[2])
+
+    async def lose_dispatcher_machine(self) -> None:
+        """Its machine and disk are gone; another takes its place elsewhere."""
+        await self.stop_dispatcher()
+        with self.cloud.lock:
+            self.cloud.market.interrupt(self.boot.host, None, self.cloud.clock(), action="terminate")
+        number = int(self.boot.host.rpartition("-")[2]) + 1
+        self.boot = replace(self.boot, host=f"f-d-{number}")
+        self.home, self.port = self.home.with_name(f"dispatcher-{number}"), 0
+        self.home.mkdir()
+        self._launch_own()
+
+    def _launch_own(self) -> None:
+        offer = self.cloud.offers(Need(use_spot=False))[0]
+        InProcessProvider.launch(self.cloud, LaunchRequest(self.boot.host, "f", Role.DISPATCHER, offer, Boot("")))
 
     async def stop_dispatcher(self) -> None:
         if self.daemon is not None:
@@ -235,22 +302,29 @@ class Stage:
 
     async def call(self, method: str, path: str, body: Any = None, *, token: str = ADMIN, data: bytes | None = None,
                    ok: bool = True) -> tuple[int, Any]:
-        """(status, JSON or bytes)"""
+        """(status, JSON or bytes); asked again, as every caller does, while the dispatcher only settles."""
+        while (answer := await self._call(method, path, body, token, data))[0] == 503:
+            await asyncio.sleep(TICK_S)
+        assert not ok or answer[0] == 200, f"{method} {path}: {answer}"
+        return answer
+
+    async def _call(self, method: str, path: str, body: Any, token: str, data: bytes | None) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with self.http.request(method, self.url + path, json=body, data=data, headers=headers,
                                      ssl=certs.client_context(self.ca)) as answer:
             said = await answer.read()
             value = json.loads(said) if answer.content_type == "application/json" and said else said
-            assert not ok or answer.status == 200, f"{method} {path}: {answer.status} {value}"
             return answer.status, value
 
     def token(self, host: str) -> str:
         return host_token(SECRET, host)
 
     async def submit(self, script: Script, workers: tuple[int, int] = (2, 2), name: str = "train", *,
-                     secrets: dict[str, str] | None = None, wait: bool = True, down: bool = False) -> str:
+                     secrets: dict[str, str] | None = None, wait: bool = True, down: bool = False,
+                     bundle: str = "") -> str:
         self.world.scripts[name] = script
-        spec = JobSpec(name, argv=("train.py",), min_workers=workers[0], max_workers=workers[1], down=down)
+        spec = JobSpec(name, argv=("train.py",), bundle=bundle, min_workers=workers[0], max_workers=workers[1],
+                       down=down)
         body = {"spec": to_json(spec), "secrets": secrets or {}, "wait": wait}
         return (await self.call("POST", "/v1/jobs", body))[1]["job"]
 

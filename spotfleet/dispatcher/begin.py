@@ -1,0 +1,83 @@
+"""The first start on a machine: the ledger made, or taken back, and the fleet's hosts found.
+
+A fleet of which the cloud lists hosts already, or of which the target keeps a ledger, had a dispatcher whose machine is
+gone. This one goes on in its place and says so in the ledger: `events.TakenOver`. `begun` in the home ends all this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from spotfleet.dispatcher.boot import DispatcherBoot
+from spotfleet.dispatcher.restore import Restored, restore
+from spotfleet.errors import SpotfleetError
+from spotfleet.fleet import reconcile
+from spotfleet.fleet.events import HistoryLost, TakenOver
+from spotfleet.fleet.ledger import Ledger, problem, set_aside
+from spotfleet.fleet.plan import Wanted
+from spotfleet.model import Role
+from spotfleet.providers import Provider
+
+log = logging.getLogger(__name__)
+AGAIN_S = 1.0
+
+
+async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
+    """The ledger to go on with. Waits for a provider that does not answer, unless the ledger knows the fleet."""
+    mark, path = home / "begun", home / "ledger.db"
+    lost = await asyncio.to_thread(_put_damaged_aside, mark, path)
+    found = await restore(boot, home) if not mark.exists() and not path.exists() else Restored()
+    ledger = Ledger(path)
+    if lost is not None:
+        ledger.append(lost)
+    while not mark.exists():
+        try:
+            await asyncio.to_thread(_observe, boot, provider, ledger)
+        except (SpotfleetError, OSError) as error:
+            log.warning("%s does not answer: %s", provider.name, error)
+            if not found.ledger:
+                await asyncio.sleep(AGAIN_S)
+                continue
+        await asyncio.to_thread(_remember, boot, ledger, found)
+        mark.touch()
+    return ledger
+
+
+def _put_damaged_aside(mark: Path, path: Path) -> HistoryLost | None:
+    """Begin anew, as on another machine, with a ledger that cannot be read: nobody is here to repair it."""
+    found = problem(path) if path.exists() else None
+    if found is None:
+        return None
+    mark.unlink(missing_ok=True)
+    aside = set_aside(path)
+    log.error("%s; it is kept as %s", found, aside.name)
+    return HistoryLost(time.time(), aside.name, str(found))
+
+
+def _observe(boot: DispatcherBoot, provider: Provider, ledger: Ledger) -> None:
+    now = time.time()
+    workers = Wanted(boot.fleet, Role.WORKER, boot.spec.nodes.target, boot.spec.any_of)
+    if ledger.state().created is None:  # once for each ledger: a fleet that is down is not made anew
+        reconcile.create(ledger, provider, boot.fleet, boot.spec.nodes, now)
+    reconcile.look(workers, ledger, provider, now)
+
+
+def _remember(boot: DispatcherBoot, ledger: Ledger, found: Restored) -> None:
+    hosts = [h for h in ledger.state().hosts if h.role is Role.WORKER]
+    said = any(isinstance(e, TakenOver) and e.host == boot.host for _, e in ledger.events())
+    if said or not (hosts or found.ledger or found.jobs):
+        return
+    target = boot.spec.checkpoint.target
+    parts = [f"{len(hosts)} hosts go on"]
+    if found.ledger:
+        parts.append(f"ledger and {len(found.jobs)} jobs came back from {target}")
+    else:
+        parts.append(f"{len(found.jobs)} jobs came back from {target}" if found.jobs else "")
+        parts.append("" if target else "no copy of the ledger is kept, as the fleet has no checkpoint.target")
+        parts.append("of hosts and jobs that had ended nothing is known")
+    why = "; ".join(filter(None, [*parts, *found.troubles]))
+    log.warning("taken over: %s", why)
+    ledger.append(TakenOver(time.time(), boot.host, found.ledger, why))

@@ -1,0 +1,184 @@
+"""Copies to the checkpoint target what a dispatcher on another disk would need: ledger, jobs, secrets, bundles.
+
+    something has changed --KEEP_S, or longer where copies take long--> copied --the target refuses--> AGAIN_S
+                                                                            (said in `why` and the ledger meanwhile)
+
+All of it happens in a thread of its own, and training never waits for it. What is copied is read back by `restore.py`:
+
+    ledger/MACHINE-SEQ-DIGEST.db     the newest two of this machine
+    jobs/JOB/job.json
+    jobs/JOB/secrets                 encrypted, until the job has ended
+    bundles/DIGEST                   of jobs that have not ended
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import json
+import logging
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spotfleet.dispatcher.restore import LEDGER_NAME, bundle_name, ledger_name, lock, machine_number
+from spotfleet.durable import Durable
+from spotfleet.errors import SpotfleetError
+from spotfleet.fleet.events import TargetChanged
+
+if TYPE_CHECKING:
+    from spotfleet.dispatcher.state import Dispatcher
+
+log = logging.getLogger(__name__)
+KEEP_S = 3.0
+SELDOM = 10  # a copy may take so much of the time, one part in so many
+AGAIN_S = 10.0
+STALL_S = 60.0
+COPIES = 2  # of the ledger
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be copied of a job, taken on the loop."""
+
+    job: str
+    folder: Path
+    live: bool
+    bundle: str
+    secrets: dict[str, str]
+
+
+class Keeper:
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        boot = dispatcher.boot
+        self.why = ""  # what stands in the way; "" when all is copied or on its way
+        self._dispatcher, self._target = dispatcher, boot.spec.checkpoint.target
+        self._durable = Durable(self._target, boot.fleet, boot.ca)
+        self._lock, self._machine = lock(boot.fleet_secret), machine_number(boot.host)
+        self._thread = ThreadPoolExecutor(1, "keeper")
+        self.copied_to = 0  # sequence number of the ledger's newest event at the target
+        self._copied: dict[str, str] = {}  # name at the target -> digest of what was written
+        self._closed: set[str] = set()  # ended jobs whose last state is there
+
+    async def run(self) -> None:
+        """Until cancelled. Without a target there is nothing to do."""
+        if not self._target:
+            return
+        try:
+            while True:
+                await asyncio.sleep(await self._keep())
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _keep(self) -> float:
+        """Copy what has changed; how long to wait until the next time."""
+        jobs = [_Job(j.id, j.folder, not j.state.ended, j.spec.bundle, dict(j.secrets))
+                for j in self._dispatcher.jobs.values()]
+        begun = time.monotonic()
+        copying = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._thread, self._copy, jobs))
+        try:
+            while not (await asyncio.wait([copying], timeout=STALL_S))[0]:
+                self._say(f"the checkpoint target {self._target} has not answered for {STALL_S:g} s; waits for it")
+            copying.result()
+        except (OSError, SpotfleetError) as error:
+            self._say(f"the checkpoint target {self._target} cannot be written to: "
+                      f"{getattr(error, 'strerror', '') or error}; tried again each {AGAIN_S:g} s")
+            return AGAIN_S
+        self._say("")
+        return max(KEEP_S, SELDOM * (time.monotonic() - begun))
+
+    def _say(self, why: str) -> None:
+        if why == self.why:
+            return
+        if why:
+            log.warning("%s", why)
+        if bool(why) != bool(self.why):
+            self._dispatcher.journal.note(TargetChanged(time.time(), self._target, why))
+        self.why = why
+
+    # ---- in the thread
+
+    def _copy(self, jobs: list[_Job]) -> None:
+        if not Path(self._target).is_dir():  # never to make it: it may be where something is to be mounted
+            raise FileNotFoundError(errno.ENOENT, "no such folder; is it mounted?")
+        for job in jobs:
+            self._copy_job(job)
+        self._copy_ledger()
+        live = {job.bundle for job in jobs if job.live and job.bundle}
+        for digest in sorted(live):
+            self._copy_bundle(digest)
+        for name in self._durable.names("bundles"):
+            if name not in map(bundle_name, live):
+                self._durable.drop(name)
+
+    def _copy_job(self, job: _Job) -> None:
+        if job.job in self._closed:
+            return
+        name = f"jobs/{job.job}/secrets"
+        if not job.live:
+            self._durable.drop(name)
+        elif job.secrets:
+            text = json.dumps(job.secrets, sort_keys=True).encode()
+            if self._is_news(name, text):
+                self._durable.write(name, self._lock.encrypt(text))
+                self._note(name, text)
+        name, text = f"jobs/{job.job}/job.json", (job.folder / "job.json").read_bytes()
+        if self._is_news(name, text):
+            self._durable.write(name, text)
+            self._note(name, text)
+        if not job.live:
+            self._closed.add(job.job)
+
+    def _copy_ledger(self) -> None:
+        """Named by its digest, so that a copy of which a byte is lost is not believed, and an older one is."""
+        ledger = self._dispatcher.journal.ledger
+        seq = ledger.append()
+        if seq == self.copied_to:
+            return
+        copy = self._dispatcher.home / ".keeper.part"
+        try:
+            ledger.copy_to(copy)
+            with copy.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            self._durable.put(ledger_name(self._machine, seq, digest), copy)
+        finally:
+            copy.unlink(missing_ok=True)
+        mine = [n for n in self._durable.names("ledger")
+                if (found := LEDGER_NAME.fullmatch(n)) and int(found[1]) == self._machine]
+        for name in mine[:-COPIES]:
+            self._durable.drop(name)
+        self.copied_to = seq
+
+    def _copy_bundle(self, digest: str) -> None:
+        name, here = bundle_name(digest), self._dispatcher.home / "bundles" / digest
+        there = self._durable.find(name)
+        if here.exists() and there is None:
+            self._durable.put(name, here)
+        elif there is not None and not here.exists():
+            _fetch_bundle(there, here)
+
+    def _is_news(self, name: str, text: bytes) -> bool:
+        """Also where somebody has removed it at the target."""
+        return self._copied.get(name) != hashlib.sha256(text).hexdigest() or self._durable.find(name) is None
+
+    def _note(self, name: str, text: bytes) -> None:
+        self._copied[name] = hashlib.sha256(text).hexdigest()
+
+
+def _fetch_bundle(source: Path, place: Path) -> None:
+    """Whole and right, or not at all: then a host may have it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_name(f".{place.name}.target.part")
+    try:
+        shutil.copyfile(source, part)
+        with part.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != place.name:
+                log.warning("the copy of bundle %s at %s is damaged", place.name[:12], source)
+                return
+        part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)

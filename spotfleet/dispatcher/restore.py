@@ -1,0 +1,154 @@
+"""What a dispatcher on an empty disk takes back from the checkpoint target: ledger, jobs and their secrets.
+
+    target --copied, each piece checked--> HOME/.restored --renamed, the ledger last--> HOME
+
+A piece that is damaged is left there and said; the hosts may know what it held. Checkpoints are not copied here: they
+are read where they lie when a job needs one. Written by `keeper.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import re
+import shutil
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from spotfleet.codec import from_json
+from spotfleet.dispatcher import jobfile
+from spotfleet.dispatcher.boot import DispatcherBoot
+from spotfleet.dispatcher.jobfile import JobRecord
+from spotfleet.durable import Durable
+from spotfleet.errors import SpotfleetError
+from spotfleet.fleet.events import FleetCreated
+from spotfleet.fleet.ledger import Ledger, read_events
+
+log = logging.getLogger(__name__)
+RESTORE_S = 60.0  # a target that hangs is gone on without
+STAGE = ".restored"
+LEDGER_NAME = re.compile(r"ledger/(\d{6})-(\d{12})-([0-9a-f]{64})\.db")
+
+
+@dataclass(frozen=True)
+class Restored:
+    ledger: bool = False
+    jobs: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()  # what could not be taken back, for people
+
+
+def ledger_name(machine: int, seq: int, digest: str) -> str:
+    """Of a copy: the higher the newer, of whichever machine; the digest tells whether it is whole."""
+    return f"ledger/{machine:06d}-{seq:012d}-{digest}.db"
+
+
+def bundle_name(digest: str) -> str:
+    return f"bundles/{digest}"
+
+
+def lock(fleet_secret: str) -> Fernet:
+    """What the secrets of jobs are encrypted with where others may read them: the target."""
+    key = HKDF(SHA256(), 32, salt=None, info=b"spotfleet secrets of jobs").derive(fleet_secret.encode())
+    return Fernet(base64.urlsafe_b64encode(key))
+
+
+def machine_number(host: str) -> int:
+    """Counts the dispatcher's machines of a fleet: FLEET-d-N."""
+    number = host.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+async def restore(boot: DispatcherBoot, home: Path) -> Restored:
+    """Fill an empty home from the target, as far as that is possible."""
+    target = boot.spec.checkpoint.target
+    if not target:
+        return Restored()
+    stage = home / STAGE
+    shutil.rmtree(stage, ignore_errors=True)
+    try:
+        async with asyncio.timeout(RESTORE_S):
+            found = await asyncio.to_thread(_fetch, boot, stage)
+    except TimeoutError:
+        return Restored(troubles=(f"{target} has not answered within {RESTORE_S:g} s",))
+    except OSError as error:
+        return Restored(troubles=(f"{target} cannot be read: {error.strerror or error}",))
+    for trouble in found.troubles:
+        log.warning("%s", trouble)
+    for job in found.jobs:
+        place = home / "jobs" / job
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists():
+            (stage / "jobs" / job).rename(place)
+    if found.ledger:
+        (stage / "ledger.db").rename(home / "ledger.db")
+    shutil.rmtree(stage, ignore_errors=True)
+    return found
+
+
+def _fetch(boot: DispatcherBoot, stage: Path) -> Restored:
+    """Blocking; leaves what it finds in `stage`."""
+    if not Path(boot.spec.checkpoint.target).is_dir():
+        return Restored(troubles=(f"{boot.spec.checkpoint.target} is no folder here: is it mounted?",))
+    durable = Durable(boot.spec.checkpoint.target, boot.fleet, boot.ca)
+    stage.mkdir(parents=True, mode=0o700)
+    troubles: list[str] = []
+    ledger = _fetch_ledger(durable, boot.fleet, stage / "ledger.db", troubles)
+    jobs = [job for job in _job_names(durable) if _fetch_job(durable, boot, job, stage / "jobs" / job, troubles)]
+    return Restored(ledger, tuple(jobs), tuple(troubles))
+
+
+def _fetch_ledger(durable: Durable, fleet: str, place: Path, troubles: list[str]) -> bool:
+    """The newest copy that is whole."""
+    for name in reversed([n for n in durable.names("ledger") if LEDGER_NAME.fullmatch(n)]):
+        source = durable.find(name)
+        problem = "it has just gone" if source is None else _copy_ledger(source, name, fleet, place)
+        if not problem:
+            return True
+        place.unlink(missing_ok=True)
+        troubles.append(f"the ledger's copy {name} is refused: {problem}")
+    return False
+
+
+def _copy_ledger(source: Path, name: str, fleet: str, place: Path) -> str:
+    """Why it is no good; "" if it is."""
+    shutil.copyfile(source, place)
+    with place.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != name[-67:-3]:
+            return "its digest is wrong"
+    try:
+        created = next((e for e in read_events(place) if isinstance(e, FleetCreated)), None)
+        Ledger(place).close()  # ours to write to from now on
+    except (SpotfleetError, sqlite3.Error) as error:
+        return str(error)
+    return "" if created is not None and created.fleet == fleet else "it is not this fleet's"
+
+
+def _job_names(durable: Durable) -> list[str]:
+    found = [n.split("/") for n in durable.names("jobs") if n.endswith("/job.json")]
+    return [parts[1] for parts in found if len(parts) == 3]
+
+
+def _fetch_job(durable: Durable, boot: DispatcherBoot, job: str, place: Path, troubles: list[str]) -> bool:
+    try:
+        source = durable.find(f"jobs/{job}/job.json")
+        record = from_json(JobRecord, json.loads(source.read_text() if source else ""))
+        if record.job != job:
+            raise ValueError(f"it is that of {record.job}")
+        jobfile.save(place, record)
+        sealed = durable.find(f"jobs/{job}/secrets")
+        if sealed is not None and not record.state.ended:
+            text = lock(boot.fleet_secret).decrypt(sealed.read_bytes())
+            jobfile.save_secrets(place, from_json(dict[str, str], json.loads(text)))
+    except (ValueError, InvalidToken) as error:
+        shutil.rmtree(place, ignore_errors=True)
+        troubles.append(f"the copy of job {job} is refused: {str(error) or type(error).__name__}")
+        return False
+    return True

@@ -1,0 +1,211 @@
+"""A dispatcher in the place of a lost one: which jobs it takes over from the agents, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import replace
+
+import pytest
+from fake_fleet import Stage, spec
+from fake_workers import Script
+
+from spotfleet.dispatcher import jobfile
+from spotfleet.messages import Exit
+
+LONG = Script(steps=100_000)
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spotfleet.dispatcher.announce.ANNOUNCE_AFTER_S", 0.1)
+    monkeypatch.setattr("spotfleet.dispatcher.announce.LOOK_S", 0.1)
+    monkeypatch.setattr("spotfleet.dispatcher.keeper.KEEP_S", 0.1)
+    monkeypatch.setattr("spotfleet.dispatcher.daemon.CLOSE_S", 0.05)  # a lost machine says no good-bye
+
+
+def pids(stage: Stage) -> dict[str, list[str]]:
+    return {host: list(agent.workers) for host, agent in stage.agents.items()}
+
+
+def test_a_new_machine_takes_over_hosts_and_job_and_training_does_not_notice(play):
+    async def scene(stage: Stage) -> None:
+        hosts = await stage.up(2)
+        job = await stage.submit(LONG, secrets={"KEY": "s3cr3t-value"})
+        before = await stage.at_version(job, 20)
+        workers, formed = pids(stage), len(stage.world.history)
+        await stage.lose_dispatcher_machine()
+        lost_at = max(w.version for w in stage.world.workers.values())
+        await stage.start_dispatcher()
+        after = await stage.at_version(job, lost_at + 20)
+        assert (after.generation, after.world_size, after.repeated) == (before.generation, 2, 0)
+        assert (pids(stage), len(stage.world.history), sorted(await stage.up(2))) == (workers, formed, sorted(hosts))
+        assert stage.daemon.dispatcher.jobs[job].secrets["KEY"] == "s3cr3t-value"
+        assert after.age_s >= before.age_s
+        taken = await stage.events("TakenOver")
+        assert [(e["host"], e["restored"]) for e in taken] == [("f-d-1", False)]
+        assert "s3cr3t-value" not in str(await stage.events())
+
+    play(scene)
+
+
+def test_a_taken_over_job_survives_deaths_and_another_loss_and_ends_as_it_should(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(Script(steps=400))
+        await stage.at_version(job, 20)
+        for _ in range(2):
+            await stage.lose_dispatcher_machine()
+            await stage.start_dispatcher()
+            status = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
+        stage.cloud.interrupt(next(iter(stage.agents)), None)
+        await stage.until("another generation", lambda: stage.world.history[-1][1] > status.generation)
+        await stage.stands(job, "succeeded")
+        names = stage.world.started
+        assert len(set(names)) == len(names)  # a name that was used before would never be started
+
+    play(scene)
+
+
+def test_two_jobs_come_back_in_their_order_each_with_its_hosts(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(3)
+        first = await stage.submit(LONG, (1, 1), "one")
+        second = await stage.submit(LONG, (2, 2), "two")
+        await stage.at_version(first, 5)
+        await stage.at_version(second, 5)
+        workers = pids(stage)
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        for job in (first, second):
+            await stage.at_version(job, max(w.version for w in stage.world.workers.values()))
+        assert pids(stage) == workers
+        assert list(stage.daemon.dispatcher.jobs) == [first, second]
+        third = await stage.submit(LONG, (1, 1), "three")
+        assert int(third.rpartition("-")[2]) > 2
+
+    play(scene, spec(3))
+
+
+def test_a_late_agent_finds_its_worker_still_a_member(play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spotfleet.dispatcher.state.SETTLE_S", 1.0)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(LONG)
+        before = await stage.at_version(job, 10)
+        workers, late = pids(stage), next(iter(stage.agents))
+        stage.agents[late].shut = True
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        await stage.until("the job", lambda: job in stage.daemon.dispatcher.jobs)
+        stage.agents[late].shut = False
+        after = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 10)
+        assert (after.generation, pids(stage)) == (before.generation, workers)
+
+    play(scene)
+
+
+def test_a_job_that_only_a_late_agent_holds_is_taken_over_when_it_comes(play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spotfleet.dispatcher.state.SETTLE_S", 0.5)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        held = await stage.submit(LONG, (1, 1), "held")
+        late = (await stage.at_version(held, 10)).workers[0].host
+        workers = list(stage.agents[late].workers)
+        stage.agents[late].shut = True
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        await stage.until("settled", lambda: stage.daemon.dispatcher.settled)
+        other = await stage.submit(LONG, (1, 2), "other")  # would like to have both hosts
+        await stage.until("its first worker", lambda: stage.daemon.dispatcher.jobs[other].held())
+        stage.agents[late].shut = False
+        await stage.until("the job", lambda: held in stage.daemon.dispatcher.jobs)
+        await stage.at_version(held, max(w.version for w in stage.world.workers.values()) + 5)
+        assert stage.agents[late].workers == workers
+
+    play(scene)
+
+
+def test_the_bundle_comes_back_from_a_host_that_has_it(play):
+    data = b"a working directory"
+    digest = hashlib.sha256(data).hexdigest()
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        await stage.call("PUT", f"/v1/bundles/{digest}", data=data)
+        job = await stage.submit(LONG, bundle=digest)
+        await stage.at_version(job, 5)
+        next(iter(stage.agents.values())).bundles[digest] = data
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        await stage.until("the bundle", lambda: (stage.home / "bundles" / digest).exists())
+        assert (await stage.call("GET", f"/v1/bundles/{digest}"))[1] == data
+        host = next(iter(stage.agents))
+        other = hashlib.sha256(b"other").hexdigest()
+        refused = await stage.call("PUT", f"/v1/bundles/{other}", data=b"other", token=stage.token(host), ok=False)
+        assert refused[0] == 403
+
+    play(scene)
+
+
+def test_a_bundle_that_nobody_has_is_said_and_training_goes_on(play):
+    data = b"a working directory"
+    digest = hashlib.sha256(data).hexdigest()
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        await stage.call("PUT", f"/v1/bundles/{digest}", data=data)
+        job = await stage.submit(LONG, bundle=digest)
+        await stage.at_version(job, 5)
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
+        assert f"working directory of {job} is lost" in (await stage.call("GET", "/v1/status"))[1]["why"]
+
+    play(scene)
+
+
+def test_a_restarted_process_adopts_a_higher_generation_than_its_disk_knows(play):
+    """The disk is behind, as after a copy of it was put back."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(LONG)
+        await stage.at_version(job, 5)
+        path = stage.home / "jobs" / job
+        old, _ = jobfile.load(path)
+        first = stage.world.history[-1][1]
+        stage.kill_worker(next(iter(stage.agents)), Exit(-9))
+        await stage.until("the next generation", lambda: stage.world.history[-1][1] > first)
+        before = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
+        workers, formed = pids(stage), len(stage.world.history)
+        await stage.stop_dispatcher()
+        jobfile.save(path, replace(old, hosts=()))
+        await stage.start_dispatcher()
+        after = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 20)
+        assert (after.generation, pids(stage), len(stage.world.history)) == (before.generation, workers, formed)
+
+    play(scene)
+
+
+def test_nothing_is_launched_ended_or_declared_dead_while_a_new_machine_waits_for_reports(play):
+    async def scene(stage: Stage) -> None:
+        hosts = await stage.up(2)
+        job = await stage.submit(LONG)
+        await stage.at_version(job, 5)
+        for agent in stage.agents.values():
+            agent.shut = True
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        await asyncio.sleep(3.0)  # a span in which nothing may happen, not a wait for something
+        kinds = {e["kind"] for e in await stage.events()}
+        assert not kinds & {"TerminateIntended", "HostDraining", "HostSilent", "JobChanged"}
+        assert sorted(h for h in stage.cloud.living() if h != stage.boot.host) == sorted(hosts)
+        assert (await stage.call("GET", "/v1/jobs"))[1]["jobs"] == []
+        for agent in stage.agents.values():
+            agent.shut = False
+        await stage.at_version(job, 5)
+
+    play(scene)

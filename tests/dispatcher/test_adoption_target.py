@@ -1,0 +1,127 @@
+"""What a dispatcher on an empty disk takes back from the checkpoint target, and what it keeps there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_fleet import Stage, spec
+from fake_workers import Script
+from test_adoption import LONG, in_a_hurry, pids
+
+from spotfleet.model import CheckpointSpec
+
+pytestmark = pytest.mark.usefixtures(in_a_hurry.__name__)
+
+
+def with_target(folder: Path) -> object:
+    folder.mkdir()
+    return spec(checkpoint=CheckpointSpec(target=str(folder)))
+
+
+async def copied(stage: Stage, job: str) -> None:
+    """Wait until what is known now is at the target."""
+    keeper, dispatcher = stage.daemon.dispatcher.keeper, stage.daemon.dispatcher
+    await dispatcher.journal.flush()
+    seq = dispatcher.journal.after(0)[-1][0]
+    await stage.until("a copy", lambda: keeper.copied_to >= seq and not keeper.why)
+
+
+def test_history_jobs_and_secrets_come_back_from_the_target(play, tmp_path: Path):
+    target = tmp_path / "target"
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        ended = await stage.submit(Script(steps=5), (1, 1), "short")
+        await stage.stands(ended, "succeeded")
+        job = await stage.submit(LONG, (1, 2), secrets={"KEY": "s3cr3t-value"})
+        await stage.at_version(job, 5)
+        await copied(stage, job)
+        assert not any(b"s3cr3t-value" in p.read_bytes() for p in target.rglob("*") if p.is_file())
+        before = await stage.events()
+        workers = pids(stage)
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        after = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
+        assert pids(stage) == workers and after.repeated == 0
+        again = await stage.events()
+        assert again[:len(before)] == before
+        assert (await stage.job(ended)).state == "succeeded"
+        assert [e["restored"] for e in again if e["kind"] == "TakenOver"] == [True]
+        assert await stage.submit(LONG, (1, 1), "next") == "next-3"
+
+    play(scene, with_target(target))
+
+
+def test_a_job_whose_hosts_are_gone_too_comes_back_from_the_target(play, tmp_path: Path):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=100_000), (1, 1), secrets={"KEY": "s3cr3t-value"})
+        await stage.at_version(job, 1)
+        await copied(stage, job)
+        await stage.stop_dispatcher()
+        for host in list(stage.agents):
+            stage.cloud.interrupt(host, None)
+        await stage.until("the end of all", lambda: not stage.agents)
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        assert stage.daemon.dispatcher.jobs[job].secrets["KEY"] == "s3cr3t-value"
+        stage.world.scripts["train"].steps = 20
+        await stage.stands(job, "succeeded")
+
+    play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
+
+
+@pytest.mark.parametrize("damage", ["all", "newest"])
+def test_a_damaged_copy_of_the_ledger_is_refused_and_the_fleet_goes_on(play, tmp_path: Path, damage: str):
+    target = tmp_path / "target"
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(LONG)
+        await stage.at_version(job, 5)
+        await copied(stage, job)
+        await stage.submit(LONG, (1, 1), "queued")
+        await copied(stage, job)
+        workers = pids(stage)
+        await stage.lose_dispatcher_machine()
+        copies = sorted(target.glob("*/ledger/*.db"))
+        for path in copies if damage == "all" else copies[-1:]:
+            path.write_bytes(path.read_bytes()[:-5000] + bytes(5000))
+        await stage.start_dispatcher()
+        await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
+        assert pids(stage) == workers
+        taken = (await stage.events("TakenOver"))[0]
+        assert "is refused: its digest is wrong" in taken["why"]
+        assert taken["restored"] is (damage == "newest")
+
+    play(scene, with_target(target))
+
+
+def test_a_target_that_is_away_is_said_and_written_to_when_it_is_back(play, tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spotfleet.dispatcher.keeper.AGAIN_S", 0.1)
+    target = tmp_path / "target"
+
+    async def scene(stage: Stage) -> None:
+        target.rename(tmp_path / "unmounted")
+        await stage.up(2)
+        job = await stage.submit(LONG)
+        await stage.at_version(job, 5)
+
+        async def why() -> str:
+            return (await stage.call("GET", "/v1/status"))[1]["why"]
+
+        async def said() -> bool:
+            return f"the checkpoint target {target} cannot be written to" in await why()
+
+        await stage.until("what is wrong", said)
+        assert not target.exists()  # made by nobody: it may be where something is to be mounted
+        (tmp_path / "unmounted").rename(target)
+        await copied(stage, job)
+        await stage.until("another event", lambda: stage.daemon.dispatcher.keeper.why == "")
+        changes = [bool(e["why"]) for e in await stage.events("TargetChanged")]
+        assert changes == [True, False] and "target" not in await why()
+
+    play(scene, with_target(target))
