@@ -13,6 +13,7 @@ from spotfleet.dispatcher.schedule import JobNeed
 from spotfleet.messages import Stage
 
 GROUPS = 8  # so many generations are on disk for a restarted dispatcher
+BLANK = Orders()
 Place = tuple[str, int]  # host, slot
 Leaving = tuple[float, str]  # seconds left, why
 
@@ -42,6 +43,7 @@ class SimJob:
         self.changes: list[Change] = []
         self.reported = 0  # newest generation that any dispatcher was told of
         self.cancelled = self.ended = False
+        self._orders: dict[str, Orders] | None = None  # of the last look
 
     @property
     def wants_hosts(self) -> bool:
@@ -51,7 +53,7 @@ class SimJob:
 
     def restart(self, reported: Iterable[WorkerView]) -> None:
         """A new process: what is on disk, and what agents report."""
-        self.core, self.known = Membership(self.name, self.least, self.most), {}
+        self.core, self.known, self._orders = Membership(self.name, self.least, self.most), {}, None
         for view in reported:
             self.add(view.worker).seen = True
             self.hear(view)
@@ -80,7 +82,11 @@ class SimJob:
         self.known = {n: k for n, k in self.known.items() if not gone(k)}
 
     def orders(self, host: str) -> dict[str, Orders]:
-        return self.core.orders_of([k.name for k in self.known.values() if k.place[0] == host and k.wanted])
+        """What Membership wants of the host's workers since the last look."""
+        if self._orders is None:
+            self._orders = self.core.orders_of(self.known)
+        said = self._orders
+        return {k.name: said.get(k.name, BLANK) for k in self.known.values() if k.place[0] == host and k.wanted}
 
     def let_all_go(self) -> None:
         for known in self.known.values():
@@ -90,6 +96,7 @@ class SimJob:
 
     def look(self, now: float, expected: int, silent: Callable[[str], bool],
              leaving: Callable[[str], Leaving | None]) -> None:
+        self._orders = None
         views = [_view(k, silent, leaving) for k in self.known.values()]
         by_name = {v.worker: v for v in views}
         young = sum(k.wanted and k.view.stage is Stage.STARTING for k in self.known.values())

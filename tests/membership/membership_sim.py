@@ -15,7 +15,7 @@ from membership_jobs import Known, Leaving, Place, SimJob
 from membership_workers import Worker
 
 from spotfleet.dispatcher.membership import Orders, WorkerView
-from spotfleet.dispatcher.schedule import HostRoom, allocate
+from spotfleet.dispatcher.schedule import HostRoom, JobNeed, allocate
 from spotfleet.messages import Stage
 
 DT = 0.1
@@ -84,6 +84,7 @@ class FleetSim:
         self._names = self._numbers = 0
         self._next_exchange = self._next_look = 0.0
         self._replaced: set[str] = set()
+        self._allocated: tuple = ()  # what `held` follows from, and stays while that does
 
     # ---- things that happen
 
@@ -269,10 +270,7 @@ class FleetSim:
         for host in self.hosts.values():
             host.seat.away_since = self.mono if host.name not in away else host.seat.away_since
         live = [j for j in self.jobs.values() if j.wants_hosts]
-        self.held = allocate([j.need for j in live], [r for h in self.hosts.values() for r in self._room(h, lost)],
-                             self.held).held
-        named = [h for hosts in self.held.values() for h in hosts]
-        assert len(named) == len(set(named)), "a host is held by two jobs"
+        self._allocate([j.need for j in live], [r for h in self.hosts.values() for r in self._room(h, lost)])
         taken = {k.place for j in self.jobs.values() for k in j.known.values()}
         coming = sum(h.slots for h in self.living() if h.name in away and self._leaving(h) is None)
         for job in self.jobs.values():
@@ -284,6 +282,13 @@ class FleetSim:
             elif not job.ended:
                 self._step(job, taken, away, coming)
         self._release_hosts(lost)
+
+    def _allocate(self, needs: list[JobNeed], rooms: list[HostRoom]) -> None:
+        if (needs, rooms, self.held) != self._allocated:
+            self.held = allocate(needs, rooms, self.held).held
+            named = [h for hosts in self.held.values() for h in hosts]
+            assert len(named) == len(set(named)), "a host is held by two jobs"
+            self._allocated = (needs, rooms, self.held)
 
     def _settle(self) -> bool:
         known = [h for h in self.hosts.values() if not self.is_lost(h)]

@@ -29,6 +29,7 @@ def block(kind: str, first: int, last: int) -> list[tuple[int, str]]:
         sys.path.insert(0, folder)
     driver = importlib.import_module((TESTS / DRIVERS[kind]).stem)
     wrong = []
+    gc.disable()  # a history is thrown away as a whole
     for seed in range(first, last):
         try:
             driver.history(seed)
