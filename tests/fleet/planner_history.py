@@ -258,6 +258,8 @@ def _down(sim: PlannerSim, rng: random.Random) -> None:
     for name in sim.world.living():
         if rng.random() < 0.5:
             sim.world.market.interrupt(name, rng.choice([None, 30.0]), sim.true, "stop")
+    for pool in POOLS:  # so that no stopped host comes back by itself
+        sim.world.market.set_capacity(pool, 0, sim.true)
     sim.world.hosts = 0
     for _ in range(20):
         sim.tick(15.0)

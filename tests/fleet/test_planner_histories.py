@@ -6,7 +6,12 @@ More of them: `python tests/sim/many_histories.py planner COUNT`; one: `python t
 from __future__ import annotations
 
 import pytest
+from fleet_world import MemoryLedger, World
 from planner_history import TROUBLES, history
+
+from spotfleet.fleet.cost import report
+from spotfleet.fleet.reconcile import create
+from spotfleet.model import Nodes
 
 HISTORIES, BLOCK = 30, 10
 
@@ -20,3 +25,14 @@ def test_a_random_history_of_the_planner_is_safe_and_ends_with_the_wanted_hosts(
 def test_the_histories_have_every_trouble():
     told = {line for seed in range(HISTORIES) for line in history(seed).told}
     assert told >= TROUBLES.keys() | {"killed"}
+
+
+def test_hosts_that_a_lost_ledger_knew_are_ended_too_when_none_is_wanted():
+    world = World(hosts=3)
+    world.run(60)
+    world.ledger = MemoryLedger(world.fuse)
+    create(world.ledger, world.cloud, "f", Nodes(1, 3, 9), world.now)
+    world.hosts = 0
+    world.run(60)
+    assert world.living() == []
+    assert report(world.ledger.rows, world.now).micros == world.market.invoice(world.now).micros
