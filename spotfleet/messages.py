@@ -87,6 +87,7 @@ class WorkerOrders:
     checkpoint_now: bool = False  # no survivor is in sight: write one at the next step boundary
     restore: Checkpoint | None = None  # set while no live worker of the job holds its state; path is local
     stop: bool = False  # leave at the next step boundary and exit 0
+    stands_in: bool = False  # outside of any generation: `checkpoint_now` is for you, though another led the last one
 
 
 @dataclass(frozen=True)

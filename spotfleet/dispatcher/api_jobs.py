@@ -156,7 +156,7 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     host = host_of(request)
     if not found.has_worker_on(host):
         raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
-    kept = await found.checkpoints.put(offered, lambda: found.fence, chunks(request))
+    kept = await found.checkpoints.put(offered, lambda: found.record.fence, chunks(request))
     request.app[DISPATCHER].checkpoint_kept(found, kept)
     return web.json_response(to_json(kept))
 

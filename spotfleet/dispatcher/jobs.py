@@ -51,6 +51,7 @@ class Job:
         self.logs = JobLogs(folder / "logs")
         self.log_bell = Bell()
         self.checkpoints = CheckpointStore(folder / "checkpoints", record.spec.checkpoint.keep)
+        self._unsaved, self._told = False, dict[str, list[SlotOrder]]()
         self._group: tuple[str, ...] = ()  # newest generation that had members
         self._cause = ""  # of the newest generation
         self._finished: tuple[str, ...] = ()  # by rank, once training has ended
@@ -69,10 +70,6 @@ class Job:
     @property
     def state(self) -> JobState:
         return self.record.state
-
-    @property
-    def fence(self) -> int:
-        return self.record.fence
 
     # ---- what others ask
 
@@ -102,7 +99,13 @@ class Job:
             self._saving = (self.crew.version(), save_until)
 
     def orders(self) -> dict[str, list[SlotOrder]]:
-        """By host, what should exist there."""
+        """By host, what should exist there. While the record cannot be written these are the orders of before: no worker
+        hears of a generation that a restart would not know."""
+        if not self._unsaved:
+            self._told = self._orders()
+        return self._told
+
+    def _orders(self) -> dict[str, list[SlotOrder]]:
         wanted = [w for w in self.crew.live() if w.wanted]
         told, found = self._worker_orders(wanted), {}
         for worker in wanted:
@@ -118,10 +121,8 @@ class Job:
                 self.checkpoints.doubt(damaged.version, damaged.digest, now)
 
     def adopt(self, reports: list[AgentReport]) -> None:
-        """After a restart: take over the workers that agents report, and what was ordered last.
-
-        A host that was never given a worker of this job is not believed when it claims one: it would get the secrets.
-        """
+        """After a restart: take over the workers that agents report, and what was ordered last. Hosts that were never
+        given this job are not believed when they claim it: they would get its secrets."""
         reports = [r for r in reports if not self.record.hosts or r.host in self.record.hosts]
         for report in reports:
             mine = sorted((w for w in report.workers if w.report.job == self.id), key=lambda w: w.slot)
@@ -140,7 +141,9 @@ class Job:
         self._write(hosts=tuple(dict.fromkeys((*self.record.hosts, *sorted(self.crew.hosts())))))
         for report in reports:
             self.crew.hear(report)
-        self.progress.adopt(self.crew)
+        resumed = max((w.report.resumed for w in self.crew.all.values()), default=0)
+        trained = [m for g, m in self.record.groups if m and (g != self.record.fence or resumed >= g)]
+        self.progress.adopt(self.crew, trained[-1] if trained else (), self.record.version)
 
     def status(self, unix: float) -> JobStatus:
         ranks = {name: rank for rank, name in enumerate(self.membership.members)}
@@ -157,6 +160,8 @@ class Job:
 
     def step(self, around: Surroundings) -> list[Event]:
         """Bring the job up to date with everything known; returns what is to be remembered."""
+        if self._unsaved:
+            self._unsaved = not jobfile.try_save(self.folder, self.record)
         for host in self.crew.hosts():
             view = around.hosts.get(host)
             if view is None or view.host.state is HostState.STOPPED or view.host.revoked:
@@ -292,12 +297,13 @@ class Job:
         offer = self.checkpoints.offer() if any(s.needs_restore for s in said.values()) else Offer()
         return {name: WorkerOrders(None if offer.wait else s.assignment, s.founded, s.provisional_rank,
                                    s.provisional_size, self.spec.checkpoint.interval_s,
-                                   s.checkpoint_now or self._saving is not None, offer.checkpoint)
+                                   s.checkpoint_now or self._saving is not None, offer.checkpoint,
+                                   stands_in=s.stands_in)
                 for name, s in said.items()}
 
     def _why(self) -> str:
         """What it does or waits for, and what there is to know of its checkpoints."""
-        waits = self.checkpoints.offer().wait if self.membership.orders("").needs_restore else ""
+        waits = self.checkpoints.offer().wait if self.membership.needs_restore else ""
         return "; ".join(filter(None, (self.record.why, waits, self.checkpoints.problem)))
 
     # ---- where it stands
@@ -399,4 +405,4 @@ class Job:
         """Change the record; what a restart needs goes to disk at once."""
         before, self.record = self.record, replace(self.record, **changes)  # type: ignore[arg-type]
         if replace(before, why="", version=0) != replace(self.record, why="", version=0):
-            jobfile.save(self.folder, self.record)
+            self._unsaved = not jobfile.try_save(self.folder, self.record)

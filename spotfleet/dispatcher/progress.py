@@ -28,14 +28,19 @@ class Progress:
         self._members: tuple[str, ...] = ()  # of the generation before `_resuming`
         self._lost = 0  # steps since the checkpoint from which `_resuming` goes on, all others being lost
 
-    def adopt(self, crew: Crew) -> None:
-        """After a restart: what workers have repeated so far was counted before."""
+    def adopt(self, crew: Crew, trained: tuple[str, ...], reached: int) -> None:
+        """After a restart: what workers have repeated so far was counted before. `trained`: who made the last steps
+        that are known, up to version `reached`."""
+        self._members, self._reached = trained, reached
         self._counted = {w.name: w.report.repeated for w in crew.all.values()}
 
     def formed(self, change: Formed, restored: int) -> None:
         """`restored`: the newest checkpoint's version, where all who knew more are gone."""
         survivors = not self._members or bool(set(self._members) & set(change.members))
-        self._lost = 0 if survivors else max(0, self._reached - restored)
+        if not survivors:
+            self._lost = max(0, self._reached - restored)
+        elif self._resuming is None:  # else nobody has made a step since, and what was lost is still to be told
+            self._lost = 0
         self._members, self._resuming = change.members, change
 
     def look(self, crew: Crew, membership: Membership, around: Surroundings) -> list[Event]:

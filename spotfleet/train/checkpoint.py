@@ -115,14 +115,14 @@ class Checkpointer:
         self._now_ordered = False
         self._writer: threading.Thread | None = None
         self._written: list[Path] = []
-        self._problem = ""
+        self._rested = (0, 0)  # generation and version that were written last at rest
 
     def at_boundary(self, state: State) -> None:
         """Called by every rank when its tensors and position are whole; rank 0 begins a checkpoint if one is due."""
         runtime = self._runtime
-        if runtime.place.rank != 0 or not runtime.work or not self._due():
+        if runtime.place.rank != 0 or not runtime.work:
             return
-        if self._writer is not None and self._writer.is_alive():
+        if (self._writer is not None and self._writer.is_alive()) or not self._due():
             return
         self._due_from = time.monotonic()
         self._start(state.copy())
@@ -137,10 +137,17 @@ class Checkpointer:
             every_s = min(every_s, AGAIN_S) if every_s > 0 else AGAIN_S
         return first or (every_s > 0 and time.monotonic() - self._due_from >= every_s)
 
+    def is_wanted_at_rest(self, state: State) -> bool:
+        """Between two generations: what is held here is to be written, and has not been since the last one."""
+        runtime, control = self._runtime, self._runtime.control
+        assert control is not None
+        leads = runtime.place.rank == 0 or control.orders.stands_in
+        wanted = control.orders.checkpoint_now and leads and bool(runtime.work) and state.reported_version > 0
+        return wanted and self._rested != (runtime.generation, state.version)
+
     def at_rest(self, state: State) -> None:
-        """Write what is held between two generations, on rank 0 of the last one, and wait for it."""
-        if self._runtime.place.rank != 0 or not self._runtime.work or state.reported_version <= 0:
-            return
+        """Write what is held, and wait for it."""
+        self._rested = (self._runtime.generation, state.version)
         if self._writer is not None:
             self._writer.join()
         self._start(state.copy())

@@ -113,13 +113,14 @@ class Runtime(Member):
             self.control.update(generation=self.generation)
 
     def _stand_by(self, state: State) -> None:
-        """Until a place is offered. Who led the last generation writes a checkpoint when asked: nobody else can."""
-        control = self.control
-        with control.cv:
-            control.cv.wait_for(lambda: self.is_offered() or control.orders.checkpoint_now)
-            if self.is_offered():
-                return
-        self._checkpointer.at_rest(state)
+        """Until a place is offered. Who led the last generation writes a checkpoint when asked, or who stands in."""
+        control, checkpointer = self.control, self._checkpointer
+        while True:
+            with control.cv:
+                control.cv.wait_for(lambda: self.is_offered() or checkpointer.is_wanted_at_rest(state))
+                if self.is_offered():
+                    return
+            checkpointer.at_rest(state)
 
     def sync(self, state: State) -> None:
         from spotfleet.train.sync import synchronize

@@ -59,3 +59,24 @@ def test_where_somebody_survives_only_what_the_workers_say_counts():
     say(crew, "b/0/2", resumed=2, version=51)
     progress.formed(Formed(2, ("a/0/1", "b/0/2"), "death", "", 50), restored=40)
     assert resumed(progress, crew, now=31.0) == [JobResumed(0.0, "j", 2, 51, repeated=1, pause_s=0.1)]
+
+
+def test_a_second_change_before_the_first_step_hides_none_of_the_steps_that_were_lost():
+    progress, crew = trained_to(50)
+    resumed(progress, crew, now=12.0, phase=Phase.HOLDING)
+    crew.all.clear()
+    say(crew, "b/0/2", version=40)
+    progress.formed(Formed(2, ("b/0/2", "c/0/3"), "resume", "", 40), restored=40)
+    progress.formed(Formed(3, ("b/0/2",), "death", "", 40), restored=40)
+    say(crew, "b/0/2", resumed=3, version=41)
+    assert resumed(progress, crew, now=31.0) == [JobResumed(0.0, "j", 3, 41, repeated=10, pause_s=20.0)]
+
+
+def test_a_restarted_dispatcher_counts_what_was_lost_while_it_was_away():
+    crew = Crew("j")
+    progress = Progress("j", 3)
+    progress.adopt(crew, ("a/0/1",), 50)
+    say(crew, "b/0/2", resumed=12, version=41)
+    progress.formed(Formed(12, ("b/0/2",), "resume", "", 40), restored=40)
+    assert [e.repeated for e in resumed(progress, crew, now=31.0)] == [10]
+    assert progress.repeated == 13

@@ -108,6 +108,22 @@ def test_when_all_leave_a_checkpoint_is_wanted_and_one_carries_the_state_over():
     assert desk.ordered() == ("notice", ("d", "c"))
 
 
+def test_while_all_stand_by_one_alone_writes_the_checkpoint_the_leader_if_it_lives():
+    desk = training("a", "b", "c", min_workers=3)
+    desk.put("a", "b", "c", leaving_s=10.0, leaving_why="notice")
+    desk.see()
+    assert not any(desk.core.orders(w).stands_in for w in "abc")  # they train: rank 0 writes
+    desk.put("a", "b", "c", leaving_s=5.0)
+    assert desk.ordered() == ("notice", ())
+    desk.put("a", "b", "c", generation=0)
+    desk.see()
+    assert [desk.core.orders(w).stands_in for w in "abc"] == [True, False, False]
+    desk.put("a", exited=True)
+    desk.see()
+    assert [desk.core.orders(w).stands_in for w in "bc"] == [False, True]
+    assert all(desk.core.orders(w).checkpoint_now for w in "bc")
+
+
 def test_a_single_worker_hands_its_state_over():
     desk = training("a", max_workers=1)
     desk.put("a", leaving_s=100.0, leaving_why="notice")

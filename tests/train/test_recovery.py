@@ -138,6 +138,20 @@ def test_a_group_that_broke_and_is_led_by_nobody_can_still_be_saved_with_all_it_
     assert digest(fleet) == undisturbed
 
 
+def test_who_stands_in_for_a_lost_leader_saves_all_that_was_reached_and_nobody_else_does(fleets):
+    fleet = fleets(RICH, checkpoint_every_s=1000.0)
+    a, b, c = fleet.start_all(NAP="0.02")
+    fleet.wait_version(10)
+    fleet.hold = True
+    fleet.kill(a)
+    fleet.wait(lambda: all(fleet.report(n).failed == 1 for n in (b, c)), what="the break")
+    for n in (b, c):
+        fleet.order(n, checkpoint_now=True, stands_in=n == c)
+    fleet.wait(lambda: fleet.report(c).checkpoint is not None, what="the checkpoint")
+    assert fleet.report(c).checkpoint.version == fleet.report(c).version >= 10
+    assert fleet.report(b).checkpoint is None
+
+
 def test_a_checkpoint_ordered_now_is_written_at_the_next_step_and_the_last_one_holds_the_end(fleets):
     fleet = fleets(RICH, checkpoint_every_s=1000.0)
     a, b, c = fleet.start_all(STEPS="120")

@@ -143,11 +143,14 @@ class Membership:
         founding = self.generation == 1 and self.phase is not Phase.HOLDING
         checkpoint_now = self.version > 0 and bool(whole) and all(v.leaving_s is not None for v in whole)
         needs_restore = self.generation > 0 and not whole
+        standing_by = whole if self.phase is Phase.HOLDING else []
+        first = max(standing_by, key=lambda v: (v.version, v.worker in self._ranks[:1], v.worker), default=None)
 
         def told(worker: str) -> Orders:
             size = max(1, min(self.max_workers, len(self.members) + outside.get(worker, 0) + 1))
             founded = self.generation > 0 and not (founding and worker in ranks)
-            return Orders(self.assignment(worker), founded, size - 1, size, checkpoint_now, needs_restore)
+            return Orders(self.assignment(worker), founded, size - 1, size, checkpoint_now, needs_restore,
+                          first is not None and worker == first.worker)
 
         return {worker: told(worker) for worker in workers}
 

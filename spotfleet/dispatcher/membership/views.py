@@ -112,3 +112,4 @@ class Orders:
     provisional_size: int = 1
     checkpoint_now: bool = False
     needs_restore: bool = False  # set `restore` to the newest kept checkpoint, if the job has one
+    stands_in: bool = False  # while all stand by: this one writes it, whatever its rank was

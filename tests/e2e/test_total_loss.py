@@ -1,0 +1,103 @@
+"""All hosts are taken at once and nothing can replace them: for a while the job is its checkpoint alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from e2e_stage import Stage, hosts_of, output, trains, wait_for
+
+from spotfleet.api import Fleet, Job
+from spotfleet.errors import SpotfleetError
+from spotfleet.providers.local.pools import default_rules
+
+pytestmark = pytest.mark.slow
+
+POOLS = [(p.name, p.capacity) for p in default_rules().pools if p.instance_type == "cpu.small"]
+NOTICE_S = 8.0
+AWAY_S = 3.0  # so long the cloud has nothing
+
+
+def sell(stage: Stage, *, any_more: bool) -> None:
+    for pool, capacity in POOLS:
+        stage.cloud.set_capacity(pool, capacity if any_more else 0)
+
+
+def take_all(stage: Stage, job: Job, notice_s: float | None) -> None:
+    """Returns when the job has no host left."""
+    sell(stage, any_more=False)
+    for host in hosts_of(job):
+        stage.cloud.interrupt(host, notice_s)
+    wait_for("the end of all hosts", lambda: len(stage.cloud.truth()) == 1)  # the dispatcher's
+    wait_for("its word that it knows", lambda: not job.status().workers)
+
+
+def resumed(fleet: Fleet, job: Job) -> list[tuple[int, int]]:
+    """(step at which a generation began, steps repeated in it) of each change, oldest first."""
+    events = [e for e in fleet.events() if e.get("job") == job.id]
+    begun = {e["generation"]: e["version"] for e in events if e["kind"] == "GenerationFormed"}
+    return [(begun[e["generation"]], e["repeated"]) for e in events if e["kind"] == "JobResumed"]
+
+
+def test_a_job_that_loses_every_host_goes_on_by_itself_from_all_that_there_was_time_to_save(stage: Stage):
+    fleet = stage.fleet("lost", least=2, target=2, more="checkpoint: {interval: 1s}")
+    job = stage.counting(fleet, 400, (2, 2))
+    wait_for("a checkpoint", lambda: job.status().checkpoint > 5)
+
+    take_all(stage, job, notice_s=None)
+    lost = job.status()
+    assert 0 < lost.checkpoint <= lost.version and "checkpoint" not in lost.why
+    time.sleep(AWAY_S)
+    assert job.status().state == "recovering"
+    sell(stage, any_more=True)
+    wait_for("training", lambda: trains(job, 2, step=lost.checkpoint + 1))
+
+    take_all(stage, job, NOTICE_S)
+    saved = job.status()
+    assert saved.checkpoint == saved.version > lost.checkpoint  # whatever was done until the last moment
+    sell(stage, any_more=True)
+    wait_for("training", lambda: trains(job, 2, step=saved.version + 1))
+
+    stage.hurry()
+    job.wait(120)
+    assert "counted -400.0 of -400" in output(job)
+    _, unwarned, warned = resumed(fleet, job)
+    assert unwarned == (lost.checkpoint, lost.version - lost.checkpoint)
+    assert warned == (saved.version, 0)
+
+
+def kill_dispatcher(stage: Stage, fleet: Fleet) -> None:
+    machine = next(m for m in stage.cloud.truth() if "-d-" in m.request_id)
+    before = machine.processes[0]
+    os.kill(before, signal.SIGKILL)
+
+    def back() -> bool:
+        try:
+            return bool(fleet.status()) and before not in next(
+                m for m in stage.cloud.truth() if "-d-" in m.request_id).processes
+        except SpotfleetError:
+            return False
+
+    wait_for("another dispatcher process", back)
+
+
+@pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="a longer form of the test above")
+@pytest.mark.parametrize("notice_s", [None, NOTICE_S])
+def test_nor_does_it_matter_that_the_dispatcher_dies_while_no_host_is_there(stage: Stage, notice_s: float | None):
+    fleet = stage.fleet("alone", least=2, target=2, more="checkpoint: {interval: 1s}")
+    job = stage.counting(fleet, 400, (2, 2))
+    for _ in range(2):
+        step = job.status().checkpoint + 5
+        wait_for("a checkpoint", lambda step=step: trains(job, 2) and job.status().checkpoint > step)
+        take_all(stage, job, notice_s)
+        kept = job.status().checkpoint
+        kill_dispatcher(stage, fleet)
+        assert (job.status().checkpoint, job.status().state) == (kept, "recovering")
+        sell(stage, any_more=True)
+        wait_for("training", lambda kept=kept: trains(job, 2, step=kept + 1))
+    stage.hurry()
+    job.wait(120)
+    assert "counted -400.0 of -400" in output(job)
+    assert notice_s is None or job.status().repeated == 0
