@@ -37,6 +37,7 @@ EFFECTS = {
     "urllib", "uuid",
 }  # fmt: skip
 SDKS = {"boto3", "botocore", "google", "azure", "ray", "xgboost", "fabric", "obstore"}
+RUN = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}  # what they read may be a program
 HEAVY = SDKS | {"torch", "numpy", "aiohttp", "pydantic", "cryptography", "sqlite3"}
 HELP_CPU_S = 0.3
 
@@ -173,6 +174,18 @@ def test_no_error_is_hidden(path):
 def test_nothing_is_left_to_do_later(path):
     marks = re.findall(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|NotImplemented" r"Error)\b", path.read_text())
     assert not marks
+
+
+@each(SOURCES)
+def test_bytes_become_objects_only_where_the_book_says_who_vouches_for_them(path):
+    """`docs/security.md`, "Pickles", names each file that may run what it reads."""
+    name, text = str(path.relative_to(TOP)), path.read_text()
+    calls = {ast.unparse(n) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)}
+    runs = [c for c in calls if re.match(rf"({'|'.join(RUN)}|torch|np|numpy)\.(load|loads|open|Unpickler)\(", c)]
+    imported = {i.name for i in imports(path)} & RUN
+    told = f"| `{name}` |" in (TOP / "docs" / "security.md").read_text().partition("## Pickles")[2]
+    assert told == bool(runs or imported)
+    assert not [c for c in runs if c.startswith("torch.") and "weights_only=True" not in c]
 
 
 def test_every_error_class_has_a_reaction_or_a_cause():

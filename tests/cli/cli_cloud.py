@@ -94,6 +94,7 @@ class FakeDispatcher:
         self.ledger = Ledger(home / "ledger.db")
         self.jobs: dict[str, FakeJob] = {}
         self.uploads = 0
+        self.revoked: dict[str, str] = {}  # host -> why
         self.going_down = ""
         self.waits = ""
         self.lock = threading.RLock()
@@ -256,6 +257,9 @@ class FakeHandler(BaseHTTPRequestHandler):
                 self._answer({})
             case ["POST", "hosts", host, "drain"]:
                 self._answer({"drained": host})
+            case ["POST", "hosts", host, "revoke"]:
+                d.revoked[host] = json.loads(self.body)["why"]
+                self._answer({})
             case ["POST", "hosts", host, "interrupt"]:
                 d.cloud.interrupt(host, json.loads(self.body)["notice_s"])
                 self._answer({})
