@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20  # most that one read answers
@@ -28,7 +29,6 @@ class JobLogs:
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.folder = folder
         self._limit_bytes = limit_bytes
-        self._charged: dict[str, int] = {}  # host -> what its files take
 
     def append(self, worker: str, rank: int, offset: int, data: bytes) -> int:
         """Append `data` if it starts where the file of `worker` ends; the size held, which the sender goes on from.
@@ -37,30 +37,35 @@ class JobLogs:
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path, host = self._worker_path(worker), worker.partition("/")[0]
-        size, room = _size(path), self._limit_bytes - self._taken_by(host)
+        size, taken = _size(path), self._taken.get(host, 0)
+        room = self._limit_bytes - taken
         if room <= 0:
             return offset + len(data)
         if not offset <= size < offset + len(data):
             return size
         fresh = data[size - offset:]
         kept = fresh[:room]
-        self._charged[host] += len(kept) + (0 if size else FILE_BYTES)
-        if self._charged[host] >= self._limit_bytes:
+        taken += len(kept) + (0 if size else FILE_BYTES)
+        if taken >= self._limit_bytes:
             kept += self._farewell(host)
         for target in (path, self.folder / f"rank-{rank}.log") if rank >= 0 else (path,):
             with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
                 file.write(kept)
+        self._taken[host] = taken
         return size + len(fresh)
 
     def _farewell(self, host: str) -> bytes:
         return (f"\nspotfleet: {host} has written {self._limit_bytes} bytes of output in this job; what follows is not"
                 " kept\n").encode()
 
-    def _taken_by(self, host: str) -> int:
-        if host not in self._charged:
-            sizes = [_size(p) for p in self.folder.glob("*@*@*.log") if p.name.partition("@")[0] == host]
-            self._charged[host] = sum(s + FILE_BYTES for s in sizes)
-        return self._charged[host]
+    @cached_property
+    def _taken(self) -> dict[str, int]:
+        """Host -> bytes that its files take."""
+        found: dict[str, int] = {}
+        for path in self.folder.glob("*@*@*.log"):
+            host = path.name.partition("@")[0]
+            found[host] = found.get(host, 0) + _size(path) + FILE_BYTES
+        return found
 
     def read(self, source: int | str, offset: int) -> Piece:
         """Up to CHUNK_BYTES from `offset` of a rank's (int) or a worker's (str) output."""
