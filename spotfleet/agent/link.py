@@ -51,16 +51,17 @@ class Link:
 
     async def run(self) -> None:
         """Stay connected until cancelled. Raises Refused."""
-        backoff_s, told = FIRST_BACKOFF_S, False
+        backoff_s, told = FIRST_BACKOFF_S, set[str]()
         while True:
             try:
                 if await self._once():
-                    backoff_s, told = FIRST_BACKOFF_S, False
+                    backoff_s, told = FIRST_BACKOFF_S, set()
             except TROUBLE as error:
-                if not told:
-                    log.warning("dispatcher: %s; trying again", error or type(error).__name__)
-                told = True
-            await self._where.failed()
+                if (said := str(error) or type(error).__name__) not in told:
+                    log.warning("dispatcher: %s; trying again", said)
+                told.add(said)
+            if await self._where.failed():
+                backoff_s = FIRST_BACKOFF_S
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 

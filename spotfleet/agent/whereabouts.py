@@ -47,29 +47,33 @@ class Whereabouts:
         self.url, self._turn, self._away_since = url, 0, None
         self.answers += 1
 
-    async def failed(self) -> None:
-        """A try has failed or a connection has ended: look for another place, if it is time to."""
+    async def failed(self) -> bool:
+        """A try has failed or a connection has ended: look for another place, if it is time to; whether there is one
+        that has not been tried yet."""
         now = self._clock()
         if self._away_since is None:
             self._away_since = now
         if now - self._away_since < AWAY_S:
-            return
+            return False
         self._turn += 1
-        if self._read_tag is not None and now - self._looked_at >= LOOK_S:
-            self._looked_at = now
-            await self._look(self._read_tag)
+        if self._read_tag is None or now - self._looked_at < LOOK_S:
+            return False
+        self._looked_at = now
+        return await self._look(self._read_tag)
 
-    async def _look(self, read_tag: Callable[[], str]) -> None:
+    async def _look(self, read_tag: Callable[[], str]) -> bool:
         try:
             found = (await asyncio.to_thread(read_tag)).strip().rstrip("/")
         except (SpotfleetError, OSError) as error:
             self._say(f"the host's tags cannot be read: {error or type(error).__name__}")
-            return
+            return False
         if found and not found.startswith("https://"):
             self._say(f"the host's tag names {found!r} as the dispatcher, which is not https://ADDRESS:PORT")
         elif found != self._tag:
             self._tag, self._turn = found, 1 if found != self.url else 0
             self._say(f"the host's tag names {found or 'no dispatcher'}")
+            return bool(found)
+        return False
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -21,8 +21,10 @@ TOKEN = "token-of-the-host"
 class FakeDispatcher:
     """Runs in a thread of its own. `orders` may be set at any time; `stop` and `start` restart it on its port."""
 
-    def __init__(self, folder: Path) -> None:
-        made = certs.make("fleet", time.time())
+    def __init__(self, folder: Path, twin: FakeDispatcher | None = None) -> None:
+        """`twin`: of the same fleet, so that both hold its certificate."""
+        made = twin.certificates if twin else certs.make("fleet", time.time())
+        self.certificates = made
         self.ca = made.ca
         (folder / "cert.pem").write_text(made.cert)
         (folder / "key.pem").write_text(made.key)
@@ -96,6 +98,7 @@ class FakeDispatcher:
             web.get("/v1/agent", self._agent),
             web.get("/v1/jobs/{job}/launch", self._launch),
             web.get("/v1/bundles/{digest}", self._bundle),
+            web.put("/v1/bundles/{digest}", self._put_bundle),
             web.post("/v1/jobs/{job}/logs/{worker}", self._log),
             web.put("/v1/jobs/{job}/checkpoints/{version}", self._put_checkpoint),
             web.get("/v1/jobs/{job}/checkpoints/{version}", self._get_checkpoint),
@@ -144,6 +147,11 @@ class FakeDispatcher:
     async def _bundle(self, request: web.Request) -> web.Response:
         self._check(request)
         return web.Response(body=self.bundles[request.match_info["digest"]])
+
+    async def _put_bundle(self, request: web.Request) -> web.Response:
+        self._check(request)
+        self.bundles[request.match_info["digest"]] = await request.read()
+        return web.json_response({})
 
     async def _log(self, request: web.Request) -> web.Response:
         self._check(request)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import pytest
 from agent_stage import HOST, Stage, all_gone, eventually
@@ -126,37 +122,6 @@ def test_a_wrong_boot_file_names_the_field(stage: Stage, text: str, names: str):
     done = subprocess.run([sys.executable, "-m", "spotfleet.agent", "--home", str(stage.home)], capture_output=True,
                           text=True, timeout=30)
     assert done.returncode == 2 and names in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.fixture
-def metadata() -> Iterator[SimpleNamespace]:
-    """A metadata server as EC2 has it; `answers` maps the end of a path to a body."""
-    answers: dict[str, str] = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            self._answer(200, "a-token")
-
-        def do_GET(self) -> None:
-            body = next((b for end, b in answers.items() if self.path.endswith(end)), None)
-            self._answer(404 if body is None else 200, body or "")
-
-        def _answer(self, status: int, body: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_address[1]}", answers=answers)
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def instant(seconds_from_now: float) -> str:

@@ -52,14 +52,15 @@ def test_a_new_machine_takes_over_hosts_and_job_and_training_does_not_notice(pla
 def test_a_taken_over_job_survives_deaths_and_another_loss_and_ends_as_it_should(play):
     async def scene(stage: Stage) -> None:
         await stage.up(2)
-        job = await stage.submit(Script(steps=400))
-        await stage.at_version(job, 20)
+        job = await stage.submit(Script(steps=100_000))
+        await stage.at_version(job, 5)
         for _ in range(2):
             await stage.lose_dispatcher_machine()
             await stage.start_dispatcher()
             status = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
         stage.cloud.interrupt(next(iter(stage.agents)), None)
         await stage.until("another generation", lambda: stage.world.history[-1][1] > status.generation)
+        stage.world.scripts["train"].steps = 1  # enough
         await stage.stands(job, "succeeded")
         names = stage.world.started
         assert len(set(names)) == len(names)  # a name that was used before would never be started
@@ -199,7 +200,7 @@ def test_nothing_is_launched_ended_or_declared_dead_while_a_new_machine_waits_fo
             agent.shut = True
         await stage.lose_dispatcher_machine()
         await stage.start_dispatcher()
-        await asyncio.sleep(3.0)  # a span in which nothing may happen, not a wait for something
+        await asyncio.sleep(1.5)  # a span in which nothing may happen, not a wait for something
         kinds = {e["kind"] for e in await stage.events()}
         assert not kinds & {"TerminateIntended", "HostDraining", "HostSilent", "JobChanged"}
         assert sorted(h for h in stage.cloud.living() if h != stage.boot.host) == sorted(hosts)
