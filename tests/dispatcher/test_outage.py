@@ -45,8 +45,8 @@ def test_training_goes_on_through_an_outage_and_a_notice_and_the_fleet_is_whole_
             return "local has not answered for" in await why(stage)
 
         await stage.until("the outage is told", told)
-        assert re.match(r"2 of 2 hosts are up; local has not answered for \d s \(no answer within 30 s\): hosts and training "
-                        "go on", await why(stage))
+        assert re.match(r"2 of 2 hosts are up; local has not answered for \d s \(no answer within 30 s\): hosts and "
+                        "training go on", await why(stage))
         version = (await stage.job(job)).version
         with stage.cloud.lock:
             stage.cloud.market.interrupt(second, 4.0, stage.cloud.clock())
