@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from spotfleet.codec import to_json
@@ -20,7 +21,7 @@ from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.endgame import FETCH_S, PowerOff
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.outage import Outage
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import FleetDown
 from spotfleet.fleet.plan import Observed, Wait, Wanted
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 LOSS_TICK_S = 0.2  # while it is open whether a host whose agent has just gone still exists
 LOSS_S = 3.0
+AT_ONCE = 16  # so many launches or ends of machines are asked for at the same time
 END_AGAIN_S = 10.0  # our own host is asked to end again after this
 DISMISSED = "the fleet goes down, and the cloud does not answer"
 
@@ -50,6 +52,7 @@ class Machines:
         self._dispatcher, self._provider = dispatcher, provider
         self._settle_until = time.monotonic() + max(0.0, settle_until - time.time())  # whatever the clock is set to
         self._thread = ThreadPoolExecutor(1, "provider")
+        self._calls = reconcile.Calls(AT_ONCE, ThreadPoolExecutor(AT_ONCE, "machines").map)
         self._poked = asyncio.Event()
         self._released: frozenset[str] = frozenset()
         self._busy: frozenset[str] = frozenset()
@@ -101,7 +104,7 @@ class Machines:
         self._outage.asked(time.monotonic())
         try:
             done = await self._call(lambda: reconcile.tick(
-                wanted, ledger, self._provider, self._boot, observed, time.time()))
+                wanted, ledger, self._provider, self._boot, observed, time.time(), self._calls))
             if self.own is None and not any(isinstance(a, reconcile.Unanswered) for a in done):
                 self.own = await self._call(self._find_own)
         except (SpotfleetError, OSError) as error:
@@ -150,9 +153,10 @@ class Machines:
                 self._dismiss()
             await self._give_up(len(left))
             return
-        if journal.state.down is None:
+        if journal.state.down is None and journal.full is None:  # a full disk keeps no machine billed
             journal.note(FleetDown(time.time(), endgame.why))
-            await journal.flush()
+            with suppress(DiskFull):
+                await journal.flush()
         if not endgame.alone(time.time()):
             return
         if not endgame.decision.archived and not await self._archive():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from spotfleet.fleet.events import (
     ClockSetBack,
@@ -102,8 +103,13 @@ class FleetState:
 
     def host(self, request_id: str) -> Host | None:
         """The host of that name, also one that is GONE."""
-        found = next((h for h in self.hosts if h.request_id == request_id), None)
-        return found or self.ended.get(request_id)
+        place = self.places.get(request_id)
+        return self.ended.get(request_id) if place is None else self.hosts[place]
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Where in `hosts` each of them is."""
+        return {host.request_id: place for place, host in enumerate(self.hosts)}
 
 
 def fold(events: Iterable[Event]) -> FleetState:
@@ -179,8 +185,10 @@ def cooling_until(state: FleetState, offer: Offer) -> float:
 
 
 def _change(state: FleetState, request_id: str, change: Callable[[Host], Host]) -> FleetState:
-    hosts = tuple(change(h) if h.request_id == request_id else h for h in state.hosts)
-    return replace(state, hosts=hosts)
+    place = state.places.get(request_id)
+    if place is None:
+        return state
+    return replace(state, hosts=(*state.hosts[:place], change(state.hosts[place]), *state.hosts[place + 1:]))
 
 
 def _priced(state: FleetState, event: PriceChanged) -> FleetState:
@@ -200,7 +208,7 @@ def _put(state: FleetState, host: Host) -> FleetState:
     if host.state is HostState.GONE:
         hosts = tuple(h for h in state.hosts if h.request_id != host.request_id)
         return replace(state, hosts=hosts, ended={**ended, host.request_id: host})
-    if any(h.request_id == host.request_id for h in state.hosts):
+    if host.request_id in state.places:
         return _change(state, host.request_id, lambda _: host)
     if host.request_id in ended:
         ended = {k: v for k, v in ended.items() if k != host.request_id}
@@ -225,7 +233,9 @@ def _refused(state: FleetState, event: LaunchRefused) -> FleetState:
         return state  # a host that the cloud has listed was not refused
     key = scope_keys(host.offer).get(event.scope, scope_keys(host.offer)["pool"])
     past = state.refusals.get(key)
-    count = past.count + 1 if past and event.at - past.last_at <= 2 * COOLDOWN_MAX_S else 1
+    count = 1
+    if past and event.at - past.last_at <= 2 * COOLDOWN_MAX_S:
+        count = past.count + (event.at != past.last_at)  # those of one tick are one refusal
     until = event.at + min(COOLDOWN_S * 2 ** min(count - 1, 30), COOLDOWN_MAX_S)
     state = _put(state, replace(host, state=HostState.GONE, since=event.at, why=event.why))
     return replace(state, cooldown_until={**state.cooldown_until, key: until},
@@ -287,9 +297,10 @@ def _reclaimed(state: FleetState, pool: str, at: float) -> FleetState:
 
 
 def _noticed(state: FleetState, event: HostNoticed) -> FleetState:
-    host = next((h for h in state.hosts if h.request_id == event.request_id), None)
-    if host is None:
+    place = state.places.get(event.request_id)
+    if place is None:
         return state
+    host = state.hosts[place]
     if event.notice != "interruption":
         return _put(state, replace(host, rebalance=True))
     state = _reclaimed(state, host.offer.pool, event.at)

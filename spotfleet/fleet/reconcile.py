@@ -7,10 +7,12 @@ what the provider lists is written down when it differs from what the ledger say
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
 
-from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError
+from spotfleet.errors import DiskFull, NeedsPerson, NoCapacity, SpotfleetError
 from spotfleet.fleet.events import (
     ClockSetBack,
     Event,
@@ -48,10 +50,11 @@ ASK_AGAIN_S = 5.0  # an intended host that is not listed is asked for again afte
 MISSING_S = 10.0  # a listed host must be absent for this long, in two ticks, before it counts as GONE
 NEVER_LISTED_S = 60.0  # a terminated host that was never listed is GONE after this
 CLOCK_BACK_S = 60.0  # a clock that shows so much less than before was set; a tick that takes long looks a little late
+PRICES_TOGETHER_S = 86400.0  # pools whose newest known prices lie no further apart are looked up in one call
 NOTICE_MOVED_S = 2.0  # deadlines that differ by less are the same notice
 
-__all__ = ["Action", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted", "create", "leftovers", "look",
-           "tick"]
+__all__ = ["Action", "Calls", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted", "create", "leftovers",
+           "look", "tick"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,14 @@ class Unanswered(Wait):
     """The provider did not answer."""
 
     error: str = ""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How a tick changes machines: up to `width` calls at once, by `map`; their intents are one write."""
+
+    width: int = 1
+    map: Callable[..., Iterable[Exception | None]] = map
 
 
 def create(ledger: Ledger, provider: Provider, fleet: str, nodes: Nodes, now: float) -> None:
@@ -83,7 +94,7 @@ def look(wanted: Wanted, ledger: Ledger, provider: Provider, now: float) -> None
 
 
 def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str, Offer], Boot],
-         observed: Observed, now: float) -> list[Action]:
+         observed: Observed, now: float, calls: Calls = Calls()) -> list[Action]:
     """Move the fleet one step towards `wanted`; returns what was done and what is waited for.
 
     Raises NeedsPerson, after it is written down, when the provider cannot go on without a person. A provider that does
@@ -101,10 +112,11 @@ def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str
         ledger.append(*_observe(wanted, ledger.state(), provider, observed, now))
         state = ledger.state()
         planned = _planned(wanted, state, provider, observed, now)
-        for action in [*_asked_again(wanted, state, planned, observed, now), *planned]:
-            done += _act(action, wanted, ledger, provider, boot, now)
-    except NeedsPerson:
-        raise
+        hands = _Hands(wanted, ledger, provider, boot, calls, now)
+        for alike in _batches([*_asked_again(wanted, state, planned, observed, now), *planned], calls.width):
+            done += hands.do(alike)
+    except (NeedsPerson, DiskFull):
+        raise  # without its intent on disk no call is made
     except (OSError, SpotfleetError) as error:
         said = str(error) or type(error).__name__
         done.append(Unanswered(f"{provider.name}: {said}; the next tick asks again", said))
@@ -223,19 +235,39 @@ def _prices(state: FleetState, provider: Provider, pools: dict[str, Offer],
             starts: dict[str, float]) -> list[PriceChanged]:
     """Every change in `pools` that the ledger lacks: after the newest it has, and before the oldest where a run began
     earlier than that."""
-    wanted: dict[float, list[str]] = {}  # since -> pools: one pool's long silence must not fetch the others' history
+    wanted: dict[str, float] = {}  # pool -> since
     for pool in sorted(pools):
         first, last = state.priced_from.get(pool, math.inf), state.prices.get(pool)
         start = starts.get(pool, math.inf)
         since = start if last is None or start < first else last.at
         if since < math.inf:
-            wanted.setdefault(since, []).append(pool)
+            wanted[pool] = since
     changes: list[PriceChanged] = []
-    for since, names in wanted.items():
-        points = sorted(provider.prices(names, since), key=lambda p: p.at)
-        for pool in names:
-            changes += _changes(state, pools[pool], [p for p in points if p.pool == pool])
+    for names in _asked_together(wanted):
+        points: dict[str, list[PricePoint]] = {name: [] for name in names}
+        for point in sorted(provider.prices(names, wanted[names[0]]), key=lambda p: p.at):
+            points[point.pool].append(point)
+        for name in names:
+            changes += _changes(state, pools[name], _from(points[name], wanted[name]))
     return changes
+
+
+def _asked_together(wanted: dict[str, float]) -> list[list[str]]:
+    """The pools of one call each, the longest silent first: a call takes long, and one pool's very long silence must
+    not fetch the others' history."""
+    groups: list[list[str]] = []
+    for name in sorted(wanted, key=lambda n: wanted[n]):
+        if groups and wanted[name] - wanted[groups[-1][0]] <= PRICES_TOGETHER_S:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return groups
+
+
+def _from(points: list[PricePoint], since: float) -> list[PricePoint]:
+    """The point in force at `since` and all later ones."""
+    before = sum(p.at <= since for p in points)
+    return points[max(0, before - 1):]
 
 
 def _changes(state: FleetState, offer: Offer, points: Iterable[PricePoint]) -> list[PriceChanged]:
@@ -264,32 +296,75 @@ def _asked_again(wanted: Wanted, state: FleetState, planned: list[Action], obser
             and h.request_id not in unwanted and now - h.asked_at >= ASK_AGAIN_S * 2 ** (h.asks - 1)]
 
 
-def _act(action: Action, wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str, Offer], Boot],
-         now: float) -> list[Action]:
-    match action:
-        case Launch():
-            return _launch(action, wanted, ledger, provider, boot, now)
-        case Drain():
-            ledger.append(HostDraining(now, action.request_id, action.why))
-        case Terminate():
-            ledger.append(TerminateIntended(now, action.request_id, action.why))
-            provider.terminate(action.request_id)
-    return [action]
+def _batches(actions: list[Action], width: int) -> Iterator[list[Action]]:
+    """Actions of one kind that stand side by side, at most `width` of them, in their order."""
+    for _, alike in groupby(actions, key=type):
+        same = list(alike)
+        yield from (same[i:i + width] for i in range(0, len(same), width))
 
 
-def _launch(action: Launch, wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str, Offer], Boot],
-            now: float) -> list[Action]:
-    if cooling_until(ledger.state(), action.offer) > now:
-        return []  # it has refused another host of this tick; the next tick plans without it
-    request = LaunchRequest(action.request_id, wanted.fleet, wanted.role, action.offer,
-                            boot(action.request_id, action.offer), wanted.interruption_behavior, wanted.tags)
-    ledger.append(LaunchIntended(now, action.request_id, wanted.role, action.offer, action.why))
-    try:
-        provider.launch(request)
-    except NoCapacity as error:
-        ledger.append(LaunchRefused(now, action.request_id, error.scope, str(error)))
-        return [action, Wait(f"{action.request_id} refused: {error}")]
-    except NeedsPerson as error:
-        ledger.append(LaunchRefused(now, action.request_id, "account", str(error)))
-        raise
-    return [action]
+@dataclass(frozen=True)
+class _Hands:
+    """Does what was planned. Every call's intent is on disk before it."""
+
+    wanted: Wanted
+    ledger: Ledger
+    provider: Provider
+    boot: Callable[[str, Offer], Boot]
+    calls: Calls
+    now: float
+
+    def do(self, alike: list[Action]) -> list[Action]:
+        """What was done of these actions of one kind. Raises what the provider raised, once all have been tried."""
+        match alike[0]:
+            case Launch():
+                return self._launch(alike)
+            case Drain():
+                self.ledger.append(*(HostDraining(self.now, a.request_id, a.why) for a in alike))
+            case Terminate():
+                self._terminate(alike)
+        return alike
+
+    def _terminate(self, ends: Sequence[Any]) -> None:
+        self.ledger.append(*(TerminateIntended(self.now, a.request_id, a.why) for a in ends))
+        _raise_first(self._call(self.provider.terminate, [a.request_id for a in ends]))
+
+    def _launch(self, launches: Sequence[Any]) -> list[Action]:
+        state = self.ledger.state()
+        # a pool that has refused another host of this tick is left out; the next tick plans without it
+        launches = [a for a in launches if cooling_until(state, a.offer) <= self.now]
+        requests = [LaunchRequest(a.request_id, self.wanted.fleet, self.wanted.role, a.offer,
+                                  self.boot(a.request_id, a.offer), self.wanted.interruption_behavior, self.wanted.tags)
+                    for a in launches]
+        self.ledger.append(*(LaunchIntended(self.now, a.request_id, self.wanted.role, a.offer, a.why)
+                             for a in launches))
+        errors = self._call(self.provider.launch, requests)
+        done: list[Action] = []
+        for action, error in zip(launches, errors, strict=True):
+            if isinstance(error, (NoCapacity, NeedsPerson)):
+                scope = error.scope if isinstance(error, NoCapacity) else "account"
+                self.ledger.append(LaunchRefused(self.now, action.request_id, scope, str(error)))
+            if isinstance(error, NoCapacity):
+                done += [action, Wait(f"{action.request_id} refused: {error}")]
+            elif error is None:
+                done.append(action)
+        _raise_first([e for e in errors if isinstance(e, NeedsPerson)])
+        _raise_first([e for e in errors if not isinstance(e, NoCapacity)])
+        return done
+
+    def _call(self, method: Callable[[Any], None], each: list[Any]) -> list[Exception | None]:
+        """What every call raised, if anything."""
+        def attempt(argument: Any) -> Exception | None:
+            try:
+                method(argument)
+            except (SpotfleetError, OSError) as error:
+                return error
+            return None
+
+        return list(self.calls.map(attempt, each))
+
+
+def _raise_first(errors: Iterable[Exception | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise error

@@ -11,7 +11,8 @@ A provider is a thin shell over one cloud. The contract, checked for every provi
 5. `prices` gives the price in force at `since` and every later change, oldest first, per pool.
 6. `tag` sets tags of a live host, which the host reads from its metadata server; `boot_files` gives back what a host
    was told at its birth, to whoever holds the account's credentials. Both raise UsageError for an unknown host.
-7. No method keeps state in the process: any process with the same configuration may call any of them.
+7. No method keeps state in the process: any process with the same configuration may call any of them, also several
+   threads at once.
 """
 
 from __future__ import annotations

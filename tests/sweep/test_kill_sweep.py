@@ -24,13 +24,15 @@ def test_wherever_a_flow_is_killed_the_next_run_leaves_nothing_lost_doubled_or_o
 
 
 def test_the_sweep_finds_a_machine_that_is_written_down_after_its_launch_only(monkeypatch):
-    def hasty(action, wanted, ledger, provider, boot, now):
-        provider.launch(reconcile.LaunchRequest(action.request_id, wanted.fleet, wanted.role, action.offer,
-                                                boot(action.request_id, action.offer)))
-        ledger.append(LaunchIntended(now, action.request_id, wanted.role, action.offer, action.why))
-        return [action]
+    def hasty(hands, launches):
+        for action in launches:
+            hands.provider.launch(reconcile.LaunchRequest(action.request_id, hands.wanted.fleet, hands.wanted.role,
+                                                          action.offer, hands.boot(action.request_id, action.offer)))
+            hands.ledger.append(LaunchIntended(hands.now, action.request_id, hands.wanted.role, action.offer,
+                                               action.why))
+        return launches
 
-    monkeypatch.setattr(reconcile, "_launch", hasty)
+    monkeypatch.setattr(reconcile._Hands, "_launch", hasty)
     with pytest.raises(AssertionError, match="a machine that no ledger knows"):
         kill(point("dispatcher", "up", "call launch"))
 

@@ -33,6 +33,12 @@ SCOPES = ("pool", "type", "region", "account", "person")
 REMEMBERED_S = 120.0  # how far back a lagging listing can look
 
 
+def shutting_down(line: CloudHost) -> CloudHost:
+    """The line of an ended host that still counts as running, as on EC2, though it is no longer billed."""
+    runs = (*line.runs[:-1], replace(line.runs[-1], ended_at=None, taken=False))
+    return replace(line, state=CloudState.RUNNING, runs=runs, why=f"shutting down: {line.why}")
+
+
 class Market:
     """The one cloud. Unknown pools and hosts, and impossible wishes, raise UsageError."""
 
@@ -187,8 +193,13 @@ class Market:
                 continue
             versions = [h for at, h in self._past[request_id] if at <= seen_at]
             if versions:
-                lines.append(versions[-1].listed())
+                lines.append(self._shown(versions[-1], seen_at))
         return lines
+
+    def _shown(self, host: Host, at: float) -> CloudHost:
+        ended = host.state is CloudState.TERMINATED and bool(host.runs) and not host.runs[-1].taken
+        shuts_down = ended and at - host.since < self.rules.shutdown_s
+        return shutting_down(host.listed()) if shuts_down else host.listed()
 
     def invoice(self, now: float, fleet: str = "") -> Invoice:
         """The bill of `fleet`, or of everything, as of now."""

@@ -47,6 +47,7 @@ class MarketRules:
     seed: str = "spotfleet"
     boot_s: float = 0.0  # pending for so long, unbilled, before a host runs
     reclaim_s: float = 30.0  # how long the room of a host that the cloud took stays away from its pool
+    shutdown_s: float = 0.0  # a host that its user ended is listed as running, unbilled, for so long
     listed_after_end_s: float = 7 * 86400.0
 
 

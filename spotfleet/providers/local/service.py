@@ -25,7 +25,7 @@ from spotfleet.providers import LaunchRequest
 from spotfleet.providers.local.book import Book, Order
 from spotfleet.providers.local.faults import Faults
 from spotfleet.providers.local.hosts import Machines, Placement
-from spotfleet.providers.local.market import LIVE, Market
+from spotfleet.providers.local.market import LIVE, Market, shutting_down
 from spotfleet.providers.local.pools import MarketRules, default_rules
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -118,11 +118,10 @@ class Cloud:
         return [self._while_shutting_down(line) for line in lines] * (1 + self.faults.duplicates)
 
     def _while_shutting_down(self, line: CloudHost) -> CloudHost:
-        """A host counts as running until its last process is gone, as on EC2, though it is no longer billed."""
+        """A host counts as running until its last process is gone."""
         if line.state in LIVE or not line.runs or not self.machines.ending(line.request_id):
             return line
-        runs = (*line.runs[:-1], replace(line.runs[-1], ended_at=None, taken=False))
-        return replace(line, state=CloudState.RUNNING, runs=runs, why=f"shutting down: {line.why}")
+        return shutting_down(line)
 
     def boot_files(self, request_id: str) -> dict[str, str]:
         return self.machines.boot_files(request_id)
