@@ -13,6 +13,7 @@ import json
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -237,7 +238,8 @@ class Client:
         if isinstance(body, Path):
             with body.open("rb") as file:
                 headers["Content-Length"] = str(body.stat().st_size)
-                connection.request(method, path, file, headers)
+                with suppress(BrokenPipeError, ConnectionResetError):  # refused before all of it was sent: read why
+                    connection.request(method, path, file, headers)
         else:
             if body is not None:
                 headers["Content-Type"] = "application/json"

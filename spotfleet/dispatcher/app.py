@@ -14,7 +14,7 @@ from enum import Enum
 from aiohttp import web
 
 from spotfleet import errors, versions
-from spotfleet.dispatcher import api_fleet, api_jobs
+from spotfleet.dispatcher import api_fleet, api_jobs, disk
 from spotfleet.dispatcher.agents import agent_socket
 from spotfleet.dispatcher.checkpoints import NoRoom, Outdated
 from spotfleet.dispatcher.files import TooLarge
@@ -142,14 +142,16 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     except ConnectionError:
         raise  # the caller has gone; nobody to tell
     except Exception as error:
+        if disk.is_full(error):
+            return _told(507, disk.full(request.app[DISPATCHER].home), disk.HINT, "DiskFull")
         log.exception("%s %s", request.method, request.path)
         return _told(500, f"the dispatcher failed: {type(error).__name__}: {error}",
                      "its log lies in its home as dispatcher.log", "SpotfleetError")
 
 
 def _status(error: errors.SpotfleetError) -> int:
-    table = {OtherVersion: 426, NotFound: 404, Outdated: 409, TooLarge: 413, NoRoom: 507, errors.NoCapacity: 409,
-             errors.NeedsPerson: 409, errors.UsageError: 400}
+    table = {OtherVersion: 426, errors.DiskFull: 507, NotFound: 404, Outdated: 409, TooLarge: 413, NoRoom: 507,
+             errors.NoCapacity: 409, errors.NeedsPerson: 409, errors.UsageError: 400}
     return next((status for kind, status in table.items() if isinstance(error, kind)), 500)
 
 

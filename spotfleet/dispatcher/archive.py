@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import io
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spotfleet.bundle import extract
-from spotfleet.errors import UsageError
+from spotfleet.dispatcher.disk import is_full
+from spotfleet.errors import DiskFull, UsageError
 from spotfleet.fleet.ledger import Ledger
 
 PIECE_BYTES = 1 << 18  # of a stream
@@ -73,15 +76,28 @@ def send_tar(home: Path, ledger: Ledger, send: Callable[[bytes], None]) -> None:
     """The archive as .tar.gz, piece by piece: however large, it is on its way at once and needs no second copy on the
     disk. Blocking, call it off the loop."""
     outlet = _Outlet(send)
-    with tempfile.TemporaryDirectory(dir=home, prefix=".archive-") as folder:
-        copy = Path(folder, "ledger.db")
-        ledger.copy_to(copy)
-        with gzip.GzipFile("", "wb", compresslevel=1, fileobj=outlet) as zipped:  # type: ignore[arg-type]
-            with tarfile.open(fileobj=zipped, mode="w|", dereference=True) as tar:
-                tar.add(copy, "ledger.db")
-                for name, path in members(home):
-                    tar.add(path, name)
+    with gzip.GzipFile("", "wb", compresslevel=1, fileobj=outlet) as zipped:  # type: ignore[arg-type]
+        with tarfile.open(fileobj=zipped, mode="w|", dereference=True) as tar:
+            _add_ledger(tar, home, ledger)
+            for name, path in members(home):
+                tar.add(path, name)
     outlet.flush()
+
+
+def _add_ledger(tar: tarfile.TarFile, home: Path, ledger: Ledger) -> None:
+    """A copy on our disk; where that is full, one in memory: what came home last must not be the history."""
+    try:
+        with tempfile.TemporaryDirectory(dir=home, prefix=".archive-") as folder:
+            copy = Path(folder, "ledger.db")
+            ledger.copy_to(copy)
+            tar.add(copy, "ledger.db")
+    except (OSError, DiskFull) as error:
+        if not is_full(error):
+            raise
+        data = ledger.copy_of()
+        member = tarfile.TarInfo("ledger.db")
+        member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+        tar.addfile(member, io.BytesIO(data))
 
 
 def write_folder(home: Path, ledger: Ledger, target: Path) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from spotfleet.dispatcher.boot import DispatcherBoot
 from spotfleet.dispatcher.restore import Restored, restore
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import HistoryLost, TakenOver
 from spotfleet.fleet.ledger import Ledger, problem, set_aside
@@ -23,14 +25,15 @@ from spotfleet.providers import Provider
 
 log = logging.getLogger(__name__)
 AGAIN_S = 1.0
+T = TypeVar("T")
 
 
 async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
     """The ledger to go on with. Waits for a provider that does not answer, unless the ledger knows the fleet."""
     mark, path = home / "begun", home / "ledger.db"
-    lost = await asyncio.to_thread(_put_damaged_aside, mark, path)
+    lost = await _when_there_is_room(lambda: _put_damaged_aside(mark, path))
     found = await restore(boot, home) if not mark.exists() and not path.exists() else Restored()
-    ledger = Ledger(path)
+    ledger = await _when_there_is_room(lambda: Ledger(path))
     if lost is not None:
         ledger.append(lost)
     while not mark.exists():
@@ -44,6 +47,19 @@ async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
         await asyncio.to_thread(_remember, boot, ledger, found)
         mark.touch()
     return ledger
+
+
+async def _when_there_is_room(work: Callable[[], T]) -> T:
+    """Wait for room on a disk that is full: to end and to be started again would help nobody."""
+    told = False
+    while True:
+        try:
+            return await asyncio.to_thread(work)
+        except DiskFull as error:
+            if not told:
+                log.error("%s; tried again each %g s", error, AGAIN_S)
+            told = True
+        await asyncio.sleep(AGAIN_S)
 
 
 def _put_damaged_aside(mark: Path, path: Path) -> HistoryLost | None:

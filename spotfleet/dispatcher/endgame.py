@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.disk import is_full
 from spotfleet.dispatcher.files import write_json
 from spotfleet.errors import SpotfleetError
 
@@ -41,6 +42,7 @@ class Endgame:
     def __init__(self, home: Path) -> None:
         self._path = home / "down.json"
         self.decision: Decision | None = None
+        self.unsaved = False  # the disk was full; `save` tries again
         self._readers, self._read_at = 0, 0.0
         if self._path.exists():
             self.decision = from_json(Decision, json.loads(self._path.read_text()))
@@ -76,6 +78,17 @@ class Endgame:
             return False
         return self.decision.by_ourselves or unix - max(self.decision.at, self._read_at) >= FETCH_S
 
+    def save(self) -> None:
+        """Write down what could not be written: a fleet that ends does not wait for room on its disk."""
+        if self.unsaved and self.decision is not None:
+            self._write(self.decision)
+
     def _write(self, decision: Decision) -> None:
         self.decision = decision
-        write_json(self._path, to_json(decision))
+        try:
+            write_json(self._path, to_json(decision))
+            self.unsaved = False
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.unsaved = True

@@ -12,9 +12,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from spotfleet.dispatcher import disk
 from spotfleet.errors import SpotfleetError, UsageError
 
 STALL_S = 60.0  # a sender that says nothing for so long is given up
+
+
+LOOK_BYTES = 4 << 20  # so often the room on the disk is looked at
 
 
 class TooLarge(SpotfleetError):
@@ -25,11 +29,14 @@ def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace `path` by `text`; after a crash it holds the old or the new text, never a mix."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = _part(path)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)  # of a disk that is full
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -39,13 +46,16 @@ def write_json(path: Path, value: Any) -> None:
 async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, digest: str = "") -> int:
     """Stream a body into `path`; its size. UsageError when its sha256 is not `digest`; TooLarge beyond the limit.
 
-    Nothing is left of a body that breaks off, stalls for STALL_S, is too large or has another digest.
+    Nothing is left of a body that breaks off, stalls for STALL_S, is too large, has another digest, or finds no room:
+    DiskFull.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part, size, sha = _part(path), 0, hashlib.sha256()
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             while chunk := await _next(chunks):
+                if size // LOOK_BYTES < (size + len(chunk)) // LOOK_BYTES or not size:
+                    disk.refuse_if_full(path.parent, len(chunk))
                 size += len(chunk)
                 if size > limit_bytes:
                     raise TooLarge(f"the body exceeds {limit_bytes} bytes")

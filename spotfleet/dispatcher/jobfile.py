@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.disk import is_full
 from spotfleet.dispatcher.files import write_json
 from spotfleet.fleet.events import JobSubmitted
 from spotfleet.model import JobSpec, JobState
@@ -43,6 +45,17 @@ class JobRecord:
 
 def save(folder: Path, record: JobRecord) -> None:
     write_json(folder / "job.json", to_json(record))
+
+
+def try_save(folder: Path, record: JobRecord) -> bool:
+    """False when the disk is full: try again."""
+    try:
+        save(folder, record)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return False
+    return True
 
 
 def save_secrets(folder: Path, secrets: dict[str, str]) -> None:
@@ -87,5 +100,10 @@ def next_boot(home: Path) -> int:
     """How often this dispatcher has started, this time included; makes workers' names unique across restarts."""
     path = home / "boots.json"
     number = json.loads(path.read_text()) + 1 if path.exists() else 1
-    write_json(path, number)
+    try:
+        write_json(path, number)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return int(time.time())  # as new, without being written down
     return number

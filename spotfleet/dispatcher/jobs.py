@@ -51,7 +51,7 @@ class Job:
         self.logs = JobLogs(folder / "logs")
         self.log_bell = Bell()
         self.checkpoints = CheckpointStore(folder / "checkpoints", record.spec.checkpoint.keep)
-        self._unsaved, self._told = False, dict[str, list[SlotOrder]]()
+        self.unsaved = False  # the disk was full: the record on it is older
         self._group: tuple[str, ...] = ()  # newest generation that had members
         self._cause = ""  # of the newest generation
         self._finished: tuple[str, ...] = ()  # by rank, once training has ended
@@ -99,13 +99,7 @@ class Job:
             self._saving = (self.crew.version(), save_until)
 
     def orders(self) -> dict[str, list[SlotOrder]]:
-        """By host, what should exist there. While the record cannot be written these are the orders of before: no worker
-        hears of a generation that a restart would not know."""
-        if not self._unsaved:
-            self._told = self._orders()
-        return self._told
-
-    def _orders(self) -> dict[str, list[SlotOrder]]:
+        """By host, what should exist there."""
         wanted = [w for w in self.crew.live() if w.wanted]
         told, found = self._worker_orders(wanted), {}
         for worker in wanted:
@@ -160,8 +154,6 @@ class Job:
 
     def step(self, around: Surroundings) -> list[Event]:
         """Bring the job up to date with everything known; returns what is to be remembered."""
-        if self._unsaved:
-            self._unsaved = not jobfile.try_save(self.folder, self.record)
         for host in self.crew.hosts():
             view = around.hosts.get(host)
             if view is None or view.host.state is HostState.STOPPED or view.host.revoked:
@@ -405,4 +397,4 @@ class Job:
         """Change the record; what a restart needs goes to disk at once."""
         before, self.record = self.record, replace(self.record, **changes)  # type: ignore[arg-type]
         if replace(before, why="", version=0) != replace(self.record, why="", version=0):
-            self._unsaved = not jobfile.try_save(self.folder, self.record)
+            self.unsaved = not jobfile.try_save(self.folder, self.record)

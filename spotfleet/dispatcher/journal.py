@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 
 from spotfleet.dispatcher.bell import Bell
+from spotfleet.errors import DiskFull
 from spotfleet.fleet.events import Event
 from spotfleet.fleet.fold import FleetState
 from spotfleet.fleet.ledger import Ledger
 
+log = logging.getLogger(__name__)
+AGAIN_S = 1.0
+LOOK_S = 0.05
+
 
 class Journal:
-    """One thread writes, so that a slow disk never blocks the loop. The reconciler writes to the same ledger."""
+    """One thread writes, so that a slow disk never blocks the loop. The reconciler writes to the same ledger.
+
+    While the disk is full what was noted waits in memory and is tried again each AGAIN_S; `full` says so.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -21,6 +30,7 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._mirror = ledger.events()
         self.state: FleetState = ledger.state()
+        self.full: DiskFull | None = None
         self._noted: list[Event] = []
         self._writer: asyncio.Task[None] | None = None
 
@@ -37,9 +47,11 @@ class Journal:
             raise self._writer.exception()  # type: ignore[misc]
 
     async def flush(self) -> None:
-        """Return when everything noted is on disk and mirrored."""
+        """Return when everything noted is on disk and mirrored. Raises DiskFull as long as that cannot be."""
         while self._writer is not None and not self._writer.done():
-            await asyncio.wait([self._writer])
+            await asyncio.wait([self._writer], timeout=LOOK_S)
+            if self.full is not None:
+                raise self.full
         self.check()
         await self.catch_up()
 
@@ -58,14 +70,32 @@ class Journal:
         return self._mirror[bisect_right(self._mirror, seq, key=lambda row: row[0]):]
 
     async def close(self) -> None:
-        await self.flush()
+        try:
+            await self.flush()
+        except DiskFull as error:
+            log.error("%d events are lost with this process: %s", len(self._noted), error)
+            assert self._writer is not None
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
         self._thread.shutdown()
 
     async def _write(self) -> None:
         while self._noted:
             batch, self._noted = self._noted, []
-            await asyncio.get_running_loop().run_in_executor(self._thread, self.ledger.append, *batch)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, self.ledger.append, *batch)
+            except DiskFull as error:
+                self._noted = [*batch, *self._noted]
+                self._tell(error)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self._tell(None)
             await self.catch_up()
+
+    def _tell(self, error: DiskFull | None) -> None:
+        if (error is None) != (self.full is None):
+            log.warning("%s", "the ledger can be written again" if error is None else f"{error}; tried again")
+        self.full = error
 
     def _read(self, last: int) -> tuple[list[tuple[int, Event]], FleetState]:
         return self.ledger.events(last), self.ledger.state()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from spotfleet.dispatcher import disk
+
 CHUNK_BYTES = 1 << 20  # most that one read answers
 LIMIT_BYTES = 1 << 30  # of one host in one job
 FILE_BYTES = 4096  # a file takes at least so much
@@ -44,13 +46,13 @@ class JobLogs:
         if not offset <= size < offset + len(data):
             return size
         fresh = data[size - offset:]
+        disk.refuse_if_full(self.folder, 2 * len(fresh))
         kept = fresh[:room]
         taken += len(kept) + (0 if size else FILE_BYTES)
         if taken >= self._limit_bytes:
             kept += self._farewell(host)
         for target in (path, self.folder / f"rank-{rank}.log") if rank >= 0 else (path,):
-            with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
-                file.write(kept)
+            _append(target, kept)
         self._taken[host] = taken
         return size + len(fresh)
 
@@ -85,6 +87,17 @@ class JobLogs:
 
     def _worker_path(self, worker: str) -> Path:
         return self.folder / f"{worker.replace('/', '@')}.log"
+
+
+def _append(path: Path, data: bytes) -> None:
+    """All of it or nothing: its sender will send it again."""
+    before = _size(path)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+            file.write(data)
+    except OSError:
+        os.truncate(path, before)
+        raise
 
 
 def _size(path: Path) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spotfleet.dispatcher import jobfile, lifetime
+from spotfleet.dispatcher import disk, jobfile, lifetime
 from spotfleet.dispatcher.announce import Announcer
 from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.boot import DispatcherBoot
@@ -32,11 +32,12 @@ from spotfleet.dispatcher.restore import machine_number
 from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
 from spotfleet.dispatcher.status import Scene, fleet_status
 from spotfleet.dispatcher.takeover import Takeover
+from spotfleet.dispatcher.troubles import Troubles
 from spotfleet.dispatcher.trust import turn_away_refused
 from spotfleet.dispatcher.upkeep import Upkeep
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.fleet.events import CheckpointKept, Event, JobChanged, JobSubmitted, NodesChanged
-from spotfleet.messages import AgentOrders, AgentReport, Checkpoint, FleetStatus, JobStatus
+from spotfleet.messages import AgentOrders, AgentReport, Checkpoint, FleetStatus, JobStatus, SlotOrder
 from spotfleet.model import CloudState, HostState, JobSpec, Nodes
 from spotfleet.providers import Provider
 
@@ -61,10 +62,12 @@ class Dispatcher:
         self._machine = machine_number(boot.host)
         self.jobs: dict[str, Job] = {j.id: j for j in map(self.load, jobfile.folders(home))}
         self._allocation = Allocation({}, {})
+        self._ordered: dict[str, dict[str, list[SlotOrder]]] = {}  # by job and host
         self._changed = asyncio.Event()
         self._settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
         self.upkeep = Upkeep(lambda: (j for j in self.jobs.values() if not j.state.ended), self.change)
         self.machines = Machines(self, provider, time.time() + SETTLE_S if self._settle_until else 0.0)
+        self.troubles = Troubles(self)
         self.takeover, self.announcer, self.keeper = Takeover(self), Announcer(self, provider), Keeper(self)
 
     # ---- agents
@@ -114,6 +117,7 @@ class Dispatcher:
 
     async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
         self._check(spec, wait)
+        disk.refuse_if_full(self.home)
         name = jobfile.name_for(spec, self.jobs, 0 if self.jobs else NUMBERS * self._machine)
         folder = self.home / "jobs" / name
         jobfile.save_secrets(folder, secrets)
@@ -207,7 +211,7 @@ class Dispatcher:
         scene = Scene(self.boot.fleet, self.journal.state, self.nodes, self.machines.own, views,
                       {**self.misfits, **{s.host: s.report.why for s in self.seats.values()}}, host_jobs,
                       tuple(j.status(unix) for j in self.jobs.values()), self.endgame.why, self.machines.waits,
-                      [*self.takeover.remarks,
+                      [*self.troubles.lines(), *self.takeover.remarks,
                        *filter(None, (self.announcer.why, self.keeper.why))])
         return fleet_status(scene, unix)
 
@@ -226,6 +230,7 @@ class Dispatcher:
 
     def step(self) -> None:
         """Bring jobs and orders up to date with everything known now."""
+        self.endgame.save()
         if not self.settled:
             self.takeover.ask()
             self._try_to_settle()
@@ -276,13 +281,21 @@ class Dispatcher:
     def _order(self) -> None:
         """Wake each connection that is owed an answer or whose orders have changed."""
         turn_away_refused(self)
-        now, told = time.monotonic(), [j.orders() for j in self.jobs.values()]
+        now, told = time.monotonic(), [self._orders_of(j) for j in self.jobs.values()]
         for seat in self.seats.values():
             orders = AgentOrders(seat.host, tuple(o for by_host in told for o in by_host.get(seat.host, ())),
                                  tell=self.takeover.asked(seat.host), send=self.takeover.lacks(seat.host))
             if seat.connected and (seat.due or orders != seat.orders):
                 seat.orders, seat.due, seat.say_again_at = orders, False, now + SAY_AGAIN_S
                 seat.wake()
+
+    def _orders_of(self, job: Job) -> dict[str, list[SlotOrder]]:
+        """By host. While the job's record cannot be written these are the orders of before: no worker hears of a
+        generation that a restart would not know."""
+        job.unsaved = job.unsaved and not jobfile.try_save(job.folder, job.record)
+        if not job.unsaved:
+            self._ordered[job.id] = job.orders()
+        return self._ordered.get(job.id, {})
 
     def _forget_hosts(self, views: dict[str, HostView]) -> None:
         for name in [n for n, s in self.seats.items() if n in self.journal.state.ended and not s.connected]:

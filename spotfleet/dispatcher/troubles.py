@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spotfleet.dispatcher import disk
 from spotfleet.fleet.events import HistoryLost
 from spotfleet.fleet.plan import clock
 
@@ -13,10 +14,16 @@ if TYPE_CHECKING:
 
 class Troubles:
     def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         events = [event for _, event in dispatcher.journal.after(0)]
         self._lost = next((e for e in reversed(events) if isinstance(e, HistoryLost)), None)
 
     def lines(self) -> list[str]:
-        return [] if self._lost is None else [
-            f"the ledger was damaged and is kept as {self._lost.kept_as}: what had ended before {clock(self._lost.at)} "
-            "may be missing"]
+        full = disk.why(self._dispatcher.home)
+        if not full and self._dispatcher.journal.full is not None:
+            full = disk.full(self._dispatcher.home)
+        lines = [f"{full}; new jobs, logs and checkpoints wait for room, training goes on"] if full else []
+        if self._lost is not None:
+            lines.append(f"the ledger was damaged and is kept as {self._lost.kept_as}: what had ended before "
+                         f"{clock(self._lost.at)} may be missing")
+        return lines

@@ -107,7 +107,17 @@ class Ledger:
         try:
             with self._lock, _explained(self.path):
                 self._db.backup(copy)
-            copy.execute("PRAGMA journal_mode=DELETE")
+                copy.execute("PRAGMA journal_mode=DELETE")
+        finally:
+            copy.close()
+
+    def copy_of(self) -> bytes:
+        """As `copy_to`, in memory: for a disk that is full."""
+        copy = sqlite3.connect(":memory:", isolation_level=None)
+        try:
+            with self._lock, _explained(self.path):
+                self._db.backup(copy)
+            return _without_wal(copy.serialize())
         finally:
             copy.close()
 
@@ -210,6 +220,11 @@ def _read(db: sqlite3.Connection, path: Path, after: int = 0, limit: int = -1) -
             raise SpotfleetError(f"{path}: event {seq} cannot be read: {error}",
                                  hint="use the spotfleet release that wrote this ledger, or a newer one") from None
     return events
+
+
+def _without_wal(image: bytes) -> bytes:
+    """Bytes 18 and 19 of the header tell readers to look for a write-ahead log; 1 is none."""
+    return image[:18] + b"\x01\x01" + image[20:]
 
 
 def _damaged(path: Path, what: str) -> Damaged:

@@ -32,7 +32,7 @@ TERM_S = 2.0  # between SIGTERM and SIGKILL when the user terminates a host
 BACKOFF_S, BACKOFF_MAX_S = 0.2, 5.0  # before a machine whose process died runs it again
 STEADY_S = 10.0  # a process that lived so long starts its back-off anew
 CONSOLE = "console.log"
-OURS = ("SPOTFLEET_HOME", "SPOTFLEET_LOCAL_CLOUD", "SPOTFLEET_LOCAL_OWNER_PID")  # the laptop's, not to be seen on a host
+OURS = ("SPOTFLEET_HOME", "SPOTFLEET_LOCAL_CLOUD", "SPOTFLEET_LOCAL_OWNER_PID")  # the laptop's, kept from its hosts
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,44 @@
+"""Room on the dispatcher's disk.
+
+What is large (bundles, checkpoints, logs, outputs) is refused while less than RESERVE_BYTES are free, so that the
+little which a restart needs (ledger, job records) still fits. What is refused is held by its sender, who tries again:
+nothing is lost while the disk is full, and everything goes on by itself when there is room again.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+from spotfleet.errors import DiskFull
+
+RESERVE_BYTES = 32 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+HINT = ("it goes on by itself once there is room: remove files on the dispatcher's machine, or `spotfleet down` and "
+        "`spotfleet up` with a larger `dispatcher`")
+
+
+def is_full(error: BaseException) -> bool:
+    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in FULL)
+
+
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def why(home: Path) -> str:
+    """"" while there is room."""
+    usage = shutil.disk_usage(home)
+    return "" if usage.free >= RESERVE_BYTES else full(home)
+
+
+def full(home: Path) -> str:
+    usage = shutil.disk_usage(home)
+    return f"the dispatcher's disk is full: {usage.free / 1e6:.1f} MB of {usage.total / 1e9:.1f} GB free"
+
+
+def refuse_if_full(folder: Path, coming_bytes: int = 0) -> None:
+    """Raise DiskFull if `coming_bytes` more would leave less than the reserve. `folder` exists."""
+    if free_bytes(folder) - coming_bytes < RESERVE_BYTES:
+        raise DiskFull(full(folder), hint=HINT)
