@@ -52,8 +52,9 @@ async def revoke(dispatcher: Dispatcher, host: str, why: str) -> None:
 def turn_away_refused(dispatcher: Dispatcher) -> None:
     """Let the connections of refused hosts say why, and end."""
     state = dispatcher.journal.state
-    suspects = state.ended.keys() | {h.request_id for h in state.hosts if h.revoked}
-    for seat in [s for s in dispatcher.seats.values() if s.connected and s.host in suspects]:
+    revoked = {h.request_id for h in state.hosts if h.revoked}
+    suspects = [s for s in dispatcher.seats.values() if s.connected and (s.host in revoked or s.host in state.ended)]
+    for seat in suspects:
         if why := refusal(state, seat.host):
             _turn_away(dispatcher, seat, why)
 

@@ -16,6 +16,7 @@ from fake_workers import Script
 
 from spotfleet import certs
 from spotfleet.dispatcher.app import JSON_BYTES, ROUTES, Who
+from spotfleet.dispatcher.auth import host_token
 from spotfleet.dispatcher.hosts import Seat
 from spotfleet.messages import JOB_KEY, AgentOrders, AgentReport, WorkerReport, WorkerState, dump, load
 
@@ -35,7 +36,7 @@ def test_no_route_but_the_liveness_check_answers_a_stranger(play):
         assert (await stage.call("GET", "/healthz", token=""))[1] == {"ok": True}
         for route in ROUTES:
             path = re.sub(r"\{\w+(:.*?)?\}", "x", route.path)
-            for token in ("", "wrong", stage.token("f-99")):
+            for token in ("", "wrong", host_token("of another fleet", "f-0"), stage.token("f-99")):
                 if route.who is Who.ANYBODY or (route.who is Who.SOCKET and token == stage.token("f-99")):
                     continue  # a genuine token: its host may be so new that the ledger's mirror lacks it
                 status, said = await stage.call(route.method, path, token=token, ok=False)
@@ -48,10 +49,15 @@ def test_a_host_may_not_do_what_the_cli_does_nor_the_cli_what_a_host_does(play):
     async def scene(stage: Stage) -> None:
         job, host, worker = await trained(stage)
         token = stage.token(host)
-        for method, path in (("GET", "/v1/status"), ("POST", "/v1/down"), ("POST", "/v1/jobs"), ("GET", "/v1/archive")):
-            assert (await stage.call(method, path, token=token, ok=False))[0] == 403
-        assert (await stage.call("GET", f"/v1/jobs/{job}/launch", ok=False))[0] == 403
-        assert (await stage.call("POST", f"/v1/jobs/{job}/logs/{worker}?offset=0", data=b"x", ok=False))[0] == 403
+        names = {"{host}": host, "{job}": job, "{worker:.+}": worker, "{version}": "5", "{sha256}": "0" * 64}
+        for route in ROUTES:
+            path = "/".join(names.get(part, part) for part in route.path.split("/"))
+            if route.who is Who.CLI:
+                assert (await stage.call(route.method, path, token=token, ok=False))[0] == 403, route
+            if route.who in (Who.AGENT, Who.SOCKET):
+                refused = 403 if route.who is Who.AGENT else 401
+                assert (await stage.call(route.method, path, ok=False))[0] == refused, route
+        assert (await stage.job(job)).state == "running"
 
     play(scene, spec(1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -15,6 +16,7 @@ from spotfleet import certs
 from spotfleet.dispatcher import agents, reports
 from spotfleet.fleet import events as e
 from spotfleet.fleet.fold import fold
+from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.plan import Observed, Terminate, Wanted, plan
 from spotfleet.messages import AgentOrders, AgentReport, SlotOrder, WorkerOrders, WorkerReport, WorkerState, dump, load
 from spotfleet.model import CloudState, HostState, Market, Offer, Role, Run
@@ -71,12 +73,15 @@ async def goes_on(stage: Stage, job: str, without: str, version: int) -> bool:
     return status.world_size == 2 and status.version > version and without not in {w.host for w in status.workers}
 
 
-def test_a_revocation_outlives_the_dispatcher(play):
+def test_a_revocation_holds_although_the_dispatcher_died_as_soon_as_it_was_written(play):
     async def scene(stage: Stage) -> None:
         job, host = await trained(stage)
         stage.cloud.terminate = lambda request_id: None  # the cloud takes its time
-        await stage.call("POST", f"/v1/hosts/{host}/revoke", {})
+        stage.agents[host].shut = True
         await stage.stop_dispatcher()
+        ledger = Ledger(stage.home / "ledger.db")
+        ledger.append(e.TokenRevoked(time.time(), host, "stolen"))
+        ledger.close()
         await stage.start_dispatcher()
         assert "revoked" in (await greeted(stage, host)).refuse
         assert (await stage.call("GET", f"/v1/jobs/{job}/launch", token=stage.token(host), ok=False))[0] == 401
@@ -85,15 +90,32 @@ def test_a_revocation_outlives_the_dispatcher(play):
     play(scene)
 
 
-def test_what_a_host_is_sending_when_it_is_revoked_is_not_kept(play):
+def test_a_host_is_turned_away_at_once_also_while_a_restarted_dispatcher_waits_for_the_others(play):
+    async def scene(stage: Stage) -> None:
+        host, silent = await stage.up(2)
+        await stage.stop_dispatcher()
+        stage.agents[silent].shut = True
+        await stage.start_dispatcher()
+        await stage.until("it is back", lambda: stage.agents[host].connected)
+        stage.cloud.terminate = lambda request_id: None
+        await stage.call("POST", f"/v1/hosts/{host}/revoke", {})
+        await stage.until("its open connection has said so", lambda: not stage.cloud.look(host)[0])
+        assert not stage.daemon.dispatcher.settled
+
+    play(scene)
+
+
+@pytest.mark.parametrize("sent", [100, 500])
+def test_what_a_host_is_sending_when_it_is_revoked_is_not_kept(play, sent):
     async def scene(stage: Stage) -> None:
         job, host = await trained(stage)
         data = b"state" * 100
 
         async def slowly() -> AsyncIterator[bytes]:
-            yield data[:100]
+            yield data[:sent]
             await stage.call("POST", f"/v1/hosts/{host}/revoke", {})
-            yield data[100:]
+            if sent < len(data):
+                yield data[sent:]
 
         path = f"/v1/jobs/{job}/checkpoints/7?generation=1&digest={hashlib.sha256(data).hexdigest()}"
         status, _ = await stage.call("PUT", path, token=stage.token(host), data=slowly(), ok=False)
