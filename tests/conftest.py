@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 RUN_MARK = "TEST_RUN_OF_SPOTFLEET"  # in the environment of every process that a test starts, so that none is overlooked
+LEFTOVERS_S = "TEST_LEFTOVERS_S"  # so long a process may take to end after the last test
 NETGUARD = str(Path(__file__).parent / "netguard")
 
 LONGER = 10  # times as many random histories with `scripts/test --long`
@@ -86,7 +87,7 @@ def describe(process: psutil.Process) -> str:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A process that is left fails the run; it is ended, by its number."""
-    _, alive = psutil.wait_procs(processes_of_this_run(), timeout=5)
+    _, alive = psutil.wait_procs(processes_of_this_run(), timeout=float(os.environ.get(LEFTOVERS_S, 5)))
     if not alive:
         return
     lines = [describe(p) for p in alive]

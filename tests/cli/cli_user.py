@@ -15,7 +15,9 @@ from spotfleet.api import down as downs
 from spotfleet.api import fleet as fleets
 from spotfleet.api import house as houses
 from spotfleet.api import machine as machines
+from spotfleet.api import up as ups
 from spotfleet.cli.app import run
+from spotfleet.fleet import reconcile
 
 FILE = "name: digits\nnodes: {min: 2, target: 3}\nresources: {instance_type: cpu.small}\n"
 
@@ -83,6 +85,9 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(houses, "LOCK_WAIT_S", 0.2)
     monkeypatch.setattr(machines, "QUIET_S", 0.3)
     monkeypatch.setattr(machines, "QUIET_TICK_S", 0.1)
+    for module, often in ((downs, "POLL_S"), (ups, "POLL_S"), (machines, "TICK_S")):  # how often, not how long
+        monkeypatch.setattr(module, often, 0.03)
+    monkeypatch.setattr(reconcile, "ASK_AGAIN_S", 0.3)
     monkeypatch.setenv("SPOTFLEET_HOME", str(tmp_path / "home"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
