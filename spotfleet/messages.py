@@ -240,3 +240,4 @@ class FleetStatus:
     burn_micros_h: int = 0
     on_demand_burn_micros_h: int = 0
     age_s: float = 0.0
+    ends_in_s: float | None = None  # by max_lifetime

@@ -105,7 +105,8 @@ def _sizes(status: FleetStatus) -> str:
         return f"{nodes}; it lived {span(status.age_s)}"
     on_demand = status.on_demand_burn_micros_h
     saved = f" ({100 * (1 - status.burn_micros_h / on_demand):.0f} % less)" if on_demand else ""
-    return (f"{nodes}; {span(status.age_s)} old; burn {dollars(status.burn_micros_h)}/h, on demand "
+    ends = f", max_lifetime ends it in {span(status.ends_in_s)}" if status.ends_in_s is not None else ""
+    return (f"{nodes}; {span(status.age_s)} old{ends}; burn {dollars(status.burn_micros_h)}/h, on demand "
             f"{dollars(on_demand)}/h{saved}")
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.fleet.fold import FleetState, Host
-from spotfleet.messages import FleetStatus, HostStatus, JobStatus
+from spotfleet.messages import FleetStatus, HostStatus, JobStatus, WorkerStatus
 from spotfleet.model import CloudHost, CloudState, HostState, Nodes
+
+if TYPE_CHECKING:
+    from spotfleet.dispatcher.jobs import Job
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Scene:
     going_down: str  # why; empty while the fleet stays
     waits: str  # what the reconciler waits for
     remarks: Sequence[str] = ()  # what else a user should know
+    max_lifetime_s: float = 0.0  # 0: no limit
 
 
 def fleet_status(scene: Scene, now: float) -> FleetStatus:
@@ -37,10 +42,10 @@ def fleet_status(scene: Scene, now: float) -> FleetStatus:
     state, why = _state(scene)
     why = "; ".join([why, *scene.remarks])
     nodes = scene.nodes
-    created = scene.state.created
+    age_s = now - scene.state.created.at if scene.state.created else 0.0
     return FleetStatus(scene.fleet, state, why, nodes.min, nodes.target, nodes.max, hosts, scene.jobs,
                        sum(h.price_micros_h for h in billed), sum(h.on_demand_micros_h for h in billed),
-                       now - created.at if created else 0.0)
+                       age_s, max(0.0, scene.max_lifetime_s - age_s) if scene.max_lifetime_s else None)
 
 
 NOT_BILLED = "the cloud has not listed it yet"
@@ -84,3 +89,18 @@ def prices(state: FleetState, host: Host) -> tuple[int, int]:
     known = state.prices.get(host.offer.pool)
     return (known.micros_h, known.on_demand_micros_h) if known else (
         host.offer.price_micros_h, host.offer.on_demand_micros_h)
+
+
+def job_status(job: Job, now: float) -> JobStatus:
+    """`now` is Unix time."""
+    record, group, newest = job.record, job.membership, job.checkpoints.newest
+    ranks = {name: rank for rank, name in enumerate(group.members)}
+    workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
+                    for w in job.crew.live())
+    waits = job.checkpoints.offer().wait if group.needs_restore else ""
+    why = "; ".join(filter(None, (record.why, waits, job.checkpoints.problem, job.checkpoints.remark)))
+    ended, spec = job.state.ended, job.spec
+    return JobStatus(
+        job.id, spec.name, job.state.value, why, group.generation, 0 if ended else len(ranks), record.version,
+        job.progress.step_s, job.progress.repeated, spec.min_workers, spec.max_workers,
+        newest.version if newest else 0, record.error, () if ended else workers, now - record.submitted_at)

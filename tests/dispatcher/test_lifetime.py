@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spotfleet.cli import render
 from spotfleet.dispatcher.lifetime import HOST_GRACE_S, Idleness, reason_to_stop, told_to_host
-from spotfleet.model import Autostop, CheckpointSpec, FleetSpec
+from spotfleet.dispatcher.status import Scene, fleet_status
+from spotfleet.fleet.events import FleetCreated
+from spotfleet.fleet.fold import FleetState
+from spotfleet.model import Autostop, BillingRules, CheckpointSpec, FleetSpec, Nodes
 
 SPEC = FleetSpec("f", autostop=Autostop(idle_s=60.0), max_lifetime_s=1000.0)
 
@@ -47,3 +51,12 @@ def test_a_host_is_told_what_is_left_of_the_lifetime_and_a_little_more_so_that_w
     assert told_to_host(spec, up_since=100.0, now=400.0) == {**told, "lifetime_s": 700.0 + HOST_GRACE_S}
     assert told_to_host(spec, up_since=100.0, now=9000.0) == {**told, "lifetime_s": HOST_GRACE_S}
     assert told_to_host(replace(spec, max_lifetime_s=0.0), up_since=100.0, now=400.0) == {**told, "lifetime_s": 0.0}
+
+
+def test_the_status_tells_how_long_the_fleet_may_still_live():
+    born = FleetState(created=FleetCreated(100.0, "f", "local", Nodes(), BillingRules()))
+    scene = Scene("f", born, Nodes(0, 0, 0), None, (), {}, {}, (), "", "", max_lifetime_s=1000.0)
+    assert [fleet_status(scene, now).ends_in_s for now in (100.0, 400.0, 2000.0)] == [1000.0, 700.0, 0.0]
+    assert fleet_status(replace(scene, max_lifetime_s=0.0), 400.0).ends_in_s is None
+    said = render.fleet_status(fleet_status(scene, 400.0))
+    assert "5m00s old, max_lifetime ends it in 11m40s;" in said
