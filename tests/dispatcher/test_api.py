@@ -135,8 +135,14 @@ def test_bad_input_is_told_by_field(play):
 
         assert (await error("POST", "/v1/jobs", {}))[1] == "spec: missing"
         for more, word in (({"min_workers": "2"}, "JobSpec.min_workers"), ({"run": "a", "bundle": "no"}, "bundle"),
-                           ({"run": "a", "min_workers": 0}, "min_workers"), ({}, "neither")):
+                           ({"run": "a", "min_workers": 0}, "min_workers"), ({}, "neither"),
+                           ({"run": "a", "max_workers": 10**9}, "max_workers"), ({"run": "\0"}, "NUL"),
+                           ({"run": "a", "envs": {"A=B": "c"}}, "spec.envs.A=B"), ({"run": "\ud800"}, "Unicode"),
+                           ({"run": "a", "checkpoint": {"interval_s": 10**400}}, "too large"),
+                           ({"run": "a", "checkpoint": {"interval_s": -1}}, "interval_s")):
             assert word in (await error("POST", "/v1/jobs", {"spec": {"name": "x", **more}}))[1]
+        assert "notice_s" in (await error("POST", "/v1/hosts/f-0/interrupt", {"notice_s": 10**400}))[1]
+        assert (await error("PUT", "/v1/nodes", {"min": 1, "target": 1, "max": 10**9}))[0] == 400
         assert "notice_s" in (await error("POST", "/v1/hosts/f-0/interrupt", {"notice_s": "soon"}))[1]
         assert (await error("PUT", "/v1/nodes", {"min": 3, "target": 1, "max": 1}))[0] == 400
         assert (await error("PUT", "/v1/nodes", data=b"{}"))[0] == 415
@@ -148,6 +154,21 @@ def test_bad_input_is_told_by_field(play):
         assert (await error("GET", "/v1/bundles/../../boot.json"))[0] in (400, 404)
         assert (await error("GET", "/nothing"))[0] == 404
         assert (await error("POST", "/v1/jobs", data=b" " * (JSON_BYTES + 1)))[0] == 413
+
+    play(scene, spec(1))
+
+
+def test_names_that_no_file_can_have_are_refused_before_one_is_made(play):
+    async def scene(stage: Stage) -> None:
+        job, host, _ = await trained(stage)
+        long, path = "9" * 400, f"/v1/jobs/{job}"
+        for method, name in (("GET", f"checkpoints/{long}"), ("PUT", f"checkpoints/{long}?digest={'0' * 64}"),
+                             ("GET", "checkpoints/%E0%A5%A7"), ("POST", f"logs/{host}/0/{long}"),
+                             ("PUT", f"outputs/{host}/{long}/1"), ("POST", f"logs/{host}/0/%00"),
+                             ("PUT", f"outputs/{host}/../1")):
+            status, said = await stage.call(method, f"{path}/{name}", token=stage.token(host), ok=False)
+            assert status in (400, 404) and said["error"], name
+        assert (await stage.call("GET", f"{path}/logs?worker={host}/0/{long}", ok=False))[0] == 400
 
     play(scene, spec(1))
 
