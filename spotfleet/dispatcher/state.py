@@ -336,7 +336,7 @@ class Dispatcher:
                          for j in self.jobs.values() if j.state.ended and j.id not in ended]
 
     def _has_past(self) -> bool:
-        return bool(self.journal.state.hosts)
+        return bool(self.jobs) or len(self.journal.after(0)) > 1  # more than the fleet's creation
 
     def _try_to_settle(self) -> None:
         away = [h.request_id for h in self.journal.state.hosts

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from agent_dispatcher import FakeDispatcher
 from agent_stage import HOST, Stage, eventually
+from test_agent_sockets import TALK
 
 from spotfleet.agent.whereabouts import AWAY_S, LOOK_S, Whereabouts
 from spotfleet.messages import AgentOrders, Assignment, WorkerOrders
@@ -89,13 +90,13 @@ def test_a_successor_gets_everything_back_and_no_worker_notices(stage: Stage, me
                                                                 successor: FakeDispatcher):
     stage.env["SPOTFLEET_METADATA_URL"] = metadata.url
     stage.boot()
-    stage.job("import os, time\nprint('once', flush=True)\nwhile not os.path.exists('leave'): time.sleep(0.02)\n",
+    stage.job(TALK + "say(checkpoint=checkpoint(5))\nprint('once', flush=True)\ntime.sleep(1000)\n",
               secrets={"KEY": "s3cr3t"})
     place = Assignment(7, 0, (FIRST, SECOND), "store:1")
     stage.order(FIRST, SECOND, orders=WorkerOrders(place))
     before = stage.dispatcher
     pids = [before.wait_worker(name, lambda w: w.pid).pid for name in (FIRST, SECOND)]
-    eventually(lambda: stage.log() == "once\n" and stage.log(SECOND) == "once\n")
+    eventually(lambda: stage.log() == "once\n" and stage.log(SECOND) == "once\n" and 5 in before.checkpoints)
     launch = before.launches["job"]
     stranger = FakeDispatcher(stage.home)  # somebody who has forged the tag, and has not the fleet's certificate
     stranger.start()
@@ -122,3 +123,4 @@ def test_a_successor_gets_everything_back_and_no_worker_notices(stage: Stage, me
     left = successor.wait(lambda r: not r.held and len(r.workers) == 1)
     assert [(w.report.worker, w.pid) for w in left.workers] == [(FIRST, pids[0])]
     eventually(lambda: not os.path.exists(f"/proc/{pids[1]}"))
+    eventually(lambda: successor.checkpoints == before.checkpoints)

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from cli_cloud import FakeHandler
+from cli_user import FILE
 
 from spotfleet.api import Fleet
 from spotfleet.api import down as downs
@@ -139,6 +140,38 @@ def test_a_dispatcher_whose_machine_was_lost_is_said_to_be_gone(up):
     assert "the dispatcher's machine is gone" in up.fails("down -y").err
     up.ok("down -y --discard")
     assert up.cloud.living() == []
+
+
+def test_every_command_says_what_to_type_when_the_dispatchers_machine_is_gone_and_up_does_it(up):
+    first = up.dispatcher
+    first.stop()
+    up.cloud.interrupt(first.boot["host"], None)
+    for command in ("status", "hosts", "jobs", "events", "train hello.py", "drain digits-0"):
+        said = up.fails(command)
+        assert "the dispatcher's machine is gone; 3 hosts go on without it" in said.err, said
+        assert "`spotfleet up FILE` starts a new one, which takes over 3 hosts" in said.err, said
+    up.cloud.dispatchers.pop(first.boot["host"])
+    said = up.ok("up fleet.yaml -y")
+    assert "the dispatcher's machine is gone; a new one takes over 3 hosts" in said.err
+    assert len(up.workers()) == 3 and up.dispatcher.boot["host"] == "digits-d-1"
+    assert {k: v for k, v in up.dispatcher.boot.items() if k != "host"} == {
+        k: v for k, v in first.boot.items() if k != "host"}
+    up.ok("status")
+
+
+def test_a_fleet_that_lost_all_machines_goes_on_from_its_target_and_is_not_taken_for_ended(user, tmp_path):
+    user.write("fleet.yaml", f"{FILE}checkpoint: {{target: {tmp_path}}}\n")
+    user.ok("up fleet.yaml -y")
+    first = user.dispatcher
+    first.stop()
+    for host in user.cloud.living():
+        user.cloud.interrupt(host, None)
+    said = user.fails("status")
+    assert "all machines are gone" in said.err and f"goes on from {tmp_path}" in said.err
+    assert f"`spotfleet up FILE` goes on from {tmp_path}" in user.fails("down -y").err
+    user.cloud.dispatchers.pop(first.boot["host"])
+    assert "all machines are gone; a new one goes on from" in user.ok("up fleet.yaml -y").err
+    assert user.dispatcher.boot["fleet_secret"] == first.boot["fleet_secret"]  # the same fleet, not a new one
 
 
 def test_an_up_that_never_reached_its_dispatcher_can_be_taken_down(user):

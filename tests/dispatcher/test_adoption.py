@@ -10,8 +10,10 @@ import pytest
 from fake_fleet import Stage, spec
 from fake_workers import Script
 
+from spotfleet import certs
 from spotfleet.dispatcher import jobfile
-from spotfleet.messages import Exit
+from spotfleet.messages import AgentOrders, AgentReport, Exit, dump, load
+from spotfleet.providers import DISPATCHER_TAG
 
 LONG = Script(steps=100_000)
 
@@ -66,6 +68,56 @@ def test_a_taken_over_job_survives_deaths_and_another_loss_and_ends_as_it_should
         assert len(set(names)) == len(names)  # a name that was used before would never be started
 
     play(scene)
+
+
+def test_a_host_that_cannot_be_told_is_said_and_told_later(play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spotfleet.dispatcher.announce.AGAIN_S", 0.5)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(LONG, (1, 1))
+        await stage.at_version(job, 5)
+        await stage.lose_dispatcher_machine()
+        stage.cloud.faults.lose("tag", "before", 1)
+        await stage.start_dispatcher()
+
+        async def said() -> bool:
+            why = (await stage.call("GET", "/v1/status"))[1]["why"]
+            return "f-0 cannot be told where this dispatcher is: local cloud: tag was not answered" in why
+
+        await stage.until("why", said)
+        await stage.at_version(job, 5)
+        await stage.until("all is well", lambda: not stage.daemon.dispatcher.announcer.why)
+        assert stage.cloud.tags("f-0")[DISPATCHER_TAG] == stage.url
+
+    play(scene, spec(1))
+
+
+def test_hosts_that_know_the_dispatcher_are_not_tagged(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        await stage.up(2)
+        assert [stage.cloud.tags(host) for host in stage.agents] == [{}, {}]
+
+    play(scene)
+
+
+def test_the_agent_of_a_host_that_ended_under_the_last_dispatcher_is_turned_away(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await stage.stop_dispatcher()
+        stage.cloud.interrupt("f-0", None)
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        headers = {"Authorization": f"Bearer {stage.token('f-0')}"}
+        tls = certs.client_context(stage.ca)
+        async with stage.http.ws_connect(stage.url + "/v1/agent", headers=headers, ssl=tls) as ws:
+            await ws.send_str(dump(AgentReport("f-0", "zombie", "127.0.0.1", 1)))
+            assert "f-0 has ended" in load(AgentOrders, (await ws.receive()).data).refuse
+
+    play(scene, spec(1))
 
 
 def test_two_jobs_come_back_in_their_order_each_with_its_hosts(play):

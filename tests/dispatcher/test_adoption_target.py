@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fake_fleet import Stage, spec
 from fake_workers import Script
 from test_adoption import LONG, in_a_hurry, pids
 
+from spotfleet.messages import Exit
 from spotfleet.model import CheckpointSpec
 
 pytestmark = pytest.mark.usefixtures(in_a_hurry.__name__)
@@ -58,7 +60,7 @@ def test_a_job_whose_hosts_are_gone_too_comes_back_from_the_target(play, tmp_pat
     async def scene(stage: Stage) -> None:
         await stage.up(1)
         job = await stage.submit(Script(steps=100_000), (1, 1), secrets={"KEY": "s3cr3t-value"})
-        await stage.at_version(job, 1)
+        before = await stage.at_version(job, 1)
         await copied(stage, job)
         await stage.stop_dispatcher()
         for host in list(stage.agents):
@@ -68,9 +70,58 @@ def test_a_job_whose_hosts_are_gone_too_comes_back_from_the_target(play, tmp_pat
         await stage.start_dispatcher()
         assert stage.daemon.dispatcher.jobs[job].secrets["KEY"] == "s3cr3t-value"
         stage.world.scripts["train"].steps = 20
-        await stage.stands(job, "succeeded")
+        after = await stage.stands(job, "succeeded")
+        assert after.generation > before.generation  # not founded anew: a checkpoint would be restored
 
     play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
+
+
+def test_a_job_of_which_only_the_ledger_knows_is_said_to_be_lost(play, tmp_path: Path):
+    target = tmp_path / "target"
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(LONG, (1, 1))
+        await stage.at_version(job, 1)
+        await copied(stage, job)
+        await stage.stop_dispatcher()
+        shutil.rmtree(next(target.glob("*/jobs")))
+        stage.cloud.interrupt("f-0", None)
+        await stage.until("the end of all", lambda: not stage.agents)
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+
+        async def lost() -> list[str]:
+            return [e["why"] for e in await stage.events("JobChanged") if e["state"] == "failed"]
+
+        why = await stage.until("the word", lost)
+        assert why == ["lost with the dispatcher's machine: no host holds it, and no copy of it is kept"]
+
+    play(scene, replace(with_target(target), nodes=spec(1).nodes))
+
+
+def test_a_copy_that_is_a_generation_behind_makes_nobody_form_anew(play, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spotfleet.dispatcher.keeper.AGAIN_S", 0.1)
+    target, away = tmp_path / "target", tmp_path / "away"
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(LONG)
+        first = (await stage.at_version(job, 5)).generation
+        await copied(stage, job)
+        target.rename(away)
+        stage.kill_worker(next(iter(stage.agents)), Exit(-9))
+        await stage.until("the next generation", lambda: stage.world.history[-1][1] > first)
+        before = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
+        workers, formed = pids(stage), len(stage.world.history)
+        await stage.lose_dispatcher_machine()
+        away.rename(target)
+        await stage.start_dispatcher()
+        after = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 10)
+        assert (after.generation, pids(stage), len(stage.world.history)) == (before.generation, workers, formed)
+
+    play(scene, with_target(target))
 
 
 @pytest.mark.parametrize("damage", ["all", "newest"])
