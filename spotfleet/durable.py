@@ -1,6 +1,6 @@
 """The checkpoint target: a folder that outlives the dispatcher's machine, such as a mounted file system.
 
-    TARGET/FLEET-FINGERPRINT/ledger.db
+    TARGET/FLEET-FINGERPRINT/ledger, jobs/JOB/job.json, bundles    as `dispatcher/keeper.py` says
     TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.ckpt    with its digest in a .json beside it
 
 The fingerprint is that of the fleet's own certificate, so that a later fleet of the same name finds nothing of an
