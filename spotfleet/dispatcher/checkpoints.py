@@ -24,7 +24,7 @@ from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.files import receive, write_json
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet.events import CheckpointLost, Event
 from spotfleet.messages import Checkpoint
 
@@ -39,7 +39,7 @@ class Outdated(SpotfleetError):
     """The checkpoint belongs to a generation that has been replaced; its writer must not go on with it."""
 
 
-class NoRoom(SpotfleetError):
+class NoRoom(DiskFull):
     """The disk does not take it; it is not kept, and its sender tries again."""
 
 
@@ -58,6 +58,10 @@ class CheckpointStore:
         self.folder = folder
         self.keep = max(1, keep)
         self.problem = ""  # what a user should know; empty once another has been kept
+        self.remark = ""  # what a user should know of the target
+        self.target = ""  # where hosts that lost their dispatcher may have left a newer one
+        self.seeking = ""
+        self._needed = self._looked = False
         self._good: dict[str, Seen] = {}  # names whose digest was right, and what they looked like then
         self._checked_at: dict[str, float] = {}
         self._lost: list[tuple[Checkpoint, str]] = []
@@ -81,8 +85,23 @@ class CheckpointStore:
     def path(self, checkpoint: Checkpoint) -> Path:
         return self.folder / f"{name_of(checkpoint)}.ckpt"
 
+    def need(self, needed: bool) -> None:
+        """Does nobody hold the job's state? Then the target is looked at once more, before anything is offered."""
+        if needed and not self._needed:
+            self._looked, self.seeking = not self.target, f"looks for a newer checkpoint at {self.target}"
+        self._needed = needed
+
+    @property
+    def seeks(self) -> bool:
+        return self._needed and not self._looked
+
+    def has_looked(self) -> None:
+        self._looked = True
+
     def offer(self) -> Offer:
         """What to restore now."""
+        if self.seeks:
+            return Offer(wait=self.seeking)
         newest = self.newest
         if newest is not None and not self.is_good(newest):
             return Offer(wait=f"reads checkpoint {newest.version} to see that it is whole")
@@ -104,10 +123,10 @@ class CheckpointStore:
         except BaseException as error:
             if all(name_of(c) != name_of(offered) for c in self._kept):
                 self.path(offered).unlink(missing_ok=True)
-            if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # the sender's end
-                self.problem = f"checkpoint {offered.version} cannot be kept: {error.strerror or error}"
-                raise NoRoom(f"{self.problem} ({self.folder})", hint="make room on the dispatcher's disk") from error
-            raise
+            if isinstance(error, ConnectionError) or not isinstance(error, (OSError, DiskFull)):
+                raise  # the sender's end
+            self.problem = f"checkpoint {offered.version} cannot be kept: {getattr(error, 'strerror', '') or error}"
+            raise NoRoom(f"{self.problem} ({self.folder})", hint="make room on the dispatcher's disk") from error
 
     async def _receive(self, offered: Checkpoint, fence: Callable[[], int], chunks: AsyncIterator[bytes]) -> Checkpoint:
         size = await receive(chunks, self.path(offered), LIMIT_BYTES, offered.digest)
@@ -149,8 +168,12 @@ class CheckpointStore:
         for kept in self._kept:
             checked_at = self._checked_at.get(name_of(kept), now - DOUBT_S)
             if (kept.version, kept.digest) == (version, digest) and now - checked_at >= DOUBT_S:
-                self._good.pop(name_of(kept), None)
+                self.suspect(kept)
                 self._checked_at[name_of(kept)] = now
+
+    def suspect(self, checkpoint: Checkpoint) -> None:
+        """Have it read again."""
+        self._good.pop(name_of(checkpoint), None)
 
     async def check(self, checkpoint: Checkpoint) -> bool:
         """Read the file; whether it is whole. One that is not is set aside."""
@@ -174,7 +197,7 @@ class CheckpointStore:
 
     def set_aside(self, checkpoint: Checkpoint, why: str) -> None:
         self._kept = [c for c in self._kept if c != checkpoint]
-        self._lose(checkpoint, why)
+        self.lose(checkpoint, why)
         path = self.path(checkpoint)
         for older in self.folder.glob("*.corrupt"):
             older.unlink(missing_ok=True)
@@ -187,7 +210,8 @@ class CheckpointStore:
         lost, self._lost = self._lost, []
         return [CheckpointLost(unix, job, c.version, c.generation, c.digest, why) for c, why in lost]
 
-    def _lose(self, checkpoint: Checkpoint, why: str) -> None:
+    def lose(self, checkpoint: Checkpoint, why: str) -> None:
+        """Remember to tell of one that is of no use any more."""
         newest = self.newest
         then = f"{newest.version} is the newest whole one" if newest else "no whole one is left"
         self.problem = f"checkpoint {checkpoint.version} was set aside, for {why}; {then}"
@@ -213,7 +237,7 @@ class CheckpointStore:
         self._kept = [c for c in found if self.path(c).is_file()][-self.keep:]
         oldest = age(self._kept[0]) if len(self._kept) == self.keep else (-1, -1)
         names = {*records, *(p.stem for p in self.folder.glob("*.ckpt"))} - {name_of(c) for c in self._kept}
-        for rest in filter(None, map(_named, sorted(names))):
+        for rest in filter(None, map(named, sorted(names))):
             if age(rest) < oldest:
                 self._forget(rest)
             else:
@@ -237,7 +261,7 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _named(name: str) -> Checkpoint | None:
+def named(name: str) -> Checkpoint | None:
     """All that a file's name tells; None for one that is not ours."""
     version, _, generation = name.partition("-")
     return Checkpoint(int(version), "", 0, int(generation)) if version.isdigit() and generation.isdigit() else None

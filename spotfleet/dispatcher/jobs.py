@@ -25,10 +25,11 @@ from spotfleet.dispatcher.logs import JobLogs
 from spotfleet.dispatcher.membership import Change, Evicted, Finished, Formed, Membership, Ordered, Phase, WorkerView
 from spotfleet.dispatcher.progress import Progress
 from spotfleet.dispatcher.restart import Cause, Slot
+from spotfleet.dispatcher.status import job_status
 from spotfleet.dispatcher.surroundings import Surroundings
 from spotfleet.dispatcher.workers import Crew, Worker, end_of, started
 from spotfleet.fleet.events import Event, GenerationFormed, JobChanged
-from spotfleet.messages import AgentReport, JobStatus, SlotOrder, Stage, WorkerOrders, WorkerStatus
+from spotfleet.messages import AgentReport, JobStatus, SlotOrder, Stage, WorkerOrders
 from spotfleet.model import HostState, JobSpec, JobState
 
 SAVE_S = 15.0  # when the fleet goes down, a running job may take so long for a last checkpoint
@@ -57,6 +58,7 @@ class Job:
         self._finished: tuple[str, ...] = ()  # by rank, once training has ended
         self._done_at: float | None = None  # when rank 0's script ended
         self._saving: tuple[int, float] | None = None  # before a cancelled job ends: the version to keep, until when
+        self._adopted = False  # from a dispatcher that was here before us
         self._peak = 0  # most workers at once: of a script without init(), so many must end
 
     @property
@@ -117,6 +119,7 @@ class Job:
     def adopt(self, reports: list[AgentReport]) -> None:
         """After a restart: take over the workers that agents report, and what was ordered last. Hosts that were never
         given this job are not believed when they claim it: they would get its secrets."""
+        self._adopted = True
         reports = [r for r in reports if not self.record.hosts or r.host in self.record.hosts]
         for report in reports:
             mine = sorted((w for w in report.workers if w.report.job == self.id), key=lambda w: w.slot)
@@ -140,15 +143,7 @@ class Job:
         self.progress.adopt(self.crew, trained[-1] if trained else (), self.record.version)
 
     def status(self, unix: float) -> JobStatus:
-        ranks = {name: rank for rank, name in enumerate(self.membership.members)}
-        workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
-                        for w in self.crew.live())
-        newest = self.checkpoints.newest
-        return JobStatus(
-            self.id, self.spec.name, self.state.value, self._why(), self.membership.generation,
-            0 if self.state.ended else len(ranks), self.record.version, self.progress.step_s, self.progress.repeated,
-            self.spec.min_workers, self.spec.max_workers, newest.version if newest else 0, self.record.error,
-            () if self.state.ended else workers, unix - self.record.submitted_at)
+        return job_status(self, unix)
 
     # ---- one step
 
@@ -173,6 +168,8 @@ class Job:
         self._fill(around)
         changes = self.membership.observe(self._views(around), self._expected(around), around.now)
         events = [e for change in changes for e in self._apply(change, around)]
+        founding = self.membership.generation == 1 and self.membership.phase is Phase.FORMING and not self._adopted
+        self.checkpoints.need(self.membership.needs_restore and not founding)
         self._release(around)
         self._rank()
         self._write(version=max(self.membership.version, 0) or self.record.version)
@@ -292,11 +289,6 @@ class Job:
                                    s.checkpoint_now or self._saving is not None, offer.checkpoint,
                                    stands_in=s.stands_in)
                 for name, s in said.items()}
-
-    def _why(self) -> str:
-        """What it does or waits for, and what there is to know of its checkpoints."""
-        waits = self.checkpoints.offer().wait if self.membership.needs_restore else ""
-        return "; ".join(filter(None, (self.record.why, waits, self.checkpoints.problem)))
 
     # ---- where it stands
 

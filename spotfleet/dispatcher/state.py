@@ -27,6 +27,7 @@ from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.keeper import Keeper
 from spotfleet.dispatcher.keys import NotFound
 from spotfleet.dispatcher.machines import Machines
+from spotfleet.dispatcher.mirror import Mirror
 from spotfleet.dispatcher.restart import Slot
 from spotfleet.dispatcher.restore import machine_number
 from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
@@ -65,7 +66,8 @@ class Dispatcher:
         self._ordered: dict[str, dict[str, list[SlotOrder]]] = {}  # by job and host
         self._changed = asyncio.Event()
         self._settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
-        self.upkeep = Upkeep(lambda: (j for j in self.jobs.values() if not j.state.ended), self.change)
+        mirror = Mirror(boot) if boot.spec.checkpoint.target else None
+        self.upkeep = Upkeep(lambda: self.jobs.values(), mirror, self.change)
         self.machines = Machines(self, provider, time.time() + SETTLE_S if self._settle_until else 0.0)
         self.troubles = Troubles(self)
         self.takeover, self.announcer, self.keeper = Takeover(self), Announcer(self, provider), Keeper(self)
@@ -368,7 +370,9 @@ class Dispatcher:
         if record.state.ended:
             jobfile.drop_secrets(folder)  # the last process may have died just before
             secrets = {}
-        return Job(folder, record, secrets, self._name_for)
+        job = Job(folder, record, secrets, self._name_for)
+        job.checkpoints.target = self.boot.spec.checkpoint.target
+        return job
 
     def _name_for(self, place: Slot) -> str:
         self._named += 1

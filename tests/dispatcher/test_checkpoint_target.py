@@ -1,0 +1,211 @@
+"""Checkpoints at the target: copied there beside everything else, and brought back where nothing newer is left."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from fake_fleet import Stage, spec
+from fake_workers import Script
+
+from spotfleet.dispatcher import mirror
+from spotfleet.dispatcher.mirror import Change, change
+from spotfleet.durable import Durable, checkpoint_name
+from spotfleet.messages import Checkpoint, dump
+from spotfleet.model import CheckpointSpec
+
+LONG = 10_000
+
+
+# ---- what is to be done
+
+
+def at(version: int, generation: int = 1, digest: str = "d") -> Checkpoint:
+    return Checkpoint(version, digest, 1, generation)
+
+
+@pytest.mark.parametrize(("here", "there", "names", "expected"), [
+    ([at(1), at(2)], [], [], Change((at(2), at(1)), ())),  # newest first
+    ([at(1), at(2)], [at(1), at(2)], [at(1), at(2)], Change((), ())),
+    ([at(2), at(3)], [at(1), at(2)], [at(1), at(2)], Change((at(3),), (at(1),))),
+    ([at(2)], [at(2, digest="other")], [at(2)], Change((at(2),), ())),  # the one here has been checked
+    ([at(2)], [], [at(2)], Change((at(2),), ())),  # a file whose record was never written
+    ([at(5, 1)], [at(3, 2), at(4, 2)], [at(3, 2), at(4, 2)], Change((), ())),  # theirs are of a later generation
+    ([], [at(1)], [at(1)], Change((), ())),
+])
+def test_the_target_holds_the_newest_of_both_sides(here, there, names, expected):
+    assert change(here, there, names, keep=2) == expected
+
+
+# ---- with the whole dispatcher
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    folder = tmp_path / "target"
+    folder.mkdir()
+    return folder
+
+
+def fleet(target: Path):
+    return spec(1, checkpoint=CheckpointSpec(target=str(target)))
+
+
+def shelf(stage: Stage) -> Durable:
+    return Durable(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+
+
+def data_of(version: int) -> bytes:
+    return b"state %d" % version
+
+
+def of(version: int, generation: int = 1) -> Checkpoint:
+    data = data_of(version)
+    return Checkpoint(version, hashlib.sha256(data).hexdigest(), len(data), generation)
+
+
+async def trained(stage: Stage, *versions: int) -> str:
+    """A job that trains on one host and has kept these checkpoints; the job."""
+    await stage.up(1)
+    job = await stage.submit(Script(steps=LONG), (1, 1))
+    host = (await stage.at_version(job, 3)).workers[0].host
+    for version in versions:
+        path = f"/v1/jobs/{job}/checkpoints/{version}?generation=1&digest={of(version).digest}"
+        await stage.call("PUT", path, token=stage.token(host), data=data_of(version))
+    return job
+
+
+def left_there(stage: Stage, job: str, checkpoint: Checkpoint, data: bytes | None = None) -> None:
+    """By a host that had lost its dispatcher."""
+    name = checkpoint_name(job, checkpoint.version, checkpoint.generation)
+    shelf(stage).write(name, data_of(checkpoint.version) if data is None else data)
+    shelf(stage).write(name.replace("ckpt", "json"), dump(checkpoint).encode())
+
+
+def held_there(stage: Stage, job: str) -> list[str]:
+    return [Path(n).name for n in shelf(stage).names(f"jobs/{job}/checkpoints")]
+
+
+async def loses_all(stage: Stage) -> int:
+    """The version from which it goes on."""
+    before = len(stage.world.history)
+    for host in list(stage.agents):
+        stage.cloud.interrupt(host, None)
+    await stage.until("a new generation", lambda: len(stage.world.history) > before)
+    return stage.world.history[before][3]
+
+
+async def why_of(stage: Stage, job: str) -> str:
+    return (await stage.job(job)).why
+
+
+def test_what_is_kept_is_copied_and_as_many_are_kept_there(play, target: Path):
+    async def scene(stage: Stage) -> None:
+        job = await trained(stage, 500, 600, 700)
+        names = ["600-1.ckpt", "600-1.json", "700-1.ckpt", "700-1.json"]
+        await stage.until("the copies", lambda: held_there(stage, job) == names)
+        found = shelf(stage).find(checkpoint_name(job, 700, 1))
+        assert found is not None and found.read_bytes() == data_of(700)
+
+    play(scene, fleet(target))
+
+
+def test_a_target_that_refuses_is_told_and_tried_again_and_the_job_goes_on(play, target: Path, monkeypatch):
+    monkeypatch.setattr(mirror, "AGAIN_S", 0.1)
+
+    async def scene(stage: Stage) -> None:
+        target.rmdir()
+        job = await trained(stage, 500)
+        await stage.until("its word", lambda: told(stage, job, "not copied to"))
+        await stage.at_version(job, (await stage.job(job)).version + 5)
+        target.mkdir()
+        await stage.until("the copy", lambda: held_there(stage, job) == ["500-1.ckpt", "500-1.json"])
+        await stage.until("no word of it any more", lambda: quiet(stage, job))
+
+    play(scene, fleet(target))
+
+
+async def told(stage: Stage, job: str, words: str) -> bool:
+    return words in await why_of(stage, job)
+
+
+async def quiet(stage: Stage, job: str) -> bool:
+    return "copied" not in await why_of(stage, job)
+
+
+def test_where_this_disk_has_lost_all_the_copy_is_restored(play, target: Path):
+    async def scene(stage: Stage) -> None:
+        job = await trained(stage, 500)
+        await stage.until("the copy", lambda: held_there(stage, job) == ["500-1.ckpt", "500-1.json"])
+        shutil.rmtree(stage.home / "jobs" / job / "checkpoints")
+        assert await loses_all(stage) == 500
+        assert (await stage.job(job)).checkpoint == 500
+
+    play(scene, fleet(target))
+
+
+def test_a_newer_one_that_hosts_without_a_dispatcher_left_is_restored_and_a_half_one_is_not(play, target: Path):
+    async def scene(stage: Stage) -> None:
+        job = await trained(stage, 500)
+        left_there(stage, job, of(600))
+        shelf(stage).write(checkpoint_name(job, 900, 1), data_of(900))  # the host died before it wrote the record
+        assert await loses_all(stage) == 600
+        await stage.until("its start", lambda: stage.world.history[-1][3] == 600)
+
+    play(scene, fleet(target))
+
+
+def test_of_damaged_copies_the_next_older_is_restored_and_they_are_dropped(play, target: Path):
+    async def scene(stage: Stage) -> None:
+        job = await trained(stage, 500)
+        left_there(stage, job, of(600))
+        left_there(stage, job, of(700), data=b"state 7")
+        assert await loses_all(stage) == 600
+        assert [e["version"] for e in await stage.events("CheckpointLost")] == [700]
+        assert "700-1.ckpt" not in held_there(stage, job)
+
+    play(scene, fleet(target))
+
+
+def test_a_target_that_cannot_be_read_keeps_nobody_from_what_is_kept_here(play, target: Path):
+    async def scene(stage: Stage) -> None:
+        job = await trained(stage, 500)
+        await stage.until("the copy", lambda: held_there(stage, job) == ["500-1.ckpt", "500-1.json"])
+        shutil.rmtree(target)
+        assert await loses_all(stage) == 500
+        assert await told(stage, job, "cannot be read")
+
+    play(scene, fleet(target))
+
+
+def test_with_nothing_kept_here_a_target_that_is_away_is_waited_for_and_not_for_ever(play, target: Path, monkeypatch):
+    monkeypatch.setattr(mirror, "LOOK_AGAIN_S", 0.05)
+
+    async def scene(stage: Stage) -> None:
+        job = await trained(stage, 500)
+        await stage.until("the copy", lambda: held_there(stage, job) == ["500-1.ckpt", "500-1.json"])
+        shutil.rmtree(stage.home / "jobs" / job / "checkpoints")
+        os.rename(target, target.with_name("away"))
+        before = len(stage.world.history)
+        for host in list(stage.agents):
+            stage.cloud.interrupt(host, None)
+        await stage.until("its word", lambda: told(stage, job, "looks for a newer checkpoint"))
+        await stage.until("another worker", lambda: len(stage.world.workers) > 0 and is_ready(stage))
+        assert len(stage.world.history) == before
+        os.rename(target.with_name("away"), target)
+        await stage.until("a new generation", lambda: len(stage.world.history) > before)
+        assert stage.world.history[before][3] == 500
+
+        monkeypatch.setattr(mirror, "LOOK_LIMIT_S", 0.5)
+        shutil.rmtree(target)
+        shutil.rmtree(stage.home / "jobs" / job / "checkpoints")
+        assert await loses_all(stage) == 0
+
+    play(scene, fleet(target))
+
+
+def is_ready(stage: Stage) -> bool:
+    return any(w.stage.value == "ready" for w in stage.world.workers.values())
