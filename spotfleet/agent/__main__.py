@@ -15,6 +15,7 @@ from pathlib import Path
 
 from spotfleet.agent.boot import read_boot
 from spotfleet.agent.daemon import serve
+from spotfleet.agent.keeper import is_useless
 from spotfleet.agent.link import Refused
 from spotfleet.errors import SpotfleetError
 
@@ -31,7 +32,8 @@ def main() -> int:
         logging.warning("powering off: %s", error)
     except SpotfleetError as error:
         print(f"spotfleet agent: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
-        return error.exit_code
+        if not home.is_dir() or not is_useless(home):
+            return error.exit_code
     return power_off()
 
 

@@ -29,6 +29,7 @@ PERIOD_S = 0.5
 WRITE_S = 5.0  # how much of its life a killed agent may forget
 LEAVE_S = 60.0  # for what workers left, when the decision has fallen
 DESERTED_S = 5.0  # silent for so long at a notice: the checkpoint goes to the target, as nobody else will save it
+USELESS_S = 3600.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -139,6 +140,14 @@ def read_life(home: Path, now: Moment) -> Life:
     except (OSError, ValueError) as error:
         log.warning("%s: %s; this host's life begins anew", path, error)
         return Life(now)
+
+
+def is_useless(home: Path, clock: Callable[[], Moment] = moment) -> bool:
+    """Has an agent that cannot even start failed again and again for USELESS_S? A person may look for so long."""
+    now = clock()
+    life = look(read_life(home, now), now, Sight(heard=False), Limits(orphan_after_s=USELESS_S))
+    write_life(home, life)
+    return life.phase is Phase.OFF
 
 
 def write_life(home: Path, life: Life) -> None:

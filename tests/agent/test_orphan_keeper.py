@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from spotfleet.agent import keeper as keeping
 from spotfleet.agent.boot import Boot
-from spotfleet.agent.keeper import Around, Keeper, read_life
-from spotfleet.agent.orphan import Moment, Phase, Trainee
+from spotfleet.agent.keeper import Around, Keeper, is_useless, read_life
+from spotfleet.agent.orphan import Life, Moment, Phase, Trainee
 from spotfleet.durable import Durable
 from spotfleet.messages import Assignment, Checkpoint, Stage, WorkerReport, load
 from spotfleet.model import Notice
@@ -308,11 +308,16 @@ def test_max_lifetime_ends_a_host_under_its_dispatchers_eyes(play):
     assert play(scene, lifetime_s=100.0).saved(10)
 
 
+def test_a_host_whose_agent_cannot_start_is_given_up_after_an_hour_of_trying(tmp_path: Path):
+    tries = next(n for n in range(10_000) if is_useless(tmp_path, lambda n=n: Moment("boot", 5.0 * n)))
+    assert 3600 <= 5 * tries <= 3630
+
+
 def test_a_life_that_cannot_be_read_begins_anew_and_says_so(play, caplog):
     async def scene(host: Host, life: asyncio.Task[None]) -> None:
         await host.until(lambda: host.phase is Phase.HEARD)
 
     host = play(scene)
     (host.home / "life.json").write_text('{"now": 3}')
-    assert replace(read_life(host.home, host.now())) == replace(read_life(host.home / "none", host.now()))
+    assert read_life(host.home, host.now()) == Life(host.now())
     assert "life begins anew" in caplog.text
