@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from spotfleet.fleet.events import Event, TerminateIntended
 from spotfleet.fleet.fold import FleetState, apply
-from spotfleet.fleet.reconcile import Action, Observed, Wanted, create, tick
+from spotfleet.fleet.reconcile import Action, Calls, Observed, Wanted, create, tick
 from spotfleet.model import BillingRules, CloudState, HostState, Market, Need, Nodes, Notice, Offer, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import Clock, InProcessProvider
@@ -103,6 +103,7 @@ class World:
     deaf: set[str] = field(default_factory=set)  # hosts whose agents reach nobody
     asked_to_drain: dict[str, str] = field(default_factory=dict)
     settle_until: float = 0.0
+    calls: Calls = field(default_factory=Calls)
     skew_s: float = 0.0  # how far the reconciler's clock is off the cloud's
     peak: int = 0
     drains_seen: dict[str, float] = field(default_factory=dict)  # draining hosts -> since when, by the cloud's clock
@@ -151,7 +152,7 @@ class World:
     def tick(self, after_s: float = 0.0) -> list[Action]:
         self.clock.advance(after_s)
         try:
-            return tick(self.wanted(), self.ledger, self.cloud, boot, self.observed(), self.now)
+            return tick(self.wanted(), self.ledger, self.cloud, boot, self.observed(), self.now, self.calls)
         finally:
             self.peak = max(self.peak, len(self.living()))
 

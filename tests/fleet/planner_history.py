@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from fleet_world import POOLS, Killed, World, market_rules
 
@@ -24,9 +25,10 @@ from spotfleet.errors import NeedsPerson
 from spotfleet.fleet.cost import report
 from spotfleet.fleet.fold import fold
 from spotfleet.fleet.plan import Wait
-from spotfleet.fleet.reconcile import leftovers
+from spotfleet.fleet.reconcile import Calls, leftovers
 from spotfleet.model import BillingRules, CloudState, HostState
 
+T = TypeVar("T")
 SETTLE_S = 15.0
 STEPS_S = (0.5, 1.0, 7.25, 30.0, 301.0)
 CALM_S = 3600.0  # the slowest way out: see `end_well`
@@ -40,7 +42,7 @@ class PlannerSim:
         self.world = World(rng.randint(0, 4), behavior=rng.choice(["terminate", "stop"]),
                            rules=market_rules(billing, capacity=rng.randint(1, 3), boot_s=rng.choice([0.0, 2.0, 40.0])))
         self.told: list[str] = []
-        self.lag_until = 0.0  # listings may still be behind what a tick has seen
+        self.world.calls = Calls(rng.choice([1, 1, 2, 16]), lambda method, each: _overlap(rng, method, each))
 
     @property
     def true(self) -> float:
@@ -98,6 +100,13 @@ class PlannerSim:
                  if h.state is not CloudState.TERMINATED]
         return "\n".join([f"wanted {self.world.hosts}, now {self.world.now:.0f}, skew {self.world.skew_s}",
                           *self.told[-30:], "ledger:", *hosts, "cloud:", *truth])
+
+
+def _overlap(rng: random.Random, method: Callable[[Any], T], each: Iterable[Any]) -> list[T]:
+    """Calls that are under way at once: they take effect in any order."""
+    arguments = list(enumerate(each))
+    rng.shuffle(arguments)
+    return [result for _, result in sorted(((n, method(argument)) for n, argument in arguments), key=lambda r: r[0])]
 
 
 Trouble = Callable[[PlannerSim, random.Random, list[str]], None]
@@ -248,9 +257,10 @@ def end_well(sim: PlannerSim, rng: random.Random) -> None:
 
 def is_well(sim: PlannerSim) -> bool:
     world, living = sim.world, sorted(sim.world.living())
-    stopped = any(h.state is CloudState.STOPPED for h in world.market.hosts.values())
-    up = all(h.state is HostState.UP for h in world.state.hosts)
-    return len(living) == world.hosts and sorted(world.up()) == living and up and not stopped
+    machines = world.market.hosts.values()
+    trouble = any(h.state is CloudState.STOPPED or h.notice is not None for h in machines)
+    up = all(h.state is HostState.UP and h.silent_since is None for h in world.state.hosts)
+    return len(living) == world.hosts and sorted(world.up()) == living and up and not trouble
 
 
 def _down(sim: PlannerSim, rng: random.Random) -> None:
