@@ -33,9 +33,9 @@ async def events(request: web.Request) -> web.Response:
     """Events after `after`; waits up to `wait` seconds for the first one."""
     dispatcher = request.app[DISPATCHER]
     after, deadline = whole(request, "after"), time.monotonic() + min(number(request, "wait"), LONGEST_WAIT_S)
-    while not (found := dispatcher.journal.after(after)) and time.monotonic() < deadline:
+    while not (found := await dispatcher.journal.page(after, EVENTS_AT_ONCE)) and time.monotonic() < deadline:
         await dispatcher.journal.bell.wait(deadline - time.monotonic())
-    return web.json_response({"events": [{"seq": seq, **event_to_json(e)} for seq, e in found[:EVENTS_AT_ONCE]]})
+    return web.json_response({"events": [{"seq": seq, **event_to_json(e)} for seq, e in found]})
 
 
 async def put_nodes(request: web.Request) -> web.Response:

@@ -1,10 +1,11 @@
-"""The ledger as the loop sees it: written in a thread, in the order of `note`, and mirrored in memory for readers."""
+"""The ledger as the loop sees it: written in a thread, in the order of `note`. Only what follows from it is in memory:
+a fleet of a thousand hosts writes a hundred thousand events a day.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 
 from spotfleet.dispatcher.bell import Bell
@@ -26,10 +27,9 @@ class Journal:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.bell = Bell()  # rings when the mirror has grown
+        self.bell = Bell()  # rings when the ledger has grown
         self._thread = ThreadPoolExecutor(1, "ledger")
-        self._mirror = ledger.events()
-        self.state: FleetState = ledger.state()
+        self._last, self.state = self._read()
         self.full: DiskFull | None = None
         self._noted: list[Event] = []
         self._writer: asyncio.Task[None] | None = None
@@ -47,7 +47,7 @@ class Journal:
             raise self._writer.exception()  # type: ignore[misc]
 
     async def flush(self) -> None:
-        """Return when everything noted is on disk and mirrored. Raises DiskFull as long as that cannot be."""
+        """Return when everything noted is on disk and in `state`. Raises DiskFull as long as that cannot be."""
         while self._writer is not None and not self._writer.done():
             await asyncio.wait([self._writer], timeout=LOOK_S)
             if self.full is not None:
@@ -56,18 +56,21 @@ class Journal:
         await self.catch_up()
 
     async def catch_up(self) -> None:
-        """Mirror what others, such as the reconciler, have written."""
-        last = self._mirror[-1][0] if self._mirror else 0
-        fresh, state = await asyncio.get_running_loop().run_in_executor(self._thread, self._read, last)
-        last = self._mirror[-1][0] if self._mirror else 0
-        fresh = [(seq, event) for seq, event in fresh if seq > last]
-        if fresh:
-            self._mirror.extend(fresh)
-            self.state = state
+        """See what others, such as the reconciler, have written."""
+        last, state = await asyncio.get_running_loop().run_in_executor(self._thread, self._read)
+        if last > self._last:
+            self._last, self.state = last, state
             self.bell.ring()
 
     def after(self, seq: int) -> list[tuple[int, Event]]:
-        return self._mirror[bisect_right(self._mirror, seq, key=lambda row: row[0]):]
+        """All events above `seq`. For the start of a process: it waits for the disk."""
+        return self.ledger.events(seq)
+
+    async def page(self, seq: int, limit: int) -> list[tuple[int, Event]]:
+        """The next `limit` events above `seq`; [], without a wait in which one could be missed, if there is none."""
+        if seq >= self._last:
+            return []
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.ledger.events, seq, limit)
 
     async def close(self) -> None:
         try:
@@ -97,5 +100,6 @@ class Journal:
             log.warning("%s", "the ledger can be written again" if error is None else f"{error}; tried again")
         self.full = error
 
-    def _read(self, last: int) -> tuple[list[tuple[int, Event]], FleetState]:
-        return self.ledger.events(last), self.ledger.state()
+    def _read(self) -> tuple[int, FleetState]:
+        last = self.ledger.append()  # of nothing: only the newest number, read first so that the state is no older
+        return last, self.ledger.state()

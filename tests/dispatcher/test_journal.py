@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 from dataclasses import fields
 from pathlib import Path
@@ -36,6 +37,20 @@ def test_events_are_written_in_their_order_and_seen_by_all_readers(tmp_path: Pat
         journal.ledger.append(CheckpointKept(60.0, "j", 1, 1, "d", 1))  # by the reconciler, say
         await journal.catch_up()
         assert journal.after(0)[-1][1] == CheckpointKept(60.0, "j", 1, 1, "d", 1)
+        await journal.close()
+
+    asyncio.run(scene())
+
+
+def test_the_history_of_a_long_life_lies_on_disk_and_not_in_memory(tmp_path: Path):
+    async def scene() -> None:
+        journal = Journal(Ledger(tmp_path / "ledger.db"))
+        journal.note(*(JobProgress(float(n), "j", n, 0.1) for n in range(3000)))
+        await journal.flush()
+        assert not [o for o in gc.get_objects() if isinstance(o, JobProgress)]
+        found = [e.version for _, e in await journal.page(1000, 5)]
+        assert found == [1000, 1001, 1002, 1003, 1004]
+        assert await journal.page(3000, 5) == []
         await journal.close()
 
     asyncio.run(scene())
