@@ -16,6 +16,7 @@ log = logging.getLogger("spotfleet.agent")
 
 PERIOD_S = 0.2
 _CHUNK = 256 * 1024
+_SPOILT, _TRIES = 400, 3
 
 
 class LogShipper:
@@ -80,7 +81,8 @@ class _Upload:
 class CheckpointShipper:
     """Uploads the newest checkpoint of each job, one at a time over all jobs.
 
-        offered --> waiting --> arrived, refused (409: a newer generation exists) or overtaken by a newer one
+        offered --> waiting --> arrived, refused (409: a newer generation exists; 400, _TRIES times: it came with
+                                another digest than it was written with) or overtaken by a newer one
 
     A hard link keeps the file while the worker prunes its own.
     """
@@ -96,9 +98,9 @@ class CheckpointShipper:
         age = (checkpoint.generation, checkpoint.version)
         if not checkpoint.path or age <= self._newest.get(job, (-1, -1)):
             return
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         link = folder / f"{checkpoint.generation}-{checkpoint.version}.pt"
         try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             link.unlink(missing_ok=True)
             os.link(checkpoint.path, link)
         except OSError as error:
@@ -106,7 +108,8 @@ class CheckpointShipper:
             return
         self._newest[job] = age
         if overtaken := self._waiting.get(job):
-            overtaken.file.unlink(missing_ok=True)
+            if overtaken.file != link:  # it may be the same one, offered again
+                overtaken.file.unlink(missing_ok=True)
             overtaken.settled.set()
         self._waiting[job] = _Upload(checkpoint, link)
         self._work.set()
@@ -129,25 +132,32 @@ class CheckpointShipper:
                 await self._upload(job, upload)
 
     async def _upload(self, job: str, upload: _Upload) -> None:
-        made, backoff_s = upload.checkpoint, FIRST_BACKOFF_S
+        made, backoff_s, tries = upload.checkpoint, FIRST_BACKOFF_S, 0
         while self._waiting.get(job) is upload:
             try:
                 status = await self._transfers.put_checkpoint(job, made.version, made.generation, made.digest,
                                                               upload.file)
-            except FileNotFoundError:
-                return  # overtaken
+            except FileNotFoundError:  # overtaken, or removed by somebody: it must not be tried in a circle
+                return self._settle(job, upload)
             except TROUBLE as error:
                 log.warning("checkpoint %s of %s: %s", made.version, job, error or type(error).__name__)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
                 continue
+            tries += 1
             if status >= 400:
                 log.warning("checkpoint %s of %s: refused with %s", made.version, job, status)
+            if status == _SPOILT and tries < _TRIES:
+                await asyncio.sleep(backoff_s)
+                continue
+            return self._settle(job, upload)
+
+    def _settle(self, job: str, upload: _Upload) -> None:
+        """It has arrived, or will not: the next offer counts."""
+        if self._waiting.get(job) is upload:
             upload.file.unlink(missing_ok=True)
-            if self._waiting.get(job) is upload:
-                del self._waiting[job]
-            upload.settled.set()
-            return
+            del self._waiting[job]
+        upload.settled.set()
 
 
 async def ship_output(transfers: Transfers, job: str, worker: str, folder: Path) -> None:
