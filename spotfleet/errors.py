@@ -13,6 +13,10 @@
 
 from __future__ import annotations
 
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class SpotfleetError(Exception):
     exit_code = 1
@@ -48,6 +52,11 @@ class DispatcherUnreachable(SpotfleetError):
 
 class DiskFull(SpotfleetError):
     pass
+
+
+def is_full(error: BaseException) -> bool:
+    """Does `error` say that a disk has no room?"""
+    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in FULL)
 
 
 class NoticeFormat(SpotfleetError):

@@ -58,6 +58,7 @@ class WorkerReport:
     checkpoint: Checkpoint | None = None  # the newest it has written
     error: str = ""  # traceback that ends this worker; empty while it runs
     blame_peer: bool = False  # `error` came from a lost peer, not from the user's code
+    blame_host: bool = False  # `error` came from this host, whose disk is full
 
 
 @dataclass(frozen=True)

@@ -95,11 +95,14 @@ class Bundles:
     async def _unpack(self, job: str, launch: Launch, source: Path) -> None:
         source.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fresh = Path(tempfile.mkdtemp(prefix="source-", dir=source.parent))
-        if launch.spec.bundle:
-            archive = self._archive(job, launch)
-            await patiently(f"bundle of {job}", lambda: self._transfers.bundle(launch.spec.bundle, archive))
-            await asyncio.to_thread(extract, archive, fresh)
-        fresh.rename(source)
+        try:
+            if launch.spec.bundle:
+                archive = self._archive(job, launch)
+                await patiently(f"bundle of {job}", lambda: self._transfers.bundle(launch.spec.bundle, archive))
+                await asyncio.to_thread(extract, archive, fresh)
+            fresh.rename(source)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)  # of an archive that did not fit
 
     async def set_up(self, job: str, command: str, run: Callable[[str], Awaitable[int]]) -> None:
         """Run the job's setup command unless it has succeeded here before. JobFailed names command and code.

@@ -54,6 +54,7 @@ class LastWord:
     done: bool = False
     error: str = ""
     blame_peer: bool = False
+    blame_host: bool = False
 
 
 def needs_fresh_interpreter(envs: dict[str, str]) -> bool:

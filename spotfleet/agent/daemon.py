@@ -8,6 +8,7 @@ import secrets
 import signal
 from pathlib import Path
 
+from spotfleet.agent import disk
 from spotfleet.agent.boot import Boot, host_address, metadata_url
 from spotfleet.agent.bundles import Bundles, clear_leftovers
 from spotfleet.agent.keeper import Around, Keeper, moment, read_life
@@ -33,7 +34,7 @@ class Agent:
     """One agent process: its incarnation is its identity, so that a new one means that the old one's workers ended."""
 
     def __init__(self, boot: Boot, home: Path) -> None:
-        self._boot = boot
+        self._boot, self._home = boot, home
         self._incarnation = secrets.token_hex(6)
         self._address = host_address()
         self._session = open_session(boot, self._address)
@@ -77,7 +78,8 @@ class Agent:
         self._address = self._address or address
         return AgentReport(
             self._boot.host, self._incarnation, self._address, self._boot.slots, self._workers.states(),
-            self._notices.notice(), why="; ".join(w for w in (self._zygote.why, self._workers.why()) if w),
+            self._notices.notice(),
+            why="; ".join(w for w in (self._zygote.why, self._workers.why(), disk.why(self._home)) if w),
             held=self._workers.held(), damaged=self._workers.damaged())
 
     def _receive(self, orders: AgentOrders) -> None:

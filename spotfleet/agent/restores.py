@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, TROUBLE, Transfers
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.messages import Checkpoint, Damaged, WorkerOrders
 
 log = logging.getLogger("spotfleet.agent")
@@ -82,6 +82,8 @@ class Restores:
                 seen = _seen(target)
                 break
             except TROUBLE as error:
+                log.warning("checkpoint %s of %s: %s; trying again", wanted.version, job, error)
+            except DiskFull as error:  # the checkpoint is not to blame
                 log.warning("checkpoint %s of %s: %s; trying again", wanted.version, job, error)
             except SpotfleetError as error:
                 wrong += 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, TROUBLE, Transfers, patiently
+from spotfleet.errors import is_full
 from spotfleet.messages import Checkpoint
 
 log = logging.getLogger("spotfleet.agent")
@@ -165,13 +166,23 @@ async def ship_output(transfers: Transfers, job: str, worker: str, folder: Path)
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     archive = folder.with_name("output.tar.gz")
-    await asyncio.to_thread(_pack, folder, archive)
+    while not await asyncio.to_thread(_pack, folder, archive):
+        log.warning("output of %s: no room to pack it; tried again", worker)
+        await asyncio.sleep(LAST_BACKOFF_S)
     status = await patiently(f"output of {worker}", lambda: transfers.put_output(job, worker, archive))
     if status >= 400:
         log.warning("output of %s: refused with %s", worker, status)
     archive.unlink()
 
 
-def _pack(folder: Path, archive: Path) -> None:
-    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
-        tar.add(folder, arcname=".")
+def _pack(folder: Path, archive: Path) -> bool:
+    """False when the disk is full."""
+    try:
+        with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+            tar.add(folder, arcname=".")
+    except OSError as error:
+        archive.unlink(missing_ok=True)
+        if not is_full(error):
+            raise
+        return False
+    return True

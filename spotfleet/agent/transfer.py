@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 from yarl import URL
 
+from spotfleet.agent import disk
 from spotfleet.agent.boot import Boot
 from spotfleet.agent.whereabouts import Whereabouts
 from spotfleet.certs import client_context
@@ -81,14 +82,19 @@ class Transfers:
         await self._download(self._url("jobs", job, "checkpoints", str(version)), target, digest)
 
     async def _download(self, url: URL, target: Path, digest: str) -> None:
-        """Fetch into `target`, which appears only whole and verified. SpotfleetError if the digest differs."""
+        """Fetch into `target`, which appears only whole and verified. SpotfleetError if the digest differs, DiskFull if
+        it finds no room."""
         partial = target.with_name(target.name + ".part")
         seen = hashlib.sha256()
         async with self._session.get(url) as answer:
             answer.raise_for_status()
-            with partial.open("wb") as file:
-                async for chunk in answer.content.iter_chunked(1 << 20):
-                    await asyncio.to_thread(_hash_and_write, seen, file, chunk)
+            try:
+                with partial.open("wb") as file:
+                    async for chunk in answer.content.iter_chunked(1 << 20):
+                        await asyncio.to_thread(_hash_and_write, seen, file, chunk)
+            except OSError as error:
+                partial.unlink(missing_ok=True)
+                raise disk.told(error, target.parent) from error
         if seen.hexdigest() != digest:
             partial.unlink()
             raise SpotfleetError(f"{url.path} has digest {seen.hexdigest()[:12]}, expected {digest[:12]}",

@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spotfleet.agent import disk
 from spotfleet.agent.bundles import Bundles, folder_name
 from spotfleet.agent.child import ChildSpec, LastWord, needs_fresh_interpreter, read_last_word
 from spotfleet.agent.env import Place, user_env, worker_env
 from spotfleet.agent.ship import CheckpointShipper, LogShipper, ship_output
 from spotfleet.agent.transfer import Transfers
 from spotfleet.agent.zygote_client import Process, ZygoteClient
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import SpotfleetError, is_full
 from spotfleet.messages import Exit, Launch, SlotOrder, Stage, WorkerReport, WorkerState
 
 log = logging.getLogger("spotfleet.agent")
@@ -84,7 +85,8 @@ class Worker:
     def heard(self, report: WorkerReport) -> None:
         """The process has reported."""
         if self.left_slot.is_set():  # said before its end and read after it: the last word stands
-            report = replace(report, error=self.report.error, blame_peer=self.report.blame_peer)
+            report = replace(report, error=self.report.error, blame_peer=self.report.blame_peer,
+                             blame_host=self.report.blame_host)
         if self.exit is not None or report == self.report:
             return
         urgent = replace(report, version=0, step_s=0.0) != replace(self.report, version=0, step_s=0.0)
@@ -124,8 +126,6 @@ class Worker:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _live(self) -> None:
-        for folder in (self._folder, self.place.work, self.place.output):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         shipper = LogShipper(self._host.transfers, self.order.job, self.order.worker, self.place.log)
         shipping = asyncio.create_task(shipper.run())
         try:
@@ -151,10 +151,10 @@ class Worker:
             self._host.changed()
             code = await self.process.ended
             await asyncio.wait([asyncio.ensure_future(self._silent.wait())], timeout=_LAST_REPORT_S)
-            return code, read_last_word(self.place.exit_file)
+            return code, self._heeding_disk(code, read_last_word(self.place.exit_file))
         except (SpotfleetError, OSError, ValueError) as error:
             self._append_log(f"spotfleet: {error}\n")
-            return 1, LastWord(error=str(error))
+            return 1, self._heeding_disk(1, LastWord(error=str(error), blame_host=is_full(error)))
         except asyncio.CancelledError:
             if not self._preparing.cancelled() or not self._ending:
                 raise
@@ -164,8 +164,17 @@ class Worker:
             self.process = None
             self.left_slot.set()
 
+    def _heeding_disk(self, code: int, word: LastWord) -> LastWord:
+        """A script that fails on a host with a full disk, where it can not even print, is not to blame for it."""
+        full = "" if word.done or code <= 0 else disk.why(self._host.home)
+        if not (full or word.blame_host):
+            return word
+        return replace(word, error="\n".join(filter(None, [word.error, full])), blame_host=True)
+
     async def _prepare(self) -> Process:
         job = self.order.job
+        for folder in (self._folder, self.place.work, self.place.output):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._say("fetching the job's files")
         prepared = await self._host.bundles.prepare(job)
         env = worker_env(dict(os.environ), prepared.launch, self.place)
@@ -197,7 +206,8 @@ class Worker:
 
     def _last_report(self, word: LastWord) -> None:
         self.report = replace(self.report, error=word.error or self.report.error,
-                              blame_peer=word.blame_peer or self.report.blame_peer)
+                              blame_peer=word.blame_peer or self.report.blame_peer,
+                              blame_host=word.blame_host or self.report.blame_host)
         self._host.changed()
 
     async def _deliver(self, code: int, word: LastWord, shipping: asyncio.Task[None]) -> None:
@@ -232,5 +242,8 @@ class Worker:
         self._host.changed()
 
     def _append_log(self, text: str) -> None:
-        with self.place.log.open("a") as file:
-            file.write(text)
+        try:
+            with self.place.log.open("a") as file:
+                file.write(text)
+        except OSError as error:  # the end is told all the same
+            log.warning("log of %s: %s", self.order.worker, error)

@@ -7,20 +7,16 @@ nothing is lost while the disk is full, and everything goes on by itself when th
 
 from __future__ import annotations
 
-import errno
 import shutil
 from pathlib import Path
 
-from spotfleet.errors import DiskFull
+from spotfleet.errors import DiskFull, is_full
+
+__all__ = ["full", "is_full", "refuse_if_full", "why"]
 
 RESERVE_BYTES = 32 << 20
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HINT = ("it goes on by itself once there is room: remove files on the dispatcher's machine, or `spotfleet down` and "
         "`spotfleet up` with a larger `dispatcher`")
-
-
-def is_full(error: BaseException) -> bool:
-    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in FULL)
 
 
 def free_bytes(folder: Path) -> int:

@@ -3,12 +3,14 @@
 Who is to blame decides. A peer's loss and a signal are the machine's fault and cost nothing at first; the user's own
 error fails the job as soon as it is clear that it will come back: on every rank at once, or `USER_LIMIT` times in a row
 without progress. Signals fail the job only when one slot gets `SIGNAL_LIMIT` of them without progress, which is how a
-script that eats all memory looks.
+script that eats all memory looks. A host whose disk is full is to blame itself: after HOST_LIMIT failures it is to be
+replaced, and the job fails only when HOSTS_LIMIT hosts in a row had no room for it.
 """
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -17,6 +19,8 @@ from spotfleet.messages import Exit, WorkerReport
 TOGETHER_S = 2.0  # crashes of a whole generation within this time have one cause
 USER_LIMIT = 3
 SIGNAL_LIMIT = 5
+HOST_LIMIT = 2
+HOSTS_LIMIT = 3
 COOLDOWN_S = 1.0
 COOLDOWN_MAX_S = 60.0
 FORGET_S = 300.0  # a slot that has been well for so long starts from nothing again
@@ -25,6 +29,7 @@ FORGET_S = 300.0  # a slot that has been well for so long starts from nothing ag
 class Cause(Enum):
     DONE = "done"  # the script ran to its end
     PEER = "peer"  # an error that a lost peer caused
+    HOST = "host"  # its host has no room
     USER = "user"
     SIGNAL = "signal"
     LOST = "lost"  # with its host or its agent
@@ -62,6 +67,8 @@ class History:
     version: int = 0  # newest any worker has reported: progress forgives
     user_ends: tuple[End, ...] = ()  # since the last progress, oldest first
     slots: dict[Slot, Strikes] = field(default_factory=dict)
+    host_ends: tuple[End, ...] = ()  # for which hosts are to blame
+    roomless: frozenset[str] = frozenset()  # hosts without room since the last progress
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,8 @@ def cause_of(exit: Exit, report: WorkerReport) -> tuple[Cause, str]:
     if exit.done:
         return Cause.DONE, ""
     if report.error:
-        return (Cause.PEER if report.blame_peer else Cause.USER), report.error
+        cause = Cause.HOST if report.blame_host else Cause.PEER if report.blame_peer else Cause.USER
+        return cause, report.error
     if exit.code < 0:
         return Cause.SIGNAL, f"ended by {_signal_name(-exit.code)}"
     if exit.code == 0:
@@ -94,7 +102,7 @@ def progressed(history: History, version: int) -> History:
     """The record after some worker has reported `version`."""
     if version <= history.version:
         return history
-    return replace(history, version=version, user_ends=(),
+    return replace(history, version=version, user_ends=(), roomless=frozenset(),
                    slots={k: replace(s, signals=0) for k, s in history.slots.items()})
 
 
@@ -110,6 +118,10 @@ def ended(history: History, end: End, group: frozenset[str]) -> tuple[History, F
     if end.cause is Cause.SIGNAL and strikes.signals >= SIGNAL_LIMIT:
         return history, Failed(f"{end.worker} {end.error} for the {strikes.signals}th time without progress"
                                " (out of memory?)", end.error)
+    if end.cause is Cause.HOST:
+        history = replace(history, host_ends=(*history.host_ends, end), roomless=history.roomless | {end.slot[0]})
+        failed = Failed(f"{len(history.roomless)} hosts in a row had no room on their disks", end.error)
+        return history, failed if len(history.roomless) >= HOSTS_LIMIT else None
     if end.cause is not Cause.USER:
         return history, None
     history = replace(history, user_ends=(*history.user_ends, end))
@@ -143,6 +155,14 @@ def _what(end: End) -> str:
 
 def _lowest(ends: list[End]) -> End:
     return min(ends, key=lambda e: (e.rank if e.rank >= 0 else 1 << 30, e.worker))
+
+
+def unfit(history: History, now: float) -> dict[str, str]:
+    """The hosts that are to be replaced, and why."""
+    lately = [end for end in history.host_ends if now - end.at <= FORGET_S]
+    counts = Counter(end.slot[0] for end in lately)
+    return {end.slot[0]: f"{counts[end.slot[0]]} workers failed there: {end.error.splitlines()[-1]}"
+            for end in lately if counts[end.slot[0]] >= HOST_LIMIT}
 
 
 def ready_at(history: History, slot: Slot) -> float:

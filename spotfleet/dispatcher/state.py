@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spotfleet.dispatcher import disk, jobfile, lifetime
+from spotfleet.dispatcher import disk, jobfile, lifetime, restart
 from spotfleet.dispatcher.announce import Announcer
 from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.boot import DispatcherBoot
@@ -247,6 +247,7 @@ class Dispatcher:
         taken = {place: job.id for job in self.jobs.values() for place in job.held()}
         for job in self.jobs.values():
             self.journal.note(*job.step(self._around(job, views, taken, now, unix)))
+            self.drains.update({h: why for h, why in restart.unfit(job.history, now).items() if h in views})
         self._order()
         self.machines.look(views)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ANEW = "To start without it, `spotfleet train` again: a new job begins at step 0 and keeps checkpoints of its own"
 
 KEEP = 2
+RETRY_S = 10.0  # after one that could not be written
 AGAIN_S = 5.0  # while `checkpoint_now` stands: how often
 FETCH_LIMIT_S = 120.0  # for the agent to bring the file that its orders name
 FORMAT = 1
@@ -49,17 +50,24 @@ class CheckpointDamaged(SpotfleetError):
 
 
 def write(held: Copy, folder: Path, generation: int) -> Checkpoint:
-    """`held` as a file in `folder`, whole and synced."""
+    """`held` as a file in `folder`, whole and synced. OSError, and nothing is left, when the disk refuses it."""
     folder.mkdir(parents=True, exist_ok=True)
     path, part = folder / f"ckpt-{held.version}.pt", folder / f".ckpt-{held.version}.part"
     about = pickle.dumps((held.position, held.schema))
-    with open(part, "wb") as file:
-        torch.save({"format": FORMAT, "version": held.version, "tensors": held.tensors,
-                    "about": torch.frombuffer(bytearray(about), dtype=torch.uint8)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    digest = digest_of(part)
-    os.replace(part, path)
+    try:
+        with open(part, "wb") as file:
+            torch.save({"format": FORMAT, "version": held.version, "tensors": held.tensors,
+                        "about": torch.frombuffer(bytearray(about), dtype=torch.uint8)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        digest = digest_of(part)
+        os.replace(part, path)
+    except RuntimeError as error:  # torch's writer says only that it could not go on
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+    finally:
+        part.unlink(missing_ok=True)
     folder_fd = os.open(folder, os.O_RDONLY)
     os.fsync(folder_fd)
     os.close(folder_fd)
@@ -115,6 +123,7 @@ class Checkpointer:
         self._now_ordered = False
         self._writer: threading.Thread | None = None
         self._written: list[Path] = []
+        self._failed_at: float | None = None  # when the last one could not be written
         self._rested = (0, 0)  # generation and version that were written last at rest
 
     def at_boundary(self, state: State) -> None:
@@ -135,6 +144,8 @@ class Checkpointer:
         every_s = orders.checkpoint_every_s
         if orders.checkpoint_now:
             every_s = min(every_s, AGAIN_S) if every_s > 0 else AGAIN_S
+        if self._failed_at is not None and time.monotonic() - self._failed_at >= min(RETRY_S, every_s):
+            return True
         return first or (every_s > 0 and time.monotonic() - self._due_from >= every_s)
 
     def is_wanted_at_rest(self, state: State) -> bool:
@@ -178,13 +189,22 @@ class Checkpointer:
         try:
             done = write(held, Path(self._runtime.work), generation)
         except OSError as error:  # a full disk must not end training; the next one may fit
-            print(f"spotfleet: checkpoint of version {held.version} failed: {error}", flush=True)
+            self._say(f"spotfleet: checkpoint of version {held.version} cannot be written: {error.strerror or error}; "
+                      f"training goes on, and it is tried again within {RETRY_S:g} s")
+            self._failed_at = time.monotonic()
             return
+        self._failed_at = None
         control.update(checkpoint=done)
         self._written = [p for p in self._written if p != Path(done.path)] + [Path(done.path)]
         for old in self._written[:-KEEP]:
             old.unlink(missing_ok=True)
         self._written = self._written[-KEEP:]
+
+    def _say(self, line: str) -> None:
+        try:
+            print(line, flush=True)
+        except OSError:
+            pass  # the log lies on the same disk
 
     def restore(self, state: State) -> None:
         """If the orders name a checkpoint, hold what it holds."""

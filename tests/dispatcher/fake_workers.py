@@ -49,7 +49,7 @@ class FakeWorker:
     def state(self) -> WorkerState:
         report = WorkerReport(
             self.name, self.order.job, self.stage, self.generation, self.failed, self.version, f"store-{self.name}:1",
-            0.02, self.repeated, self.resumed, 0.1, error=self.error)
+            0.02, self.repeated, self.resumed, 0.1, error=self.error, blame_host=self.error.startswith("this host's"))
         return WorkerState(report, self.order.slot, 1, self.exit)
 
 
