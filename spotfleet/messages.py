@@ -241,4 +241,5 @@ class FleetStatus:
     burn_micros_h: int = 0
     on_demand_burn_micros_h: int = 0
     age_s: float = 0.0
+    tick_s: float = 0.0  # how long the last look at the machines took, the cloud's answers included
     ends_in_s: float | None = None  # by max_lifetime

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import logging.handlers
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -42,10 +43,17 @@ async def _work(daemon: Daemon) -> None:
     await daemon.wait()
 
 
+def raise_file_limit() -> None:
+    """Each agent is an open connection, and many a machine allows 1024 unless asked."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m spotfleet.dispatcher", description=__doc__)
     parser.add_argument("--home", type=Path, required=True, help="the folder with boot.json; all state is kept there")
     home = parser.parse_args().home
+    raise_file_limit()
     os.umask(0o077)  # ledger, logs and outputs are their owner's affair
     if not home.is_dir():
         print(f"--home: {home} is no folder", file=sys.stderr)

@@ -18,6 +18,7 @@ from spotfleet.providers import Provider
 
 log = logging.getLogger(__name__)
 IDLE_S = 30.0  # a connection whose request is not here in full by then is closed; callers leave theirs before that
+BACKLOG = 1024  # after a restart all agents connect at once
 CLOSE_S = 2.0  # open requests get so long at the end
 
 
@@ -36,7 +37,7 @@ class Daemon:
         self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,
                                      keepalive_timeout=IDLE_S, auto_decompress=False)
         await self._runner.setup()
-        await web.TCPSite(self._runner, address, port, ssl_context=server_tls(self._boot)).start()
+        await web.TCPSite(self._runner, address, port, ssl_context=server_tls(self._boot), backlog=BACKLOG).start()
         port = self._runner.addresses[0][1]
         self.dispatcher.url = f"https://{address}:{port}"
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),

@@ -48,6 +48,7 @@ class Machines:
     def __init__(self, dispatcher: Dispatcher, provider: Provider, settle_until: float) -> None:
         self.own: CloudHost | None = None  # the dispatcher's own host, as the cloud lists it
         self._waits = ""  # what the last tick waited for
+        self.tick_s = 0.0  # how long it took, the cloud's answers included
         self._outage = Outage(provider.name)
         self._dispatcher, self._provider = dispatcher, provider
         self._settle_until = time.monotonic() + max(0.0, settle_until - time.time())  # whatever the clock is set to
@@ -101,7 +102,8 @@ class Machines:
 
     async def _tick(self) -> None:
         wanted, observed, ledger = self._wanted(), self._observed(), self._dispatcher.journal.ledger
-        self._outage.asked(time.monotonic())
+        began = time.monotonic()
+        self._outage.asked(began)
         try:
             done = await self._call(lambda: reconcile.tick(
                 wanted, ledger, self._provider, self._boot, observed, time.time(), self._calls))
@@ -111,6 +113,7 @@ class Machines:
             done = [Wait(str(error))]
             if str(error) != self._waits:
                 log.warning("machines: %s", error)
+        self.tick_s = time.monotonic() - began
         self._waits = "; ".join(a.why for a in done if isinstance(a, Wait))
         silent = next((a.error for a in done if isinstance(a, reconcile.Unanswered)), "")
         if self._outage.failed(silent) if silent else self._outage.answered():

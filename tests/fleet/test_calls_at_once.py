@@ -8,7 +8,7 @@ from dataclasses import replace
 from fleet_world import POOLS, Cloud, MemoryLedger, World, boot, market_rules
 
 from spotfleet.fleet import reconcile
-from spotfleet.fleet.events import LaunchIntended, LaunchRefused, TerminateIntended
+from spotfleet.fleet.events import LaunchIntended, LaunchRefused, PriceChanged, TerminateIntended
 from spotfleet.fleet.reconcile import Action, Calls, Observed, Wanted
 from spotfleet.model import Need, Nodes, Role
 from spotfleet.providers import Boot, LaunchRequest
@@ -143,3 +143,15 @@ def test_prices_of_all_pools_are_one_call_but_for_a_pool_that_was_silent_for_ver
     for _ in range(60):
         world.tick(3600.0)
     assert [POOLS[1]] in asked and sorted([POOLS[0], POOLS[2]]) in map(sorted, asked)
+
+
+def test_a_pool_that_is_looked_up_with_another_brings_no_prices_from_before_its_first_host():
+    world = slow_world(1, capacity=1)
+    steady = world.pool_of(world.up()[0])
+    world.market.set_price(steady, 970_000, world.now)
+    world.run(7200.0, every_s=600.0)
+    world.hosts = 2
+    world.run(3.0, every_s=1.0)
+    fresh = world.market.hosts["f-1"]
+    known = [e.at for e in world.ledger.rows if isinstance(e, PriceChanged) and e.pool == fresh.offer.pool]
+    assert fresh.offer.pool != steady and len([at for at in known if at <= fresh.runs[0].started_at]) == 1

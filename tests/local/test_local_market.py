@@ -305,6 +305,16 @@ def test_power_off_ends_the_run_as_our_own_doing():
     assert runs(market, 9) == [(0.0, 5.0, False)]
 
 
+def test_a_host_that_we_end_is_listed_while_it_shuts_down_but_billed_no_more_and_one_taken_is_gone_at_once():
+    market = a_market(shutdown_s=3.0)
+    launch(market), launch(market, "f-2")
+    market.terminate("f-1", T0 + 5)
+    market.interrupt("f-2", None, T0 + 5)
+    assert [line(market, 7, name).state for name in ("f-1", "f-2")] == [CloudState.RUNNING, CloudState.TERMINATED]
+    assert [(r.ended_at, r.taken) for r in line(market, 7).runs] == [(None, False)]
+    assert line(market, 8).state is CloudState.TERMINATED and runs(market, 8) == [(0.0, 5.0, False)]
+
+
 def test_terminating_what_is_unknown_or_ended_is_no_error():
     market = a_market()
     launch(market)
