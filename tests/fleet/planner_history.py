@@ -82,6 +82,8 @@ class PlannerSim:
             return
         for name in world.living():
             host = world.state.host(name)
+            if world.market.hosts[name].since >= world.market.now:
+                continue  # came after this tick's listing, for which the tick's own terminations made room
             assert host is not None
             assert host.counts or host.state is HostState.DRAINING, f"{name} lives and counts as {host.state}"
 
