@@ -150,7 +150,10 @@ class Fleet:
 
     def cost(self) -> CostReport:
         """The bill until now, or until the fleet's end."""
-        return reports.cost(self._dispatcher_events(), reports.laptop_events(self._folder()))
+        folder = self._folder()
+        found, ahead_s = self._look(lambda client: (reports.dispatcher_events(client), client.ahead_s),
+                                    lambda: (reports.archived_events(folder), 0.0))
+        return reports.cost(found, reports.laptop_events(folder), ahead_s)
 
     @property
     def client(self) -> Client:

@@ -28,6 +28,9 @@ from spotfleet.messages import FleetStatus, JobStatus
 from spotfleet.model import JobState
 
 
+SKEW_S = 5.0  # less is the way of an answer, and the dispatcher tells whole seconds
+
+
 def laptop_events(folder: Folder) -> list[Event]:
     """What happened to the dispatcher's machine. A damaged ledger is set aside, and begun anew from what is listed."""
     if not folder.ledger.exists():
@@ -65,10 +68,12 @@ def merged(dispatcher: Sequence[Event], laptop: Sequence[Event]) -> list[dict[st
     return sorted(rows, key=lambda row: row["at"])
 
 
-def cost(dispatcher: Sequence[Event], laptop: Sequence[Event]) -> CostReport:
-    """The bill up to the end of the fleet, or up to now while it lives."""
+def cost(dispatcher: Sequence[Event], laptop: Sequence[Event], ahead_s: float = 0.0) -> CostReport:
+    """The bill up to the end of the fleet, or up to now while it lives. `ahead_s`: of our clock, against the
+    dispatcher's; the cloud's is taken to go with that one."""
     down = [e.at for e in laptop if isinstance(e, FleetDown)]
-    return report([*dispatcher, *laptop], down[-1] if down else time.time())
+    now = time.time() - (ahead_s if abs(ahead_s) > SKEW_S else 0.0)
+    return report([*dispatcher, *laptop], down[-1] if down else now)
 
 
 def check_source(client: Client, job: str, rank: int, worker: str) -> None:

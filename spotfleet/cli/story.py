@@ -103,7 +103,8 @@ def _sentence(event: Event, at_laptop: bool) -> str:
         case TargetChanged():
             return f"{event.target}: {event.why}" if event.why else f"{event.target} can be written to again"
         case ClockSetBack():
-            return f"is set back by {span(event.by_s)}; all that waits goes on by the new time"
+            way = "back" if event.by_s > 0 else "forward"
+            return f"is set {way} by {span(abs(event.by_s))}; all that waits goes on by the new time"
         case PriceChanged():
             return f"{event.pool} costs {dollars(event.micros_h)}/h, on demand {dollars(event.on_demand_micros_h)}/h"
         case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept()

@@ -21,9 +21,11 @@ from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.endgame import FETCH_S, PowerOff
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.outage import Outage
+from spotfleet.dispatcher.stopwatch import Jumps
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet import reconcile
-from spotfleet.fleet.events import FleetDown
+from spotfleet.fleet.events import ClockSetBack, FleetDown
+from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.plan import Observed, Wait, Wanted
 from spotfleet.messages import AgentOrders
 from spotfleet.model import CloudHost, HostState, Offer, Role
@@ -49,7 +51,7 @@ class Machines:
         self.own: CloudHost | None = None  # the dispatcher's own host, as the cloud lists it
         self._waits = ""  # what the last tick waited for
         self.tick_s = 0.0  # how long it took, the cloud's answers included
-        self._outage = Outage(provider.name)
+        self._outage, self._jumps = Outage(provider.name), Jumps()
         self._dispatcher, self._provider = dispatcher, provider
         self._settle_until = time.monotonic() + max(0.0, settle_until - time.time())  # whatever the clock is set to
         self._thread = ThreadPoolExecutor(1, "provider")
@@ -106,7 +108,7 @@ class Machines:
         self._outage.asked(began)
         try:
             done = await self._call(lambda: reconcile.tick(
-                wanted, ledger, self._provider, self._boot, observed, time.time(), self._calls))
+                wanted, ledger, self._provider, self._boot, observed, self._now(ledger), self._calls))
             if self.own is None and not any(isinstance(a, reconcile.Unanswered) for a in done):
                 self.own = await self._call(self._find_own)
         except (SpotfleetError, OSError) as error:
@@ -118,6 +120,16 @@ class Machines:
         silent = next((a.error for a in done if isinstance(a, reconcile.Unanswered)), "")
         if self._outage.failed(silent) if silent else self._outage.answered():
             log.warning("%s: %s", self._provider.name, silent or "answers again")
+
+    def _now(self, ledger: Ledger) -> float:
+        """The wall clock. That it was set back the reconciler sees; that it was set forward only we can know, who have
+        been here meanwhile: else all that waits would be over at once."""
+        now = time.time()
+        forward_s = self._jumps.look(now, time.monotonic())
+        if forward_s > 0:
+            log.warning("the clock was set forward by %.0f s", forward_s)
+            ledger.append(ClockSetBack(now, -forward_s))
+        return now
 
     def _find_own(self) -> CloudHost | None:
         boot = self._dispatcher.boot
@@ -136,11 +148,12 @@ class Machines:
         return Observed(joined, notices, self._released, dict(self._dispatcher.drains), self._busy, settle_until)
 
     def _boot(self, host: str, offer: Offer) -> Boot:
-        boot, created = self._dispatcher.boot, self._dispatcher.journal.state.created
+        boot, now = self._dispatcher.boot, time.time()
+        born_at = now - self._dispatcher.stopwatch.age_s(time.monotonic())
         self._dispatcher.announcer.born(host)
         told = {"fleet": boot.fleet, "host": host, "provider": boot.spec.provider, "slots": offer.slots,
                 "dispatcher": self._dispatcher.url, "ca": boot.ca, "token": host_token(boot.fleet_secret, host),
-                **lifetime.told_to_host(boot.spec, created.at if created else time.time(), time.time())}
+                **lifetime.told_to_host(boot.spec, born_at, now)}
         return Boot("spotfleet.agent", {"boot.json": json.dumps(to_json(told))})
 
     # ---- the end

@@ -32,6 +32,7 @@ from spotfleet.dispatcher.restart import Slot
 from spotfleet.dispatcher.restore import machine_number
 from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
 from spotfleet.dispatcher.status import Scene, fleet_status
+from spotfleet.dispatcher.stopwatch import Stopwatch
 from spotfleet.dispatcher.takeover import Takeover
 from spotfleet.dispatcher.troubles import Troubles
 from spotfleet.dispatcher.trust import turn_away_refused
@@ -62,6 +63,7 @@ class Dispatcher:
         self._named = 0
         self._machine = machine_number(boot.host)
         self.jobs: dict[str, Job] = {j.id: j for j in map(self.load, jobfile.folders(home))}
+        self.stopwatch = self._started()
         self._allocation = Allocation({}, {})
         self._ordered: dict[str, dict[str, list[SlotOrder]]] = {}  # by job and host
         self._changed = asyncio.Event()
@@ -310,11 +312,10 @@ class Dispatcher:
             for job in live:
                 job.cancel(f"the fleet goes down: {self.endgame.why}", save_until=time.monotonic() + SAVE_S)
             return
-        created = self.journal.state.created
-        ended = [j for j in self.jobs.values() if j.state.ended]
+        mono = time.monotonic()
         idleness = lifetime.Idleness(
-            created.at if created else unix, len(live), max((j.record.ended_at for j in ended), default=0.0),
-            next((j.id for j in ended if j.spec.down), ""))
+            unix - self.stopwatch.age_s(mono), len(live), unix - self.stopwatch.idle_s(mono, working=bool(live)),
+            next((j.id for j in self.jobs.values() if j.state.ended and j.spec.down), ""))
         why = lifetime.reason_to_stop(self.boot.spec, idleness, unix)
         if why:
             self.go_down(why, by_ourselves=True)
@@ -337,6 +338,11 @@ class Dispatcher:
                                if j.id not in submitted]
         return events + [JobChanged(j.record.ended_at, j.id, j.state, j.record.why, j.record.version)
                          for j in self.jobs.values() if j.state.ended and j.id not in ended]
+
+    def _started(self) -> Stopwatch:
+        unix, created = time.time(), self.journal.state.created
+        ends = [j.record.ended_at for j in self.jobs.values() if j.state.ended]
+        return Stopwatch(unix, time.monotonic(), created.at if created else unix, max(ends, default=0.0))
 
     def _has_past(self) -> bool:
         return bool(self.jobs) or len(self.journal.after(0)) > 1  # more than the fleet's creation

@@ -42,7 +42,7 @@ def fleet_status(scene: Scene, now: float) -> FleetStatus:
     state, why = _state(scene)
     why = "; ".join([why, *scene.remarks])
     nodes = scene.nodes
-    age_s = now - scene.state.created.at if scene.state.created else 0.0
+    age_s = max(0.0, now - scene.state.created.at) if scene.state.created else 0.0
     return FleetStatus(scene.fleet, state, why, nodes.min, nodes.target, nodes.max, hosts, scene.jobs,
                        sum(h.price_micros_h for h in billed), sum(h.on_demand_micros_h for h in billed),
                        age_s, max(0.0, scene.max_lifetime_s - age_s) if scene.max_lifetime_s else None)
@@ -74,14 +74,15 @@ def _host(view: HostView, scene: Scene, now: float) -> HostStatus:
         why = "; ".join(w for w in (f"claims {view.claims} slots where the cloud sold {view.slots}", why) if w)
     left = view.leaving.seconds_left if view.leaving and view.leaving.why == "notice" else None
     return HostStatus(host.request_id, host.role.value, host.state.value, host.offer.pool, view.slots, price, on_demand,
-                      host.address, scene.host_jobs.get(host.request_id, ()), left, now - host.since, why)
+                      host.address, scene.host_jobs.get(host.request_id, ()), left, max(0.0, now - host.since),
+                      why)
 
 
 def _dispatcher(own: CloudHost, now: float) -> HostStatus:
     state = HostState.UP if own.state is CloudState.RUNNING else HostState.LAUNCHING
     since = own.runs[-1].started_at if own.runs else now
     return HostStatus(own.request_id, own.role.value, state.value, own.offer.pool, 0, own.offer.price_micros_h,
-                      own.offer.on_demand_micros_h, own.address, since_s=now - since)
+                      own.offer.on_demand_micros_h, own.address, since_s=max(0.0, now - since))
 
 
 def prices(state: FleetState, host: Host) -> tuple[int, int]:
@@ -103,4 +104,5 @@ def job_status(job: Job, now: float) -> JobStatus:
     return JobStatus(
         job.id, spec.name, job.state.value, why, group.generation, 0 if ended else len(ranks), record.version,
         job.progress.step_s, job.progress.repeated, spec.min_workers, spec.max_workers,
-        newest.version if newest else 0, record.error, () if ended else workers, now - record.submitted_at)
+        newest.version if newest else 0, record.error, () if ended else workers,
+        max(0.0, now - record.submitted_at))

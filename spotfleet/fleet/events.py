@@ -105,7 +105,7 @@ class TerminateIntended:
 @dataclass(frozen=True)
 class ClockSetBack:
     """Our clock shows `by_s` less than it did: from here on the instants of earlier events count as so much earlier,
-    so that nothing waits until the clock has caught up."""
+    so that nothing waits until the clock has caught up. Below 0 it was set forward, and nothing is over at once."""
 
     at: float
     by_s: float
