@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from spotfleet.dispatcher import disk, jobfile, lifetime, restart
@@ -216,8 +217,8 @@ class Dispatcher:
                       {**self.misfits, **{s.host: s.report.why for s in self.seats.values()}}, host_jobs,
                       tuple(j.status(unix) for j in self.jobs.values()), self.endgame.why, self.machines.waits,
                       [*self.troubles.lines(), *self.takeover.remarks,
-                       *filter(None, (self.announcer.why, self.keeper.why))])
-        return fleet_status(scene, unix)
+                       *filter(None, (self.announcer.why, self.keeper.why))], self.boot.spec.max_lifetime_s)
+        return replace(fleet_status(scene, unix), tick_s=self.machines.tick_s)
 
     # ---- the loop
 
@@ -229,7 +230,7 @@ class Dispatcher:
             self.journal.check()
             began = time.monotonic()
             self.step()
-            await asyncio.sleep(time.monotonic() - began)  # half of the time is for reports and orders, if there are many
+            await asyncio.sleep(time.monotonic() - began)  # half of the time is for many reports and orders
             await rings(self._changed, STEP_S)
 
     def step(self) -> None:
