@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spotfleet.bundle import extract
+from spotfleet.dispatcher.checkpoints import age, digest_of, read_record
 from spotfleet.dispatcher.disk import is_full
 from spotfleet.errors import DiskFull, UsageError
 from spotfleet.fleet.ledger import Ledger
@@ -34,9 +35,12 @@ def members(home: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _newest_checkpoint(folder: Path) -> Path | None:
-    """By (generation, version), as its name says."""
-    return max(folder.glob("*.ckpt"), default=None,
-               key=lambda p: tuple(reversed([int(n) for n in p.stem.split("-")])))
+    """The newest that is what its record says."""
+    found = [(c, path) for path in folder.glob("*.ckpt") if (c := read_record(path.with_suffix(".json"))) is not None]
+    for checkpoint, path in sorted(found, key=lambda pair: age(pair[0]), reverse=True):
+        if digest_of(path) == checkpoint.digest:
+            return path
+    return None
 
 
 def keep_output(upload: Path, folder: Path) -> None:

@@ -232,7 +232,7 @@ class CheckpointStore:
     def _load(self) -> list[Checkpoint]:
         """What lies here, whatever the last process was killed at: a record without its file or the other way round is
         a rest of pruning if `keep` newer ones are there, else damage."""
-        records = {p.stem: _read(p) for p in self.folder.glob("*.json")}
+        records = {p.stem: read_record(p) for p in self.folder.glob("*.json")}
         found = sorted((c for name, c in records.items() if c is not None and name_of(c) == name), key=age)
         self._kept = [c for c in found if self.path(c).is_file()][-self.keep:]
         oldest = age(self._kept[0]) if len(self._kept) == self.keep else (-1, -1)
@@ -267,7 +267,7 @@ def named(name: str) -> Checkpoint | None:
     return Checkpoint(int(version), "", 0, int(generation)) if version.isdigit() and generation.isdigit() else None
 
 
-def _read(path: Path) -> Checkpoint | None:
+def read_record(path: Path) -> Checkpoint | None:
     try:
         return from_json(Checkpoint, json.loads(path.read_text()))
     except (ValueError, OSError):

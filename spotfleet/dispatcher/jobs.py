@@ -352,7 +352,7 @@ class Job:
         version, until = self._saving
         newest = self.checkpoints.newest
         kept = newest is not None and newest.version >= version
-        able = any(w.report.generation > 0 and not w.silent for w in self.crew.live())
+        able = any(w.report.version > 0 and not w.silent for w in self.crew.live())
         if kept or not able or around.now >= until:
             self._saving = None
         return self._saving is not None

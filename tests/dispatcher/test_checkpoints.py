@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet.dispatcher import checkpoints, files
+from spotfleet.dispatcher import archive, checkpoints, files
 from spotfleet.dispatcher.checkpoints import CheckpointStore, NoRoom, Offer, Outdated
 from spotfleet.errors import UsageError
 from spotfleet.fleet.events import CheckpointLost
@@ -247,6 +247,14 @@ def test_a_rest_of_pruning_is_no_damage(tmp_path: Path, left: str):
     again = settled(restart(store))
     assert (version_of(again.offer()), lost(again), again.problem) == (20, [], "")
     assert not (tmp_path / left).exists()
+
+
+def test_what_is_brought_home_is_the_newest_that_is_whole(tmp_path: Path):
+    folder = tmp_path / "jobs" / "job-1" / "checkpoints"
+    given(folder, 10, 20)
+    assert [n for n, _ in archive.members(tmp_path)] == ["jobs/job-1/checkpoints/20-1.ckpt"]
+    flip(folder / "20-1.ckpt")
+    assert [n for n, _ in archive.members(tmp_path)] == ["jobs/job-1/checkpoints/10-1.ckpt"]
 
 
 def test_reading_a_large_file_lets_the_loop_go_on(tmp_path: Path):

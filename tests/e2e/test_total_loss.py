@@ -68,6 +68,21 @@ def test_a_job_that_loses_every_host_goes_on_by_itself_from_all_that_there_was_t
     assert warned == (saved.version, 0)
 
 
+@pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="what a step does is tested in tests/train")
+def test_down_keeps_what_the_last_worker_of_too_few_holds_in_memory(stage: Stage):
+    fleet = stage.fleet("few", least=2, target=2)  # checkpoints come once a minute, so none by itself
+    job = stage.counting(fleet, 400, (2, 2))
+    wait_for("some steps", lambda: trains(job, 2, step=5))
+    sell(stage, any_more=False)
+    stage.cloud.interrupt(hosts_of(job)[0], None)
+    wait_for("standing by", lambda: job.status().state == "recovering")
+    held = job.status()
+    assert (held.checkpoint, held.version > 0) == (0, True)
+    fleet.down()
+    kept = (stage.home / "fleets" / "few" / "archive" / "jobs" / job.id / "checkpoints").glob("*.ckpt")
+    assert [int(p.name.partition("-")[0]) for p in kept] == [held.version]
+
+
 def kill_dispatcher(stage: Stage, fleet: Fleet) -> None:
     machine = next(m for m in stage.cloud.truth() if "-d-" in m.request_id)
     before = machine.processes[0]
