@@ -92,7 +92,7 @@ def live_through(history: list[tuple], hosts: int, billing: BillingRules, behavi
     return world
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps, st.integers(0, 4), billings, st.sampled_from(["terminate", "stop"]))
 def test_any_history_ends_with_the_wanted_hosts_and_none_leaked(history, hosts, billing, behavior):
     world = live_through(history, hosts, billing, behavior)
@@ -106,7 +106,7 @@ def test_any_history_ends_with_the_wanted_hosts_and_none_leaked(history, hosts, 
     assert stopped == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps, st.integers(0, 4), billings, st.sampled_from(["terminate", "stop"]))
 def test_after_any_history_the_bill_is_the_clouds_own_to_the_micro_dollar(history, hosts, billing, behavior):
     world = live_through(history, hosts, billing, behavior)

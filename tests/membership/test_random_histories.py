@@ -1,17 +1,15 @@
-"""Any history of a job is safe at every moment, and whole again soon after the trouble ends.
+"""Any history of jobs that share a fleet is safe at every moment, and all is whole again soon after the trouble ends.
 
-SPOTFLEET_HISTORIES=2000 looks at more; `python tests/membership/membership_history.py SEED` replays one.
+More of them: `python tests/sim/many_histories.py membership COUNT`; one alone: `python
+tests/membership/membership_history.py SEED`.
 """
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from membership_history import history
 
-HISTORIES = int(os.environ.get("SPOTFLEET_HISTORIES", "100"))
-BLOCK = 10
+HISTORIES, BLOCK = 100, 10
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, BLOCK))
