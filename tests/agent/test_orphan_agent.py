@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -24,6 +25,7 @@ for line in lines:
 """
 
 
+@pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="`scripts/test --long` runs it")
 def test_an_orphan_has_its_worker_save_is_killed_while_it_stores_and_powers_off_in_its_next_life(
         stage: Stage, tmp_path: Path):
     target = tmp_path / "target"  # not there yet, like a file system that is not mounted
