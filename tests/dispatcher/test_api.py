@@ -140,14 +140,16 @@ def test_bad_input_is_told_by_field(play):
                            ({"run": "a", "envs": {"A=B": "c"}}, "spec.envs.A=B"), ({"run": "\ud800"}, "Unicode"),
                            ({"run": "a", "checkpoint": {"interval_s": 10**400}}, "too large"),
                            ({"run": "a", "checkpoint": {"interval_s": -1}}, "interval_s")):
-            assert word in (await error("POST", "/v1/jobs", {"spec": {"name": "x", **more}}))[1]
+            status, text = await error("POST", "/v1/jobs", {"spec": {"name": "x", **more}})
+            assert status == 400 and word in text
         assert "notice_s" in (await error("POST", "/v1/hosts/f-0/interrupt", {"notice_s": 10**400}))[1]
         assert (await error("PUT", "/v1/nodes", {"min": 1, "target": 1, "max": 10**9}))[0] == 400
         assert "notice_s" in (await error("POST", "/v1/hosts/f-0/interrupt", {"notice_s": "soon"}))[1]
         assert (await error("PUT", "/v1/nodes", {"min": 3, "target": 1, "max": 1}))[0] == 400
         assert (await error("PUT", "/v1/nodes", data=b"{}"))[0] == 415
         for text in (b"{", b"[" * 100_000, b'{"min": NaN}', b'{"min": 1e999}'):
-            assert "JSON" in (await error("PUT", "/v1/nodes", data=aiohttp.JsonPayload(text, dumps=bytes.decode)))[1]
+            status, told = await error("PUT", "/v1/nodes", data=aiohttp.JsonPayload(text, dumps=bytes.decode))
+            assert status == 400 and "the body is no JSON" in told
         assert (await error("GET", "/v1/events?after=x"))[0] == 400
         assert (await error("GET", "/v1/jobs/none-1"))[0] == 404
         assert (await error("POST", "/v1/hosts/f-77/drain", {}))[0] == 404
