@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 
 import pytest
 from e2e_stage import Stage, hosts, hosts_of, output, repeated, trains, wait_for
@@ -82,26 +80,6 @@ def test_two_jobs_go_side_by_side_through_interruptions_and_a_third_waits_and_sa
     assert "counted -50.0 of -50" in output(third)
     assert first.status().repeated == 0  # below its minimum it waits, with all it has learnt
     assert second.status().repeated <= 1
-
-
-def test_training_goes_on_while_the_dispatcher_is_dead_and_is_found_again_by_the_next(stage: Stage):
-    fleet = stage.fleet("headless", least=2, target=2)
-    job = stage.counting(fleet, 400, (2, 2))
-    wait_for("two workers that train", lambda: trains(job, 2, step=10))
-    before = job.status()
-    agents = {h.request_id: h.processes for h in stage.cloud.truth() if h.port == 0 or h.request_id in hosts_of(job)}
-
-    dispatcher = next(h for h in fleet.hosts() if h.role == "dispatcher").host
-    boot = next(m for m in stage.cloud.truth() if m.request_id == dispatcher).processes[0]
-    os.kill(boot, signal.SIGKILL)
-
-    wait_for("a dispatcher that answers", lambda: fleet.client.healthy())
-    stage.hurry()
-    after = job.wait(120)
-    assert "counted -400.0 of -400" in output(job)
-    assert after.repeated == 0
-    assert after.generation == before.generation  # nobody had to change anything
-    assert agents.keys() >= set(hosts_of(job))
 
 
 def test_results_come_home_with_down(stage: Stage):
