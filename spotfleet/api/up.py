@@ -82,6 +82,9 @@ def _change(folder: Folder, spec: FleetSpec) -> tuple[Change, FleetSpec | None]:
     if not folder.exists or folder.record.down_at:
         return Change.NEW, None
     record = folder.record
+    if folder.fetched.exists():  # another dispatcher would bring home other results in their place
+        raise SpotfleetError(f"fleet '{spec.name}' is going down: its results are here, its end was interrupted",
+                             hint=f"`spotfleet down {spec.name}`, then `spotfleet up` again")
     if refused := changes(record.spec, spec):
         raise UsageError(f"fleet '{spec.name}' is up, and {', '.join(refused)} cannot change while it is",
                          hint=f"`spotfleet down {spec.name}` first, or give the new fleet another name")

@@ -45,7 +45,7 @@ def fleet_status(scene: Scene, now: float) -> FleetStatus:
     age_s = max(0.0, now - scene.state.created.at) if scene.state.created else 0.0
     return FleetStatus(scene.fleet, state, why, nodes.min, nodes.target, nodes.max, hosts, scene.jobs,
                        sum(h.price_micros_h for h in billed), sum(h.on_demand_micros_h for h in billed),
-                       age_s, max(0.0, scene.max_lifetime_s - age_s) if scene.max_lifetime_s else None)
+                       age_s, ends_in_s=max(0.0, scene.max_lifetime_s - age_s) if scene.max_lifetime_s else None)
 
 
 NOT_BILLED = "the cloud has not listed it yet"

@@ -9,11 +9,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from cli_cloud import FakeDispatcher
 
 from spotfleet.api import leaks
+from spotfleet.api.house import House
 from spotfleet.api.leaks import FRESH_S, Known, Suspect, Verdict, judge
 from spotfleet.model import CloudHost, CloudState, Market, Need, Offer, Role, Run
 from spotfleet.providers import Boot, LaunchRequest
+from spotfleet.providers.local.inprocess import InProcessProvider
 
 NOW = 1_800_000_000.0
 OLD = NOW - 7200.0
@@ -188,6 +191,29 @@ def test_a_machine_that_ends_while_we_look_is_no_leak(user, later, monkeypatch):
 
     monkeypatch.setattr(user.cloud, "hosts", hosts)
     assert user.ok("leaks").out == ""
+
+
+def test_a_host_that_its_dispatcher_counts_as_gone_is_its_own_business(up, later, monkeypatch):
+    plain = FakeDispatcher.status
+
+    def status(dispatcher):
+        told = plain(dispatcher)
+        return replace(told, hosts=told.hosts[:-1])
+
+    monkeypatch.setattr(FakeDispatcher, "status", status)
+    assert up.ok("leaks").err == "0 of 4 machines are leaks\n"
+
+
+def test_what_is_ended_was_shown_as_a_leak_and_still_is_one(user, later):
+    for name in ("still", "saved", "ripe"):
+        forget(user, f"{name}-0", name)
+    shown = leaks.search(House(user.home)).suspects
+    assert {s.verdict for s in shown} == {Verdict.LEAK}
+    shown = [replace(s, verdict=Verdict.FRESH) if s.fleet == "ripe" else s for s in shown]
+    offer = user.cloud.offers(Need(instance_type="cpu.small", use_spot=False))[0]
+    InProcessProvider.launch(user.cloud, LaunchRequest("saved-d-1", "saved", Role.DISPATCHER, offer, Boot("none")))
+    leaks.end(House(user.home), shown, lambda _line: None)
+    assert user.cloud.living() == ["saved-0", "ripe-0", "saved-d-1"]
 
 
 def test_a_dispatcher_that_does_not_answer_is_said_to_be_so(up, later):

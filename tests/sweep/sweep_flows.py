@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from sweep_fuse import DISPATCHER, LAPTOP, NOBODY
-from sweep_world import World
+from sweep_world import FETCH_S, World
 
 from spotfleet.api.down import settle, take_down
 from spotfleet.api.house import Folder
 from spotfleet.api.reports import archived_events, cost, laptop_events
 from spotfleet.api.up import bring_up
 from spotfleet.config import FleetFile
-from spotfleet.errors import NoSuchFleet, SpotfleetError
-from spotfleet.fleet.events import FleetCreated, FleetDown, JobChanged, JobSubmitted, LaunchIntended
+from spotfleet.errors import NoCapacity, NoSuchFleet, SpotfleetError
+from spotfleet.fleet.events import FleetCreated, FleetDown, JobChanged, JobSubmitted, LaunchIntended, TerminateIntended
 from spotfleet.fleet.ledger import read_events
 from spotfleet.model import Autostop, FleetSpec, HostState, JobSpec, Market, Need, Nodes, Role
 
@@ -36,7 +34,7 @@ class Flow:
     hosts: int  # worker hosts wanted afterwards; 0: the fleet is down
     before: Act = lambda world: None
     again: Act | None = None  # after the kill; None: the same once more
-    spec: FleetSpec = SPEC
+    jobs: int = 0  # that the fleet had
 
 
 # ---- what a user and a cloud do
@@ -98,6 +96,22 @@ def lost_dispatcher(world: World) -> None:
     world.sleep(0.5)
 
 
+def half_up(world: World) -> None:
+    """`up` gave up before the dispatcher's machine, which it launched, ran."""
+    file = FleetFile(SPEC, {"PASSWORD": SECRET})
+    try:
+        world.laptop(lambda: bring_up(world.house, file, _silent, 0.1))
+    except NoCapacity:
+        return
+    raise AssertionError("it should have given up")
+
+
+def down_after_a_nap(world: World) -> None:
+    """The laptop slept until the dispatcher gave up waiting for it."""
+    world.sleep(FETCH_S + 15.0)
+    down(world)
+
+
 def idle(world: World) -> None:
     world.until("the fleet has ended by itself", lambda: not world.cloud.living())
 
@@ -133,18 +147,20 @@ FLOWS = (
     Flow("up once more", LAPTOP, up(2), 2, before=up_then_down),
     Flow("scale up", LAPTOP, up(3), 3, before=up(2)),
     Flow("scale down", LAPTOP, up(1), 1, before=up(3)),
-    Flow("down", LAPTOP, down, 0, before=with_job),
+    Flow("down", LAPTOP, down, 0, before=with_job, jobs=1),
     Flow("down, then up", LAPTOP, down, 2, before=up(2), again=up_or_as_told),
+    Flow("down, then a nap", LAPTOP, down, 0, before=with_job, again=down_after_a_nap, jobs=1),
+    Flow("down of half an up", LAPTOP, down, 2, before=half_up, again=up_or_as_told),
     Flow("down --discard", LAPTOP, discard, 0, before=lost_dispatcher),
-    Flow("end of an idle fleet", LAPTOP, close, 0, before=lambda w: (up(2, IDLE)(w), idle(w)), spec=IDLE),
+    Flow("end of an idle fleet", LAPTOP, close, 0, before=lambda w: (up(2, IDLE)(w), idle(w))),
     Flow("up", DISPATCHER, up(2), 2),
     Flow("up, pools refuse", DISPATCHER, up(2), 2, before=refused),
     Flow("scale up", DISPATCHER, up(3), 3, before=up(2)),
     Flow("scale down", DISPATCHER, lambda w: (up(1)(w), settled(w, 1)), 1, before=up(3)),
     Flow("replace after a notice", DISPATCHER, notice, 2, before=up(2)),
     Flow("replace after a loss", DISPATCHER, loss, 2, before=up(2)),
-    Flow("down", DISPATCHER, down, 0, before=with_job),
-    Flow("autostop", DISPATCHER, idle_and_closed, 0, before=up(2, IDLE), spec=IDLE),
+    Flow("down", DISPATCHER, down, 0, before=with_job, jobs=1),
+    Flow("autostop", DISPATCHER, idle_and_closed, 0, before=up(2, IDLE)),
 )
 
 
@@ -166,7 +182,7 @@ class Point:
 
 def points(flow: Flow, lag_s: float = 0.0) -> list[Point]:
     """Where `flow` can be killed."""
-    with tempfile.TemporaryDirectory() as folder, World(Path(folder), lag_s) as world:
+    with World(lag_s) as world:
         flow.before(world)
         world.fuse.light(flow.victim)
         flow.act(world)
@@ -177,7 +193,7 @@ def points(flow: Flow, lag_s: float = 0.0) -> list[Point]:
 def kill(point: Point) -> None:
     """Kill there, let the next run converge, end the fleet. AssertionError for anything lost, doubled or left."""
     flow = point.flow
-    with tempfile.TemporaryDirectory() as root, World(Path(root), point.lag_s) as world:
+    with World(point.lag_s) as world:
         flow.before(world)
         unknown: list[set[str]] = []
         world.fuse.witness = lambda: unknown.append(unknown_machines(world))
@@ -190,7 +206,7 @@ def kill(point: Point) -> None:
         if flow.hosts:
             settled(world, flow.hosts)
             down(world)
-        nothing_is_left(world)
+        nothing_is_left(world, flow.jobs)
 
 
 def settled(world: World, hosts: int) -> None:
@@ -214,7 +230,7 @@ def unknown_machines(world: World) -> set[str]:
     return set(world.cloud.living()) - intended
 
 
-def nothing_is_left(world: World) -> None:
+def nothing_is_left(world: World, jobs: int) -> None:
     """The cloud has no machine, every bill is the cloud's own, each ledger tells one life once, no secret is left."""
     assert world.cloud.living() == [], "machines are left"
     assert all(f.record.down_at for f in lives(world)), "a fleet that is down is not known to be"
@@ -224,9 +240,13 @@ def nothing_is_left(world: World) -> None:
             kinds = Counter(type(e) for e in events)
             assert kinds[FleetCreated] == (1 if events else 0), "made more than once"
             assert kinds[FleetDown] == (1 if events else 0), "down more than once, or never"
-        jobs = Counter((type(e), e.job) for e in theirs if isinstance(e, JobSubmitted)
+        told = Counter((type(e), e.job) for e in theirs if isinstance(e, JobSubmitted)
                        or (isinstance(e, JobChanged) and e.state.ended))
-        assert set(jobs.values()) <= {1}, f"told twice: {jobs}"
+        assert list(told.values()) == [1] * (2 * jobs), f"not each job's beginning and end once: {told}"
+        asked = {e.request_id for e in [*ours, *theirs] if isinstance(e, TerminateIntended)}
+        hosts = [h for h in world.market.hosts.values() if h.order.fleet == life.record.cloud_name]
+        ended = {h.order.request_id for h in hosts if h.order.role is Role.WORKER and h.why == "terminated by its user"}
+        assert not ended - asked, "ended without a word in a ledger"
         bill = {line.host: line.micros for line in cost(theirs, ours).lines if line.micros}
         invoice = world.market.invoice(world.clock.now, life.record.cloud_name)
         billed = {host: micros for host, micros in invoice.hosts.items() if micros}

@@ -106,7 +106,12 @@ def tapped_writes(fuse: Fuse, under: Path) -> Iterator[None]:
     rmtree = shutil.rmtree
 
     def make(ledger: Ledger, path: Path | str) -> None:
-        fuse.burn("ledger opened", lambda: made(ledger, path))
+        try:
+            fuse.burn("ledger opened", lambda: made(ledger, path))
+        except Killed:
+            if hasattr(ledger, "_db"):
+                ledger._db.close()  # as the kernel does
+            raise
         ledger._db.execute("PRAGMA synchronous=OFF")  # processes die here, machines keep their power
 
     def write(ledger: Ledger, *events: Event) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import tempfile
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from http.client import HTTPMessage as Message
@@ -25,7 +27,8 @@ from spotfleet.api import machine as machines
 from spotfleet.api.house import House
 from spotfleet.client import Client, _Reply
 from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher import archive
+from spotfleet.dispatcher import archive, endgame
+from spotfleet.dispatcher import machines as dispatcher_machines
 from spotfleet.dispatcher.agents import refuse
 from spotfleet.dispatcher.boot import read_boot
 from spotfleet.dispatcher.daemon import Daemon
@@ -33,7 +36,8 @@ from spotfleet.dispatcher.hosts import Seat
 from spotfleet.dispatcher.state import Dispatcher
 from spotfleet.errors import DispatcherUnreachable
 from spotfleet.messages import AgentReport
-from spotfleet.model import CloudState, Nodes, Notice, Role
+from spotfleet.model import CloudHost, CloudState, Nodes, Notice, Role
+from spotfleet.providers import LaunchRequest
 from spotfleet.providers.local.book import Host
 from spotfleet.providers.local.inprocess import Clock, InProcessProvider
 from spotfleet.providers.local.pools import MarketRules, default_rules
@@ -43,7 +47,26 @@ RESTART_S = 0.5  # from a process's death until its machine starts it again
 JOIN_S = 1.0  # from the start of a worker's machine until its agent calls
 REPORT_S = 1.0
 BOOT_S = 1.0
+MEMORY = "/dev/shm"  # for the disks, where there is one: thousands of lives are lived there
+FETCH_S = 30.0  # so long a dispatcher that was asked to go down waits for its archive to be fetched
 LIMIT_S = 300.0  # for anything to happen, by the moved clock
+
+
+class Cloud(InProcessProvider):
+    """A new machine is listed later than what changes about the others."""
+
+    new_lag_s = 0.0
+
+    def __init__(self, clock: Clock, rules: MarketRules) -> None:
+        super().__init__(clock=clock, rules=rules)
+        self._launched_at: dict[str, float] = {}
+
+    def launch(self, request: LaunchRequest) -> None:
+        super().launch(request)
+        self._launched_at.setdefault(request.request_id, self.clock())
+
+    def hosts(self, fleet: str) -> list[CloudHost]:
+        return [h for h in super().hosts(fleet) if self.clock() - self._launched_at[h.request_id] >= self.new_lag_s]
 
 
 class Process:
@@ -94,16 +117,18 @@ class Agent:
 
 
 class World:
-    """Use it as a context. `root`: where the laptop's home and the machines' disks are."""
+    """Use it as a context. Below `root` are the laptop's home and the machines' disks."""
 
-    def __init__(self, root: Path, lag_s: float = 0.0) -> None:
-        self.root, self.fuse, self.clock = root, Fuse(), Clock()
+    def __init__(self, lag_s: float = 0.0) -> None:
+        """Listings are late by `lag_s`, and by twice as much for new machines."""
+        self._folder = tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+        self.root, self.fuse, self.clock = Path(self._folder.name), Fuse(), Clock()
         given = default_rules()
-        self.cloud = InProcessProvider(clock=self.clock, rules=MarketRules(given.pools, given.billing, boot_s=BOOT_S))
-        self.cloud.faults.listing_lag_s = lag_s
+        self.cloud = Cloud(self.clock, MarketRules(given.pools, given.billing, boot_s=BOOT_S))
+        self.cloud.faults.listing_lag_s, self.cloud.new_lag_s = lag_s, 2 * lag_s
         self.market = self.cloud.market
         self.provider = TappedProvider(self.cloud, self.fuse)
-        self.house = House(root / "home")
+        self.house = House(self.root / "home")
         self.processes: dict[str, Process] = {}
         self.agents: dict[str, Agent] = {}
         self.down_until: dict[str, float] = {}  # machines that do not start their process before
@@ -116,6 +141,8 @@ class World:
         enter(moved(self.time))
         enter(tapped_writes(self.fuse, self.root))
         enter(patch.object(providers, "load", lambda _name, _config: self.provider))
+        for module in (endgame, dispatcher_machines):
+            enter(patch.object(module, "FETCH_S", FETCH_S))
         enter(patch.object(machines, "Client", type("WorldClient", (LaptopClient,), {"world": self})))
         self._life = self.loop.create_task(self._play())
         return self
@@ -125,6 +152,7 @@ class World:
         self.turn(self._end())
         self._stack.close()
         self.loop.close()
+        self._folder.cleanup()
 
     async def _end(self) -> None:
         self.fuse.light(NOBODY)

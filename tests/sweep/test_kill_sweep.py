@@ -13,7 +13,7 @@ from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import FleetDown, LaunchIntended
 from spotfleet.fleet.ledger import Ledger
 
-PART = 1 if os.environ.get("SPOTFLEET_LONG") else 24  # of the points, in each run others
+PART = 1 if os.environ.get("SPOTFLEET_LONG") else 32  # one point of so many, in each run others
 
 
 def test_wherever_a_flow_is_killed_the_next_run_leaves_nothing_lost_doubled_or_orphaned():
