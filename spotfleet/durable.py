@@ -2,6 +2,7 @@
 
     TARGET/FLEET-FINGERPRINT/ledger, jobs/JOB/job.json, bundles    as `dispatcher/keeper.py` says
     TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.ckpt    with its digest in a .json beside it
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/left/WORKER.tar.gz    output and log of a worker whose host ended itself
 
 The fingerprint is that of the fleet's own certificate, so that a later fleet of the same name finds nothing of an
 earlier one. Dispatcher and hosts write here; a file is there whole or not at all, and is never changed afterwards but
