@@ -93,7 +93,7 @@ class Adoption:
         """The unknown jobs that can be gone on with, oldest first. `hosts`: those of the ledger, which count."""
         if unix >= self.open_until:
             return []
-        told = {job for host, jobs in self._told.items() if host in hosts for job in jobs} - set(known)
+        told = {job for jobs in self._told.values() for job in jobs} - set(known)
         made = [self._make(job, hosts, list(reports), unix) for job in told]
         return sorted((a for a in made if a is not None), key=lambda a: (a.record.submitted_at, a.record.job))
 

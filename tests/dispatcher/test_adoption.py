@@ -56,16 +56,16 @@ def test_a_taken_over_job_survives_deaths_and_another_loss_and_ends_as_it_should
         await stage.up(2)
         job = await stage.submit(Script(steps=100_000))
         await stage.at_version(job, 5)
+        before = list(stage.world.started)
         for _ in range(2):
             await stage.lose_dispatcher_machine()
             await stage.start_dispatcher()
             status = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
-        stage.cloud.interrupt(next(iter(stage.agents)), None)
+        stage.kill_worker(next(iter(stage.agents)), Exit(-9))
         await stage.until("another generation", lambda: stage.world.history[-1][1] > status.generation)
         stage.world.scripts["train"].steps = 1  # enough
         await stage.stands(job, "succeeded")
-        names = stage.world.started
-        assert len(set(names)) == len(names)  # a name that was used before would never be started
+        assert [n for n in stage.world.started if n not in before] == ["f-0/0/d2-1"]  # a name that was never used
 
     play(scene)
 
@@ -99,9 +99,25 @@ def test_hosts_that_know_the_dispatcher_are_not_tagged(play):
         await stage.stop_dispatcher()
         await stage.start_dispatcher()
         await stage.up(2)
+        await asyncio.sleep(0.5)  # a span in which nothing may happen
         assert [stage.cloud.tags(host) for host in stage.agents] == [{}, {}]
 
     play(scene)
+
+
+def test_a_host_is_told_once(play, monkeypatch: pytest.MonkeyPatch):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        stage.agents["f-0"].shut = True
+        tag, told = stage.cloud.tag, []
+        monkeypatch.setattr(stage.cloud, "tag", lambda host, tags: (told.append(host), tag(host, tags)))
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        await stage.until("the tag", lambda: told)
+        await asyncio.sleep(0.5)  # a span in which nothing may happen
+        assert told == ["f-0"]
+
+    play(scene, spec(1))
 
 
 def test_the_agent_of_a_host_that_ended_under_the_last_dispatcher_is_turned_away(play):
@@ -159,26 +175,31 @@ def test_a_late_agent_finds_its_worker_still_a_member(play, monkeypatch: pytest.
     play(scene)
 
 
-def test_a_job_that_only_a_late_agent_holds_is_taken_over_when_it_comes(play, monkeypatch: pytest.MonkeyPatch):
+def test_a_job_that_only_late_agents_hold_is_taken_over_as_they_come(play, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("spotfleet.dispatcher.state.SETTLE_S", 0.5)
 
     async def scene(stage: Stage) -> None:
-        await stage.up(2)
-        held = await stage.submit(LONG, (1, 1), "held")
-        late = (await stage.at_version(held, 10)).workers[0].host
-        workers = list(stage.agents[late].workers)
-        stage.agents[late].shut = True
+        await stage.up(3)
+        held = await stage.submit(LONG, (2, 2), "held")
+        before = await stage.at_version(held, 10)
+        late = [stage.agents[w.host] for w in before.workers]
+        workers = [list(agent.workers) for agent in late]
+        for agent in late:
+            agent.shut = True
         await stage.lose_dispatcher_machine()
         await stage.start_dispatcher()
         await stage.until("settled", lambda: stage.daemon.dispatcher.settled)
-        other = await stage.submit(LONG, (1, 2), "other")  # would like to have both hosts
+        other = await stage.submit(LONG, (1, 3), "other")  # would like to have all hosts
         await stage.until("its first worker", lambda: stage.daemon.dispatcher.jobs[other].held())
-        stage.agents[late].shut = False
+        late[0].shut = False
         await stage.until("the job", lambda: held in stage.daemon.dispatcher.jobs)
-        await stage.at_version(held, max(w.version for w in stage.world.workers.values()) + 5)
-        assert stage.agents[late].workers == workers
+        await asyncio.sleep(0.6)  # some steps of the schedule
+        assert set(stage.daemon.dispatcher._allocation.held[held]) == {agent.host for agent in late}
+        late[1].shut = False
+        after = await stage.at_version(held, max(w.version for w in stage.world.workers.values()) + 5)
+        assert (after.generation, [agent.workers for agent in late]) == (before.generation, workers)
 
-    play(scene)
+    play(scene, spec(3))
 
 
 def test_the_bundle_comes_back_from_a_host_that_has_it(play):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spotfleet.dispatcher.adopt import Adoption, check
-from spotfleet.dispatcher.jobfile import JobRecord
+from spotfleet.dispatcher.jobfile import JobRecord, name_for
 from spotfleet.messages import AgentReport, Assignment, HeldJob, Launch, WorkerReport, WorkerState
 from spotfleet.model import JobSpec
 
@@ -37,6 +37,11 @@ def test_a_job_is_made_of_what_its_hosts_hold_with_the_highest_generation():
     assert [(a.record.job, a.record.submitted_at, a.secrets, a.hosts) for a in found] == [
         ("j-1", 50.0, {"KEY": "value"}, ("f-0", "f-1"))]
     assert found[0].record.groups == ((3, ("f-0/0/1",)), (4, ("f-1/0/1",)))
+
+
+def test_no_number_of_a_job_is_given_twice_nor_one_that_a_lost_dispatcher_may_have_given():
+    assert name_for(JobSpec("my job"), ["a-7", "b-2"], above=0) == "my-job-8"
+    assert name_for(JobSpec("j"), [], above=2000) == "j-2001"
 
 
 def test_what_a_host_says_that_the_cloud_does_not_list_makes_no_job():
