@@ -186,8 +186,8 @@ class CheckpointStore:
         except OSError as error:
             log.warning("%s: %s", path, error)
             found = f"unreadable: {error.strerror or error}"
-        if checkpoint not in self._kept:
-            return False  # pruned meanwhile
+        if checkpoint not in self._kept or _seen(path) != before:
+            return self.is_good(checkpoint)  # pruned meanwhile, or another file: that one is looked at by itself
         if found == checkpoint.digest:
             if before is not None:
                 self._good[name_of(checkpoint)] = before

@@ -53,7 +53,7 @@ def _check(value: Any, where: str) -> None:
         if len(value) > (TALK_CHARS if where.endswith((".why", ".error")) else TEXT_CHARS):
             raise ValueError(f"{where}: {len(value)} characters are too many")
     elif isinstance(value, (int, float)):
-        least = -LARGEST if where.endswith((".code", ".seconds_left")) else 0
+        least = -LARGEST if where.endswith((".code", ".seconds_left")) else -1 if where.endswith(".version") else 0
         if not (math.isfinite(value) and least <= value <= LARGEST):
             raise ValueError(f"{where}: {str(value)[:40]} is no number from {least} to 2**53")
     elif isinstance(value, tuple):

@@ -115,8 +115,9 @@ def test_a_checkpoint_sent_twice_is_kept_once(tmp_path: Path):
 def test_a_transfer_that_breaks_off_leaves_the_kept_checkpoint_and_nothing_else(tmp_path: Path):
     store = given(tmp_path, 10)
     before = sorted(os.listdir(tmp_path))
-    with pytest.raises(ConnectionError):
-        asyncio.run(store.put(point(20, 1, b"whole"), lambda: 0, body(b"who", then=ConnectionError("gone"))))
+    for version in (20, 10):  # another one, and the kept one's successor under the same name
+        with pytest.raises(ConnectionError):
+            asyncio.run(store.put(point(version, 1, b"whole"), lambda: 0, body(b"who", then=ConnectionError("gone"))))
     with pytest.raises(UsageError, match="digest"):
         asyncio.run(store.put(point(20, 1, b"whole"), lambda: 0, body(b"other")))
     assert sorted(os.listdir(tmp_path)) == before
@@ -225,6 +226,31 @@ def test_a_hosts_doubt_finds_what_no_time_of_change_shows_but_is_no_reason_to_re
     assert store.unsure() == []
     store.doubt(20, twenty.digest, now=30.0)
     assert version_of(settled(store).offer()) == 10
+
+
+def test_one_that_arrives_again_while_its_damaged_file_is_read_is_not_set_aside(tmp_path: Path, monkeypatch):
+    store = given(tmp_path, 10)
+    cut(tmp_path / "10-1.ckpt")
+
+    async def scene() -> bool:
+        read, begun = asyncio.Event(), asyncio.Event()
+
+        async def slowly(work, *args):
+            found = work(*args)
+            begun.set()
+            await read.wait()
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", slowly)
+            reading = asyncio.create_task(store.check(store.kept[0]))
+            await begun.wait()
+        await store.put(point(10, 1, data_of(10)), lambda: 0, body(data_of(10)))
+        read.set()
+        return await reading
+
+    assert asyncio.run(scene())
+    assert (version_of(store.offer()), lost(store)) == (10, [])
 
 
 def test_with_none_left_it_begins_anew_and_says_so(tmp_path: Path):

@@ -257,6 +257,10 @@ def test_a_report_that_makes_no_sense_is_refused_with_its_field(fields, word):
         reports.read(said(**fields))
 
 
+def test_a_worker_whose_state_is_half_received_may_say_so():
+    assert reports.read(said(workers__0__report__version=-1)).workers[0].report.version == -1
+
+
 def test_a_traceback_of_any_length_is_cut_and_does_not_cost_the_report():
     report = reports.read(said(workers__0__report__error="a" * 100_000 + "the end", why="b" * 100_000))
     error = report.workers[0].report.error
