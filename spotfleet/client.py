@@ -29,6 +29,7 @@ from spotfleet.messages import FleetStatus, JobStatus
 from spotfleet.model import JobSpec, Nodes, Role
 
 TIMEOUT_S = 30.0  # for one answer, on top of what a long poll was asked to wait
+CONNECT_S = 5.0  # for the handshake
 PAUSE_S = 0.3  # between two tries
 CHUNK = 1 << 20
 DOWNLOADS = 5  # so often a transfer that breaks off is begun again
@@ -85,10 +86,17 @@ class Client:
 
     def healthy(self) -> bool:
         """One try, no patience: does this fleet's dispatcher answer now?"""
+        return not self.ailment()
+
+    def ailment(self) -> str:
+        """Why it does not answer now; "" if it does."""
         try:
-            return self._once("GET", "/healthz", None, {}, 5.0).status == 200
-        except (OSError, http.client.HTTPException):
-            return False
+            status = self._once("GET", "/healthz", None, {}, 5.0).status
+        except ssl.SSLError as error:
+            return f"whoever answers at {self.endpoint.url} is not this fleet's dispatcher ({error.reason or error})"
+        except (OSError, http.client.HTTPException) as error:
+            return f"nobody answers at {self.endpoint.url} ({str(error) or type(error).__name__})"
+        return "" if status == 200 else f"{self.endpoint.url} answers {status}"
 
     def status(self) -> FleetStatus:
         return from_json(FleetStatus, self._json("GET", "/v1/status"))
@@ -230,7 +238,11 @@ class Client:
             connection.close()
 
     def _connection(self, timeout_s: float) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._context)
+        """An open one. Where nobody is, that shows soon; an answer may take its time."""
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_S, context=self._context)
+        connection.connect()
+        connection.sock.settimeout(timeout_s)
+        return connection
 
     def _request(self, connection: http.client.HTTPSConnection, method: str, path: str, body: bytes | Path | None,
                  headers: dict[str, str]) -> http.client.HTTPResponse:
@@ -250,8 +262,9 @@ class Client:
         deadline, begun = time.monotonic() + self.patience_s, 0
         while True:
             _emptied(out)
-            connection = self._connection(TIMEOUT_S)
+            connection = None
             try:
+                connection = self._connection(TIMEOUT_S)
                 reply = self._request(connection, "GET", path, None, {})
                 if reply.status >= 400:
                     raise _error(_Reply(reply.status, reply.headers, reply.read()))
@@ -269,11 +282,13 @@ class Client:
                     raise self._unreachable(str(error) or type(error).__name__, maybe_done=False) from None
                 time.sleep(PAUSE_S)
             finally:
-                connection.close()
+                if connection is not None:
+                    connection.close()
 
     def _unreachable(self, problem: str, *, maybe_done: bool) -> DispatcherUnreachable:
         hint = "see `spotfleet jobs`: the job may have been accepted" if maybe_done else \
-            "it is restarted by itself; try again, see `spotfleet status`, or end the fleet with `spotfleet down`"
+            "is this machine online? A dispatcher is restarted by itself, and training goes on without it; " \
+            "try again, or end the fleet with `spotfleet down`"
         return DispatcherUnreachable(f"no answer from the dispatcher at {self.endpoint.url}: {problem}", hint=hint)
 
 

@@ -35,8 +35,8 @@ class Attached:
 def attach(house: House, name: str, provider_name: str) -> Attached:
     """A folder here for the fleet `name`; from then on every command works from this machine.
 
-    Raises NoSuchFleet, naming what there is; UsageError for a living fleet that is here already; SpotfleetError for one
-    without a dispatcher.
+    A folder that is damaged is put away. Raises NoSuchFleet, naming what there is; UsageError for a living fleet that
+    is here already; SpotfleetError for one without a dispatcher.
     """
     asked = FleetSpec(name or "any", provider=provider_name)
     provider = providers.load(provider_name, provider_config(house, asked))
@@ -99,7 +99,7 @@ def _nothing(listed: Sequence[CloudHost], name: str, there: Sequence[str]) -> Sp
 
 
 def _refuse_living(folder: Folder) -> None:
-    if folder.exists and not folder.record.down_at:
+    if folder.exists and folder.readable and not folder.record.down_at:
         raise UsageError(f"fleet '{folder.name}' is here already", hint=f"spotfleet status {folder.name}")
 
 

@@ -209,7 +209,8 @@ class Fleet:
         if not url and (lost := machine.lost()):
             raise DispatcherUnreachable(
                 f"{lost.what}{f'; {lost.hosts} go on without it' if lost.hosts else ''}",
-                hint=f"`spotfleet up FILE` starts a new one, which {lost.then}; or `spotfleet down {self.name} --discard`")
+                hint=f"`spotfleet up FILE` starts a new one, which {lost.then}; "
+                     f"or `spotfleet down {self.name} --discard`")
         if url and url != record.url:
             folder.update(url=url)
         return machine.client(url or record.url, patience_s)

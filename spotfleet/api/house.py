@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import shutil
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,6 +63,10 @@ class Keys:
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
 
+class Unreadable(SpotfleetError):
+    """A fleet's folder is damaged; the cloud knows enough to make another."""
+
+
 class Folder:
     """One fleet's folder. `record` is read anew each time: other commands change it too."""
 
@@ -80,16 +85,45 @@ class Folder:
         except FileNotFoundError:
             raise NoSuchFleet(f"there is no fleet '{self.name}'", hint="`spotfleet up FILE` makes one") from None
         except ValueError as error:
-            raise SpotfleetError(f"{self.path / 'fleet.json'} cannot be read: {error}",
-                                 hint="it was written by another version of spotfleet") from None
+            raise self._unreadable("fleet.json", error) from None
 
     @property
     def keys(self) -> Keys:
-        return from_json(Keys, json.loads((self.path / "keys.json").read_text()))
+        try:
+            return from_json(Keys, json.loads((self.path / "keys.json").read_text()))
+        except (FileNotFoundError, ValueError) as error:
+            raise self._unreadable("keys.json", error) from None
 
     @property
     def ca(self) -> str:
-        return (self.path / "ca.pem").read_text()
+        try:
+            text = (self.path / "ca.pem").read_text()
+            ssl.PEM_cert_to_DER_cert(text)
+        except (FileNotFoundError, ValueError) as error:
+            raise self._unreadable("ca.pem", error) from None
+        return text
+
+    def _unreadable(self, name: str, error: Exception) -> Unreadable:
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        return Unreadable(f"{self.path / name} {what}",
+                          hint=f"if the fleet lives, `spotfleet attach {self.name}` makes its folder anew from what "
+                               "the cloud knows; if another version of spotfleet wrote it, use that one")
+
+    @property
+    def readable(self) -> bool:
+        """False for a fleet that is here and whose folder is damaged."""
+        try:
+            return self.record is not None and self.keys is not None and bool(self.ca)
+        except Unreadable:
+            return False
+
+    @property
+    def is_down(self) -> bool:
+        """As far as we know; one whose folder is damaged may live."""
+        try:
+            return bool(self.record.down_at)
+        except Unreadable:
+            return False
 
     @property
     def ledger(self) -> Path:
@@ -184,7 +218,7 @@ class House:
 
     def living(self) -> list[Folder]:
         """Those that are not down, as far as we know."""
-        return [f for f in self.fleets() if not f.record.down_at]
+        return [f for f in self.fleets() if not f.is_down]
 
     def find(self, name: str) -> Folder:
         """The fleet of that name, or the only one there is. Raises NoSuchFleet; UsageError when there are several."""
@@ -209,7 +243,8 @@ class House:
 
     def put_away(self, folder: Folder) -> None:
         """Keep an ended fleet under `old/`, so that its name is free."""
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(folder.record.made_at))
+        made_at = folder.record.made_at if folder.readable else time.time()
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(made_at))
         target = self.path / "old" / f"{folder.name}-{stamp}-{secrets.token_hex(2)}"
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.path.rename(target)

@@ -45,6 +45,7 @@ class Machine:
         record = folder.record
         self.cloud_name = record.cloud_name
         self.provider = load_provider(record)
+        self.ailment = ""  # why its dispatcher did not answer when it was last asked
 
     def ledger(self, progress: Progress) -> Ledger:
         """The laptop's own; one that is damaged is set aside, and what the cloud lists is taken up again."""
@@ -78,7 +79,7 @@ class Machine:
                 refused = next((a.why for a in actions if isinstance(a, reconcile.Wait)), refused)
                 said = _tell(actions, said, progress)
                 if time.monotonic() >= deadline:
-                    raise _not_up(self.folder.name, refused, timeout_s)
+                    raise _not_up(self.folder.name, refused, self.ailment, timeout_s)
                 time.sleep(TICK_S)
         finally:
             ledger.close()
@@ -158,7 +159,7 @@ class Machine:
         return _url(running[-1].address, running[-1].port) if running else ""
 
     def lost(self) -> Lost | None:
-        """What became of a fleet whose dispatcher has answered before and has no machine any more; None while it has."""
+        """What became of a fleet whose dispatcher has answered before and has no machine now; None while it has one."""
         record, left = self.folder.record, self.left()
         if not record.reached or record.down_at or any(h.role is Role.DISPATCHER for h in left):
             return None
@@ -177,7 +178,8 @@ class Machine:
         for host in _dispatchers(ledger):
             if host.address and host.port:
                 url = _url(host.address, host.port)
-                if self.client(url, 0.0).healthy():
+                self.ailment = self.client(url, 0.0).ailment()
+                if not self.ailment:
                     return url
         return ""
 
@@ -265,7 +267,8 @@ def _tell_left(left: list[CloudHost], told: str, progress: Progress) -> str:
     return names
 
 
-def _not_up(name: str, refused: str, timeout_s: float) -> NoCapacity:
-    why = refused or "its machine was launched but does not answer"
+def _not_up(name: str, refused: str, ailment: str, timeout_s: float) -> NoCapacity:
+    said = f": {ailment}; its log is dispatcher.log in its home" if ailment else ""
+    why = refused or f"its machine was launched but does not answer{said}"
     return NoCapacity(f"no dispatcher within {timeout_s:g} s: {why}",
                       hint=f"`spotfleet up` goes on; change `dispatcher` in the fleet file; or `spotfleet down {name}`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from spotfleet.providers import Provider
 log = logging.getLogger(__name__)
 IDLE_S = 30.0  # a connection whose request is not here in full by then is closed; callers leave theirs before that
 BACKLOG = 1024  # after a restart all agents connect at once
+PORT_AGAIN_S = 1.0
 CLOSE_S = 2.0  # open requests get so long at the end
 
 
@@ -37,7 +39,7 @@ class Daemon:
         self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,
                                      keepalive_timeout=IDLE_S, auto_decompress=False)
         await self._runner.setup()
-        await web.TCPSite(self._runner, address, port, ssl_context=server_tls(self._boot), backlog=BACKLOG).start()
+        await self._listen(address, port)
         port = self._runner.addresses[0][1]
         self.dispatcher.url = f"https://{address}:{port}"
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),
@@ -46,6 +48,24 @@ class Daemon:
                        asyncio.create_task(self.dispatcher.keeper.run())]
         log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.url)
         return self.dispatcher.url
+
+    async def _listen(self, address: str, port: int) -> None:
+        """Wait for the port: everybody was told this one, so another would be of no use."""
+        told = False
+        while True:
+            try:
+                site = web.TCPSite(self._runner, address, port, ssl_context=server_tls(self._boot), backlog=BACKLOG)
+                await site.start()
+                return
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                await site.stop()
+            if not told:
+                log.error("port %d of %s is taken by another program: end that program; tried again each %g s", port,
+                          address, PORT_AGAIN_S)
+            told = True
+            await asyncio.sleep(PORT_AGAIN_S)
 
     async def wait(self) -> None:
         """Until something fails; raises it. Another process starts in our place and reads everything from disk."""

@@ -31,6 +31,7 @@ from spotfleet.providers.local.metadata import MetadataServer
 TERM_S = 2.0  # between SIGTERM and SIGKILL when the user terminates a host
 BACKOFF_S, BACKOFF_MAX_S = 0.2, 5.0  # before a machine whose process died runs it again
 STEADY_S = 10.0  # a process that lived so long starts its back-off anew
+PORT_AGAIN_S = 1.0
 CONSOLE = "console.log"
 OURS = ("SPOTFLEET_HOME", "SPOTFLEET_LOCAL_CLOUD", "SPOTFLEET_LOCAL_OWNER_PID")  # the laptop's, kept from its hosts
 
@@ -69,6 +70,7 @@ class Machines:
     starts: Counter[str] = field(default_factory=Counter)  # how often this daemon started each machine
     _machines: dict[str, _Machine] = field(default_factory=dict)
     _metadata: dict[str, MetadataServer] = field(default_factory=dict)
+    _unserved: dict[str, float] = field(default_factory=dict)  # hosts whose metadata port is taken -> when to try again
 
     def folder(self, request_id: str) -> Path:
         return self.home / "hosts" / request_id
@@ -114,6 +116,8 @@ class Machines:
     def match(self, hosts: Iterable[Host]) -> list[str]:
         """Start what should run, end what should not; the request_ids of machines that powered themselves off."""
         off = []
+        for request_id in [r for r, at in self._unserved.items() if time.monotonic() >= at]:
+            self._serve_metadata(request_id)
         for host in hosts:
             request_id, wanted = host.order.request_id, host.state is CloudState.RUNNING
             machine = self._machines.get(request_id)
@@ -166,15 +170,19 @@ class Machines:
             server.close()
 
     def _serve_metadata(self, request_id: str) -> None:
-        """Answer on the port that the host was told, if that is still free."""
+        """Answer on the port that the host was told; while another program has it, that is tried again."""
         placement = self.placements[request_id]
         if request_id in self._metadata:
             return
         try:
             server = MetadataServer(placement.address, placement.metadata_port, lambda: self.look(request_id))
         except OSError as error:
-            print(f"{request_id}: metadata port {placement.metadata_port}: {error}", file=sys.stderr, flush=True)
-            server = MetadataServer(placement.address, 0, lambda: self.look(request_id))
+            if request_id not in self._unserved:
+                print(f"{request_id}: metadata port {placement.metadata_port} of {placement.address}: {error}; until "
+                      "it is free the host sees no notice", file=sys.stderr, flush=True)
+            self._unserved[request_id] = time.monotonic() + PORT_AGAIN_S
+            return
+        self._unserved.pop(request_id, None)
         self._metadata[request_id] = server
         self.placements[request_id] = replace(placement, metadata_port=server.port)
 
@@ -247,6 +255,7 @@ class Machines:
         """Nothing runs any more. A terminated machine loses its disk, and with it its secrets, but for the console."""
         request_id = machine.host.order.request_id
         del self._machines[request_id]
+        self._unserved.pop(request_id, None)
         if server := self._metadata.pop(request_id, None):
             server.close()
         if machine.host.state is CloudState.TERMINATED:
