@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ from torch import nn
 
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
-from spotfleet.messages import Checkpoint
+from spotfleet.messages import Checkpoint, WorkerOrders
 from spotfleet.train import checkpoint
-from spotfleet.train.checkpoint import CheckpointDamaged
+from spotfleet.train.checkpoint import CheckpointDamaged, Checkpointer
+from spotfleet.train.member import Place
 
 
 def build(lr=0.1):
@@ -97,3 +100,40 @@ def test_a_whole_checkpoint_that_cannot_be_read_here_says_so_and_how_to_go_on_wi
     with pytest.raises(UsageError, match=r"ckpt-1\.pt of version 1 is whole, but .*`spotfleet train` again"):
         checkpoint.read(named)
     assert path.exists()
+
+
+@dataclass
+class Control:
+    orders: WorkerOrders
+    made: list[int] = field(default_factory=list)
+
+    def update(self, checkpoint: Checkpoint) -> None:
+        self.made.append(checkpoint.version)
+
+
+@dataclass
+class Leader:
+    """Rank 0's runtime, as far as a Checkpointer knows it."""
+
+    work: str
+    control: Control
+    generation: int = 1
+    place: Place = field(default_factory=Place)
+
+
+def test_a_checkpoint_ordered_while_another_is_written_follows_it_at_once(alone, tmp_path, monkeypatch):
+    model, optimizer, state = held_state(alone, 1)
+    leader = Leader(str(tmp_path), Control(WorkerOrders(checkpoint_every_s=0.001)))
+    checkpointer, go_on, write = Checkpointer(leader), threading.Event(), checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *args, **more: go_on.wait(30) and write(*args, **more))
+    checkpointer._due_from = 0.0
+    checkpointer.at_boundary(state)
+    leader.control.orders = WorkerOrders(checkpoint_every_s=1000.0, checkpoint_now=True)  # a notice to every host
+    for _ in range(2):
+        train(model, optimizer, 1)
+        checkpointer.at_boundary(state)
+    go_on.set()
+    checkpointer._writer.join()
+    checkpointer.at_boundary(state)
+    checkpointer._writer.join()
+    assert leader.control.made == [1, 3]
