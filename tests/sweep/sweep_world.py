@@ -271,37 +271,44 @@ class LaptopClient(Client):
 
     world: World
 
-    def healthy(self) -> bool:
-        return self.world.at(self.endpoint.url) is not None
-
-    def _call(self, method: str, path: str, *, body: bytes | Path | None = None, wait_s: float = 0.0,
-              once: bool = False, accept: tuple[int, ...] = ()) -> _Reply:
+    def _once(self, method: str, path: str, body: bytes | Path | None, headers: dict[str, str],
+              timeout_s: float) -> _Reply:
         assert body is None or isinstance(body, bytes)
         return _Reply(200, Message(), json.dumps(self._ask(f"{method} {path}", body or b"{}")).encode())
 
     def _download(self, path: str, out: BinaryIO) -> None:
-        out.seek(0)
-        out.truncate()
-        out.write(self._ask(f"GET {path}", b""))
+        end = self.world.clock.now + self.patience_s
+        while True:
+            try:
+                packed = self._ask(f"GET {path}", b"")
+            except ConnectionError as error:
+                if self.world.clock.now >= end:
+                    raise DispatcherUnreachable(f"no answer at {self.endpoint.url}") from error
+                self.world.sleep(0.3)
+            else:
+                out.seek(0)
+                out.truncate()
+                out.write(packed)
+                return
 
     def _ask(self, route: str, body: bytes) -> Any:
-        world, end = self.world, self.world.clock.now + self.patience_s
-        while True:
-            if process := world.at(self.endpoint.url):
-                try:
-                    return world.fuse.burn(f"ask {route}", lambda p=process: world.turn(_answer(p, route, body)))
-                except Killed:
-                    if world.fuse.victim == LAPTOP:
-                        raise
-            if world.clock.now >= end:
-                raise DispatcherUnreachable(f"no answer at {self.endpoint.url}")
-            world.sleep(0.3)
+        world, process = self.world, self.world.at(self.endpoint.url)
+        if process is None:
+            raise ConnectionRefusedError
+        try:
+            return world.fuse.burn(f"ask {route}", lambda: world.turn(_answer(process, route, body)))
+        except Killed:
+            if world.fuse.victim == LAPTOP:
+                raise
+            raise ConnectionResetError from None
 
 
 async def _answer(process: Process, route: str, body: bytes) -> Any:
     """What the HTTP API answers."""
     dispatcher = process.dispatcher
     match route.partition("?")[0]:
+        case "GET /healthz":
+            return {}
         case "GET /v1/status":
             return to_json(dispatcher.status())
         case "PUT /v1/nodes":

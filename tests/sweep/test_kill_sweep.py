@@ -9,7 +9,6 @@ from kill_sweep import table
 from sweep_flows import FLOWS, Point, kill, points
 
 from spotfleet.api.machine import Machine
-from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import FleetDown, LaunchIntended
 from spotfleet.fleet.ledger import Ledger
 
@@ -23,16 +22,13 @@ def test_wherever_a_flow_is_killed_the_next_run_leaves_nothing_lost_doubled_or_o
     assert not bad, "\n\n".join(bad)
 
 
-def test_the_sweep_finds_a_machine_that_is_written_down_after_its_launch_only(monkeypatch):
-    def hasty(hands, launches):
-        for action in launches:
-            hands.provider.launch(reconcile.LaunchRequest(action.request_id, hands.wanted.fleet, hands.wanted.role,
-                                                          action.offer, hands.boot(action.request_id, action.offer)))
-            hands.ledger.append(LaunchIntended(hands.now, action.request_id, hands.wanted.role, action.offer,
-                                               action.why))
-        return launches
+def test_the_sweep_finds_a_machine_that_is_written_down_only_once_it_is_listed(monkeypatch):
+    append = Ledger.append
 
-    monkeypatch.setattr(reconcile._Hands, "_launch", hasty)
+    def forgetful(ledger, *events):
+        return append(ledger, *(e for e in events if not isinstance(e, LaunchIntended) or e.why.startswith("adopted")))
+
+    monkeypatch.setattr(Ledger, "append", forgetful)
     with pytest.raises(AssertionError, match="a machine that no ledger knows"):
         kill(point("dispatcher", "up", "call launch"))
 
