@@ -183,17 +183,20 @@ def test_a_target_that_cannot_be_read_keeps_nobody_from_what_is_kept_here(play, 
 
 def test_with_nothing_kept_here_a_target_that_is_away_is_waited_for_and_not_for_ever(play, target: Path, monkeypatch):
     monkeypatch.setattr(mirror, "LOOK_AGAIN_S", 0.05)
+    looks, whole = [], mirror.Shelf.whole
+    monkeypatch.setattr(mirror.Shelf, "whole", lambda shelf: looks.append(1) or whole(shelf))
 
     async def scene(stage: Stage) -> None:
         job = await trained(stage, 500)
         await stage.until("the copy", lambda: held_there(stage, job) == ["500-1.ckpt", "500-1.json"])
         shutil.rmtree(stage.home / "jobs" / job / "checkpoints")
         os.rename(target, target.with_name("away"))
-        before = len(stage.world.history)
+        before, looked = len(stage.world.history), len(looks)
         for host in list(stage.agents):
             stage.cloud.interrupt(host, None)
         await stage.until("its word", lambda: told(stage, job, "looks for a newer checkpoint"))
-        await stage.until("another worker", lambda: len(stage.world.workers) > 0 and is_ready(stage))
+        await stage.until("another worker", lambda: is_ready(stage))
+        await stage.until("several looks", lambda: len(looks) >= looked + 5)
         assert len(stage.world.history) == before
         os.rename(target.with_name("away"), target)
         await stage.until("a new generation", lambda: len(stage.world.history) > before)
