@@ -29,6 +29,7 @@ PERIOD_S = 0.5
 WRITE_S = 5.0  # how much of its life a killed agent may forget
 LEAVE_S = 60.0  # for what workers left, when the decision has fallen
 DESERTED_S = 5.0  # silent for so long at a notice: the checkpoint goes to the target, as nobody else will save it
+ALONE_S = 30.0  # silent for so long: checkpoints go to the target as they come, or they would die with this host
 USELESS_S = 3600.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -94,7 +95,7 @@ class Keeper:
         saving = phase is Phase.SAVING or (deserted and phase is Phase.HEARD)
         self._asked = {t.report.worker: t.report.version for t in trainees} | self._asked if saving else {}
         self._around.workers.save_now(saving)
-        self._store(phase in (Phase.SAVING, Phase.STORING) or deserted)
+        self._store(phase in (Phase.SAVING, Phase.STORING) or deserted or self._life.silent_s >= ALONE_S)
 
     def _store(self, wanted: bool) -> None:
         if wanted and self._storing is None:

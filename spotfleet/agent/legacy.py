@@ -28,6 +28,7 @@ from spotfleet.messages import Checkpoint, dump
 log = logging.getLogger("spotfleet.agent")
 
 FIRST_AGAIN_S, LAST_AGAIN_S = 0.25, 5.0
+STORED = 2  # of each job at most as many are left in the target by one host, which may be alone for an hour
 LOST_NAMES = 5  # of files that are named when they are lost
 
 
@@ -46,7 +47,7 @@ class Legacy:
         self._home, self._folder, self._target = home, home / "legacy", boot.target
         self._durable = Durable(boot.target, boot.fleet, boot.ca) if boot.target else None
         self._kept = {kept.job: kept for kept in sorted(self._read(), key=lambda k: k.age)}
-        self._stored: set[Kept] = set()
+        self._stored: list[Kept] = []  # by us, oldest first
         self._writing = threading.Lock()  # one that nobody waits for any more may still be at it
         self.trouble = ""  # why something is not in the target yet
 
@@ -97,7 +98,7 @@ class Legacy:
                     again_s = min(2 * again_s, LAST_AGAIN_S)
                     continue
                 log.info("checkpoint %s of %s is in %s", kept.checkpoint.version, kept.job, self._target)
-                self._stored.add(kept)
+                self._stored.append(kept)
                 self.trouble, again_s = "", FIRST_AGAIN_S
             await asyncio.sleep(again_s)
 
@@ -128,6 +129,10 @@ class Legacy:
             return
         durable.put(name, Path(made.path))
         durable.write(str(Path(name).with_suffix(".json")), about)
+        for old in [k for k in self._stored if k.job == kept.job][:-(STORED - 1)]:
+            name = checkpoint_name(old.job, old.checkpoint.version, old.checkpoint.generation)
+            durable.drop(str(Path(name).with_suffix(".json")))
+            durable.drop(name)
 
     def _put_worker(self, folder: Path) -> None:
         durable, packed = self._reachable(), folder.with_name(f"{folder.name}.tar.gz")

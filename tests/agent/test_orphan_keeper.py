@@ -161,6 +161,22 @@ def test_an_orphan_asks_for_a_checkpoint_and_ends_when_that_is_in_the_target(pla
     assert host.saved(11) and host.halted and host.phase is Phase.OFF
 
 
+def test_checkpoints_made_while_no_dispatcher_is_there_are_in_the_target_as_they_come_and_only_the_newest_stay(play):
+    async def scene(host: Host, life: asyncio.Task[None]) -> None:
+        host.trains(10, checkpoint=10)
+        await host.silence(25)
+        assert not host.there()  # a dispatcher that restarts will fetch it
+        for version in range(10, 60, 10):
+            host.trains(version, checkpoint=version)
+            await host.silence(60)
+            await host.until(lambda version=version: host.saved(version))
+        newest = [f"jobs/job/checkpoints/{version}-3.{end}" for version in (40, 50) for end in ("ckpt", "json")]
+        await host.until(lambda: Durable(str(host.target), "f", CA).names() == newest)
+        assert not host.asked and host.phase is Phase.HEARD
+
+    play(scene)
+
+
 def test_a_dispatcher_that_returns_before_the_end_finds_the_worker_training_and_gets_what_was_kept_aside(play):
     async def scene(host: Host, life: asyncio.Task[None]) -> None:
         host.trains(10, checkpoint=5)
