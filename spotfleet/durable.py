@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,8 @@ class Durable:
     def _whole(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        mine = f"{os.getpid()}{secrets.randbelow(10**9):09d}"  # processes of two machines may bear one number
+        part = path.with_name(f".{path.name}.{mine}.part")
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             with open(descriptor, "wb") as out:

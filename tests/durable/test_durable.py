@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from spotfleet.durable import Durable, checkpoint_name
@@ -47,3 +49,19 @@ def test_what_is_dropped_is_gone_and_may_be_dropped_again(target):
     target.drop("ledger.db")
     target.drop("ledger.db")
     assert target.names() == []
+
+
+def test_two_machines_that_write_the_same_name_at_once_leave_one_whole_file(target, tmp_path, monkeypatch):
+    """Their processes may bear the same number."""
+    (tmp_path / "source").write_bytes(b"mine")
+    copy = shutil.copyfileobj
+
+    def slowly(source, out, size):
+        out.write(source.read(1))
+        target.write("7-1.ckpt", b"theirs")
+        copy(source, out, size)
+
+    monkeypatch.setattr("spotfleet.durable.shutil.copyfileobj", slowly)
+    target.put("7-1.ckpt", tmp_path / "source")
+    assert target.find("7-1.ckpt").read_bytes() == b"mine"
+    assert target.names() == ["7-1.ckpt"]
