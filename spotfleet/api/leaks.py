@@ -149,7 +149,7 @@ def _verdict(line: CloudHost, fleet: Sequence[CloudHost], known: Known | None,
     guard = next((h for h in fleet if _lives(h) and h.role is Role.DISPATCHER
                   and (h.request_id, h.provider_id) not in ours), None)
     if guard is not None:
-        return Verdict.ELSEWHERE, f"not ours: fleet {line.fleet}, its dispatcher lives"
+        return Verdict.ELSEWHERE, f"fleet {line.fleet} of another machine: its dispatcher lives"
     if young := _grace(line, now):
         return young
     why = f"fleet {line.fleet} is not known here, and no dispatcher of it is listed"

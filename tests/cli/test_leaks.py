@@ -47,7 +47,7 @@ def test_a_machine_of_a_fleet_that_is_down_is_a_leak_also_when_it_is_stopped():
 
 
 def test_a_fleet_of_another_machine_whose_dispatcher_lives_is_not_ours():
-    why = "not ours: fleet ghost, its dispatcher lives"
+    why = "fleet ghost of another machine: its dispatcher lives"
     assert verdicts([DISPATCHER, HOST]) == [
         ("ghost-d-0", Verdict.ELSEWHERE, why), ("ghost-0", Verdict.ELSEWHERE, why)]
 
@@ -157,7 +157,7 @@ def test_what_does_not_end_is_named(user, later, monkeypatch):
 def test_a_fleet_of_another_laptop_is_shown_with_the_way_to_it_and_left_alone(up, later):
     shutil.rmtree(up.home / "fleets" / "digits")
     said = up.ok("leaks --fix -y")
-    assert said.out.count("not ours: fleet digits, its dispatcher lives") == 4
+    assert said.out.count("not ours  fleet digits of another machine: its dispatcher lives") == 4
     assert said.err == "0 of 4 machines are leaks\nnext: spotfleet attach digits\n"
     assert len(up.cloud.living()) == 4
 
