@@ -22,7 +22,8 @@ from spotfleet.dispatcher.app import ROUTES
 from spotfleet.dispatcher.auth import host_token
 from spotfleet.fleet.events import event_to_json
 
-ROUTINE = ("PriceChanged", "JobProgress", "JobResumed", "CheckpointKept")
+MEANT = ("NodesChanged", "LaunchIntended", "HostDraining", "HostNoticed", "TerminateIntended", "TokenRevoked",
+         "JobSubmitted", "CheckpointKept", "FleetDown")  # the events that somebody wanted
 
 
 class Target:
@@ -80,7 +81,7 @@ class Target:
         self.do(self.stage.at_version(self.job, version + 1))
 
     def digest(self) -> str:
-        """Of everything a request could change, but not of what changes by itself."""
+        """Of everything a request could change, but not of what changes by itself, as on a machine under load."""
         return self.do(self._digest())
 
     async def _digest(self) -> str:
@@ -89,10 +90,10 @@ class Target:
         files = sorted((str(p.relative_to(home)), hashlib.sha256(p.read_bytes()).hexdigest() if p.name != "job.json"
                         else "") for p in home.rglob("*") if p.is_file() and not p.name.startswith(("ledger.db", ".")))
         events = [event_to_json(e) for _, e in dispatcher.journal.after(0)]
-        held = [(j.id, j.state.value, j.record.cancelled, j.record.hosts, sorted(j.secrets), sorted(j.crew.hosts()))
+        held = [(j.id, j.state.ended, j.record.cancelled, j.record.hosts, sorted(j.secrets))
                 for j in dispatcher.jobs.values()]
-        parts = [files, [e for e in events if e["kind"] not in ROUTINE], held, dispatcher.endgame.why,
-                 sorted(dispatcher.drains), sorted(n for n, s in dispatcher.seats.items() if s.connected)]
+        parts = [files, [e for e in events if e["kind"] in MEANT], held, dispatcher.endgame.why,
+                 sorted(dispatcher.drains), sorted(dispatcher.seats)]
         return json.dumps(parts, indent=1, default=str)
 
 
