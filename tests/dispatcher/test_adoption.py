@@ -70,7 +70,7 @@ def test_a_taken_over_job_survives_deaths_and_another_loss_and_ends_as_it_should
     play(scene)
 
 
-def test_a_host_that_cannot_be_told_is_said_and_told_later(play, monkeypatch: pytest.MonkeyPatch):
+def test_a_host_that_cannot_be_told_is_said_and_told_later_and_once(play, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("spotfleet.dispatcher.announce.AGAIN_S", 0.5)
 
     async def scene(stage: Stage) -> None:
@@ -79,6 +79,9 @@ def test_a_host_that_cannot_be_told_is_said_and_told_later(play, monkeypatch: py
         await stage.at_version(job, 5)
         await stage.lose_dispatcher_machine()
         stage.cloud.faults.lose("tag", "before", 1)
+        stage.agents["f-0"].shut = True
+        tag, asked = stage.cloud.tag, []
+        monkeypatch.setattr(stage.cloud, "tag", lambda host, tags: (asked.append(host), tag(host, tags)))
         await stage.start_dispatcher()
 
         async def said() -> bool:
@@ -86,9 +89,12 @@ def test_a_host_that_cannot_be_told_is_said_and_told_later(play, monkeypatch: py
             return "f-0 cannot be told where this dispatcher is: local cloud: tag was not answered" in why
 
         await stage.until("why", said)
-        await stage.at_version(job, 5)
         await stage.until("all is well", lambda: not stage.daemon.dispatcher.announcer.why)
+        await asyncio.sleep(0.3)  # a span in which nothing may happen
+        assert asked == ["f-0", "f-0"]
         assert stage.cloud.tags("f-0")[DISPATCHER_TAG] == stage.url
+        stage.agents["f-0"].shut = False
+        await stage.at_version(job, 5)
 
     play(scene, spec(1))
 
@@ -103,21 +109,6 @@ def test_hosts_that_know_the_dispatcher_are_not_tagged(play):
         assert [stage.cloud.tags(host) for host in stage.agents] == [{}, {}]
 
     play(scene)
-
-
-def test_a_host_is_told_once(play, monkeypatch: pytest.MonkeyPatch):
-    async def scene(stage: Stage) -> None:
-        await stage.up(1)
-        stage.agents["f-0"].shut = True
-        tag, told = stage.cloud.tag, []
-        monkeypatch.setattr(stage.cloud, "tag", lambda host, tags: (told.append(host), tag(host, tags)))
-        await stage.lose_dispatcher_machine()
-        await stage.start_dispatcher()
-        await stage.until("the tag", lambda: told)
-        await asyncio.sleep(0.5)  # a span in which nothing may happen
-        assert told == ["f-0"]
-
-    play(scene, spec(1))
 
 
 def test_the_agent_of_a_host_that_ended_under_the_last_dispatcher_is_turned_away(play):
@@ -157,7 +148,7 @@ def test_two_jobs_come_back_in_their_order_each_with_its_hosts(play):
 
 
 def test_a_late_agent_finds_its_worker_still_a_member(play, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("spotfleet.dispatcher.state.SETTLE_S", 1.0)
+    monkeypatch.setattr("spotfleet.dispatcher.state.SETTLE_S", 0.6)
 
     async def scene(stage: Stage) -> None:
         await stage.up(2)
@@ -273,7 +264,7 @@ def test_nothing_is_launched_ended_or_declared_dead_while_a_new_machine_waits_fo
             agent.shut = True
         await stage.lose_dispatcher_machine()
         await stage.start_dispatcher()
-        await asyncio.sleep(1.5)  # a span in which nothing may happen, not a wait for something
+        await asyncio.sleep(1.0)  # a span in which nothing may happen, not a wait for something
         kinds = {e["kind"] for e in await stage.events()}
         assert not kinds & {"TerminateIntended", "HostDraining", "HostSilent", "JobChanged"}
         assert sorted(h for h in stage.cloud.living() if h != stage.boot.host) == sorted(hosts)

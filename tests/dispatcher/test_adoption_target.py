@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from test_adoption import LONG, in_a_hurry, pids
 from spotfleet.messages import Exit
 from spotfleet.model import CheckpointSpec
 
+LONGER = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="with --long only")
 pytestmark = pytest.mark.usefixtures(in_a_hurry.__name__)
 
 
@@ -124,7 +126,7 @@ def test_a_copy_that_is_a_generation_behind_makes_nobody_form_anew(play, tmp_pat
     play(scene, with_target(target))
 
 
-@pytest.mark.parametrize("damage", ["all", "newest"])
+@pytest.mark.parametrize("damage", ["newest", pytest.param("all", marks=LONGER)])
 def test_a_damaged_copy_of_the_ledger_is_refused_and_the_fleet_goes_on(play, tmp_path: Path, damage: str):
     target = tmp_path / "target"
 

@@ -12,6 +12,7 @@ from e2e_stage import COUNTING, Stage, hosts, hosts_of, output, trains, wait_for
 from spotfleet.api import Fleet, Job
 
 pytestmark = pytest.mark.slow
+LONGER = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="with --long only")
 
 
 TALKING = COUNTING.replace("            linger()\n", '            print("step", flush=True)\n            linger()\n')
@@ -80,7 +81,35 @@ def test_training_goes_on_when_the_dispatchers_machine_is_lost_and_a_new_one_tak
     assert stage.cloud.truth() == []
 
 
-@pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="the same twice, without a target")
+@LONGER
+def test_a_fleet_that_loses_every_machine_goes_on_from_its_target(stage: Stage):
+    target = stage.work / "target"
+    target.mkdir()
+    (stage.work / ".spotfleetignore").write_text("target\n")
+    fleet = stage.fleet("ashes", least=2, target=2, more=f"checkpoint: {{target: {target}, interval: 1s}}")
+    job = stage.counting(fleet, 400, (2, 2), secrets={"KEY": "a-secret-of-the-job"})
+    wait_for("a checkpoint at the target", lambda: any(target.glob(f"*/jobs/{job.id}/checkpoints/*.json")))
+    wait_for("a copy of the ledger", lambda: any(target.glob("*/ledger/*.db")))
+    wait_for("some more steps", lambda: trains(job, 2, step=30))
+
+    for machine in stage.cloud.truth():
+        stage.cloud.kill(machine.request_id)
+    assert "all machines are gone" in stage.cli("status", ok=False).stderr
+    said: list[str] = []
+    fleet.up(progress=said.append, timeout_s=90)
+    assert any(f"all machines are gone; a new one goes on from {target}" in line for line in said), said
+    job = fleet.job(job.id)
+    wait_for("the job from its checkpoint", lambda: trains(job, 2))
+    formed = [e["version"] for e in fleet.events() if e["kind"] == "GenerationFormed"]
+    assert len(formed) == 2 and formed[-1] > 0  # not from its beginning
+    stage.hurry()
+    job.wait(120)
+    assert "counted -400.0 of -400" in output(job)
+    fleet.down()
+    assert stage.cloud.invoice("ashes").micros == fleet.cost().micros
+
+
+@LONGER
 def test_without_a_target_jobs_and_costs_of_living_hosts_survive_two_losses(stage: Stage):
     (stage.work / "counting.py").write_text(TALKING)
     fleet = stage.fleet("phoenix", least=2, target=2)
