@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from spotfleet.dispatcher.boot import DispatcherBoot
-from spotfleet.dispatcher.restore import Restored, restore
+from spotfleet.dispatcher.restore import STAGE, Restored, found_before, restore
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import HistoryLost, TakenOver
@@ -32,7 +33,10 @@ async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
     """The ledger to go on with. Waits for a provider that does not answer, unless the ledger knows the fleet."""
     mark, path = home / "begun", home / "ledger.db"
     lost = await _when_there_is_room(lambda: _put_damaged_aside(mark, path))
-    found = await restore(boot, home) if not mark.exists() and not path.exists() else Restored()
+    shutil.rmtree(home / STAGE, ignore_errors=True)  # of a process that was killed; it may hold secrets
+    found = Restored()
+    if not mark.exists():
+        found = found_before(home) if path.exists() else await restore(boot, home)
     ledger = await _when_there_is_room(lambda: Ledger(path))
     if lost is not None:
         ledger.append(lost)

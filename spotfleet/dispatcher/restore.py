@@ -23,9 +23,10 @@ from cryptography.fernet import Fernet, InvalidToken
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from spotfleet.codec import from_json
+from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher import jobfile
 from spotfleet.dispatcher.boot import DispatcherBoot
+from spotfleet.dispatcher.files import write_json
 from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.durable import Durable
 from spotfleet.errors import SpotfleetError
@@ -35,6 +36,7 @@ from spotfleet.fleet.ledger import Ledger, read_events
 log = logging.getLogger(__name__)
 RESTORE_S = 60.0  # a target that hangs is gone on without
 STAGE = ".restored"
+FOUND = "restored.json"
 LEDGER_NAME = re.compile(r"ledger/(\d{6})-(\d{12})-([0-9a-f]{64})\.db")
 
 
@@ -66,6 +68,12 @@ def machine_number(host: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
+def found_before(home: Path) -> Restored:
+    """What a process that was killed before the fleet had begun here had taken back."""
+    path = home / FOUND
+    return from_json(Restored, json.loads(path.read_text())) if path.exists() else Restored()
+
+
 async def restore(boot: DispatcherBoot, home: Path) -> Restored:
     """Fill an empty home from the target, as far as that is possible."""
     target = boot.spec.checkpoint.target
@@ -87,6 +95,7 @@ async def restore(boot: DispatcherBoot, home: Path) -> Restored:
         place.parent.mkdir(parents=True, exist_ok=True)
         if not place.exists():
             (stage / "jobs" / job).rename(place)
+    write_json(home / FOUND, to_json(found))  # for whoever goes on if we are killed now
     if found.ledger:
         (stage / "ledger.db").rename(home / "ledger.db")
     shutil.rmtree(stage, ignore_errors=True)

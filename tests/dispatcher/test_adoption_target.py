@@ -78,6 +78,30 @@ def test_a_job_whose_hosts_are_gone_too_comes_back_from_the_target(play, tmp_pat
     play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
 
 
+def test_a_new_machine_that_is_killed_while_it_begins_begins_again_where_it_was(play, tmp_path: Path,
+                                                                                monkeypatch: pytest.MonkeyPatch):
+    def killed(*_: object) -> None:
+        raise KeyError("killed here")
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(LONG, (1, 1), secrets={"KEY": "s3cr3t-value"})
+        await stage.at_version(job, 1)
+        await copied(stage, job)
+        await stage.lose_dispatcher_machine()
+        for place in ("spotfleet.fleet.reconcile.look", "spotfleet.dispatcher.begin._remember"):
+            with monkeypatch.context() as patch, pytest.raises(KeyError):
+                patch.setattr(place, killed)
+                await stage.start_dispatcher()
+            stage.daemon = None
+        await stage.start_dispatcher()
+        await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
+        assert [(e["host"], e["restored"]) for e in await stage.events("TakenOver")] == [("f-d-1", True)]
+        assert not list(stage.home.glob(".restored"))
+
+    play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
+
+
 def test_a_job_of_which_only_the_ledger_knows_is_said_to_be_lost(play, tmp_path: Path):
     target = tmp_path / "target"
 
