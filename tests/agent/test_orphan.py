@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotfleet.agent.orphan import (
@@ -114,6 +114,7 @@ def test_a_reboot_begins_another_clock_and_forgives_nothing():
     assert lived(for_s(82), life=booted).phase is Phase.OFF
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans(), st.booleans(), st.booleans(), st.booleans()),
                 max_size=80), st.floats(1.0, 500.0))
 def test_no_host_ends_in_silence_before_its_time_and_each_ends_when_none_ever_comes(looks, after_s):
