@@ -89,7 +89,7 @@ def test_a_new_machine_that_is_killed_while_it_begins_begins_again_where_it_was(
         await stage.at_version(job, 1)
         await copied(stage, job)
         await stage.lose_dispatcher_machine()
-        for place in ("spotfleet.fleet.reconcile.look", "spotfleet.dispatcher.begin._remember"):
+        for place in ("spotfleet.fleet.reconcile.look", "spotfleet.dispatcher.begin._remember", "pathlib.Path.touch"):
             with monkeypatch.context() as patch, pytest.raises(KeyError):
                 patch.setattr(place, killed)
                 await stage.start_dispatcher()
