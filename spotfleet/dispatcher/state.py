@@ -46,6 +46,7 @@ from spotfleet.providers import Provider
 
 log = logging.getLogger(__name__)
 STEP_S = 0.25
+REST = 3.0  # times as long as a step: the rest of the time is for reports and orders, which are many in a large fleet
 SETTLE_S = 15.0
 NUMBERS = 1000  # of jobs that one dispatcher's machine may name: the next, which may know none of them, begins above
 SILENCE_S = 3.0  # an agent that is away for less keeps its host's place in the schedule
@@ -230,7 +231,7 @@ class Dispatcher:
             self.journal.check()
             began = time.monotonic()
             self.step()
-            await asyncio.sleep(time.monotonic() - began)  # half of the time is for many reports and orders
+            await asyncio.sleep(REST * (time.monotonic() - began))
             await rings(self._changed, STEP_S)
 
     def step(self) -> None:
@@ -346,7 +347,7 @@ class Dispatcher:
         return Stopwatch(unix, time.monotonic(), created.at if created else unix, max(ends, default=0.0))
 
     def _has_past(self) -> bool:
-        return bool(self.jobs) or len(self.journal.after(0)) > 1  # more than the fleet's creation
+        return bool(self.jobs) or len(self.journal.ledger.events(0, 2)) > 1  # more than the fleet's creation
 
     def _try_to_settle(self) -> None:
         away = [h.request_id for h in self.journal.state.hosts
