@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from spotfleet.dispatcher import jobfile
 from spotfleet.dispatcher.adopt import ADOPT_S, Adopted, Adoption, check, merged, with_hosts
 from spotfleet.dispatcher.hosts import HostView
-from spotfleet.fleet.events import JobChanged, JobSubmitted, TakenOver
+from spotfleet.fleet.events import JobChanged, JobSubmitted
 from spotfleet.fleet.plan import clock
 from spotfleet.messages import AgentOrders, AgentReport
 from spotfleet.model import JobState
@@ -33,7 +33,7 @@ class Takeover:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._lacks: dict[str, tuple[str, ...]] = {}  # host -> bundles that it is to upload now
-        self.event = next((e for _, e in reversed(dispatcher.journal.after(0)) if isinstance(e, TakenOver)), None)
+        self.event = dispatcher.journal.state.taken_over
         self.adoption = Adoption()
         if self.event is not None:
             self.adoption.open_until = self.event.at + ADOPT_S
@@ -95,7 +95,7 @@ class Takeover:
 
     def _mourn(self) -> None:
         """Say which jobs of the ledger nobody holds any more."""
-        if self.event is None:
+        if self.event is None or time.time() >= self.event.at + ADOPT_S:
             return
         submitted: dict[str, bool] = {}
         for _, event in self._dispatcher.journal.after(0):

@@ -31,6 +31,7 @@ from spotfleet.fleet.events import (
     LaunchRefused,
     NodesChanged,
     PriceChanged,
+    TakenOver,
     TerminateIntended,
     TokenRevoked,
 )
@@ -91,6 +92,7 @@ class FleetState:
     created: FleetCreated | None = None
     nodes: Nodes | None = None
     down: FleetDown | None = None
+    taken_over: TakenOver | None = None  # when a dispatcher's machine last went on in the place of a lost one
     hosts: tuple[Host, ...] = ()  # not GONE, in the order of their launches
     ended: dict[str, Host] = field(default_factory=dict)  # GONE or refused, by request_id
     launches: int = 0  # numbers the next request_id; never falls
@@ -133,6 +135,8 @@ def apply(state: FleetState, event: Event) -> FleetState:
             return replace(state, nodes=event.nodes)
         case FleetDown():
             return replace(state, down=event)
+        case TakenOver():
+            return replace(state, taken_over=event)
         case PriceChanged():
             return _priced(state, event)
         case LaunchIntended():
