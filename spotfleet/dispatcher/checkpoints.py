@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +62,7 @@ class CheckpointStore:
         self.remark = ""  # what a user should know of the target
         self.target = ""  # where hosts that lost their dispatcher may have left a newer one
         self.seeking = ""
+        self.seeks_since = 0.0  # monotonic
         self._needed = self._looked = False
         self._good: dict[str, Seen] = {}  # names whose digest was right, and what they looked like then
         self._checked_at: dict[str, float] = {}
@@ -89,6 +91,7 @@ class CheckpointStore:
         """Does nobody hold the job's state? Then the target is looked at once more, before anything is offered."""
         if needed and not self._needed:
             self._looked, self.seeking = not self.target, f"looks for a newer checkpoint at {self.target}"
+            self.seeks_since = time.monotonic()
         self._needed = needed
 
     @property

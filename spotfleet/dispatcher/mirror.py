@@ -3,14 +3,17 @@
     kept here, not there --copy--> there, its record last; then all but the newest `keep` are dropped there
     nobody holds the state --look--> a newer one is there --fetch--> read on its way; wrong twice: dropped there
 
-A newer one is there when hosts that had lost their dispatcher left it, or when this machine is new. A target that does
-not answer is waited for LOOK_LIMIT_S, and no longer than an answer where something is kept here; a copy that stands
-still for STALL_S is given up. Training never waits for any of this, but for a restore.
+A newer one is there when hosts that had lost their dispatcher left it, or when this machine is new. Where something is
+kept here, whatever stands in the way is gone on without. Where nothing is, a target that does not answer is waited for
+LOOK_LIMIT_S, and a checkpoint that is known to be there until it is here: room on this disk, a target that answers, or
+`cancel` frees the job, whose `why` says what it waits for. A copy that stands still for STALL_S is begun anew. Training
+never waits for any of this, but for a restore.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -154,39 +157,46 @@ class Mirror:
     # ---- back
 
     async def look(self, job: str, store: CheckpointStore) -> None:
-        """Bring back what is newer there than all that is kept here; then `store` has been looked for."""
-        shelf, began = Shelf(self._durable, self._target, job), time.monotonic()
-        while True:
-            try:
-                there = await self._within(LOOK_LIMIT_S, shelf.whole)
-                break
-            except OSError as error:
-                store.remark = f"{self._target} cannot be read: {error.strerror or error or 'it does not answer'}"
-                if store.newest is not None or time.monotonic() - began >= LOOK_LIMIT_S:
-                    log.warning("%s goes on without the target: %s", job, store.remark)
-                    return store.has_looked()
+        """Bring back what is newer there than all that is kept here: then `store` has been looked for. Else to be
+        called again."""
+        if await self._looked(job, store):
+            store.has_looked()
+        else:
             await asyncio.sleep(LOOK_AGAIN_S)
-        store.remark = ""
-        for checkpoint in reversed(there):
-            if store.newest is not None and age(checkpoint) <= age(store.newest):
-                break
-            if await self._fetch(job, shelf, checkpoint, store):
-                break
-        store.has_looked()
 
-    async def _fetch(self, job: str, shelf: Shelf, checkpoint: Checkpoint, store: CheckpointStore) -> bool:
-        store.seeking = f"brings checkpoint {checkpoint.version} back from {self._target}"
+    async def _looked(self, job: str, store: CheckpointStore) -> bool:
+        shelf = Shelf(self._durable, self._target, job)
         try:
-            for _ in range(2):  # a record that is just being replaced does not fit its file
-                if await self._moving(lambda: shelf.fetch(checkpoint, store.path(checkpoint), self._moved)):
-                    store.add(checkpoint)
-                    log.info("%s: checkpoint %s is back from %s", job, checkpoint.version, self._target)
-                    return True
-            store.lose(checkpoint, f"its copy at {self._target} has another digest")
-            await self._within(LOOK_LIMIT_S, lambda: shelf.drop(checkpoint))
+            there = await self._within(LOOK_LIMIT_S, shelf.whole)
         except OSError as error:
             store.remark = f"{self._target} cannot be read: {error.strerror or error or 'it does not answer'}"
-            log.warning("checkpoint %s of %s: %s", checkpoint.version, job, store.remark)
+            log.warning("%s: %s", job, store.remark)
+            return store.newest is not None or time.monotonic() - store.seeks_since >= LOOK_LIMIT_S
+        store.remark = ""
+        try:
+            for checkpoint in reversed(there):
+                if store.newest is not None and age(checkpoint) <= age(store.newest):
+                    break
+                if await self._fetch(job, shelf, checkpoint, store):
+                    break
+        except OSError as error:
+            store.remark = (f"checkpoint {checkpoint.version} is at {self._target} and cannot be brought here: "
+                            f"{error.strerror or error or 'it does not answer'}")
+            log.warning("%s: %s", job, store.remark)
+            return store.newest is not None  # what is there is worth waiting for
+        return True
+
+    async def _fetch(self, job: str, shelf: Shelf, checkpoint: Checkpoint, store: CheckpointStore) -> bool:
+        """False where it is damaged."""
+        store.seeking = f"brings checkpoint {checkpoint.version} back from {self._target}"
+        for _ in range(2):  # a record that is just being replaced does not fit its file
+            if await self._moving(lambda: shelf.fetch(checkpoint, store.path(checkpoint), self._moved)):
+                store.add(checkpoint)
+                log.info("%s: checkpoint %s is back from %s", job, checkpoint.version, self._target)
+                return True
+        store.lose(checkpoint, f"its copy at {self._target} has another digest")
+        with contextlib.suppress(OSError):  # else it is met again, and refused again
+            await self._within(LOOK_LIMIT_S, lambda: shelf.drop(checkpoint))
         return False
 
     async def _within(self, limit_s: float, work: Callable[[], T]) -> T:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import hashlib
 import os
 import shutil
@@ -206,6 +208,31 @@ def test_with_nothing_kept_here_a_target_that_is_away_is_waited_for_and_not_for_
         shutil.rmtree(target)
         shutil.rmtree(stage.home / "jobs" / job / "checkpoints")
         assert await loses_all(stage) == 0
+
+    play(scene, fleet(target))
+
+
+def test_what_is_known_to_be_there_is_waited_for_until_it_is_here(play, target: Path, monkeypatch):
+    monkeypatch.setattr(mirror, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(mirror, "LOOK_LIMIT_S", 0.2)
+    tries, fetch = [], mirror.Shelf.fetch
+
+    def full(*args: object) -> bool:
+        tries.append(1)
+        if len(tries) < 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return fetch(*args)
+
+    monkeypatch.setattr(mirror.Shelf, "fetch", full)
+
+    async def scene(stage: Stage) -> None:
+        job = await trained(stage, 500)
+        await stage.until("the copy", lambda: held_there(stage, job) == ["500-1.ckpt", "500-1.json"])
+        shutil.rmtree(stage.home / "jobs" / job / "checkpoints")
+        going_on = asyncio.create_task(loses_all(stage))
+        await stage.until("its word", lambda: told(stage, job, "cannot be brought here: No space left on device"))
+        assert await going_on == 500
+        assert len(tries) == 10
 
     play(scene, fleet(target))
 
