@@ -1,10 +1,11 @@
-"""What processes tell each other: complete states, sent on change and about once a second. Layer 0.
+"""What processes tell each other: complete states, sent on change, and again after a while. Layer 0.
 
     worker --WorkerReport--> agent --AgentReport--> dispatcher        (what I hold)
     worker <--WorkerOrders-- agent <--AgentOrders-- dispatcher        (what you should hold)
 
 Worker and agent speak over a Unix socket, agent and dispatcher over one TLS WebSocket; one JSON object a line
-or a text frame. A lost, late or repeated message costs at most one period. Order is by `generation`, never by
+or a text frame. What is unchanged is said again each second, the dispatcher's orders each 5 s: to a thousand workers
+they are 20 MB. A lost, late or repeated message costs at most one period. Order is by `generation`, never by
 a clock; no instant crosses machines, only durations.
 """
 

@@ -25,7 +25,7 @@ log = logging.getLogger("spotfleet.agent")
 
 PERIOD_S = 1.0
 _CONNECT_S = 10.0
-_SILENCE_S = 15.0  # each report is answered with orders: a dispatcher that is alive does not say nothing for so long
+_SILENCE_S = 15.0  # orders are repeated each 5 s: a dispatcher that is alive does not say nothing for so long
 _UNKNOWN_TOKEN = 4401  # close code
 _ORDER_BYTES = 16 << 20
 
