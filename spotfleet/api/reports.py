@@ -27,7 +27,6 @@ from spotfleet.fleet.ledger import Damaged, Ledger, problem, read_events
 from spotfleet.messages import FleetStatus, JobStatus
 from spotfleet.model import JobState
 
-
 SKEW_S = 5.0  # less is the way of an answer, and the dispatcher tells whole seconds
 
 
