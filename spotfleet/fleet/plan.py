@@ -20,6 +20,7 @@ from spotfleet.fleet.fold import FleetState, Host, cooling_until, scope_keys
 from spotfleet.model import CloudState, HostState, Market, Need, Notice, Offer, Role
 
 RETRY_S = 10.0  # between two requests to terminate the same host
+GOES_DOWN = "the fleet goes down"
 SPREAD_WITHIN = 1.5  # pools up to this many times the cheapest price share the hosts
 RECLAIM_MEMORY_S = 180.0  # over 92 % of co-interruptions of a pool come within three minutes (arXiv 2604.16457)
 
@@ -103,7 +104,7 @@ def missing(wanted: Wanted, state: FleetState, observed: Observed, now: float) -
 
 
 def urgent(wanted: Wanted, state: FleetState, observed: Observed) -> list[Drain]:
-    """The drains that wait for no provider: hosts that the cloud takes, and hosts the user gives away."""
+    """The drains that wait for no provider: hosts that the cloud takes, hosts the user gives away, all at the end."""
     drains = []
     for host in _hosts(wanted, state):
         if not host.counts:
@@ -112,6 +113,8 @@ def urgent(wanted: Wanted, state: FleetState, observed: Observed) -> list[Drain]
             drains.append(Drain(host.request_id, f"the cloud takes it at {clock(host.notice_deadline)}"))
         elif host.request_id in observed.drain:
             drains.append(Drain(host.request_id, observed.drain[host.request_id]))
+        elif wanted.hosts == 0 and host.state is HostState.UP:
+            drains.append(Drain(host.request_id, GOES_DOWN))
     return drains
 
 
@@ -175,7 +178,7 @@ def _end(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
         case HostState.DRAINING:
             return _drained(wanted, host, observed, now)
         case HostState.STOPPED if wanted.hosts == 0:
-            return "the fleet goes down"
+            return GOES_DOWN
         case HostState.STOPPED if held_s >= wanted.restart_after_s:
             return f"stopped by the cloud and not restarted within {wanted.restart_after_s:.0f} s"
     return ""
@@ -204,7 +207,7 @@ def _surplus(wanted: Wanted, staying: list[Host], observed: Observed) -> list[Dr
                 host.request_id)
 
     extra = sorted(staying, key=worth)[:max(0, len(staying) - wanted.hosts)]
-    why = "the fleet goes down" if wanted.hosts == 0 else f"{len(staying)} hosts, {wanted.hosts} wanted"
+    why = GOES_DOWN if wanted.hosts == 0 else f"{len(staying)} hosts, {wanted.hosts} wanted"
     return [Drain(h.request_id, why) if h.state is HostState.UP else Terminate(h.request_id, why) for h in extra]
 
 

@@ -10,7 +10,7 @@ from fleet_world import POOLS, Cloud, MemoryLedger, World, boot, market_rules
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import LaunchIntended, LaunchRefused, PriceChanged, TerminateIntended
 from spotfleet.fleet.reconcile import Action, Calls, Observed, Wanted
-from spotfleet.model import Need, Nodes, Role
+from spotfleet.model import HostState, Need, Nodes, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import Clock
 
@@ -115,6 +115,13 @@ def test_one_end_that_is_not_answered_holds_no_other_up():
     for _ in range(3):
         world.tick(TICK_S)
     assert world.living() == [world.cloud.deaf_to]
+
+
+def test_a_fleet_that_goes_down_drains_though_the_cloud_does_not_answer():
+    world = slow_world(2)
+    world.cloud.answers, world.hosts = False, 0
+    world.tick(TICK_S)
+    assert [h.state for h in world.state.hosts] == [HostState.DRAINING] * 2
 
 
 def test_refusals_of_one_tick_cool_a_pool_as_one():

@@ -120,8 +120,8 @@ def test_surplus_takes_idle_hosts_before_busy_ones_and_then_the_dearest():
 
 def test_down_drains_what_trains_and_terminates_what_does_not():
     assert plan(want(0), given(UP, LAUNCHING, STOPPED), [CHEAP], NOTHING, now=0) == [
-        Terminate("f-2", "the fleet goes down"), Terminate("f-1", "the fleet goes down"),
-        Drain("f-0", "the fleet goes down")]
+        Drain("f-0", "the fleet goes down"),
+        Terminate("f-2", "the fleet goes down"), Terminate("f-1", "the fleet goes down")]
 
 
 def test_an_end_is_asked_for_again_until_the_cloud_lists_it():
