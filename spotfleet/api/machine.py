@@ -55,8 +55,9 @@ class Machine:
         return ledger
 
     def ensure(self, progress: Progress, timeout_s: float) -> str:
-        """Launch or find the machine and wait until its dispatcher answers; the answer is its URL.
+        """Launch or find the machine and wait until its dispatcher answers and is the only one; the answer is its URL.
 
+        Another is left over from a `down` or an `up` that was killed: two would keep the same hosts.
         Raises NoCapacity, with what the provider refused, when that takes longer than `timeout_s`.
         """
         record, deadline = self.folder.record, time.monotonic() + timeout_s
@@ -69,14 +70,17 @@ class Machine:
                 progress(f"{lost.what}; a new one {lost.then}")
             while True:
                 self.folder.give_way()
-                url = self._answering(ledger)
-                joined = {h.request_id: url for h in _dispatchers(ledger)} if url else {}
+                joined = self._answering(ledger)
+                leaving = frozenset(h.request_id for h in _dispatchers(ledger) if not h.counts)
                 actions = reconcile.tick(wanted, ledger, self.provider, boot,
-                                         reconcile.Observed(joined=joined), time.time())
-                if url:
+                                         reconcile.Observed(joined=joined, released=leaving), time.time())
+                others = [h.request_id for h in _dispatchers(ledger) if h.request_id not in joined]
+                if joined and not others:
+                    (url,) = joined.values()
                     self.folder.update(url=url, reached=True)
                     return url
-                refused = next((a.why for a in actions if isinstance(a, reconcile.Wait)), refused)
+                refused = next((a.why for a in actions if isinstance(a, reconcile.Wait)),
+                               f"{', '.join(others)} of an earlier command has not ended" if joined else refused)
                 said = _tell(actions, said, progress)
                 if time.monotonic() >= deadline:
                     raise _not_up(self.folder.name, refused, self.ailment, timeout_s)
@@ -174,14 +178,15 @@ class Machine:
         endpoint = Endpoint(url, self.folder.keys.admin_token, self.folder.ca)
         return Client(endpoint, patience_s=patience_s, any_version=any_version)
 
-    def _answering(self, ledger: Ledger) -> str:
+    def _answering(self, ledger: Ledger) -> dict[str, str]:
+        """The dispatcher that answers, host -> URL, of those that shall stay; {} if none does."""
         for host in _dispatchers(ledger):
-            if host.address and host.port:
+            if host.counts and host.address and host.port:
                 url = _url(host.address, host.port)
                 self.ailment = self.client(url, 0.0).ailment()
                 if not self.ailment:
-                    return url
-        return ""
+                    return {host.request_id: url}
+        return {}
 
     def _boot(self, record: Record) -> Callable[[str, Offer], Boot]:
         keys, folder = self.folder.keys, self.folder

@@ -22,6 +22,10 @@ def test_wherever_a_flow_is_killed_the_next_run_leaves_nothing_lost_doubled_or_o
     assert not bad, "\n\n".join(bad)
 
 
+def test_a_dispatcher_whose_end_was_written_down_and_never_asked_for_does_not_stay_beside_the_next_one():
+    kill(point("laptop", "down of half an up", "ledger TerminateIntended"))
+
+
 def test_the_sweep_finds_a_machine_that_is_written_down_only_once_it_is_listed(monkeypatch):
     append = Ledger.append
 
