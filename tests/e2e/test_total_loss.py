@@ -64,8 +64,9 @@ def test_a_job_that_loses_every_host_goes_on_by_itself_from_all_that_there_was_t
     job.wait(120)
     assert "counted -400.0 of -400" in output(job)
     _, (kept, begun, repeated), warned = resumed(fleet, job)
-    assert begun == kept > 5 and repeated >= 0
-    assert warned == (saved.version, saved.version, 0)
+    assert begun >= kept > 5 and repeated >= 0  # it may have made a step when it is told to have formed
+    kept, begun, repeated = warned
+    assert begun >= kept == saved.version and repeated == 0
 
 
 @pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="what a step does is tested in tests/train")
