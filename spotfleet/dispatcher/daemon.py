@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from spotfleet.dispatcher import disk
 from spotfleet.dispatcher.app import make_app
 from spotfleet.dispatcher.begin import begin
 from spotfleet.dispatcher.boot import DispatcherBoot, server_tls
@@ -34,6 +35,7 @@ class Daemon:
     async def start(self, address: str, port: int) -> str:
         """Listen and begin; returns our URL. Waits for a provider that does not answer yet."""
         sweep(self._home)
+        disk.lay_by(self._home)
         ledger = await begin(self._boot, self._home, self._provider)
         self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))
         self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,

@@ -7,20 +7,37 @@ nothing is lost while the disk is full, and everything goes on by itself when th
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from spotfleet.errors import DiskFull, is_full
 
-__all__ = ["full", "is_full", "refuse_if_full", "why"]
+__all__ = ["full", "is_full", "lay_by", "refuse_if_full", "spend", "why"]
 
 RESERVE_BYTES = 32 << 20
+BALLAST, BALLAST_BYTES = "ballast", 1 << 20
 HINT = ("it goes on by itself once there is room: remove files on the dispatcher's machine, or `spotfleet down` and "
         "`spotfleet up` with a larger `dispatcher`")
 
 
 def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
+
+
+def lay_by(home: Path) -> None:
+    """Set room aside for the records of the fleet's end, unless there is none any more."""
+    try:
+        with (home / BALLAST).open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, BALLAST_BYTES)
+    except OSError as error:
+        if not is_full(error):
+            raise
+
+
+def spend(home: Path) -> None:
+    """The end has come, and a full disk must not keep machines billed."""
+    (home / BALLAST).unlink(missing_ok=True)
 
 
 def why(home: Path) -> str:

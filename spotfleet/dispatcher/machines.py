@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from spotfleet.codec import to_json
-from spotfleet.dispatcher import archive, lifetime
+from spotfleet.dispatcher import archive, disk, lifetime
 from spotfleet.dispatcher.auth import host_token
 from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.endgame import FETCH_S, PowerOff
@@ -113,6 +113,8 @@ class Machines:
                 self.own = await self._call(self._find_own)
         except (SpotfleetError, OSError) as error:
             done = [Wait(str(error))]
+            if disk.is_full(error) and self._dispatcher.endgame.why:
+                disk.spend(self._dispatcher.home)
             if str(error) != self._waits:
                 log.warning("machines: %s", error)
         self.tick_s = time.monotonic() - began

@@ -182,6 +182,22 @@ def test_a_dispatcher_that_starts_on_a_full_disk_waits_for_room(small, caplog):
     staged(small.path / "dispatcher", scene)
 
 
+def test_a_fleet_goes_down_with_a_full_disk_for_room_was_laid_by(small):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        small.fill()
+        await asyncio.to_thread(user(stage).down)
+
+        async def down() -> bool:
+            return (await stage.call("GET", "/v1/status"))[1]["state"] == "down"
+
+        await stage.until("no host", down)
+        assert [name for name in stage.cloud.living() if "-d-" not in name] == []
+        assert len(await stage.events("TerminateIntended")) == 2
+
+    staged(small.path / "dispatcher", scene, 2)
+
+
 class FullLedger(Ledger):
     """Takes nothing while `full`."""
 
