@@ -96,10 +96,22 @@ def extract(archive: Path, into: Path) -> None:
 
 
 def _inside(member: tarfile.TarInfo, into: str) -> tarfile.TarInfo:
-    """tarfile's data filter, but an absolute name is an attack, not something to repair."""
+    """tarfile's data filter, but an absolute name is an attack, not something to repair, and nothing is unpacked by way
+    of a link: in Python before 3.11.13 and 3.12.11 a long chain of links leads out past that filter (CVE-2025-4517)."""
     if member.name.startswith(("/", "\\")):
         raise tarfile.AbsolutePathError(member)
-    return tarfile.data_filter(member, into)
+    kept = tarfile.data_filter(member, into)
+    for name in (kept.name, kept.linkname) if kept.islnk() else (kept.name,):
+        parts = Path(name).parts
+        if ".." in parts or any(Path(into, *parts[:n]).is_symlink() for n in range(1, len(parts) + 1)):
+            raise tarfile.OutsideDestinationError(member, name)
+    if not kept.issym():
+        return kept
+    here = os.path.dirname(kept.name)
+    target = os.path.normpath(os.path.join(here, kept.linkname))  # links on the way to it count for nothing
+    if target.split("/")[0] == "..":
+        raise tarfile.LinkOutsideDestinationError(member, target)
+    return kept.replace(linkname=os.path.relpath(target, here or "."))
 
 
 def _walk(folder: Path, prefix: str, shut: frozenset[Path], rules: Sequence[_Rule]) -> Iterator[tuple[str, Path]]:

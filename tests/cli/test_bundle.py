@@ -153,6 +153,31 @@ def test_an_archive_that_leaves_its_folder_is_refused(tmp_path, name):
     assert not list(tmp_path.rglob("evil"))
 
 
+def entry(name: str, link: str = "", kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode = (kind, link, 0o755) if link else (tarfile.DIRTYPE, "", 0o755)
+    return member
+
+
+@pytest.mark.parametrize("last", [entry("l/new"), entry("l"), entry("h", "l", tarfile.LNKTYPE),
+                                  entry("h", "l/f", tarfile.LNKTYPE), entry("l", "d")])
+def test_nothing_is_unpacked_by_way_of_a_link(tmp_path, last):
+    """Links that lead nowhere bad one by one have led out of the folder together: CVE-2025-4517."""
+    with tarfile.open(tmp_path / "b", "w:gz") as tar:
+        for member in (entry("d"), entry("l", "d"), last):
+            tar.addfile(member)
+    with pytest.raises(ValueError, match="unsafe archive"):
+        extract(tmp_path / "b", tmp_path / "x")
+
+
+def test_a_link_leads_where_its_text_says_whatever_links_are_on_the_way(tmp_path):
+    with tarfile.open(tmp_path / "b", "w:gz") as tar:
+        for member in (entry("a"), entry("a/b"), entry("a/b/top", "../.."), entry("out", "a/b/top/../x")):
+            tar.addfile(member)
+    extract(tmp_path / "b", tmp_path / "x")
+    assert os.readlink(tmp_path / "x/out") == "a/b/x" and os.readlink(tmp_path / "x/a/b/top") == "../.."
+
+
 def test_what_is_no_archive_is_refused(tmp_path):
     whole = build(make(tmp_path / "w", "a" * 50), tmp_path / "b").path.read_bytes()
     for content in (b"", b"hello", whole[:-20]):
