@@ -38,6 +38,7 @@ EFFECTS = {
 }  # fmt: skip
 SDKS = {"boto3", "botocore", "google", "azure", "ray", "xgboost", "fabric", "obstore"}
 RUN = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}  # what they read may be a program
+SECRET = {"secrets", "token", "admin_token", "fleet_secret"}
 HEAVY = SDKS | {"torch", "numpy", "aiohttp", "pydantic", "cryptography", "sqlite3"}
 HELP_CPU_S = 0.3
 
@@ -174,6 +175,15 @@ def test_no_error_is_hidden(path):
 def test_nothing_is_left_to_do_later(path):
     marks = re.findall(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|NotImplemented" r"Error)\b", path.read_text())
     assert not marks
+
+
+@each(SOURCES)
+def test_no_value_shows_a_secret_when_it_is_printed(path):
+    for kind in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)):
+        fields = {ast.unparse(f.target): ast.unparse(f) for f in kind.body if isinstance(f, ast.AnnAssign)}
+        said = any(isinstance(f, ast.FunctionDef) and f.name == "__repr__" for f in kind.body)
+        shown = [name for name in SECRET & fields.keys() if "repr=False" not in fields[name]]
+        assert said or not shown or "pydantic" in str(imports(path)), kind.name
 
 
 @each(SOURCES)

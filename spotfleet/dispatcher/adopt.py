@@ -16,11 +16,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from spotfleet.dispatcher import startable
 from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.dispatcher.reports import LARGEST, WORKER_NAME
-from spotfleet.messages import AgentReport, HeldJob
+from spotfleet.errors import UsageError
+from spotfleet.messages import AgentReport, HeldJob, Launch
 from spotfleet.model import JobState
 
 log = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ class Adopted:
     """A job made of what hosts hold."""
 
     record: JobRecord
-    secrets: dict[str, str]
+    secrets: dict[str, str] = field(repr=False)
     hosts: tuple[str, ...]  # that hold it
 
 
@@ -136,10 +138,19 @@ def check(report: AgentReport) -> None:
         launch = held.launch
         if not JOB_NAME.fullmatch(held.job) or (launch is not None and launch.job != held.job):
             raise ValueError(f"AgentReport.held: {held.job!r} is no job")
-        if launch is not None and not 1 <= launch.spec.min_workers <= launch.spec.max_workers:
-            raise ValueError(f"AgentReport.held: {held.job} has no range of workers")
+        if launch is not None:
+            _check_launch(launch)
         if any(not 0 <= a.generation < LARGEST for a in held.assignments):
             raise ValueError(f"AgentReport.held: {held.job} has a generation of no sense")
         for name in (m for a in held.assignments for m in a.members):
             if not WORKER_NAME.fullmatch(name):
                 raise ValueError(f"AgentReport.held: {name!r} is no worker")
+
+
+def _check_launch(launch: Launch) -> None:
+    if not 1 <= launch.spec.min_workers <= launch.spec.max_workers:
+        raise ValueError(f"AgentReport.held: {launch.job} has no range of workers")
+    try:
+        startable.check(launch.spec, launch.secrets)
+    except UsageError as error:
+        raise ValueError(f"AgentReport.held: {launch.job}: {error}") from None

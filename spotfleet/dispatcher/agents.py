@@ -39,9 +39,8 @@ async def agent_socket(request: web.Request) -> web.WebSocketResponse:
     if first is None:
         await ws.close(code=UNFIT, message=b"token and host do not fit")
         return ws
-    refusal = refuse(first, dispatcher)
-    if refusal:
-        await ws.send_str(dump(AgentOrders(first.host, refuse=refusal)))
+    if why := refuse(first, dispatcher):
+        await ws.send_str(dump(AgentOrders(first.host, refuse=why)))
         await ws.close()
         return ws
     await _serve(ws, dispatcher, first)

@@ -10,7 +10,7 @@ from secrets import token_hex
 from aiohttp import web
 
 from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher import archive
+from spotfleet.dispatcher import archive, startable
 from spotfleet.dispatcher.files import receive
 from spotfleet.dispatcher.jobs import Job
 from spotfleet.dispatcher.keys import (
@@ -30,11 +30,7 @@ from spotfleet.messages import JOB_KEY, Checkpoint, Launch
 from spotfleet.model import JobSpec
 
 OUTPUT_BYTES = 64 << 30
-NAME_CHARS = 200
 MOST_JOBS = 10_000  # in a fleet's life
-MOST_WORKERS = 100_000
-LONGEST_INTERVAL_S = 366 * 86_400.0
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
 def _job(request: web.Request) -> Job:
@@ -62,7 +58,7 @@ async def submit(request: web.Request) -> web.Response:
         raise UsageError("spec: missing", hint="send {spec, secrets, wait}")
     spec = from_json(JobSpec, said["spec"])
     secrets = from_json(dict[str, str], said.get("secrets") or {})
-    _check(spec, secrets)
+    startable.check(spec, secrets)
     if len(request.app[DISPATCHER].jobs) >= MOST_JOBS:
         raise UsageError(f"this fleet has had {MOST_JOBS} jobs", hint="`spotfleet down`, then `up`, begins anew")
     secrets[JOB_KEY] = token_hex(32)
@@ -70,28 +66,6 @@ async def submit(request: web.Request) -> web.Response:
     if not isinstance(wait, bool):
         raise UsageError(f"wait: expected true or false, got {wait!r}")
     return web.json_response({"job": await request.app[DISPATCHER].submit(spec, secrets, wait=wait)})
-
-
-def _check(spec: JobSpec, secrets: dict[str, str]) -> None:
-    """Raise UsageError for what no worker's process could be started with."""
-    if not spec.name or len(spec.name) > NAME_CHARS:
-        raise UsageError(f"spec.name: expected 1 to {NAME_CHARS} characters")
-    if spec.max_workers > MOST_WORKERS:
-        raise UsageError(f"spec.max_workers: {spec.max_workers} is more than {MOST_WORKERS}")
-    for where, variables in (("spec.envs", spec.envs), ("secrets", secrets)):
-        for name, value in variables.items():
-            if not VARIABLE.fullmatch(name) or not _is_plain(value):
-                raise UsageError(f"{where}.{name[:40]}: a process's environment cannot hold it",
-                                 hint="a name is of letters, digits and _; a value holds no NUL")
-    if not all(map(_is_plain, (spec.name, *spec.argv, spec.run, spec.setup))):
-        raise UsageError("spec: name, argv, run and setup hold no NUL and nothing that is not Unicode")
-    if not 0 <= spec.checkpoint.interval_s <= LONGEST_INTERVAL_S or not 0 <= spec.checkpoint.keep <= MOST_WORKERS:
-        raise UsageError("spec.checkpoint: interval_s and keep are numbers from 0 on, an interval at most a year")
-
-
-def _is_plain(text: str) -> bool:
-    """Can it be given to a process? A lone surrogate, which JSON can bring, is no character."""
-    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 async def jobs(request: web.Request) -> web.Response:

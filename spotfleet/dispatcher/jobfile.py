@@ -78,7 +78,7 @@ def load(folder: Path) -> tuple[JobRecord, dict[str, str]]:
 def submission(record: JobRecord, secrets: dict[str, str]) -> JobSubmitted:
     """For the ledger, without secrets."""
     spec, command = record.spec, " ".join(record.spec.argv) or record.spec.run
-    for value in filter(None, secrets.values()):
+    for value in sorted(filter(None, secrets.values()), key=len, reverse=True):  # one may begin with another
         command = command.replace(value, "***")
     return JobSubmitted(record.submitted_at, record.job, spec.name, command, spec.min_workers, spec.max_workers)
 

@@ -21,7 +21,7 @@ import logging
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ class _Job:
     folder: Path
     live: bool
     bundle: str
-    secrets: dict[str, str]
+    secrets: dict[str, str] = field(repr=False)
 
 
 class Keeper:
@@ -78,18 +78,17 @@ class Keeper:
         """Copy what has changed; how long to wait until the next time."""
         jobs = [_Job(j.id, j.folder, not j.state.ended, j.spec.bundle, dict(j.secrets))
                 for j in self._dispatcher.jobs.values()]
-        begun = time.monotonic()
         copying = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._thread, self._copy, jobs))
         try:
             while not (await asyncio.wait([copying], timeout=STALL_S))[0]:
                 self._say(f"the checkpoint target {self._target} has not answered for {STALL_S:g} s; waits for it")
-            copying.result()
+            took_s = copying.result()
         except (OSError, SpotfleetError) as error:
             self._say(f"the checkpoint target {self._target} cannot be written to: "
                       f"{getattr(error, 'strerror', '') or error}; tried again each {AGAIN_S:g} s")
             return AGAIN_S
         self._say("")
-        return max(KEEP_S, SELDOM * (time.monotonic() - begun))
+        return max(KEEP_S, SELDOM * took_s)
 
     def _say(self, why: str) -> None:
         if why == self.why:
@@ -102,18 +101,22 @@ class Keeper:
 
     # ---- in the thread
 
-    def _copy(self, jobs: list[_Job]) -> None:
+    def _copy(self, jobs: list[_Job]) -> float:
+        """How long it took, but for bundles: each is copied once, and after a large one records would long be old."""
+        begun = time.monotonic()
         if not Path(self._target).is_dir():  # never to make it: it may be where something is to be mounted
             raise FileNotFoundError(errno.ENOENT, "no such folder; is it mounted?")
         for job in jobs:
             self._copy_job(job)
         self._copy_ledger()
+        took_s = time.monotonic() - begun
         live = {job.bundle for job in jobs if job.live and job.bundle}
         for digest in sorted(live):
             self._copy_bundle(digest)
         for name in self._durable.names("bundles"):
             if name not in map(bundle_name, live):
                 self._durable.drop(name)
+        return took_s
 
     def _copy_job(self, job: _Job) -> None:
         if job.job in self._closed:

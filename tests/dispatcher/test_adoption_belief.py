@@ -86,6 +86,9 @@ def test_a_known_job_is_asked_about_only_where_an_agent_knows_more_than_the_disk
     held("../../etc"), held(".hidden"), held(members=("f-0/x/1",)), held(members=("one",)), held(generation=-1),
     replace(held(), launch=Launch("another", JobSpec("j"), {})),
     replace(held(), launch=Launch("j-1", JobSpec("j", min_workers=2, max_workers=1), {})),
+    replace(held(), launch=Launch("j-1", JobSpec("j", bundle="../boot.json"), {})),
+    replace(held(), launch=Launch("j-1", JobSpec("j", max_workers=1 << 40), {})),
+    replace(held(), launch=Launch("j-1", JobSpec("j"), {"A=B": "x"})),
 ])
 def test_what_no_agent_would_hold_is_refused(odd: HeldJob):
     with pytest.raises(ValueError, match=r"AgentReport\.held"):

@@ -13,13 +13,14 @@ from fake_fleet import ADMIN, SECRET, Stage, spec
 from fake_workers import FakeWorker, Script
 
 from spotfleet import certs
-from spotfleet.dispatcher import agents, reports
+from spotfleet.dispatcher import agents, jobfile, reports
+from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.fleet import events as e
 from spotfleet.fleet.fold import fold
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.plan import Observed, Terminate, Wanted, plan
 from spotfleet.messages import AgentOrders, AgentReport, SlotOrder, WorkerOrders, WorkerReport, WorkerState, dump, load
-from spotfleet.model import CloudState, HostState, Market, Offer, Role, Run
+from spotfleet.model import CloudState, HostState, JobSpec, Market, Offer, Role, Run
 
 LONG = 10_000
 OFFER = Offer("p", "r", "z", "t", Market.SPOT, 1, 10, 20)
@@ -265,6 +266,11 @@ def test_a_traceback_of_any_length_is_cut_and_does_not_cost_the_report():
     report = reports.read(said(workers__0__report__error="a" * 100_000 + "the end", why="b" * 100_000))
     error = report.workers[0].report.error
     assert error.endswith("the end") and len(error) <= reports.TALK_CHARS and len(report.why) <= reports.TALK_CHARS
+
+
+def test_a_secret_that_begins_with_another_is_masked_whole_in_the_ledger():
+    record = JobRecord("j-1", JobSpec("j", ("train.py", "--token=abcdef")), 0.0)
+    assert jobfile.submission(record, {"A": "abc", "B": "abcdef"}).command == "train.py --token=***"
 
 
 def test_a_host_is_told_no_secret_but_its_own_token(play):

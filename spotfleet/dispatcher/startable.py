@@ -1,0 +1,38 @@
+"""Which jobs can be started at all: those of the command line, and those that hosts say they hold. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from spotfleet.errors import UsageError
+from spotfleet.model import JobSpec
+
+NAME_CHARS = 200
+MOST_WORKERS = 100_000
+LONGEST_INTERVAL_S = 366 * 86_400.0
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+BUNDLE = re.compile(r"[0-9a-f]{64}")
+
+
+def check(spec: JobSpec, secrets: dict[str, str]) -> None:
+    """Raise UsageError for what no worker's process could be started with, or what no loop of ours could bear."""
+    if not spec.name or len(spec.name) > NAME_CHARS:
+        raise UsageError(f"spec.name: expected 1 to {NAME_CHARS} characters")
+    if spec.max_workers > MOST_WORKERS:
+        raise UsageError(f"spec.max_workers: {spec.max_workers} is more than {MOST_WORKERS}")
+    for where, variables in (("spec.envs", spec.envs), ("secrets", secrets)):
+        for name, value in variables.items():
+            if not VARIABLE.fullmatch(name) or not _is_plain(value):
+                raise UsageError(f"{where}.{name[:40]}: a process's environment cannot hold it",
+                                 hint="a name is of letters, digits and _; a value holds no NUL")
+    if not all(map(_is_plain, (spec.name, *spec.argv, spec.run, spec.setup))):
+        raise UsageError("spec: name, argv, run and setup hold no NUL and nothing that is not Unicode")
+    if spec.bundle and not BUNDLE.fullmatch(spec.bundle):
+        raise UsageError(f"spec.bundle: {spec.bundle[:80]!r} is no sha256 in hex")
+    if not 0 <= spec.checkpoint.interval_s <= LONGEST_INTERVAL_S or not 0 <= spec.checkpoint.keep <= MOST_WORKERS:
+        raise UsageError("spec.checkpoint: interval_s and keep are numbers from 0 on, an interval at most a year")
+
+
+def _is_plain(text: str) -> bool:
+    """Can it be given to a process? A lone surrogate, which JSON can bring, is no character."""
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
