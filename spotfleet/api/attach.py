@@ -17,6 +17,7 @@ from spotfleet import providers
 from spotfleet.api.house import Folder, House, Keys, Record
 from spotfleet.api.machine import Machine, provider_config, watch
 from spotfleet.codec import from_json
+from spotfleet.config.values import NAME
 from spotfleet.dispatcher.boot import DispatcherBoot
 from spotfleet.errors import DispatcherUnreachable, NeedsPerson, NoSuchFleet, SpotfleetError, UsageError
 from spotfleet.model import CloudHost, CloudState, FleetSpec, Nodes, Role
@@ -75,12 +76,16 @@ def _boot(provider: Provider, host: CloudHost) -> DispatcherBoot | None:
     """What the machine was told at its birth; None if it has just ended."""
     try:
         text = provider.boot_files(host.request_id).get("boot.json", "")
-        return from_json(DispatcherBoot, json.loads(text)) if text else None
+        boot = from_json(DispatcherBoot, json.loads(text)) if text else None
     except UsageError:
         return None
     except ValueError as error:
         raise NeedsPerson(f"{host.request_id} was started by another version of spotfleet: {error}",
                           hint="attach with the version that made the fleet") from None
+    if boot is not None and not NAME.fullmatch(boot.spec.name):  # it becomes a folder here
+        raise NeedsPerson(f"{host.request_id} says that its fleet is named {boot.spec.name[:80]!r}, which none is",
+                          hint="spotfleet did not start this machine: find out who did")
+    return boot
 
 
 def _nothing(listed: Sequence[CloudHost], name: str, there: Sequence[str]) -> SpotfleetError:

@@ -85,6 +85,13 @@ def test_an_account_without_fleets_says_how_to_make_one(user):
     assert user.fails("attach").err == "error: the account has no fleet\nhint: `spotfleet up FILE` makes one\n"
 
 
+def test_a_machine_whose_fleet_is_named_like_a_path_makes_no_folder(second, monkeypatch):
+    boot = second.cloud.boot_files("digits-d-0")
+    monkeypatch.setitem(boot, "boot.json", boot["boot.json"].replace('"name": "digits"', '"name": "../../digits"'))
+    assert "says that its fleet is named '../../digits', which none is" in second.fails("attach", code=3).err
+    assert not second.home.with_name("digits").exists() and not (second.home / "digits").exists()
+
+
 def test_several_fleets_must_be_told_apart(up, monkeypatch):
     up.write("other.yaml", "name: other\nresources: {instance_type: cpu.small}\n")
     up.ok("up other.yaml -y")
