@@ -3,6 +3,10 @@
 A host was told at its birth; so only those are told whose agents are not here although the cloud lists them as running.
 
     not here --ANNOUNCE_AFTER_S--> tagged --refused--> tagged again each AGAIN_S    (said in `why` meanwhile)
+                                      '-- not here still --> tagged again each ANEW_S
+
+Again and again, because what a host knows may be wrong: it was asked for once more though another dispatcher had
+launched it, or another, which has not ended yet, has tagged it since.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ log = logging.getLogger(__name__)
 ANNOUNCE_AFTER_S = 2.0  # since we listen, or since the host was first seen away: most agents know where we are
 LOOK_S = 0.5
 AGAIN_S = 5.0
+ANEW_S = 120.0  # longer than most machines take from their start to their agent's first word
 AT_ONCE = 8
 
 
@@ -33,7 +38,7 @@ class Announcer:
         self._dispatcher, self._provider = dispatcher, provider
         self._threads = ThreadPoolExecutor(AT_ONCE, "announce")
         self._told: dict[str, str] = {}  # host -> the URL that it knows
-        self._away: dict[str, float] = {}  # host -> since when; monotonic
+        self._away: dict[str, float] = {}  # host -> since when, or since it was told; monotonic
         self._again: dict[str, float] = {}  # host -> not asked again before; monotonic
 
     def born(self, host: str) -> None:
@@ -53,21 +58,20 @@ class Announcer:
         seats, url = self._dispatcher.seats, self._dispatcher.url
         away = [h.request_id for h in self._dispatcher.journal.state.hosts
                 if h.role is Role.WORKER and h.cloud is CloudState.RUNNING and h.terminate_at is None
-                and self._told.get(h.request_id) != url
                 and not (h.request_id in seats and seats[h.request_id].connected)]
         self._away = {host: self._away.get(host, now) for host in away}
         self._again = {host: at for host, at in self._again.items() if host in self._away}
         if not self._again:
             self.why = ""
-        return [host for host, since in self._away.items()
-                if now - since >= ANNOUNCE_AFTER_S and now >= self._again.get(host, 0.0)]
+        return [host for host, since in self._away.items() if now >= self._again.get(host, 0.0)
+                and now - since >= (ANEW_S if self._told.get(host) == url else ANNOUNCE_AFTER_S)]
 
     async def _announce(self, hosts: list[str]) -> None:
         url, loop = self._dispatcher.url, asyncio.get_running_loop()
         answers = await asyncio.gather(*(loop.run_in_executor(self._threads, self._tag, h, url) for h in hosts))
         for host, problem in zip(hosts, answers, strict=True):
             if not problem:
-                self._told[host] = url
+                self._told[host], self._away[host] = url, time.monotonic()
                 self._again.pop(host, None)
                 log.info("%s: told that the dispatcher is at %s", host, url)
                 continue

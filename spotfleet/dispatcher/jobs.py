@@ -131,6 +131,10 @@ class Job:
         for generation, members in self.record.groups:
             self.membership.adopt(generation, members)
             self._group = members or self._group
+        newest = self.checkpoints.newest
+        trained = max(self.record.fence, newest.generation if newest else 0)
+        if trained > self.membership.generation:  # our record is behind: nobody may train under such a number again
+            self.membership.adopt(trained, ())
         for name in self._group:
             if name not in self.crew.all:
                 worker = self.crew.add(name, 0)
@@ -139,8 +143,8 @@ class Job:
         for report in reports:
             self.crew.hear(report)
         resumed = max((w.report.resumed for w in self.crew.all.values()), default=0)
-        trained = [m for g, m in self.record.groups if m and (g != self.record.fence or resumed >= g)]
-        self.progress.adopt(self.crew, trained[-1] if trained else (), self.record.version)
+        steppers = [m for g, m in self.record.groups if m and (g != self.record.fence or resumed >= g)]
+        self.progress.adopt(self.crew, steppers[-1] if steppers else (), self.record.version)
 
     def status(self, unix: float) -> JobStatus:
         return job_status(self, unix)

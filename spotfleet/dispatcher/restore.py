@@ -16,7 +16,7 @@ import logging
 import re
 import shutil
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher import jobfile
 from spotfleet.dispatcher.boot import DispatcherBoot
+from spotfleet.dispatcher.checkpoints import named
 from spotfleet.dispatcher.files import write_json
 from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.durable import Durable
@@ -145,13 +146,19 @@ def _job_names(durable: Durable) -> list[str]:
     return [parts[1] for parts in found if len(parts) == 3]
 
 
+def _trained(durable: Durable, job: str) -> int:
+    """The newest generation of which a checkpoint lies there: a record that was copied before it knows less."""
+    found = (named(Path(n).stem) for n in durable.names(f"jobs/{job}/checkpoints"))
+    return max((c.generation for c in found if c is not None), default=0)
+
+
 def _fetch_job(durable: Durable, boot: DispatcherBoot, job: str, place: Path, troubles: list[str]) -> bool:
     try:
         source = durable.find(f"jobs/{job}/job.json")
         record = from_json(JobRecord, json.loads(source.read_text() if source else ""))
         if record.job != job:
             raise ValueError(f"it is that of {record.job}")
-        jobfile.save(place, record)
+        jobfile.save(place, replace(record, fence=max(record.fence, _trained(durable, job))))
         sealed = durable.find(f"jobs/{job}/secrets")
         if sealed is not None and not record.state.ended:
             text = lock(boot.fleet_secret).decrypt(sealed.read_bytes())

@@ -124,7 +124,8 @@ class Dispatcher:
     async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
         self._check(spec, wait)
         disk.refuse_if_full(self.home)
-        name = jobfile.name_for(spec, self.jobs, 0 if self.jobs else NUMBERS * self._machine)
+        anew = not self.jobs or self.takeover.event is not None  # the copies may lack jobs that hosts or target know
+        name = jobfile.name_for(spec, self.jobs, NUMBERS * self._machine if anew else 0)
         folder = self.home / "jobs" / name
         jobfile.save_secrets(folder, secrets)
         jobfile.save(folder, JobRecord(name, spec, time.time()))

@@ -99,6 +99,21 @@ def test_a_host_that_cannot_be_told_is_said_and_told_later_and_once(play, monkey
     play(scene, spec(1))
 
 
+def test_a_host_that_another_dispatcher_has_told_otherwise_is_told_again(play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spotfleet.dispatcher.announce.ANEW_S", 0.3)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        stage.agents["f-0"].shut = True
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        await stage.until("its place", lambda: stage.cloud.tags("f-0").get(DISPATCHER_TAG) == stage.url)
+        stage.cloud.tag("f-0", {DISPATCHER_TAG: "https://127.0.0.1:1"})
+        await stage.until("its place again", lambda: stage.cloud.tags("f-0").get(DISPATCHER_TAG) == stage.url)
+
+    play(scene, spec(1))
+
+
 def test_hosts_that_know_the_dispatcher_are_not_tagged(play):
     async def scene(stage: Stage) -> None:
         await stage.up(2)

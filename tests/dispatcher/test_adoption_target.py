@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +14,11 @@ from fake_fleet import Stage, spec
 from fake_workers import Script
 from test_adoption import LONG, in_a_hurry, pids
 
-from spotfleet.messages import Exit
-from spotfleet.model import CheckpointSpec
+from spotfleet.dispatcher import jobfile
+from spotfleet.dispatcher.keeper import Keeper
+from spotfleet.durable import Durable, checkpoint_name
+from spotfleet.messages import Checkpoint, Exit, dump
+from spotfleet.model import CheckpointSpec, JobState
 
 LONGER = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="with --long only")
 pytestmark = pytest.mark.usefixtures(in_a_hurry.__name__)
@@ -53,7 +58,7 @@ def test_history_jobs_and_secrets_come_back_from_the_target(play, tmp_path: Path
         assert again[:len(before)] == before
         assert (await stage.job(ended)).state == "succeeded"
         assert [e["restored"] for e in again if e["kind"] == "TakenOver"] == [True]
-        assert await stage.submit(LONG, (1, 1), "next") == "next-3"
+        assert await stage.submit(LONG, (1, 1), "next") == "next-1001"  # another job 3 may have been lost uncopied
 
     play(scene, with_target(target))
 
@@ -148,6 +153,57 @@ def test_a_copy_that_is_a_generation_behind_makes_nobody_form_anew(play, tmp_pat
         assert (after.generation, pids(stage), len(stage.world.history)) == (before.generation, workers, formed)
 
     play(scene, with_target(target))
+
+
+def test_no_generation_of_which_a_checkpoint_is_at_the_target_is_ordered_again(play, tmp_path: Path):
+    """The copy of the job's record was made before its first generation."""
+    data = b"state 500"
+    kept = Checkpoint(500, hashlib.sha256(data).hexdigest(), len(data), generation=40)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(LONG, (1, 1))
+        await stage.at_version(job, 1)
+        await copied(stage, job)
+        await stage.stop_dispatcher()
+        stage.cloud.interrupt("f-0", None)
+        await stage.until("the end of all", lambda: not stage.agents)
+        there = Durable(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+        folder = there.folder / "jobs" / job
+        jobfile.save(folder, replace(jobfile.load(folder)[0], state=JobState.QUEUED, groups=(), hosts=(), version=0))
+        there.write(checkpoint_name(job, 500, 40), data)
+        there.write(checkpoint_name(job, 500, 40).replace("ckpt", "json"), dump(kept).encode())
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        after = await stage.at_version(job, 501)  # from the checkpoint
+        assert after.generation > 40
+        path = f"/v1/jobs/{job}/checkpoints/600?generation={after.generation}&digest={kept.digest}"
+        await stage.call("PUT", path, token=stage.token(after.workers[0].host), data=data)
+
+    play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
+
+
+def test_records_do_not_wait_for_as_long_as_a_large_bundle_took(play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data, copy = b"a working directory", Keeper._copy_bundle
+
+    def slowly(keeper: Keeper, digest: str) -> None:
+        if keeper._durable.find(f"bundles/{digest}") is None:
+            time.sleep(0.5)
+        copy(keeper, digest)
+
+    monkeypatch.setattr(Keeper, "_copy_bundle", slowly)
+
+    async def scene(stage: Stage) -> None:
+        digest = hashlib.sha256(data).hexdigest()
+        await stage.call("PUT", f"/v1/bundles/{digest}", data=data)
+        job = await stage.submit(LONG, (1, 1), bundle=digest)
+        there = Durable(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+        await stage.until("the bundle", lambda: there.find(f"bundles/{digest}"))
+        other = await stage.submit(LONG, (1, 1), "other")
+        await stage.until("its record", lambda: there.find(f"jobs/{other}/job.json"), 3.0)
+        assert there.find(f"jobs/{job}/job.json")
+
+    play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
 
 
 @pytest.mark.parametrize("damage", ["newest", pytest.param("all", marks=LONGER)])
