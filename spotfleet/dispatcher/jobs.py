@@ -5,7 +5,7 @@
 
 What each waits for is in `why`; what frees it:
 - QUEUED: slots (the schedule says which job or host it waits for); `cancel`.
-- STARTING, RECOVERING: what Membership waits for (`dispatcher/membership.py`), bounded there.
+- STARTING, RECOVERING: what Membership waits for (`dispatcher/membership/`), bounded there.
 - the end after training: the script's tail on rank 0; others get TAIL_S after it. A rank 0 that is lost in its tail
   makes the job start again from its newest checkpoint, so that the tail runs.
 - CANCELLED is reached when the agents report none of its workers, or they are confirmed gone.
