@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from dataclasses import replace
 
 import pytest
@@ -114,13 +115,17 @@ def test_a_host_that_another_dispatcher_has_told_otherwise_is_told_again(play, m
     play(scene, spec(1))
 
 
-def test_hosts_that_know_the_dispatcher_are_not_tagged(play):
+def test_hosts_that_know_the_dispatcher_are_not_tagged(play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spotfleet.dispatcher.announce.ANNOUNCE_AFTER_S", 60.0)
+
     async def scene(stage: Stage) -> None:
         await stage.up(2)
         await stage.stop_dispatcher()
         await stage.start_dispatcher()
         await stage.up(2)
-        await asyncio.sleep(0.5)  # a span in which nothing may happen
+        await stage.until("their agents", lambda: all(agent.connected for agent in stage.agents.values()))
+        announcer, now = stage.daemon.dispatcher.announcer, time.monotonic()
+        assert announcer._due(now) == announcer._due(now + 1000.0) == []
         assert [stage.cloud.tags(host) for host in stage.agents] == [{}, {}]
 
     play(scene)
