@@ -16,12 +16,15 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 FINGERPRINT_CHARS = 12
 PART = re.compile(r"\..+\.\d+\.part")
+STALE_S = 3600.0  # what has been written is not written any more when nothing has come for so long
 
 
 class Durable:
@@ -57,6 +60,14 @@ class Durable:
 
     def drop(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove what machines that are gone were just writing: it may be as large as a checkpoint."""
+        stale = time.time() - STALE_S
+        for part in [p for p in self.folder.rglob("*.part") if PART.fullmatch(p.name)]:
+            with suppress(FileNotFoundError):
+                if part.stat().st_mtime < stale:
+                    part.unlink()
 
     def _whole(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         path = self.folder / name

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotfleet.dispatcher.restore import LEDGER_NAME, bundle_name, ledger_name, lock, machine_number
-from spotfleet.durable import Durable
+from spotfleet.durable import STALE_S, Durable
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.events import TargetChanged
 
@@ -62,6 +62,7 @@ class Keeper:
         self._thread = ThreadPoolExecutor(1, "keeper")
         self.copied_to = 0  # sequence number of the ledger's newest event at the target
         self._copied: dict[str, str] = {}  # name at the target -> digest of what was written
+        self._sweep_at = 0.0  # monotonic
         self._closed: set[str] = set()  # ended jobs whose last state is there
 
     async def run(self) -> None:
@@ -116,6 +117,9 @@ class Keeper:
         for name in self._durable.names("bundles"):
             if name not in map(bundle_name, live):
                 self._durable.drop(name)
+        if time.monotonic() >= self._sweep_at:
+            self._durable.sweep()
+            self._sweep_at = time.monotonic() + STALE_S
         return took_s
 
     def _copy_job(self, job: _Job) -> None:

@@ -88,7 +88,8 @@ class Shelf:
 
     def fetch(self, checkpoint: Checkpoint, file: Path, moved: Callable[[], None]) -> bool:
         """Copy it to `file`; False, and no file, if it has another digest."""
-        source, part, sha = self._durable.folder / self._name(checkpoint), file.with_suffix(".part"), hashlib.sha256()
+        source, sha = self._durable.folder / self._name(checkpoint), hashlib.sha256()
+        part = file.with_name(f".{file.name}.target.part")  # `files.sweep` knows such names
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with source.open("rb") as data, part.open("wb") as out:

@@ -13,7 +13,7 @@ import pytest
 from fake_fleet import Stage, spec
 from fake_workers import Script
 
-from spotfleet.dispatcher import mirror
+from spotfleet.dispatcher import files, mirror
 from spotfleet.dispatcher.mirror import Change, change
 from spotfleet.durable import Durable, checkpoint_name
 from spotfleet.messages import Checkpoint, dump
@@ -40,6 +40,14 @@ def at(version: int, generation: int = 1, digest: str = "d") -> Checkpoint:
 ])
 def test_the_target_holds_the_newest_of_both_sides(here, there, names, expected):
     assert change(here, there, names, keep=2) == expected
+
+
+def test_what_a_killed_process_was_just_bringing_back_is_swept(tmp_path: Path):
+    durable, home = Durable(str(tmp_path), "f", "CERTIFICATE"), tmp_path / "home"
+    durable.write(checkpoint_name("j", 5, 1), data_of(5))
+    shelf = mirror.Shelf(durable, str(tmp_path), "j")
+    with pytest.raises(FileNotFoundError):  # it was swept in the midst of it
+        shelf.fetch(of(5), home / "jobs/j/checkpoints/5-1.ckpt", lambda: files.sweep(home))
 
 
 # ---- with the whole dispatcher

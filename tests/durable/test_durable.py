@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -65,3 +66,15 @@ def test_two_machines_that_write_the_same_name_at_once_leave_one_whole_file(targ
     target.put("7-1.ckpt", tmp_path / "source")
     assert target.find("7-1.ckpt").read_bytes() == b"mine"
     assert target.names() == ["7-1.ckpt"]
+
+
+def test_what_a_machine_that_is_gone_was_just_writing_is_swept_and_what_is_being_written_stays(target):
+    target.write("jobs/j/checkpoints/7-1.ckpt", b"rows")
+    folder = target.folder / "jobs/j/checkpoints"
+    left, fresh, other = folder / ".8-1.ckpt.1234.part", folder / ".9-1.ckpt.1234.part", folder / "mine.part"
+    for path in (left, fresh, other):
+        path.write_bytes(b"half")
+    for path in (left, other, folder / "7-1.ckpt"):
+        os.utime(path, (0, 0))
+    target.sweep()
+    assert sorted(p.name for p in folder.iterdir()) == [".9-1.ckpt.1234.part", "7-1.ckpt", "mine.part"]
