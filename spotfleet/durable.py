@@ -1,6 +1,6 @@
 """The checkpoint target: a folder that outlives the dispatcher's machine, such as a mounted file system.
 
-    TARGET/FLEET-FINGERPRINT/ledger, jobs/JOB/job.json, bundles    as `dispatcher/keeper.py` says
+    TARGET/FLEET-FINGERPRINT/ledger, jobs/JOB/sealed, bundles    as `dispatcher/keeper.py` says
     TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.ckpt    with its digest in a .json beside it
     TARGET/FLEET-FINGERPRINT/jobs/JOB/left/WORKER.tar.gz    output and log of a worker whose host ended itself
 

@@ -6,8 +6,7 @@
 All of it happens in a thread of its own, and training never waits for it. What is copied is read back by `restore.py`:
 
     ledger/MACHINE-SEQ-DIGEST.db     the newest two of this machine
-    jobs/JOB/job.json
-    jobs/JOB/secrets                 encrypted, until the job has ended
+    jobs/JOB/sealed                  its record and, until it has ended, its secrets; encrypted
     bundles/DIGEST                   of jobs that have not ended
 """
 
@@ -16,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import json
 import logging
 import shutil
 import time
@@ -25,7 +23,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spotfleet.dispatcher.restore import LEDGER_NAME, bundle_name, ledger_name, lock, machine_number
+from spotfleet.codec import to_text
+from spotfleet.dispatcher import jobfile
+from spotfleet.dispatcher.restore import (
+    LEDGER_NAME,
+    Sealed,
+    bundle_name,
+    ledger_digest,
+    ledger_name,
+    lock,
+    machine_number,
+    sealed_name,
+)
 from spotfleet.durable import STALE_S, Durable
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.events import TargetChanged
@@ -125,17 +134,10 @@ class Keeper:
     def _copy_job(self, job: _Job) -> None:
         if job.job in self._closed:
             return
-        name = f"jobs/{job.job}/secrets"
-        if not job.live:
-            self._durable.drop(name)
-        elif job.secrets:
-            text = json.dumps(job.secrets, sort_keys=True).encode()
-            if self._is_news(name, text):
-                self._durable.write(name, self._lock.encrypt(text))
-                self._note(name, text)
-        name, text = f"jobs/{job.job}/job.json", (job.folder / "job.json").read_bytes()
+        record, _ = jobfile.load(job.folder)
+        name, text = sealed_name(job.job), to_text(Sealed(record, job.secrets if job.live else {})).encode()
         if self._is_news(name, text):
-            self._durable.write(name, text)
+            self._durable.write(name, self._lock.encrypt(text))
             self._note(name, text)
         if not job.live:
             self._closed.add(job.job)
@@ -149,8 +151,7 @@ class Keeper:
         copy = self._dispatcher.home / ".keeper.part"
         try:
             ledger.copy_to(copy)
-            with copy.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = ledger_digest(copy, self._dispatcher.boot.fleet_secret)
             self._durable.put(ledger_name(self._machine, seq, digest), copy)
         finally:
             copy.unlink(missing_ok=True)

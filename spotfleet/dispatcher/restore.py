@@ -2,6 +2,7 @@
 
     target --copied, each piece checked--> HOME/.restored --renamed, the ledger last--> HOME
 
+Every host that mounts the target can write there, so ledger and jobs are believed only if the fleet's secret made them.
 A piece that is damaged is left there and said; the hosts may know what it held. Checkpoints are not copied here: they
 are read where they lie when a job needs one. Written by `keeper.py`.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import hmac
 import json
 import logging
 import re
 import shutil
 import sqlite3
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
@@ -48,9 +50,28 @@ class Restored:
     troubles: tuple[str, ...] = ()  # what could not be taken back, for people
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """A job as it lies at the target, encrypted with `lock`."""
+
+    record: JobRecord
+    secrets: dict[str, str] = field(repr=False)
+
+
+def sealed_name(job: str) -> str:
+    return f"jobs/{job}/sealed"
+
+
 def ledger_name(machine: int, seq: int, digest: str) -> str:
-    """Of a copy: the higher the newer, of whichever machine; the digest tells whether it is whole."""
+    """Of a copy: the higher the newer, of whichever machine; the digest tells whether it is whole, and ours."""
     return f"ledger/{machine:06d}-{seq:012d}-{digest}.db"
+
+
+def ledger_digest(path: Path, fleet_secret: str) -> str:
+    """Of a copy, in hex; only this fleet's dispatchers can make it."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    return hmac.new(fleet_secret.encode(), b"ledger\0" + digest, hashlib.sha256).hexdigest()
 
 
 def bundle_name(digest: str) -> str:
@@ -58,7 +79,7 @@ def bundle_name(digest: str) -> str:
 
 
 def lock(fleet_secret: str) -> Fernet:
-    """What the secrets of jobs are encrypted with where others may read them: the target."""
+    """What jobs are encrypted with where others may read and write them: the target."""
     key = HKDF(SHA256(), 32, salt=None, info=b"spotfleet secrets of jobs").derive(fleet_secret.encode())
     return Fernet(base64.urlsafe_b64encode(key))
 
@@ -110,16 +131,16 @@ def _fetch(boot: DispatcherBoot, stage: Path) -> Restored:
     durable = Durable(boot.spec.checkpoint.target, boot.fleet, boot.ca)
     stage.mkdir(parents=True, mode=0o700)
     troubles: list[str] = []
-    ledger = _fetch_ledger(durable, boot.fleet, stage / "ledger.db", troubles)
+    ledger = _fetch_ledger(durable, boot, stage / "ledger.db", troubles)
     jobs = [job for job in _job_names(durable) if _fetch_job(durable, boot, job, stage / "jobs" / job, troubles)]
     return Restored(ledger, tuple(jobs), tuple(troubles))
 
 
-def _fetch_ledger(durable: Durable, fleet: str, place: Path, troubles: list[str]) -> bool:
+def _fetch_ledger(durable: Durable, boot: DispatcherBoot, place: Path, troubles: list[str]) -> bool:
     """The newest copy that is whole."""
     for name in reversed([n for n in durable.names("ledger") if LEDGER_NAME.fullmatch(n)]):
         source = durable.find(name)
-        problem = "it has just gone" if source is None else _copy_ledger(source, name, fleet, place)
+        problem = "it has just gone" if source is None else _copy_ledger(source, name, boot, place)
         if not problem:
             return True
         place.unlink(missing_ok=True)
@@ -127,22 +148,21 @@ def _fetch_ledger(durable: Durable, fleet: str, place: Path, troubles: list[str]
     return False
 
 
-def _copy_ledger(source: Path, name: str, fleet: str, place: Path) -> str:
+def _copy_ledger(source: Path, name: str, boot: DispatcherBoot, place: Path) -> str:
     """Why it is no good; "" if it is."""
     shutil.copyfile(source, place)
-    with place.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != name[-67:-3]:
-            return "its digest is wrong"
+    if ledger_digest(place, boot.fleet_secret) != name[-67:-3]:
+        return "its digest is wrong"
     try:
         created = next((e for e in read_events(place) if isinstance(e, FleetCreated)), None)
         Ledger(place).close()  # ours to write to from now on
     except (SpotfleetError, sqlite3.Error) as error:
         return str(error)
-    return "" if created is not None and created.fleet == fleet else "it is not this fleet's"
+    return "" if created is not None and created.fleet == boot.fleet else "it is not this fleet's"
 
 
 def _job_names(durable: Durable) -> list[str]:
-    found = [n.split("/") for n in durable.names("jobs") if n.endswith("/job.json")]
+    found = [n.split("/") for n in durable.names("jobs") if n.endswith("/sealed")]
     return [parts[1] for parts in found if len(parts) == 3]
 
 
@@ -154,15 +174,14 @@ def _trained(durable: Durable, job: str) -> int:
 
 def _fetch_job(durable: Durable, boot: DispatcherBoot, job: str, place: Path, troubles: list[str]) -> bool:
     try:
-        source = durable.find(f"jobs/{job}/job.json")
-        record = from_json(JobRecord, json.loads(source.read_text() if source else ""))
+        source = durable.find(sealed_name(job))
+        found = from_json(Sealed, json.loads(lock(boot.fleet_secret).decrypt(source.read_bytes() if source else b"")))
+        record = found.record
         if record.job != job:
             raise ValueError(f"it is that of {record.job}")
         jobfile.save(place, replace(record, fence=max(record.fence, _trained(durable, job))))
-        sealed = durable.find(f"jobs/{job}/secrets")
-        if sealed is not None and not record.state.ended:
-            text = lock(boot.fleet_secret).decrypt(sealed.read_bytes())
-            jobfile.save_secrets(place, from_json(dict[str, str], json.loads(text)))
+        if found.secrets:
+            jobfile.save_secrets(place, found.secrets)
     except (ValueError, InvalidToken) as error:
         shutil.rmtree(place, ignore_errors=True)
         troubles.append(f"the copy of job {job} is refused: {str(error) or type(error).__name__}")

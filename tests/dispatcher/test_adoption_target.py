@@ -14,8 +14,10 @@ from fake_fleet import Stage, spec
 from fake_workers import Script
 from test_adoption import LONG, in_a_hurry, pids
 
+from spotfleet.codec import to_text
 from spotfleet.dispatcher import jobfile
 from spotfleet.dispatcher.keeper import Keeper
+from spotfleet.dispatcher.restore import Sealed, lock, sealed_name
 from spotfleet.durable import Durable, checkpoint_name
 from spotfleet.messages import Checkpoint, Exit, dump
 from spotfleet.model import CheckpointSpec, JobState
@@ -169,8 +171,9 @@ def test_no_generation_of_which_a_checkpoint_is_at_the_target_is_ordered_again(p
         stage.cloud.interrupt("f-0", None)
         await stage.until("the end of all", lambda: not stage.agents)
         there = Durable(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
-        folder = there.folder / "jobs" / job
-        jobfile.save(folder, replace(jobfile.load(folder)[0], state=JobState.QUEUED, groups=(), hosts=(), version=0))
+        record, secrets = jobfile.load(stage.home / "jobs" / job)
+        behind = Sealed(replace(record, state=JobState.QUEUED, groups=(), hosts=(), version=0), secrets)
+        there.write(sealed_name(job), lock(stage.boot.fleet_secret).encrypt(to_text(behind).encode()))
         there.write(checkpoint_name(job, 500, 40), data)
         there.write(checkpoint_name(job, 500, 40).replace("ckpt", "json"), dump(kept).encode())
         await stage.lose_dispatcher_machine()
@@ -200,8 +203,8 @@ def test_records_do_not_wait_for_as_long_as_a_large_bundle_took(play, tmp_path: 
         there = Durable(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
         await stage.until("the bundle", lambda: there.find(f"bundles/{digest}"))
         other = await stage.submit(LONG, (1, 1), "other")
-        await stage.until("its record", lambda: there.find(f"jobs/{other}/job.json"), 3.0)
-        assert there.find(f"jobs/{job}/job.json")
+        await stage.until("its record", lambda: there.find(sealed_name(other)), 3.0)
+        assert there.find(sealed_name(job))
 
     play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
 
