@@ -345,6 +345,7 @@ class Dispatcher:
     def _started(self) -> Stopwatch:
         unix, created = time.time(), self.journal.state.created
         ends = [j.record.ended_at for j in self.jobs.values() if j.state.ended]
+        ends += [taken.at] if (taken := self.journal.state.taken_over) else []  # somebody has just wanted this machine
         return Stopwatch(unix, time.monotonic(), created.at if created else unix, max(ends, default=0.0))
 
     def _has_past(self) -> bool:

@@ -13,7 +13,7 @@ class Stopwatch:
     """How old a fleet is, and for how long it has had no job."""
 
     def __init__(self, unix: float, mono: float, created_at: float, ended_at: float) -> None:
-        """`ended_at`: of its last job, 0 for none."""
+        """`ended_at`: when it was last seen to have work or wanted to have some, 0 for never."""
         self._born = mono - max(0.0, unix - created_at)
         self._idle_from = mono - max(0.0, unix - max(created_at, ended_at))
 

@@ -81,6 +81,8 @@ class Takeover:
         for found in self._found(hosts):
             self._take(found)
         self._mourn()
+        if self.event is None:
+            self.adoption = Adoption()  # nothing is asked any more
 
     def _learn(self, job: Job) -> None:
         before = job.record

@@ -14,6 +14,7 @@ from fake_workers import Script
 from spotfleet import certs
 from spotfleet.dispatcher import jobfile
 from spotfleet.messages import AgentOrders, AgentReport, Exit, dump, load
+from spotfleet.model import CheckpointSpec
 from spotfleet.providers import DISPATCHER_TAG
 
 LONG = Script(steps=100_000)
@@ -271,8 +272,30 @@ def test_a_restarted_process_adopts_a_higher_generation_than_its_disk_knows(play
         await stage.start_dispatcher()
         after = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 20)
         assert (after.generation, pids(stage), len(stage.world.history)) == (before.generation, workers, formed)
+        await stage.until("the end of questions", lambda: all(a.tell == () for a in stage.agents.values()))
 
     play(scene)
+
+
+def test_a_fleet_that_is_taken_over_is_not_idle_since_before_that(play, tmp_path):
+    """Its jobs may be held by agents that are late."""
+    (tmp_path / "target").mkdir()
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await stage.stands(await stage.submit(Script(steps=3), (1, 1)), "succeeded")
+        keeper, journal = stage.daemon.dispatcher.keeper, stage.daemon.dispatcher.journal
+        await journal.flush()
+        await stage.until("a copy", lambda: keeper.copied_to >= journal.after(0)[-1][0])
+        await asyncio.sleep(1.0)
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        taken = (await stage.events("TakenOver"))[0]
+        assert taken["restored"]
+        idle_s = stage.daemon.dispatcher.stopwatch.idle_s(time.monotonic(), working=False)
+        assert idle_s <= time.time() - taken["at"] + 0.1
+
+    play(scene, spec(1, checkpoint=CheckpointSpec(target=str(tmp_path / "target"))))
 
 
 def test_nothing_is_launched_ended_or_declared_dead_while_a_new_machine_waits_for_reports(play):
