@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_state import build, train
 from torch import nn
 
 import spotfleet.train as hvd
@@ -17,20 +18,6 @@ from spotfleet.messages import Checkpoint, WorkerOrders
 from spotfleet.train import checkpoint
 from spotfleet.train.checkpoint import CheckpointDamaged, Checkpointer
 from spotfleet.train.member import Place
-
-
-def build(lr=0.1):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=lr))
-    return model, optimizer
-
-
-def train(model, optimizer, steps: int) -> None:
-    for k in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(5, 3, generator=torch.Generator().manual_seed(k))).square().mean().backward()
-        optimizer.step()
 
 
 def held_state(alone, steps: int):
