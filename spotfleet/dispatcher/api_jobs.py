@@ -35,8 +35,8 @@ MOST_JOBS = 10_000  # in a fleet's life
 
 def _job(request: web.Request) -> Job:
     name, jobs = request.match_info["job"], request.app[DISPATCHER].jobs
-    if name not in jobs and not request.app[DISPATCHER].settled:
-        raise web.HTTPServiceUnavailable(text="")  # asked again: some agent may hold it
+    if not request.app[DISPATCHER].settled and (name not in jobs or host_of(request)):
+        raise web.HTTPServiceUnavailable(text="")  # asked again: it is still to be learnt who holds what of it
     if name not in jobs:
         raise NotFound(f"no job {name!r}", hint=f"jobs of this fleet: {', '.join(jobs) or 'none yet'}")
     return jobs[name]

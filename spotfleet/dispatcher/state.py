@@ -241,6 +241,7 @@ class Dispatcher:
         if not self.settled:
             self.takeover.ask()
             self._try_to_settle()
+        if not self.settled:
             return
         now, unix = time.monotonic(), time.time()
         views = {v.host.request_id: v for v in self.views()}

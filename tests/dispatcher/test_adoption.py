@@ -298,6 +298,32 @@ def test_a_fleet_that_is_taken_over_is_not_idle_since_before_that(play, tmp_path
     play(scene, spec(1, checkpoint=CheckpointSpec(target=str(tmp_path / "target"))))
 
 
+def test_what_hosts_send_to_a_dispatcher_that_does_not_know_its_workers_yet_is_not_refused_for_good(play):
+    """An agent drops a checkpoint that is refused, and a log without a rank is missing in that rank's."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(LONG)
+        worker = (await stage.at_version(job, 5)).workers[0]
+        for agent in stage.agents.values():
+            agent.shut = True
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        data, token = b"state 600", stage.token(worker.host)
+        digest = hashlib.sha256(data).hexdigest()
+        checkpoint, log = f"/v1/jobs/{job}/checkpoints/600?generation=1&digest={digest}", f"/v1/jobs/{job}/logs/"
+        log += f"{worker.worker.replace('/', '%2F')}?offset=0"
+        for method, path in (("PUT", checkpoint), ("POST", log)):
+            assert (await stage._call(method, path, None, token, data))[0] == 503
+        for agent in stage.agents.values():
+            agent.shut = False
+        await stage.call("PUT", checkpoint, token=token, data=data)
+        await stage.call("POST", log, token=token, data=data)
+        assert (await stage.call("GET", f"/v1/jobs/{job}/logs?rank={worker.rank}&offset=0"))[1] == data
+
+    play(scene)
+
+
 def test_nothing_is_launched_ended_or_declared_dead_while_a_new_machine_waits_for_reports(play):
     async def scene(stage: Stage) -> None:
         hosts = await stage.up(2)
