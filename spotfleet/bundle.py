@@ -20,7 +20,8 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -83,15 +84,23 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def extract(archive: Path, into: Path) -> None:
-    """Unpack; nothing is written outside `into`. Raises ValueError for an archive that tries, or is none."""
+def extract(archive: Path, into: Path, look: Callable[[int], object] | None = None) -> None:
+    """Unpack; nothing is written outside `into`. Raises ValueError for an archive that tries, or is none.
+
+    `look` hears the size of each member before it is written, and may raise.
+    """
+    def taken(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+        if look is not None:
+            look(member.size)
+        return _inside(member, path)
+
     into.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:*") as tar:
-            tar.extractall(into, filter=_inside)
+            tar.extractall(into, filter=taken)
     except tarfile.FilterError as error:
         raise ValueError(f"unsafe archive: {error}") from error
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"not an archive: {error}") from error
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spotfleet.bundle import extract
 from spotfleet.dispatcher.checkpoints import age, digest_of, read_record
-from spotfleet.dispatcher.disk import is_full
+from spotfleet.dispatcher.disk import is_full, refuse_if_full
 from spotfleet.errors import DiskFull, UsageError
 from spotfleet.fleet.ledger import Ledger
 
@@ -44,11 +44,12 @@ def _newest_checkpoint(folder: Path) -> Path | None:
 
 
 def keep_output(upload: Path, folder: Path) -> None:
-    """Unpack a worker's output folder, whole or not at all; blocking. UsageError when it is no archive."""
+    """Unpack a worker's output folder, whole or not at all; blocking. UsageError when it is no archive, DiskFull when
+    it finds no room: what is small on its way may be large here."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        extract(upload, part)
+        extract(upload, part, lambda size: refuse_if_full(part, size))
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     except ValueError as error:

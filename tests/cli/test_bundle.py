@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import tarfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -151,6 +153,15 @@ def test_an_archive_that_leaves_its_folder_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match="unsafe archive"):
         extract(tmp_path / "b", tmp_path / "x/y")
     assert not list(tmp_path.rglob("evil"))
+
+
+def test_an_archive_that_was_spoilt_in_the_middle_is_refused(tmp_path):
+    whole = gzip.decompress(build(make(tmp_path / "w", "b", a="a" * 100_000), tmp_path / "b").path.read_bytes())
+    packer = zlib.compressobj(wbits=31)  # gzip
+    half = packer.compress(whole[:50_000]) + packer.flush(zlib.Z_FULL_FLUSH)
+    (tmp_path / "c").write_bytes(half + b"\xff" * 1000)
+    with pytest.raises(ValueError, match="not an archive"):
+        extract(tmp_path / "c", tmp_path / "x")
 
 
 def entry(name: str, link: str = "", kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
