@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from spotfleet.dispatcher.boot import DispatcherBoot
-from spotfleet.dispatcher.restore import STAGE, Restored, found_before, restore
+from spotfleet.dispatcher.restore import STAGE, Restored, found_before, machine_number, restore
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import HistoryLost, TakenOver
@@ -88,7 +88,8 @@ def _observe(boot: DispatcherBoot, provider: Provider, ledger: Ledger) -> None:
 def _remember(boot: DispatcherBoot, ledger: Ledger, found: Restored) -> None:
     hosts = [h for h in ledger.state().hosts if h.role is Role.WORKER]
     said = any(isinstance(e, TakenOver) and e.host == boot.host for _, e in ledger.events())
-    if said or not (hosts or found.ledger or found.jobs):
+    unknown = found.troubles and machine_number(boot.host) > 0  # there may be all that the last machine knew
+    if said or not (hosts or found.ledger or found.jobs or unknown):
         return
     target = boot.spec.checkpoint.target
     parts = [f"{len(hosts)} hosts go on"]

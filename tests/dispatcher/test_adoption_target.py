@@ -186,6 +186,23 @@ def test_no_generation_of_which_a_checkpoint_is_at_the_target_is_ordered_again(p
     play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
 
 
+def test_a_target_that_cannot_be_read_by_a_new_machine_is_said_though_nothing_else_is_left(play, tmp_path: Path):
+    target = tmp_path / "target"
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await stage.stop_dispatcher()
+        stage.cloud.interrupt("f-0", None)
+        await stage.until("the end of all", lambda: not stage.agents)
+        target.rename(tmp_path / "unmounted")
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        (taken,) = await stage.events("TakenOver")
+        assert not taken["restored"] and f"{target} is no folder here: is it mounted?" in taken["why"]
+
+    play(scene, replace(with_target(target), nodes=spec(1).nodes))
+
+
 def test_records_do_not_wait_for_as_long_as_a_large_bundle_took(play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data, copy = b"a working directory", Keeper._copy_bundle
 
