@@ -24,7 +24,7 @@ class Workers:
         self._delivered: dict[str, WorkerOrders] = {}
         self._restores = Restores(host.transfers, host.bundles.folder, self._push_all)
         self._push: Callable[[str], None] = lambda worker: None
-        self._closing = False
+        self._closing = self._halted = False
         self._saving = False
         self._tell: tuple[str, ...] = ()  # jobs that the dispatcher asks about
 
@@ -76,6 +76,8 @@ class Workers:
             self._host.changed()
 
     def states(self) -> tuple[WorkerState, ...]:
+        if self._halted:
+            return ()  # lost with this host, whatever status a script ends with when it is told to
         relisted = (s for name, s in self._past.items() if name in self._listed)
         return (*(w.state for w in self._actual.values()), *relisted)
 
@@ -127,7 +129,7 @@ class Workers:
 
     async def halt(self) -> None:
         """End all processes and start no more; what they left stays on disk."""
-        self._closing = True
+        self._closing = self._halted = True
         for worker in self._actual.values():
             worker.end()
         gone = [asyncio.ensure_future(w.left_slot.wait()) for w in self._actual.values()]

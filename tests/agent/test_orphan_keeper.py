@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,8 +15,9 @@ from spotfleet.agent import keeper as keeping
 from spotfleet.agent.boot import Boot
 from spotfleet.agent.keeper import Around, Keeper, is_useless, read_life
 from spotfleet.agent.orphan import Life, Moment, Phase, Trainee
+from spotfleet.agent.workers import Workers
 from spotfleet.durable import Durable
-from spotfleet.messages import Assignment, Checkpoint, Stage, WorkerReport, load
+from spotfleet.messages import Assignment, Checkpoint, Exit, Stage, WorkerReport, WorkerState, load
 from spotfleet.model import Notice
 
 LIMIT_S = 30.0
@@ -337,3 +339,19 @@ def test_a_life_that_cannot_be_read_begins_anew_and_says_so(play, caplog):
     (host.home / "life.json").write_text('{"now": 3}')
     assert read_life(host.home, host.now()) == Life(host.now())
     assert "life begins anew" in caplog.text
+
+
+def test_a_dispatcher_that_returns_at_the_very_end_hears_of_lost_workers_not_of_scripts_that_failed():
+    """Which exit with a status of their own when they are told to end."""
+
+    async def scene() -> None:
+        bundles = SimpleNamespace(folder=Path)
+        workers = Workers(SimpleNamespace(transfers=None, bundles=bundles, changed=lambda: None))
+        gone = asyncio.Event()
+        state = WorkerState(WorkerReport(WORKER, "job"), 0, exit=Exit(1))
+        workers._actual[WORKER] = SimpleNamespace(state=state, left_slot=gone, end=gone.set)
+        assert workers.states() == (state,)
+        await workers.halt()
+        assert gone.is_set() and workers.states() == ()
+
+    asyncio.run(scene())
