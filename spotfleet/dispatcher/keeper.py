@@ -135,6 +135,8 @@ class Keeper:
         if job.job in self._closed:
             return
         record, _ = jobfile.load(job.folder)
+        if not job.live and not record.state.ended:
+            return  # the disk is full: its end is still to be written
         name, text = sealed_name(job.job), to_text(Sealed(record, job.secrets if job.live else {})).encode()
         if self._is_news(name, text):
             self._durable.write(name, self._lock.encrypt(text))

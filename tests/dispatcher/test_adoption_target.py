@@ -203,6 +203,29 @@ def test_a_target_that_cannot_be_read_by_a_new_machine_is_said_though_nothing_el
     play(scene, replace(with_target(target), nodes=spec(1).nodes))
 
 
+def test_a_job_whose_end_finds_no_room_on_the_disk_is_copied_once_it_is_written(play, tmp_path: Path,
+                                                                                monkeypatch: pytest.MonkeyPatch):
+    full, save = [True], jobfile.try_save
+    monkeypatch.setattr(jobfile, "try_save", lambda folder, record: not (record.state.ended and full[0])
+                        and save(folder, record))
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=3), (1, 1))
+        await stage.stands(job, "succeeded")
+        await copied(stage, job)  # though not its record, which still says that it runs
+        full[0] = False
+        there = Durable(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+
+        def ended() -> bool:
+            sealed = there.find(sealed_name(job))
+            return sealed is not None and b"succeeded" in lock(stage.boot.fleet_secret).decrypt(sealed.read_bytes())
+
+        await stage.until("its end", ended, 5.0)
+
+    play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
+
+
 def test_records_do_not_wait_for_as_long_as_a_large_bundle_took(play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data, copy = b"a working directory", Keeper._copy_bundle
 
