@@ -26,6 +26,7 @@ from spotfleet.providers import Provider
 
 log = logging.getLogger(__name__)
 AGAIN_S = 1.0
+MOUNT_S = 30.0
 T = TypeVar("T")
 
 
@@ -36,7 +37,7 @@ async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
     shutil.rmtree(home / STAGE, ignore_errors=True)  # of a process that was killed; it may hold secrets
     found = Restored()
     if not mark.exists():
-        found = found_before(home) if path.exists() else await restore(boot, home)
+        found = found_before(home) if path.exists() else await _restored(boot, home)
     ledger = await _when_there_is_room(lambda: Ledger(path))
     if lost is not None:
         ledger.append(lost)
@@ -51,6 +52,18 @@ async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
         await asyncio.to_thread(_remember, boot, ledger, found)
         mark.touch()
     return ledger
+
+
+async def _restored(boot: DispatcherBoot, home: Path) -> Restored:
+    """From the target, which may still be on its way to be mounted on a machine that has just started. No first machine
+    waits for that: there is nothing to be taken back."""
+    until = time.monotonic() + MOUNT_S
+    while True:
+        found = await restore(boot, home)
+        empty = not found.ledger and not found.jobs and bool(found.troubles)
+        if not empty or machine_number(boot.host) == 0 or time.monotonic() >= until:
+            return found
+        await asyncio.sleep(AGAIN_S)
 
 
 async def _when_there_is_room(work: Callable[[], T]) -> T:

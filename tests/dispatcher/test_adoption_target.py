@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import shutil
@@ -186,7 +187,28 @@ def test_no_generation_of_which_a_checkpoint_is_at_the_target_is_ordered_again(p
     play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
 
 
-def test_a_target_that_cannot_be_read_by_a_new_machine_is_said_though_nothing_else_is_left(play, tmp_path: Path):
+def test_a_target_that_is_still_being_mounted_is_waited_for_by_a_new_machine(play, tmp_path: Path):
+    target, away = tmp_path / "target", tmp_path / "unmounted"
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(LONG, (1, 1))
+        await stage.at_version(job, 1)
+        await copied(stage, job)
+        await stage.stop_dispatcher()
+        stage.cloud.interrupt("f-0", None)
+        await stage.until("the end of all", lambda: not stage.agents)
+        target.rename(away)
+        await stage.lose_dispatcher_machine()
+        asyncio.get_running_loop().call_later(0.5, away.rename, target)
+        await stage.start_dispatcher()
+        assert list(stage.daemon.dispatcher.jobs) == [job]
+
+    play(scene, replace(with_target(target), nodes=spec(1).nodes))
+
+
+def test_a_target_that_cannot_be_read_by_a_new_machine_is_said_though_nothing_else_is_left(
+        play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target = tmp_path / "target"
 
     async def scene(stage: Stage) -> None:
@@ -196,6 +218,7 @@ def test_a_target_that_cannot_be_read_by_a_new_machine_is_said_though_nothing_el
         await stage.until("the end of all", lambda: not stage.agents)
         target.rename(tmp_path / "unmounted")
         await stage.lose_dispatcher_machine()
+        monkeypatch.setattr("spotfleet.dispatcher.begin.MOUNT_S", 0.0)
         await stage.start_dispatcher()
         (taken,) = await stage.events("TakenOver")
         assert not taken["restored"] and f"{target} is no folder here: is it mounted?" in taken["why"]
