@@ -65,3 +65,9 @@ class NoticeFormat(SpotfleetError):
 
 class JobFailed(SpotfleetError):
     pass
+
+
+def room(free_bytes: int, total_bytes: int) -> str:
+    """12.5 MB of 1.5 GB free"""
+    free, total = (f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB" for n in (free_bytes, total_bytes))
+    return f"{free} of {total} free"

@@ -7,6 +7,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -36,21 +37,35 @@ if os.environ.get("SPOTFLEET_LONG"):
 
 sys.path.insert(0, NETGUARD)
 os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (NETGUARD, os.environ.get("PYTHONPATH", "")) if p)
-os.environ[RUN_MARK] = uuid.uuid4().hex
 os.environ.pop("SPOTFLEET_HOME", None)  # no test may touch the user's fleets
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def one_of_several(config: pytest.Config) -> bool:
+    """Is this one of the processes that share a run (pytest-xdist), not the one that started them?"""
+    return hasattr(config, "workerinput")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if not one_of_several(config):
+        os.environ[RUN_MARK] = uuid.uuid4().hex
+    sys.modules["netguard"] = guard = netguard()
+    os.environ[guard.NAMESPACE] = guard.namespace()
+
+
+def netguard() -> ModuleType:
+    """The guard of this process. One that a test run has started has it from its start."""
+    begun = sys.modules.get("sitecustomize")
+    if begun is not None and str(begun.__file__).startswith(NETGUARD):
+        return begun
     # Loaded by path: under its own name another `sitecustomize` is in the interpreter already.
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("netguard", Path(NETGUARD) / "sitecustomize.py")
     assert spec and spec.loader
     guard = importlib.util.module_from_spec(spec)
-    sys.modules["netguard"] = guard
     spec.loader.exec_module(guard)
-    os.environ[guard.NAMESPACE] = guard.namespace()
+    return guard
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +101,10 @@ def describe(process: psutil.Process) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process that is left fails the run; it is ended, by its number."""
+    """A process that is left fails the run; it is ended, by its number. Where several share a run, the one that started
+    them looks at the end."""
+    if one_of_several(session.config):
+        return
     _, alive = psutil.wait_procs(processes_of_this_run(), timeout=float(os.environ.get(LEFTOVERS_S, 5)))
     if not alive:
         return

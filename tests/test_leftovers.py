@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 LEAVES_ONE = """
 import subprocess, sys
@@ -17,10 +18,10 @@ def test_that_forgets(tmp_path):
 """
 
 
-def run_pytest(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, text: str, *more: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(text)
     path = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
-    command = [sys.executable, "-m", "pytest", "-p", "conftest", "--rootdir", str(folder), "test_it.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "--rootdir", str(folder), "test_it.py", *more]
     env = os.environ | {"PYTHONPATH": path, "TEST_LEFTOVERS_S": "0.5"}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
@@ -33,8 +34,9 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_a_process_left_behind_fails_the_run_and_is_ended(tmp_path):
-    done = run_pytest(tmp_path, LEAVES_ONE.format(pid_file=str(tmp_path / "pid")))
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_process_left_behind_fails_the_run_and_is_ended(tmp_path, processes):
+    done = run_pytest(tmp_path, LEAVES_ONE.format(pid_file=str(tmp_path / "pid")), "-n", processes)
     assert done.returncode == 1
     assert "started in test_it.py::test_that_forgets" in done.stderr
     assert not runs(int((tmp_path / "pid").read_text()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from spotfleet.errors import DiskFull, is_full
+from spotfleet.errors import DiskFull, is_full, room
 
 FULL_BYTES = 4 << 20
 
@@ -15,7 +15,7 @@ def why(folder: Path) -> str:
     usage = shutil.disk_usage(folder)
     if usage.free >= FULL_BYTES:
         return ""
-    return f"this host's disk is full: {usage.free / 1e6:.1f} MB of {usage.total / 1e9:.1f} GB free"
+    return f"this host's disk is full: {room(usage.free, usage.total)}"
 
 
 def told(error: OSError, folder: Path) -> OSError | DiskFull:

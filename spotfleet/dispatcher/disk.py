@@ -11,7 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
-from spotfleet.errors import DiskFull, is_full
+from spotfleet.errors import DiskFull, is_full, room
 
 __all__ = ["full", "is_full", "lay_by", "refuse_if_full", "spend", "why"]
 
@@ -48,7 +48,7 @@ def why(home: Path) -> str:
 
 def full(home: Path) -> str:
     usage = shutil.disk_usage(home)
-    return f"the dispatcher's disk is full: {usage.free / 1e6:.1f} MB of {usage.total / 1e9:.1f} GB free"
+    return f"the dispatcher's disk is full: {room(usage.free, usage.total)}"
 
 
 def refuse_if_full(folder: Path, coming_bytes: int = 0) -> None:
