@@ -61,6 +61,7 @@ class CheckpointStore:
         self.problem = ""  # what a user should know; empty once another has been kept
         self.remark = ""  # what a user should know of the target
         self.target = ""  # where hosts that lost their dispatcher may have left a newer one
+        self.awaited = False  # one lay there when this machine took over: nothing is begun anew before it is asked
         self.seeking = ""
         self.seeks_since = 0.0  # monotonic
         self._needed = self._looked = False

@@ -5,9 +5,9 @@
 
 A newer one is there when hosts that had lost their dispatcher left it, or when this machine is new. Where something is
 kept here, whatever stands in the way is gone on without. Where nothing is, a target that does not answer is waited for
-LOOK_LIMIT_S, and a checkpoint that is known to be there until it is here: room on this disk, a target that answers, or
-`cancel` frees the job, whose `why` says what it waits for. A copy that stands still for STALL_S is begun anew. Training
-never waits for any of this, but for a restore.
+LOOK_LIMIT_S, and a checkpoint that is or was known to be there until it is here: room on this disk, a target that
+answers, or `cancel` frees the job, whose `why` says what it waits for. A copy that stands still for STALL_S is begun
+anew. Training never waits for any of this, but for a restore.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class Mirror:
         except OSError as error:
             store.remark = f"{self._target} cannot be read: {error.strerror or error or 'it does not answer'}"
             log.warning("%s: %s", job, store.remark)
-            return store.newest is not None or time.monotonic() - store.seeks_since >= LOOK_LIMIT_S
+            late = time.monotonic() - store.seeks_since >= LOOK_LIMIT_S
+            return store.newest is not None or (late and not store.awaited)
         store.remark = ""
         try:
             for checkpoint in reversed(there):

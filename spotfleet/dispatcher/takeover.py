@@ -37,6 +37,8 @@ class Takeover:
         self.adoption = Adoption()
         if self.event is not None:
             self.adoption.open_until = self.event.at + ADOPT_S
+            for job in dispatcher.jobs.values():
+                job.checkpoints.awaited = job.record.fence > 0  # `restore.py` saw to that
             if time.time() < self.event.at + BEHIND_S:
                 self.adoption.behind = {j.id for j in dispatcher.jobs.values()
                                         if not j.state.ended and j.record.submitted_at < self.event.at}

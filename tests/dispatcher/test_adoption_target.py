@@ -179,6 +179,7 @@ def test_no_generation_of_which_a_checkpoint_is_at_the_target_is_ordered_again(p
         there.write(checkpoint_name(job, 500, 40).replace("ckpt", "json"), dump(kept).encode())
         await stage.lose_dispatcher_machine()
         await stage.start_dispatcher()
+        assert stage.daemon.dispatcher.jobs[job].checkpoints.awaited
         after = await stage.at_version(job, 501)  # from the checkpoint
         assert after.generation > 40
         path = f"/v1/jobs/{job}/checkpoints/600?generation={after.generation}&digest={kept.digest}"

@@ -8,12 +8,14 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_fleet import Stage, spec
 from fake_workers import Script
 
 from spotfleet.dispatcher import files, mirror
+from spotfleet.dispatcher.checkpoints import CheckpointStore
 from spotfleet.dispatcher.mirror import Change, change
 from spotfleet.durable import Durable, checkpoint_name
 from spotfleet.messages import Checkpoint, dump
@@ -48,6 +50,18 @@ def test_what_a_killed_process_was_just_bringing_back_is_swept(tmp_path: Path):
     shelf = mirror.Shelf(durable, str(tmp_path), "j")
     with pytest.raises(FileNotFoundError):  # it was swept in the midst of it
         shelf.fetch(of(5), home / "jobs/j/checkpoints/5-1.ckpt", lambda: files.sweep(home))
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_target_that_stays_away_is_given_up_unless_a_checkpoint_is_known_to_be_there(tmp_path: Path, awaited: bool):
+    """What is begun anew would end by pruning what lies there."""
+    boot = SimpleNamespace(spec=spec(1, checkpoint=CheckpointSpec(target=str(tmp_path / "away"))), fleet="f", ca="CA")
+    store, there = CheckpointStore(tmp_path / "job", 2), mirror.Mirror(boot)
+    store.awaited, store.target = awaited, boot.spec.checkpoint.target
+    store.need(True)
+    store.seeks_since -= mirror.LOOK_LIMIT_S
+    assert asyncio.run(there._looked("j", store)) is not awaited
+    there.close()
 
 
 # ---- with the whole dispatcher
