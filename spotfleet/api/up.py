@@ -25,6 +25,7 @@ SEEN_REFUSALS = 5  # the newest, named when a fleet does not come up
 class Up:
     plan: UpPlan
     status: FleetStatus
+    taken_over: bool = False  # by a dispatcher on another machine than before
 
 
 def plan_up(house: House, spec: FleetSpec) -> UpPlan:
@@ -55,7 +56,7 @@ def bring_up(house: House, file: FleetFile, progress: Progress, timeout_s: float
         plan = plan_up(house, file.spec)
         if plan.change is Change.NEW:
             _make(house, folder, file, progress)
-        machine = Machine(folder)
+        machine, before = Machine(folder), folder.record.url
         url = machine.ensure(progress, timeout_s)
         client = machine.client(url, patience_s=30.0)
         if plan.change is Change.NODES:
@@ -66,7 +67,8 @@ def bring_up(house: House, file: FleetFile, progress: Progress, timeout_s: float
             folder.save_keys(Keys(keys.admin_token, keys.fleet_secret, keys.cert, keys.key, file.secrets))
             folder.update(spec=file.spec)
     known = {} if plan.change is Change.NEW else {h.host: h.state for h in up_hosts(client.status())}
-    return Up(plan, _wait_for_min(folder, client, file.spec, progress, deadline, timeout_s, known))
+    status = _wait_for_min(folder, client, file.spec, progress, deadline, timeout_s, known)
+    return Up(plan, status, before not in ("", url))
 
 
 def _close_if_ended(folder: Folder) -> None:

@@ -46,6 +46,7 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
         raise
     have = [h for h in done.status.hosts if h.role == Role.WORKER.value and h.state == "up"]
     changed = "nothing to change: " if plan.change is Change.SAME and not plan.kept else ""
+    changed = "a new dispatcher has taken over: " if done.taken_over else changed
     say(f"{changed}fleet {fleet.name} is up with {len(have)} of {done.status.target} hosts, "
         f"{render.dollars(done.status.burn_micros_h)}/h")
     next_command("spotfleet train SCRIPT.py" + _flag(fleet), f"spotfleet down {fleet.name}")

@@ -153,6 +153,8 @@ def test_every_command_says_what_to_type_when_the_dispatchers_machine_is_gone_an
     up.cloud.dispatchers.pop(first.boot["host"])
     said = up.ok("up fleet.yaml -y")
     assert "the dispatcher's machine is gone; a new one takes over 3 hosts" in said.err
+    assert "a new dispatcher has taken over: fleet digits is up with 3 of 3 hosts" in said.err
+    assert "nothing to change" not in said.err
     assert len(up.workers()) == 3 and up.dispatcher.boot["host"] == "digits-d-1"
     assert {k: v for k, v in up.dispatcher.boot.items() if k != "host"} == {
         k: v for k, v in first.boot.items() if k != "host"}
