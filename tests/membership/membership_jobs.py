@@ -75,7 +75,6 @@ class SimJob:
         known = self.known.get(view.worker)
         if known is not None:
             known.view, known.seen, known.unheard = view, True, False
-            self.reported = max(self.reported, view.generation)
 
     def lose(self, gone: Callable[[Known], bool]) -> None:
         """These are confirmed dead."""
@@ -99,6 +98,7 @@ class SimJob:
         self._orders = None
         views = [_view(k, silent, leaving) for k in self.known.values()]
         by_name = {v.worker: v for v in views}
+        self.reported = max([self.reported, *(v.generation for v in views)])  # what comes between two looks is not seen
         young = sum(k.wanted and k.view.stage is Stage.STARTING for k in self.known.values())
         for change in self.core.observe(views, expected + young, now):
             self.changes.append(change)
