@@ -57,7 +57,7 @@ class Ledger:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._db = _open(self.path, str(self.path))
         with _explained(self.path):
-            self._db.execute("PRAGMA journal_mode=WAL")
+            _write_ahead(self._db)
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(CREATE)
@@ -182,6 +182,19 @@ def read_events(path: Path | str) -> list[Event]:
         db.close()
 
 
+def _write_ahead(db: sqlite3.Connection) -> None:
+    """Switch to a write-ahead log. Where another process does so too, sqlite does not wait by itself."""
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(0.01)
+
+
 def _open(path: Path, target: str) -> sqlite3.Connection:
     """A connection to a file that is empty or a ledger of this schema; transactions are explicit."""
     with _explained(path):
@@ -189,9 +202,11 @@ def _open(path: Path, target: str) -> sqlite3.Connection:
                              uri=target.startswith("file:"))
     try:
         with _explained(path):
+            db.execute("BEGIN")  # one look: another process may be just making it
+            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             version = db.execute("PRAGMA user_version").fetchone()[0]
             owner = db.execute("PRAGMA application_id").fetchone()[0]
-            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            db.execute("COMMIT")
         if (tables or version or owner) and owner != APPLICATION:
             raise Damaged(f"{path} is a database of another program, not a ledger",
                           hint="move it away, or give another path")

@@ -7,6 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +102,22 @@ def test_many_threads_write_and_read_one_ledger(path):
     assert all(b == a + 50 for a, b in zip(pairs[::2], pairs[1::2], strict=True)), "a batch was torn apart"
     assert len(seen) == 80
     assert ledger.state() == fold(e for _, e in rows)
+
+
+def test_several_that_make_one_ledger_at_once_all_get_it(tmp_path):
+    for number in range(30):
+        path, begin = tmp_path / f"{number}.db", threading.Barrier(4)
+
+        def make(path: Path = path, begin: threading.Barrier = begin) -> str:
+            begin.wait()
+            try:
+                Ledger(path).close()
+            except SpotfleetError as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(4) as pool:
+            assert [f.result() for f in [pool.submit(make) for _ in range(4)]] == [""] * 4
 
 
 WRITER = """
