@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import json
 import threading
@@ -109,7 +110,7 @@ LEAVES = st.sampled_from([
     None, True, False, -1, 0, 1, 3, 2**63, 10**400, -(10**400), 1e308, 0.5, float("nan"), float("inf"), "", "x",
     "\ud800", "\0", "a" * 10_000, "../../boot.json", "é💩", [], {}, [[[[[[]]]]]], {"a": {"b": {"c": {}}}},
     [1, "x", None],
-])
+]).map(copy.deepcopy)  # `mutated` changes what it gets
 JSONS = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner,
                                                                                         max_size=3), max_leaves=8)
 JOB = {"spec": {"name": "t", "argv": ["t.py"], "run": "", "setup": "", "bundle": "", "min_workers": 1, "max_workers": 1,
