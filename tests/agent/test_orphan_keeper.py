@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,9 +93,12 @@ class Host:
         return f"state {version}".encode() * 100
 
     def there(self) -> dict[str, bytes]:
-        """What the target holds."""
-        kept = Durable(str(self.target), "f", CA)
-        return {name: kept.find(name).read_bytes() for name in kept.names()}
+        """What the target holds, as far as it stays while we look."""
+        kept, found = Durable(str(self.target), "f", CA), {}
+        for name in kept.names():
+            with suppress(FileNotFoundError):
+                found[name] = (kept.folder / name).read_bytes()
+        return found
 
     def saved(self, version: int) -> bool:
         """Is this version there, whole, and described as a dispatcher reads it?"""

@@ -241,6 +241,7 @@ def test_each_sample_counts_exactly_once_per_epoch_through_resizes(fleets):
     _, b, c = fleet.start_all()
     fleet.wait_version(40)
     fleet.kill(b)
+    fleet.wait(lambda: fleet.generation >= 2, what="the death")
     fleet.start()
     fleet.wait(lambda: fleet.generation >= 3, what="the join")
     fleet.drain(c)
