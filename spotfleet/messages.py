@@ -34,13 +34,19 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A version of a job's state in a file."""
+    """A version of a job's state: a tar of a torch.distributed.checkpoint folder, or that folder in an object store.
+
+    While its ranks write it, each has one part: the parts joined in their order are the tar. See docs/checkpoints.md.
+    """
 
     version: int
-    digest: str  # sha256 of the file
+    digest: str  # sha256 of the file, of the part, or of the manifest at `url`
     bytes: int
     generation: int
     path: str = ""  # on the host of whoever sends this message; empty where there is none
+    part: int = 0  # which of `parts` this file is
+    parts: int = 1  # 1: whole
+    url: str = ""  # the folder in an object store, for instance "s3://bucket/prefix/JOB/VERSION-GENERATION"
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,9 @@ class WorkerReport:
     error: str = ""  # traceback that ends this worker; empty while it runs
     blame_peer: bool = False  # `error` came from a lost peer, not from the user's code
     blame_host: bool = False  # `error` came from this host, whose disk is full
+    wanted: int = 0  # world size that the job's resize policy asks for now; 0: no wish
+    resize: str = ""  # what the resize policy did at the newest change, in one line for people
+    damaged: Checkpoint | None = None  # one at a `url` that could not be used here
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,9 @@ class WorkerOrders:
     restore: Checkpoint | None = None  # set while no live worker of the job holds its state; path is local
     stop: bool = False  # leave at the next step boundary and exit 0
     stands_in: bool = False  # outside of any generation: `checkpoint_now` is for you, though another led the last one
+    checkpoint_url: str = ""  # folder of the job in an object store that workers write to; empty: through the agent
+    checkpoint_keep: int = 2  # how many to keep there
+    seconds_left: float | None = None  # with `checkpoint_now`: until the last holder of the state is gone
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,8 @@ class WorkerState:
     slot: int
     pid: int = 0
     exit: Exit | None = None  # set only after its log and output have reached the dispatcher
+    stopped: bool = False  # its process is stopped (SIGSTOP, a debugger): it can neither train nor answer
+    quiet_s: float = 0.0  # since its version last changed, while it holds a generation
 
 
 @dataclass(frozen=True)

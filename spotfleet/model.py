@@ -153,7 +153,19 @@ class Nodes:
 class CheckpointSpec:
     interval_s: float = 60.0
     keep: int = 2
-    target: str = ""  # folder outside the dispatcher's disk, such as a mounted file system; empty: none
+    target: str = ""  # folder outside the dispatcher's disk: a mounted file system or s3:// gs:// az://; empty: none
+
+
+@dataclass(frozen=True)
+class ResizeSpec:
+    """What a change of the world size does to training, and how fast it may change. Deaths and notices never wait."""
+
+    policy: str = "none"  # "none", "keep-global-batch" or "scale-lr"
+    warmup_steps: int = 0  # of "scale-lr": so many steps lead to the new learning rate
+    growth: tuple[tuple[int, int], ...] = ()  # (from this epoch, so many workers), epochs ascending; empty: as many as fit
+    max_join: int = 0  # workers that may join in one change; 0: any number
+    max_leave: int = 0  # workers that may be released in one change that we chose; 0: any number
+    every_s: float = 0.0  # at least so long between two changes that we chose
 
 
 @dataclass(frozen=True)
@@ -173,6 +185,7 @@ class FleetSpec:
     interruption_behavior: str = "terminate"  # or "stop"
     dispatcher: Need = field(default_factory=lambda: Need(use_spot=False))
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    resize: ResizeSpec = field(default_factory=ResizeSpec)
     autostop: Autostop = field(default_factory=Autostop)
     max_lifetime_s: float = 0.0  # 0: no limit
     orphan_after_s: float = 3600.0  # a host that has heard of no dispatcher for so long ends itself; 0: never
@@ -198,3 +211,5 @@ class JobSpec:
     envs: dict[str, str] = field(default_factory=dict)
     down: bool = False  # take the fleet down when the job has ended
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    resize: ResizeSpec = field(default_factory=ResizeSpec)
+    spares: int = 0  # warm workers beyond max_workers that only wait to fill a lost one's place

@@ -84,6 +84,8 @@ class Group:
         self.rank, self.size = assignment.rank, assignment.world_size
         self.change_waits = False  # set by the control thread: leave at the next step boundary
         self.change_agreed = False  # every rank knows, from the same reduction
+        self.save_waits = False  # a checkpoint is due: all ranks shall write their parts of it at the next boundary
+        self.save_agreed = False  # every rank knows
         self.aborted = False
         self.forming = False
         self.forgot = False  # an operation was given up: what it was to write must not be used again

@@ -89,8 +89,8 @@ def _on_round(optimizer: Any, reducer: Reducer) -> None:
     runtime.current().round_begins(optimizer)
 
 
-def _on_reduced(optimizer: Any, reducer: Reducer, change: bool) -> None:
-    runtime.current().round_ended(optimizer, change)
+def _on_reduced(optimizer: Any, reducer: Reducer, change: bool, save: bool) -> None:
+    runtime.current().round_ended(optimizer, change, save)
 
 
 def is_distributed(optimizer: Any) -> bool:

@@ -2,10 +2,10 @@
 
     first hook      on_round(): the position is captured, a planned change interrupts here
     each hook       gradient -> its place in a bucket; a full bucket is launched, strictly in index order
-    end of backward the rest is launched, the tail last; wait; check the tail; on_reduced(change flag)
+    end of backward the rest is launched, the tail last; wait; check the tail; on_reduced(change, save)
 
-The tail rides at the end of the last bucket (of its own bucket if that is not float32): change flag, one per rank
-(to check the world size), and one use count per parameter. A parameter that no rank used gets `grad = None`, as it
+The tail rides at the end of the last bucket (of its own bucket if that is not float32): flags for a change and for a
+checkpoint, one per rank (to check the world size), and one use count per parameter. A parameter that no rank used gets `grad = None`, as it
 would without us. The layout depends on the parameters alone, so ranks that joined late reduce in the same order and
 the sums are the same, bit for bit.
 
@@ -33,7 +33,7 @@ from spotfleet.train.group import Group
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
-FLAG, WORLD, USES = 0, 1, 2  # places in the tail; use counts follow
+FLAG, WORLD, SAVE, USES = 0, 1, 2, 3  # places in the tail; use counts follow
 
 
 def bucket_layout(params: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -54,7 +54,7 @@ def bucket_layout(params: Sequence[torch.Tensor]) -> list[list[int]]:
 
 class Reducer:
     def __init__(self, params: Sequence[Parameter], passes: int, average: bool, group: Callable[[], Group | None],
-                 on_round: Callable[[Reducer], None], on_reduced: Callable[[Reducer, bool], None],
+                 on_round: Callable[[Reducer], None], on_reduced: Callable[[Reducer, bool, bool], None],
                  weight: Callable[[], tuple[float, float] | None]) -> None:
         self.params = [p for p in params if p.requires_grad]
         self.round_open = False
@@ -205,10 +205,10 @@ class Reducer:
     def _reduce(self) -> None:
         group = self._group()
         if group is None:
-            self._close(False)
+            self._close(False, False)
             return
         if group.size == 1:
-            self._close(group.change_waits)
+            self._close(group.change_waits, group.save_waits)
             return
         used = self._fill_gaps()
         while self._next < len(self._flats) - 1:
@@ -217,11 +217,11 @@ class Reducer:
         self._launch()
         works, self._works = self._works, []
         group.finish(works)
-        self._close(self._read_tail(group))
+        self._close(*self._read_tail(group))
 
-    def _close(self, change: bool) -> None:
+    def _close(self, change: bool, save: bool) -> None:
         self.round_open, self.reduced, self.passes_done = False, True, 0
-        self._on_reduced(self, change)
+        self._on_reduced(self, change, save)
 
     def _fill_gaps(self) -> list[bool]:
         """Zeros for gradients that this rank does not have; which ones it has."""
@@ -240,8 +240,9 @@ class Reducer:
             self._tail[USES:].mul_(torch.tensor(used, device=self._tail.device))
         self._tail[FLAG] = float(group.change_waits)
         self._tail[WORLD] = 1.0
+        self._tail[SAVE] = float(group.save_waits)
 
-    def _read_tail(self, group: Group) -> bool:
+    def _read_tail(self, group: Group) -> tuple[bool, bool]:
         tail = self._tail.tolist()
         if tail[WORLD] != group.size:
             raise group.refuse(f"{tail[WORLD]:g} ranks took part in a reduction of {group.size}")
@@ -250,5 +251,5 @@ class Reducer:
                 p.grad = None
             elif p.grad is None:
                 p.grad = view
-        return tail[FLAG] > 0
+        return tail[FLAG] > 0, tail[SAVE] > 0
 

@@ -205,13 +205,14 @@ class Runtime(Member):
             self._checkpointer.at_boundary(state)
         state.mark(computed=max(state._computed, state._round))
 
-    def round_ended(self, optimizer: Any, change: bool) -> None:
+    def round_ended(self, optimizer: Any, change: bool, save: bool) -> None:
         state, group = self.state, self.group
         if state is None or not state.step_mode or optimizer not in state._optimizers.values():
             return
         state.round_ended()
-        if change and group is not None:
-            group.change_agreed = True
+        if group is not None:
+            group.change_agreed |= change
+            group.save_agreed |= save
 
     def step_begins(self, optimizer: Any) -> bool:
         """False while a step that is applied already is being replayed."""

@@ -15,7 +15,7 @@ from spotfleet.train.reducer import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, b
 def build(group, params, passes=1, average=True, weight=None, log=None) -> Reducer:
     heard = [] if log is None else log
     return Reducer(params, passes, average, lambda: group, lambda r: heard.append("round"),
-                   lambda r, change: heard.append(change), lambda: weight)
+                   lambda r, change, save: heard.append(change), lambda: weight)
 
 
 def model() -> nn.Sequential:
