@@ -162,7 +162,7 @@ class ResizeSpec:
 
     policy: str = "none"  # "none", "keep-global-batch" or "scale-lr"
     warmup_steps: int = 0  # of "scale-lr": so many steps lead to the new learning rate
-    growth: tuple[tuple[int, int], ...] = ()  # (from this epoch, so many workers), epochs ascending; empty: as many as fit
+    growth: tuple[tuple[int, int], ...] = ()  # (from this epoch, so many workers), ascending; empty: all that fit
     max_join: int = 0  # workers that may join in one change; 0: any number
     max_leave: int = 0  # workers that may be released in one change that we chose; 0: any number
     every_s: float = 0.0  # at least so long between two changes that we chose

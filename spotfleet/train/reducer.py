@@ -5,9 +5,9 @@
     end of backward the rest is launched, the tail last; wait; check the tail; on_reduced(change, save)
 
 The tail rides at the end of the last bucket (of its own bucket if that is not float32): flags for a change and for a
-checkpoint, one per rank (to check the world size), and one use count per parameter. A parameter that no rank used gets `grad = None`, as it
-would without us. The layout depends on the parameters alone, so ranks that joined late reduce in the same order and
-the sums are the same, bit for bit.
+checkpoint, one per rank (to check the world size), and one use count per parameter. A parameter that no rank used
+gets `grad = None`, as it would without us. The layout depends on the parameters alone, so ranks that joined late
+reduce in the same order and the sums are the same, bit for bit.
 
 Mean: each rank's gradient is divided once by (samples of all ranks / samples of this rank), which is exactly the
 world size when all have equally many. With several backward passes per step the samples of all passes count together.
