@@ -79,27 +79,37 @@ class _Upload:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass
+class _Newest:
+    """What has been offered of a job."""
+
+    age: tuple[int, int, int] = (-1, -1, -1)
+    parts: set[int] = field(default_factory=set)
+
+
 class CheckpointShipper:
-    """Uploads the newest checkpoint of each job, one at a time over all jobs.
+    """Uploads the newest checkpoint of each job, or the parts of it that this host's workers wrote, one after another.
 
         offered --> waiting --> arrived, refused (409: a newer generation exists; 400, _TRIES times: it came with
                                 another digest than it was written with) or overtaken by a newer one
 
-    A hard link keeps the file while the worker prunes its own.
+    Parts of one version wait beside each other; a newer version overtakes them all, and so does a whole one of theirs.
+    What is being sent is sent to its end. A hard link keeps the file while the worker prunes its own.
     """
 
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
-        self._waiting: dict[str, _Upload] = {}
-        self._newest: dict[str, tuple[int, int]] = {}
+        self._waiting: dict[tuple[str, int], _Upload] = {}  # by job and part
+        self._newest: dict[str, _Newest] = {}
         self._work = asyncio.Event()
 
     def offer(self, job: str, checkpoint: Checkpoint, folder: Path) -> None:
         """A worker has written `checkpoint`; `folder` is where this shipper may keep its link."""
-        age = (checkpoint.generation, checkpoint.version)
-        if not checkpoint.path or age <= self._newest.get(job, (-1, -1)):
+        newest, age = self._newest.get(job) or _Newest(), _age(checkpoint)
+        if not checkpoint.path or age < newest.age or (age == newest.age and checkpoint.part in newest.parts):
             return
-        link = folder / f"{checkpoint.generation}-{checkpoint.version}.pt"
+        part = f"-{checkpoint.part}-{checkpoint.parts}" if checkpoint.parts > 1 else ""
+        link = folder / f"{checkpoint.generation}-{checkpoint.version}{part}.pt"
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             link.unlink(missing_ok=True)
@@ -107,12 +117,17 @@ class CheckpointShipper:
         except OSError as error:
             log.warning("checkpoint %s of %s: %s", checkpoint.version, job, error)
             return
-        self._newest[job] = age
-        if overtaken := self._waiting.get(job):
-            if overtaken.file != link:  # it may be the same one, offered again
-                overtaken.file.unlink(missing_ok=True)
-            overtaken.settled.set()
-        self._waiting[job] = _Upload(checkpoint, link)
+        if age > newest.age:
+            newest = _Newest(age)
+        newest.parts.add(checkpoint.part)
+        self._newest[job] = newest
+        for key, other in list(self._waiting.items()):
+            if key == (job, checkpoint.part) or (key[0] == job and _age(other.checkpoint) != age):
+                if other.file != link:  # it may be the same one, offered again
+                    other.file.unlink(missing_ok=True)
+                del self._waiting[key]
+                other.settled.set()
+        self._waiting[job, checkpoint.part] = _Upload(checkpoint, link)
         self._work.set()
 
     def again(self, job: str) -> None:
@@ -121,7 +136,7 @@ class CheckpointShipper:
 
     async def settled(self, job: str) -> None:
         """Returns when nothing of `job` waits to be uploaded."""
-        while upload := self._waiting.get(job):
+        while upload := next((u for (its, _), u in self._waiting.items() if its == job), None):
             await upload.settled.wait()
 
     async def run(self) -> None:
@@ -129,17 +144,16 @@ class CheckpointShipper:
             await self._work.wait()
             self._work.clear()
             while self._waiting:
-                job, upload = next(iter(self._waiting.items()))
-                await self._upload(job, upload)
+                key, upload = next(iter(self._waiting.items()))
+                await self._upload(key, upload)
 
-    async def _upload(self, job: str, upload: _Upload) -> None:
-        made, backoff_s, tries = upload.checkpoint, FIRST_BACKOFF_S, 0
-        while self._waiting.get(job) is upload:
+    async def _upload(self, key: tuple[str, int], upload: _Upload) -> None:
+        job, made, backoff_s, tries = key[0], upload.checkpoint, FIRST_BACKOFF_S, 0
+        while self._waiting.get(key) is upload:
             try:
-                status = await self._transfers.put_checkpoint(job, made.version, made.generation, made.digest,
-                                                              upload.file)
+                status = await self._transfers.put_checkpoint(job, made, upload.file)
             except FileNotFoundError:  # overtaken, or removed by somebody: it must not be tried in a circle
-                return self._settle(job, upload)
+                return self._settle(key, upload)
             except TROUBLE as error:
                 log.warning("checkpoint %s of %s: %s", made.version, job, error or type(error).__name__)
                 await asyncio.sleep(backoff_s)
@@ -151,14 +165,19 @@ class CheckpointShipper:
             if status == _SPOILT and tries < _TRIES:
                 await asyncio.sleep(backoff_s)
                 continue
-            return self._settle(job, upload)
+            return self._settle(key, upload)
 
-    def _settle(self, job: str, upload: _Upload) -> None:
+    def _settle(self, key: tuple[str, int], upload: _Upload) -> None:
         """It has arrived, or will not: the next offer counts."""
-        if self._waiting.get(job) is upload:
+        if self._waiting.get(key) is upload:
             upload.file.unlink(missing_ok=True)
-            del self._waiting[job]
+            del self._waiting[key]
         upload.settled.set()
+
+
+def _age(checkpoint: Checkpoint) -> tuple[int, int, int]:
+    """Greater counts more: of one version, that in fewer parts."""
+    return (checkpoint.generation, checkpoint.version, -checkpoint.parts)
 
 
 async def ship_output(transfers: Transfers, job: str, worker: str, folder: Path) -> None:

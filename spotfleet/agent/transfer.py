@@ -19,7 +19,7 @@ from spotfleet.agent.boot import Boot
 from spotfleet.agent.whereabouts import Whereabouts
 from spotfleet.certs import client_context
 from spotfleet.errors import SpotfleetError
-from spotfleet.messages import Launch, load
+from spotfleet.messages import Checkpoint, Launch, load
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -111,9 +111,12 @@ class Transfers:
                 raise aiohttp.ClientPayloadError(f"log offset: expected a size, got {size!r}")
             return size
 
-    async def put_checkpoint(self, job: str, version: int, generation: int, digest: str, file: Path) -> int:
-        return await self._put(
-            self._url("jobs", job, "checkpoints", str(version), generation=generation, digest=digest), file)
+    async def put_checkpoint(self, job: str, made: Checkpoint, file: Path) -> int:
+        """`made` is the whole, or one part."""
+        part = {"part": made.part, "parts": made.parts} if made.parts > 1 else {}
+        url = self._url("jobs", job, "checkpoints", str(made.version), generation=made.generation, digest=made.digest,
+                        **part)
+        return await self._put(url, file)
 
     async def put_output(self, job: str, worker: str, file: Path) -> int:
         """A dispatcher that does not know us or the job yet is TROUBLE: it has only just taken over."""

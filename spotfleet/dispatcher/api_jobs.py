@@ -24,6 +24,7 @@ from spotfleet.dispatcher.keys import (
     whole,
     whole_body,
 )
+from spotfleet.dispatcher.parts import MOST_PARTS
 from spotfleet.dispatcher.reports import WORKER_NAME
 from spotfleet.errors import UsageError
 from spotfleet.messages import JOB_KEY, Checkpoint, Launch
@@ -124,14 +125,21 @@ async def post_log(request: web.Request) -> web.Response:
 
 async def put_checkpoint(request: web.Request) -> web.Response:
     found = _job(request)
-    offered = Checkpoint(_version(request), request.query.get("digest", ""), 0, whole(request, "generation"))
+    part, parts = whole(request, "part"), int(number(request, "parts", 1))
+    if not 1 <= parts <= MOST_PARTS:
+        raise UsageError(f"parts: expected a whole number from 1 to {MOST_PARTS}, got {parts}")
+    if part >= parts:
+        raise UsageError(f"part: expected a whole number below parts={parts}, got {part}")
+    offered = Checkpoint(_version(request), request.query.get("digest", ""), 0, whole(request, "generation"),
+                         part=part, parts=parts)
     if not re.fullmatch(r"[0-9a-f]{64}", offered.digest):
         raise UsageError(f"digest: {offered.digest!r} is no sha256 in hex")
     host = host_of(request)
     if not found.has_worker_on(host):
         raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
     kept = await found.checkpoints.put(offered, lambda: found.record.fence, chunks(request))
-    request.app[DISPATCHER].checkpoint_kept(found, kept)
+    if kept.parts == 1:  # a part that is not the last is no news
+        request.app[DISPATCHER].checkpoint_kept(found, kept)
     return web.json_response(to_json(kept))
 
 

@@ -3,6 +3,7 @@
     checkpoints/VERSION-GENERATION.ckpt
     checkpoints/VERSION-GENERATION.json          its record with the digest, written after it
     checkpoints/VERSION-GENERATION.ckpt.corrupt  the last one that was set aside
+    checkpoints/VERSION-GENERATION.parts/        parts of one that several ranks write: `parts.py` joins them
 
         arrives with its digest --> good --size or time has changed, or a host doubts it--> unsure
                                      ^                                                         |
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.files import receive, write_json
+from spotfleet.dispatcher.parts import PartDamaged, Parts, join
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet.events import CheckpointLost, Event
 from spotfleet.messages import Checkpoint
@@ -68,6 +70,8 @@ class CheckpointStore:
         self._good: dict[str, Seen] = {}  # names whose digest was right, and what they looked like then
         self._checked_at: dict[str, float] = {}
         self._lost: list[tuple[Checkpoint, str]] = []
+        self._joining = asyncio.Lock()
+        self.parts = Parts(folder)
         self._kept = self._load()
 
     @property
@@ -115,15 +119,16 @@ class CheckpointStore:
 
     async def put(self, offered: Checkpoint, fence: Callable[[], int], chunks: AsyncIterator[bytes]) -> Checkpoint:
         """Keep `offered` once its bytes are here and have its digest; Outdated for generations below `fence`, NoRoom
-        when the disk refuses. Nothing is left of what is not kept."""
+        when the disk refuses. Nothing is left of what is not kept. The last part of one returns the whole."""
         self._refuse_outdated(offered, fence())
-        same = next((c for c in self._kept if name_of(c) == name_of(offered) and c.digest == offered.digest), None)
-        if same is not None and self.is_good(same):
+        same = next((c for c in self._kept if name_of(c) == name_of(offered)), None)
+        if same is not None and self.is_good(same) and (offered.parts > 1 or same.digest == offered.digest):
             async for _ in chunks:  # sent again after a lost answer; the sender expects its body to be read
                 pass
-            return same
+            return same if offered.parts == 1 else offered
         try:
-            return await self._receive(offered, fence, chunks)
+            receiving = self._receive if offered.parts == 1 else self._receive_part
+            return await receiving(offered, fence, chunks)
         except BaseException as error:
             if all(name_of(c) != name_of(offered) for c in self._kept):
                 self.path(offered).unlink(missing_ok=True)
@@ -131,6 +136,51 @@ class CheckpointStore:
                 raise  # the sender's end
             self.problem = f"checkpoint {offered.version} cannot be kept: {getattr(error, 'strerror', '') or error}"
             raise NoRoom(f"{self.problem} ({self.folder})", hint="make room on the dispatcher's disk") from error
+
+    async def _receive_part(self, offered: Checkpoint, fence: Callable[[], int],
+                            chunks: AsyncIterator[bytes]) -> Checkpoint:
+        self._refuse_overtaken(offered)
+        if self.parts.holds(offered):
+            async for _ in chunks:
+                pass
+        else:
+            arrival = self.parts.arrival(offered)
+            await receive(chunks, arrival, LIMIT_BYTES, offered.digest)
+            try:
+                self._refuse_outdated(offered, fence())
+                self._refuse_overtaken(offered)
+                offered = self.parts.keep(offered, arrival)
+            finally:
+                arrival.unlink(missing_ok=True)
+        return await self.join(offered, fence) or offered
+
+    async def join(self, wanted: Checkpoint, fence: Callable[[], int]) -> Checkpoint | None:
+        """Make the checkpoint that `wanted` is a part of whole, if all parts are here; None if somebody else has or
+        some are missing. Outdated, or OSError or DiskFull where there is no room, as for a whole one."""
+        async with self._joining:
+            found = [p for p in self.parts.ready() if name_of(p[0]) == name_of(wanted)]
+            if not found:
+                return None
+            draft = self.folder / f".{name_of(wanted)}.joined.part"  # `files.sweep` knows such names
+            try:
+                whole = await asyncio.to_thread(join, found[0], draft)
+                self._refuse_outdated(whole, fence())
+                self._refuse_overtaken(whole)
+                draft.replace(self.path(whole))
+                self.add(whole)
+            except PartDamaged as error:
+                self.problem = str(error)
+                log.error("%s: %s", self.folder, error)
+                self.parts.forget(error.part)
+                return None
+            finally:
+                draft.unlink(missing_ok=True)
+            return whole
+
+    def prune_parts(self, fence: int) -> None:
+        """Drop those that can never become whole: their generation, or they, were overtaken."""
+        newest = age(self.newest) if self.newest else (fence, -1)
+        self.parts.prune(lambda its: its[0] < fence or its <= newest)
 
     async def _receive(self, offered: Checkpoint, fence: Callable[[], int], chunks: AsyncIterator[bytes]) -> Checkpoint:
         size = await receive(chunks, self.path(offered), LIMIT_BYTES, offered.digest)
@@ -146,6 +196,12 @@ class CheckpointStore:
             raise Outdated(f"a checkpoint of generation {offered.generation} is refused: generation {floor} has begun",
                            hint="this worker was replaced; it should end")
 
+    def _refuse_overtaken(self, part: Checkpoint) -> None:
+        newest = self.newest
+        if newest is not None and age(part) <= age(newest):
+            raise Outdated(f"a part of checkpoint {part.version} is refused: checkpoint {newest.version} is kept",
+                           hint="the newer one counts")
+
     def add(self, kept: Checkpoint) -> None:
         """Its file lies at `path` and has been found right."""
         write_json(self._record(kept), to_json(kept))
@@ -157,6 +213,7 @@ class CheckpointStore:
         self.problem = ""
         for old in [*dropped, *ordered[:-self.keep]]:
             self._forget(old)
+        self.prune_parts(kept.generation)
 
     # ---- trust
 
@@ -241,12 +298,14 @@ class CheckpointStore:
         self._kept = [c for c in found if self.path(c).is_file()][-self.keep:]
         oldest = age(self._kept[0]) if len(self._kept) == self.keep else (-1, -1)
         names = {*records, *(p.stem for p in self.folder.glob("*.ckpt"))} - {name_of(c) for c in self._kept}
+        joined = {name_of(parts[0]) for parts in self.parts.ready()}  # killed before the record: it is joined again
         for rest in filter(None, map(named, sorted(names))):
-            if age(rest) < oldest:
+            if age(rest) < oldest or name_of(rest) in joined:
                 self._forget(rest)
             else:
                 there = self.path(rest).is_file()
                 self.set_aside(rest, "its record cannot be read" if there else "its file is missing")
+        self.prune_parts(0)
         return self._kept
 
 

@@ -71,7 +71,7 @@ class Dispatcher:
         self._changed = asyncio.Event()
         self._settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
         mirror = Mirror(boot) if boot.spec.checkpoint.target else None
-        self.upkeep = Upkeep(lambda: self.jobs.values(), mirror, self.change)
+        self.upkeep = Upkeep(lambda: self.jobs.values(), mirror, self.change, self.checkpoint_kept)
         self.machines = Machines(self, provider, time.time() + SETTLE_S if self._settle_until else 0.0)
         self.troubles = Troubles(self)
         self.takeover, self.announcer, self.keeper = Takeover(self), Announcer(self, provider), Keeper(self)
@@ -259,7 +259,7 @@ class Dispatcher:
 
     def _desk(self, live: list[Job], views: dict[str, HostView], now: float) -> tuple[list[JobNeed], list[HostRoom]]:
         order = {name: n for n, name in enumerate(self.jobs)}
-        needs = [JobNeed(j.id, j.spec.min_workers, j.spec.max_workers, order[j.id]) for j in live
+        needs = [JobNeed(j.id, j.spec.min_workers, j.spec.places, order[j.id]) for j in live
                  if not j.record.cancelled]
         rooms = [HostRoom(name, v.slots, v.leaving is not None or not v.host.counts, self._is_ready(name, v, now))
                  for name, v in views.items() if v.host.state is not HostState.STOPPED]
@@ -276,9 +276,9 @@ class Dispatcher:
         mine = self._allocation.held.get(job.id, ())
         usable = [v for v in (views.get(h) for h in mine) if v is not None and v.usable]
         places = [(v.host.request_id, slot) for v in usable for slot in range(v.slots)]
-        given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.spec.max_workers]
+        given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.spec.places]
         launching = sum(v.slots for v in views.values() if v.host.counts and not v.connected and v.leaving is None)
-        coming = max(0, min(launching, job.spec.max_workers - len(given)))
+        coming = max(0, min(launching, job.spec.places - len(given)))
         return Surroundings(now, unix, frozenset(mine), given, views, self._why_waiting(job), coming)
 
     def _why_waiting(self, job: Job) -> str:

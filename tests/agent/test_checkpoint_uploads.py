@@ -21,13 +21,13 @@ class Dispatcher:
         self.open = asyncio.Event()
         self.open.set()
 
-    async def put_checkpoint(self, job: str, version: int, generation: int, digest: str, file: Path) -> int:
+    async def put_checkpoint(self, job: str, made: Checkpoint, file: Path) -> int:
         data = file.read_bytes()
         await self.open.wait()
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
-        self.uploads.append((version, data, answer))
+        self.uploads.append((made.version, data, answer))
         return answer
 
 
@@ -106,5 +106,75 @@ def test_one_that_somebody_removed_stops_nothing_else(play, tmp_path: Path):
         await shipper.settled("first")
         await shipper.settled("second")
         assert [version for version, _, _ in dispatcher.uploads] == [2]
+
+    play(dispatcher, scene)
+
+
+# ---- parts
+
+
+def part(folder: Path, version: int, index: int, parts: int = 2, generation: int = 1) -> Checkpoint:
+    path = folder / f"part-{version}-{index}.pt"
+    path.write_bytes(b"part %d of %d" % (index, version))
+    return Checkpoint(version, "d", 7, generation, str(path), index, parts)
+
+
+def offer(shipper: CheckpointShipper, folder: Path, *checkpoints: Checkpoint) -> None:
+    for checkpoint in checkpoints:
+        shipper.offer("job", checkpoint, folder / "uploads")
+
+
+def test_parts_of_one_version_wait_beside_each_other_and_are_each_sent_once(play, tmp_path: Path):
+    dispatcher = Dispatcher(200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        both = part(tmp_path, 1, 0), part(tmp_path, 1, 1)
+        offer(shipper, tmp_path, *both, *both)
+        await shipper.settled("job")
+        offer(shipper, tmp_path, *both)
+        await shipper.settled("job")
+        assert dispatcher.uploads == [(1, b"part 0 of 1", 200), (1, b"part 1 of 1", 200)]
+
+    play(dispatcher, scene)
+
+
+def test_a_newer_version_overtakes_all_parts_of_the_older_but_for_the_one_that_is_being_sent(play, tmp_path: Path):
+    dispatcher = Dispatcher(200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        dispatcher.open.clear()
+        offer(shipper, tmp_path, *(part(tmp_path, 1, index, 3) for index in range(3)))
+        await asyncio.sleep(0.01)
+        offer(shipper, tmp_path, part(tmp_path, 2, 2, 3), part(tmp_path, 1, 0, 3))
+        dispatcher.open.set()
+        await shipper.settled("job")
+        assert [data for _, data, _ in dispatcher.uploads] == [b"part 0 of 1", b"part 2 of 2"]
+
+    play(dispatcher, scene)
+
+
+def test_a_whole_one_takes_the_place_of_its_parts_and_no_part_takes_its(play, tmp_path: Path):
+    dispatcher = Dispatcher(200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        offer(shipper, tmp_path, part(tmp_path, 1, 0), part(tmp_path, 1, 1), made(tmp_path, 1), part(tmp_path, 1, 1))
+        await shipper.settled("job")
+        assert dispatcher.uploads == [(1, b"state 1", 200)]
+
+    play(dispatcher, scene)
+
+
+def test_what_a_worker_wrote_has_settled_only_when_every_part_here_has(play, tmp_path: Path):
+    dispatcher = Dispatcher(ConnectionResetError("cut off"), 200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        dispatcher.open.clear()
+        offer(shipper, tmp_path, part(tmp_path, 1, 0), part(tmp_path, 1, 1))
+        settling = asyncio.create_task(shipper.settled("job"))
+        await asyncio.sleep(0.01)
+        assert not settling.done()
+        dispatcher.open.set()
+        await settling
+        assert len(dispatcher.uploads) == 2
 
     play(dispatcher, scene)

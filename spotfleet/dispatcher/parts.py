@@ -1,0 +1,157 @@
+"""Parts of checkpoints that several ranks write: kept until all of one are here, then joined into its file.
+
+    checkpoints/VERSION-GENERATION.parts/PART-PARTS-SHA256    joined in the order of PART
+
+    arriving --its digest is right--> kept --all are here--> joined beside their place --> renamed, recorded; they go
+        freed by: a newer whole one, a later generation,          '-- one is not what arrived: it goes, the rest waits
+        MOST newer ones that are not whole either                     for a host that sends it again
+
+A dispatcher killed at any write finds parts or the whole. A join needs as much room again as the parts take.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from spotfleet.dispatcher.disk import refuse_if_full
+from spotfleet.errors import SpotfleetError
+from spotfleet.messages import Checkpoint
+
+MOST_PARTS = 4096
+MOST = 3  # checkpoints in parts that are kept at once: hosts that are slow in turn must not fill the disk
+CHUNK_BYTES = 1 << 20
+_FOLDER = re.compile(r"(\d{1,15})-(\d{1,15})\.parts")
+_FILE = re.compile(r"(\d{1,4})-(\d{1,4})-([0-9a-f]{64})")
+
+
+class PartDamaged(SpotfleetError):
+    """This part is not what arrived, or not there any more."""
+
+    def __init__(self, part: Checkpoint) -> None:
+        super().__init__(f"part {part.part} of {part.parts} of checkpoint {part.version} is damaged on this disk",
+                         hint="the next checkpoint takes its place")
+        self.part = part
+
+
+Key = tuple[int, int, int]  # generation, version, parts: sorted by age
+
+
+class Parts:
+    """What lies in one job's folder. Belongs to the event loop; `join` is for threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: dict[Key, dict[int, Checkpoint]] = {}
+        for path in folder.glob("*.parts"):
+            self._read(path)
+
+    def holds(self, offered: Checkpoint) -> bool:
+        held = self._held.get(_key(offered), {}).get(offered.part)
+        return held is not None and held.digest == offered.digest and Path(held.path).is_file()
+
+    def arrival(self, offered: Checkpoint) -> Path:
+        """Where it may come to lie before `keep`; `files.sweep` knows such names."""
+        return self._folder / f".{_name(offered)}-{_file(offered)}.part"
+
+    def keep(self, offered: Checkpoint, arrived: Path) -> Checkpoint:
+        """`arrived` is whole and right: give it its place."""
+        path = self._place(offered) / _file(offered)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        arrived.replace(path)
+        kept = replace(offered, path=str(path), bytes=path.stat().st_size)
+        mine = self._held.setdefault(_key(offered), {})
+        before, mine[offered.part] = mine.get(offered.part), kept
+        if before is not None and before.path != kept.path:
+            Path(before.path).unlink(missing_ok=True)
+        for old in sorted(self._held)[:-MOST]:
+            self._drop(old)
+        return replace(kept, path="")
+
+    def ready(self) -> list[list[Checkpoint]]:
+        """Those of which all parts are here, each in its order; newest first."""
+        return [[mine[part] for part in range(key[2])]
+                for key, mine in sorted(self._held.items(), reverse=True) if len(mine) == key[2]]
+
+    def forget(self, part: Checkpoint) -> None:
+        Path(part.path).unlink(missing_ok=True)
+        self._held.get(_key(part), {}).pop(part.part, None)
+
+    def prune(self, useless: Callable[[tuple[int, int]], bool]) -> None:
+        """`useless` is asked about (generation, version)."""
+        for key in [k for k in self._held if useless(k[:2])]:
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        del self._held[key]
+        generation, version, _ = key
+        if any(k[:2] == key[:2] for k in self._held):
+            return  # it was written in another number of parts too; they go together
+        place = self._folder / f"{version}-{generation}.parts"
+        going = place.with_name(f".{place.name}.part")  # whole or not there; `files.sweep` knows such names
+        shutil.rmtree(going, ignore_errors=True)
+        if place.exists():
+            place.rename(going)
+        shutil.rmtree(going, ignore_errors=True)
+
+    def _place(self, checkpoint: Checkpoint) -> Path:
+        return self._folder / f"{_name(checkpoint)}.parts"
+
+    def _read(self, place: Path) -> None:
+        about = _FOLDER.fullmatch(place.name)
+        files = sorted(place.iterdir(), key=lambda f: f.stat().st_mtime_ns) if about and place.is_dir() else []
+        for path in files:  # the last process may have been killed before it removed what this one takes the place of
+            if found := _FILE.fullmatch(path.name):
+                part = Checkpoint(int(about[1]), found[3], path.stat().st_size, int(about[2]), str(path),
+                                  int(found[1]), int(found[2]))
+                self._held.setdefault(_key(part), {})[part.part] = part
+
+
+def join(parts: Sequence[Checkpoint], draft: Path) -> Checkpoint:
+    """All of `parts` as the file `draft`, synced; blocking. PartDamaged where one is not what arrived, OSError or
+    DiskFull, and no file, where there is no room."""
+    refuse_if_full(draft.parent, sum(part.bytes for part in parts))
+    whole = hashlib.sha256()
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+            for part in parts:
+                _append(part, whole, out)
+            out.flush()
+            os.fsync(out.fileno())
+            size = out.tell()
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    return Checkpoint(parts[0].version, whole.hexdigest(), size, parts[0].generation)
+
+
+def _append(part: Checkpoint, whole: Any, out: BinaryIO) -> None:
+    mine = hashlib.sha256()
+    try:
+        with open(part.path, "rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                out.write(chunk)
+                mine.update(chunk)
+                whole.update(chunk)
+    except FileNotFoundError:
+        raise PartDamaged(part) from None
+    if mine.hexdigest() != part.digest:
+        raise PartDamaged(part)
+
+
+def _key(checkpoint: Checkpoint) -> Key:
+    return (checkpoint.generation, checkpoint.version, checkpoint.parts)
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint.version}-{checkpoint.generation}"
+
+
+def _file(part: Checkpoint) -> str:
+    return f"{part.part}-{part.parts}-{part.digest}"

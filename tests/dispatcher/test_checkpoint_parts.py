@@ -1,0 +1,261 @@
+"""Checkpoints that come in parts: joined when all are here, whatever is lost, repeated or killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from spotfleet.dispatcher import checkpoints, files, parts
+from spotfleet.dispatcher.checkpoints import CheckpointStore, NoRoom, Outdated
+from spotfleet.errors import UsageError
+from spotfleet.messages import Checkpoint
+
+DATA = [b"first " * 1000, b"second " * 3000, b"third" * 10]
+
+
+async def body(data: bytes):
+    yield data
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def point(index: int, version: int = 10, generation: int = 1, data: list[bytes] = DATA) -> Checkpoint:
+    return Checkpoint(version, sha(data[index]), 0, generation, part=index, parts=len(data))
+
+
+def whole(version: int = 10, generation: int = 1) -> Checkpoint:
+    joined = b"".join(DATA)
+    return Checkpoint(version, sha(joined), len(joined), generation)
+
+
+def put(store: CheckpointStore, offered: Checkpoint, data: bytes, fence: int = 0) -> Checkpoint:
+    return asyncio.run(store.put(offered, lambda: fence, body(data)))
+
+
+def put_parts(store: CheckpointStore, *indices: int, version: int = 10, generation: int = 1) -> list[Checkpoint]:
+    return [put(store, point(i, version, generation), DATA[i]) for i in indices]
+
+
+def restart(store: CheckpointStore) -> CheckpointStore:
+    """After a kill: what `files.sweep` leaves is read again."""
+    for part in store.folder.glob(".*.part"):
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
+    return CheckpointStore(store.folder, store.keep)
+
+
+def join_all(store: CheckpointStore) -> None:
+    """As `Upkeep` does."""
+    for ready in store.parts.ready():
+        asyncio.run(store.join(ready[0], lambda: 0))
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(p.name for p in store.folder.iterdir())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path, keep=2)
+
+
+WHOLE = ["10-1.ckpt", "10-1.json"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 2, 0, 0)])
+def test_parts_in_any_order_and_sent_again_become_one_file_in_the_order_of_their_numbers(store, order):
+    answers = put_parts(store, *order)
+    assert whole() in answers  # whoever brings the last part hears of the whole
+    assert store.kept == (whole(),)
+    assert store.path(whole()).read_bytes() == b"".join(DATA)
+    assert store.offer().checkpoint == whole()
+    assert names(store) == WHOLE
+
+
+def test_all_at_once_become_one_file_and_one_sender_hears_of_it(store):
+    async def scene() -> list[Checkpoint]:
+        return await asyncio.gather(*(store.put(point(i), lambda: 0, body(DATA[i])) for i in (0, 1, 2, 2, 1)))
+
+    assert sum(answer == whole() for answer in asyncio.run(scene())) == 1
+    assert names(store) == WHOLE
+
+
+def test_some_of_the_parts_are_no_checkpoint(store):
+    assert [c.parts for c in put_parts(store, 0, 2)] == [3, 3]
+    assert (store.kept, store.offer().checkpoint) == ((), None)
+
+
+def test_parts_outlive_the_dispatcher(store):
+    put_parts(store, 0, 2)
+    again = restart(store)
+    assert put_parts(again, 1) == [whole()]
+    assert names(again) == WHOLE
+
+
+def test_a_part_with_another_digest_is_refused_and_nothing_is_left_of_it(store):
+    with pytest.raises(UsageError, match="digest"):
+        put(store, point(0), b"other bytes")
+    assert names(store) == []
+
+
+def test_parts_of_a_replaced_generation_are_refused_and_what_is_here_of_them_goes(store):
+    put_parts(store, 0, 1)
+    store.prune_parts(fence=2)
+    assert names(store) == []
+    with pytest.raises(Outdated):
+        put(store, point(2), DATA[2], fence=2)
+
+
+@pytest.mark.parametrize(("fences", "left"), [([0, 2], 2), ([0, 0, 2], 3)])  # on its way, and while they are joined
+def test_a_generation_that_is_replaced_while_its_last_part_comes_becomes_no_checkpoint(store, fences, left):
+    put_parts(store, 0, 1)
+    fence = iter(fences)
+    with pytest.raises(Outdated):
+        asyncio.run(store.put(point(2), lambda: next(fence), body(DATA[2])))
+    assert store.kept == ()
+    assert len(list((store.folder / "10-1.parts").iterdir())) == left
+
+
+def test_a_newer_whole_one_ends_the_wait_for_older_parts(store):
+    put_parts(store, 0, 1)
+    put(store, Checkpoint(20, sha(b"newer"), 0, 1), b"newer")
+    assert names(store) == ["20-1.ckpt", "20-1.json"]
+    with pytest.raises(Outdated):
+        put_parts(store, 2)
+    put_parts(store, 0, version=30)
+    assert len(names(store)) == 3  # newer parts may still come together
+
+
+def test_those_that_never_become_whole_cannot_fill_the_disk(store):
+    for version in range(10, 20):
+        put_parts(store, 0, version=version)
+    assert names(store) == [f"{version}-1.parts" for version in (17, 18, 19)]
+
+
+def test_rests_of_what_has_become_whole_are_gone_after_a_restart(store):
+    put_parts(store, 0, 1)
+    shutil.copytree(store.folder / "10-1.parts", store.folder / "kept")
+    put_parts(store, 2)
+    (store.folder / "kept").rename(store.folder / "10-1.parts")
+    again = restart(store)
+    assert (again.kept, names(again)) == ((whole(),), WHOLE)
+
+
+def test_a_part_that_was_damaged_here_becomes_no_checkpoint_and_is_taken_again(store):
+    put_parts(store, 0, 1)
+    path = next((store.folder / "10-1.parts").glob("0-*"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    put_parts(store, 2)
+    assert store.kept == ()
+    assert store.problem == "part 0 of 3 of checkpoint 10 is damaged on this disk"
+    assert put_parts(store, 0) == [whole()]
+
+
+@pytest.mark.parametrize("at", ["its bytes", "the whole"])
+def test_a_full_disk_keeps_the_parts_and_says_so(store, monkeypatch, at):
+    put_parts(store, 0, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((files, "_sync") if at == "its bytes" else (parts.os, "fsync")), full)
+        with pytest.raises(NoRoom, match="No space left"):
+            put_parts(store, 2)
+    assert names(store) == ["10-1.parts"]
+    assert put_parts(store, 2) == [whole()]
+
+
+def test_what_a_worker_left_by_itself_counts_for_its_parts(store):
+    """One that stood in for its group wrote all of it again."""
+    put_parts(store, 0, 1)
+    data = b"alone"
+    put(store, Checkpoint(10, sha(data), 0, 1), data)
+    assert names(store) == WHOLE
+    assert put_parts(store, 2)[0].parts == 3  # no harm: it is told that all is well
+    assert store.path(store.kept[0]).read_bytes() == data
+
+
+# ---- killed at any write
+
+
+class Killed(BaseException):
+    pass
+
+
+def light(patch: pytest.MonkeyPatch, at: int) -> None:
+    """From now on the process dies right after the `at`-th change of the disk; nothing that it still tries takes
+    effect."""
+    seen = [0]
+
+    def tap(owner: object, name: str) -> None:
+        real = getattr(owner, name)
+
+        def effect(*args: object, **named: object) -> object:
+            if seen[0] >= at:
+                raise Killed
+            result = real(*args, **named)
+            seen[0] += 1
+            if seen[0] == at:
+                raise Killed
+            return result
+
+        patch.setattr(owner, name, effect)
+
+    for owner, name in ((Path, "replace"), (Path, "rename"), (Path, "unlink"), (Path, "mkdir"), (shutil, "rmtree"),
+                        (parts, "_append"), (os, "fsync"), (checkpoints, "write_json")):
+        tap(owner, name)
+
+
+def is_killed(store: CheckpointStore, at: int) -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        light(patch, at)
+        try:
+            put_parts(store, 2)
+        except Killed:
+            return True
+    return False
+
+
+def test_killed_at_any_write_it_finds_parts_or_the_whole(tmp_path: Path):
+    at = 0
+    while True:
+        at += 1
+        store = CheckpointStore(tmp_path / str(at), keep=2)
+        put_parts(store, 0, 1)
+        if not is_killed(store, at):
+            break
+        again = restart(store)
+        join_all(again)
+        if not again.kept:
+            assert put_parts(again, 2) == [whole()]  # the agent got no answer: it sends it again
+        assert again.kept == (whole(),), at
+        assert again.path(whole()).read_bytes() == b"".join(DATA)
+        assert again.take_lost("job", 0.0) == []
+        assert names(again) == WHOLE
+        assert json.loads((again.folder / "10-1.json").read_text())["digest"] == whole().digest
+    assert at > 12  # places to die at
+
+
+def test_joining_a_large_one_lets_the_loop_go_on(store):
+    data = random.Random(7).randbytes(1 << 20) * 32
+    mine = [data, b"end"]
+    put(store, point(0, data=mine), data)
+
+    async def scene() -> int:
+        joining, turns = asyncio.create_task(store.put(point(1, data=mine), lambda: 0, body(b"end"))), 0
+        while not joining.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert asyncio.run(scene()) > 10
