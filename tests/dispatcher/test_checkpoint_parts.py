@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fake_fleet import Stage, spec
+from fake_workers import Script
 
 from spotfleet.dispatcher import checkpoints, files, parts
 from spotfleet.dispatcher.checkpoints import CheckpointStore, NoRoom, Outdated
@@ -259,3 +261,73 @@ def test_joining_a_large_one_lets_the_loop_go_on(store):
         return turns
 
     assert asyncio.run(scene()) > 10
+
+
+# ---- with the whole dispatcher
+
+
+async def trained(stage: Stage) -> tuple[str, str]:
+    await stage.up(1)
+    job = await stage.submit(Script(steps=10_000), (1, 1))
+    return f"/v1/jobs/{job}/checkpoints", (await stage.at_version(job, 3)).workers[0].host
+
+
+async def send(stage: Stage, path: str, host: str, its: Checkpoint, data: bytes, **other: object) -> tuple[int, dict]:
+    asked = {"generation": its.generation, "digest": its.digest, "part": its.part, "parts": its.parts} | other
+    query = "&".join(f"{key}={value}" for key, value in asked.items())
+    return await stage.call("PUT", f"{path}/{its.version}?{query}", token=stage.token(host), data=data, ok=False)
+
+
+def test_parts_sent_by_hosts_become_the_checkpoint_that_a_job_goes_on_from(play):
+    async def scene(stage: Stage) -> None:
+        path, host = await trained(stage)
+        for index in (2, 0, 0):
+            await send(stage, path, host, point(index, 500), DATA[index])
+        assert await stage.events("CheckpointKept") == []
+        assert (await stage.call("GET", f"{path}/500", ok=False))[0] == 404
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        await send(stage, path, host, point(1, 500), DATA[1])
+        assert (await stage.call("GET", f"{path}/500"))[1] == b"".join(DATA)
+        assert [(e["version"], e["digest"], e["bytes"]) for e in await stage.events("CheckpointKept")] == [
+            (500, whole().digest, whole().bytes)]
+        stage.cloud.interrupt(host, None)
+        await stage.until("a new generation", lambda: stage.world.history[-1][3] == 500)
+
+    play(scene, spec(1))
+
+
+def test_parts_that_a_killed_dispatcher_had_not_joined_are_joined_by_the_next_and_told(play):
+    async def scene(stage: Stage) -> None:
+        path, host = await trained(stage)
+        for index in (0, 1):
+            await send(stage, path, host, point(index, 500), DATA[index])
+        await stage.stop_dispatcher()
+        job = path.split("/")[3]
+        folder = stage.home / "jobs" / job / "checkpoints" / "500-1.parts"
+        (folder / f"2-3-{sha(DATA[2])}").write_bytes(DATA[2])
+        await stage.start_dispatcher()
+        await stage.until("the whole", lambda: joined(stage, job))
+        assert [e["version"] for e in await stage.events("CheckpointKept")] == [500]
+
+    play(scene, spec(1))
+
+
+async def joined(stage: Stage, job: str) -> bool:
+    return (await stage.job(job)).checkpoint == 500
+
+
+def test_a_part_that_cannot_be_is_refused_by_field(play):
+    async def scene(stage: Stage) -> None:
+        path, host = await trained(stage)
+        for words, other in (("part: expected a whole number below parts=3, got 3", {"part": 3}),
+                             ("parts: expected a whole number from 1 to 4096, got 4097", {"parts": 4097}),
+                             ("parts: expected a whole number from 1 to 4096, got 0", {"parts": 0}),
+                             ("parts: expected a number from 0 on, got 'x'", {"parts": "x"}),
+                             ("digest: the body has sha256", {"digest": "0" * 64})):
+            status, said = await send(stage, path, host, point(1, 500), DATA[1], **other)
+            assert (status, said["error"][:len(words)]) == (400, words)
+        await send(stage, path, host, Checkpoint(400, sha(b"newer"), 0, 2), b"newer")
+        assert (await send(stage, path, host, point(1, 500), DATA[1]))[0] == 409
+
+    play(scene, spec(1))
