@@ -53,8 +53,7 @@ class _Distributed:
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)  # type: ignore[misc]
-        self._spotfleet.detach()
-        self._spotfleet = _make_reducer(self)
+        renew(self)
 
 
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
@@ -83,6 +82,24 @@ def _make_reducer(optimizer: Any) -> Reducer:
     current = runtime.current()
     return Reducer(params, passes, average, lambda: runtime.current().group,
                    functools.partial(_on_round, optimizer), functools.partial(_on_reduced, optimizer), current.weight)
+
+
+def renew(optimizer: Any) -> None:
+    """Reduce the parameters that it has and trains now."""
+    optimizer._spotfleet.detach()
+    optimizer._spotfleet = _make_reducer(optimizer)
+
+
+def is_current(optimizer: Any) -> bool:
+    """Does its reducer hold just what trains? Ranks whose reducers differ would mix up each other's gradients."""
+    trained = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+    return [id(p) for p in trained] == [id(p) for p in optimizer._spotfleet.params]
+
+
+def trains_more(optimizer: Any) -> bool:
+    """Has a parameter been set free that its reducer does not know?"""
+    known = {id(p) for p in optimizer._spotfleet.params}
+    return any(p.requires_grad and id(p) not in known for g in optimizer.param_groups for p in g["params"])
 
 
 def _on_round(optimizer: Any, reducer: Reducer) -> None:

@@ -32,7 +32,7 @@ from spotfleet.messages import Stage
 from spotfleet.train.errors import CommBroken, MembershipChanged
 from spotfleet.train.group import Group
 from spotfleet.train.member import FLUSH_LIMIT_S, Dismissed, Member
-from spotfleet.train.rng import reseed
+from spotfleet.train.rng import BETWEEN, reseed
 
 if TYPE_CHECKING:
     from spotfleet.train.state import State
@@ -63,6 +63,7 @@ class Runtime(Member):
             try:
                 self.join(state)
                 if not state._finished:
+                    self._draw_between(state)
                     result = function(state, *args, **kwargs)
                     state.finish()
                 self._finish(state)
@@ -183,13 +184,19 @@ class Runtime(Member):
         state = self.state
         if state is None or state._position is None:
             return
-        mark = (state._round if state.step_mode else state._version, self._passes())
+        mark = (*_stand(state), self._passes())
         if state._mark == mark:
             return
         state.mark(mark=mark)
-        if state.step_mode and mark[1] == 0:
-            state._extras.take(state._round)
+        if mark[-1] == 0:
+            state.see_groups()
+            if state.step_mode:
+                state._extras.take(state._round)
         reseed(getattr(state, "seed", 0), self.place.rank, *mark)
+
+    def _draw_between(self, state: State) -> None:
+        """What is drawn before the next forward pass starts anew."""
+        reseed(getattr(state, "seed", 0), self.place.rank, *_stand(state), BETWEEN)
 
     def _passes(self) -> int:
         return max((o._spotfleet.passes_done for o in self.optimizers), default=0)
@@ -203,6 +210,8 @@ class Runtime(Member):
             raise MembershipChanged(f"generation {group.generation} ends here as planned")
         if self._checkpointer is not None and not state._replaying:
             self._checkpointer.at_boundary(state)
+        if state._mark != (state._round, 0):
+            state._extras.take(state._round)  # no forward pass of a model in training has been seen
         state.mark(computed=max(state._computed, state._round))
 
     def round_ended(self, optimizer: Any, change: bool, save: bool) -> None:
@@ -210,6 +219,8 @@ class Runtime(Member):
         if state is None or not state.step_mode or optimizer not in state._optimizers.values():
             return
         state.round_ended()
+        state.note_draws()
+        self._draw_between(state)
         if group is not None:
             group.change_agreed |= change
             group.save_agreed |= save
@@ -217,7 +228,11 @@ class Runtime(Member):
     def step_begins(self, optimizer: Any) -> bool:
         """False while a step that is applied already is being replayed."""
         state = self.state
-        return state is None or not (state.step_mode and state._replaying and state._replay > 0)
+        if state is None or not (state.step_mode and state._replaying and state._replay > 0):
+            return True
+        state._extras.redone(state._round - 1)
+        state.note_draws()
+        return False
 
     def step_ended(self, optimizer: Any) -> None:
         state = self.state
@@ -227,6 +242,8 @@ class Runtime(Member):
             state.mark(uncommitted=state._uncommitted + 1)
             return
         state.mark(version=state._version + 1)
+        state._extras.step_applied(state._round - 1)
+        state.note_draws()
         self._step_completed()
 
     def _step_completed(self) -> None:
@@ -244,6 +261,7 @@ class Runtime(Member):
         change = self._agree_change()
         state.mark(version=state._version + 1)
         state.keep_copy(self.place.size, self.place.rank)
+        self._draw_between(state)
         self._step_completed()
         if self._checkpointer is not None:
             self._checkpointer.at_boundary(state)
@@ -278,6 +296,11 @@ class Runtime(Member):
                 hint="move the call into the function decorated with @hvd.elastic.run",
             )
         return self.group
+
+
+def _stand(state: State) -> tuple[int, ...]:
+    """Which iteration this is, in what random numbers are made from."""
+    return (state._round,) if state.step_mode else (state._version, state._uncommitted)
 
 
 def _warm_up() -> None:

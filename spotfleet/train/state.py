@@ -17,18 +17,18 @@ Threads: the main thread; `round_begins` and `round_ended` also run on an autogr
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from spotfleet.errors import UsageError
-from spotfleet.train import runtime
+from spotfleet.train import hyper, rng, runtime
 from spotfleet.train.buffers import Extras
-from spotfleet.train.optimizer import is_distributed
-
-PLAIN = (int, float, str, bool, bytes, complex, type(None))
+from spotfleet.train.hyper import copied, params_of
+from spotfleet.train.optimizer import is_current, is_distributed, renew, trains_more
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Position:
     scalars: dict[str, Any]
     stateful: dict[str, Any]
     hyper: dict[str, list[dict[str, Any]]]
+    generators: dict[str, Any] = field(default_factory=dict)  # as after the last step, or the commit that came later
 
 
 @dataclass(frozen=True)
@@ -62,24 +63,22 @@ class Schema:
     optimizers: dict[str, list[dict[str, Any]]]  # per parameter: key -> (dtype, shape, on cpu) or [value]
 
 
-def _copied(value: Any) -> Any:
-    return value if isinstance(value, PLAIN) else copy.deepcopy(value)
-
-
 class State:
     """Named values that survive changes of membership; see TorchState."""
 
     def __init__(self, **values: Any) -> None:
-        self.__dict__.update(_names=tuple(values), _callbacks=[], _modules={}, _optimizers={}, _stateful={})
+        self.__dict__.update(_names=tuple(values), _callbacks=[], _modules={}, _optimizers={}, _stateful={},
+                             _generators={})
         for name, value in values.items():
             if name.startswith("_") or hasattr(type(self), name):
                 raise UsageError(f"state: {name!r} is a name of the State itself", hint="choose another keyword")
             self._sort(name, value)
             self.__dict__[name] = value
+        tracked = frozenset([*self._modules, *self._optimizers, *self._stateful, *self._generators])
         self.__dict__.update(
-            _scalars=tuple(n for n in values if n not in {**self._modules, **self._optimizers, **self._stateful}),
+            _tracked=tracked, _scalars=tuple(n for n in values if n not in tracked), _drawn={},
             _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
-            _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _mark=None,
+            _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _mark=None, _owned=0,
         )
 
     def _sort(self, name: str, value: Any) -> None:
@@ -89,19 +88,22 @@ class State:
             self._optimizers[name] = value
         elif callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
             self._stateful[name] = value
+        elif rng.is_generator(value):
+            self._generators[name] = value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        tracked = name in self._modules or name in self._optimizers or name in self._stateful
-        if tracked and value is not self.__dict__[name]:
+        if name in self._tracked and value is not self.__dict__[name]:
             raise UsageError(f"state.{name} cannot be replaced while it is tracked",
-                             hint=f"load into it: state.{name}.load_state_dict(...)")
+                             hint=f"load into it: state.{name}.load_state_dict(...), or seed it anew")
         self.__dict__[name] = value
 
     # What a script calls
 
     def commit(self) -> None:
         """Promise that this point may be resumed. Free in step mode; see the module's docstring for copy mode."""
-        if not self.step_mode:
+        if self.step_mode:
+            self.note_draws()
+        else:
             runtime.current().commit_copy(self)
 
     def check_host_updates(self) -> None:
@@ -156,34 +158,64 @@ class State:
 
     def attach(self, world: int, rank: int) -> None:
         """Begin to watch forward passes and take the first position; `world` and `rank` are what the script saw."""
-        owned = {id(p) for o in self._optimizers.values() for g in o.param_groups for p in g["params"]}
-        buffers, loose = {}, {}
+        seen = {id(p) for o in self._optimizers.values() for p in params_of(o)}
+        buffers, loose = {}, []
         for module in self._modules.values():
             module.register_forward_pre_hook(_on_forward)
             buffers.update({id(b): b for b in module.buffers()})
-            loose.update({id(p): p for p in module.parameters() if id(p) not in owned})
-        self.__dict__["_extras"] = Extras(list(buffers.values()), list(loose.values()))
+            loose.append([p for p in module.parameters() if id(p) not in seen])
+            seen.update(id(p) for p in loose[-1])
+        by_name = dict(self._named())
+        self.__dict__.update(_extras=Extras(list(buffers.values()), loose), _by_name=by_name,
+                             _param_names={id(t): n for n, t in by_name.items()})
+        self.note_draws()
         self.__dict__["_position"] = self.capture(world, rank)
+
+    def note_draws(self) -> None:
+        """From here on the state's own generators draw for the iteration to come."""
+        self.__dict__["_drawn"] = {n: rng.state_of(g) for n, g in self._generators.items()}
 
     def capture(self, world: int, rank: int) -> Position:
         return Position(
             self._version, self._round, world, rank,
-            {n: _copied(self.__dict__[n]) for n in self._scalars},
+            {n: copied(self.__dict__[n]) for n in self._scalars},
             {n: copy.deepcopy(v.state_dict()) for n, v in self._stateful.items()},
-            {n: [{k: _copied(v) for k, v in g.items() if k != "params"} for g in o.param_groups]
-             for n, o in self._optimizers.items()},
+            {n: hyper.capture(o, self._param_names) for n, o in self._optimizers.items()},
+            self._drawn,
         )
+
+    def fit_groups(self, position: Position) -> None:
+        """Have the parameter groups, and train the parameters, that `position` knows."""
+        for name, groups in position.hyper.items():
+            optimizer = self._optimizers[name]
+            hyper.fit(optimizer, groups, self._by_name)
+            if is_distributed(optimizer) and not is_current(optimizer):
+                renew(optimizer)
+        self.see_groups()
+
+    def see_groups(self) -> None:
+        """Before a forward pass: parameters may have been added to an optimizer, or set free."""
+        own, owned = self.__dict__, sum(len(g["params"]) for o in self._optimizers.values() for g in o.param_groups)
+        if own["_owned"] != owned:
+            own["_owned"] = owned
+            self._extras.leave_to_optimizers({id(p) for o in self._optimizers.values() for p in params_of(o)})
+        for optimizer in self._optimizers.values():
+            if is_distributed(optimizer) and trains_more(optimizer):
+                renew(optimizer)
 
     def rewind(self, position: Position) -> None:
         """Stand at `position`, which belongs to the tensors held or to those of one step before."""
         own = self.__dict__
         for name, value in position.scalars.items():
-            own[name] = _copied(value)
+            own[name] = copied(value)
         for name, value in position.stateful.items():
             self._stateful[name].load_state_dict(copy.deepcopy(value))
+        self.fit_groups(position)
         for name, groups in position.hyper.items():
-            for group, values in zip(self._optimizers[name].param_groups, groups, strict=True):
-                group.update({k: _copied(v) for k, v in values.items()})
+            hyper.put_back(self._optimizers[name], groups)
+        for name, held in position.generators.items():
+            rng.set_state(self._generators[name], held)
+        self.note_draws()
         self.put_back(position.round)
         own.update(_position=position, _round=position.round, _replaying=False, _mark=None,
                    _replay=max(0, self._version - position.version))
@@ -208,6 +240,7 @@ class State:
 
     def finish(self) -> None:
         """The function has returned here: keep its last values apart, in case others have not got so far."""
+        self.note_draws()
         self.mark(finished=True, final=self.capture(self._position.world, self._position.rank))
 
     def round_ended(self) -> None:
@@ -217,20 +250,23 @@ class State:
         """Live tensors in the order of `schema()`."""
         found = [t for _, t in self._fixed()]
         for optimizer in self._optimizers.values():
-            for p in _params(optimizer):
+            for p in params_of(optimizer):
                 found.extend(v for _, v in sorted(optimizer.state.get(p, {}).items()) if isinstance(v, torch.Tensor))
         return found
 
-    def _fixed(self) -> list[tuple[str, torch.Tensor]]:
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        """Parameters and buffers, each once, by the name that all ranks know them by."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for name, module in self._modules.items():
-            for kind in (module.named_parameters(), module.named_buffers()):
-                for key, tensor in kind:
-                    found.setdefault(id(tensor), (f"{name}.{key}", tensor.data))
+            for key, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+                found.setdefault(id(tensor), (f"{name}.{key}", tensor))
         for name, optimizer in self._optimizers.items():
-            for i, p in enumerate(_params(optimizer)):
-                found.setdefault(id(p), (f"{name}.{i}", p.data))
+            for i, p in enumerate(params_of(optimizer)):
+                found.setdefault(id(p), (f"{name}.{i}", p))
         return list(found.values())
+
+    def _fixed(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, tensor.data) for name, tensor in self._named()]
 
     def schema(self) -> Schema:
         optimizers = {}
@@ -238,7 +274,7 @@ class State:
             optimizers[name] = [
                 {k: (v.dtype, tuple(v.shape), v.device.type == "cpu") if isinstance(v, torch.Tensor)
                  else [copy.deepcopy(v)] for k, v in sorted(optimizer.state.get(p, {}).items())}
-                for p in _params(optimizer)
+                for p in params_of(optimizer)
             ]
         return Schema([(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()], optimizers)
 
@@ -253,7 +289,7 @@ class State:
                              hint="build the same model and optimizer on every rank, independent of rank and size")
         for name, per_param in schema.optimizers.items():
             optimizer = self._optimizers[name]
-            params = _params(optimizer)
+            params = params_of(optimizer)
             if len(params) != len(per_param):
                 raise UsageError(f"state.{name}: {len(params)} parameters here, {len(per_param)} there",
                                  hint="give the optimizer the same parameters on every rank")
@@ -274,6 +310,7 @@ class State:
     @torch.no_grad()
     def install(self, held: Copy) -> None:
         """Hold what `held` holds."""
+        self.fit_groups(held.position)
         self.make_room(held.schema)
         for tensor, value in zip(self.tensors(), held.tensors, strict=True):
             tensor.copy_(value)
@@ -284,6 +321,7 @@ class State:
     def keep_copy(self, world: int, rank: int) -> None:
         """In copy mode: this is the point to come back to; its hyper-parameters are those for `world` and `rank`."""
         own = self.__dict__
+        self.note_draws()
         own["_position"] = self.capture(world, rank)
         own.update(_copy=self.copy(), _uncommitted=0)
 
@@ -297,7 +335,7 @@ def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _on_forward(module: torch.nn.Module, inputs: Any) -> None:
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and module.training:  # not an evaluation
         runtime.current().forward_begins()
 
 

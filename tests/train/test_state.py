@@ -146,7 +146,7 @@ def test_what_is_tracked_cannot_be_replaced_silently(alone):
 
 def test_constants_and_frozen_weights_are_not_copied_each_step():
     mask, frozen = torch.zeros(LARGE + 1), torch.zeros(3)
-    extras = Extras([mask], [frozen])
+    extras = Extras([mask], [[frozen]])
     extras.take(0)
     first = extras._slots[0].copies[0] if extras._slots[0].round == 0 else extras._slots[1].copies[0]
     assert first is not None and all(s.copies[1:] in ([], [None]) for s in extras._slots)

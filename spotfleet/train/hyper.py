@@ -1,0 +1,58 @@
+"""An optimizer's parameter groups as plain values: learning rates and the like, which parameters, which of them train.
+
+Groups may be added, and parameters frozen or set free, while training goes on. Parameters travel by name, so a rank
+that joins later, or goes back to before a group was added, has the same groups again.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from spotfleet.errors import UsageError
+
+PLAIN = (int, float, str, bool, bytes, complex, type(None))
+NAMES, TRAINS = "params", "requires_grad"  # keys of a captured group that are ours
+
+
+def copied(value: Any) -> Any:
+    return value if isinstance(value, PLAIN) else copy.deepcopy(value)
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def capture(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[dict[str, Any]]:
+    """One dict per group; `names` by id of the parameter, of which one may be missing in a group of our own making."""
+    return [{**{k: copied(v) for k, v in group.items() if k != "params"},
+             NAMES: tuple([names.get(id(p), "") for p in group["params"]]),
+             TRAINS: tuple([p.requires_grad for p in group["params"]])}
+            for group in optimizer.param_groups]
+
+
+def fit(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], by_name: dict[str, torch.Tensor]) -> None:
+    """Give the optimizer the groups, and train the parameters, of `groups`."""
+    for group in optimizer.param_groups[len(groups):]:
+        for p in group["params"]:
+            optimizer.state.pop(p, None)
+    del optimizer.param_groups[len(groups):]
+    for held in groups[len(optimizer.param_groups):]:
+        missing = [n for n in held[NAMES] if n not in by_name]
+        if missing:
+            raise UsageError(f"the optimizer of the running job has a group with a parameter that is not in the state "
+                             f"here: {missing[0] or 'one without a name'}",
+                             hint="give every model whose parameters are trained to TorchState(...)")
+        values = {k: copied(v) for k, v in held.items() if k not in (NAMES, TRAINS)}
+        optimizer.add_param_group({"params": [by_name[n] for n in held[NAMES]], **values})
+    for group, held in zip(optimizer.param_groups, groups, strict=True):
+        for p, trains in zip(group["params"], held[TRAINS], strict=False):
+            p.requires_grad_(trains)
+
+
+def put_back(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """The captured values; the groups fit."""
+    for group, held in zip(optimizer.param_groups, groups, strict=True):
+        group.update({k: copied(v) for k, v in held.items() if k not in (NAMES, TRAINS)})
