@@ -17,6 +17,7 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
 from spotfleet.train.reducer import Reducer
+from spotfleet.train.resize import scaled
 
 Average, Sum, Min, Max = "average", "sum", "min", "max"
 
@@ -66,8 +67,10 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     current = runtime.current()
     self._opt_called = True  # what torch's schedulers look for
     self._spotfleet.reduced = False
+    factor = current.step_factor(self)
     if current.step_begins(self):
-        super(type(self), self).step()
+        with scaled(self, factor):
+            super(type(self), self).step()
         current.step_ended(self)
     return loss
 

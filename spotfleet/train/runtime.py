@@ -32,6 +32,7 @@ from spotfleet.messages import Stage
 from spotfleet.train.errors import CommBroken, MembershipChanged
 from spotfleet.train.group import Group
 from spotfleet.train.member import FLUSH_LIMIT_S, Dismissed, Member
+from spotfleet.train.resize import Resizer, read
 from spotfleet.train.rng import BETWEEN, reseed
 
 if TYPE_CHECKING:
@@ -52,12 +53,14 @@ class Runtime(Member):
         self._last_step_at = 0.0
         self._resumed = 0
         self._checkpointer: Any = None
+        self._environ = environ
+        self.resizer: Resizer | None = None
 
     # The loop
 
-    def run(self, function: Callable[..., Any], state: State, args: tuple, kwargs: dict) -> Any:
+    def run(self, function: Callable[..., Any], state: State, args: tuple, kwargs: dict, resize: object = None) -> Any:
         """The function's result, once it has returned on every rank; None for one who came after that."""
-        self._enter(state)
+        self._enter(state, resize)
         result = None
         while True:
             try:
@@ -80,12 +83,14 @@ class Runtime(Member):
     def has_finished(self) -> bool:
         return self.state is not None and self.state._finished
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: State, resize: object) -> None:
         if not self.initialized:
             raise UsageError("elastic.run: hvd.init() has not been called", hint="call hvd.init() first in the script")
         if self.state is not None:
             raise UsageError("elastic.run was entered a second time", hint="put all epochs into one function")
         world, rank = (self.place.size, self.place.rank) if self.placed else (0, -1)
+        self.resizer = Resizer(read(resize, self._environ), self._environ)
+        self.resizer.attach(state)
         state.attach(world, rank)
         self.state = state
         if self.control is not None:
@@ -110,8 +115,10 @@ class Runtime(Member):
         if state.step_mode and state._computed >= state._position.round and not state._finished:
             self.repeated += 1
             state.mark(computed=state._position.round - 1)
+        done = self.resizer.entered(state, self.place.size, state._position.world) if self.resizer else ""
         if self.control is not None:
-            self.control.update(generation=self.generation)
+            self.control.update(generation=self.generation, resize=done)
+        self._ask_for_size(state)
 
     def _stand_by(self, state: State) -> None:
         """Until a place is offered. Who led the last generation writes a checkpoint when asked, or who stands in."""
@@ -169,6 +176,13 @@ class Runtime(Member):
         for optimizer in self.optimizers:
             optimizer._spotfleet.reset()
         state.drop_gradients()
+
+    def _ask_for_size(self, state: State) -> None:
+        """Report the world size that the resize policy asks for now. Raises what the user's callback raises."""
+        if self.resizer is not None and not state._finished:
+            wanted = self.resizer.wanted(state, self.place.size)
+            if self.control is not None and self.control.report.wanted != wanted:
+                self.control.update(wanted=wanted)
 
     def live(self) -> dict[str, Any]:
         ends = list(self._step_ends)
@@ -234,6 +248,15 @@ class Runtime(Member):
         state.note_draws()
         return False
 
+    def step_factor(self, optimizer: Any) -> float:
+        """What this step's learning rates are to be multiplied by; called for each step, also for one replayed."""
+        state, resizer = self.state, self.resizer
+        if state is None or resizer is None or optimizer not in state._optimizers.values():
+            return 1.0
+        if not state.step_mode:
+            return resizer.factor(state._version, self.place.size)
+        return resizer.factor(state._position.version, state._position.world)
+
     def step_ended(self, optimizer: Any) -> None:
         state = self.state
         if state is None or optimizer not in state._optimizers.values():
@@ -255,6 +278,8 @@ class Runtime(Member):
             self.control.update(resumed=self.generation, pause_s=pause_s)
         self._last_step_at = now
         self._step_ends.append(now)
+        assert self.state is not None
+        self._ask_for_size(self.state)
 
     def commit_copy(self, state: State) -> None:
         """A commit in copy mode: all ranks agree, copy, and leave together if a change waits."""
@@ -278,13 +303,15 @@ class Runtime(Member):
 
     def weight(self) -> tuple[float, float] | None:
         """(real samples of this rank's batch, of all ranks') by the attached sampler; None: all count alike."""
-        from spotfleet.train.sampler import ElasticSampler
+        name = self.sampler_of(self.state) if self.state is not None else ""
+        return self.state._stateful[name].weight() if name else None
 
-        if self.state is None:
-            return None
-        samplers = [s for s in self.state._stateful.values() if isinstance(s, ElasticSampler) and s.batch_size]
-        newest = max(samplers, key=lambda s: s.iterated, default=None)
-        return newest.weight() if newest is not None and newest.iterated else None
+    def sampler_of(self, state: State) -> str:
+        """The name of the sampler in `state` that was iterated last; empty if there is none."""
+        from spotfleet.train.sampler import Elastic
+
+        samplers = {n: s for n, s in state._stateful.items() if isinstance(s, Elastic) and s.weighs}
+        return max(samplers, key=lambda n: samplers[n].iterated, default="")
 
     def require_group(self, what: str) -> Group:
         """The group, for a collective of the user's own; UsageError where there can be none yet."""

@@ -1,8 +1,10 @@
 """Each sample exactly once per epoch, through any number of resizes.
 
 The position is one number: samples consumed of the permutation of (seed, epoch). At world size n the next global
-batch is `permutation[position : position + n * b]`, and rank r takes its r-th slice of b. A short tail is split as
-evenly as possible; a rank that gets nothing repeats one sample with weight 0. So all ranks take equally many steps.
+batch is `permutation[position : position + n * b]`, and rank r takes its r-th slice of b. Where the global batch is
+kept (`global_batch`, or the resize policy), it is `permutation[position : position + B]` at any world size, split as
+evenly as possible; so is a short tail. A rank that gets nothing repeats one sample with weight 0. So all ranks take
+equally many steps. `stream.py` does the same for iterables.
 
 Threads: the main thread; loaders with worker processes draw indices from it there too.
 """
@@ -19,63 +21,129 @@ from torch.utils.data import Sampler
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
+from spotfleet.train.seeded import Seeded
 
 _iterations = itertools.count(1)
 
 
-def slice_for(position: int, total: int, world: int, rank: int, batch: int) -> tuple[int, int]:
+def slice_for(position: int, total: int, world: int, rank: int, global_batch: int) -> tuple[int, int]:
     """Start and end, in the permutation, of this rank's part of the global batch at `position`; may be empty."""
-    left = min(world * batch, total - position)
-    if left == world * batch:
-        return position + rank * batch, position + (rank + 1) * batch
+    left = min(global_batch, total - position)
     share, more = divmod(max(0, left), world)
     start = position + rank * share + min(rank, more)
     return start, start + share + (rank < more)
 
 
-class ElasticSampler(Sampler):
-    """For DataLoader(sampler=..., batch_size=batch_size), or DataLoader(batch_sampler=sampler.batches()).
+class Elastic:
+    """A position in a sequence of samples that all ranks share; it survives in the state."""
 
-    Put it into the state, call `record_batch` after each step and `set_epoch` when an epoch begins or ends. Without
-    `batch_size` (as in Horovod) a global batch is one sample per rank, and a short tail is not weighted.
-    """
-
-    def __init__(self, dataset: Sized | int, batch_size: int | None = None, shuffle: bool = True,
-                 seed: int = 0) -> None:
-        self.total = dataset if isinstance(dataset, int) else len(dataset)
-        if self.total < 1:
-            raise UsageError(f"ElasticSampler: the dataset holds {self.total} samples", hint="give it at least one")
-        if batch_size is not None and batch_size < 1:
-            raise UsageError(f"ElasticSampler: batch_size is {batch_size}", hint="use 1 or more, as for the DataLoader")
-        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
+    def __init__(self, name: str, batch_size: int | None, global_batch: int | None) -> None:
+        for field, value in (("batch_size", batch_size), ("global_batch", global_batch)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name}: {field} is {value}", hint="use 1 or more")
+        if global_batch is not None and batch_size is None:
+            raise UsageError(f"{name}: global_batch is given without batch_size",
+                             hint="also give batch_size, the most samples that one worker takes in one pass")
+        self.batch_size = batch_size
         self.epoch = 0
         self.processed_num = 0
-        self.iterated = 0  # when it was last iterated, among all samplers of the process; 0: never
-        self._order: tuple[int, list[int]] | None = None
+        self.iterated = 0  # when it was last iterated, among all that are elastic in this process; 0: never
+        self.keeps = global_batch is not None  # the global batch, at any world size
+        self._given, self._kept = global_batch or 0, 0
+        self._again = 0  # world size of the batch that is next, if that is one whose step is applied already
 
     @property
     def slice_size(self) -> int:
         return self.batch_size or 1
 
+    @property
+    def global_batch(self) -> int:
+        """Samples that all ranks together take in one step."""
+        return self._given or self._kept or runtime.current().place.size * self.slice_size
+
+    @property
+    def known_total(self) -> int | None:
+        """Samples of this epoch; None as long as nobody has seen its end."""
+        return None
+
+    @property
+    def weighs(self) -> bool:
+        """Does `weight` tell the size of the batch being computed?"""
+        return self.batch_size is not None and self.iterated > 0
+
+    def keep_global_batch(self) -> None:
+        """From now on the global batch is what it is at this world size, at any world size."""
+        if self.batch_size is None:
+            raise UsageError(f"{type(self).__name__}: the resize policy keep-global-batch needs its batch_size",
+                             hint="give it the batch size of the DataLoader")
+        self.keeps, self._kept = True, self._kept or self.global_batch
+
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch` from its first sample; the epoch under way is left as it is."""
         if epoch != self.epoch:
-            self.epoch, self.processed_num = epoch, 0
+            self.epoch, self.processed_num, self._again = epoch, 0, 0
 
-    def record_batch(self, batch_idx: int, batch_size: int | None = None) -> None:
+    def compute_again(self, world: int) -> None:
+        """The next batch was applied at this world size and is computed once more: it is the same, on whatever ranks
+        there are now, and `record_batch` will count it as it was. Until then."""
+        self._again = 0 if self._given or self._kept else world
+
+    def record_batch(self, batch_idx: int = 0, batch_size: int | None = None) -> None:
         """The batch just trained on is consumed, on all ranks. `batch_idx` is Horovod's and not needed."""
         size = self.batch_size or batch_size
         if size is None:
-            raise UsageError("ElasticSampler.record_batch: batch_size is missing",
+            raise UsageError(f"{type(self).__name__}.record_batch: batch_size is missing",
                              hint="give it here or to the sampler")
-        self.processed_num = min(self.total, self.processed_num + runtime.current().place.size * size)
+        world, self._again = self._again or runtime.current().place.size, 0
+        step = self._given or self._kept or world * size
+        total = self.known_total
+        self.processed_num += step if total is None else min(step, max(0, total - self.processed_num))
 
     def weight(self) -> tuple[float, float]:
         """Real samples of this rank in the global batch at the position, and of all ranks."""
-        place = runtime.current().place
-        start, end = slice_for(self.processed_num, self.total, place.size, place.rank, self.slice_size)
-        total = min(place.size * self.slice_size, self.total - self.processed_num)
-        return (float(end - start), float(total)) if total > 0 else (1.0, float(place.size))
+        place, count, total = runtime.current().place, self.global_batch, self.known_total
+        total = self.processed_num + count if total is None else total
+        start, end = slice_for(self.processed_num, total, place.size, place.rank, count)
+        together = min(count, total - self.processed_num)
+        return (float(end - start), float(together)) if together > 0 else (1.0, float(place.size))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "processed_num": self.processed_num, "global_batch": self._kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.processed_num = state["epoch"], state["processed_num"]
+        self._kept = state.get("global_batch", 0)
+        self._again = 0
+
+    def _check_sample_by_sample(self, instead: str) -> None:
+        if self.keeps:
+            raise UsageError(f"{type(self).__name__}: where the global batch is kept, a worker's share of it changes "
+                             "with the world size, and no DataLoader(batch_size=...) can cut it",
+                             hint=f"use {instead}, and elastic.micro_batches to split a large share")
+
+
+class ElasticSampler(Elastic, Sampler):
+    """For DataLoader(sampler=..., batch_size=batch_size), or DataLoader(batch_sampler=sampler.batches()).
+
+    Put it into the state, call `record_batch` after each step and `set_epoch` when an epoch begins or ends. Without
+    `batch_size` (as in Horovod) a global batch is one sample per rank, and a short tail is not weighted. With
+    `global_batch` all ranks together take so many samples at any world size; a worker's share is then to be had by
+    `batches()` only. `dataset` may be an elastic.seeded one: the indices then carry the epoch.
+    """
+
+    def __init__(self, dataset: Sized | int, batch_size: int | None = None, shuffle: bool = True,
+                 seed: int = 0, global_batch: int | None = None) -> None:
+        super().__init__("ElasticSampler", batch_size, global_batch)
+        self.total = dataset if isinstance(dataset, int) else len(dataset)
+        if self.total < 1:
+            raise UsageError(f"ElasticSampler: the dataset holds {self.total} samples", hint="give it at least one")
+        self.shuffle, self.seed = shuffle, seed
+        self._seeded = dataset if isinstance(dataset, Seeded) else None
+        self._order: tuple[int, list[int]] | None = None
+
+    @property
+    def known_total(self) -> int:
+        return self.total
 
     def order(self) -> list[int]:
         """The permutation of this epoch."""
@@ -87,21 +155,28 @@ class ElasticSampler(Sampler):
         return self._order[1]
 
     def _slices(self) -> Iterator[tuple[int, int]]:
-        place = runtime.current().place
-        for position in range(self.processed_num, self.total, place.size * self.slice_size):
-            start, end = slice_for(position, self.total, place.size, place.rank, self.slice_size)
+        place, position, again = runtime.current().place, self.processed_num, self._again
+        while position < self.total:
+            size, rank, count = place.size, place.rank, self.global_batch
+            if again:
+                size, rank, count, again = again, rank % again, again * self.slice_size, 0
+            start, end = slice_for(position, self.total, size, rank, count)
             yield (start, end) if end > start else (position, position + 1)
+            position += count
 
-    def _begin(self) -> None:
+    def _begin(self) -> Iterator[list[int]]:
+        """The indices of each batch from here on; the world size and epoch of now hold for all of them."""
         self.iterated = next(_iterations)
         if self.processed_num >= self.total:
             warnings.warn(f"ElasticSampler: epoch {self.epoch} is consumed; call set_epoch for the next one",
                           stacklevel=3)
+        order, seeded, epoch = self.order(), self._seeded, self.epoch
+        batches = (order[start:end] for start, end in list(self._slices()))
+        return batches if seeded is None else ([seeded.index(i, epoch) for i in batch] for batch in batches)
 
     def __iter__(self) -> Iterator[int]:
-        self._begin()
-        order = self.order()
-        return itertools.chain.from_iterable(order[start:end] for start, end in list(self._slices()))
+        self._check_sample_by_sample("DataLoader(batch_sampler=sampler.batches())")
+        return itertools.chain.from_iterable(self._begin())
 
     def __len__(self) -> int:
         return sum(end - start for start, end in self._slices())
@@ -109,12 +184,6 @@ class ElasticSampler(Sampler):
     def batches(self) -> Batches:
         """The same as a batch sampler: one list of indices per step."""
         return Batches(self)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "processed_num": self.processed_num}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.processed_num = state["epoch"], state["processed_num"]
 
 
 class Batches:
@@ -124,9 +193,7 @@ class Batches:
         self._sampler = sampler
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._sampler._begin()
-        order = self._sampler.order()
-        return iter([order[start:end] for start, end in self._sampler._slices()])
+        return self._sampler._begin()
 
     def __len__(self) -> int:
         return sum(1 for _ in self._sampler._slices())

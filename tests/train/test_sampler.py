@@ -22,7 +22,7 @@ def test_any_sequence_of_resizes_sees_each_sample_exactly_once(total, batch, wor
     seen, position, step = [], 0, 0
     while position < total:
         world = worlds[step % len(worlds)]
-        parts = [slice_for(position, total, world, rank, batch) for rank in range(world)]
+        parts = [slice_for(position, total, world, rank, world * batch) for rank in range(world)]
         seen += [i for start, end in parts for i in range(start, end)]
         position, step = min(total, position + world * batch), step + 1
     assert seen == list(range(total))
@@ -31,7 +31,7 @@ def test_any_sequence_of_resizes_sees_each_sample_exactly_once(total, batch, wor
 @settings(max_examples=200, deadline=None)
 @given(left=st.integers(1, 100), batch=st.integers(1, 9), world=sizes)
 def test_a_short_tail_is_split_as_evenly_as_can_be(left, batch, world):
-    parts = [end - start for start, end in (slice_for(0, left, world, rank, batch) for rank in range(world))]
+    parts = [end - start for start, end in (slice_for(0, left, world, rank, world * batch) for rank in range(world))]
     assert max(parts) - min(parts) <= 1 and max(parts) <= batch and sum(parts) == min(left, world * batch)
 
 
