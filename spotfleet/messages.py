@@ -20,6 +20,7 @@ from spotfleet.codec import from_json, to_text
 from spotfleet.model import JobSpec, Notice
 
 JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: what its workers know each other by; made at its submission
+STUCK_EXIT = 75  # of a worker that cannot get free of a lost peer: as if the peer were to blame, its slot starts anew
 PROTOCOL = 1  # changes when an older peer would misread us
 
 
@@ -69,6 +70,7 @@ class WorkerReport:
     wanted: int = 0  # world size that the job's resize policy asks for now; 0: no wish
     resize: str = ""  # what the resize policy did at the newest change, in one line for people
     damaged: Checkpoint | None = None  # one at a `url` that could not be used here
+    waits: bool = False  # in a collective, for its peers; else in the user's code, or unheard for long
 
 
 @dataclass(frozen=True)

@@ -1,84 +1,101 @@
-"""One generation's communication: a free-standing gloo group over a prefixed store, with an abort.
+"""One generation's communication: what every backend promises, and what all of them share. See gloo.py and nccl.py.
 
-    Group(assignment) -> form() -> collectives ... -> retire()
-                            \\-> abort() from any thread, at any time: every call in flight raises CommBroken
+    make_group(assignment) -> forming --all have come--> open --retire()--> gone
+                                 '------------------------'-- abort() --> aborted, for good
 
-gloo has no abort, so ours shuts down the connected sockets born with the group, the store client's too. Peers see
-EOF and fail in turn, so one abort unblocks the whole generation within milliseconds. Listening sockets are never
-shut (gloo would terminate the process), nor sockets of anybody else: a socket counts only if it was born while the
-group formed, still has the same inode, and talks to a member's address or was accepted by a listener of the group
-(on the advertised address).
+| state | what frees it | at most |
+|---|---|---|
+| forming | the last member comes; an abort | FORM_LIMIT_S, then it counts as failed here |
+| a collective under way | all ranks call it; an abort | COLLECTIVE_LIMIT_S; only a living, silent peer lets it pass |
+| aborted | - | gloo: at once. NCCL: see nccl.py; a process that cannot get free in time leaves with STUCK_EXIT |
 
-Time limits: FORM_LIMIT_S to form, then the generation counts as failed here; COLLECTIVE_LIMIT_S for a collective,
-which only a peer that is alive and silent can reach (a dead one shows as EOF; the dispatcher evicts a stuck one).
+CommBroken: this generation is over, here and soon everywhere; tensors that went in are undefined, and nothing writes
+to them any more (but see `forgot`). UsageError: these ranks, or this type of numbers, will never do; no retry helps.
+Any other RuntimeError is the user's own, such as a kernel of theirs that failed.
 
-Threads: the main thread forms and communicates; autograd threads may launch collectives while the main thread waits
-in backward(). `abort` may be called by any thread, also while `form` runs; whoever aborts a forming group calls
-`abort` again every few milliseconds until `forming` is False, since gloo may still be opening sockets.
+Threads: the main thread forms, communicates and retires; autograd threads may `launch` while the main thread waits in
+backward(). `abort` may be called by any thread, at any time, again and again, and never blocks. Whoever aborts a
+forming group calls `abort` every few milliseconds until `forming` is False, since gloo may still be opening sockets.
+`change_waits` and `save_waits` are set by the control thread and read by the main thread.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import stat
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
-from datetime import timedelta
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from spotfleet.errors import UsageError
 from spotfleet.messages import Assignment
 from spotfleet.train.errors import CommBroken
+from spotfleet.train.sockets import sockets
 from spotfleet.train.store import Client, Server
 
+BACKEND = "SPOTFLEET_BACKEND"  # auto, gloo or nccl
 FORM_LIMIT_S = 30.0
 COLLECTIVE_LIMIT_S = 1800.0
 FORM_SLICE_S = 0.02
-WAIT_SLICE = timedelta(seconds=0.25)
-FD_DIR = "/proc/self/fd"
-CAN_ABORT = os.path.isdir(FD_DIR)  # elsewhere (macOS) a short collective limit has to do
-NO_ABORT_LIMIT_S = 30.0
-_store_ports: set[int] = set()  # connections accepted by our own store may belong to another generation: never shut
-
-
-def sockets() -> dict[int, int]:
-    """Descriptor -> inode of every socket of this process."""
-    found: dict[int, int] = {}
-    if not CAN_ABORT:
-        return found
-    for name in os.listdir(FD_DIR):
-        try:
-            status = os.fstat(int(name))
-        except OSError:
-            continue  # closed since it was listed
-        if stat.S_ISSOCK(status.st_mode):
-            found[int(name)] = status.st_ino
-    return found
-
-
-def _host(address: Any) -> str:
-    return str(address[0]).removeprefix("::ffff:") if isinstance(address, tuple) else ""
-
-
-def _listens(sock: socket.socket) -> bool:
-    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+store_ports: set[int] = set()  # connections accepted by our own store may belong to another generation: never shut
 
 
 def open_store(address: str, key: str) -> tuple[Server, str]:
     """A bootstrap store that listens on `address` only, for those that know the job's `key`, and its "address:port"."""
     store = Server(address, key)
-    _store_ports.add(store.port)
+    store_ports.add(store.port)
     return store, f"{address}:{store.port}"
 
 
-class Group:
+def make_group(assignment: Assignment, job: str, address: str, key: str = "",
+               on_broken: Callable[[int], None] = lambda generation: None,
+               on_stuck: Callable[[str], None] = lambda why: None,
+               environ: Mapping[str, str] = os.environ) -> Group:
+    """The group that `environ` asks for or this machine suggests; UsageError where there can be none."""
+    from spotfleet.train.gloo import GlooGroup
+    from spotfleet.train.nccl import NcclGroup, visible_devices
+
+    asked = environ.get(BACKEND, "auto")
+    devices = 0 if asked == "gloo" else visible_devices()
+    kind = {"gloo": GlooGroup, "nccl": NcclGroup}[choose_backend(asked, assignment.local_size, devices)]
+    return kind(assignment, job, address, key, on_broken, on_stuck)
+
+
+def choose_backend(asked: str, local_size: int, devices: int) -> str:
+    """ "gloo" or "nccl", for `local_size` workers on this host, each of which sees `devices` that NCCL could use.
+
+    One device that several workers see may be one for all or one for each: then NCCL has to be asked for.
+    """
+    match asked:
+        case "gloo":
+            return "gloo"
+        case "auto":
+            return "nccl" if devices >= max(1, local_size) else "gloo"
+        case "nccl" if devices > 0:
+            return "nccl"
+        case "nccl":
+            raise UsageError(f"{BACKEND} is 'nccl', but this worker has no CUDA device or a torch without NCCL",
+                             hint=f"leave {BACKEND} out, or set it to auto or gloo")
+    raise UsageError(f"{BACKEND} is {asked!r}", hint="set it to auto, gloo or nccl, or leave it out")
+
+
+def split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class Group(ABC):
+    backend = ""
+    reduces: frozenset[torch.dtype] = frozenset()  # what `launch` takes; broadcast and allgather take every type
+    device = torch.device("cpu")  # where tensors need not be moved to travel
+
     def __init__(self, assignment: Assignment, job: str, address: str, key: str = "",
-                 on_broken: Callable[[int], None] = lambda generation: None) -> None:
+                 on_broken: Callable[[int], None] = lambda generation: None,
+                 on_stuck: Callable[[str], None] = lambda why: None) -> None:
         """`key` is what the job's workers know each other by; without peers there is no use for one."""
         self.generation = assignment.generation
         self.rank, self.size = assignment.rank, assignment.world_size
@@ -90,12 +107,43 @@ class Group:
         self.forming = False
         self.forgot = False  # an operation was given up: what it was to write must not be used again
         self._assignment, self._job, self._address, self._key = assignment, job, address, key
-        self._on_broken = on_broken
+        self._on_broken, self._on_stuck = on_broken, on_stuck
         self._before: dict[int, int] = {}
         self._mine: dict[int, int] | None = None
-        self._peers: set[str] = {_split(assignment.store)[0]} if assignment.store else set()
+        self._peers: set[str] = {split(assignment.store)[0]} if assignment.store else set()
         self._pg: Any = None
-        self._store: Any = None
+        self._store: Client | None = None
+
+    # What a backend adds
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """Meet the others and return torch's process group; runs in a thread that an abort leaves to its own end."""
+
+    @abstractmethod
+    def _unblock(self) -> None:
+        """Let every call in flight fail, as far as this process can. Any thread; never blocks."""
+
+    @abstractmethod
+    def _complete(self, works: list[Any]) -> RuntimeError | None:
+        """Wait until all `works` are done or failed and none touches memory any more; what failed, if anything did.
+
+        A failure of one is a failure of all: it aborts.
+        """
+
+    @abstractmethod
+    def is_done(self, work: Any) -> bool:
+        """Would `finish` return or raise at once? Never blocks."""
+
+    def _dispose(self, doomed: list[Any]) -> None:
+        """Free torch's objects; a thread of its own."""
+        doomed.clear()
+
+    def _unit(self) -> str:
+        """What no two ranks may share; "" for nothing."""
+        return ""
+
+    # Beginning and end
 
     def form(self) -> None:
         """Meet the other members; CommBroken when one does not come, or the group is aborted meanwhile."""
@@ -106,7 +154,7 @@ class Group:
         except (RuntimeError, OSError, ValueError) as error:
             raise self._broken(error) from error
         finally:
-            self._mine = {fd: inode for fd, inode in sockets().items() if self._before.get(fd) != inode}
+            self._mine = self._born()
             self.forming = False
         if self.aborted:
             raise self._broken(RuntimeError("aborted while it formed"))
@@ -119,7 +167,7 @@ class Group:
         def connect() -> None:
             try:
                 ended.append(self._connect())
-            except (RuntimeError, OSError, ValueError) as error:
+            except (RuntimeError, OSError, ValueError, UsageError) as error:
                 ended.append(error)
 
         thread = threading.Thread(target=connect, name="spotfleet-form", daemon=True)
@@ -132,23 +180,14 @@ class Group:
             raise ended[0]
         self._pg = ended[0]
 
-    def _connect(self) -> Any:
-        host, port = _split(self._assignment.store)
-        store = self._store = self._dial(host, port)
-        store.set(f"address/{self.rank}", self._address)
-        self._peers |= {store.get(f"address/{r}").decode() for r in range(self.size)}
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=FORM_LIMIT_S)
-        options._threads = 2
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
-        backend = dist.ProcessGroupGloo(store, self.rank, self.size, options)
-        limit_s = COLLECTIVE_LIMIT_S if CAN_ABORT else NO_ABORT_LIMIT_S
-        backend._set_default_timeout(timedelta(seconds=limit_s))
-        group = dist.ProcessGroup(store, self.rank, self.size)
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        for kind in ("cpu", "cuda"):
-            group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
-        return group
+    def _meet(self) -> Client:
+        """The generation's store, once every member has said there who it is; UsageError if they do not go together."""
+        store = self._store = self._dial(*split(self._assignment.store))
+        store.set(f"member/{self.rank}", f"{self._address} {self.backend} {self._unit()}")
+        members = [store.get(f"member/{r}").decode().split(" ") for r in range(self.size)]
+        self._peers |= {address for address, _, _ in members}
+        check_alike([backend for _, backend, _ in members], [unit for _, _, unit in members])
+        return store
 
     def _dial(self, host: str, port: int) -> Client:
         """A client of the generation's store; OSError when nobody serves it within FORM_LIMIT_S."""
@@ -163,44 +202,22 @@ class Group:
                     raise
                 time.sleep(0.02)
 
-    def abort(self) -> None:
-        """Unblock every call in flight, here and on the peers. Any thread, any number of times; never blocks."""
-        self.aborted = True
-        mine = self._mine
-        if mine is None and not self.forming:
-            return  # it has no socket yet, and `form` will see the flag
-        if mine is None:
-            mine = {fd: inode for fd, inode in sockets().items() if self._before.get(fd) != inode}
-        found = []
-        for fd, inode in mine.items():
-            try:
-                if os.fstat(fd).st_ino != inode:
-                    continue
-                found.append(socket.socket(fileno=os.dup(fd)))
-            except OSError:
-                continue  # closed meanwhile
-        listeners = {s.getsockname()[:2] for s in found if s.family != socket.AF_UNIX and _listens(s)
-                     and _host(s.getsockname()) == self._address}
-        for sock in found:
-            with closing(sock):
-                self._shut(sock, listeners)
+    def _born(self) -> dict[int, int]:
+        """Descriptor -> inode of the sockets that came to be while the group formed; more may come while it forms."""
+        if self._mine is not None:
+            return self._mine
+        return {fd: inode for fd, inode in sockets().items() if self._before.get(fd) != inode}
 
-    def _shut(self, sock: socket.socket, listeners: set[Any]) -> None:
-        try:
-            if sock.family == socket.AF_UNIX or _listens(sock):
-                return
-            local, peer = sock.getsockname(), sock.getpeername()
-            if local[1] in _store_ports:
-                return
-            if (_host(local), local[1]) in listeners or _host(peer) in self._peers:
-                sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it was not connected any more
+    def abort(self) -> None:
+        """Unblock every call in flight, here and (gloo) on the peers. Any thread, any number of times; never blocks."""
+        self.aborted = True
+        if self._mine is not None or self.forming:  # else it holds nothing yet, and `form` will see the flag
+            self._unblock()
 
     def retire(self) -> threading.Thread:
         """Forget the group; its destructor takes about 10 ms per peer, so another thread runs it."""
         doomed, self._pg, self._store = [self._pg, self._store], None, None
-        reaper = threading.Thread(target=doomed.clear, name="spotfleet-reaper", daemon=True)
+        reaper = threading.Thread(target=self._dispose, args=(doomed,), name="spotfleet-reaper", daemon=True)
         reaper.start()
         return reaper
 
@@ -219,57 +236,39 @@ class Group:
         """Break the group because it does not do what it should."""
         return self._broken(RuntimeError(problem))
 
+    # Collectives
+
     def launch(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
-        """Begin to reduce `tensor` in place over all ranks; `finish` waits."""
-        if self.aborted or self._pg is None:
-            raise self._broken(RuntimeError("the group was aborted"))
+        """Begin to reduce `tensor` in place over all ranks; `finish` waits. Its type is one of `reduces`."""
+        if tensor.dtype not in self.reduces:
+            raise UsageError(f"{self.backend} does not reduce {tensor.dtype}",
+                             hint="convert it first, to torch.float32 for instance")
         options = dist.AllreduceOptions()
         options.reduceOp = op
+        return self._start(lambda pg, t: pg.allreduce([t], options), tensor)
+
+    def _start(self, begin: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """begin(process group, *tensors); the tensors are written to until the work is complete."""
+        if self.aborted or self._pg is None:
+            raise self._broken(RuntimeError("the group was aborted"))
         try:
-            return self._pg.allreduce([tensor], options)
+            return begin(self._pg, *tensors)
         except RuntimeError as error:
             raise self._broken(error) from error
 
     def finish(self, works: list[Any]) -> None:
-        """Wait for all `works`; after a failure none of them touches memory any more."""
-        problem: RuntimeError | None = None
-        for work in works:
-            try:
-                self._wait(work)
-            except RuntimeError as error:
-                problem = problem or error
-                self.abort()
+        """Wait until all `works` are done, as the host sees it; after a failure none touches memory any more."""
+        problem = self._complete(works)
         if problem is not None:
             raise self._broken(problem) from problem
 
     def drain(self, works: list[Any]) -> None:
         """Abort, and return when none of `works` touches memory any more."""
         self.abort()
-        for work in works:
-            try:
-                self._wait(work)
-            except RuntimeError:
-                continue  # aborted just now
-
-    def _wait(self, work: Any) -> None:
-        """As work.wait(). gloo now and then forgets an operation whose peer died as it began: one that an abort has not
-        ended within a slice counts as failed. Its thread sleeps on without a socket, so it touches nothing; one that
-        merely was not given a processor may, hence `forgot`."""
-        forgotten = False
-        while True:
-            try:
-                work.wait(WAIT_SLICE)
-                return
-            except RuntimeError:
-                if work.is_completed():
-                    work.wait()  # raises its own error, if it was not just late
-                    return
-                if forgotten:
-                    self.forgot = True
-                    raise
-                forgotten = self.aborted
+        self._complete(works)
 
     def allreduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Reduces in place, also a tensor that is not on `device`."""
         if self.size > 1:
             self.finish([self.launch(tensor, op)])
         return tensor
@@ -278,7 +277,7 @@ class Group:
         if self.size > 1:
             options = dist.BroadcastOptions()
             options.rootRank = root
-            self._call(lambda pg: pg.broadcast([tensor], options))
+            self.finish([self._start(lambda pg, t: pg.broadcast([t], options), tensor)])
         return tensor
 
     def allgather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -286,18 +285,17 @@ class Group:
         if self.size == 1:
             return [tensor.clone()]
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._call(lambda pg: pg.allgather([parts], [tensor]))
+        self.finish([self._start(lambda pg, t, *into: pg.allgather([list(into)], [t]), tensor, *parts)])
         return parts
 
-    def _call(self, start: Callable[[Any], Any]) -> None:
-        if self.aborted or self._pg is None:
-            raise self._broken(RuntimeError("the group was aborted"))
-        try:
-            self._wait(start(self._pg))
-        except RuntimeError as error:
-            raise self._broken(error) from error
 
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+def check_alike(backends: list[str], units: list[str]) -> None:
+    """UsageError unless all ranks have one backend and no two the same unit."""
+    if len(set(backends)) > 1:
+        who = ", ".join(f"{b}: rank {backends.index(b)}" for b in sorted(set(backends)))
+        raise UsageError(f"the ranks of one generation have different backends ({who} first)",
+                         hint=f"set {BACKEND} to gloo for all workers, or give each a CUDA device")
+    for rank, unit in enumerate(units):
+        if unit and (first := units.index(unit)) < rank:
+            raise UsageError(f"ranks {first} and {rank} share the device {unit}, which NCCL does not allow",
+                             hint=f"set {BACKEND} to gloo for all workers, or give each a device of its own")

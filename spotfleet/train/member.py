@@ -24,9 +24,11 @@ from typing import Any
 
 from spotfleet.errors import UsageError
 from spotfleet.messages import JOB_KEY, Assignment, Stage, WorkerOrders, WorkerReport
+from spotfleet.train import group as groups
 from spotfleet.train.control import Control, silence
 from spotfleet.train.errors import CommBroken
-from spotfleet.train.group import Group, open_store, sockets
+from spotfleet.train.group import Group, open_store
+from spotfleet.train.sockets import sockets
 
 FLUSH_LIMIT_S = 2.0  # how long a last word to the agent may take
 
@@ -88,7 +90,7 @@ class Member:
             return
         self.initialized = True
         if self.control is None:
-            self.group = Group(Assignment(0, 0, (self.worker,), ""), self.job, self.address)
+            self.group = groups.make_group(Assignment(0, 0, (self.worker,), ""), self.job, self.address)
             self.placed = True
             return
         self.control.on_orders, self.control.live, self.control.tick = self._on_orders, self.live, self._tick
@@ -142,7 +144,7 @@ class Member:
                 return False
             self.generation, self.place, self.placed = a.generation, place_of(a), True
             # Under the lock, since orders may abort it.
-            self.group = Group(a, self.job, self.address, self._key, self.on_broken)
+            self.group = groups.make_group(a, self.job, self.address, self._key, self.on_broken, self.on_stuck)
             return True
 
     def is_offered(self) -> bool:
@@ -187,6 +189,12 @@ class Member:
     def on_broken(self, generation: int) -> None:
         if self.control is not None and self.control.report.failed < generation:
             self.control.update(failed=generation, generation=0)
+
+    def on_stuck(self, why: str) -> None:
+        """The last word of a process that can not be helped any more."""
+        if self.control is not None:
+            self.control.update(error=why, blame_peer=True)
+            self.control.flush(FLUSH_LIMIT_S)
 
     def _after_fork(self) -> None:
         """In a child (a DataLoader worker): let go of all that would hide this process's death or speak for it."""

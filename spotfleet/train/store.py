@@ -207,6 +207,13 @@ class Client(dist.Store):  # type: ignore[misc]  # torch's stub has no construct
         for key in keys:
             self.get(key)
 
+    def interrupt(self) -> None:
+        """Let a call that another thread is in fail now. Any thread."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was not connected any more
+
     def close(self) -> None:
         self._sock.close()
 

@@ -116,7 +116,7 @@ def broadcast_tensors(group: Group, tensors: list[torch.Tensor], source: int) ->
     """Make all tensors equal to those of `source`; they must agree in shape and type on every rank."""
     if group.size == 1:
         return
-    chunk, filled, pieces = _chunk(sum(map(_bytes, tensors))), 0, []
+    chunk, filled, pieces = _chunk(group, sum(map(_bytes, tensors))), 0, []
     for tensor in tensors:
         flat = tensor.contiguous().reshape(-1).view(torch.uint8)
         done = 0
@@ -149,15 +149,15 @@ def _pass_on(group: Group, schema: Any, source: int) -> None:
     sizes += [_volume(e[0], e[1]) for per_param in schema.optimizers.values() for entries in per_param
               for e in entries.values() if isinstance(e, tuple)]
     left = sum(sizes)
-    chunk = _chunk(left)
+    chunk = _chunk(group, left)
     while left:
         count = min(left, chunk.numel())
         group.broadcast(chunk[:count], source)
         left -= count
 
 
-def _chunk(total_bytes: int) -> torch.Tensor:
-    return torch.empty(max(1, min(CHUNK_BYTES, total_bytes)), dtype=torch.uint8)
+def _chunk(group: Group, total_bytes: int) -> torch.Tensor:
+    return torch.empty(max(1, min(CHUNK_BYTES, total_bytes)), dtype=torch.uint8, device=group.device)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -7,7 +7,8 @@ from train_stage import Fleet, Zygote
 
 from spotfleet.messages import Assignment
 from spotfleet.train import runtime
-from spotfleet.train.group import Group, open_store
+from spotfleet.train.gloo import GlooGroup
+from spotfleet.train.group import open_store
 
 
 @pytest.fixture(scope="session")
@@ -46,10 +47,11 @@ def alone(monkeypatch):
 class Ranks:
     """A generation whose ranks are threads of this process."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, kind=GlooGroup, **options) -> None:
         self._store, address = open_store("127.0.0.1", "key")
         members = tuple(f"h{r}/0/1" for r in range(size))
-        self.groups = [Group(Assignment(1, r, members, address), "job", "127.0.0.1", "key") for r in range(size)]
+        self.groups = [kind(Assignment(1, r, members, address), "job", "127.0.0.1", "key", **options)
+                       for r in range(size)]
         self.each(lambda group: group.form())
 
     def each(self, work, limit_s: float = 30.0) -> list:
@@ -77,11 +79,11 @@ class Ranks:
 
 @pytest.fixture
 def ranks():
-    """ranks(n): n threads that hold one generation."""
+    """ranks(n): n threads that hold one generation, over gloo or `kind`, whose `options` each rank's group gets."""
     made: list[Ranks] = []
 
-    def make(size: int) -> Ranks:
-        made.append(Ranks(size))
+    def make(size: int, kind=GlooGroup, **options) -> Ranks:
+        made.append(Ranks(size, kind, **options))
         return made[-1]
 
     yield make

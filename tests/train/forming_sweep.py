@@ -18,6 +18,7 @@ import torch
 
 from spotfleet.messages import Assignment
 from spotfleet.train.errors import CommBroken
+from spotfleet.train.gloo import GlooGroup
 from spotfleet.train.group import Group, open_store
 
 MEMBERS = ("a/0/1", "b/0/1", "c/0/1")
@@ -39,14 +40,14 @@ def train(group: Group) -> str:
 
 def victim_or_witness(rank: int, address_from: int, generation: int) -> None:
     store = os.read(address_from, 100).decode()
-    train(Group(Assignment(generation, rank, MEMBERS, store), "job", f"127.0.0.{rank + 1}", "key"))
+    train(GlooGroup(Assignment(generation, rank, MEMBERS, store), "job", f"127.0.0.{rank + 1}", "key"))
 
 
 def survivor(generation: int, addresses_to: list[int], victim: int, after_s: float) -> str:
     store, address = open_store("127.0.0.1", "key")
     for fd in addresses_to:
         os.write(fd, address.encode())
-    group = Group(Assignment(generation, 0, MEMBERS, address), "job", "127.0.0.1", "key")
+    group = GlooGroup(Assignment(generation, 0, MEMBERS, address), "job", "127.0.0.1", "key")
     killed: list[float] = []
 
     def dispatcher() -> None:

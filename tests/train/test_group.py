@@ -16,7 +16,8 @@ import torch
 
 from spotfleet.messages import Assignment
 from spotfleet.train.errors import CommBroken
-from spotfleet.train.group import Group, open_store
+from spotfleet.train.gloo import GlooGroup
+from spotfleet.train.group import open_store
 from spotfleet.train.store import Client
 
 KEY = "the job's key"
@@ -61,7 +62,7 @@ def test_after_an_abort_every_call_fails_and_none_hangs(ranks):
 
 def test_abort_ends_a_formation_that_waits_for_an_absent_member():
     store, address = open_store("127.0.0.1", KEY)
-    group = Group(Assignment(1, 0, ("a/0/1", "b/0/1"), address), "job", "127.0.0.1", KEY)
+    group = GlooGroup(Assignment(1, 0, ("a/0/1", "b/0/1"), address), "job", "127.0.0.1", KEY)
     result: list[object] = []
 
     def form() -> None:
@@ -126,7 +127,7 @@ def test_abort_spares_sockets_of_others_even_if_they_were_born_while_the_group_f
 def test_a_store_that_nobody_serves_fails_the_formation_and_names_the_generation(monkeypatch):
     monkeypatch.setattr("spotfleet.train.group.FORM_LIMIT_S", 0.3)
     broken: list[int] = []
-    group = Group(Assignment(7, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", "127.0.0.1", KEY, broken.append)
+    group = GlooGroup(Assignment(7, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", "127.0.0.1", KEY, broken.append)
     with pytest.raises(CommBroken, match="generation 7"):
         group.form()
     assert broken == [7]

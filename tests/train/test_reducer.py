@@ -8,7 +8,7 @@ from torch import nn
 
 from spotfleet.messages import Assignment
 from spotfleet.train.errors import CommBroken
-from spotfleet.train.group import Group
+from spotfleet.train.gloo import GlooGroup
 from spotfleet.train.reducer import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, bucket_layout
 
 
@@ -243,7 +243,8 @@ class Forgotten:
 
 
 def test_memory_that_a_forgotten_operation_may_still_write_is_not_used_again():
-    group, p = Group(Assignment(1, 0, ("a/0/1", "b/0/1"), ""), "job", "127.0.0.1"), nn.Parameter(torch.zeros(3))
+    group = GlooGroup(Assignment(1, 0, ("a/0/1", "b/0/1"), ""), "job", "127.0.0.1")
+    p = nn.Parameter(torch.zeros(3))
     reducer = build(group, [p])
     doomed = reducer._flats[0]
     group.abort()

@@ -1,0 +1,80 @@
+"""A generation over gloo, which has no abort: ours shuts down the connected sockets born with the group.
+
+Peers see EOF and fail in turn, so one abort unblocks the whole generation within milliseconds. Listening sockets are
+never shut (gloo would terminate the process), nor sockets of anybody else: a socket counts only if it was born while
+the group formed, still has the same inode, and talks to a member's address or was accepted by a listener of the group
+(on the advertised address). CUDA tensors travel through gloo's own copies of them in the host's memory.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spotfleet.train import group
+from spotfleet.train.group import Group
+from spotfleet.train.sockets import CAN_ABORT, shut
+
+WAIT_SLICE = timedelta(seconds=0.25)
+NO_ABORT_LIMIT_S = 30.0
+
+
+def connect(store: dist.Store, rank: int, size: int, address: str) -> Any:
+    """torch's process group over gloo, whose ranks listen on and dial from their `address`."""
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=group.FORM_LIMIT_S)
+    options._threads = 2
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    backend = dist.ProcessGroupGloo(store, rank, size, options)
+    backend._set_default_timeout(timedelta(seconds=group.COLLECTIVE_LIMIT_S if CAN_ABORT else NO_ABORT_LIMIT_S))
+    made = dist.ProcessGroup(store, rank, size)
+    made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    for kind in ("cpu", "cuda"):
+        made._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
+    return made
+
+
+class GlooGroup(Group):
+    backend = "gloo"
+    reduces = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16,
+                         torch.int64, torch.int32, torch.int8, torch.uint8})
+
+    def _connect(self) -> Any:
+        return connect(self._meet(), self.rank, self.size, self._address)
+
+    def _unblock(self) -> None:
+        shut(self._born(), self._address, self._peers, group.store_ports)
+
+    def is_done(self, work: Any) -> bool:
+        return self.aborted or work.is_completed()
+
+    def _complete(self, works: list[Any]) -> RuntimeError | None:
+        problem: RuntimeError | None = None
+        for work in works:
+            try:
+                self._wait(work)
+            except RuntimeError as error:
+                problem = problem or error
+                self.abort()
+        return problem
+
+    def _wait(self, work: Any) -> None:
+        """As work.wait(). gloo now and then forgets an operation whose peer died as it began: one that an abort has not
+        ended within a slice counts as failed. Its thread sleeps on without a socket, so it touches nothing; one that
+        merely was not given a processor may, hence `forgot`."""
+        forgotten = False
+        while True:
+            try:
+                work.wait(WAIT_SLICE)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises its own error, if it was not just late
+                    return
+                if forgotten:
+                    self.forgot = True
+                    raise
+                forgotten = self.aborted
