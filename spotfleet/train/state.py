@@ -43,6 +43,7 @@ class Position:
     stateful: dict[str, Any]
     hyper: dict[str, list[dict[str, Any]]]
     generators: dict[str, Any] = field(default_factory=dict)  # as after the last step, or the commit that came later
+    sampler: str = ""  # whose batch is being computed; empty: nobody's that we know of
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class State:
             {n: copied(self.__dict__[n]) for n in self._scalars},
             {n: copy.deepcopy(v.state_dict()) for n, v in self._stateful.items()},
             {n: hyper.capture(o, self._param_names) for n, o in self._optimizers.items()},
-            self._drawn,
+            self._drawn, runtime.current().sampler_of(self),
         )
 
     def fit_groups(self, position: Position) -> None:
@@ -219,6 +220,8 @@ class State:
         self.put_back(position.round)
         own.update(_position=position, _round=position.round, _replaying=False, _mark=None,
                    _replay=max(0, self._version - position.version))
+        if self._replay and position.sampler:
+            self._stateful[position.sampler].compute_again(position.world)
 
     def put_back(self, round_: int) -> None:
         """Buffers as they were before the forward pass of `round_`."""
