@@ -155,6 +155,22 @@ class CheckpointSpec:
     keep: int = 2
     target: str = ""  # folder outside the dispatcher's disk: a mounted file system or s3:// gs:// az://; empty: none
 
+    @property
+    def folder(self) -> str:
+        """`target` where it is a folder that dispatcher and hosts see; empty otherwise."""
+        return "" if self.url else self.target
+
+    @property
+    def url(self) -> str:
+        """`target` where it is in an object store: only workers reach it; empty otherwise."""
+        return self.target if "://" in self.target else ""
+
+    @property
+    def leaves_out(self) -> str:
+        """What a user who names such a target should know, in one line; empty otherwise."""
+        return (f"checkpoints go to {self.url}; ledger, jobs and what orphaned workers leave are not copied there, "
+                "as only workers write to an object store") if self.url else ""
+
 
 @dataclass(frozen=True)
 class ResizeSpec:
@@ -213,3 +229,8 @@ class JobSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     resize: ResizeSpec = field(default_factory=ResizeSpec)
     spares: int = 0  # warm workers beyond max_workers that only wait to fill a lost one's place
+
+    @property
+    def places(self) -> int:
+        """Slots that the job can use."""
+        return self.max_workers + self.spares

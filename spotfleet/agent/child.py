@@ -116,6 +116,8 @@ def main(spec: ChildSpec) -> None:
     os.environ.clear()
     os.environ.update(spec.env)
     faulthandler.enable()
+    if spec.argv:
+        faulthandler.register(signal.SIGUSR2)  # the agent asks for the stacks of one that hangs; a script may take it
     try:
         os.chdir(spec.cwd)
         word, code = _Shell(spec.run).wait() if not spec.argv else _script(spec)

@@ -23,6 +23,7 @@ from spotfleet.agent import disk
 from spotfleet.agent.bundles import Bundles, folder_name
 from spotfleet.agent.child import ChildSpec, LastWord, needs_fresh_interpreter, read_last_word
 from spotfleet.agent.env import Place, user_env, worker_env
+from spotfleet.agent.pulse import DUMP_S, HANGS_S, Pulse, is_stopped
 from spotfleet.agent.ship import CheckpointShipper, LogShipper, ship_output
 from spotfleet.agent.transfer import Transfers
 from spotfleet.agent.zygote_client import Process, ZygoteClient
@@ -63,6 +64,7 @@ class Worker:
         self._slot_free = slot_free
         self._folder = host.bundles.folder(order.job) / "workers" / folder_name(order.worker)
         self._preparing: asyncio.Task[Process] | None = None
+        self._pulse = Pulse()
         self._ending = False
         self._silent = asyncio.Event()  # no connection of its process is open
         self._silent.set()
@@ -70,7 +72,9 @@ class Worker:
 
     @property
     def state(self) -> WorkerState:
-        return WorkerState(self.report, self.order.slot, self.process.pid if self.process else 0, self.exit)
+        pid = self.process.pid if self.process else 0
+        return WorkerState(self._pulse.corrected(self.report), self.order.slot, pid, self.exit,
+                           stopped=pid > 0 and is_stopped(pid), quiet_s=self._pulse.quiet_s if pid else 0.0)
 
     @property
     def over(self) -> bool:
@@ -84,12 +88,13 @@ class Worker:
 
     def heard(self, report: WorkerReport) -> None:
         """The process has reported."""
+        self._pulse.heard(report)
         if self.left_slot.is_set():  # said before its end and read after it: the last word stands
             report = replace(report, error=self.report.error, blame_peer=self.report.blame_peer,
                              blame_host=self.report.blame_host)
         if self.exit is not None or report == self.report:
             return
-        urgent = replace(report, version=0, step_s=0.0) != replace(self.report, version=0, step_s=0.0)
+        urgent = _news(report) != _news(self.report)
         self.report = report
         self.offer_checkpoint()
         if urgent:  # progress alone can wait for the next period
@@ -113,8 +118,18 @@ class Worker:
         if self._preparing is not None and not self._preparing.done():
             self._preparing.cancel()
         if self.process is not None:
-            self._host.zygote.kill(self.order.worker, signal.SIGTERM)
+            self._ask_to_end()
         asyncio.get_running_loop().call_later(kill_s, self._host.zygote.kill, self.order.worker, signal.SIGKILL)
+
+    def _ask_to_end(self) -> None:
+        """SIGTERM; of one that hangs the stacks first, into its log (see child.py)."""
+        asked: tuple[str, int] = (self.order.worker, signal.SIGTERM)
+        if self._pulse.quiet_s < HANGS_S:
+            self._host.zygote.kill(*asked)
+            return
+        self._append_log(f"spotfleet: no step for {self._pulse.quiet_s:.0f} s; its stacks:\n")
+        self._host.zygote.kill(self.order.worker, signal.SIGUSR2)
+        asyncio.get_running_loop().call_later(DUMP_S, self._host.zygote.kill, *asked)
 
     async def ended(self) -> None:
         """Returns when its end is delivered; never raises."""
@@ -247,3 +262,8 @@ class Worker:
                 file.write(text)
         except OSError as error:  # the end is told all the same
             log.warning("log of %s: %s", self.order.worker, error)
+
+
+def _news(report: WorkerReport) -> WorkerReport:
+    """Without what can wait for the next period."""
+    return replace(report, version=0, step_s=0.0, waits=False)

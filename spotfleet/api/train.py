@@ -29,6 +29,7 @@ class Ask:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     down: bool = False
     wait: bool = False
+    spares: int = 0
 
 
 def job_spec(spec: FleetSpec, ask: Ask, status: FleetStatus) -> JobSpec:
@@ -40,10 +41,14 @@ def job_spec(spec: FleetSpec, ask: Ask, status: FleetStatus) -> JobSpec:
     least, most = ask.np or default_np(spec, status)
     if not 1 <= least <= most:
         raise UsageError(f"np: expected 1 <= MIN <= MAX, got {least}, {most}", hint="np=(2, 4) means 2 to 4 workers")
+    if ask.spares < 0:
+        raise UsageError(f"spares: expected 0 or more, got {ask.spares}", hint="spares=1 keeps one warm worker ready")
+    if not ask.np:
+        most = max(least, most - ask.spares)  # else every slot would train
     return JobSpec(
         name=ask.name or job_name(ask.script, spec), argv=argv, run="" if argv else spec.run, setup=spec.setup,
         min_workers=least, max_workers=most, envs={**spec.envs, **ask.envs}, down=ask.down,
-        checkpoint=spec.checkpoint,
+        checkpoint=spec.checkpoint, spares=ask.spares,
     )
 
 

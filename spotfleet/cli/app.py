@@ -153,6 +153,8 @@ def train(
                                        )] = False,
     np: Annotated[str, typer.Option("--np", metavar="MIN:MAX", show_default=False,
                                     help="Workers; default: every slot, from nodes.min to nodes.max hosts.")] = "",
+    spares: Annotated[int, typer.Option("--spares", metavar="N", min=0, show_default=False,
+                                        help="Warm workers that only wait to replace a lost one.")] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="Queue the job when MIN workers cannot start now.")] = False,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", show_default=False,
                                                   help="A variable for the job; K alone takes yours.")] = None,
@@ -167,7 +169,7 @@ def train(
     Ctrl-C leaves the job running. Options of spotfleet may also stand after SCRIPT, up to a `--`.
     """
     _call("change", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
-          secret=secret or [], name_of_job=name)
+          secret=secret or [], name_of_job=name, spares=spares)
 
 
 @app.command()

@@ -62,10 +62,10 @@ def _check_offers(plan: UpPlan) -> None:
 
 
 def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, wait: bool,
-          env: Sequence[str], secret: Sequence[str], name_of_job: str) -> None:
+          env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int) -> None:
     fleet = Fleet(name)
     job = fleet.train(script, args, np=workers(np) if np else None, name=name_of_job, envs=variables(env),
-                      secrets=secrets(secret), down=down, wait=wait, detach=True, progress=step)
+                      secrets=secrets(secret), down=down, wait=wait, spares=spares, detach=True, progress=step)
     say(f"job {job.id} on fleet {fleet.name}")
     if detach:
         next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}", f"spotfleet cancel {job.id}{_flag(fleet)}")

@@ -3,8 +3,9 @@
 Who is to blame decides. A peer's loss and a signal are the machine's fault and cost nothing at first; the user's own
 error fails the job as soon as it is clear that it will come back: on every rank at once, or `USER_LIMIT` times in a row
 without progress. Signals fail the job only when one slot gets `SIGNAL_LIMIT` of them without progress, which is how a
-script that eats all memory looks. A host whose disk is full is to blame itself: after HOST_LIMIT failures it is to be
-replaced, and the job fails only when HOSTS_LIMIT hosts in a row had no room for it.
+script that eats all memory looks; a worker that has trained is started again at once after a signal, as often as that
+happens, if the job came further in between. A host whose disk is full is to blame itself: after HOST_LIMIT failures it
+is to be replaced, and the job fails only when HOSTS_LIMIT hosts in a row had no room for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from spotfleet.messages import Exit, WorkerReport
+from spotfleet.messages import STUCK_EXIT, Exit, WorkerReport
 
 TOGETHER_S = 2.0  # crashes of a whole generation within this time have one cause
 USER_LIMIT = 3
@@ -48,6 +49,7 @@ class End:
     at: float
     rank: int = -1
     error: str = ""
+    stepped: bool = False  # it had completed a step
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Strikes:
     signals: int = 0
     last_at: float = 0.0
     ready_at: float = 0.0  # not started again before
+    version: int = -1  # the newest of the job when its last worker ended
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ def cause_of(exit: Exit, report: WorkerReport) -> tuple[Cause, str]:
     if report.error:
         cause = Cause.HOST if report.blame_host else Cause.PEER if report.blame_peer else Cause.USER
         return cause, report.error
+    if exit.code == STUCK_EXIT:
+        return Cause.PEER, "it could not get free of a lost peer"
     if exit.code < 0:
         return Cause.SIGNAL, f"ended by {_signal_name(-exit.code)}"
     if exit.code == 0:
@@ -113,7 +118,7 @@ def ended(history: History, end: End, group: frozenset[str]) -> tuple[History, F
     """
     if end.cause in (Cause.DONE, Cause.LOST):
         return history, None
-    strikes = _strike(history.slots.get(end.slot, Strikes()), end)
+    strikes = _strike(history.slots.get(end.slot, Strikes()), end, history.version)
     history = replace(history, slots={**history.slots, end.slot: strikes})
     if end.cause is Cause.SIGNAL and strikes.signals >= SIGNAL_LIMIT:
         return history, Failed(f"{end.worker} {end.error} for the {strikes.signals}th time without progress"
@@ -128,13 +133,15 @@ def ended(history: History, end: End, group: frozenset[str]) -> tuple[History, F
     return history, _user_verdict(history, group)
 
 
-def _strike(strikes: Strikes, end: End) -> Strikes:
+def _strike(strikes: Strikes, end: End, version: int) -> Strikes:
     if end.at - strikes.last_at > FORGET_S:
         strikes = Strikes()
+    if end.cause in (Cause.SIGNAL, Cause.PEER) and end.stepped and version > strikes.version:
+        return replace(strikes, last_at=end.at, ready_at=end.at, version=version)  # not the script's doing
     free = strikes.count == 0 and end.cause is not Cause.USER
     exponent = strikes.count if end.cause is Cause.USER else strikes.count - 1
     wait_s = 0.0 if free else min(COOLDOWN_MAX_S, COOLDOWN_S * 2 ** min(exponent, 10))
-    return Strikes(strikes.count + 1, strikes.signals + (end.cause is Cause.SIGNAL), end.at, end.at + wait_s)
+    return Strikes(strikes.count + 1, strikes.signals + (end.cause is Cause.SIGNAL), end.at, end.at + wait_s, version)
 
 
 def _user_verdict(history: History, group: frozenset[str]) -> Failed | None:

@@ -20,6 +20,11 @@ def check(spec: JobSpec, secrets: dict[str, str]) -> None:
         raise UsageError(f"spec.name: expected 1 to {NAME_CHARS} characters")
     if spec.max_workers > MOST_WORKERS:
         raise UsageError(f"spec.max_workers: {spec.max_workers} is more than {MOST_WORKERS}")
+    if not 0 <= spec.spares <= MOST_WORKERS:
+        raise UsageError(f"spec.spares: {spec.spares} is not from 0 to {MOST_WORKERS}")
+    if spec.spares and not spec.argv:
+        raise UsageError("spec.spares: a command has no spares, as nothing tells when it could take a lost one's place",
+                         hint="train a script that uses spotfleet.train, or leave --spares out")
     for where, variables in (("spec.envs", spec.envs), ("secrets", secrets)):
         for name, value in variables.items():
             if not VARIABLE.fullmatch(name) or not _is_plain(value):

@@ -32,6 +32,8 @@ class Worker:
     ended_at: float = 0.0  # when it was judged; monotonic
     past: bool = False  # of a run that the job has given up
     evicted: bool = False  # Membership found it in the way of the others
+    stopped: bool = False  # its process stands still
+    quiet_s: float = 0.0  # since its version last changed, as its agent last said
 
     @property
     def place(self) -> Slot:
@@ -119,7 +121,7 @@ class Crew:
 def _take(worker: Worker, state: WorkerState) -> None:
     if worker.ended:
         return
-    worker.seen, worker.report = True, state.report
+    worker.seen, worker.report, worker.stopped, worker.quiet_s = True, state.report, state.stopped, state.quiet_s
     if state.exit is not None:
         worker.exit = state.exit
         worker.cause, worker.error = cause_of(state.exit, state.report)
@@ -131,7 +133,7 @@ def end_of(worker: Worker, now: float) -> End:
     """Its end, for the restart policy. The slot of an evicted worker is tried again, but later each time."""
     assert worker.cause is not None
     cause = Cause.PEER if worker.evicted and not worker.done else worker.cause
-    return End(worker.name, worker.place, cause, now, worker.rank, worker.error)
+    return End(worker.name, worker.place, cause, now, worker.rank, worker.error, worker.report.resumed > 0)
 
 
 def started(workers: Iterable[Worker]) -> frozenset[str]:

@@ -35,6 +35,7 @@ class Stage:
     token: str = TOKEN
     provider: str = "local"
     told: dict[str, object] = field(default_factory=dict)  # more for boot.json
+    patch: str = ""  # Python that the agent's process runs first, to shorten a wait
     agent: subprocess.Popen | None = None
     agent_log: Path = Path()
 
@@ -44,9 +45,10 @@ class Stage:
         self.home.mkdir(exist_ok=True)
         (self.home / "boot.json").write_text(json.dumps(boot))
         self.agent_log = self.home / "agent.log"
+        code = f"{self.patch}\nimport sys\nfrom spotfleet.agent.__main__ import main\nsys.exit(main())"
         with self.agent_log.open("ab") as log:
             self.agent = subprocess.Popen(
-                [sys.executable, "-m", "spotfleet.agent", "--home", str(self.home)], stdout=log, stderr=log,
+                [sys.executable, "-c", code, "--home", str(self.home)], stdout=log, stderr=log,
                 env={**os.environ, "SPOTFLEET_HOST_ADDRESS": ADDRESS, **self.env})
         if wait:
             self.dispatcher.wait(lambda report: report.host == HOST)

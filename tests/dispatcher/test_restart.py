@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from spotfleet.dispatcher.restart import Cause, End, Failed, History, cause_of, ended, progressed, ready_at
-from spotfleet.messages import Exit, WorkerReport
+from spotfleet.messages import STUCK_EXIT, Exit, WorkerReport
 
 A, B = ("h-a", 0), ("h-b", 0)
 
 
 def crash(slot=A, at=0.0, *, n=1, cause=Cause.USER, rank=-1, error="boom") -> End:
     return End(f"{slot[0]}/{slot[1]}/{n}", slot, cause, at, rank, error)
+
+
+def killed(at: float, n: int, cause: Cause = Cause.SIGNAL) -> End:
+    """SIGKILL to a worker of slot A that has made steps."""
+    return replace(crash(A, at, n=n, cause=cause, error="ended by SIGKILL"), stepped=True)
 
 
 def after(ends: list[End], group: frozenset[str] = frozenset({"another"}), history: History | None = None):
@@ -33,6 +39,8 @@ def after(ends: list[End], group: frozenset[str] = frozenset({"another"}), histo
     (Exit(-9), {}, Cause.SIGNAL),
     (Exit(3), {}, Cause.USER),
     (Exit(0), {}, Cause.USER),
+    (Exit(STUCK_EXIT), {}, Cause.PEER),
+    (Exit(STUCK_EXIT), {"error": "the script left with sys.exit(75)"}, Cause.USER),
 ])
 def test_an_exit_is_blamed_on_whom_it_belongs_to(exit, report, cause):
     assert cause_of(exit, WorkerReport("h/0/1", "j", **report))[0] is cause
@@ -107,6 +115,37 @@ def test_five_signals_at_one_slot_fail_the_job_four_and_one_elsewhere_do_not():
     ends = [crash(A, 100.0 * n, n=n, cause=Cause.SIGNAL, error="ended by SIGKILL") for n in range(5)]
     assert after([*ends[:4], crash(B, 500.0, cause=Cause.SIGNAL)])[1] is None
     verdict = after(ends)[1]
+    assert verdict is not None and "5th time" in verdict.why
+
+
+@pytest.mark.parametrize("cause", [Cause.SIGNAL, Cause.PEER])
+def test_a_worker_that_trained_and_is_lost_again_and_again_starts_at_once_each_time(cause):
+    history, waits = History(), []
+    for n in range(20):
+        history = progressed(history, n + 1)
+        history, verdict = ended(history, killed(3.0 * n, n, cause), frozenset({"another"}))
+        waits.append(ready_at(history, A) - 3.0 * n)
+        assert verdict is None
+    assert waits == [0.0] * 20
+
+
+def test_a_worker_killed_before_its_first_step_waits_although_the_others_come_further():
+    history, waits = History(), []
+    for n in range(4):
+        history = progressed(history, n + 1)
+        history, _ = ended(history, crash(A, 100.0 * n, n=n, cause=Cause.SIGNAL), frozenset({"another"}))
+        waits.append(ready_at(history, A) - 100.0 * n)
+    assert waits == [0.0, 1.0, 2.0, 4.0]
+
+
+def test_a_worker_that_repeats_the_same_steps_and_is_killed_for_them_waits_and_fails_the_job_at_last():
+    """As one that runs out of memory at the same step after each restart."""
+    history = progressed(History(), 100)
+    waits, verdict = [], None
+    for n in range(6):
+        history, verdict = ended(history, killed(at=10.0 * n, n=n), frozenset({"another"}))
+        waits.append(ready_at(history, A) - 10.0 * n)
+    assert waits == [0.0, 0.0, 1.0, 2.0, 4.0, 8.0]
     assert verdict is not None and "5th time" in verdict.why
 
 

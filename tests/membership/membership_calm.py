@@ -17,9 +17,12 @@ def calm(sim: FleetSim) -> None:
         job.world.cut.clear()
     for job, worker in sim.workers():
         founder = worker.in_init and worker.forming is not None
-        for_membership = founder or (worker.stage is Stage.READY and not worker.group)
-        if worker.frozen_s > 1.0 and not for_membership:
-            job.world.kill(worker)  # by a watchdog; who hangs while a generation forms does so for ever
+        awaited = worker.group is not None and any(w.acts for w in worker.group.workers.values())
+        for_membership = founder or (worker.stage is Stage.READY and (awaited or not worker.group))
+        if worker.stopped:
+            worker.frozen_s, worker.stopped = 0.0, False
+        elif worker.frozen_s > 1.0 and not for_membership:
+            job.world.kill(worker)  # by its user; who hangs while others wait for him does so for ever
         else:
             worker.frozen_s = 1e9 if worker.frozen_s > 1.0 else 0.0
 

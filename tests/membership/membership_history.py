@@ -81,7 +81,12 @@ def _drain(sim: FleetSim, rng: random.Random, host: Host, victim: Victim) -> Non
 
 
 def _freeze(sim: FleetSim, rng: random.Random, host: Host, victim: Victim) -> None:
-    victim[1].frozen_s = rng.choice([0.3, 2.0, 10.0, 50.0])
+    victim[1].frozen_s, victim[1].stopped = rng.choice([0.3, 2.0, 10.0, 50.0]), False
+
+
+def _sigstop(sim: FleetSim, rng: random.Random, host: Host, victim: Victim) -> None:
+    """A worker is stopped, and continued later."""
+    victim[1].frozen_s, victim[1].stopped = rng.choice([0.3, 0.9, 2.0, 10.0, 50.0]), True
 
 
 def _stop(sim: FleetSim, rng: random.Random, host: Host, victim: Victim) -> None:
@@ -89,7 +94,7 @@ def _stop(sim: FleetSim, rng: random.Random, host: Host, victim: Victim) -> None
     seconds = rng.choice([0.5, 2.5, 4.0, 20.0])
     host.stopped_until = sim.now + seconds
     for _, worker in host.procs.values():
-        worker.frozen_s = seconds
+        worker.frozen_s, worker.stopped = seconds, False
 
 
 def _away(sim: FleetSim, rng: random.Random, host: Host, victim: Victim) -> None:
@@ -170,6 +175,7 @@ TROUBLES = {
     "notice": _notice,
     "pause": _pause,
     "restart": _restart,
+    "sigstop": _sigstop,
     "stop": _stop,
     "submit": _submit,
     "total": _total,

@@ -168,4 +168,5 @@ def _view(known: Known, silent: Callable[[str], bool], leaving: Callable[[str], 
     return WorkerView(
         old.worker, old.host, old.local_rank, old.stage, old.generation, old.failed, old.version, old.store,
         left[0] if left else None, left[1] if left else "", known.unheard or silent(host), False,
+        old.stopped, old.quiet_s, old.waits, old.step_s, old.resumed,
     )

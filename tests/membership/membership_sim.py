@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from membership_jobs import Known, Leaving, Place, SimJob
-from membership_workers import Worker
+from membership_workers import STEP_S, Worker
 
 from spotfleet.dispatcher.membership import Orders, WorkerView
 from spotfleet.dispatcher.schedule import HostRoom, JobNeed, allocate
@@ -371,4 +371,6 @@ def _report(worker: Worker) -> WorkerView:
         worker.name, worker.host, int(worker.name.split("/")[1]), worker.stage,
         worker.group.generation if worker.group else 0, worker.failed, worker.version,
         f"{worker.name}:1" if worker.stage is not Stage.STARTING else "",
+        stopped=worker.stopped, quiet_s=worker.quiet_s if worker.group else 0.0, waits=worker.acts, step_s=STEP_S,
+        resumed=worker.resumed,
     )

@@ -27,7 +27,10 @@ class Worker:
     returned: bool = False  # the training function has returned
     assignment: Assignment | None = None
     orders: Orders = field(default_factory=Orders)
-    frozen_s: float = 0.0  # SIGSTOP: sockets stay open, nothing is done
+    frozen_s: float = 0.0  # it hangs or stands still: sockets stay open, nothing is done
+    stopped: bool = False  # by SIGSTOP, which its agent sees
+    quiet_s: float = 0.0  # since it made a step
+    resumed: int = 0  # newest generation in which it made one
     dead: bool = False
 
     @property
@@ -131,8 +134,10 @@ class Workers:
 
     def advance(self, dt: float) -> None:
         for worker in self.alive():
+            worker.quiet_s += dt
             if worker.frozen_s > 0:
                 worker.frozen_s -= dt
+                worker.stopped = worker.stopped and worker.frozen_s > 0
             elif worker.acts:
                 self._live(worker, dt)
         for group in list(self.groups.values()):
@@ -198,7 +203,7 @@ class Workers:
         assert newest >= living - 1, f"version fell from {living} to {newest} while a survivor lives"
         returned = any(w.returned for w in members)
         for worker in members:
-            worker.version, worker.group, worker.forming = newest, group, None
+            worker.version, worker.group, worker.forming, worker.quiet_s = newest, group, None, 0.0
             worker.returned = returned
         group.formed, group.busy_s = True, 0.0
         self.last_formed = max(self.last_formed, group, key=lambda g: g.generation)
@@ -220,6 +225,7 @@ class Workers:
         self._count_step(group)
         for worker in members:
             worker.version += 1
+            worker.quiet_s, worker.resumed = 0.0, group.generation
             worker.returned = worker.version >= self.total_steps
         if members[0].version % 10 == 0:
             self.kept = members[0].version

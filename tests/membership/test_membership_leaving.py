@@ -68,7 +68,8 @@ def test_below_min_all_stand_by_at_a_step_boundary_with_their_state():
     assert desk.core.why == "b leaves (notice); needs 2 workers, 1 can train"
     desk.put("c", stage=Stage.READY)
     assert desk.ordered() is None
-    assert desk.ordered(after=0.3) == ("resume", ("a", "c"))
+    assert desk.ordered(after=0.3) == ("notice", ("a", "c"))
+    assert desk.core.why == "b leaves (notice); 2 workers are ready"
 
 
 def test_a_death_on_a_noticed_host_brings_it_into_no_new_generation():
@@ -292,10 +293,10 @@ def test_it_is_finished_when_every_member_is():
     desk.put("a", stage=Stage.FINISHED)
     desk.put("c", stage=Stage.READY)
     assert desk.ordered(after=5.0) is None
-    assert not desk.core.finished
+    assert desk.core.phase is not Phase.FINISHED
     desk.put("b", stage=Stage.FINISHED)
     assert desk.see() == [Finished(1, ("a", "b"), 10)]
-    assert desk.core.finished
+    assert desk.core.phase is Phase.FINISHED
     assert desk.see() == []
 
 

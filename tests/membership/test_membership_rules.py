@@ -115,6 +115,26 @@ def test_survivors_keep_their_ranks_and_a_warm_spare_fills_the_dead_rank():
     assert desk.core.assignment("a").urgent
 
 
+def test_a_spare_on_another_host_than_the_lost_workers_is_preferred():
+    desk = training("a/0", "b/0", max_workers=2)
+    desk.put("b/1", "c/0", stage=Stage.READY)
+    desk.see()
+    desk.put("b/0", exited=True)
+    assert desk.ordered() == ("death", ("a/0", "c/0"))
+
+
+def test_a_spare_beyond_max_fills_the_hole_in_the_same_generation_and_nothing_follows():
+    desk = training("a", "b", max_workers=2)
+    desk.put("c", stage=Stage.READY)
+    assert desk.ordered(after=10.0) is None
+    desk.put("b", exited=True)
+    assert desk.ordered() == ("death", ("a", "c"))
+    desk.form()
+    desk.put("d", stage=Stage.READY)  # the spare's successor
+    desk.see()
+    assert desk.ordered(after=10.0) is None
+
+
 def test_ranks_close_up_without_a_spare():
     desk = training("a", "b", "c")
     del desk.views["a"]

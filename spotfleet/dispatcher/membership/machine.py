@@ -1,29 +1,4 @@
-"""The decisions. Pure: the caller brings the complete picture and the time.
-
-A *generation* is one agreed membership. `observe` is level-triggered: it may be called at any time, with any delay.
-
-                 min reached, all started           every member holds it
-    STARTING ------------------------------> FORMING ---------------------> RUNNING
-                                               |  ^                          |   |
-                  too few workers, or no fence |  | enough, and fenced       |   | one worker has finished
-                                               v  |    death, failure        |   v
-                                              HOLDING <----------------------+  FINISHED
-                                                       (join, notice, drain: FORMING again)
-
-What each state waits for is in `why`; what frees it if that never comes:
-- STARTING: `start_settle_s` once min is reached; below min only more workers (the schedule gives hosts).
-- FORMING: a death of a member; a failure reported (`failure_grace_s`); `form_timeout_s`, doubled for each failure in a
-  row. Members that did not form are evicted; where nobody formed, one member after `max_failures`. While an old group
-  still trains towards the boundary of a planned change, nothing is late; it is aborted if a leaver in it falls silent.
-- RUNNING: nothing here ends a hang in the user's code; the caller's watchdog ends the worker, which is a death.
-- HOLDING: more READY workers; a member that was silent comes back (nothing was ordered, so it goes on); or the
-  provider's word that it has gone. A founder that hangs in init() is evicted after `form_timeout_s`; one that hangs
-  before that, or in the user's code, is the caller's watchdog's.
-- FINISHED: stragglers are evicted after `finish_timeout_s`.
-
-Never two training at once: a step needs all ranks of its generation, so a group can be dropped without its consent
-only if one of its members is in the new generation, has confirmed to have left it, or is confirmed dead.
-"""
+"""The decisions. Pure: the caller brings the complete picture and the time. The diagram is in `__init__.py`."""
 
 from __future__ import annotations
 
@@ -32,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from spotfleet.dispatcher.membership.blame import Blame
 from spotfleet.dispatcher.membership.fence import Fence, Group
+from spotfleet.dispatcher.membership.pace import Pacer
 from spotfleet.dispatcher.membership.picture import Picture
 from spotfleet.dispatcher.membership.views import (
     Change,
@@ -44,6 +20,7 @@ from spotfleet.dispatcher.membership.views import (
     Tuning,
     WorkerView,
 )
+from spotfleet.dispatcher.membership.watchdog import Watchdog
 from spotfleet.messages import Assignment, Stage
 
 # A dispatcher that crashed may have ordered generations of which its successor knows nothing.
@@ -65,6 +42,8 @@ class Membership:
         self._held = 0  # the newest that anybody was seen to hold
         self._fence = Fence()
         self._blame = Blame(self.tuning.max_failures)
+        self._watchdog = Watchdog(self.tuning)
+        self.pacer = Pacer(self.tuning.pace)
         self._last = Group(0, ())  # the group that passed the last barrier
         self._done: set[str] = set()
         self._final = 0  # the version with which it ended
@@ -82,10 +61,6 @@ class Membership:
         return self._group.members
 
     @property
-    def finished(self) -> bool:
-        return self.phase is Phase.FINISHED
-
-    @property
     def version(self) -> int:
         """The newest that any worker reports."""
         return self._now.version
@@ -95,6 +70,10 @@ class Membership:
         """Does nobody hold the state?"""
         return self.generation > 0 and not self._whole()
 
+    @property
+    def leaves_s(self) -> float | None:
+        return self._now.leaves_s(self._whole())
+
     def adopt(self, generation: int, members: Sequence[str]) -> None:
         """Take over from a dispatcher that crashed, before the first `observe`.
 
@@ -103,6 +82,7 @@ class Membership:
         missing.
         """
         group = Group(generation, tuple(members), cause="resume", why="the dispatcher was restarted")
+        self.pacer.resumed()
         self._fence.add(group)
         self._number = max(self._number, generation + RESTART_GAP)
         if generation >= self.generation:
@@ -116,6 +96,7 @@ class Membership:
         """
         self._changes = []
         self._now.see(views, expected, now)
+        self.pacer.tick(now)
         self._fence.see(self._now.views)
         self._number = max([self._number, *(max(v.generation, v.failed) for v in views)])
         self._held = max([self._held, *(v.generation for v in views)])
@@ -127,6 +108,7 @@ class Membership:
             else:
                 self._resume()
             self._evict_hung_founders()
+            self._evict_long_stopped()
         return self._changes
 
     def assignment(self, worker: str) -> Assignment | None:
@@ -141,7 +123,7 @@ class Membership:
         ranks, whole = self._group.ranks, self._whole()
         outside = {w: place for place, w in enumerate(w for w in self._now.ready if w not in ranks)}
         founding = self.generation == 1 and self.phase is not Phase.HOLDING
-        checkpoint_now = self.version > 0 and bool(whole) and all(v.leaving_s is not None for v in whole)
+        checkpoint_now = self.leaves_s is not None
         needs_restore = self.generation > 0 and not whole
         standing_by = whole if self.phase is Phase.HOLDING else []
         first = max(standing_by, key=lambda v: (v.version, v.worker in self._ranks[:1], v.worker), default=None)
@@ -157,7 +139,8 @@ class Membership:
     # ---- forming
 
     def _target(self) -> tuple[str, ...]:
-        return self._now.target(self._ranks, self.max_workers, self._whole())
+        limit = self.pacer.limit(len(self.members), self._formed, self.max_workers)
+        return self._now.target(self._ranks, limit, self._whole())
 
     def _whole(self) -> list[WorkerView]:
         """Who may hold the newest state: those left of the newest group that is known to have formed. Reported versions
@@ -191,21 +174,15 @@ class Membership:
     def _order(self, members: tuple[str, ...], cause: str, why: str, urgent: bool) -> None:
         views = {w: self._now.views[w] for w in members}
         hosts = Counter(v.host for v in views.values())
-        old = self._group
-        before = (old.members, old.generation) if old.members else (old.before, old.before_generation)
+        before = (self.members, self.generation) if self.members else (self._group.before, self._group.before_generation)
         self._number += 1
         self._group = Group(
-            self._number,
-            members,
-            cause=cause,
-            why=why,
-            urgent=urgent,
+            self._number, members, cause=cause, why=why, urgent=urgent,
             store=views[members[0]].store if members else "",
             places={w: (v.local_rank, hosts[v.host]) for w, v in views.items()},
-            before=() if urgent else before[0],
-            before_generation=0 if urgent else before[1],
-        )
+            before=() if urgent else before[0], before_generation=0 if urgent else before[1])
         self._ranks, self._formed = members or self._ranks, False
+        self.pacer.ordered(cause)
         self._fence.add(self._group)
         self.phase, self.why = Phase.FORMING if members else Phase.HOLDING, why
         self._changes.append(Ordered(self.generation, members, cause, why, self.version))
@@ -269,6 +246,12 @@ class Membership:
             if self._now.lasted(("founder", name), hangs) >= self.tuning.form_timeout_s:
                 self._evict((name,), f"{name} does not answer in init()")
 
+    def _evict_long_stopped(self) -> None:
+        """Its slot is paid for, and it may be the last that holds the state."""
+        for view in list(self._now.living()):
+            if self._now.lasted(("stopped", view.worker), view.stopped) >= self.tuning.stopped_limit_s:
+                self._evict((view.worker,), f"{view.worker} was stopped for {self.tuning.stopped_limit_s:.0f} s")
+
     def _resume(self) -> None:
         """All stand by after a planned leave, or are about to: their old group is not known to be broken."""
         target = self._target()
@@ -277,7 +260,10 @@ class Membership:
             self.phase, self.why = Phase.HOLDING, f"{self._group.why}; {hindrance}"
         elif self._now.lasted("settle", True, frozenset(target)) >= self.tuning.join_settle_s:
             urgent = bool(self._lost(self._group.before))
-            self._order(target, "resume", f"{len(target)} workers are ready", urgent)
+            planned = self._group.cause in ("notice", "drain")
+            why = f"{self._group.why}; " if planned else ""
+            why += f"{len(target)} workers are ready"
+            self._order(target, self._group.cause if planned else "resume", why, urgent)
 
     def _watch_forming(self) -> None:
         group, views = self._group, self._now.views
@@ -289,6 +275,8 @@ class Membership:
         training = [w for w in group.members if w in group.before_set]  # nobody, after a restart: it gives no time then
         left = any(views[w].generation != group.before_generation for w in training)
         begun = group.urgent or left or bool(formed) or not training
+        if not begun and self._hangs([views[w] for w in group.before if w in views and views[w].answers]):
+            return
         waited = self._now.lasted("forming", begun, (group.generation, len(formed)))
         if waited < self.tuning.form_timeout_s * 2**self._blame.in_a_row:
             return
@@ -315,6 +303,17 @@ class Membership:
         self._now.evicted |= set(workers)
         self._changes.append(Evicted(self.generation, workers, why))
 
+    def _hangs(self, views: list[WorkerView]) -> bool:
+        """Something was done about a hang."""
+        stall = self._watchdog.look(views)
+        self.why = "; ".join(filter(None, [self.why, stall.why]))
+        if stall.guilty:
+            self._evict(stall.guilty, stall.why)
+            self._replace("death", stall.why)
+        elif stall.over:
+            self._fail(stall.why)
+        return stall.over
+
     # ---- planned changes
 
     def _run(self) -> None:
@@ -325,9 +324,10 @@ class Membership:
         starting = [v for v in views if v.stage is not Stage.READY]
         if starting:
             self.why = f"{self.why}; waits for {starting[0].worker} to enter elastic.run"
-        if starting or any(v.silent for v in views):
+        if starting or not all(v.answers for v in views) or self._hangs(views):
             return
-        target = self._target()
+        target, ready = self._target(), sum(self._now.able(self._now.views[w]) for w in self._now.ready)
+        self.why = "; ".join(filter(None, [self.why, self.pacer.why(min(ready, self.max_workers) - len(target))]))
         settled = self._now.lasted("settle", True, frozenset(target)) >= self.tuning.join_settle_s
         leaving = [v for v in views if v.leaving_s is not None]
         if leaving:

@@ -26,7 +26,7 @@ class Picture:
         self.views, self.expected, self._now = {v.worker: v for v in views}, expected, now
         names = self.views.keys()
         self.evicted &= names
-        self._heard = (self._heard & names) | {v.worker for v in views if v.answers}
+        self._heard = (self._heard & names) | {v.worker for v in views if not v.silent}
         ready = sorted((v for v in views if v.answers and v.stage in STARTED), key=lambda v: (v.host, v.local_rank))
         self.ready = {w: None for w in self.ready if w in names} | {v.worker: None for v in ready}
         leaving = {v.worker: v.leaving_s for v in views if v.leaving_s is not None}
@@ -34,6 +34,7 @@ class Picture:
         self._since = {k: v for k, v in self._since.items() if not isinstance(k, tuple) or k[1] in names}
         for view in views:
             self.lasted(("silent", view.worker), view.silent)
+            self.lasted(("stopped", view.worker), view.stopped)
             self.lasted(("drain", view.worker), view.leaving_s is not None and view.leaving_why == "drain")
 
     def lasted(self, condition: Hashable, holds: bool, about: Hashable = None) -> float:
@@ -48,6 +49,12 @@ class Picture:
     @property
     def version(self) -> int:
         return max([0, *(v.version for v in self.views.values())])
+
+    def leaves_s(self, whole: Sequence[WorkerView]) -> float | None:
+        """Seconds until the first of those who hold the state, `whole`, is gone, where all of them go; None: somebody
+        stays, or nobody has trained. A checkpoint in parts needs each of them."""
+        left = [v.leaving_s for v in whole if v.leaving_s is not None]
+        return min(left) if self.version > 0 and left and len(left) == len(whole) else None
 
     def living(self) -> list[WorkerView]:
         """Those that may still hold state: also the silent."""
@@ -76,7 +83,12 @@ class Picture:
                 lost[worker] = f"{worker} was evicted"
             elif view.silent and self._silent_too_long(view, broke):
                 lost[worker] = f"{worker} fell silent"
+            elif view.stopped and (broke or self._stopped_s(view) >= self.tuning.stopped_grace_s):
+                lost[worker] = f"{worker} is stopped"
         return lost
+
+    def _stopped_s(self, view: WorkerView) -> float:
+        return self.lasted(("stopped", view.worker), view.stopped)
 
     def _silent_too_long(self, view: WorkerView, broke: bool) -> bool:
         lasted = self.lasted(("silent", view.worker), view.silent)
@@ -105,9 +117,11 @@ class Picture:
             ranks = [carrier, *ranks]
         ranked = frozenset(ranks)
         spares = [w for w in self.ready if w not in ranked and self.able(self.views[w])]
-        spares.sort(key=lambda w: -max(0, self.views[w].version))  # one that comes back may hold the state
-        limit = max(max_workers, 2) if carrier else max_workers  # a carrier needs somebody to hand over to
         kept = {w for w in ranks if w == carrier or self.able(self.views.get(w))}
+        struck = {w.partition("/")[0] for w in ranks if w not in kept}  # a host that lost a worker may lose the next
+        # one that comes back may hold the state
+        spares.sort(key=lambda w: (-max(0, self.views[w].version), self.views[w].host in struck))
+        limit = max(max_workers, 2) if carrier else max_workers  # a carrier needs somebody to hand over to
         fill = iter(spares[: max(0, limit - len(kept))])
         slots = [w if w in kept else next(fill, None) for w in ranks]
         target = [w for w in [*slots, *fill] if w]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from spotfleet.dispatcher.membership.pace import Pace
 from spotfleet.messages import Assignment, Stage
 
 
@@ -27,10 +28,15 @@ class WorkerView:
     leaving_why: str = ""  # "notice" or "drain"
     silent: bool = False  # its agent is not connected now: dead, or only restarting
     exited: bool = False  # confirmed dead: by waitpid, or the provider lists its host as ended
+    stopped: bool = False  # its process stands still (SIGSTOP): it keeps what it holds, and may go on later
+    quiet_s: float = 0.0  # since `version` last changed, while it holds `generation`
+    waits: bool = False  # in a collective, for its peers; else in code of its own
+    step_s: float = 0.0  # median of its recent steps
+    resumed: int = 0  # newest generation in which it completed a step
 
     @property
     def answers(self) -> bool:
-        return not self.silent and not self.exited
+        return not (self.silent or self.exited or self.stopped)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,13 @@ class Tuning:
     silent_s: float = 3.0  # a member whose agent is away so long is taken for dead
     restart_silent_s: float = 15.0  # the same for one that we have not heard yet since we started
     form_timeout_s: float = 30.0  # doubled with each failure in a row, so that a slow transfer ends some day
+    stopped_grace_s: float = 1.0  # a member that is stopped for so long is taken for lost
+    stopped_limit_s: float = 600.0  # and ended after so long, since it takes a slot and may hold the only state
+    hang_s: float = 30.0  # no step for so long, and some wait for others: those are evicted
+    hang_steps: float = 20.0  # but never before so many of its usual steps would have been made
+    hang_first_s: float = 120.0  # the same before the first step of a generation, which may compile
     finish_timeout_s: float = 60.0  # so long stragglers may take once one worker has finished
+    pace: Pace = Pace()  # of the changes that we choose ourselves
     max_failures: int = 3  # failures in a row between the same members before one of them is evicted
 
 

@@ -1,0 +1,51 @@
+"""Who hangs, when a generation makes no step any more. Pure.
+
+All ranks stop when one does, so that time alone does not tell which: the one that is not waiting for its peers. Where
+all wait, the network between two of them fails, and the same members form again. Where none waits, all are in the
+user's own code (an evaluation, a first compilation): nobody is to blame.
+
+One rank may have much to do while the others wait (an evaluation on rank 0). It is evicted after the limit like one
+that hangs; but each time that did not help the limit doubles, so that it comes through in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from spotfleet.dispatcher.membership.views import Tuning, WorkerView
+
+
+@dataclass(frozen=True)
+class Stall:
+    why: str = ""  # for people; empty while steps are made
+    over: bool = False  # the limit has passed: form anew
+    guilty: tuple[str, ...] = ()  # without these
+
+
+class Watchdog:
+    """Of one job."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self._tuning = tuning
+        self._factor = 1.0
+        self._version = -1  # at which somebody was evicted last
+
+    def look(self, members: Sequence[WorkerView]) -> Stall:
+        """The members hold one formed generation, and all answer."""
+        tuning, quiet_s = self._tuning, min((v.quiet_s for v in members), default=0.0)
+        usual_s = tuning.hang_steps * median(v.step_s for v in members) if members else 0.0
+        if quiet_s < max(tuning.hang_s, usual_s):
+            return Stall()
+        why, busy = f"no step for {quiet_s:.0f} s", tuple(v.worker for v in members if not v.waits)
+        if len(busy) == len(members):
+            return Stall(why)
+        why += f": the others wait for {', '.join(busy)}" if busy else ": every rank waits for the others"
+        first = any(v.resumed < v.generation for v in members)
+        version = max(v.version for v in members)
+        factor = self._factor * (2 if version == self._version else 1)
+        if quiet_s < factor * max(tuning.hang_first_s if first else 0.0, tuning.hang_s, usual_s):
+            return Stall(why)
+        self._factor, self._version = factor, version
+        return Stall(why, True, busy)

@@ -1,0 +1,92 @@
+"""What an agent sees of a worker's process besides its reports: whether it stands still, is mute, or hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from agent_stage import HOST, Stage
+from test_agent_sockets import TALK
+
+from spotfleet.agent import pulse
+from spotfleet.agent.pulse import Pulse
+from spotfleet.messages import WorkerReport
+
+FIRST = f"{HOST}/0/1"
+TRAINS = WorkerReport(FIRST, "job", generation=3, version=7, waits=True)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands at its only element."""
+    now = [100.0]
+    monkeypatch.setattr(pulse.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_worker_is_quiet_since_its_version_changed_in_its_generation(clock: list[float]):
+    beat = Pulse()
+    beat.heard(TRAINS)
+    clock[0] += 40.5
+    beat.heard(TRAINS)
+    assert beat.quiet_s == 40.0
+    beat.heard(WorkerReport(FIRST, "job", generation=3, version=8))
+    assert beat.quiet_s == 0.0
+
+
+def test_outside_of_any_generation_nobody_is_quiet(clock: list[float]):
+    beat = Pulse()
+    beat.heard(WorkerReport(FIRST, "job", version=7))
+    clock[0] += 100.0
+    assert beat.quiet_s == 0.0
+    beat.heard(TRAINS)
+    assert beat.quiet_s == 0.0
+
+
+def test_a_worker_that_says_nothing_more_is_not_believed_to_wait_for_its_peers(clock: list[float]):
+    beat = Pulse()
+    beat.heard(TRAINS)
+    clock[0] += 5.0
+    assert beat.corrected(TRAINS).waits
+    clock[0] += 0.1
+    assert not beat.corrected(TRAINS).waits
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_reported_lives_on_and_is_reported_when_it_goes_on(stage: Stage):
+    stage.boot()
+    stage.job(TALK + "say()\nfor line in lines: say(stage='ready')\n")
+    stage.order(FIRST)
+    pid = stage.dispatcher.wait_worker(FIRST, lambda w: w.report.stage.value == "ready").pid
+    os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    stage.dispatcher.wait_worker(FIRST, lambda w: w.stopped)
+    print(f"seen after {time.monotonic() - begun:.2f} s")
+    os.kill(pid, signal.SIGCONT)
+    assert stage.dispatcher.wait_worker(FIRST, lambda w: not w.stopped).pid == pid
+
+
+@pytest.mark.slow
+def test_one_that_hangs_leaves_its_stacks_in_its_log_when_it_is_ended(stage: Stage):
+    stage.patch = "import spotfleet.agent.worker as w; w.HANGS_S = 1.0"
+    stage.boot()
+    stage.job(TALK + "def hangs_here():\n    time.sleep(1000)\nsay(generation=1, version=5)\nhangs_here()\n")
+    stage.order(FIRST)
+    stage.dispatcher.wait_worker(FIRST, lambda w: w.quiet_s >= 1.0)
+    stage.order()
+    stage.dispatcher.wait(lambda r: not r.workers)
+    log = stage.log()
+    assert log.startswith("spotfleet: no step for ") and "in hangs_here" in log and 'train.py", line ' in log
+
+
+@pytest.mark.slow
+def test_one_that_trained_until_it_was_ended_leaves_no_stacks(stage: Stage):
+    stage.boot()
+    stage.job(TALK + "print('trains')\nsay(generation=1, version=5)\ntime.sleep(1000)\n")
+    stage.order(FIRST)
+    stage.dispatcher.wait_worker(FIRST, lambda w: w.report.version == 5)
+    stage.order()
+    stage.dispatcher.wait(lambda r: not r.workers)
+    assert stage.log() == "trains\n"
