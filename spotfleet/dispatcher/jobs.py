@@ -226,7 +226,7 @@ class Job:
         return WorkerView(
             worker.name, worker.host, worker.local_rank, report.stage, report.generation, report.failed, report.version,
             report.store, leaving.seconds_left if leaving else None, leaving.why if leaving else "",
-            worker.silent, worker.ended)
+            worker.silent, worker.ended, worker.stopped, worker.quiet_s, report.waits, report.step_s, report.resumed)
 
     def _expected(self, around: Surroundings) -> int:
         young = [w for w in self.crew.live() if w.wanted and not w.past and w.report.stage is Stage.STARTING]
@@ -270,7 +270,7 @@ class Job:
         mine, newest = worker.report.version, self.checkpoints.newest
         if mine <= 0 or (newest is not None and newest.version >= mine):
             return False
-        return not any(o.report.version >= mine and around.leaving(o.host) is None and not o.silent
+        return not any(o.report.version >= mine and around.leaving(o.host) is None and not (o.silent or o.stopped)
                        for o in self.crew.live() if o is not worker)
 
     def _rank(self) -> None:

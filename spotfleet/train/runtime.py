@@ -29,6 +29,7 @@ import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.messages import Stage
+from spotfleet.train.doing import waits_for_peers
 from spotfleet.train.errors import CommBroken, MembershipChanged
 from spotfleet.train.group import Group
 from spotfleet.train.member import FLUSH_LIMIT_S, Dismissed, Member
@@ -188,7 +189,7 @@ class Runtime(Member):
         ends = list(self._step_ends)
         gaps = [b - a for a, b in itertools.pairwise(ends)]
         version = self.state.reported_version if self.state is not None else 0
-        return {"version": version,
+        return {"version": version, "waits": waits_for_peers(),
                 "step_s": median(gaps) if gaps else 0.0, "repeated": self.repeated}
 
     # Called during an iteration
