@@ -47,12 +47,13 @@ def alone(monkeypatch):
 class Ranks:
     """A generation whose ranks are threads of this process."""
 
-    def __init__(self, size: int, kind=GlooGroup, **options) -> None:
+    def __init__(self, size: int, kind=GlooGroup, form: bool = True, **options) -> None:
         self._store, address = open_store("127.0.0.1", "key")
         members = tuple(f"h{r}/0/1" for r in range(size))
         self.groups = [kind(Assignment(1, r, members, address), "job", "127.0.0.1", "key", **options)
                        for r in range(size)]
-        self.each(lambda group: group.form())
+        if form:
+            self.each(lambda group: group.form())
 
     def each(self, work, limit_s: float = 30.0) -> list:
         """work(group) at the same time on every rank; results or exceptions, by rank."""
@@ -82,7 +83,7 @@ def ranks():
     """ranks(n): n threads that hold one generation, over gloo or `kind`, whose `options` each rank's group gets."""
     made: list[Ranks] = []
 
-    def make(size: int, kind=GlooGroup, **options) -> Ranks:
+    def make(size: int, kind=GlooGroup, **options) -> Ranks:  # form=False: the test forms the generation
         made.append(Ranks(size, kind, **options))
         return made[-1]
 
