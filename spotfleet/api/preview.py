@@ -13,7 +13,7 @@ from spotfleet.model import FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Provider
 
 KEYS = {"accelerator": "accelerators"}  # as the fleet file calls them
-FOR_NEXT_JOB = ("workdir", "envs", "file_mounts", "setup", "run")  # need no other machines: simply kept
+FOR_NEXT_JOB = ("workdir", "envs", "file_mounts", "setup", "run", "resize")  # need no other machines: simply kept
 
 
 class Change(Enum):
@@ -37,6 +37,7 @@ class UpPlan:
     kept: tuple[str, ...] = ()  # keys of the fleet file that changed and hold from the next job on
     orphan_after_s: float = 0.0
     max_lifetime_s: float = 0.0
+    left_out: str = ""  # what the checkpoint target does not take
     unknown: str = ""  # with no offers: the words of `resources` that the provider does not know, and those it knows
 
     @property
@@ -70,6 +71,7 @@ def preview(spec: FleetSpec, cloud_name: str, change: Change, was: FleetSpec | N
         why="; ".join(a.why for a in [*actions, *launches] if isinstance(a, Wait)),
         kept=tuple(name for name in changed if name in FOR_NEXT_JOB),
         orphan_after_s=spec.orphan_after_s, max_lifetime_s=spec.max_lifetime_s,
+        left_out=spec.checkpoint.leaves_out,
         unknown="" if offers else _unknown(provider, spec.any_of),
     )
 

@@ -9,7 +9,8 @@
       any_of: [{zone: a}, {use_spot: false}]      # alternatives, each on top of the lines above
     dispatcher: {instance_type: t3.small}         # always on demand
     interruption_behavior: terminate              # or stop
-    checkpoint: {interval: 60s, keep: 2, target: /mnt/shared}   # target: outlives the dispatcher's machine
+    checkpoint: {interval: 60s, keep: 2, target: /mnt/shared}   # outlives the dispatcher's machine; or s3:// gs:// az://
+    resize: {policy: scale-lr, warmup_steps: 100, growth: {0: 2, 30: 4}, max_join: 1, max_leave: 1, every: 60s}
     autostop: {idle_minutes: 10, down: true}
     max_lifetime: 12h
     orphan_after: 1h              # hosts that hear of no dispatcher for so long end themselves
@@ -38,7 +39,7 @@ from spotfleet.config.document import Document, Place, read
 from spotfleet.config.sections import NOT_OURS, AlternativeSection, AutostopSection, FileSection, PlaceSection
 from spotfleet.config.values import NAME, did_you_mean
 from spotfleet.errors import UsageError
-from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes
+from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes, ResizeSpec
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,7 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> 
         interruption_behavior=file.interruption_behavior,
         dispatcher=_need(PlaceSection(), file.dispatcher, use_spot=False),
         checkpoint=CheckpointSpec(file.checkpoint.interval, file.checkpoint.keep, file.checkpoint.target),
+        resize=_resize(document, file),
         autostop=_autostop(file.autostop or file.resources.autostop),
         max_lifetime_s=file.max_lifetime,
         orphan_after_s=file.orphan_after,
@@ -262,6 +264,13 @@ def _need(base: PlaceSection, over: PlaceSection, *, use_spot: bool) -> Need:
 
 def _autostop(section: AutostopSection | None) -> Autostop:
     return Autostop(section.idle_minutes * 60, section.down) if section else Autostop()
+
+
+def _resize(document: Document, file: FileSection) -> ResizeSpec:
+    given = file.resize
+    if given.warmup_steps and given.policy != "scale-lr":
+        document.add(("resize", "warmup_steps"), "is the way of policy scale-lr; write `policy: scale-lr`, or remove it")
+    return ResizeSpec(given.policy, given.warmup_steps, given.growth, given.max_join, given.max_leave, given.every)
 
 
 def _taken(document: Document, section: str, values: Mapping[str, str | None], environ: Mapping[str, str],

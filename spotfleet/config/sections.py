@@ -66,6 +66,15 @@ class CheckpointSection(_Section):
     target: Annotated[str, BeforeValidator(values.target)] = ""
 
 
+class ResizeSection(_Section):
+    policy: Literal["none", "keep-global-batch", "scale-lr"] = "none"
+    warmup_steps: Annotated[int, BeforeValidator(values.whole)] = 0
+    growth: Annotated[tuple[tuple[int, int], ...], BeforeValidator(values.growth)] = ()
+    max_join: Annotated[int, BeforeValidator(values.whole)] = 0
+    max_leave: Annotated[int, BeforeValidator(values.whole)] = 0
+    every: Duration = 0.0
+
+
 class FileSection(_Section):
     name: Annotated[str, BeforeValidator(values.name)] | None = None
     workdir: Text = "."
@@ -76,6 +85,7 @@ class FileSection(_Section):
     interruption_behavior: Literal["terminate", "stop"] = "terminate"
     dispatcher: PlaceSection = Field(default_factory=PlaceSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    resize: ResizeSection = Field(default_factory=ResizeSection)
     autostop: Annotated[AutostopSection, BeforeValidator(values.autostop)] | None = None
     max_lifetime: Duration = 0.0
     orphan_after: Duration = 3600.0

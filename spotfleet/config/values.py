@@ -11,6 +11,8 @@ from typing import Any
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+STORES = {"s3": "BUCKET", "gs": "BUCKET", "az": "CONTAINER"}
+BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -36,6 +38,25 @@ def count(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _wrong("a whole number of at least 1", value)
     return value
+
+
+def whole(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong("a whole number of at least 0", value)
+    return value
+
+
+def growth(value: Any) -> Any:
+    """((from this epoch, so many workers), ...) of {0: 2, 30: 4} or "0:2,30:4"."""
+    pairs = list(value.items()) if isinstance(value, dict) else []
+    if isinstance(value, str) and re.fullmatch(r"\d+:\d+(,\s*\d+:\d+)*", value):
+        pairs = [tuple(map(int, pair.split(":"))) for pair in value.split(",")]
+    if not pairs or any(isinstance(n, bool) or not isinstance(n, int) for pair in pairs for n in pair):
+        raise _wrong("EPOCH: WORKERS pairs such as {0: 2, 30: 4}", value)
+    epochs = [epoch for epoch, _ in pairs]
+    if epochs[0] != 0 or epochs != sorted(set(epochs)) or min(workers for _, workers in pairs) < 1:
+        raise _wrong("epochs in order, 0 first, each with 1 or more workers", value)
+    return tuple(pairs)
 
 
 def positive(value: Any) -> Any:
@@ -156,9 +177,24 @@ def mounts(value: Any) -> Any:
 
 
 def target(value: Any) -> Any:
-    if not isinstance(value, str) or "://" in value or (value and not value.startswith("/")):
-        raise _wrong("the absolute path of a folder that outlives the dispatcher, such as a mounted file system", value)
-    return os.path.normpath(value) if value else ""
+    expected = ("the absolute path of a folder that outlives the dispatcher, such as a mounted file system, or "
+                "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX")
+    if not isinstance(value, str):
+        raise _wrong(expected, value)
+    scheme, is_url, rest = value.partition("://")
+    if not is_url:
+        if value and not value.startswith("/"):
+            raise _wrong(expected, value)
+        return os.path.normpath(value) if value else ""
+    if scheme not in STORES:
+        more = {"file": f"; write /{rest.strip('/')}", "memory": "; memory ends with the process that wrote to it"}
+        raise _wrong(expected, value, more.get(scheme) or did_you_mean(scheme, list(STORES)))
+    expected, bucket, *prefix = [f"{scheme}://{STORES[scheme]}/PREFIX", *rest.rstrip("/").split("/")]
+    if not BUCKET.fullmatch(bucket):
+        raise _wrong(expected, value, f"; {bucket!r} is no name of a {STORES[scheme].lower()}")
+    if not all(re.fullmatch(r"[A-Za-z0-9_.=+@-]+", part) and part not in (".", "..") for part in prefix):
+        raise _wrong(expected, value, "; a prefix is of letters, digits and ._=+@-, with / between them")
+    return "/".join([f"{scheme}://{bucket}", *prefix])
 
 
 def tags(value: Any) -> Any:

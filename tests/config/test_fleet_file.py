@@ -8,7 +8,7 @@ import pytest
 
 from spotfleet.config import load, parse
 from spotfleet.errors import UsageError
-from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes
+from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes, ResizeSpec
 
 FILE = Path("/work/fleet.yaml")
 
@@ -43,6 +43,7 @@ resources:
 interruption_behavior: stop
 dispatcher: {instance_type: t3.small}
 checkpoint: {interval: 90s, keep: 3}
+resize: {policy: scale-lr, warmup_steps: 100, growth: {0: 2, 30: 4}, max_join: 1, max_leave: 2, every: 1m}
 autostop: {idle_minutes: 10, down: false}
 max_lifetime: 1h30m
 envs: {EPOCHS: 3, HOME_DIR: /x}
@@ -55,7 +56,8 @@ tags: {team: vision}
         any_of=(Need("us-east-1", "us-east-1a", "", "V100", 8, True, 1_250_000),
                 Need("us-east-1", "", "", "V100", 8, False, 3_000_000)),
         interruption_behavior="stop", dispatcher=Need(instance_type="t3.small", use_spot=False),
-        checkpoint=CheckpointSpec(90.0, 3), autostop=Autostop(600.0, False), max_lifetime_s=5400.0,
+        checkpoint=CheckpointSpec(90.0, 3), resize=ResizeSpec("scale-lr", 100, ((0, 2), (30, 4)), 1, 2, 60.0),
+        autostop=Autostop(600.0, False), max_lifetime_s=5400.0,
         envs={"EPOCHS": "3", "HOME_DIR": "/x"}, file_mounts={"data/raw": "/raw"}, setup="pip install x",
         run="python train.py", tags={"team": "vision"},
     )
@@ -104,6 +106,22 @@ def test_sections_left_empty_take_their_defaults():
     assert spec("name: a\nenvs:\nresources:\nsetup:\n") == FleetSpec(name="a", workdir="/work")
 
 
+TARGET = ("the absolute path of a folder that outlives the dispatcher, such as a mounted file system, or "
+          "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX")
+
+
+@pytest.mark.parametrize(("given", "target", "folder", "url"), [
+    ("/mnt/kept/", "/mnt/kept", "/mnt/kept", ""),
+    ("s3://bucket", "s3://bucket", "", "s3://bucket"),
+    ("gs://my-bucket.eu/runs/a/", "gs://my-bucket.eu/runs/a", "", "gs://my-bucket.eu/runs/a"),
+    ("az://container/runs", "az://container/runs", "", "az://container/runs"),
+])
+def test_checkpoints_go_to_a_mounted_folder_or_to_an_object_store(given, target, folder, url):
+    found = spec(f"checkpoint: {{target: {given}}}").checkpoint
+    assert (found.target, found.folder, found.url) == (target, folder, url)
+    assert ("not copied there" in found.leaves_out) is bool(url)
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("provder: local", "1: provder: unknown key; did you mean 'provider'?"),
     ("name: a\nresources:\n  acelerators: V100",
@@ -134,7 +152,29 @@ def test_sections_left_empty_take_their_defaults():
      "1: max_lifetime: expected a duration such as \"90s\", \"10m\" or \"2h\", got 30; write \"30s\""),
     ("checkpoint: {interval: 5 minutes}",
      "1: checkpoint.interval: expected a duration such as \"90s\", \"10m\" or \"2h\", got '5 minutes'"),
+    ("resize: {policy: keep}", "1: resize.policy: expected none or keep-global-batch or scale-lr, got 'keep'"),
+    ("resize: {warmup_steps: 9}",
+     "1: resize.warmup_steps: is the way of policy scale-lr; write `policy: scale-lr`, or remove it"),
+    ("resize: {growth: {5: 2}}",
+     "1: resize.growth: expected epochs in order, 0 first, each with 1 or more workers, got {5: 2}"),
+    ("resize: {growth: 3}", "1: resize.growth: expected EPOCH: WORKERS pairs such as {0: 2, 30: 4}, got 3"),
+    ("resize: {max_join: -1}", "1: resize.max_join: expected a whole number of at least 0, got -1"),
+    ("resize: {every: 5}", '1: resize.every: expected a duration such as "90s", "10m" or "2h", got 5; write "5s"'),
     ("checkpoint: {keep: 0}", "1: checkpoint.keep: expected a whole number of at least 1, got 0"),
+    ("checkpoint: {target: ./kept}", f"1: checkpoint.target: expected {TARGET}, got './kept'"),
+    ("checkpoint: {target: file:///mnt/kept}",
+     f"1: checkpoint.target: expected {TARGET}, got 'file:///mnt/kept'; write /mnt/kept"),
+    ("checkpoint: {target: memory://}",
+     f"1: checkpoint.target: expected {TARGET}, got 'memory://'; memory ends with the process that wrote to it"),
+    ("checkpoint: {target: s3a://bucket}",
+     f"1: checkpoint.target: expected {TARGET}, got 's3a://bucket'; did you mean 's3'?"),
+    ("checkpoint: {target: s3:///prefix}", "1: checkpoint.target: expected s3://BUCKET/PREFIX, got 's3:///prefix'; "
+                                           "'' is no name of a bucket"),
+    ("checkpoint: {target: az://}", "1: checkpoint.target: expected az://CONTAINER/PREFIX, got 'az://'; "
+                                    "'' is no name of a container"),
+    ("checkpoint: {target: gs://bucket/a/../b}",
+     "1: checkpoint.target: expected gs://BUCKET/PREFIX, got 'gs://bucket/a/../b'; "
+     "a prefix is of letters, digits and ._=+@-, with / between them"),
     ("autostop: {idle_minutes: -1}", "1: autostop.idle_minutes: expected a number of at least 0, got -1"),
     ("resources: {max_hourly_cost: 0}",
      "1: resources.max_hourly_cost: expected US dollars per hour, above 0, got 0"),
