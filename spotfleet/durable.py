@@ -32,7 +32,7 @@ class Durable:
 
     def __init__(self, target: str, fleet: str, ca: str) -> None:
         """`ca`: the fleet's certificate, PEM."""
-        self.folder = Path(target) / f"{fleet}-{hashlib.sha256(ca.encode()).hexdigest()[:FINGERPRINT_CHARS]}"
+        self.folder = Path(target) / name_of_fleet(fleet, ca)
 
     def put(self, name: str, source: Path) -> None:
         """Keep a copy of the file `source` as `name`; returns when a power failure cannot take it any more."""
@@ -88,6 +88,11 @@ class Durable:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def name_of_fleet(fleet: str, ca: str) -> str:
+    """What this fleet's part of a target is called, in an object store too."""
+    return f"{fleet}-{hashlib.sha256(ca.encode()).hexdigest()[:FINGERPRINT_CHARS]}"
 
 
 def checkpoint_name(job: str, version: int, generation: int) -> str:

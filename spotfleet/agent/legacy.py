@@ -45,7 +45,9 @@ class Kept:
 class Legacy:
     def __init__(self, boot: Boot, home: Path) -> None:
         self._home, self._folder, self._target = home, home / "legacy", boot.target
-        self._durable = Durable(boot.target, boot.fleet, boot.ca) if boot.target else None
+        in_store = "://" in boot.target  # workers write there, and no agent
+        self._durable = Durable(boot.target, boot.fleet, boot.ca) if boot.target and not in_store else None
+        self._no_target = f"{boot.target} takes checkpoints alone" if in_store else "the fleet has no checkpoint.target"
         self._kept = {kept.job: kept for kept in sorted(self._read(), key=lambda k: k.age)}
         self._stored: list[Kept] = []  # by us, oldest first
         self._writing = threading.Lock()  # one that nobody waits for any more may still be at it
@@ -58,7 +60,7 @@ class Legacy:
     def keep(self, job: str, made: Checkpoint) -> None:
         """A worker has written `made`, and nobody may be there to fetch it."""
         before = self._kept.get(job)
-        if not made.path or (before is not None and (made.generation, made.version) <= before.age):
+        if not made.path or made.url or (before is not None and (made.generation, made.version) <= before.age):
             return
         path = self._folder / f"{folder_name(job)}-{made.generation}-{made.version}.ckpt"
         kept = Kept(job, replace(made, path=str(path)))
@@ -118,7 +120,7 @@ class Legacy:
                  if _files(f / "output")]
         for what in lost:
             log.error("lost with this host, as no dispatcher was there and %s: %s",
-                      "its target cannot be written" if self._durable else "the fleet has no checkpoint.target", what)
+                      "its target cannot be written" if self._durable else self._no_target, what)
 
     def _put(self, kept: Kept) -> None:
         made, durable = kept.checkpoint, self._reachable()

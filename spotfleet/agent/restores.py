@@ -50,7 +50,7 @@ class Restores:
     def resolve(self, job: str, orders: WorkerOrders, delivered: WorkerOrders) -> WorkerOrders:
         """`orders` as the worker may see them now, having last seen `delivered`."""
         wanted = orders.restore
-        if wanted is None:
+        if wanted is None or wanted.url:  # the worker itself reads it from the object store
             self._drop(job)
             return orders
         held = self._here.get(job)

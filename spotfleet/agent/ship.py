@@ -106,7 +106,8 @@ class CheckpointShipper:
     def offer(self, job: str, checkpoint: Checkpoint, folder: Path) -> None:
         """A worker has written `checkpoint`; `folder` is where this shipper may keep its link."""
         newest, age = self._newest.get(job) or _Newest(), _age(checkpoint)
-        if not checkpoint.path or age < newest.age or (age == newest.age and checkpoint.part in newest.parts):
+        known = age < newest.age or (age == newest.age and checkpoint.part in newest.parts)
+        if known or not checkpoint.path or checkpoint.url:  # a worker brings it to the object store by itself
             return
         part = f"-{checkpoint.part}-{checkpoint.parts}" if checkpoint.parts > 1 else ""
         link = folder / f"{checkpoint.generation}-{checkpoint.version}{part}.pt"

@@ -123,10 +123,11 @@ def _without_dispatcher(folder: Folder, progress: Progress, discard: bool) -> st
     if discard:
         progress("the dispatcher is gone; its jobs' results are given up")
         return "nothing was brought home: the dispatcher is gone"
-    target = folder.record.spec.checkpoint.target
+    kept = folder.record.spec.checkpoint
+    then = f"goes on from {kept.folder}" if kept.folder else "saves what hosts hold"
+    left = f". Its jobs' checkpoints stay at {kept.url}" if kept.url else ""
     raise SpotfleetError("the dispatcher's machine is gone, and with it the fleet's results",
-                         hint=f"`spotfleet up FILE` goes on from {target}; or close the fleet with --discard" if target
-                         else "`spotfleet up FILE` saves what hosts hold; or close the fleet with --discard")
+                         hint=f"`spotfleet up FILE` {then}; or close the fleet with --discard{left}")
 
 
 def _wait_for_workers(client: Client, progress: Progress) -> None:

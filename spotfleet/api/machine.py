@@ -170,8 +170,8 @@ class Machine:
         hosts = f"{len(left)} host{'' if len(left) == 1 else 's'}"
         if left:
             return Lost("the dispatcher's machine is gone", f"takes over {hosts}", hosts)
-        if record.spec.checkpoint.target and not self.folder.archive.exists():
-            return Lost("all machines are gone", f"goes on from {record.spec.checkpoint.target}")
+        if record.spec.checkpoint.folder and not self.folder.archive.exists():
+            return Lost("all machines are gone", f"goes on from {record.spec.checkpoint.folder}")
         return None  # it has ended by itself
 
     def client(self, url: str, patience_s: float, *, any_version: bool = False) -> Client:

@@ -65,7 +65,7 @@ def up_plan(plan: UpPlan) -> str:
         lines += ["", f"about {dollars(plan.micros_h)}/h in all, instead of {dollars(plan.on_demand_micros_h)}/h on "
                       f"demand ({saved:.0f} % less)"]
     if plan.change is not Change.NODES:
-        lines.append(ends(plan))
+        lines += [ends(plan), *([plan.left_out] if plan.left_out else [])]
     return "\n".join(lines)
 
 

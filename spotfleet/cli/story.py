@@ -175,7 +175,8 @@ def _of_job(event: Event) -> str:
         case JobProgress():
             return f"at step {event.version}" + (f", {event.step_s * 1e3:.1f} ms per step" if event.step_s else "")
         case CheckpointKept():
-            return f"checkpoint of step {event.version} kept: {_size(event.bytes)}, sha256 {event.digest[:12]}"
+            at = f" at {event.url}" if event.url else ""
+            return f"checkpoint of step {event.version} kept{at}: {_size(event.bytes)}, sha256 {event.digest[:12]}"
         case CheckpointLost():
             return f"checkpoint of step {event.version} is set aside: {event.why}"
         case _:

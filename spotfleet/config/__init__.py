@@ -9,7 +9,7 @@
       any_of: [{zone: a}, {use_spot: false}]      # alternatives, each on top of the lines above
     dispatcher: {instance_type: t3.small}         # always on demand
     interruption_behavior: terminate              # or stop
-    checkpoint: {interval: 60s, keep: 2, target: /mnt/shared}   # outlives the dispatcher's machine; or s3:// gs:// az://
+    checkpoint: {interval: 60s, keep: 2, target: /mnt/shared}   # outlives its machine; or s3:// gs:// az://
     resize: {policy: scale-lr, warmup_steps: 100, growth: {0: 2, 30: 4}, max_join: 1, max_leave: 1, every: 60s}
     autostop: {idle_minutes: 10, down: true}
     max_lifetime: 12h

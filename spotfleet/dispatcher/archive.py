@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spotfleet.bundle import extract
-from spotfleet.dispatcher.checkpoints import age, digest_of, read_record
 from spotfleet.dispatcher.disk import is_full, refuse_if_full
+from spotfleet.dispatcher.records import age, digest_of, read_record
 from spotfleet.errors import DiskFull, UsageError
 from spotfleet.fleet.ledger import Ledger
 

@@ -104,13 +104,13 @@ def _remember(boot: DispatcherBoot, ledger: Ledger, found: Restored) -> None:
     unknown = found.troubles and machine_number(boot.host) > 0  # there may be all that the last machine knew
     if said or not (hosts or found.ledger or found.jobs or unknown):
         return
-    target = boot.spec.checkpoint.target
+    target = boot.spec.checkpoint.folder
     parts = [f"{len(hosts)} hosts go on"]
     if found.ledger:
         parts.append(f"ledger and {len(found.jobs)} jobs came back from {target}")
     else:
         parts.append(f"{len(found.jobs)} jobs came back from {target}" if found.jobs else "")
-        parts.append("" if target else "no copy of the ledger is kept, as the fleet has no checkpoint.target")
+        parts.append("" if target else "no copy of the ledger is kept, as checkpoint.target is no mounted folder")
         parts.append("of hosts and jobs that had ended nothing is known")
     why = "; ".join(filter(None, [*parts, *found.troubles]))
     log.warning("taken over: %s", why)

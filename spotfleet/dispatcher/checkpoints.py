@@ -4,6 +4,10 @@
     checkpoints/VERSION-GENERATION.json          its record with the digest, written after it
     checkpoints/VERSION-GENERATION.ckpt.corrupt  the last one that was set aside
     checkpoints/VERSION-GENERATION.parts/        parts of one that several ranks write: `parts.py` joins them
+    checkpoints/VERSION-GENERATION.json.lost     one in an object store that workers could not use
+
+Those in an object store have a record here and no file: workers write, check and remove them there. They come by
+reports, are good until a worker says otherwise, and in all else stand among the others.
 
         arrives with its digest --> good --size or time has changed, or a host doubts it--> unsure
                                      ^                                                         |
@@ -15,27 +19,25 @@ Only a good one is offered for a restore. Where one is set aside the next older 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
-import os
+import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spotfleet.codec import from_json, to_json
+from spotfleet.codec import to_json
 from spotfleet.dispatcher.files import receive, write_json
 from spotfleet.dispatcher.parts import PartDamaged, Parts, join
+from spotfleet.dispatcher.records import Seen, age, digest_of, name_of, named, read_record, seen_at
 from spotfleet.errors import DiskFull, SpotfleetError
-from spotfleet.fleet.events import CheckpointLost, Event
-from spotfleet.messages import Checkpoint
+from spotfleet.fleet.events import CheckpointKept, CheckpointLost, Event
+from spotfleet.messages import Checkpoint, WorkerReport
 
 log = logging.getLogger(__name__)
 LIMIT_BYTES = 256 << 30
+SHA256 = re.compile("[0-9a-f]{64}")
 DOUBT_S = 30.0  # a host's doubts make us read a file again so often at most
-
-Seen = tuple[int, int]  # a file's size and the time of its last change, in ns
 
 
 class Outdated(SpotfleetError):
@@ -63,13 +65,15 @@ class CheckpointStore:
         self.problem = ""  # what a user should know; empty once another has been kept
         self.remark = ""  # what a user should know of the target
         self.target = ""  # where hosts that lost their dispatcher may have left a newer one
+        self.url = ""  # the job's folder in an object store, if workers write there
         self.awaited = False  # one lay there when this machine took over: nothing is begun anew before it is asked
         self.seeking = ""
         self.seeks_since = 0.0  # monotonic
         self._needed = self._looked = False
         self._good: dict[str, Seen] = {}  # names whose digest was right, and what they looked like then
         self._checked_at: dict[str, float] = {}
-        self._lost: list[tuple[Checkpoint, str]] = []
+        self._news: list[Callable[[str, float], Event]] = []
+        self._useless = {(name_of(c), c.digest) for c in map(read_record, folder.glob("*.json.lost")) if c is not None}
         self._joining = asyncio.Lock()
         self.parts = Parts(folder)
         self._kept = self._load()
@@ -189,6 +193,34 @@ class CheckpointStore:
         self.add(kept)
         return kept
 
+    def hear(self, reports: Iterable[WorkerReport], fence: int, generation: int) -> None:
+        """Take what workers say of checkpoints in the object store; each says it again and again. `generation`: the
+        newest there is."""
+        reports = list(reports) if self.url else []
+        for made in [r.checkpoint for r in reports if r.checkpoint is not None]:
+            if self._is_news(made, fence) and made.generation <= generation:
+                self._note(replace(made, path="", part=0, parts=1))
+        for report in [r for r in reports if r.damaged is not None]:
+            for kept in [c for c in self._kept if c.url and _is(c, report.damaged)]:
+                self.set_aside(kept, f"{report.worker} could not use it")
+
+    def _is_news(self, made: Checkpoint, fence: int) -> bool:
+        ours = made.url.startswith(f"{self.url}/") and ".." not in made.url and made.parts == 1
+        if not ours or not SHA256.fullmatch(made.digest) or (name_of(made), made.digest) in self._useless:
+            return False
+        overtaken = len(self._kept) >= self.keep and age(made) < age(self._kept[0])
+        floor = max(fence, self.newest.generation if self.newest else 0)
+        return not overtaken and made.generation >= floor and all(name_of(c) != name_of(made) for c in self._kept)
+
+    def _note(self, made: Checkpoint) -> None:
+        try:
+            self.add(made)
+        except (OSError, DiskFull) as error:
+            self.problem = f"checkpoint {made.version} cannot be written down: {error}"  # it is told again
+            return
+        self._news.append(lambda job, unix: CheckpointKept(unix, job, made.version, made.generation, made.digest,
+                                                           made.bytes, made.url))
+
     def _refuse_outdated(self, offered: Checkpoint, fence: int) -> None:
         newest = self.newest
         floor = max(fence, newest.generation if newest else 0)
@@ -203,9 +235,9 @@ class CheckpointStore:
                            hint="the newer one counts")
 
     def add(self, kept: Checkpoint) -> None:
-        """Its file lies at `path` and has been found right."""
+        """Its file lies at `path` and has been found right, or it lies in an object store."""
         write_json(self._record(kept), to_json(kept))
-        self._good[name_of(kept)] = _seen(self.path(kept)) or (0, 0)
+        self._good[name_of(kept)] = seen_at(self.path(kept)) or (0, 0)
         others = [c for c in self._kept if c.version != kept.version]
         dropped = [c for c in self._kept if c.version == kept.version and name_of(c) != name_of(kept)]
         ordered = sorted([*others, kept], key=age)
@@ -218,7 +250,7 @@ class CheckpointStore:
     # ---- trust
 
     def is_good(self, checkpoint: Checkpoint) -> bool:
-        return self._good.get(name_of(checkpoint)) == _seen(self.path(checkpoint)) is not None
+        return bool(checkpoint.url) or self._good.get(name_of(checkpoint)) == seen_at(self.path(checkpoint)) is not None
 
     def unsure(self) -> list[Checkpoint]:
         """Those whose digest is to be checked, newest first."""
@@ -239,7 +271,7 @@ class CheckpointStore:
     async def check(self, checkpoint: Checkpoint) -> bool:
         """Read the file; whether it is whole. One that is not is set aside."""
         path = self.path(checkpoint)
-        before = _seen(path)
+        before = seen_at(path)
         try:
             found = await asyncio.to_thread(digest_of, path)
         except FileNotFoundError:
@@ -247,7 +279,7 @@ class CheckpointStore:
         except OSError as error:
             log.warning("%s: %s", path, error)
             found = f"unreadable: {error.strerror or error}"
-        if checkpoint not in self._kept or _seen(path) != before:
+        if checkpoint not in self._kept or seen_at(path) != before:
             return self.is_good(checkpoint)  # pruned meanwhile, or another file: that one is looked at by itself
         if found == checkpoint.digest:
             if before is not None:
@@ -264,19 +296,23 @@ class CheckpointStore:
             older.unlink(missing_ok=True)
         if path.exists():
             path.replace(path.with_name(f"{path.name}.corrupt"))
+        if checkpoint.url:  # its writer goes on reporting it
+            self._useless.add((name_of(checkpoint), checkpoint.digest))
+            self._record(checkpoint).replace(self._record(checkpoint).with_suffix(".json.lost"))
         self._forget(checkpoint)
 
-    def take_lost(self, job: str, unix: float) -> list[Event]:
-        """What has been set aside since the last call."""
-        lost, self._lost = self._lost, []
-        return [CheckpointLost(unix, job, c.version, c.generation, c.digest, why) for c, why in lost]
+    def take_news(self, job: str, unix: float) -> list[Event]:
+        """What has been set aside, or noted of an object store, since the last call."""
+        news, self._news = self._news, []
+        return [event(job, unix) for event in news]
 
     def lose(self, checkpoint: Checkpoint, why: str) -> None:
         """Remember to tell of one that is of no use any more."""
         newest = self.newest
         then = f"{newest.version} is the newest whole one" if newest else "no whole one is left"
         self.problem = f"checkpoint {checkpoint.version} was set aside, for {why}; {then}"
-        self._lost.append((checkpoint, why))
+        self._news.append(lambda job, unix: CheckpointLost(unix, job, checkpoint.version, checkpoint.generation,
+                                                           checkpoint.digest, why))
         log.error("%s: %s", self.folder, self.problem)
 
     # ---- disk
@@ -295,7 +331,7 @@ class CheckpointStore:
         a rest of pruning if `keep` newer ones are there, else damage."""
         records = {p.stem: read_record(p) for p in self.folder.glob("*.json")}
         found = sorted((c for name, c in records.items() if c is not None and name_of(c) == name), key=age)
-        self._kept = [c for c in found if self.path(c).is_file()][-self.keep:]
+        self._kept = [c for c in found if c.url or self.path(c).is_file()][-self.keep:]
         oldest = age(self._kept[0]) if len(self._kept) == self.keep else (-1, -1)
         names = {*records, *(p.stem for p in self.folder.glob("*.ckpt"))} - {name_of(c) for c in self._kept}
         joined = {name_of(parts[0]) for parts in self.parts.ready()}  # killed before the record: it is joined again
@@ -303,46 +339,14 @@ class CheckpointStore:
             if age(rest) < oldest or name_of(rest) in joined:
                 self._forget(rest)
             else:
-                there = self.path(rest).is_file()
-                self.set_aside(rest, "its record cannot be read" if there else "its file is missing")
+                readable = records.get(name_of(rest)) is not None
+                self.set_aside(rest, "its file is missing" if readable else "its record cannot be read")
         self.prune_parts(0)
         return self._kept
 
 
-def name_of(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.version}-{checkpoint.generation}"
-
-
-def age(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Greater is newer: a later generation counts more than further steps of one that has been given up."""
-    return (checkpoint.generation, checkpoint.version)
-
-
-def digest_of(path: Path) -> str:
-    """sha256 in hex; blocking."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def named(name: str) -> Checkpoint | None:
-    """All that a file's name tells; None for one that is not ours."""
-    version, _, generation = name.partition("-")
-    return Checkpoint(int(version), "", 0, int(generation)) if version.isdigit() and generation.isdigit() else None
-
-
-def read_record(path: Path) -> Checkpoint | None:
-    try:
-        return from_json(Checkpoint, json.loads(path.read_text()))
-    except (ValueError, OSError):
-        return None
-
-
-def _seen(path: Path) -> Seen | None:
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    return (stat.st_size, stat.st_mtime_ns)
+def _is(one: Checkpoint, other: Checkpoint | None) -> bool:
+    return other is not None and (name_of(one), one.digest) == (name_of(other), other.digest)
 
 
 def _said(found: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from spotfleet.dispatcher import jobfile, restart
 from spotfleet.dispatcher.bell import Bell
-from spotfleet.dispatcher.checkpoints import CheckpointStore, Offer
+from spotfleet.dispatcher.checkpoints import CheckpointStore
 from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.dispatcher.logs import JobLogs
 from spotfleet.dispatcher.membership import Change, Evicted, Finished, Formed, Membership, Ordered, Phase, WorkerView
@@ -27,9 +27,10 @@ from spotfleet.dispatcher.progress import Progress
 from spotfleet.dispatcher.restart import Cause, Slot
 from spotfleet.dispatcher.status import job_status
 from spotfleet.dispatcher.surroundings import Surroundings
+from spotfleet.dispatcher.telling import worker_orders
 from spotfleet.dispatcher.workers import Crew, Worker, end_of, started
 from spotfleet.fleet.events import Event, GenerationFormed, JobChanged
-from spotfleet.messages import AgentReport, JobStatus, SlotOrder, Stage, WorkerOrders
+from spotfleet.messages import AgentReport, JobStatus, SlotOrder, Stage
 from spotfleet.model import HostState, JobSpec, JobState
 
 SAVE_S = 15.0  # when the fleet goes down, a running job may take so long for a last checkpoint
@@ -103,7 +104,9 @@ class Job:
     def orders(self) -> dict[str, list[SlotOrder]]:
         """By host, what should exist there."""
         wanted = [w for w in self.crew.live() if w.wanted]
-        told, found = self._worker_orders(wanted), {}
+        told = worker_orders(self.membership, self.checkpoints, self.spec.checkpoint.interval_s,
+                             [w.name for w in wanted], save=self._saving is not None)
+        found: dict[str, list[SlotOrder]] = {}
         for worker in wanted:
             order = SlotOrder(worker.name, self.id, worker.slot, worker.local_rank, told[worker.name])
             found.setdefault(worker.host, []).append(order)
@@ -112,9 +115,14 @@ class Job:
     def hear(self, report: AgentReport, now: float) -> None:
         """Take what an agent says of this job; `now` is monotonic."""
         self.crew.hear(report)
+        self._hear_of_store(report)
         for damaged in report.damaged:
             if damaged.job == self.id and self.has_worker_on(report.host):
                 self.checkpoints.doubt(damaged.version, damaged.digest, now)
+
+    def _hear_of_store(self, report: AgentReport) -> None:
+        mine = [w.report for w in report.workers if w.report.worker in self.crew.all and not self.state.ended]
+        self.checkpoints.hear(mine, self.record.fence, self.membership.generation)
 
     def adopt(self, reports: list[AgentReport]) -> None:
         """After a restart: take over the workers that agents report, and what was ordered last. Hosts that were never
@@ -142,6 +150,7 @@ class Job:
         self._write(hosts=tuple(dict.fromkeys((*self.record.hosts, *sorted(self.crew.hosts())))))
         for report in reports:
             self.crew.hear(report)
+            self._hear_of_store(report)
         resumed = max((w.report.resumed for w in self.crew.all.values()), default=0)
         steppers = [m for g, m in self.record.groups if m and (g != self.record.fence or resumed >= g)]
         self.progress.adopt(self.crew, steppers[-1] if steppers else (), self.record.version)
@@ -161,7 +170,7 @@ class Job:
             self.crew.forget(lambda _: False)
             return []
         self.history = restart.progressed(self.history, self.crew.version())
-        events = self.checkpoints.take_lost(self.id, around.unix) + self._judge_ends(around)
+        events = self.checkpoints.take_news(self.id, around.unix) + self._judge_ends(around)
         if not self.state.ended:
             events += self._advance(around)
         return events
@@ -284,15 +293,6 @@ class Job:
                 worker.rank = ranks[worker.name]
             elif worker.rank < 0:
                 worker.rank = said[worker.name].provisional_rank if said else place
-
-    def _worker_orders(self, workers: list[Worker]) -> dict[str, WorkerOrders]:
-        said = self.membership.orders_of(w.name for w in workers)
-        offer = self.checkpoints.offer() if any(s.needs_restore for s in said.values()) else Offer()
-        return {name: WorkerOrders(None if offer.wait else s.assignment, s.founded, s.provisional_rank,
-                                   s.provisional_size, self.spec.checkpoint.interval_s,
-                                   s.checkpoint_now or self._saving is not None, offer.checkpoint,
-                                   stands_in=s.stands_in)
-                for name, s in said.items()}
 
     # ---- where it stands
 

@@ -64,8 +64,8 @@ class _Job:
 class Keeper:
     def __init__(self, dispatcher: Dispatcher) -> None:
         boot = dispatcher.boot
-        self.why = ""  # what stands in the way; "" when all is copied or on its way
-        self._dispatcher, self._target = dispatcher, boot.spec.checkpoint.target
+        self.why = boot.spec.checkpoint.leaves_out  # what stands in the way; "" when all is copied or on its way
+        self._dispatcher, self._target = dispatcher, boot.spec.checkpoint.folder
         self._durable = Durable(self._target, boot.fleet, boot.ca)
         self._lock, self._machine = lock(boot.fleet_secret), machine_number(boot.host)
         self._thread = ThreadPoolExecutor(1, "keeper")
@@ -75,7 +75,7 @@ class Keeper:
         self._closed: set[str] = set()  # ended jobs whose last state is there
 
     async def run(self) -> None:
-        """Until cancelled. Without a target there is nothing to do."""
+        """Until cancelled. Without a target, or with one in an object store, there is nothing to do."""
         if not self._target:
             return
         try:

@@ -26,7 +26,8 @@ from typing import TypeVar
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.boot import DispatcherBoot
-from spotfleet.dispatcher.checkpoints import CheckpointStore, age, digest_of, name_of, named
+from spotfleet.dispatcher.checkpoints import CheckpointStore
+from spotfleet.dispatcher.records import age, digest_of, name_of, named
 from spotfleet.durable import Durable, checkpoint_name
 from spotfleet.messages import Checkpoint
 
@@ -121,7 +122,7 @@ class Mirror:
     """On the loop; what touches the target is done in two threads, one for each direction."""
 
     def __init__(self, boot: DispatcherBoot) -> None:
-        self._target = boot.spec.checkpoint.target
+        self._target = boot.spec.checkpoint.folder
         self._durable = Durable(self._target, boot.fleet, boot.ca)
         self._out, self._in = ThreadPoolExecutor(1, "mirror-out"), ThreadPoolExecutor(1, "mirror-in")
         self._copied: dict[str, tuple[Checkpoint, ...]] = {}  # job -> what was kept here when all was copied

@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher import jobfile
 from spotfleet.dispatcher.boot import DispatcherBoot
-from spotfleet.dispatcher.checkpoints import named
 from spotfleet.dispatcher.files import write_json
 from spotfleet.dispatcher.jobfile import JobRecord
+from spotfleet.dispatcher.records import named
 from spotfleet.durable import Durable
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.events import FleetCreated
@@ -98,7 +98,7 @@ def found_before(home: Path) -> Restored:
 
 async def restore(boot: DispatcherBoot, home: Path) -> Restored:
     """Fill an empty home from the target, as far as that is possible."""
-    target = boot.spec.checkpoint.target
+    target = boot.spec.checkpoint.folder
     if not target:
         return Restored()
     stage = home / STAGE
@@ -126,9 +126,9 @@ async def restore(boot: DispatcherBoot, home: Path) -> Restored:
 
 def _fetch(boot: DispatcherBoot, stage: Path) -> Restored:
     """Blocking; leaves what it finds in `stage`."""
-    if not Path(boot.spec.checkpoint.target).is_dir():
-        return Restored(troubles=(f"{boot.spec.checkpoint.target} is no folder here: is it mounted?",))
-    durable = Durable(boot.spec.checkpoint.target, boot.fleet, boot.ca)
+    if not Path(boot.spec.checkpoint.folder).is_dir():
+        return Restored(troubles=(f"{boot.spec.checkpoint.folder} is no folder here: is it mounted?",))
+    durable = Durable(boot.spec.checkpoint.folder, boot.fleet, boot.ca)
     stage.mkdir(parents=True, mode=0o700)
     troubles: list[str] = []
     ledger = _fetch_ledger(durable, boot, stage / "ledger.db", troubles)

@@ -38,6 +38,7 @@ from spotfleet.dispatcher.takeover import Takeover
 from spotfleet.dispatcher.troubles import Troubles
 from spotfleet.dispatcher.trust import turn_away_refused
 from spotfleet.dispatcher.upkeep import Upkeep
+from spotfleet.durable import name_of_fleet
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.fleet.events import CheckpointKept, Event, JobChanged, JobSubmitted, NodesChanged
 from spotfleet.messages import AgentOrders, AgentReport, Checkpoint, FleetStatus, JobStatus, SlotOrder
@@ -70,7 +71,7 @@ class Dispatcher:
         self._ordered: dict[str, dict[str, list[SlotOrder]]] = {}  # by job and host
         self._changed = asyncio.Event()
         self._settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
-        mirror = Mirror(boot) if boot.spec.checkpoint.target else None
+        mirror = Mirror(boot) if boot.spec.checkpoint.folder else None
         self.upkeep = Upkeep(lambda: self.jobs.values(), mirror, self.change, self.checkpoint_kept)
         self.machines = Machines(self, provider, time.time() + SETTLE_S if self._settle_until else 0.0)
         self.troubles = Troubles(self)
@@ -383,7 +384,9 @@ class Dispatcher:
             jobfile.drop_secrets(folder)  # the last process may have died just before
             secrets = {}
         job = Job(folder, record, secrets, self._name_for)
-        job.checkpoints.target = self.boot.spec.checkpoint.target
+        spec = self.boot.spec.checkpoint
+        job.checkpoints.target = spec.folder
+        job.checkpoints.url = spec.url and f"{spec.url}/{name_of_fleet(self.boot.fleet, self.boot.ca)}/{job.id}"
         return job
 
     def _name_for(self, place: Slot) -> str:

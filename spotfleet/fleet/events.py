@@ -188,6 +188,7 @@ class CheckpointKept:
     generation: int
     digest: str
     bytes: int
+    url: str = ""  # its folder in an object store; empty: on the dispatcher's disk
 
 
 @dataclass(frozen=True)

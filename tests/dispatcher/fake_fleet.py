@@ -142,7 +142,7 @@ class FakeAgent:
         """What the worker may see of its order now: no place before the checkpoint to restore is here."""
         wanted = order.orders.restore
         self.damaged = tuple(d for d in self.damaged if wanted and d.job == order.job and d.digest == wanted.digest)
-        if wanted is None or self.fetched.get(wanted.digest):
+        if wanted is None or wanted.url or self.fetched.get(wanted.digest):
             return order
         if wanted.digest not in self.fetched:
             self.fetched[wanted.digest] = False

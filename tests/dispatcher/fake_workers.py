@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spotfleet.messages import Assignment, Exit, SlotOrder, Stage, WorkerOrders, WorkerReport, WorkerState
+from spotfleet.messages import Assignment, Checkpoint, Exit, SlotOrder, Stage, WorkerOrders, WorkerReport, WorkerState
 
 
 @dataclass
@@ -35,6 +35,9 @@ class FakeWorker:
     repeated: int = 0
     error: str = ""
     exit: Exit | None = None
+    checkpoint: Checkpoint | None = None  # of a version that it has written to an object store
+    damaged: Checkpoint | None = None
+    objects: set[str] = field(default_factory=set)  # the store, shared by all: digests of what can be read there
     ticks: int = 0
     tail_ticks: int = 0
 
@@ -49,7 +52,8 @@ class FakeWorker:
     def state(self) -> WorkerState:
         report = WorkerReport(
             self.name, self.order.job, self.stage, self.generation, self.failed, self.version, f"store-{self.name}:1",
-            0.02, self.repeated, self.resumed, 0.1, error=self.error, blame_host=self.error.startswith("this host's"))
+            0.02, self.repeated, self.resumed, 0.1, error=self.error, blame_host=self.error.startswith("this host's"),
+            checkpoint=self.checkpoint, damaged=self.damaged)
         return WorkerState(report, self.order.slot, 1, self.exit)
 
 
@@ -60,11 +64,13 @@ class World:
     history: list[tuple[str, int, tuple[str, ...], int]] = field(default_factory=list)
     """Every generation that was formed: job, number, members by rank, version at its beginning."""
 
+    objects: set[str] = field(default_factory=set)
     started: list[str] = field(default_factory=list)  # names, in the order in which agents were told to start them
 
     def start(self, order: SlotOrder) -> None:
         self.started.append(order.worker)
-        self.workers[order.worker] = FakeWorker(order, self.scripts[order.job.rpartition("-")[0]])
+        script = self.scripts[order.job.rpartition("-")[0]]
+        self.workers[order.worker] = FakeWorker(order, script, objects=self.objects)
 
     def tick(self) -> None:
         """Everybody makes one move; a group makes one step."""
@@ -104,7 +110,10 @@ class World:
         elif worker.stage is Stage.INIT and (orders.founded or orders.assignment):
             worker.stage = Stage.READY
         elif worker.stage is Stage.READY and worker.version == 0 and orders.restore is not None:
-            worker.version = orders.restore.version
+            if orders.restore.url and orders.restore.digest not in worker.objects:
+                worker.damaged = orders.restore
+            else:
+                worker.version = orders.restore.version
         elif worker.stage is Stage.FINISHED:
             worker.tail_ticks += 1
             first = worker.assignment is None or worker.assignment.rank == 0
@@ -131,6 +140,8 @@ class World:
         place = worker.assignment
         if place is None or place.rank < 0 or worker.stage is not Stage.READY or worker.generation >= place.generation:
             return
+        if worker.damaged is not None and worker.damaged == worker.order.orders.restore:
+            return  # it waits to be named another one
         members = [self.workers.get(m) for m in place.members]
         there = [m for m in members if m is not None and m.exit is None and m.stage is Stage.READY and m.generation == 0
                  and m.assignment is not None and m.assignment.generation == place.generation]

@@ -242,7 +242,7 @@ def test_killed_at_any_write_it_finds_parts_or_the_whole(tmp_path: Path):
             assert put_parts(again, 2) == [whole()]  # the agent got no answer: it sends it again
         assert again.kept == (whole(),), at
         assert again.path(whole()).read_bytes() == b"".join(DATA)
-        assert again.take_lost("job", 0.0) == []
+        assert again.take_news("job", 0.0) == []
         assert names(again) == WHOLE
         assert json.loads((again.folder / "10-1.json").read_text())["digest"] == whole().digest
     assert at > 12  # places to die at

@@ -62,7 +62,7 @@ def version_of(offer: Offer) -> int:
 
 
 def lost(store: CheckpointStore) -> list[tuple[int, str]]:
-    return [(e.version, e.why) for e in store.take_lost("job-1", 1.0) if isinstance(e, CheckpointLost)]
+    return [(e.version, e.why) for e in store.take_news("job-1", 1.0) if isinstance(e, CheckpointLost)]
 
 
 # ---- what is kept
