@@ -1,119 +1,60 @@
-"""Versions on disk: written in the background by rank 0, read back when no worker holds the state.
+"""When a checkpoint is written, and by whom. What one looks like: distcp.py; how it is restored: restoring.py.
 
-A file is `ckpt-VERSION.pt` in SPOTFLEET_WORK: written under another name, synced, then renamed, so it is whole or
-absent. It is announced in the report with its sha256 and generation; the agent carries it to the dispatcher. Only
-tensors and plain values are read by torch (weights_only); the position inside is a pickle, opened only after the
-digest that the dispatcher vouches for has been found right.
+Rank 0 decides that one is due and asks the others by the tail of the next reduction (in copy mode by the commit's own
+allreduce). At the boundary that follows every rank copies its own share of the same version into warm memory; that is
+all that training waits for. A thread writes it, and tells rank 0 what it wrote; rank 0 joins the metadata:
 
-Threads: the main thread copies the state (`at_boundary`, `final`); one writer thread at a time turns a copy, which
-nobody else touches, into a file. The report is the only thing both change, through `Control.update`.
+    due --save_waits--> agreed --copy--> writing --all have told--> written, reported
+     ^                                      '-- a rank was lost or could not: given up, and due again
+
+One rank alone writes all of it where nobody else trains (world size 1, at rest, at the end), and where no two ranks
+provably hold the same (see shards.py). Each part is announced in its rank's report; the agent carries it to the
+dispatcher, which joins the parts, or the ranks write to an object store themselves.
+
+Waits: a rank's share for the disk, LIMIT_S and GRACE_S of exchange.py for the others' words, FETCH_LIMIT_S for a
+checkpoint to restore. A boundary waits for none of them.
+
+Threads: the main thread, or one of autograd's while it waits, calls everything public but `heard`, which belongs to the
+control thread. One writer thread at a time turns a copy that nobody else touches into a file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import pickle
+import functools
 import threading
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from spotfleet.errors import SpotfleetError, UsageError
-from spotfleet.messages import Checkpoint
-from spotfleet.train.state import Copy
+from spotfleet.messages import WorkerOrders
+from spotfleet.train import distcp, entries, exchange, restoring, segments
+from spotfleet.train.copies import Buffer
+from spotfleet.train.distcp import Shard
+from spotfleet.train.exchange import Told, Unheard
+from spotfleet.train.segments import Times
 
 if TYPE_CHECKING:
+    from spotfleet.train.group import Group
     from spotfleet.train.runtime import Runtime
     from spotfleet.train.state import State
-
-# The last word of an error that ends a job: a traceback shows no hint.
-ANEW = "To start without it, `spotfleet train` again: a new job begins at step 0 and keeps checkpoints of its own"
 
 KEEP = 2
 RETRY_S = 10.0  # after one that could not be written
 AGAIN_S = 5.0  # while `checkpoint_now` stands: how often
-FETCH_LIMIT_S = 120.0  # for the agent to bring the file that its orders name
-FORMAT = 1
-BRIEF_CHARS = 300
-# What torch, pickle and a file of another layout raise.
-UNREADABLE = (UsageError, RuntimeError, pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError,
-              ValueError, EOFError, OSError)
+# What writing one may raise: the disk, and values of the script that cannot be pickled.
+TROUBLE = (OSError, *distcp.UNSPEAKABLE)
 
 
-class CheckpointDamaged(SpotfleetError):
-    """The file is not the one that was named. Nobody's script is to blame: another start fetches it again."""
+@dataclass
+class Job:
+    """One rank's work on one checkpoint."""
 
-    blame_peer = True
-
-
-def write(held: Copy, folder: Path, generation: int) -> Checkpoint:
-    """`held` as a file in `folder`, whole and synced. OSError, and nothing is left, when the disk refuses it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, part = folder / f"ckpt-{held.version}.pt", folder / f".ckpt-{held.version}.part"
-    about = pickle.dumps((held.position, held.schema))
-    try:
-        with open(part, "wb") as file:
-            torch.save({"format": FORMAT, "version": held.version, "tensors": held.tensors,
-                        "about": torch.frombuffer(bytearray(about), dtype=torch.uint8)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        digest = digest_of(part)
-        os.replace(part, path)
-    except RuntimeError as error:  # torch's writer says only that it could not go on
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
-    finally:
-        part.unlink(missing_ok=True)
-    folder_fd = os.open(folder, os.O_RDONLY)
-    os.fsync(folder_fd)
-    os.close(folder_fd)
-    return Checkpoint(held.version, digest, path.stat().st_size, generation, str(path))
-
-
-def digest_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read(named: Checkpoint) -> Copy:
-    """The copy in the file that `named` tells. CheckpointDamaged if it is another file, which is then removed;
-    UsageError if it is the one and cannot be read here."""
-    path = Path(named.path)
-    found = digest_of(path) if path.is_file() else "no file"
-    if found != named.digest:
-        path.unlink(missing_ok=True)  # so that the agent brings it again
-        raise CheckpointDamaged(f"checkpoint {path.name} of version {named.version} is not the one that was kept: "
-                                f"sha256 {found}, expected {named.digest}",
-                                hint="it was cut short or changed on this host; it is fetched again")
-    try:
-        held: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        if held["format"] != FORMAT:
-            raise UsageError(f"format {held['format']} where {FORMAT} is understood")
-        position, schema = pickle.loads(held["about"].numpy().tobytes())
-        return Copy(held["version"], position, schema, held["tensors"])
-    except UNREADABLE as error:
-        raise UsageError(f"checkpoint {path.name} of version {named.version} is whole, but cannot be read here: "
-                         f"{type(error).__name__}: {_brief(error)}. It needs the versions of spotfleet, torch "
-                         f"({torch.__version__} here) and of the script's own classes that wrote it. {ANEW}") from error
-
-
-def install(state: State, named: Checkpoint) -> None:
-    """Make `state` what the file holds; errors as in `read`, and UsageError when the script builds something else."""
-    held = read(named)
-    try:
-        state.install(held)
-    except UNREADABLE as error:
-        raise UsageError(f"checkpoint {Path(named.path).name} of version {named.version} does not fit what the "
-                         f"script builds now: {_brief(error)}. {ANEW}") from error
-
-
-def _brief(error: Exception) -> str:
-    """Its first line: torch adds advice that fits other cases."""
-    return str(error).partition("\n")[0][:BRIEF_CHARS].rstrip(".")
+    shard: Shard
+    times: Times
+    urgent: bool = False
+    group: Group | None = None  # whose ranks write with us
+    turn: int = 0
 
 
 class Checkpointer:
@@ -121,32 +62,101 @@ class Checkpointer:
         self._runtime = runtime
         self._due_from = time.monotonic()
         self._now_ordered = False
+        self._wanted = False  # one is due and has not begun
         self._writer: threading.Thread | None = None
         self._written: list[Path] = []
         self._failed_at: float | None = None  # when the last one could not be written
         self._rested = (0, 0)  # generation and version that were written last at rest
+        self._turn = (0, 0)  # generation, and how many its ranks have agreed on
+        self._buffer: Buffer | None = None
+        self._gone_at: tuple[float, float] | None = None  # seconds_left as last told, and when that will have passed
+        self._lasted_s = 0.0  # the newest checkpoint, from its copy to its name
+
+    # The control thread
+
+    def heard(self, orders: WorkerOrders) -> None:
+        """New orders: one that is wanted now shall ride on the reduction that is under way."""
+        left_s = orders.seconds_left if orders.checkpoint_now else None
+        if left_s is None:
+            self._gone_at = None
+        elif self._gone_at is None or self._gone_at[0] != left_s:
+            self._gone_at = (left_s, time.monotonic() + left_s)
+        group = self._runtime.group
+        busy = self._writer is not None and self._writer.is_alive()
+        if orders.checkpoint_now and not self._now_ordered and not busy and group is not None and group.rank == 0:
+            group.save_waits = True
+
+    # At a boundary
 
     def at_boundary(self, state: State) -> None:
-        """Called by every rank when its tensors and position are whole; rank 0 begins a checkpoint if one is due."""
+        """Called by every rank when its tensors and position are whole: take part in a checkpoint, or begin one."""
         runtime = self._runtime
+        group = runtime.group
+        if group is not None and group.size > 1 and group.save_agreed:
+            self._take_part(state, group)
+            return
         if runtime.place.rank != 0 or not runtime.work:
             return
         if (self._writer is not None and self._writer.is_alive()) or not self._due():
             return
-        self._due_from = time.monotonic()
-        self._start(state.copy())
+        if group is not None and group.size > 1 and entries.is_shared(state):
+            group.save_waits = True
+            return
+        self._begin(state, None)
+
+    def _take_part(self, state: State, group: Group) -> None:
+        group.save_waits = group.save_agreed = False
+        generation, turns = self._turn
+        self._turn = (group.generation, turns + 1 if generation == group.generation else 1)
+        busy = self._writer is not None and self._writer.is_alive()
+        if group.rank == 0 and busy:
+            return  # asked for before this one began; the others hear nothing and nobody waits for them
+        if busy or not self._runtime.work:
+            why = "it still writes the last one" if busy else "it has no folder to write to"
+            told = Told(self._turn[1], state.version, problem=why)
+            threading.Thread(target=self._tell, args=(group, told), daemon=True).start()
+            return
+        self._begin(state, group)
 
     def _due(self) -> bool:
         control = self._runtime.control
         assert control is not None
         orders = control.orders
         first, self._now_ordered = orders.checkpoint_now and not self._now_ordered, orders.checkpoint_now
-        every_s = orders.checkpoint_every_s
+        self._wanted = self._wanted or first or self._is_time(orders)
+        return self._wanted
+
+    def _is_time(self, orders: WorkerOrders) -> bool:
+        now, every_s = time.monotonic(), orders.checkpoint_every_s
         if orders.checkpoint_now:
+            if self._gone_at is not None and now + 2 * self._lasted_s > self._gone_at[1]:
+                return False  # it would not be done in time, and what is written at rest would have to wait for it
             every_s = min(every_s, AGAIN_S) if every_s > 0 else AGAIN_S
-        if self._failed_at is not None and time.monotonic() - self._failed_at >= min(RETRY_S, every_s):
+        if self._failed_at is not None and now - self._failed_at >= min(RETRY_S, every_s):
             return True
-        return first or (every_s > 0 and time.monotonic() - self._due_from >= every_s)
+        return every_s > 0 and now - self._due_from >= every_s
+
+    def _begin(self, state: State, group: Group | None) -> None:
+        """Copy what this rank writes, and let the writer go."""
+        assert self._runtime.control is not None
+        begun = time.monotonic()
+        rank, world = (group.rank, group.size) if group is not None else (0, 1)
+        live = entries.share(state, self._runtime.generation, rank, world, entries.sources(state))
+        if self._buffer is None or not self._buffer.fits(live.values):
+            self._buffer = None  # the memory of the old one goes first
+            self._buffer = Buffer(live.values)
+        shard = replace(live, values=self._buffer.fill(live.values))
+        self._began()
+        job = Job(shard, Times(copy_s=time.monotonic() - begun), self._now_ordered, group, self._turn[1])
+        self._writer = threading.Thread(target=self._write, args=(job, self._buffer), name="spotfleet-checkpoint")
+        self._writer.start()
+
+    def _began(self) -> None:
+        control = self._runtime.control
+        assert control is not None
+        self._due_from, self._wanted, self._now_ordered = time.monotonic(), False, control.orders.checkpoint_now
+
+    # Outside of training
 
     def is_wanted_at_rest(self, state: State) -> bool:
         """Between two generations: what is held here is to be written, and has not been since the last one."""
@@ -159,46 +169,81 @@ class Checkpointer:
     def at_rest(self, state: State) -> None:
         """Write what is held, and wait for it."""
         self._rested = (self._runtime.generation, state.version)
-        if self._writer is not None:
-            self._writer.join()
-        self._start(state.copy())
-        assert self._writer is not None
-        self._writer.join()
+        self._write_here(state, urgent=True)
 
     def final(self, state: State) -> None:
         """Write the finished state and wait for it, on rank 0."""
         runtime = self._runtime
         control = runtime.control
         assert control is not None
-        if runtime.place.rank != 0 or not runtime.work or control.orders.checkpoint_every_s <= 0:
-            return
+        if runtime.place.rank == 0 and runtime.work and control.orders.checkpoint_every_s > 0:
+            self._write_here(state, urgent=False)
+
+    def _write_here(self, state: State, urgent: bool) -> None:
+        """Nobody changes the state meanwhile, so it is not copied."""
         if self._writer is not None:
             self._writer.join()
-        self._start(state.copy())
-        assert self._writer is not None
-        self._writer.join()
+        self._began()
+        self._write(Job(entries.whole(state, self._runtime.generation), Times(), urgent))
 
-    def _start(self, held: Copy) -> None:
-        generation = self._runtime.generation
-        self._writer = threading.Thread(target=self._write, args=(held, generation), name="spotfleet-checkpoint")
-        self._writer.start()
+    # The writer
 
-    def _write(self, held: Copy, generation: int) -> None:
+    def _write(self, job: Job, buffer: Buffer | None = None) -> None:
+        if buffer is not None:
+            buffer.wait()
+        told = Told(job.turn, job.shard.version)
+        try:
+            told = replace(self._file(job), turn=job.turn)
+            self._failed_at, self._lasted_s = None, job.times.whole_s
+            if job.urgent:
+                self._say_urgent(job, "")
+        except Unheard as gap:
+            self._wanted = True
+            self._say(f"spotfleet: checkpoint of version {job.shard.version} is given up: {gap}; the next one follows")
+        except TROUBLE as error:  # a full disk must not end training; the next one may fit
+            why = (error.strerror if isinstance(error, OSError) else "") or f"{error}"
+            told = replace(told, problem=f"it cannot be written: {why}")
+            self._failed_at = time.monotonic()
+            self._say(f"spotfleet: checkpoint of version {job.shard.version} cannot be written: {why}; training goes "
+                      f"on, and it is tried again within {RETRY_S:g} s")
+            if job.urgent:
+                self._say_urgent(job, why)
+        if job.shard.rank != 0 and job.group is not None:
+            self._tell(job.group, told)
+
+    def _file(self, job: Job) -> Told:
         control = self._runtime.control
         assert control is not None
-        try:
-            done = write(held, Path(self._runtime.work), generation)
-        except OSError as error:  # a full disk must not end training; the next one may fit
-            self._say(f"spotfleet: checkpoint of version {held.version} cannot be written: {error.strerror or error}; "
-                      f"training goes on, and it is tried again within {RETRY_S:g} s")
-            self._failed_at = time.monotonic()
-            return
-        self._failed_at = None
+        done, told = segments.write(job.shard, Path(self._runtime.work), functools.partial(self._others, job),
+                                    job.times)
         control.update(checkpoint=done)
         self._written = [p for p in self._written if p != Path(done.path)] + [Path(done.path)]
         for old in self._written[:-KEEP]:
             old.unlink(missing_ok=True)
         self._written = self._written[-KEEP:]
+        return told
+
+    def _others(self, job: Job, own_s: float) -> list[Told]:
+        group = job.group
+        if group is None:
+            return []
+        return exchange.hear(functools.partial(exchange.dial, group), group.size, job.turn,
+                             exchange.LIMIT_S + exchange.SLOWER * own_s, lambda: group.aborted)
+
+    def _tell(self, group: Group, told: Told) -> None:
+        try:
+            exchange.tell(functools.partial(exchange.dial, group), group.rank, told)
+        except OSError as error:
+            self._say(f"spotfleet: rank 0 does not hear of this part of version {told.version}: {error}")
+
+    def _say_urgent(self, job: Job, problem: str) -> None:
+        """Whether it was in time, for whoever reads the log of a job that lost all its hosts."""
+        if self._gone_at is None or job.shard.rank != 0:
+            return
+        left_s = self._gone_at[1] - time.monotonic()
+        when = f"{left_s:.1f} s before the host goes" if left_s >= 0 else f"{-left_s:.1f} s after the host was to go"
+        done = f"not written: {problem}" if problem else f"written in {job.times.whole_s:.1f} s"
+        self._say(f"spotfleet: checkpoint of version {job.shard.version} {done}, {when}")
 
     def _say(self, line: str) -> None:
         try:
@@ -206,19 +251,10 @@ class Checkpointer:
         except OSError:
             pass  # the log lies on the same disk
 
+    # Back
+
     def restore(self, state: State) -> None:
         """If the orders name a checkpoint, hold what it holds."""
         control = self._runtime.control
         assert control is not None
-
-        def ready() -> bool:
-            named = control.orders.restore
-            return named is None or bool(named.path)
-
-        with control.cv:
-            if not control.cv.wait_for(ready, FETCH_LIMIT_S):
-                raise SpotfleetError(f"the checkpoint to resume from has not arrived within {FETCH_LIMIT_S:g} s",
-                                     hint="look at the agent's log on this host")
-            named = control.orders.restore
-        if named is not None:
-            install(state, named)
+        restoring.restore(control, state)

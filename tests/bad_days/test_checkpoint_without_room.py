@@ -12,11 +12,15 @@ import pytest
 import torch
 
 from spotfleet.messages import WorkerOrders
-from spotfleet.train import checkpoint
-from spotfleet.train.checkpoint import Checkpointer, read, write
-from spotfleet.train.state import Copy
+from spotfleet.train import checkpoint, entries, segments
+from spotfleet.train.checkpoint import Checkpointer
+from spotfleet.train.distcp import Shard
+from spotfleet.train.restoring import read
+from spotfleet.train.segments import write
+from spotfleet.train.shards import Row
 
-HELD = Copy(3, {}, {}, {"a": torch.arange(1_000_000)})
+NUMBERS = torch.arange(1_000_000)
+HELD = Shard(3, 1, 0, 1, [Row((("model", "a"),), NUMBERS.dtype, (1_000_000,), True)], [NUMBERS])
 
 
 @pytest.fixture
@@ -36,19 +40,22 @@ def test_one_that_does_not_fit_leaves_nothing_and_one_that_fits_is_read_back(sma
     filler = small / "filler"
     filler.write_bytes(bytes(4 << 20))
     with pytest.raises(OSError) as caught:
-        write(HELD, small / "work", 1)
+        write(HELD, small / "work")
     assert caught.value.errno == errno.ENOSPC
     assert list((small / "work").iterdir()) == []
     filler.unlink()
-    assert torch.equal(read(write(HELD, small / "work", 1)).tensors["a"], HELD.tensors["a"])
+    assert torch.equal(read(write(HELD, small / "work")[0]).tensors[0], NUMBERS)
 
 
 def test_training_goes_on_and_the_next_is_tried_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     reported = []
     control = SimpleNamespace(orders=WorkerOrders(checkpoint_every_s=3600.0),
                               update=lambda **changes: reported.append(changes["checkpoint"].version))
-    runtime = SimpleNamespace(control=control, place=SimpleNamespace(rank=0), work=str(tmp_path), generation=1)
-    saver, state = Checkpointer(runtime), SimpleNamespace(copy=lambda: HELD)
+    runtime = SimpleNamespace(control=control, place=SimpleNamespace(rank=0), work=str(tmp_path), generation=1,
+                              group=None)
+    saver, state = Checkpointer(runtime), SimpleNamespace()
+    monkeypatch.setattr(entries, "sources", lambda state: [NUMBERS])
+    monkeypatch.setattr(entries, "share", lambda *_: HELD)
     now = [checkpoint.time.monotonic()]
     monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -62,7 +69,7 @@ def test_training_goes_on_and_the_next_is_tried_soon(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", refuse)
+        patch.setattr(segments, "write", refuse)
         boundary_after(3601.0)
     assert capsys.readouterr().out == (
         "spotfleet: checkpoint of version 3 cannot be written: No space left on device; training goes on, and it is "

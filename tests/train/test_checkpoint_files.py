@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import tarfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +13,17 @@ import pytest
 import torch
 from test_state import build, train
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.messages import Checkpoint, WorkerOrders
-from spotfleet.train import checkpoint
-from spotfleet.train.checkpoint import CheckpointDamaged, Checkpointer
+from spotfleet.train import distcp, entries, restoring, segments
+from spotfleet.train.checkpoint import Checkpointer
+from spotfleet.train.exchange import Told
 from spotfleet.train.member import Place
+from spotfleet.train.restoring import CheckpointDamaged
 
 
 def held_state(alone, steps: int):
@@ -29,24 +35,123 @@ def held_state(alone, steps: int):
     return model, optimizer, state
 
 
+def write(state, folder: Path, generation: int = 1) -> Checkpoint:
+    return segments.write(entries.whole(state, generation), folder)[0]
+
+
+def write_parts(state, folder: Path, world: int) -> Path:
+    """What `world` ranks that hold `state` write, joined as the dispatcher does it."""
+    told: list[Told] = []
+    parts: dict[int, bytes] = {}
+    for rank in [*range(1, world), 0]:  # rank 0 needs what the others tell
+        shard = entries.share(state, 1, rank, world, state.tensors())
+        done, said = segments.write(shard, folder / str(rank), lambda own_s, told=told: told)
+        told += [said] if rank else []
+        parts[done.part] = Path(done.path).read_bytes()
+    joined = folder / "joined.ckpt"
+    joined.write_bytes(b"".join(parts[i] for i in sorted(parts)))
+    return joined
+
+
+def unpacked(tar: Path, folder: Path) -> Path:
+    folder.mkdir()
+    subprocess.run(["tar", "xf", str(tar), "-C", str(folder)], check=True)
+    return folder
+
+
+def by_torch(folder: Path) -> dict:
+    """The checkpoint as somebody reads it who has torch and none of our code or of the script's."""
+    dcp_to_torch_save(folder, folder.parent / "plain.pt")
+    return torch.load(folder.parent / "plain.pt", weights_only=True)
+
+
 def test_a_checkpoint_brings_back_every_bit(alone, tmp_path):
     model, optimizer, state = held_state(alone, 4)
-    named = checkpoint.write(state.copy(), tmp_path, generation=3)
+    named = write(state, tmp_path, generation=3)
     expected = copy.deepcopy([t.detach().clone() for t in state.tensors()])
     train(model, optimizer, 3)
     fresh_model, fresh_optimizer = build(lr=9.0)
     fresh = hvd.elastic.TorchState(fresh_model, fresh_optimizer, epoch=5)
     fresh.attach(0, -1)
-    fresh.install(checkpoint.read(named))
+    fresh.install(restoring.read(named))
     assert named.version == 4 and named.generation == 3 and named.bytes == Path(named.path).stat().st_size
     assert all(torch.equal(a, b) for a, b in zip(fresh.tensors(), expected, strict=True))
     assert (fresh.version, fresh.epoch, fresh_optimizer.param_groups[0]["lr"]) == (4, 0, 0.1)
 
 
+class Odd(nn.Module):
+    """Tied, frozen, large, empty, 0-dim and 8-bit: whatever a model may hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(300, 64)
+        self.head = nn.Linear(64, 300, bias=False)
+        self.head.weight = self.table.weight
+        self.wide = nn.Parameter(torch.randn(1, 50_000))
+        self.frozen = nn.Parameter(torch.randn(64, 8).to(torch.bfloat16), requires_grad=False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.norm = nn.BatchNorm1d(64)
+        self.register_buffer("none", torch.empty(0, 3))
+        self.register_buffer("bytes", torch.arange(256, dtype=torch.uint8))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("scratch", torch.ones(4), persistent=False)
+
+
+@dataclass
+class Note:
+    text: str
+
+
+def odd_state(alone):
+    model = Odd()
+    optimizer = hvd.DistributedOptimizer(torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.5))
+    state = hvd.elastic.TorchState(model, optimizer, epoch=7, note=Note("mine"))
+    alone.state = state
+    state.attach(1, 0)
+    (model.head(model.norm(model.table(torch.arange(9)))).sum() * model.scale + model.wide.square().sum()).backward()
+    optimizer.step()
+    return model, optimizer, state
+
+
+@pytest.mark.parametrize("world", [1, 3, 8])
+def test_torch_reads_what_several_ranks_wrote_into_a_model_and_an_optimizer_of_its_own(alone, tmp_path, world):
+    model, optimizer, state = odd_state(alone)
+    plain = by_torch(unpacked(write_parts(state, tmp_path, world), tmp_path / "folder"))
+    read = Odd()
+    read.load_state_dict(plain["model"], strict=True)
+    assert {k: v.tolist() for k, v in read.state_dict().items()} == \
+        {k: v.tolist() for k, v in model.state_dict().items()}
+    other = torch.optim.AdamW([p for p in read.parameters() if p.requires_grad], lr=0.1)
+    set_optimizer_state_dict(read, other, plain["optimizer"])
+    assert other.param_groups[0]["lr"] == 0.5
+    for ours, theirs in zip(optimizer.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+        assert {k: v.tolist() for k, v in optimizer.state[ours].items()} == \
+            {k: v.tolist() for k, v in other.state[theirs].items()}
+    assert plain["epoch"] == 7 and plain["spotfleet"]["version"] == state.version == 1
+    assert "note" not in plain  # nobody but the script could read it
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_parts_of_several_ranks_bring_back_every_bit(alone, tmp_path, world):
+    _, _, state = odd_state(alone)
+    joined = write_parts(state, tmp_path, world)
+    held = restoring.read(Checkpoint(1, segments.digest_of(joined), 0, 1, str(joined)))
+    assert held.position.scalars["note"] == Note("mine")
+    for mine, theirs in zip(state.tensors(), held.tensors, strict=True):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+
+
+def test_the_same_state_makes_the_same_parts(alone, tmp_path):
+    _, _, state = odd_state(alone)
+    first, second = (write_parts(state, tmp_path / n, 3).read_bytes() for n in ("a", "b"))
+    assert first == second
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
 def test_a_checkpoint_that_is_not_the_one_named_is_refused(alone, tmp_path, damage):
     _, _, state = held_state(alone, 1)
-    named = checkpoint.write(state.copy(), tmp_path, generation=1)
+    named = write(state, tmp_path)
     path = Path(named.path)
     data = bytearray(path.read_bytes())
     if damage == "changed":
@@ -55,37 +160,38 @@ def test_a_checkpoint_that_is_not_the_one_named_is_refused(alone, tmp_path, dama
     if damage == "missing":
         path.unlink()
     with pytest.raises(CheckpointDamaged, match="is not the one that was kept") as told:
-        checkpoint.read(named)
+        restoring.read(named)
     assert told.value.blame_peer  # nobody's script has failed
     assert not path.exists()  # so that it is fetched again
 
 
 def test_a_state_of_another_model_is_refused_and_names_the_difference(alone, tmp_path):
     _, _, state = held_state(alone, 1)
-    named = checkpoint.write(state.copy(), tmp_path, generation=1)
+    named = write(state, tmp_path)
     other = nn.Linear(9, 9)
     wrong = hvd.elastic.TorchState(other, hvd.DistributedOptimizer(torch.optim.Adam(other.parameters())), epoch=0)
     wrong.attach(0, -1)
-    with pytest.raises(UsageError, match=r"ckpt-1\.pt of version 1 does not fit .*model\.weight.*spotfleet train"):
-        checkpoint.install(wrong, named)
+    with pytest.raises(UsageError, match=r"ckpt-1\.tar of version 1 does not fit .*model\.weight.*spotfleet train"):
+        restoring.install(wrong, named)
 
 
-@pytest.mark.parametrize("content", [
-    b"no archive of torch's",
-    {"format": 99, "version": 1},
-    {"version": 1},
-    {"format": checkpoint.FORMAT, "version": 1, "tensors": [], "about": torch.frombuffer(
-        bytearray(b"cno_such_module\nThing\n."), dtype=torch.uint8)},
-])
-def test_a_whole_checkpoint_that_cannot_be_read_here_says_so_and_how_to_go_on_without_it(tmp_path, content):
-    path = tmp_path / "ckpt-1.pt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(content, path)
-    named = Checkpoint(1, checkpoint.digest_of(path), path.stat().st_size, 1, str(path))
-    with pytest.raises(UsageError, match=r"ckpt-1\.pt of version 1 is whole, but .*`spotfleet train` again"):
-        checkpoint.read(named)
+@pytest.mark.parametrize("content", ["no archive", "no .metadata", "no pickle of ours", "another format"])
+def test_a_whole_checkpoint_that_cannot_be_read_here_says_so_and_how_to_go_on_without_it(
+        alone, tmp_path, monkeypatch, content):
+    path = tmp_path / "ckpt-1.tar"
+    path.write_bytes(b"no archive of anybody's")
+    if content == "another format":
+        monkeypatch.setattr(distcp, "FORMAT", 99)
+        write(held_state(alone, 1)[2], tmp_path)
+        monkeypatch.undo()
+    elif content != "no archive":
+        member = tmp_path / ("other" if content == "no .metadata" else ".metadata")
+        member.write_bytes(b"cno_such_module\nThing\n.")
+        with tarfile.open(path, "w") as tar:
+            tar.add(member, member.name)
+    named = Checkpoint(1, segments.digest_of(path), path.stat().st_size, 1, str(path))
+    with pytest.raises(UsageError, match=r"ckpt-1\.tar of version 1 is whole, but .*`spotfleet train` again"):
+        restoring.read(named)
     assert path.exists()
 
 
@@ -106,13 +212,14 @@ class Leader:
     control: Control
     generation: int = 1
     place: Place = field(default_factory=Place)
+    group: None = None
 
 
 def test_a_checkpoint_ordered_while_another_is_written_follows_it_at_once(alone, tmp_path, monkeypatch):
     model, optimizer, state = held_state(alone, 1)
     leader = Leader(str(tmp_path), Control(WorkerOrders(checkpoint_every_s=0.001)))
-    checkpointer, go_on, write = Checkpointer(leader), threading.Event(), checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda *args, **more: go_on.wait(30) and write(*args, **more))
+    checkpointer, go_on, write = Checkpointer(leader), threading.Event(), segments.write
+    monkeypatch.setattr(segments, "write", lambda *args, **more: go_on.wait(30) and write(*args, **more))
     checkpointer._due_from = 0.0
     checkpointer.at_boundary(state)
     leader.control.orders = WorkerOrders(checkpoint_every_s=1000.0, checkpoint_now=True)  # a notice to every host

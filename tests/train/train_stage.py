@@ -22,6 +22,8 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from train_parts import Kept
+
 from spotfleet.messages import JOB_KEY, Assignment, Stage, WorkerOrders, WorkerReport, dump, load
 
 LIMIT_S = 60.0
@@ -96,6 +98,7 @@ class Fleet:
         self.target = founders
         self.every_s = checkpoint_every_s
         self.restore = None
+        self.kept = Kept(folder / "kept")
         self.hold = False  # True: form nothing
         self.history: list[tuple[int, tuple[str, ...], str]] = []
         self.cv = threading.Condition(threading.RLock())
@@ -235,6 +238,8 @@ class Fleet:
             report = load(WorkerReport, line)
             worker = self.workers[report.worker]
             worker.report = report
+            if report.checkpoint is not None and report.checkpoint.path:
+                self.kept.take(report.checkpoint)
             if worker.sock is not sock:
                 worker.sock = sock
                 self._send(worker)

@@ -1,0 +1,110 @@
+"""The tensors of a state, as checkpoints know them: under which keys, and which of them are the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotfleet.train.distcp import OURS, Shard
+from spotfleet.train.optimizer import is_distributed
+from spotfleet.train.shards import Path, Row, plan
+
+if TYPE_CHECKING:
+    from spotfleet.train.state import Position, Schema, State
+
+
+def rows_of(state: State, schema: Schema) -> list[Row]:
+    """One per tensor of `state.tensors()`, in that order. Every rank finds the same."""
+    modules, names, shared = _modules(state), _param_names(state), _shared(state)
+    rows = []
+    for name, dtype, shape in schema.fixed:
+        top, _, key = name.partition(".")
+        if top in modules:
+            tensor, paths = modules[top][key]
+            rows.append(Row(paths, dtype, shape, id(tensor) in shared))
+        else:  # a parameter that no model of the state has
+            p = _params(state._optimizers[top])[int(key)]
+            rows.append(Row(((top, "params", key),), dtype, shape, id(p) in shared))
+    for top, per_param in schema.optimizers.items():
+        for p, entries in zip(_params(state._optimizers[top]), per_param, strict=True):
+            rows.extend(Row(((top, "state", names[id(p)], key),), entry[0], entry[1], id(p) in shared)
+                        for key, entry in entries.items() if isinstance(entry, tuple))
+    return rows
+
+
+def _modules(state: State) -> dict[str, dict[str, tuple[torch.Tensor, tuple[Path, ...]]]]:
+    """Of each module: its parameters and buffers, and where a reader looks for them, as in its own state_dict."""
+    found: dict[str, dict[str, Any]] = {}
+    for top, module in state._modules.items():
+        saved: dict[int, list[Path]] = {}
+        for key, value in module.state_dict(keep_vars=True).items():
+            if isinstance(value, torch.Tensor):
+                saved.setdefault(id(value), []).append((top, key))
+        found[top] = {}
+        for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            paths = saved.get(id(tensor)) or [(OURS, "unsaved", f"{top}.{key}")]  # load_state_dict would refuse it
+            found[top][key] = (tensor, tuple(paths))
+    return found
+
+
+def _param_names(state: State) -> dict[int, str]:
+    """As torch.distributed.checkpoint.state_dict names them; with the model's name where there are several models."""
+    names = {id(p): str(i) for o in state._optimizers.values() for i, p in enumerate(_params(o))}
+    for top, module in reversed(state._modules.items()):
+        prefix = f"{top}." if len(state._modules) > 1 else ""
+        names.update({id(p): f"{prefix}{key}" for key, p in module.named_parameters()})
+    return names
+
+
+def _shared(state: State) -> set[int]:
+    """Parameters that only distributed optimizers own: the same gradients make them the same on all ranks."""
+    ours: set[int] = set()
+    others: set[int] = set()
+    for optimizer in state._optimizers.values():
+        (ours if is_distributed(optimizer) else others).update(id(p) for p in _params(optimizer))
+    return ours - others
+
+
+def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def plain_of(state: State, position: Position, schema: Schema) -> dict[Path, Any]:
+    """What else a reader may want: hyper-parameters, the state's own values, and its schedulers and samplers."""
+    names = _param_names(state)
+    found: dict[Path, Any] = {}
+    for top, groups in position.hyper.items():
+        params = [[names[id(p)] for p in group["params"]] for group in state._optimizers[top].param_groups]
+        found[(top, "param_groups")] = [{**group, "params": own} for group, own in zip(groups, params, strict=False)]
+    for top, per_param in schema.optimizers.items():
+        for p, entries in zip(_params(state._optimizers[top]), per_param, strict=True):
+            found.update({(top, "state", names[id(p)], key): entry[0]
+                          for key, entry in entries.items() if isinstance(entry, list)})
+    found.update({(top,): value for top, value in {**position.scalars, **position.stateful}.items() if top != OURS})
+    return found
+
+
+def whole(state: State, generation: int) -> Shard:
+    """All of `state`, which nobody may change until it is written: no copy is made."""
+    return share(state, generation, 0, 1, state.tensors())
+
+
+def share(state: State, generation: int, rank: int, world: int, tensors: Sequence[torch.Tensor]) -> Shard:
+    """What `rank` of `world` writes of `tensors`, as views."""
+    schema, position = state.schema(), state._position
+    rows = rows_of(state, schema)
+    values = [piece.of(tensors[piece.row]).detach() for piece in plan(rows, world)[rank]]
+    plain = plain_of(state, position, schema) if rank == 0 else {}
+    return Shard(state.version, generation, rank, world, rows, values, (position, schema), plain)
+
+
+def is_shared(state: State) -> bool:
+    """Is there anything that ranks can write for one another?"""
+    return state.step_mode and bool(_shared(state))
+
+
+def sources(state: State) -> list[torch.Tensor]:
+    """The tensors that go with the position held, in the order of `state.tensors()`."""
+    return state.tensors()

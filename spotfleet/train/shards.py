@@ -1,0 +1,101 @@
+"""Which rank writes which piece of a state. Pure: every rank works it out alone and comes to the same.
+
+Only what is provably the same on all ranks is shared out: parameters that a DistributedOptimizer owns, and its state.
+Everything else (batch-norm statistics, frozen weights, a moving average, what a plain optimizer owns) may differ
+between ranks, and rank 0's counts: a mixture would be nobody's state. Bytes are balanced, rank 0's own included; a
+tensor that lies on a border is cut along one dimension. No piece is larger than MOST_BYTES, so that whoever writes or
+reads one needs little memory besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+SPLIT_BYTES = 64 << 10  # smaller tensors stay whole: each piece costs about 1.3 kB in the file
+MOST_BYTES = 16 << 20
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of a state."""
+
+    paths: tuple[Path, ...]  # where a reader finds it, such as ("model", "0.weight"); several: tied weights
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    shared: bool  # the same on all ranks
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of one tensor."""
+
+    row: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The view of `tensor` that this piece is."""
+        for dim, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            if size != tensor.shape[dim]:
+                tensor = tensor.narrow(dim, offset, size)
+        return tensor
+
+
+def plan(rows: Sequence[Row], world: int) -> list[list[Piece]]:
+    """The pieces of each rank, in the order of `rows`; together they cover every tensor once."""
+    parts: list[list[Piece]] = [[] for _ in range(world)]
+    ends = _ends(rows, world)
+    at = 0  # shared bytes before this row
+    for i, row in enumerate(rows):
+        dim, count = _grain(row, world)
+        if not row.shared:
+            parts[0] += _boxes(i, row, dim, 0, count)
+            continue
+        begin = 0
+        for rank in range(world):
+            cut = count if rank == world - 1 else round((ends[rank] - at) / max(1, row.bytes) * count)
+            cut = min(count, max(begin, cut))
+            if cut > begin:
+                parts[rank] += _boxes(i, row, dim, begin, cut)
+            begin = cut
+        at += row.bytes
+    return parts
+
+
+def _ends(rows: Sequence[Row], world: int) -> list[float]:
+    """Where each rank's run of the shared bytes ends: all have equally much to write, as far as that can be."""
+    own, shared = sum(r.bytes for r in rows if not r.shared), sum(r.bytes for r in rows if r.shared)
+    first = float(shared) if world == 1 else min(float(shared), max(0.0, (own + shared) / world - own))
+    return [first + (shared - first) * r / max(1, world - 1) for r in range(world)]
+
+
+def _grain(row: Row, world: int) -> tuple[int, int]:
+    """The dimension along which `row` is cut and the number of its slices; a small one is one slice of dimension -1."""
+    if not row.shape or row.bytes < SPLIT_BYTES:
+        return -1, 1
+    fine = max(4 * world, 2 * row.bytes // MOST_BYTES)
+    dim = 0 if row.shape[0] >= fine else max(range(len(row.shape)), key=lambda d: row.shape[d])
+    return dim, row.shape[dim]
+
+
+def _boxes(i: int, row: Row, dim: int, begin: int, end: int) -> list[Piece]:
+    """Slices `begin` to `end` of dimension `dim`, in pieces that are not too large."""
+    if dim < 0:
+        return [Piece(i, (0,) * len(row.shape), row.shape)]
+    step = max(1, MOST_BYTES * row.shape[dim] // row.bytes)
+    boxes = []
+    for first in range(begin, end, step):
+        offsets, sizes = [0] * len(row.shape), list(row.shape)
+        offsets[dim], sizes[dim] = first, min(step, end - first)
+        boxes.append(Piece(i, tuple(offsets), tuple(sizes)))
+    return boxes
