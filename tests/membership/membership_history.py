@@ -13,6 +13,8 @@ from membership_jobs import SimJob
 from membership_sim import FleetSim, Host
 from membership_workers import Worker
 
+from spotfleet.dispatcher.membership import Pace
+
 
 def history(seed: int) -> FleetSim:
     rng = random.Random(seed)
@@ -29,6 +31,8 @@ def submit(sim: FleetSim, rng: random.Random) -> SimJob:
     most = rng.randint(1, 5) if not sim.jobs else rng.randint(1, 2)
     job = sim.submit(rng.randint(1, min(3, most)), most, rng.choice([10**9, 10**9, 60, 150]))
     job.world.script_dies = rng.random() < 0.3
+    if rng.random() < 0.3:
+        job.paced(Pace(rng.choice([0, 1, 2]), rng.choice([0, 1]), rng.choice([0.0, 3.0, 20.0])))
     return job
 
 
@@ -155,6 +159,11 @@ def _submit(sim: FleetSim, rng: random.Random, host: Host, victim: Victim) -> No
         submit(sim, rng)
 
 
+def _wish(sim: FleetSim, rng: random.Random, host: Host, victim: Victim) -> None:
+    """Its resize policy asks for another number of workers."""
+    victim[0].wish(rng.randint(victim[0].least, victim[0].ceiling))
+
+
 def _cancel(sim: FleetSim, rng: random.Random, host: Host, victim: Victim) -> None:
     if len(sim.live_jobs()) > 1:
         victim[0].cancelled = True
@@ -179,6 +188,7 @@ TROUBLES = {
     "stop": _stop,
     "submit": _submit,
     "total": _total,
+    "wish": _wish,
     "vanish": _vanish,
     "wall": _wall,
     "withdraw": _withdraw,

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 
 from membership_workers import Workers
 
-from spotfleet.dispatcher.membership import Change, Evicted, Finished, Membership, Ordered, Orders, Phase, WorkerView
+from spotfleet.dispatcher.membership import (
+    Change,
+    Evicted,
+    Finished,
+    Membership,
+    Ordered,
+    Orders,
+    Pace,
+    Phase,
+    Tuning,
+    WorkerView,
+)
 from spotfleet.dispatcher.schedule import JobNeed
 from spotfleet.messages import Stage
 
@@ -34,8 +45,9 @@ class SimJob:
     """`least` to `most` workers. `disk` outlives the dispatcher's process, what is in `known` and `core` does not."""
 
     def __init__(self, name: str, least: int, most: int, order: int, rng: random.Random, total_steps: int) -> None:
-        self.name, self.need = name, JobNeed(name, least, most, order)
-        self.least, self.most = least, most
+        self.name, self.order = name, order
+        self.least, self.most, self.ceiling = least, most, most
+        self.pace = Pace()
         self.world = Workers(rng, total_steps)
         self.core = Membership(name, least, most)
         self.known: dict[str, Known] = {}
@@ -43,7 +55,31 @@ class SimJob:
         self.changes: list[Change] = []
         self.reported = 0  # newest generation that any dispatcher was told of
         self.cancelled = self.ended = False
+        self.now = 0.0
+        self.chosen_at: float | None = None  # the last join or drain
         self._orders: dict[str, Orders] | None = None  # of the last look
+
+    def _membership(self) -> Membership:
+        return Membership(self.name, self.least, self.most, Tuning(pace=self.pace))
+
+    def paced(self, pace: Pace) -> None:
+        """Of a job that has not begun."""
+        self.pace = pace
+        self.core = self._membership()
+
+    def wish(self, most: int) -> None:
+        """It asks for another size."""
+        self.most = self.core.max_workers = most
+
+    @property
+    def hold(self) -> int:
+        """Places that it may have: some that it no longer wants, where it lets go of them slowly."""
+        running = self.core.phase is Phase.RUNNING
+        return max(self.most, self.core.pacer.limit(len(self.core.members), running, self.most))
+
+    @property
+    def need(self) -> JobNeed:
+        return JobNeed(self.name, self.least, self.hold, self.order)
 
     @property
     def wants_hosts(self) -> bool:
@@ -53,7 +89,7 @@ class SimJob:
 
     def restart(self, reported: Iterable[WorkerView]) -> None:
         """A new process: what is on disk, and what agents report."""
-        self.core, self.known, self._orders = Membership(self.name, self.least, self.most), {}, None
+        self.core, self.known, self._orders = self._membership(), {}, None
         for view in reported:
             self.add(view.worker).seen = True
             self.hear(view)
@@ -95,7 +131,7 @@ class SimJob:
 
     def look(self, now: float, expected: int, silent: Callable[[str], bool],
              leaving: Callable[[str], Leaving | None]) -> None:
-        self._orders = None
+        self._orders, self.now = None, now
         views = [_view(k, silent, leaving) for k in self.known.values()]
         by_name = {v.worker: v for v in views}
         self.reported = max([self.reported, *(v.generation for v in views)])  # what comes between two looks is not seen
@@ -140,10 +176,24 @@ class SimJob:
         if leaving and self.reported == self.world.last_formed.generation:
             heard = all(self.known[w].view.version == self.world.all[w].version for w in stays)
             assert not heard or all(self.world.all[w].version < 0 for w in stays), "a noticed host enters without need"
-        assert len(members) <= (max(self.most, 2) if leaving else self.most), "more than max"
+        before = next((o for o in reversed(self.disk) if o.members), None)
+        held = len(before.members) if before else 0
+        most = self.most if self.pace == Pace() else max(self.most, held)
+        assert len(members) <= (max(most, 2) if leaving else most), "more than max"
+        self._check_pace(order, held, leaving)
         assert all(views[w].answers for w in members), "a silent worker enters"
         finishing = any(w.stage is Stage.FINISHED for w in self.world.all.values())
         assert not members or finishing or len(members) >= self.least, "fewer than min"
+
+    def _check_pace(self, order: Ordered, held: int, leaving: list[str]) -> None:
+        """Changes that we choose come slowly, and are small; a death is no way around that."""
+        more, carried = len(order.members) - held, 1 if leaving else 0
+        if held and order.cause != "resume" and self.pace.max_join:
+            assert more <= self.pace.max_join + carried, "too many join at once"
+        if order.cause in ("join", "drain") and more > carried and self.pace.every_s and self.chosen_at is not None:
+            assert self.now - self.chosen_at >= self.pace.every_s, "too soon after the last change"
+        if order.cause in ("join", "drain"):
+            self.chosen_at = self.now
 
     # ---- the truth
 
@@ -167,6 +217,6 @@ def _view(known: Known, silent: Callable[[str], bool], leaving: Callable[[str], 
     left = leaving(host)
     return WorkerView(
         old.worker, old.host, old.local_rank, old.stage, old.generation, old.failed, old.version, old.store,
-        left[0] if left else None, left[1] if left else "", known.unheard or silent(host), False,
+        left[0] if left else None, left[1] if left else "", known.unheard or silent(host), 0.0, False,
         old.stopped, old.quiet_s, old.waits, old.step_s, old.resumed,
     )

@@ -328,7 +328,7 @@ class FleetSim:
         places = [(h, s) for h in mine if h not in away and self.hosts[h].seat.heard
                   and self._leaving(self.hosts[h]) is None for s in range(self.hosts[h].slots)]
         own = {k.place for k in job.known.values()}
-        given = [p for p in places if p in own or p not in taken][: job.most]
+        given = [p for p in places if p in own or p not in taken][: job.hold]
         for place in given:
             if place not in taken:
                 self._names += 1
@@ -338,7 +338,7 @@ class FleetSim:
         def leaving(host: str) -> Leaving | None:
             return self._leaving(self.hosts[host]) or (None if host in mine else (DRAIN_S, "drain"))
 
-        expected = max(0, min(coming, job.most - len(given)))
+        expected = max(0, min(coming, job.hold - len(given)))
         job.look(self.mono, expected, lambda host: host in away, leaving)
 
     def _release_hosts(self, lost: set[str]) -> None:

@@ -174,7 +174,7 @@ class Membership:
     def _order(self, members: tuple[str, ...], cause: str, why: str, urgent: bool) -> None:
         views = {w: self._now.views[w] for w in members}
         hosts = Counter(v.host for v in views.values())
-        before = (self.members, self.generation) if self.members else (self._group.before, self._group.before_generation)
+        before = (old.members, old.generation) if (old := self._group).members else (old.before, old.before_generation)
         self._number += 1
         self._group = Group(
             self._number, members, cause=cause, why=why, urgent=urgent,

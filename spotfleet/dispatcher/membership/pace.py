@@ -58,7 +58,7 @@ class Pacer:
 
     @property
     def since_s(self) -> float:
-        return float("inf") if self._chosen_at is None else self._now - self._chosen_at
+        return float("inf") if self._chosen_at is None else max(0.0, self._now - self._chosen_at)
 
     def why(self, ready: int) -> str:
         """What `ready` workers that could train wait for, if it is for us."""

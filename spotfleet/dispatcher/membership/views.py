@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from spotfleet.dispatcher.membership.pace import Pace
@@ -59,7 +59,7 @@ class Tuning:
     hang_steps: float = 20.0  # but never before so many of its usual steps would have been made
     hang_first_s: float = 120.0  # the same before the first step of a generation, which may compile
     finish_timeout_s: float = 60.0  # so long stragglers may take once one worker has finished
-    pace: Pace = Pace()  # of the changes that we choose ourselves
+    pace: Pace = field(default_factory=Pace)  # of the changes that we choose ourselves
     max_failures: int = 3  # failures in a row between the same members before one of them is evicted
 
 
