@@ -112,7 +112,7 @@ class Dispatcher:
             return
         seat.connected, seat.away_since = False, time.monotonic()
         for job in self.jobs.values():
-            job.crew.silence(seat.host)
+            job.crew.silence(seat.host, seat.heard_at)
         self.machines.poke()  # does the cloud list it as ended?
         self.change()
 
@@ -370,7 +370,7 @@ class Dispatcher:
         for seat in self.seats.values():
             if not seat.connected:
                 for job in self.jobs.values():
-                    job.crew.silence(seat.host)
+                    job.crew.silence(seat.host, seat.heard_at)
 
     def hold(self, job: Job) -> None:
         """The job goes on with the hosts that its workers are on."""

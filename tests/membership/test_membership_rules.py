@@ -167,6 +167,14 @@ def test_a_silent_member_is_given_three_seconds():
     assert desk.ordered(after=0.2) == ("death", ("a",))
 
 
+def test_a_member_that_said_nothing_before_its_connection_ended_has_been_silent_for_as_long():
+    desk = training("a", "b")
+    desk.put("b", silent=True, unheard_s=2.9)
+    assert desk.ordered() is None
+    desk.put("b", unheard_s=3.0)
+    assert desk.ordered(after=0.1) == ("death", ("a",))
+
+
 def test_a_silent_member_is_dead_at_once_when_a_collective_broke():
     desk = training("a", "b")
     desk.put("b", silent=True)

@@ -94,7 +94,7 @@ class Picture:
         lasted = self.lasted(("silent", view.worker), view.silent)
         if view.worker not in self._heard:
             return lasted >= self.tuning.restart_silent_s
-        return broke or lasted >= self.tuning.silent_s
+        return broke or max(lasted, view.unheard_s) >= self.tuning.silent_s
 
     def unheard(self, workers: Iterable[str]) -> list[str]:
         """Those that may yet report to us, who have only just started."""

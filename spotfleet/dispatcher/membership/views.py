@@ -27,6 +27,7 @@ class WorkerView:
     leaving_s: float | None = None  # seconds left until its host goes or must be free; None: it stays
     leaving_why: str = ""  # "notice" or "drain"
     silent: bool = False  # its agent is not connected now: dead, or only restarting
+    unheard_s: float = 0.0  # and had said nothing for so long, as the kernel needs seconds to see a cut
     exited: bool = False  # confirmed dead: by waitpid, or the provider lists its host as ended
     stopped: bool = False  # its process stands still (SIGSTOP): it keeps what it holds, and may go on later
     quiet_s: float = 0.0  # since `version` last changed, while it holds `generation`
@@ -50,7 +51,7 @@ class Tuning:
     short_notice_s: float = 30.0  # a notice that begins with less is short
     drain_wait_s: float = 20.0  # so long a drain waits for a replacement
     failure_grace_s: float = 0.5  # between a broken collective and re-forming: evidence of a death may come
-    silent_s: float = 3.0  # a member whose agent is away so long is taken for dead
+    silent_s: float = 3.0  # a member whose agent is away and says nothing for so long is taken for dead
     restart_silent_s: float = 15.0  # the same for one that we have not heard yet since we started
     form_timeout_s: float = 30.0  # doubled with each failure in a row, so that a slow transfer ends some day
     stopped_grace_s: float = 1.0  # a member that is stopped for so long is taken for lost
