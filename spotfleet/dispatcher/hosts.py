@@ -22,12 +22,14 @@ class Seat:
     wake: Callable[[], None]
     connected: bool = True
     away_since: float = 0.0  # monotonic, while not connected
+    heard_at: float | None = None  # monotonic: the newest report
     notice_until: float | None = None  # monotonic
     orders: AgentOrders | None = None
     due: bool = True  # an answer is owed
     say_again_at: float = 0.0  # monotonic; a report after that is owed an answer though the orders are as before
 
     def hear(self, report: AgentReport, now: float) -> None:
+        self.heard_at = now
         self.report, self.due = report, self.due or now >= self.say_again_at
         notice = report.notice
         self.notice_until = now + notice.seconds_left if notice and notice.kind == "interruption" else None

@@ -24,6 +24,7 @@ class Worker:
     wanted: bool = True  # in its agent's orders
     seen: bool = False  # its agent has reported a process of this name
     silent: bool = False  # its agent is not connected
+    heard_at: float | None = None  # monotonic: its last report, while it is not connected
     exit: Exit | None = None
     cause: Cause | None = None  # set once it has ended
     error: str = ""
@@ -42,6 +43,9 @@ class Worker:
     @property
     def ended(self) -> bool:
         return self.cause is not None
+
+    def unheard_s(self, now: float) -> float:
+        return 0.0 if self.heard_at is None or not self.silent else now - self.heard_at
 
     @property
     def done(self) -> bool:
@@ -87,10 +91,10 @@ class Crew:
             elif not worker.ended and (worker.seen or not worker.wanted):
                 worker.cause = Cause.LOST  # it was there and is not any more: its agent has ended or restarted
 
-    def silence(self, host: str) -> None:
-        """The host's agent is not connected any more."""
+    def silence(self, host: str, heard_at: float | None = None) -> None:
+        """The host's agent is not connected any more; it reported last at `heard_at`."""
         for worker in self.on(host):
-            worker.silent = True
+            worker.silent, worker.heard_at = True, heard_at
 
     def lose(self, host: str) -> None:
         """The cloud lists the host as gone."""

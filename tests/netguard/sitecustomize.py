@@ -26,9 +26,9 @@ class OffThisMachine(Exception):
 
 
 def namespace() -> str:
-    """The network namespace of this process, "" where the system has none."""
+    """The network namespace of this thread, "" where the system has none."""
     try:
-        return os.readlink("/proc/self/ns/net")
+        return os.readlink("/proc/thread-self/ns/net")
     except OSError:
         return ""
 
