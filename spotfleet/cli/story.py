@@ -14,6 +14,7 @@ from typing import Any
 
 from spotfleet.cli.render import dollars, span
 from spotfleet.fleet.events import (
+    CheckpointInTime,
     CheckpointKept,
     CheckpointLost,
     ClockSetBack,
@@ -81,7 +82,7 @@ def _whom(event: Event) -> str:
         case ClockSetBack():
             return "clock"
         case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept()
-              | CheckpointLost()):
+              | CheckpointLost() | CheckpointInTime()):
             return event.job
         case _:
             return event.request_id
@@ -108,7 +109,7 @@ def _sentence(event: Event, at_laptop: bool) -> str:
         case PriceChanged():
             return f"{event.pool} costs {dollars(event.micros_h)}/h, on demand {dollars(event.on_demand_micros_h)}/h"
         case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept()
-              | CheckpointLost()):
+              | CheckpointLost() | CheckpointInTime()):
             return _of_job(event)
         case _:
             return _of_host(event, at_laptop)
@@ -179,6 +180,8 @@ def _of_job(event: Event) -> str:
             return f"checkpoint of step {event.version} kept{at}: {_size(event.bytes)}, sha256 {event.digest[:12]}"
         case CheckpointLost():
             return f"checkpoint of step {event.version} is set aside: {event.why}"
+        case CheckpointInTime():
+            return f"all who held its state had to go: {event.why}"
         case _:
             raise AssertionError(f"no sentence for {event}")
 

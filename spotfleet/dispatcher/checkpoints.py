@@ -84,6 +84,11 @@ class CheckpointStore:
         return self._kept[-1] if self._kept else None
 
     @property
+    def newest_version(self) -> int:
+        """0: none is kept."""
+        return self._kept[-1].version if self._kept else 0
+
+    @property
     def kept(self) -> tuple[Checkpoint, ...]:
         """Oldest first."""
         return tuple(self._kept)

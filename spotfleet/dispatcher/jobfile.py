@@ -40,6 +40,7 @@ class JobRecord:
     groups: tuple[tuple[int, tuple[str, ...]], ...] = ()  # the newest generations, newest last
     done: tuple[str, ...] = ()  # workers whose scripts have ended
     fence: int = 0  # checkpoints of lower generations are refused
+    told: int = 0  # version of which was told last whether it was kept before all who held it went
     hosts: tuple[str, ...] = ()  # that were ever given a worker: only they may speak of this job
 
 

@@ -25,6 +25,7 @@ from spotfleet.dispatcher.logs import JobLogs
 from spotfleet.dispatcher.membership import Change, Evicted, Finished, Formed, Membership, Ordered, Phase, WorkerView
 from spotfleet.dispatcher.progress import Progress
 from spotfleet.dispatcher.restart import Cause, Slot
+from spotfleet.dispatcher.saving import Saving, Sight
 from spotfleet.dispatcher.status import job_status
 from spotfleet.dispatcher.surroundings import Surroundings
 from spotfleet.dispatcher.telling import worker_orders
@@ -53,12 +54,12 @@ class Job:
         self.logs = JobLogs(folder / "logs")
         self.log_bell = Bell()
         self.checkpoints = CheckpointStore(folder / "checkpoints", record.spec.checkpoint.keep)
+        self.saving = Saving(record.told)
         self.unsaved = False  # the disk was full: the record on it is older
         self._group: tuple[str, ...] = ()  # newest generation that had members
         self._cause = ""  # of the newest generation
         self._finished: tuple[str, ...] = ()  # by rank, once training has ended
         self._done_at: float | None = None  # when rank 0's script ended
-        self._saving: tuple[int, float] | None = None  # before a cancelled job ends: the version to keep, until when
         self._adopted = False  # from a dispatcher that was here before us
         self._peak = 0  # most workers at once: of a script without init(), so many must end
 
@@ -99,13 +100,13 @@ class Job:
         """End the job. With `save_until` (monotonic) it may train on until what it has reached is in a checkpoint."""
         if not self.state.ended and not self.record.cancelled:
             self._write(cancelled=why)
-            self._saving = (self.crew.version(), save_until)
+            self.saving.want(self.crew.version(), save_until)
 
     def orders(self) -> dict[str, list[SlotOrder]]:
         """By host, what should exist there."""
         wanted = [w for w in self.crew.live() if w.wanted]
         told = worker_orders(self.membership, self.checkpoints, self.spec.checkpoint.interval_s,
-                             [w.name for w in wanted], save=self._saving is not None)
+                             [w.name for w in wanted], save=self.saving.wanted)
         found: dict[str, list[SlotOrder]] = {}
         for worker in wanted:
             order = SlotOrder(worker.name, self.id, worker.slot, worker.local_rank, told[worker.name])
@@ -186,7 +187,7 @@ class Job:
         self._release(around)
         self._rank()
         self._write(version=max(self.membership.version, 0) or self.record.version)
-        events += self.progress.look(self.crew, self.membership, around)
+        events += [*self.progress.look(self.crew, self.membership, around), *self._look_out(around)]
         if self.progress.repeated != self.record.repeated:
             self._write(repeated=self.progress.repeated)
         self.crew.forget(lambda w: w.name in self._group or w.done or around.now - w.ended_at <= restart.TOGETHER_S)
@@ -253,8 +254,7 @@ class Job:
                 self._write(groups=(*self.record.groups, (change.generation, change.members))[-GROUPS:],
                             fence=change.generation if fresh else self.record.fence)
             case Formed():
-                newest = self.checkpoints.newest
-                self.progress.formed(change, newest.version if newest else 0)
+                self.progress.formed(change, self.checkpoints.newest_version)
                 return [GenerationFormed(around.unix, self.id, change.generation, change.members, change.cause,
                                          change.why, max(change.version, 0))]
             case Evicted():
@@ -264,6 +264,17 @@ class Job:
             case Finished():
                 self._finished = change.members
         return []
+
+    def _look_out(self, around: Surroundings) -> list[Event]:
+        """Is what has been reached kept, where everybody who holds it goes?"""
+        if self._finished:
+            return []
+        group, live = self.membership, self.crew.live()
+        told = self.saving.look(self.id, around.unix, Sight(
+            around.now, group.leaves_s, self.crew.version(), self.checkpoints.newest_version,
+            any(w.report.generation > 0 for w in live), not group.needs_restore, bool(self.checkpoints.parts.ready())))
+        self._write(told=self.saving.told)
+        return list(told)
 
     def _release(self, around: Surroundings) -> None:
         """Take workers of leaving hosts out of the orders as soon as nothing needs them any more."""
@@ -350,20 +361,9 @@ class Job:
         self._write(done=())
         return self._change(JobState.RECOVERING, "rank 0 was lost after training and before its script's end", around)
 
-    def _saves(self, around: Surroundings) -> bool:
-        """Is a checkpoint on its way that a cancelled job should wait for?"""
-        if self._saving is None:
-            return False
-        version, until = self._saving
-        newest = self.checkpoints.newest
-        kept = newest is not None and newest.version >= version
-        able = any(w.report.version > 0 and not w.silent for w in self.crew.live())
-        if kept or not able or around.now >= until:
-            self._saving = None
-        return self._saving is not None
-
     def _cancelled(self, around: Surroundings) -> list[Event]:
-        if self._saves(around):
+        able = any(w.report.version > 0 and not w.silent for w in self.crew.live())
+        if self.saving.waits(self.checkpoints.newest_version, able, around.now):
             return self._change(self.state, f"{self.record.cancelled}; waits for a last checkpoint", around)
         for worker in self.crew.live():
             worker.wanted = False

@@ -99,7 +99,7 @@ def job_status(job: Job, now: float) -> JobStatus:
     workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
                     for w in job.crew.live())
     waits = job.checkpoints.offer().wait if group.needs_restore else ""
-    why = "; ".join(filter(None, (record.why, waits, job.checkpoints.problem, job.checkpoints.remark)))
+    why = "; ".join(filter(None, (record.why, waits, job.saving.why, job.checkpoints.problem, job.checkpoints.remark)))
     ended, spec = job.state.ended, job.spec
     return JobStatus(
         job.id, spec.name, job.state.value, why, group.generation, 0 if ended else len(ranks), record.version,

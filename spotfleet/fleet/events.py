@@ -223,6 +223,18 @@ class CheckpointLost:
 
 
 @dataclass(frozen=True)
+class CheckpointInTime:
+    """Everybody who held a job's state had to go: whether what it had reached was kept before. Once for each time."""
+
+    at: float
+    job: str
+    version: int  # reached
+    kept_version: int  # of the newest checkpoint; below `version`: the steps between are made again
+    seconds_left: float  # until the first of them was to go; 0: they are gone
+    why: str
+
+
+@dataclass(frozen=True)
 class HistoryLost:
     """The ledger of before was damaged: what it held and what the cloud no longer lists is not known here."""
 
@@ -240,8 +252,8 @@ class FleetDown:
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostListed | HostJoined | HostSilent
     | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | JobSubmitted
-    | JobChanged | GenerationFormed | JobResumed | JobProgress | CheckpointKept | CheckpointLost | TakenOver
-    | TargetChanged | HistoryLost | FleetDown
+    | JobChanged | GenerationFormed | JobResumed | JobProgress | CheckpointKept | CheckpointLost | CheckpointInTime
+    | TakenOver | TargetChanged | HistoryLost | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

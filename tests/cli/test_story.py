@@ -70,6 +70,8 @@ SAID = [
      "d-8         checkpoint of step 120 kept: 2.53 kB, sha256 12439156f47e"),
     (e.CheckpointLost(AT, "d-8", 120, 5, "12439156f47e0e2d", "its file is missing"),
      "d-8         checkpoint of step 120 is set aside: its file is missing"),
+    (e.CheckpointInTime(AT, "d-8", 812, 790, 0.0, "version 812 was reached, 790 is kept: 22 steps will be repeated"),
+     "d-8         all who held its state had to go: version 812 was reached, 790 is kept: 22 steps will be repeated"),
     (e.HistoryLost(AT, "ledger.db.corrupt-1", "it is no database"),
      "ledger      begun anew, the old one is kept as ledger.db.corrupt-1: it is no database"),
     (e.FleetDown(AT, "idle for 6 s (autostop)"), "fleet       has no host any more: idle for 6 s (autostop)"),

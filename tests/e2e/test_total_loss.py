@@ -57,6 +57,9 @@ def test_a_job_that_loses_every_host_goes_on_by_itself_from_all_that_there_was_t
     take_all(stage, job, NOTICE_S)
     saved = job.status()
     assert (saved.state, saved.checkpoint) == ("recovering", saved.version)  # all that was done until the last moment
+    (told,) = [e for e in fleet.events() if e["kind"] == "CheckpointInTime"]
+    assert (told["version"], told["kept_version"], told["why"] in saved.why) == (saved.version, saved.version, True)
+    assert 0 < told["seconds_left"] < NOTICE_S
     sell(stage, any_more=True)
     wait_for("training", lambda: trains(job, 2, step=saved.version + 1))
 
