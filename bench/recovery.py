@@ -1,148 +1,272 @@
-"""Seconds from SIGKILL of one of three workers to the next step: spotfleet and torchrun, side by side in one run.
+"""What an interruption costs: spotfleet, torchrun and torchft side by side in one run, on this machine, over gloo.
 
-    python bench/recovery.py [--kills 3]
+    python bench/recovery.py [-o json] [--only worker,host,...] [--rounds N] [--plot FILE.png] [--raw FILE]
 
-Both train `bench/steps.py` on this machine, over gloo. torchrun is `torch.distributed.run` on one node with the c10d
-rendezvous and a monitor interval of 0.1 s (its default is 0.1 s): it restarts all workers, which load a checkpoint
-that rank 0 wrote in the step before. Under spotfleet the two survivors go on, and a third joins when it is warm.
+Three workers train an MLP of 10.2 million parameters (bench/steps.py); then, again and again, one is lost or comes:
+
+- worker   SIGKILL to a worker's process
+- host     SIGKILL to an agent, its zygote and its worker at once; the machine does not come back
+- silent   a host's network link goes down and nothing more is heard of it (needs root: network namespaces)
+- leave    a notice of 5 s: the worker leaves at a step boundary. Peers: SIGTERM to the host's process
+- join     the replacement enters; survivors train until it is warm
+- step, start, copy, memory: what it costs when nothing happens (bench/overhead.py)
+
+Every figure is computed from the workers' diaries (bench/diary.py says how), one line per step with the machine's
+monotonic clock; nothing a system says of itself is used. `latency` runs until the slowest rank of the next membership
+has finished its first step. torchrun runs once tuned and once with its defaults as far as they work; so does torchft, if
+it can be imported here or by --torchft-python. The exit status is 0 whatever the result.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from spotfleet.api import Fleet
-from spotfleet.model import FleetSpec, Need, Nodes
-from spotfleet.providers.local import LocalCloud
+import aims
+import overhead
+import silence
+from diary import Note, Outcome, by_label, changed, is_whole, outcome, step_s
+from worlds import LIMIT_S, WORLD, Spotfleet, Torchft, Torchrun, TunedTorchft, TunedTorchrun, has_torchft
+from worlds import World as System
 
-HERE = Path(__file__).parent
-STEPS = HERE / "steps.py"
-WORLD = 3
-LIMIT_S = 120.0
+EVENTS = ("worker", "host", "silent", "leave", "join")
+STEADY_STEPS = 5  # of each rank before the next event
+LOOK_S = 0.05
+PEER_LIMIT_S = 75.0  # a peer that has not trained on after so long counts as hung
 
 
-class Step(NamedTuple):
-    pid: int
-    rank: int
-    world: int
-    step: int
+@dataclass(frozen=True)
+class Row:
+    """One event of one system."""
+
+    system: str
+    event: str
     at: float
+    outcome: Outcome | None
+    problem: str = ""
 
 
-class Recovery(NamedTuple):
-    next_step_s: float  # until anyone finished a step that the kill had not already let through
-    full_s: float  # until a step was finished by three workers again
+@dataclass(frozen=True)
+class Timeline:
+    """What a system's workers did, for the plot."""
+
+    system: str
+    notes: list[Note]
+    events: list[tuple[str, float]]
 
 
-def steps(folder: Path) -> list[Step]:
-    """All steps noted so far. A last line that is still being written is left for the next call."""
-    found = []
-    for path in folder.glob("*.jsonl"):
-        whole, _, _ = path.read_text().rpartition("\n")
-        found += [Step(**json.loads(line)) for line in whole.splitlines()]
-    return sorted(found, key=lambda s: s.at)
+class Hung(Exception):
+    """Training did not go on in time."""
 
 
-def wait_for(what: str, condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def wait_for(what: str, condition: Callable[[], object], limit_s: float) -> None:
+    end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:
-            raise SystemExit(f"gave up after {LIMIT_S:.0f} s waiting for {what}")
-        time.sleep(0.1)
+            raise Hung(f"not within {limit_s:.0f} s: {what}")
+        time.sleep(LOOK_S)
 
 
-def trains_whole(folder: Path, after: float) -> bool:
-    """Each of three ranks has done five steps since `after`."""
-    recent = [s for s in steps(folder) if s.at > after and s.world == WORLD]
-    return all(sum(s.rank == r for s in recent) >= 5 for r in range(WORLD))
+class Rounds:
+    """Plays events on one system and keeps what came of them."""
 
+    def __init__(self, make: Callable[[Path], System], limit_s: float) -> None:
+        self._make, self._limit_s = make, limit_s
+        self.rows: list[Row] = []
+        self.timelines: list[Timeline] = []
 
-def kill_one(folder: Path) -> Recovery:
-    """Kill the process of the highest rank and watch the diary until all is as before."""
-    started = time.monotonic()
-    wait_for("three workers that train", lambda: trains_whole(folder, started))
-    victim = next(s for s in reversed(steps(folder)) if s.rank == WORLD - 1)
-    killed = time.monotonic()
-    os.kill(victim.pid, signal.SIGKILL)
-    wait_for("three workers after the kill", lambda: trains_whole(folder, killed + 0.1))
-    noted = steps(folder)
-    before, after = [s for s in noted if s.at <= killed], [s for s in noted if s.at > killed]
-    new = {s.pid for s in after} - {s.pid for s in before}
-    # Survivors may note one more step after the kill, whose reduction had ended before it: that one does not count.
-    through = max(s.step for s in before) + 1
-    next_at = min(s.at for s in after if s.pid in new or s.step > through)
-    full_at = min(s.at for s in after if s.pid in new and s.world == WORLD)
-    return Recovery(next_at - killed, full_at - killed)
+    @contextlib.contextmanager
+    def system(self) -> Iterator[System]:
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryDirectory(dir=memory, prefix="spotfleet-bench-", ignore_cleanup_errors=True) as name:
+            world = self._make(Path(name))
+            events: list[tuple[str, float]] = []
+            self._events = events
+            with world:
+                say(f"{world.name}: starting")
+                self._whole(world, LIMIT_S)
+                yield world
+            self.timelines.append(Timeline(world.name, list(world.diary.look()), events))
 
+    def _whole(self, world: System, limit_s: float) -> None:
+        since = time.monotonic()
+        wait_for("three workers that train", lambda: is_whole(world.diary.look(), WORLD, STEADY_STEPS, since), limit_s)
 
-@contextlib.contextmanager
-def under_torchrun(folder: Path, kills: int) -> Iterator[None]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD), "--max-restarts",
-               str(kills + 1), "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", "0.1",
-               "--local-addr", "127.0.0.1", str(STEPS), "--under", "torchrun", "--folder", str(folder)]  # fmt: skip
-    # torch 2.13 gives a restarted worker the store of its predecessor, with addresses where nobody listens any more;
-    # without this setting torchrun needs a second restart, or all of them.
-    env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-    with (folder / "torchrun.log").open("w") as log:
-        agent = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
-    try:
-        yield
-    finally:
-        agent.terminate()  # ends its workers
+    def play(self, world: System, event: str, act: Callable[[], float]) -> None:
+        """One event on a whole world, and then the way back to a whole world. Raises Hung when that fails."""
+        at = act()
+        self._events.append((event, at))
         try:
-            agent.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(agent.pid, signal.SIGKILL)
-            agent.wait()
+            wait_for("the next step", partial(self._told, world, at), self._limit_s)
+        except Hung as hung:
+            self._keep(Row(world.name, event, at, None, str(hung)))
+            raise
+        self._keep(Row(world.name, event, at, outcome(world.diary.look(), at)))
+        self._rejoin(world, event, at)
+
+    def _told(self, world: System, at: float) -> bool:
+        """The next membership has trained long enough to know how long its steps take, or has ended."""
+        notes = world.diary.look()
+        label = changed(notes, at)
+        if label is None:
+            return False
+        held = by_label(notes)
+        return step_s(held[label]) is not None or list(held)[-1] != label
+
+    def _rejoin(self, world: System, event: str, at: float) -> None:
+        """Wait for the third worker, or bring it; its coming is an event of its own."""
+        if is_whole(world.diary.look(), WORLD, 1):
+            return
+        comes = world.rejoins if event == "worker" else world.host_returns
+        if not comes:
+            at = world.join()
+            self._events.append(("join", at))
+        try:
+            self._whole(world, self._limit_s)
+        except Hung as hung:
+            self._keep(Row(world.name, "join", at, None, str(hung)))
+            raise
+        notes = world.diary.look()
+        whole = next((label for label, held in by_label(notes).items() if held[0].at > at and held[0].world == WORLD),
+                     None)
+        if whole is not None:
+            self._keep(Row(world.name, "join", at, outcome(notes, at, whole)))
+
+    def _keep(self, row: Row) -> None:
+        self.rows.append(row)
+        o = row.outcome
+        said = (f"next step {o.latency_s:6.3f} s, pause {o.pause_s:6.3f} s, step {o.step_s:.3f} s, "
+                f"{o.repeated} repeated, {o.world_before} -> {o.world_after} workers") if o else row.problem
+        say(f"{row.system:15} {row.event:7} {said}")
 
 
-def measure(kills: int, runtime: Callable[[Path, int], contextlib.AbstractContextManager[None]]) -> list[Recovery]:
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory, prefix="spotfleet-bench-") as name, runtime(Path(name), kills):
-        return [kill_one(Path(name)) for _ in range(kills)]
+def spotfleet_rounds(counts: dict[str, int]) -> Rounds:
+    """Kills of workers and hosts take turns, so that no slot fails so often that it is left alone for a while."""
+    rounds = Rounds(Spotfleet, LIMIT_S)
+    plan = [(event, i) for i in range(max(counts.values(), default=0)) for event in ("worker", "host", "leave")
+            if i < counts.get(event, 0)]
+    if plan:
+        _play_all(rounds, plan)
+    return rounds
 
 
-@contextlib.contextmanager
-def under_spotfleet(folder: Path, kills: int) -> Iterator[None]:
-    """Three hosts of the local provider; the job may go on with two workers."""
-    home = folder / "home"
-    cloud = LocalCloud(home)
-    spec = FleetSpec("bench", any_of=(Need(instance_type="cpu.small"),), nodes=Nodes(2, WORLD, WORLD),
-                     workdir=str(HERE))
-    fleet = Fleet(spec, home)
-    try:
-        fleet.up(timeout_s=LIMIT_S)
-        fleet.train("steps.py", ["--under", "spotfleet", "--folder", str(folder)], np=(2, WORLD), detach=True)
-        yield
-    finally:
-        cloud.shutdown()
+def peer_rounds(make: Callable[[Path], System], counts: dict[str, int]) -> Rounds:
+    """As `spotfleet_rounds`; a world that hangs is ended, and the events left are played on a new one."""
+    rounds = Rounds(make, PEER_LIMIT_S)
+    _play_all(rounds, [(event, i) for event, count in counts.items() for i in range(count)])
+    return rounds
+
+
+def _play_all(rounds: Rounds, plan: list[tuple[str, int]]) -> None:
+    while plan:
+        try:
+            with rounds.system() as world:
+                acts = {"worker": world.kill_worker, "host": world.kill_host, "leave": world.leave}
+                while plan:
+                    event, i = plan.pop(0)
+                    rounds.play(world, event, partial(acts[event], i % WORLD))
+        except Hung as hung:
+            say(f"  gave it up: {hung}")
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    wanted = set(args.only)
+    found: dict[str, Any] = {"rows": [], "skipped": {}}
+    timelines: list[Timeline] = []
+    counts = {"worker": args.rounds, "host": args.rounds, "leave": args.leaves}
+    counts = {e: n for e, n in counts.items() if e in wanted or (e == "leave" and "join" in wanted)}
+    runs = [spotfleet_rounds(counts)]
+    if "silent" in wanted:
+        reason, rows = silence.measure(args.silent)
+        found["skipped"] |= {"silent": reason} if reason else {}
+        found["rows"] += rows
+    few = {event: args.peer_rounds for event in counts}
+    peers: list[tuple[Callable[[Path], System], dict[str, int]]] = []
+    if few and args.peer_rounds:
+        peers = [(TunedTorchrun, few), (Torchrun, {"worker": 1} if "worker" in few else {})]
+        if has_torchft(args.torchft_python):
+            peers += [(partial(TunedTorchft, python=args.torchft_python), few),
+                      (partial(Torchft, python=args.torchft_python), {"worker": 1} if "worker" in few else {})]
+        else:
+            found["skipped"]["torchft"] = "not installed"
+    runs += [peer_rounds(make, few_counts) for make, few_counts in peers]
+    for run in runs:
+        found["rows"] += [asdict(row) for row in run.rows]
+        timelines += run.timelines
+    found |= overhead.measure(wanted, args.pairs)
+    if args.plot:
+        import plot
+
+        plot.draw(args.plot, timelines, found["rows"])
+    if args.raw:
+        args.raw.write_text("".join(json.dumps({"system": t.system, **asdict(n)}) + "\n"
+                                    for t in timelines for n in t.notes))
+    return found
+
+
+def commit() -> str:
+    """The commit measured, with a plus where the working tree differs."""
+    run = partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    changes = run(["git", "status", "--porcelain", "-uno"]).stdout
+    return run(["git", "rev-parse", "--short", "HEAD"]).stdout.strip() + ("+" if changes else "")
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"{found['cores']} cores, load average {found['load_before']:.2f} before and {found['load_after']:.2f} after"
+          f" (the benchmark's own processes included), commit {found['commit']}, torch {found['torch']}")
+    for line in aims.systems(found):
+        print(line)
+    print()
+    for line in aims.table(found):
+        print(line)
+    for what, why in found["skipped"].items():
+        print(f"{what}: {why}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=3)
-    kills = parser.parse_args().kills
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[*EVENTS, *overhead.PARTS],
+                        help=f"of {','.join([*EVENTS, *overhead.PARTS])}")
+    parser.add_argument("--rounds", type=int, default=20, help="kills of a worker, and of a host, under spotfleet")
+    parser.add_argument("--leaves", type=int, default=5, help="of spotfleet; each is followed by a join")
+    parser.add_argument("--silent", type=int, default=3)
+    parser.add_argument("--peer-rounds", type=int, default=3, help="of each event under each tuned peer; 0: no peers")
+    parser.add_argument("--pairs", type=int, default=24, help="blocks of steps under spotfleet and under DDP")
+    parser.add_argument("--torchft-python", default=sys.executable, help="an interpreter that can import torchft")
+    parser.add_argument("--plot", type=Path, help="PNG: steps around each event, and latencies")
+    parser.add_argument("--raw", type=Path, help="one JSON line for each step of every worker")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    args = parser.parse_args()
+    if unknown := set(args.only) - {*EVENTS, *overhead.PARTS}:
+        parser.error(f"--only {','.join(sorted(unknown))}: choose from {','.join([*EVENTS, *overhead.PARTS])}")
+    import torch
+
     os.environ["SPOTFLEET_LOCAL_OWNER_PID"] = str(os.getpid())
-    print(f"seconds after SIGKILL of one of {WORLD} workers, {kills} kills each; {os.cpu_count()} cores")
-    medians = {}
-    for name, runtime in (("torchrun", under_torchrun), ("spotfleet", under_spotfleet)):
-        found = measure(kills, runtime)
-        medians[name] = statistics.median(r.next_step_s for r in found)
-        print(f"{name:10}  next step {', '.join(f'{r.next_step_s:.3f}' for r in found)}  median {medians[name]:.3f}"
-              f"   three workers again {', '.join(f'{r.full_s:.2f}' for r in found)}", flush=True)
-    print(f"ratio of the medians: {medians['torchrun'] / medians['spotfleet']:.1f}")
+    about = {"at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit(),
+             "cores": os.cpu_count(), "torch": torch.__version__, "load_before": os.getloadavg()[0]}
+    found = about | measure(args)
+    found["load_after"] = os.getloadavg()[0]
+    found["aims"] = [asdict(a) for a in aims.judge(found)]
+    if args.output == "json":
+        print(json.dumps(found, indent=1))
+    else:
+        show(found)
 
 
 if __name__ == "__main__":

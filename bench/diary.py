@@ -1,0 +1,140 @@
+"""What the workers' diaries say of an event: latency, pause, repeated steps. And the statistics of the benches. Pure.
+
+A worker notes a line after each optimizer step. `label` tells memberships apart: every rank of one has the same, and no
+other membership has it. All instants are of the machine's monotonic clock.
+
+    latency    event -> the last member of the next membership has finished its first step in it
+    pause      the longest time that a survivor spent between its last step of the old membership and its first of the
+               new one; where every process was restarted, between the last old step and that of the slowest
+    beyond     pause less one step of the new membership, which is part of any such gap
+    repeated   steps that the old membership had finished and the new one finished again
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+SETTLED = 3  # gaps between steps that tell how long a step takes
+
+
+@dataclass(frozen=True)
+class Note:
+    """One finished step of one process."""
+
+    pid: int
+    rank: int
+    world: int
+    step: int
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an event cost."""
+
+    latency_s: float
+    pause_s: float
+    step_s: float  # median of the new membership
+    repeated: int
+    world_before: int
+    world_after: int
+    next_at: float
+
+    @property
+    def beyond_s(self) -> float:
+        return self.pause_s - self.step_s
+
+
+class Diary:
+    """Reads the notes in a folder as they are written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes: list[Note] = []
+        self._read: dict[Path, int] = {}
+
+    def look(self) -> list[Note]:
+        """All notes so far, by time. A line that is still being written is left for the next call."""
+        for path in self.folder.glob("*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                whole, _, _ = file.read().rpartition(b"\n")
+            if whole:
+                self._read[path] = self._read.get(path, 0) + len(whole) + 1
+                self.notes += [Note(**json.loads(line)) for line in whole.splitlines()]
+        self.notes.sort(key=lambda n: n.at)
+        return self.notes
+
+
+def by_label(notes: Sequence[Note]) -> dict[str, list[Note]]:
+    """Memberships in the order of their first step."""
+    found: dict[str, list[Note]] = {}
+    for note in sorted(notes, key=lambda n: n.at):
+        found.setdefault(note.label, []).append(note)
+    return found
+
+
+def step_s(notes: Sequence[Note]) -> float | None:
+    """Median time between two steps of one process; None where too few are known."""
+    gaps = []
+    for pid in {n.pid for n in notes}:
+        gaps += [b - a for a, b in pairwise(sorted(n.at for n in notes if n.pid == pid))]
+    return statistics.median(gaps) if len(gaps) >= SETTLED else None
+
+
+def is_whole(notes: Sequence[Note], world: int, steps: int, after: float = 0.0) -> bool:
+    """The newest membership has `world` ranks, and each has done so many steps in it since `after`."""
+    newest = notes[-1].label if notes else ""
+    recent = [n for n in notes if n.label == newest and n.at > after and n.world == world]
+    return all(sum(n.rank == r for n in recent) >= steps for r in range(world))
+
+
+def changed(notes: Sequence[Note], event_at: float) -> str | None:
+    """The first membership that began after `event_at`, once each of its ranks has done a step."""
+    memberships = by_label(notes)
+    for label, held in memberships.items():
+        if held[0].at > event_at and len({n.rank for n in held}) == held[0].world:
+            return label
+    return None
+
+
+def outcome(notes: Sequence[Note], event_at: float, label: str = "") -> Outcome:
+    """What the event at `event_at` led to: the change to membership `label`, by default the first after it."""
+    label = label or changed(notes, event_at) or ""
+    memberships = by_label(notes)
+    if label not in memberships:
+        raise ValueError("no membership began after the event")
+    labels = list(memberships)
+    if labels.index(label) == 0:
+        raise ValueError("no membership was there before the event")
+    old, new = memberships[labels[labels.index(label) - 1]], memberships[label]
+    first = {pid: min(n.at for n in new if n.pid == pid) for pid in {n.pid for n in new}}
+    last = {pid: max(n.at for n in old if n.pid == pid) for pid in {n.pid for n in old}}
+    next_at = max(first.values())
+    survivors = [pid for pid in first if pid in last]
+    pause_s = max((first[p] - last[p] for p in survivors), default=next_at - max(last.values()))
+    seconds = step_s(new) or step_s(old) or 0.0
+    done = {n.step for n in old}
+    return Outcome(next_at - event_at, pause_s, seconds, len(done & {n.step for n in new}), old[-1].world,
+                   new[0].world, next_at)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)]
+
+
+def interval(values: Sequence[float], statistic: Callable[[Sequence[float]], float] = statistics.median,
+             rounds: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """The 95 % bootstrap interval of a statistic of `values`."""
+    draw = random.Random(seed)
+    found = sorted(statistic(draw.choices(values, k=len(values))) for _ in range(rounds))
+    return found[int(0.025 * rounds)], found[int(0.975 * rounds) - 1]

@@ -1,0 +1,268 @@
+"""What spotfleet costs while nothing happens: per step against plain DDP, a new worker's start, a copy, memory.
+
+    python bench/overhead.py [--only step,start,copy,memory] [--pairs N] [-o json]
+
+- step    two worlds of three processes train bench/steps.py by turns, one block of steps each, in alternating order:
+          spotfleet on three hosts of the local provider, committing at every step, and DistributedDataParallel with its
+          defaults. CPU is that of the workers' processes with all their threads, summed; wall is the slowest rank's.
+          One ratio per pair of blocks; the figure is their median, with its 95 % bootstrap interval.
+- memory  what /proc says of the workers of both worlds after those steps: resident (RSS), the same with shared pages
+          divided among their holders (PSS), and pages of their own (USS)
+- start   from the order to fork a worker until it reports READY, out of a real warm zygote; it builds the same model.
+          The bench plays the agent: it serves the worker's socket and notes when the report arrives.
+- copy    `State.keep_copy` of model and Adam against `Tensor.copy_` of the same tensors into buffers that are warm,
+          by turns in one process
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import select
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from diary import interval
+from worlds import HERE, LIMIT_S, STEPS, WORLD, Ddp, Spotfleet
+
+PARTS = ("step", "start", "copy", "memory")
+BLOCK_STEPS = 8
+WARM_STEPS = 12
+STARTS = 7
+COPIES = 25
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class Metered:
+    """The bench's side of steps.py's Meter: tells three workers to run steps, and hears what they took."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen(16)
+        self._listener.settimeout(LIMIT_S)
+        self._files: list[Any] = []
+        self.pids: list[int] = []
+
+    def meet(self) -> None:
+        """All workers have done their first step."""
+        for i in range(WORLD):
+            try:
+                sock, _ = self._listener.accept()
+            except TimeoutError:
+                raise SystemExit(f"only {i} of {WORLD} workers of {self.path} came in {LIMIT_S:.0f} s") from None
+            sock.settimeout(LIMIT_S)
+            self._files.append(sock.makefile("rw"))
+
+    def block(self, steps: int) -> tuple[float, float]:
+        """(wall seconds of the slowest rank, CPU seconds of all) of so many steps."""
+        for file in self._files:
+            file.write(f"{steps}\n")
+            file.flush()
+        told = [json.loads(file.readline()) for file in self._files]
+        self.pids = [t["pid"] for t in told]
+        return max(t["wall_s"] for t in told), sum(t["cpu_s"] for t in told)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def both_worlds() -> Iterator[dict[str, Metered]]:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory, prefix="spotfleet-bench-", ignore_cleanup_errors=True) as name, \
+            contextlib.ExitStack() as stack:
+        meters = {}
+        for kind in (Spotfleet, Ddp):
+            folder = Path(name) / kind.name
+            folder.mkdir()
+            meter = meters[kind.name] = Metered(folder / "meter.sock")
+            stack.callback(meter.close)
+            stack.enter_context(kind(folder, ("--meter", meter.path)))
+            meter.meet()
+        yield meters
+
+
+def steps_and_memory(pairs: int) -> dict[str, Any]:
+    """Figures of `step` and `memory`."""
+    with both_worlds() as meters:
+        for meter in meters.values():
+            meter.block(WARM_STEPS)
+        rows = []
+        for i in range(pairs):
+            order = ["spotfleet", "ddp"] if i % 2 else ["ddp", "spotfleet"]
+            took = {name: meters[name].block(BLOCK_STEPS) for name in order}
+            rows.append({f"{name}_{what}_s": took[name][j] / BLOCK_STEPS for name in took
+                         for j, what in enumerate(("wall", "cpu"))})
+            say(f"  pair {i}: CPU {rows[-1]['spotfleet_cpu_s'] / rows[-1]['ddp_cpu_s']:.3f}, "
+                f"wall {rows[-1]['spotfleet_wall_s'] / rows[-1]['ddp_wall_s']:.3f}")
+        held = {name: memory_of(meter.pids) for name, meter in meters.items()}
+    figures: dict[str, Any] = {"pairs": rows}
+    for what in ("cpu", "wall"):
+        ratios = [r[f"spotfleet_{what}_s"] / r[f"ddp_{what}_s"] for r in rows]
+        low, high = interval(ratios)
+        figures[what] = {"ratio": statistics.median(ratios), "low": low, "high": high,
+                         **{f"{name}_s": statistics.median(r[f"{name}_{what}_s"] for r in rows) for name in held}}
+    return {"step": figures, "memory": held}
+
+
+def memory_of(pids: list[int]) -> dict[str, float]:
+    """Medians over the processes, in MB (10^6 bytes)."""
+    found: dict[str, list[float]] = {"rss_mb": [], "pss_mb": [], "uss_mb": []}
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        own = kib["Private_Clean"] + kib["Private_Dirty"]
+        for key, value in (("rss_mb", kib["Rss"]), ("pss_mb", kib["Pss"]), ("uss_mb", own)):
+            found[key].append(value * 1024 / 1e6)
+    return {key: statistics.median(values) for key, values in found.items()}
+
+
+async def _starts(folder: Path) -> list[float]:
+    from spotfleet.agent.zygote_client import ZygoteClient
+
+    client = ZygoteClient(lambda: None)
+    keeper = asyncio.create_task(client.run())
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not client.warm:
+                await asyncio.sleep(0.05)
+        return [await _start_one(client, folder, i) for i in range(STARTS)]
+    finally:
+        keeper.cancel()
+        await client.close(5.0)
+        await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def _start_one(client: Any, folder: Path, number: int) -> float:
+    """Seconds from the order until the worker's report that it is READY has arrived."""
+    import signal
+
+    from spotfleet.agent.child import ChildSpec
+    from spotfleet.messages import JOB_KEY
+
+    path, name = str(folder / f"{number}.sock"), f"h{number}/0/1"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "SPOTFLEET_SOCKET": path, "SPOTFLEET_WORKER": name,
+               "SPOTFLEET_JOB": "bench", "SPOTFLEET_ADDRESS": "127.0.0.1", "SPOTFLEET_WORK": str(folder / "work"),
+               JOB_KEY: "key"}
+        spec = ChildSpec(name, str(HERE), str(folder / "log"), env,
+                         (str(STEPS), "--under", "spotfleet", "--folder", str(folder)))
+        ready = asyncio.get_running_loop().run_in_executor(None, _ready_at, listener)
+        began = time.monotonic()
+        await client.spawn(spec)
+        try:
+            return await ready - began
+        finally:
+            client.kill(name, signal.SIGKILL)
+
+
+def _ready_at(listener: socket.socket) -> float:
+    """Answer one worker as the agent of a job that trains already; the instant at which it is READY."""
+    from spotfleet.messages import Stage, WorkerOrders, WorkerReport, dump, load
+
+    listener.settimeout(LIMIT_S)
+    sock, _ = listener.accept()
+    with sock:
+        sock.sendall(dump(WorkerOrders(founded=True, provisional_size=WORLD)).encode() + b"\n")
+        pending = b""
+        while select.select([sock], [], [], LIMIT_S)[0] and (data := sock.recv(1 << 16)):
+            at = time.monotonic()
+            *lines, pending = (pending + data).split(b"\n")
+            if any(load(WorkerReport, line).stage is Stage.READY for line in lines):
+                return at
+    raise SystemExit("the worker ended before it was READY")
+
+
+def starts() -> dict[str, Any]:
+    """Figures of `start`."""
+    with tempfile.TemporaryDirectory(prefix="spotfleet-bench-", ignore_cleanup_errors=True) as name:
+        found = asyncio.run(_starts(Path(name)))
+    say(f"  from the zygote to READY: {', '.join(f'{s:.3f}' for s in found)} s")
+    return {"start": {"seconds": found, "median_s": statistics.median(found)}}
+
+
+def copies() -> dict[str, Any]:
+    """Figures of `copy`: the whole of `State.keep_copy`, again and again as a job in copy mode does."""
+    import torch
+    from steps import loss_of, make
+
+    import spotfleet.train as hvd
+    from spotfleet.train import runtime
+
+    hvd.init()
+    model, optimizer = make()
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    state.attach(1, 0)
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    live = [t.detach() for t in state.tensors()]
+    buffers = [t.clone() for t in live]
+    ours, plain = [], []
+    for _ in range(COPIES):
+        began = time.perf_counter()
+        for buffer, tensor in zip(buffers, live, strict=True):
+            buffer.copy_(tensor)
+        middle = time.perf_counter()
+        state.keep_copy(runtime.current().place.size, 0)
+        ours.append(time.perf_counter() - middle)
+        plain.append(middle - began)
+    ratios = [a / b for a, b in zip(ours[3:], plain[3:], strict=True)]
+    low, high = interval(ratios)
+    size = sum(t.numel() * t.element_size() for t in live)
+    torch.set_num_threads(1)
+    return {"copy": {"mb": size / 1e6, "copy_s": statistics.median(ours[3:]), "memcpy_s": statistics.median(plain[3:]),
+                     "ratio": statistics.median(ratios), "low": low, "high": high}}
+
+
+def measure(wanted: set[str], pairs: int) -> dict[str, Any]:
+    """The figures of the parts that are wanted."""
+    found: dict[str, Any] = {}
+    if wanted & {"step", "memory"}:
+        say("steps under spotfleet and under DDP, by turns")
+        found |= steps_and_memory(pairs)
+    if "start" in wanted:
+        found |= starts()
+    if "copy" in wanted:
+        found |= copies()
+        say(f"  a copy of {found['copy']['mb']:.0f} MB: {1000 * found['copy']['copy_s']:.1f} ms, memcpy "
+            f"{1000 * found['copy']['memcpy_s']:.1f} ms")
+    return found
+
+
+def main() -> None:
+    import aims
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS))
+    parser.add_argument("--pairs", type=int, default=24)
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    args = parser.parse_args()
+    os.environ["SPOTFLEET_LOCAL_OWNER_PID"] = str(os.getpid())
+    load = os.getloadavg()[0]
+    found = measure(set(args.only), args.pairs) | {"load_before": load, "load_after": os.getloadavg()[0], "rows": []}
+    if args.output == "json":
+        print(json.dumps(found, indent=1))
+    else:
+        print("\n".join(aims.table(found)))
+
+
+if __name__ == "__main__":
+    main()
