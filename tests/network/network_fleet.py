@@ -3,7 +3,7 @@
     with NetworkFleet(folder, hosts=3) as fleet:
         job = fleet.submit({"train.py": SCRIPT}, np=(2, 3))
         fleet.wait("training", lambda: fleet.job(job).version > 10)
-        fleet.cut(fleet.hosts_of(job)[1])     # nothing comes in or goes out: no FIN, no RST
+        fleet.cut(host_of(fleet.members(job)[1]))     # nothing comes in or goes out: no FIN, no RST
         ...
         fleet.restore(host)
 
@@ -29,14 +29,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import spotfleet
 from namespaces import Namespaces
 
+import spotfleet
 from spotfleet import certs
 from spotfleet.client import Client, Endpoint
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.boot import DispatcherBoot
-from spotfleet.messages import JobStatus
+from spotfleet.messages import FleetStatus, JobStatus
 from spotfleet.model import CheckpointSpec, CloudHost, CloudState, FleetSpec, JobSpec, Nodes, Run
 
 DISPATCHER, PORT = "dispatcher", 7000
@@ -47,10 +47,11 @@ ADMIN, SECRET = "admin-token", "fleet-secret"
 
 
 class NetworkFleet:
-    def __init__(self, folder: Path, hosts: int, patch: str = "") -> None:
-        """`patch` is Python that the dispatcher runs first, to shorten a wait."""
+    def __init__(self, folder: Path, hosts: int, patch: str = "", agent_patch: str = "") -> None:
+        """Both are Python that the dispatcher and each agent run first, to shorten a wait."""
         self.net = Namespaces()
-        self.folder, self._hosts, self._patch = folder, hosts, patch
+        self.folder, self._hosts = folder, hosts
+        self._patch, self._agent_patch = patch, agent_patch
         self._machines = folder / "machines"
         self._listed: dict[str, CloudHost] = {}
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
@@ -116,6 +117,9 @@ class NetworkFleet:
         """`work(client)` where the dispatcher can be reached."""
         return self.net.call(DISPATCHER, lambda: work(self.client()))
 
+    def status(self) -> FleetStatus:
+        return self.ask(lambda client: client.status())
+
     def job(self, job: str) -> JobStatus:
         return self.ask(lambda client: client.job(job))
 
@@ -126,12 +130,12 @@ class NetworkFleet:
         return self.ask(lambda client: client.logs(job, worker=worker)).data.decode()
 
     def up(self) -> list[str]:
-        return [h.host for h in self.ask(lambda client: client.status()).hosts
+        return [h.host for h in self.status().hosts
                 if h.role == "worker" and h.state == "up" and not h.why]
 
-    def hosts_of(self, job: str) -> list[str]:
-        """The hosts that train the job, by rank."""
-        return [w.host for w in sorted(self.job(job).workers, key=lambda w: w.rank) if w.rank >= 0]
+    def members(self, job: str) -> list[str]:
+        """The workers that train the job, by rank."""
+        return [w.worker for w in sorted(self.job(job).workers, key=lambda w: w.rank) if w.rank >= 0]
 
     # ---- what happens to machines
 
@@ -159,8 +163,7 @@ class NetworkFleet:
         self._dispatcher.wait(LIMIT_S)
 
     def start_dispatcher(self) -> None:
-        code = f"{self._patch}\nimport sys\nfrom spotfleet.dispatcher.__main__ import main\nsys.exit(main())"
-        self._dispatcher = self._start(DISPATCHER, ["-c", code], self.folder / DISPATCHER,
+        self._dispatcher = self._start(DISPATCHER, _main("dispatcher", self._patch), self.folder / DISPATCHER,
                                        {"SPOTFLEET_HOST_ADDRESS": self.net.address(DISPATCHER),
                                         "SPOTFLEET_HOST_PORT": str(PORT)})
 
@@ -189,7 +192,7 @@ class NetworkFleet:
     def _launch(self, asked: CloudHost) -> None:
         name, folder = asked.request_id, self._machines / asked.request_id
         address = self.net.add(name, INTERFACES[len(self._listed) % len(INTERFACES)])
-        self._agents[name] = self._start(name, ["-m", "spotfleet.agent"], folder,
+        self._agents[name] = self._start(name, _main("agent", self._agent_patch), folder,
                                          {"SPOTFLEET_METADATA_URL": str(folder)})
         self._list(replace(asked, state=CloudState.RUNNING, address=address, runs=(Run(time.time()),)))
 
@@ -205,6 +208,21 @@ class NetworkFleet:
         with (home / "console").open("ab") as console:
             return self.net.start(name, [sys.executable, *command, "--home", str(home)], stdout=console, stderr=console,
                                   stdin=subprocess.DEVNULL, env={**os.environ, **more, "PYTHONPATH": path})
+
+
+def _main(module: str, patch: str) -> list[str]:
+    return ["-c", f"{patch}\nimport sys\nfrom spotfleet.{module}.__main__ import main\nsys.exit(main())"]
+
+
+def host_of(worker: str) -> str:
+    return worker.partition("/")[0]
+
+
+def tuned(**waits_s: float) -> str:
+    """Python that shortens waits of Membership: for `NetworkFleet(patch=...)`."""
+    return (f"import dataclasses\nfrom spotfleet.dispatcher.membership.views import Tuning\nnew, at = {waits_s!r}, "
+            "Tuning.__init__\nat.__defaults__ = tuple(new.get(f.name, old) for f, old in "
+            "zip(dataclasses.fields(Tuning), at.__defaults__, strict=True))")
 
 
 def _archive(files: dict[str, str]) -> bytes:
