@@ -19,19 +19,19 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 import psutil
+from by_hand import house
 from e2e_stage import COUNTING, Stage, output, wait_for
-from soak import workers
+from troubles import workers_of
 
 from spotfleet.api import Fleet, Job
 from spotfleet.errors import SpotfleetError
 from spotfleet.messages import JobStatus
-from spotfleet.providers.local import LocalCloud, Machine
+from spotfleet.providers.local import Machine
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORKERS = 2
@@ -110,7 +110,7 @@ class Run:
         machine = self.dice.choice(self.hosts())
         if self.dice.random() < 0.5:
             self.say(f"  with worker on {machine.request_id}")
-            for process in workers(machine):
+            for process in workers_of(machine):
                 process.kill()
         else:
             self.say(f"  with host {machine.request_id}")
@@ -143,7 +143,7 @@ class Run:
 
     def processes(self) -> set[int]:
         """The training processes."""
-        return {p.pid for m in self.hosts() for p in workers(m)}
+        return {p.pid for m in self.hosts() for p in workers_of(m)}
 
     def status(self) -> JobStatus:
         """The job, by a dispatcher that may only just be coming back."""
@@ -266,22 +266,8 @@ def main() -> None:
     parser.add_argument("--job", choices=("digits", "counting"), default="digits")
     args = parser.parse_args()
     print(f"seed {args.seed}, {args.kills} kills, {args.job}", flush=True)
-    top = Path(tempfile.mkdtemp(prefix="kills-"))
-    work = top / "work"
-    work.mkdir()
-    os.environ |= {"SPOTFLEET_HOME": str(top / "home"), "SPOTFLEET_LOCAL_OWNER_PID": str(os.getpid())}
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.chdir(work)
-    passed = False
-    try:
-        kill_dispatchers(Stage(top / "home", work), args.seed, args.kills, args.job == "digits")
-        passed = True
-    finally:
-        LocalCloud(top / "home").shutdown()
-        if passed:
-            shutil.rmtree(top, ignore_errors=True)
-        else:
-            print(f"kept: {top}", flush=True)
+    with house("kills") as stage:
+        kill_dispatchers(stage, args.seed, args.kills, args.job == "digits")
 
 
 if __name__ == "__main__":

@@ -103,12 +103,16 @@ class Stage:
     def hurry(self) -> None:
         (self.work / "hurry").touch()
 
-    def fleet(self, name: str, least: int, target: int, more: str = "") -> Fleet:
-        """A fleet that is up, with `target` hosts; `more` lines stand in its file."""
+    def fleet_file(self, name: str, least: int, target: int, most: int, more: str = "") -> Path:
+        """Write one; `more` lines stand in it."""
         path = self.work / f"{name}.yaml"
-        path.write_text(f"name: {name}\nprovider: local\nnodes: {{min: {least}, target: {target}, max: {target}}}\n"
+        path.write_text(f"name: {name}\nprovider: local\nnodes: {{min: {least}, target: {target}, max: {most}}}\n"
                         f"resources: {{instance_type: cpu.small}}\nworkdir: .\n{more}\n")
-        fleet = Fleet(path)
+        return path
+
+    def fleet(self, name: str, least: int, target: int, more: str = "", most: int = 0) -> Fleet:
+        """A fleet that is up, with `target` hosts."""
+        fleet = Fleet(self.fleet_file(name, least, target, most or target, more))
         fleet.up(timeout_s=LIMIT_S)
         wait_for(f"{target} hosts", lambda: len(hosts(fleet)) == target)
         return fleet

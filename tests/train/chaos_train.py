@@ -90,7 +90,8 @@ if state.over:  # not one who came too late to take over the final state
     applied = optimizer.state[next(model.parameters())]["applied"]
     held = {"steps": state.step, "epochs": state.epoch, "applied": applied[:state.step].tolist(),
             "lineage": model.lineage[:state.step].tolist(), "learnt": net.learnt(model, optimizer),
-            "statistics": net.statistics(model), "tracked": int(model.norm1.num_batches_tracked), "lr": optimizer.param_groups[0]["lr"]}
+            "statistics": net.statistics(model), "tracked": int(model.norm1.num_batches_tracked),
+            "lr": optimizer.param_groups[0]["lr"]}
     path = args.notes / f"end-{hvd.rank()}.json"
     path.with_suffix(".part").write_text(json.dumps(held))
     path.with_suffix(".part").rename(path)

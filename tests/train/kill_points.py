@@ -1,0 +1,96 @@
+"""Imported by a worker of the chaos job: SIGKILL to itself at the point that DIE=POINT:N names.
+
+In step N: "forward" (between two layers), "backward" (between two layers), "collective" (a bucket is on the wire),
+"instep" (between the updates of two parameters), "stepped" (after it), "metric" (in the script's own collective, which
+comes with some steps only). In generation N: "forming" (nobody met yet), "formed" (all met, nothing exchanged yet),
+"sending", "receiving" (in the midst of a transfer of the state).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import chaos_net
+import torch
+
+from spotfleet.train import control, runtime, sync
+from spotfleet.train.group import Group
+
+POINT, _, N = os.environ.get("DIE", ":-1").partition(":")
+control.PERIOD_S = 0.02  # so that tests see versions soon
+sync.CHUNK_BYTES = 64 << 10  # so that a transfer has several chunks
+
+step = 0
+chunks = 0
+
+
+def reached(point: str, number: int) -> bool:
+    return (point, str(number)) == (POINT, N)
+
+
+def die_at(point: str, number: int) -> None:
+    if reached(point, number):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after_layer(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+    global step
+    if isinstance(module, torch.nn.BatchNorm1d) and output.requires_grad:
+        die_at("forward", step)
+        output.register_hook(lambda grad: die_at("backward", step))
+
+
+forward, launch, form, send = chaos_net.Net.forward, Group.launch, Group.form, sync._send
+
+
+def _forward(self: chaos_net.Net, x: torch.Tensor) -> torch.Tensor:
+    global step
+    step = self.now[0]
+    return forward(self, x)
+
+
+def _launch(self: Group, tensor: torch.Tensor, *more: object) -> object:
+    work = launch(self, tensor, *more)
+    point = "metric" if tensor.numel() == 1 else "collective"
+    if reached(point, step):
+        threading.Thread(target=die_at, args=(point, step)).start()
+    return work
+
+
+def _form(self: Group) -> None:
+    die_at("forming", self.generation)
+    form(self)
+    die_at("formed", self.generation)
+
+
+def _send(group: Group, chunk: torch.Tensor, pieces: list, source: int) -> None:
+    global chunks
+    chunks += 1
+    if chunks % 3 == 0:
+        die_at("sending" if group.rank == source else "receiving", group.generation)
+    send(group, chunk, pieces, source)
+
+
+addcdiv, optimizer_step = torch.Tensor.addcdiv_, torch.optim.lr_scheduler.CosineAnnealingLR.step
+updates = 0
+
+
+def _addcdiv(self: torch.Tensor, *args: object, **more: object) -> torch.Tensor:
+    global updates
+    updates += 1
+    if updates % 4 == 0:
+        die_at("instep", step)
+    return addcdiv(self, *args, **more)
+
+
+def _scheduled(self: object, *args: object) -> None:
+    if getattr(self, "last_epoch", -1) >= 0 and runtime.current().state is not None:
+        die_at("stepped", step)
+    optimizer_step(self, *args)
+
+
+torch.nn.modules.module.register_module_forward_hook(after_layer)
+chaos_net.Net.forward, Group.launch, Group.form, sync._send = _forward, _launch, _form, _send
+torch.Tensor.addcdiv_, torch.optim.lr_scheduler.CosineAnnealingLR.step = _addcdiv, _scheduled
