@@ -131,6 +131,16 @@ class Extras:
                     tensor.copy_(copy)
                     slot.changes[i] = tensor._version
 
+    def before(self, round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What `put_back` would put where: (live tensor, its value before the forward pass of `round_`)."""
+        for slot, small in zip(self._slots, self._small_copies, strict=True):
+            if slot.round == round_:
+                return [*zip(self._small, small, strict=False),
+                        *((t, copy) for i, (t, copy) in enumerate(zip(self._watched, slot.copies, strict=True))
+                          if copy is not None and i not in self._owned
+                          and (slot.changes[i] != t._version or i in self._uncounted))]
+        return []
+
     # A replay
 
     @torch.no_grad()

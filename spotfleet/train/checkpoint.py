@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,18 @@ AGAIN_S = 5.0  # while `checkpoint_now` stands: how often
 TROUBLE = (OSError, *distcp.UNSPEAKABLE)
 
 
+def nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The memory that a shard lies in."""
+
+    wait: Callable[[], None] = nothing  # until the copy is complete
+    release: Callable[[], None] = nothing  # it may be used again
+
+
 @dataclass
 class Job:
     """One rank's work on one checkpoint."""
@@ -55,6 +68,7 @@ class Job:
     urgent: bool = False
     group: Group | None = None  # whose ranks write with us
     turn: int = 0
+    hold: Hold = Hold()
 
 
 class Checkpointer:
@@ -141,15 +155,24 @@ class Checkpointer:
         assert self._runtime.control is not None
         begun = time.monotonic()
         rank, world = (group.rank, group.size) if group is not None else (0, 1)
-        live = entries.share(state, self._runtime.generation, rank, world, entries.sources(state))
+        if state.step_mode:
+            live = entries.share(state, self._runtime.generation, rank, world, entries.sources(state))
+            shard, hold = self._copied(live)
+        else:  # the newest commit is a copy already
+            buffer = state._copy.buffer
+            shard = entries.share(state, self._runtime.generation, rank, world, buffer.tensors)
+            state._pool.hold(buffer)
+            hold = Hold(buffer.wait, functools.partial(state._pool.release, buffer))
+        self._began()
+        job = Job(shard, Times(copy_s=time.monotonic() - begun), self._now_ordered, group, self._turn[1], hold)
+        self._writer = threading.Thread(target=self._write, args=(job,), name="spotfleet-checkpoint")
+        self._writer.start()
+
+    def _copied(self, live: Shard) -> tuple[Shard, Hold]:
         if self._buffer is None or not self._buffer.fits(live.values):
             self._buffer = None  # the memory of the old one goes first
             self._buffer = Buffer(live.values)
-        shard = replace(live, values=self._buffer.fill(live.values))
-        self._began()
-        job = Job(shard, Times(copy_s=time.monotonic() - begun), self._now_ordered, group, self._turn[1])
-        self._writer = threading.Thread(target=self._write, args=(job, self._buffer), name="spotfleet-checkpoint")
-        self._writer.start()
+        return replace(live, values=self._buffer.fill(live.values)), Hold(self._buffer.wait)
 
     def _began(self) -> None:
         control = self._runtime.control
@@ -188,9 +211,8 @@ class Checkpointer:
 
     # The writer
 
-    def _write(self, job: Job, buffer: Buffer | None = None) -> None:
-        if buffer is not None:
-            buffer.wait()
+    def _write(self, job: Job) -> None:
+        job.hold.wait()
         told = Told(job.turn, job.shard.version)
         try:
             told = replace(self._file(job), turn=job.turn)
@@ -208,6 +230,7 @@ class Checkpointer:
                       f"on, and it is tried again within {RETRY_S:g} s")
             if job.urgent:
                 self._say_urgent(job, why)
+        job.hold.release()
         if job.shard.rank != 0 and job.group is not None:
             self._tell(job.group, told)
 

@@ -102,9 +102,17 @@ def share(state: State, generation: int, rank: int, world: int, tensors: Sequenc
 
 def is_shared(state: State) -> bool:
     """Is there anything that ranks can write for one another?"""
-    return state.step_mode and bool(_shared(state))
+    return bool(_shared(state))
 
 
 def sources(state: State) -> list[torch.Tensor]:
-    """The tensors that go with the position held, in the order of `state.tensors()`."""
-    return state.tensors()
+    """The tensors that go with the position held, in the order of `state.tensors()`.
+
+    The forward pass of the iteration that has begun may have changed statistics, which it will do again.
+    """
+    live = state.tensors()
+    if state.step_mode:
+        before = {id(tensor): value for tensor, value in state._extras.before(state._position.round)}
+        for i, (_, tensor) in enumerate(state._named()):
+            live[i] = before.get(id(tensor), live[i])
+    return live

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotfleet.errors import UsageError
-from spotfleet.messages import Stage
+from spotfleet.messages import Stage, WorkerOrders
+from spotfleet.train.copies import guard
 from spotfleet.train.doing import waits_for_peers
 from spotfleet.train.errors import CommBroken, MembershipChanged
 from spotfleet.train.group import Group
@@ -117,9 +118,9 @@ class Runtime(Member):
             self.repeated += 1
             state.mark(computed=state._position.round - 1)
         done = self.resizer.entered(state, self.place.size, state._position.world) if self.resizer else ""
+        wanted = self._wanted(state)
         if self.control is not None:
-            self.control.update(generation=self.generation, resize=done)
-        self._ask_for_size(state)
+            self.control.update(generation=self.generation, resize=done, wanted=wanted)
 
     def _stand_by(self, state: State) -> None:
         """Until a place is offered. Who led the last generation writes a checkpoint when asked, or who stands in."""
@@ -178,12 +179,9 @@ class Runtime(Member):
             optimizer._spotfleet.reset()
         state.drop_gradients()
 
-    def _ask_for_size(self, state: State) -> None:
-        """Report the world size that the resize policy asks for now. Raises what the user's callback raises."""
-        if self.resizer is not None and not state._finished:
-            wanted = self.resizer.wanted(state, self.place.size)
-            if self.control is not None and self.control.report.wanted != wanted:
-                self.control.update(wanted=wanted)
+    def _wanted(self, state: State) -> int:
+        """The world size that the resize policy asks for now. Raises what the user's callback raises."""
+        return self.resizer.wanted(state, self.place.size) if self.resizer is not None and not state._finished else 0
 
     def live(self) -> dict[str, Any]:
         ends = list(self._step_ends)
@@ -192,11 +190,17 @@ class Runtime(Member):
         return {"version": version, "waits": waits_for_peers(),
                 "step_s": median(gaps) if gaps else 0.0, "repeated": self.repeated}
 
+    def _on_orders(self, orders: WorkerOrders) -> None:
+        super()._on_orders(orders)
+        if self._checkpointer is not None:
+            self._checkpointer.heard(orders)
+
     # Called during an iteration
 
     def forward_begins(self) -> None:
         """Before the first forward pass of each microbatch: random numbers restart, buffers are remembered."""
         state = self.state
+        guard()
         if state is None or state._position is None:
             return
         mark = (*_stand(state), self._passes())
@@ -243,6 +247,7 @@ class Runtime(Member):
     def step_begins(self, optimizer: Any) -> bool:
         """False while a step that is applied already is being replayed."""
         state = self.state
+        guard()
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):
             return True
         state._extras.redone(state._round - 1)
@@ -280,7 +285,9 @@ class Runtime(Member):
         self._last_step_at = now
         self._step_ends.append(now)
         assert self.state is not None
-        self._ask_for_size(self.state)
+        wanted = self._wanted(self.state)
+        if self.control is not None and self.control.report.wanted != wanted:
+            self.control.update(wanted=wanted)
 
     def commit_copy(self, state: State) -> None:
         """A commit in copy mode: all ranks agree, copy, and leave together if a change waits."""
@@ -300,7 +307,10 @@ class Runtime(Member):
 
     def _agree_change(self) -> bool:
         group = self.require_group("commit()")
-        return bool(group.allreduce(torch.tensor([float(group.change_waits)])).item())
+        waits = torch.tensor([group.change_waits, group.save_waits], dtype=torch.float32)
+        change, save = group.allreduce(waits).tolist()
+        group.save_agreed |= save > 0
+        return change > 0
 
     def weight(self) -> tuple[float, float] | None:
         """(real samples of this rank's batch, of all ranks') by the attached sampler; None: all count alike."""

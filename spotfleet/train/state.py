@@ -27,6 +27,7 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.train import hyper, rng, runtime
 from spotfleet.train.buffers import Extras
+from spotfleet.train.copies import Buffer, Pool, guard
 from spotfleet.train.hyper import copied, params_of
 from spotfleet.train.optimizer import is_current, is_distributed, renew, trains_more
 
@@ -54,6 +55,7 @@ class Copy:
     position: Position
     schema: Schema
     tensors: list[torch.Tensor]
+    buffer: Buffer | None = None  # in which the tensors lie, if it is one that is used again
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class State:
             _tracked=tracked, _scalars=tuple(n for n in values if n not in tracked), _drawn={},
             _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _mark=None, _owned=0,
+            _pool=Pool(),
         )
 
     def _sort(self, name: str, value: Any) -> None:
@@ -307,7 +310,7 @@ class State:
 
     @torch.no_grad()
     def copy(self) -> Copy:
-        """Everything, at the position held; ours alone."""
+        """Everything, at the position held, in new memory."""
         return Copy(self._version, self._position, self.schema(), [t.detach().clone() for t in self.tensors()])
 
     @torch.no_grad()
@@ -315,6 +318,8 @@ class State:
         """Hold what `held` holds."""
         self.fit_groups(held.position)
         self.make_room(held.schema)
+        if held.buffer is not None:
+            held.buffer.wait()
         for tensor, value in zip(self.tensors(), held.tensors, strict=True):
             tensor.copy_(value)
         self._extras.rebase()
@@ -326,7 +331,13 @@ class State:
         own = self.__dict__
         self.note_draws()
         own["_position"] = self.capture(world, rank)
-        own.update(_copy=self.copy(), _uncommitted=0)
+        live, last = self.tensors(), self._copy
+        buffer = self._pool.take(live)
+        held = Copy(self._version, self._position, self.schema(), buffer.fill(live), buffer)
+        guard()  # these optimizers step without telling us
+        own.update(_copy=held, _uncommitted=0)
+        if last is not None:
+            self._pool.release(last.buffer)
 
     def mark(self, **fields: Any) -> None:
         """Set bookkeeping fields (without their underscore)."""

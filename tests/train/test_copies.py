@@ -1,0 +1,157 @@
+"""Copies in memory: never a view of what lives, never overwritten while somebody relies on them, no larger than said."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from test_state import build, train
+from torch import nn
+
+import spotfleet.train as hvd
+from spotfleet.train import entries
+from spotfleet.train.copies import ALIGN, Buffer, Pool
+
+
+def tensors() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(5, 7), torch.tensor(3), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+            torch.randn(9, 4).t(), torch.arange(3, dtype=torch.uint8), torch.empty(0, 2),
+            torch.randn(3).to(torch.bfloat16), torch.tensor([True, False])]
+
+
+def test_a_copy_is_equal_and_what_changes_later_does_not_change_it():
+    live, held = tensors(), Buffer(tensors())
+    expected = [t.clone() for t in live]
+    copied = held.fill(live)
+    for tensor in live:
+        tensor.zero_()
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(copied, expected, strict=True))
+    for tensor in copied:
+        tensor.fill_(1)
+    assert not any(t.any() for t in live)
+
+
+def test_filling_again_takes_no_new_memory():
+    live, held = tensors(), Buffer(tensors())
+    where = [t.data_ptr() for t in held.fill(live)]
+    assert [t.data_ptr() for t in held.fill(live)] == where
+    assert held.bytes <= sum(t.numel() * t.element_size() + ALIGN for t in live)
+
+
+def test_each_tensor_of_a_copy_has_a_storage_of_its_own_since_torch_saves_whole_storages():
+    for tensor in Buffer([torch.zeros(1000), torch.zeros(10)]).tensors:
+        out = io.BytesIO()
+        torch.save(tensor, out)
+        assert len(out.getvalue()) < tensor.nbytes + 2000
+
+
+def test_a_buffer_fits_what_it_was_made_for_only():
+    held = Buffer(tensors())
+    assert held.fits(tensors())
+    assert not held.fits(tensors()[:-1])
+    assert not held.fits([t.float() for t in tensors()])
+
+
+def test_two_buffers_take_turns_a_third_is_there_only_while_one_is_held_for_longer():
+    pool, live = Pool(), [torch.zeros(100)]
+    last = pool.take(live)
+    for _ in range(3):  # commits: the last one stays until the next is made
+        following = pool.take(live)
+        assert following is not last
+        pool.release(last)
+        last = following
+    assert pool.bytes == 2 * last.bytes
+    pool.hold(last)  # it is being written
+    for _ in range(3):
+        following = pool.take(live)
+        pool.release(last)
+        last = following
+    assert pool.bytes == 3 * last.bytes
+    pool.release(last)
+
+
+def test_memory_that_no_commit_needs_any_more_is_let_go():
+    pool, live = Pool(), [torch.zeros(100)]
+    held = [pool.take(live) for _ in range(3)]
+    for buffer in held:
+        pool.release(buffer)
+    last = pool.take(live)
+    assert pool.bytes == 2 * last.bytes
+    assert pool.take([torch.zeros(7)]).bytes + last.bytes <= pool.bytes <= 3 * last.bytes
+
+
+@pytest.fixture
+def gan(alone):
+    """A state of two models and two plain optimizers, which copies at each commit."""
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 3) for _ in range(2)]
+    first, second = (torch.optim.Adam(m.parameters(), lr=0.1) for m in models)
+    state = hvd.elastic.TorchState(models[0], first, other=models[1], second=second, batch=0)
+    state.attach(1, 0)
+    alone.state = state
+    return state
+
+
+def step(state) -> None:
+    for model, optimizer in ((state.model, state.optimizer), (state.other, state.second)):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+    state.batch += 1
+
+
+def values(state) -> list[list]:
+    return [t.tolist() for t in state.tensors()]
+
+
+def test_what_is_trained_after_a_restore_does_not_change_the_commit(gan):
+    for _ in range(3):
+        step(gan)
+        gan.commit()
+    committed = values(gan)
+    for _ in range(2):
+        step(gan)
+        assert values(gan) != committed
+        gan.restore()
+        assert (values(gan), gan.batch) == (committed, 3)
+
+
+def test_the_last_commit_stays_whole_while_the_next_is_made(gan):
+    step(gan)
+    gan.commit()
+    held = gan._copy
+    expected = [t.clone() for t in held.tensors]
+    step(gan)
+    gan.commit()
+    assert gan._copy.buffer is not held.buffer
+    assert all(torch.equal(a, b) for a, b in zip(held.tensors, expected, strict=True))
+
+
+def test_a_rank_that_has_received_the_state_goes_back_to_that_and_not_to_what_it_was_built_with(gan, alone):
+    built = values(gan)
+    gan.sync()
+    step(gan)
+    received = values(gan)
+    gan.mark(version=500)
+    gan.sync()  # as a joiner does
+    step(gan)
+    gan.restore()
+    assert values(gan) == received != built
+
+
+def test_statistics_in_a_checkpoint_are_those_from_before_the_batch_that_will_be_computed_again(alone):
+    model, optimizer = build()
+    state = hvd.elastic.TorchState(model, optimizer)
+    state.attach(1, 0)
+    alone.state = state
+    train(model, optimizer, 2)
+    before = model[1].running_mean.clone()
+    optimizer.zero_grad()
+    model(torch.randn(5, 3)).sum().backward()
+    held = dict(zip([row.paths[0] for row in entries.rows_of(state, state.schema())], entries.sources(state),
+                    strict=True))
+    assert not torch.equal(model[1].running_mean, before)
+    assert torch.equal(held["model", "1.running_mean"], before)
+    assert held["model", "1.num_batches_tracked"] == 2
