@@ -2,6 +2,7 @@
 
     TARGET/FLEET-FINGERPRINT/ledger, jobs/JOB/sealed, bundles    as `dispatcher/keeper.py` says
     TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.ckpt    with its digest in a .json beside it
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.parts/PART-PARTS-SHA256    see `part_name`
     TARGET/FLEET-FINGERPRINT/jobs/JOB/left/WORKER.tar.gz    output and log of a worker whose host ended itself
 
 The fingerprint is that of the fleet's own certificate, so that a later fleet of the same name finds nothing of an
@@ -22,7 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from spotfleet.messages import Checkpoint
+
 FINGERPRINT_CHARS = 12
+OF_CHECKPOINT = re.compile(r"(?:.*/)?(\d{1,15})-(\d{1,15})\.parts/(\d{1,4})-(\d{1,4})-([0-9a-f]{64})")
 PART = re.compile(r"\..+\.\d+\.part")
 STALE_S = 3600.0  # what has been written is not written any more when nothing has come for so long
 
@@ -98,3 +102,18 @@ def name_of_fleet(fleet: str, ca: str) -> str:
 def checkpoint_name(job: str, version: int, generation: int) -> str:
     """The file of a checkpoint; its `messages.Checkpoint` as JSON, written after it, ends in .json instead of .ckpt."""
     return f"jobs/{job}/checkpoints/{version}-{generation}.ckpt"
+
+
+def part_name(job: str, part: Checkpoint) -> str:
+    """The file of one rank's part of a checkpoint, left by a host that has lost its dispatcher: the hosts with the
+    other parts do the same, and whoever finds all of them joins them in their order."""
+    folder = checkpoint_name(job, part.version, part.generation).removesuffix("ckpt")
+    return f"{folder}parts/{part.part}-{part.parts}-{part.digest}"
+
+
+def part_called(name: str) -> Checkpoint | None:
+    """What `part_name` made into `name`, as far as names tell."""
+    found = OF_CHECKPOINT.fullmatch(name)
+    if found is None or not 0 <= int(found[3]) < int(found[4]):
+        return None
+    return Checkpoint(int(found[1]), found[5], 0, int(found[2]), part=int(found[3]), parts=int(found[4]))

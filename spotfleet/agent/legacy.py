@@ -2,6 +2,9 @@
 
     HOME/legacy/JOB-GENERATION-VERSION.ckpt    a hard link, with a `Kept` in the .json beside it, written last
 
+Where several ranks write one checkpoint, each host has its workers' parts; of these the newest two versions are kept,
+because the other parts of the newest may be lost with their hosts.
+
 In the target (see `durable.py`) a checkpoint is where a dispatcher looks for it, and what a worker's process left, its
 output folder and its log, is jobs/JOB/left/WORKER.tar.gz.
 """
@@ -22,13 +25,14 @@ from pathlib import Path
 from spotfleet.agent.boot import Boot
 from spotfleet.agent.bundles import folder_name
 from spotfleet.codec import from_json, to_json
-from spotfleet.durable import Durable, checkpoint_name
+from spotfleet.durable import Durable, checkpoint_name, part_name
 from spotfleet.messages import Checkpoint, dump
 
 log = logging.getLogger("spotfleet.agent")
 
 FIRST_AGAIN_S, LAST_AGAIN_S = 0.25, 5.0
 STORED = 2  # of each job at most as many are left in the target by one host, which may be alone for an hour
+PARTED = 2  # versions in parts that are kept here
 LOST_NAMES = 5  # of files that are named when they are lost
 
 
@@ -38,8 +42,15 @@ class Kept:
     checkpoint: Checkpoint  # its path is ours
 
     @property
-    def age(self) -> tuple[int, int]:
-        return self.checkpoint.generation, self.checkpoint.version
+    def age(self) -> tuple[int, int, int]:
+        """Greater counts more: of one version, that in fewer parts."""
+        return self.checkpoint.generation, self.checkpoint.version, -self.checkpoint.parts
+
+    @property
+    def what(self) -> str:
+        made = self.checkpoint
+        part = f"part {made.part} of {made.parts} of " if made.parts > 1 else ""
+        return f"{part}checkpoint {made.version}"
 
 
 class Legacy:
@@ -48,22 +59,23 @@ class Legacy:
         in_store = "://" in boot.target  # workers write there, and no agent
         self._durable = Durable(boot.target, boot.fleet, boot.ca) if boot.target and not in_store else None
         self._no_target = f"{boot.target} takes checkpoints alone" if in_store else "the fleet has no checkpoint.target"
-        self._kept = {kept.job: kept for kept in sorted(self._read(), key=lambda k: k.age)}
+        self._kept = sorted(self._read(), key=lambda k: k.age)
         self._stored: list[Kept] = []  # by us, oldest first
         self._writing = threading.Lock()  # one that nobody waits for any more may still be at it
         self.trouble = ""  # why something is not in the target yet
 
     def kept(self) -> list[Kept]:
-        """The newest checkpoint of each job that no dispatcher has taken."""
-        return list(self._kept.values())
+        """The newest checkpoint of each job that no dispatcher has taken, or parts of the newest two; oldest first."""
+        return list(self._kept)
 
     def keep(self, job: str, made: Checkpoint) -> None:
         """A worker has written `made`, and nobody may be there to fetch it."""
-        before = self._kept.get(job)
-        if not made.path or made.url or (before is not None and (made.generation, made.version) <= before.age):
+        part = f"-{made.part}-{made.parts}" if made.parts > 1 else ""
+        path = self._folder / f"{folder_name(job)}-{made.generation}-{made.version}{part}.ckpt"
+        kept, mine = Kept(job, replace(made, path=str(path))), [k for k in self._kept if k.job == job]
+        known = any(k.age > kept.age or k.checkpoint.path == str(path) for k in mine)
+        if known or not made.path or made.url:
             return
-        path = self._folder / f"{folder_name(job)}-{made.generation}-{made.version}.ckpt"
-        kept = Kept(job, replace(made, path=str(path)))
         try:
             self._folder.mkdir(exist_ok=True, mode=0o700)
             path.unlink(missing_ok=True)
@@ -72,21 +84,22 @@ class Legacy:
         except OSError as error:  # such as a worker that has removed it for a newer one
             self._say(f"checkpoint {made.version} of {job}: {error}")
             return
-        self._kept[job] = kept
-        if before is not None:
-            self._remove(before)
+        self._kept = sorted([*self._kept, kept], key=lambda k: k.age)
+        ages = sorted({k.age for k in mine} | {kept.age})
+        oldest = ages[-PARTED:][0] if made.parts > 1 else kept.age
+        for old in [k for k in mine if k.age < oldest]:
+            self.drop(old)
 
     def drop(self, kept: Kept) -> None:
-        """A dispatcher has it."""
-        if self._kept.get(kept.job) == kept:
-            del self._kept[kept.job]
+        """A dispatcher has it, or newer ones are here."""
+        self._kept = [k for k in self._kept if k != kept]
         self._remove(kept)
 
     @property
     def unstored(self) -> str:
         """What is still to be brought to the target, in words; "" without a target."""
         left = [k for k in self.kept() if k not in self._stored] if self._durable else []
-        return f"checkpoint {left[0].checkpoint.version}: {self.trouble or 'on its way'}" if left else ""
+        return f"{left[0].what}: {self.trouble or 'on its way'}" if left else ""
 
     async def store(self) -> None:
         """Bring to the target what is kept, and what will be, until cancelled."""
@@ -99,7 +112,7 @@ class Legacy:
                     self._say(f"the target {self._target} cannot be written: {error}")
                     again_s = min(2 * again_s, LAST_AGAIN_S)
                     continue
-                log.info("checkpoint %s of %s is in %s", kept.checkpoint.version, kept.job, self._target)
+                log.info("%s of %s is in %s", kept.what, kept.job, self._target)
                 self._stored.append(kept)
                 self.trouble, again_s = "", FIRST_AGAIN_S
             await asyncio.sleep(again_s)
@@ -107,8 +120,7 @@ class Legacy:
     async def leave(self, bound_s: float) -> None:
         """Bring what ended workers left to the target, within `bound_s`, and say what is lost."""
         folders = [f for f in sorted(self._home.glob("jobs/*/workers/*")) if _files(f)]
-        lost = [f"checkpoint {k.checkpoint.version} of {k.job} ({k.checkpoint.bytes} bytes)" for k in self.kept()
-                if k not in self._stored]
+        lost = [f"{k.what} of {k.job} ({k.checkpoint.bytes} bytes)" for k in self.kept() if k not in self._stored]
         try:
             async with asyncio.timeout(bound_s):
                 while self._durable is not None and folders:
@@ -124,17 +136,15 @@ class Legacy:
 
     def _put(self, kept: Kept) -> None:
         made, durable = kept.checkpoint, self._reachable()
-        name = checkpoint_name(kept.job, made.version, made.generation)
-        about = dump(replace(made, path="")).encode()
-        there = durable.find(str(Path(name).with_suffix(".json")))
-        if there is not None and there.read_bytes() == about and durable.find(name) is not None:
-            return
-        durable.put(name, Path(made.path))
-        durable.write(str(Path(name).with_suffix(".json")), about)
-        for old in [k for k in self._stored if k.job == kept.job][:-(STORED - 1)]:
-            name = checkpoint_name(old.job, old.checkpoint.version, old.checkpoint.generation)
-            durable.drop(str(Path(name).with_suffix(".json")))
-            durable.drop(name)
+        if made.parts > 1:
+            if durable.find(part_name(kept.job, made)) is None:
+                durable.put(part_name(kept.job, made), Path(made.path))
+        else:
+            _put_whole(durable, kept)
+        mine = [k for k in self._stored if k.job == kept.job]
+        ages = sorted({k.age for k in mine} | {kept.age})
+        for old in [k for k in mine if k.age not in ages[-STORED:]]:
+            _drop(durable, old)
 
     def _put_worker(self, folder: Path) -> None:
         durable, packed = self._reachable(), folder.with_name(f"{folder.name}.tar.gz")
@@ -170,6 +180,24 @@ class Legacy:
             except ValueError as error:
                 log.warning("%s is not used: %s", path, error)
         return [k for k in found if Path(k.checkpoint.path).is_file()]
+
+
+def _put_whole(durable: Durable, kept: Kept) -> None:
+    made = kept.checkpoint
+    name = checkpoint_name(kept.job, made.version, made.generation)
+    about, record = dump(replace(made, path="")).encode(), str(Path(name).with_suffix(".json"))
+    there = durable.find(record)
+    if there is None or there.read_bytes() != about or durable.find(name) is None:
+        durable.put(name, Path(made.path))
+        durable.write(record, about)
+
+
+def _drop(durable: Durable, old: Kept) -> None:
+    if old.checkpoint.parts > 1:
+        return durable.drop(part_name(old.job, old.checkpoint))
+    name = checkpoint_name(old.job, old.checkpoint.version, old.checkpoint.generation)
+    durable.drop(str(Path(name).with_suffix(".json")))
+    return durable.drop(name)
 
 
 def aside(work: Callable[[], None], alone: threading.Lock) -> asyncio.Future[None]:

@@ -20,15 +20,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.boot import DispatcherBoot
 from spotfleet.dispatcher.checkpoints import CheckpointStore
 from spotfleet.dispatcher.records import age, digest_of, name_of, named
-from spotfleet.durable import Durable, checkpoint_name
+from spotfleet.durable import Durable, checkpoint_name, part_called
 from spotfleet.messages import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,28 @@ class Shelf:
 
     def names(self) -> list[Checkpoint]:
         """All that lies there, as far as names tell."""
+        found = [part_called(n) or named(Path(n).stem) for n in self._all()]
+        return [c for c in map(named, sorted({name_of(c) for c in found if c is not None})) if c is not None]
+
+    def parted(self) -> list[list[Checkpoint]]:
+        """Those of which all parts are there, each in its order, with its path."""
+        held: dict[tuple[str, int], dict[int, Checkpoint]] = {}
+        for name in self._all():
+            if part := part_called(name):
+                part = replace(part, path=str(self._durable.folder / name))
+                held.setdefault((name_of(part), part.parts), {})[part.part] = part
+        return [[mine[part] for part in range(parts)] for (_, parts), mine in held.items() if len(mine) == parts]
+
+    def offers(self) -> list[Checkpoint]:
+        """What could be brought back, oldest first; in parts where `parts` is above 1, and then without a digest."""
+        whole = {name_of(c): c for c in self.whole()}
+        joined = {name_of(p[0]): replace(p[0], digest="", part=0, path="") for p in self.parted()}
+        return sorted((joined | whole).values(), key=age)
+
+    def _all(self) -> list[str]:
         if not Path(self._target).is_dir():
             raise FileNotFoundError(f"{self._target} is no folder; is it mounted?")
-        stems = {Path(n).stem for n in self._durable.names(f"jobs/{self._job}/checkpoints")}
-        return [c for c in map(named, sorted(stems)) if c is not None]
+        return self._durable.names(f"jobs/{self._job}/checkpoints")
 
     def put(self, checkpoint: Checkpoint, file: Path) -> bool:
         """False where our own file is not the one that its record says."""
@@ -86,22 +104,29 @@ class Shelf:
     def drop(self, checkpoint: Checkpoint) -> None:
         self._durable.drop(self._name(checkpoint, "json"))
         self._durable.drop(self._name(checkpoint))
+        parts = self._name(checkpoint, "parts")
+        for name in self._durable.names(parts):
+            self._durable.drop(name)
+        with contextlib.suppress(FileNotFoundError):
+            (self._durable.folder / parts).rmdir()
 
-    def fetch(self, checkpoint: Checkpoint, file: Path, moved: Callable[[], None]) -> bool:
-        """Copy it to `file`; False, and no file, if it has another digest."""
-        source, sha = self._durable.folder / self._name(checkpoint), hashlib.sha256()
+    def fetch(self, checkpoint: Checkpoint, file: Path, moved: Callable[[], None]) -> Checkpoint | None:
+        """Copy one of `offers` to `file`, joined if it lies there in parts; as it is here. None, and no file, if it has
+        another digest."""
+        sources = [replace(checkpoint, path=str(self._durable.folder / self._name(checkpoint)))]
+        if checkpoint.parts > 1:
+            sources = next((p for p in self.parted() if _same(p[0], checkpoint)), [])
         part = file.with_name(f".{file.name}.target.part")  # `files.sweep` knows such names
         file.parent.mkdir(parents=True, exist_ok=True)
+        whole = hashlib.sha256()
         try:
-            with source.open("rb") as data, part.open("wb") as out:
-                while chunk := data.read(CHUNK_BYTES):
-                    out.write(chunk)
-                    sha.update(chunk)
-                    moved()
-            if sha.hexdigest() != checkpoint.digest:
-                return False
+            with part.open("wb") as out:
+                right = bool(sources) and all(_copy(source, out, whole, moved) for source in sources)
+                size = out.tell()
+            if not right:
+                return None
             part.replace(file)
-            return True
+            return replace(checkpoint, digest=whole.hexdigest(), bytes=size, parts=1)
         finally:
             part.unlink(missing_ok=True)
 
@@ -116,6 +141,22 @@ class Shelf:
     def _name(self, checkpoint: Checkpoint, ending: str = "ckpt") -> str:
         name = checkpoint_name(self._job, checkpoint.version, checkpoint.generation)
         return f"{name.removesuffix('ckpt')}{ending}"
+
+
+def _same(one: Checkpoint, other: Checkpoint) -> bool:
+    return (name_of(one), one.parts) == (name_of(other), other.parts)
+
+
+def _copy(source: Checkpoint, out: BinaryIO, whole: Any, moved: Callable[[], None]) -> bool:
+    """Append it to `out`; whether it has its digest."""
+    mine = hashlib.sha256()
+    with open(source.path, "rb") as data:
+        while chunk := data.read(CHUNK_BYTES):
+            out.write(chunk)
+            mine.update(chunk)
+            whole.update(chunk)
+            moved()
+    return mine.hexdigest() == source.digest
 
 
 class Mirror:
@@ -169,7 +210,7 @@ class Mirror:
     async def _looked(self, job: str, store: CheckpointStore) -> bool:
         shelf = Shelf(self._durable, self._target, job)
         try:
-            there = await self._within(LOOK_LIMIT_S, shelf.whole)
+            there = await self._within(LOOK_LIMIT_S, shelf.offers)
         except OSError as error:
             store.remark = f"{self._target} cannot be read: {error.strerror or error or 'it does not answer'}"
             log.warning("%s: %s", job, store.remark)
@@ -193,8 +234,9 @@ class Mirror:
         """False where it is damaged."""
         store.seeking = f"brings checkpoint {checkpoint.version} back from {self._target}"
         for _ in range(2):  # a record that is just being replaced does not fit its file
-            if await self._moving(lambda: shelf.fetch(checkpoint, store.path(checkpoint), self._moved)):
-                store.add(checkpoint)
+            found = await self._moving(lambda: shelf.fetch(checkpoint, store.path(checkpoint), self._moved))
+            if found is not None:
+                store.add(found)
                 log.info("%s: checkpoint %s is back from %s", job, checkpoint.version, self._target)
                 return True
         store.lose(checkpoint, f"its copy at {self._target} has another digest")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,14 +20,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from spotfleet.dispatcher.disk import refuse_if_full
+from spotfleet.durable import part_called
 from spotfleet.errors import SpotfleetError
 from spotfleet.messages import Checkpoint
 
 MOST_PARTS = 4096
 MOST = 3  # checkpoints in parts that are kept at once: hosts that are slow in turn must not fill the disk
 CHUNK_BYTES = 1 << 20
-_FOLDER = re.compile(r"(\d{1,15})-(\d{1,15})\.parts")
-_FILE = re.compile(r"(\d{1,4})-(\d{1,4})-([0-9a-f]{64})")
 
 
 class PartDamaged(SpotfleetError):
@@ -104,12 +102,10 @@ class Parts:
         return self._folder / f"{_name(checkpoint)}.parts"
 
     def _read(self, place: Path) -> None:
-        about = _FOLDER.fullmatch(place.name)
-        files = sorted(place.iterdir(), key=lambda f: f.stat().st_mtime_ns) if about and place.is_dir() else []
+        files = sorted(place.iterdir(), key=lambda f: f.stat().st_mtime_ns) if place.is_dir() else []
         for path in files:  # the last process may have been killed before it removed what this one takes the place of
-            if found := _FILE.fullmatch(path.name):
-                part = Checkpoint(int(about[1]), found[3], path.stat().st_size, int(about[2]), str(path),
-                                  int(found[1]), int(found[2]))
+            if part := part_called(f"{place.name}/{path.name}"):
+                part = replace(part, path=str(path), bytes=path.stat().st_size)
                 self._held.setdefault(_key(part), {})[part.part] = part
 
 

@@ -31,7 +31,7 @@ from spotfleet.dispatcher.boot import DispatcherBoot
 from spotfleet.dispatcher.files import write_json
 from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.dispatcher.records import named
-from spotfleet.durable import Durable
+from spotfleet.durable import Durable, part_called
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.events import FleetCreated
 from spotfleet.fleet.ledger import Ledger, read_events
@@ -168,7 +168,7 @@ def _job_names(durable: Durable) -> list[str]:
 
 def _trained(durable: Durable, job: str) -> int:
     """The newest generation of which a checkpoint lies there: a record that was copied before it knows less."""
-    found = (named(Path(n).stem) for n in durable.names(f"jobs/{job}/checkpoints"))
+    found = (part_called(n) or named(Path(n).stem) for n in durable.names(f"jobs/{job}/checkpoints"))
     return max((c.generation for c in found if c is not None), default=0)
 
 

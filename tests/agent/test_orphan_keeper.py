@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,14 +70,15 @@ class Host:
         boot = Boot("f", "f-1", "local", 1, "https://x:1", CA, "token", **{"orphan_after_s": 3600.0, **told})
         return Keeper(boot, self.home, Around(self, self, self, lambda: self.notice), self.now)
 
-    def trains(self, version: int, checkpoint: int | None = None, rank: int = 0) -> None:
-        """The worker is at `version`; it has written `checkpoint`, which it removes again soon."""
+    def trains(self, version: int, checkpoint: int | None = None, rank: int = 0, **how: object) -> None:
+        """The worker is at `version`; it has written `checkpoint`, which it removes again soon. `how`: fields of it."""
         made = None
         if checkpoint is not None:
             path, data = self.home / "ckpt.pt", self.state(checkpoint)
             path.unlink(missing_ok=True)
             path.write_bytes(data)
             made = Checkpoint(checkpoint, hashlib.sha256(data).hexdigest(), len(data), 3, str(path))
+            made = replace(made, **how)
         report = WorkerReport(WORKER, "job", Stage.READY, 3, version=version, checkpoint=made)
         members = (WORKER, PEER) if rank == 0 else (PEER, WORKER)
         self.trainee = Trainee(report, Assignment(3, rank, members, "store"))
@@ -252,6 +253,37 @@ def test_what_workers_left_is_in_the_target_too(play):
         await off(life)
 
     assert [name for name in play(scene).there() if "left" in name] == ["jobs/job/left/f-1-0-1.tar.gz"]
+
+
+def test_a_part_of_a_checkpoint_is_in_the_target_beside_those_of_the_version_before(play):
+    """The hosts with the other parts may not have come so far."""
+    async def scene(host: Host, life: asyncio.Task[None]) -> None:
+        for version in (10, 20, 30):
+            host.trains(version, checkpoint=version, part=1, parts=3)
+            await host.silence(60)
+            await host.until(lambda version=version: any(f"/{version}-3.parts" in name for name in host.there()))
+        left = {f"jobs/job/checkpoints/{version}-3.parts/1-3-{hashlib.sha256(host.state(version)).hexdigest()}":
+                host.state(version) for version in (20, 30)}
+        await host.until(lambda: host.there() == left)
+        host.connected, host.heard = True, 1
+        await host.until(lambda: host.taken == [20, 30] and not list((host.home / "legacy").iterdir()))
+
+    play(scene)
+
+
+def test_where_workers_write_to_an_object_store_the_host_waits_for_their_word_and_keeps_no_file(play, caplog):
+    async def scene(host: Host, life: asyncio.Task[None]) -> None:
+        host.trains(10, checkpoint=5, path="", url="s3://bucket/f/job/5-3")
+        host.leaves("model.txt")
+        await host.silence(3640)
+        assert host.asked and not life.done()
+        host.trains(10, checkpoint=10, path="", url="s3://bucket/f/job/10-3")
+        await off(life)
+
+    host = play(scene, target="s3://bucket")
+    assert (host.phase, host.there(), (host.home / "legacy").exists()) == (Phase.OFF, {}, False)
+    assert "s3://bucket takes checkpoints alone: output of f-1-0-1: model.txt" in caplog.text
+    assert "checkpoint 10" not in caplog.text
 
 
 @pytest.mark.parametrize("phase", [Phase.SAVING, Phase.STORING])

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from fake_workers import Script
 from spotfleet.dispatcher import files, mirror
 from spotfleet.dispatcher.checkpoints import CheckpointStore
 from spotfleet.dispatcher.mirror import Change, change
-from spotfleet.durable import Durable, checkpoint_name
+from spotfleet.durable import Durable, checkpoint_name, part_name
 from spotfleet.messages import Checkpoint, dump
 from spotfleet.model import CheckpointSpec
 
@@ -178,6 +179,27 @@ def test_a_newer_one_that_hosts_without_a_dispatcher_left_is_restored_and_a_half
         shelf(stage).write(checkpoint_name(job, 900, 1), data_of(900))  # the host died before it wrote the record
         assert await loses_all(stage) == 600
         await stage.until("its start", lambda: stage.world.history[-1][3] == 600)
+
+    play(scene, fleet(target))
+
+
+def test_parts_that_several_hosts_left_are_joined_if_all_are_there_and_right(play, target: Path):
+    async def scene(stage: Stage) -> None:
+        job = await trained(stage, 500)
+        for version, parts in ((600, 3), (700, 3), (800, 4)):  # of 800 one is missing
+            for index in range(3):
+                data = data_of(version)[index::3]
+                part = replace(of(version), digest=hashlib.sha256(data).hexdigest(), part=index, parts=parts)
+                wrong = b"?" if (version, index) == (700, 1) else b""
+                shelf(stage).write(part_name(job, part), data + wrong)
+        before = hashlib.sha256(b"".join(data_of(600)[index::3] for index in range(3))).hexdigest()
+        assert await loses_all(stage) == 600
+        assert [e["version"] for e in await stage.events("CheckpointLost")] == [700]
+        kept = stage.daemon.dispatcher.jobs[job].checkpoints.newest
+        assert (kept.digest, kept.parts, kept.bytes) == (before, 1, len(data_of(600)))
+        names = ["500-1.ckpt", "500-1.json", "600-1.ckpt", "600-1.json"]
+        await stage.until("the whole one there", lambda: set(names) <= set(held_there(stage, job)))
+        assert not any("700-1" in n for n in shelf(stage).names(f"jobs/{job}/checkpoints"))
 
     play(scene, fleet(target))
 
