@@ -13,47 +13,28 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
 from spotfleet.train.errors import CommBroken
 from spotfleet.train.group import Group
-from spotfleet.train.optimizer import Average, Compression, Max, Min, Sum
-
-_OPS = {Average: dist.ReduceOp.SUM, Sum: dist.ReduceOp.SUM, Min: dist.ReduceOp.MIN, Max: dist.ReduceOp.MAX}
-
-
-def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
-               op: str | None = None) -> torch.Tensor:
-    """Reduce in place; the mean of integers is rounded towards minus infinity."""
-    if op is None:
-        op = Sum if average is False else Average
-    if op not in _OPS:
-        raise UsageError(f"allreduce: unknown op {op!r}", hint="use Average, Sum, Min or Max")
-    group = runtime.current().require_group("allreduce")
-    flat = tensor if tensor.is_contiguous() else tensor.contiguous()
-    group.allreduce(flat, _OPS[op])
-    if op == Average:
-        flat.div_(group.size) if flat.is_floating_point() or flat.is_complex() else flat.floor_divide_(group.size)
-    if flat is not tensor:
-        tensor.copy_(flat)
-    return tensor
-
-
-def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
-              compression: Any = Compression.none, op: str | None = None) -> torch.Tensor:
-    return allreduce_(tensor.detach().clone(), average, name, op)
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
     """The tensors of all ranks joined along the first dimension, in which they may differ."""
     group = runtime.current().require_group("allgather")
     part = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach().contiguous()
-    lengths = [int(n) for n in group.allgather(torch.tensor([part.shape[0]]))]
-    padded = torch.zeros((max(lengths), *part.shape[1:]), dtype=part.dtype, device=part.device)
-    padded[:part.shape[0]] = part
-    return torch.cat([p[:n] for p, n in zip(group.allgather(padded), lengths, strict=True)])
+    rest = part.shape[1:].numel()
+    sizes = [(int(n), int(r)) for n, r in group.allgather(torch.tensor([part.shape[0], rest]))]
+    if len({r for _, r in sizes}) > 1:
+        raise UsageError(f"allgather: the ranks' tensors have {[r for _, r in sizes]} elements in a row",
+                         hint="tensors may differ in their first dimension only")
+    data = part.reshape(-1).view(torch.uint8)  # every type travels as bytes
+    row = rest * part.element_size()
+    padded = torch.zeros(max(1, row * max(n for n, _ in sizes)), dtype=torch.uint8, device=part.device)
+    padded[:data.numel()] = data
+    parts = [p[:n * row] for p, (n, _) in zip(group.allgather(padded), sizes, strict=True)]
+    return torch.cat(parts).view(part.dtype).reshape(sum(n for n, _ in sizes), *part.shape[1:])
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:

@@ -239,7 +239,9 @@ class Group(ABC):
     # Collectives
 
     def launch(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
-        """Begin to reduce `tensor` in place over all ranks; `finish` waits. Its type is one of `reduces`."""
+        """Begin to reduce `tensor` in place over all ranks; `finish` waits. Its type is complex or one of `reduces`."""
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
         if tensor.dtype not in self.reduces:
             raise UsageError(f"{self.backend} does not reduce {tensor.dtype}",
                              hint="convert it first, to torch.float32 for instance")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,17 +23,24 @@ from spotfleet.train.resize import scaled
 Average, Sum, Min, Max = "average", "sum", "min", "max"
 
 
-class Compression:
-    """Gradients travel as they are; the name exists so that Horovod scripts run."""
+@dataclass(frozen=True)
+class Compressor:
+    """How float32 and float64 travel between ranks: as `dtype`, or as they are. What that costs: see reducer.py."""
 
-    none = "none"
+    dtype: torch.dtype | None = None
+
+
+class Compression:
+    none = Compressor()
+    fp16 = Compressor(torch.float16)
+    bf16 = Compressor(torch.bfloat16)
 
 
 class _Distributed:
     """The methods that a wrapped optimizer's class gets; `_spotfleet` is its Reducer."""
 
     _spotfleet: Reducer
-    _spotfleet_options: tuple[int, bool]
+    _spotfleet_options: tuple[int, bool, Compressor]
     _spotfleet_skip: bool
 
     def synchronize(self) -> None:
@@ -80,11 +88,12 @@ _step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # a scheduler w
 
 
 def _make_reducer(optimizer: Any) -> Reducer:
-    passes, average = optimizer._spotfleet_options
+    passes, average, compression = optimizer._spotfleet_options
     params = [p for group in optimizer.param_groups for p in group["params"]]
     current = runtime.current()
     return Reducer(params, passes, average, lambda: runtime.current().group,
-                   functools.partial(_on_round, optimizer), functools.partial(_on_reduced, optimizer), current.weight)
+                   functools.partial(_on_round, optimizer), functools.partial(_on_reduced, optimizer), current.weight,
+                   compression.dtype)
 
 
 def renew(optimizer: Any) -> None:
@@ -129,11 +138,17 @@ def DistributedOptimizer(optimizer: Any, named_parameters: Iterable[tuple[str, A
     optimizer.__dict__.pop("step", None)  # a scheduler's wrapper around the class's own step
     original = type(optimizer)
     optimizer.__class__ = type(original.__name__, (_Distributed, original), {"step": _step})
-    optimizer._spotfleet_options = (backward_passes_per_step, op == Average)
+    optimizer._spotfleet_options = (backward_passes_per_step, op == Average, compression)
     optimizer._spotfleet_skip = False
     optimizer._spotfleet = _make_reducer(optimizer)
     runtime.current().optimizers.append(optimizer)
     return optimizer
+
+
+def check_compression(what: str, compression: Any) -> None:
+    if not isinstance(compression, Compressor):
+        raise UsageError(f"{what}: unknown compression {compression!r}",
+                         hint="use Compression.none, Compression.fp16 or Compression.bf16")
 
 
 def _check(optimizer: Any, named_parameters: Any, compression: Any, passes: int, op: str) -> None:
@@ -149,8 +164,7 @@ def _check(optimizer: Any, named_parameters: Any, compression: Any, passes: int,
         raise UsageError(f"DistributedOptimizer: backward_passes_per_step is {passes}", hint="use 1 or more")
     if op not in (Average, Sum):
         raise UsageError(f"DistributedOptimizer: op {op!r} is not for gradients", hint="use Average or Sum")
-    if compression is not Compression.none:
-        raise UsageError("DistributedOptimizer: gradients are not compressed", hint="use Compression.none")
+    check_compression("DistributedOptimizer", compression)
     if named_parameters is not None:
         named = list(named_parameters)
         if len({name for name, _ in named}) < len(named):

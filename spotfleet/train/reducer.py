@@ -9,6 +9,10 @@ checkpoint, one per rank (to check the world size), and one use count per parame
 gets `grad = None`, as it would without us. The layout depends on the parameters alone, so ranks that joined late
 reduce in the same order and the sums are the same, bit for bit.
 
+With a `wire` type, float32 and float64 travel as float16 or bfloat16: each rank's share, divided already, is rounded to
+11 or 8 bits, and so is each sum on its way; more than 65,504 becomes infinite in float16, as GradScaler expects it. The
+tail stays exact, and nothing is rounded where a rank is alone.
+
 Mean: each rank's gradient is divided once by (samples of all ranks / samples of this rank), which is exactly the
 world size when all have equally many. With several backward passes per step the samples of all passes count together.
 
@@ -55,13 +59,13 @@ def bucket_layout(params: Sequence[torch.Tensor]) -> list[list[int]]:
 class Reducer:
     def __init__(self, params: Sequence[Parameter], passes: int, average: bool, group: Callable[[], Group | None],
                  on_round: Callable[[Reducer], None], on_reduced: Callable[[Reducer, bool, bool], None],
-                 weight: Callable[[], tuple[float, float] | None]) -> None:
+                 weight: Callable[[], tuple[float, float] | None], wire: torch.dtype | None = None) -> None:
         self.params = [p for p in params if p.requires_grad]
         self.round_open = False
         self.reduced = False  # a round has ended since the last step
         self.launched = False  # some bucket of this round is on the wire
         self.passes_done = 0
-        self._passes, self._average = passes, average
+        self._passes, self._average, self._wire = passes, average, wire
         self._group, self._on_round, self._on_reduced, self._weight = group, on_round, on_reduced, weight
         self._works: list[Any] = []
         self._in_pass, self._launching, self._held = False, False, 0
@@ -74,7 +78,8 @@ class Reducer:
     def _lay_out(self) -> None:
         layout = bucket_layout(self.params)
         tail = USES + len(self.params)
-        own_tail = not layout or self.params[layout[-1][0]].dtype != torch.float32
+        last = self.params[layout[-1][0]] if layout else torch.empty(0)
+        own_tail = not layout or last.dtype != torch.float32 or self._narrows(last.dtype)
         self._bucket_of = [0] * len(self.params)
         self._views: list[torch.Tensor] = [torch.empty(0)] * len(self.params)
         self._flats: list[torch.Tensor] = []
@@ -91,10 +96,15 @@ class Reducer:
                 self._bucket_of[i] = number
                 offset += p.numel()
             self._flats.append(flat)
+        self._wires = [torch.empty_like(f, dtype=self._wire) if self._narrows(f.dtype) else f for f in self._flats]
         if own_tail:
-            self._flats.append(torch.zeros(tail))
+            self._flats.append(torch.zeros(tail, device=last.device))
+            self._wires.append(self._flats[-1])
             self._sizes.append(0)
         self._tail = self._flats[-1][-tail:]
+
+    def _narrows(self, dtype: torch.dtype) -> bool:
+        return self._wire is not None and dtype in (torch.float32, torch.float64)
 
     def detach(self) -> None:
         for hook in self._hooks:
@@ -198,7 +208,10 @@ class Reducer:
     def _launch(self) -> None:
         group = self._group()
         assert group is not None
-        self._works.append(group.launch(self._flats[self._next]))
+        flat, wire = self._flats[self._next], self._wires[self._next]
+        if wire is not flat:
+            wire.copy_(flat)
+        self._works.append(group.launch(wire))
         self._next += 1
         self.launched = True
 
@@ -217,6 +230,9 @@ class Reducer:
         self._launch()
         works, self._works = self._works, []
         group.finish(works)
+        for flat, wire in zip(self._flats, self._wires, strict=True):
+            if wire is not flat:
+                flat.copy_(wire)
         self._close(*self._read_tail(group))
 
     def _close(self, change: bool, save: bool) -> None:

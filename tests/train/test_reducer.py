@@ -12,10 +12,10 @@ from spotfleet.train.gloo import GlooGroup
 from spotfleet.train.reducer import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, bucket_layout
 
 
-def build(group, params, passes=1, average=True, weight=None, log=None) -> Reducer:
+def build(group, params, passes=1, average=True, weight=None, log=None, wire=None) -> Reducer:
     heard = [] if log is None else log
     return Reducer(params, passes, average, lambda: group, lambda r: heard.append("round"),
-                   lambda r, change, save: heard.append(change), lambda: weight)
+                   lambda r, change, save: heard.append(change), lambda: weight, wire)
 
 
 def model() -> nn.Sequential:
@@ -213,6 +213,37 @@ def test_half_precision_parameters_have_a_tail_of_their_own(ranks):
         return p.grad.tolist(), q.grad, log
 
     assert ranks(2).each(work) == [([1.5, 1.5], None, ["round", True])] * 2
+
+
+@pytest.mark.parametrize(("wire", "bits"), [(torch.float16, 11), (torch.bfloat16, 8)])
+def test_compressed_gradients_are_rounded_to_the_bits_of_their_type_on_the_wire_only(ranks, wire, bits):
+    """The flags and counts stay exact, and so does what a rank accumulates for itself."""
+    fine, coarse = 1 + 2.0 ** (1 - bits), 1 + 2.0 ** -bits
+
+    def work(group):
+        log: list = []
+        group.change_waits = group.rank == 1
+        p, unused = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+        many = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+        reducer = build(group, [p, unused, many], passes=2, log=log, wire=wire)
+        (p * torch.tensor([fine, coarse])).sum().backward()
+        accumulated = p.grad.tolist()
+        (p * 0).sum().backward()
+        kinds = {flat.dtype for flat in reducer._wires}
+        return accumulated, p.grad.tolist(), p.grad.dtype, unused.grad, many.grad, log, kinds
+
+    kinds = {wire, torch.bfloat16, torch.float32}
+    assert ranks(2).each(work) == [([fine, coarse], [fine, 1.0], torch.float32, None, None, ["round", True], kinds)] * 2
+
+
+def test_weights_of_samples_are_applied_before_gradients_are_compressed(ranks):
+    def work(group):
+        p = nn.Parameter(torch.zeros(1))
+        build(group, [p], weight=[(3.0, 4.0), (1.0, 4.0)][group.rank], wire=torch.float16)
+        (p * [80000.0, 4096.0][group.rank]).sum().backward()  # the first is too large for float16, its share is not
+        return p.grad.item()
+
+    assert ranks(2).each(work) == [61024.0, 61024.0]
 
 
 def test_a_lost_peer_breaks_backward_and_a_reset_leaves_nothing_in_flight(ranks):

@@ -1,4 +1,4 @@
-"""Workers whose communicators behave as NCCL's (stuck_group.py): a peer really dies, and only the dispatcher says so."""
+"""Workers whose communicators behave as NCCL's (stuck_group.py): a peer dies, and only the dispatcher says so."""
 
 from __future__ import annotations
 

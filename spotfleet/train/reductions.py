@@ -1,0 +1,178 @@
+"""Sums, means and extremes of tensors over all ranks, at once or by handle, with Horovod's names.
+
+    handle = allreduce_async_(t) -> [poll(handle)] -> synchronize(handle) -> t, or CommBroken
+
+All ranks begin the same operations in the same order; handles may be waited for in any order. Nothing is reduced in the
+caller's memory: an operation that a loss cuts short may write to its own copy yet, never to a tensor in use.
+
+What is reduced how:
+- Average of integers is rounded towards minus infinity; that of 8- and 16-bit integers is taken in 32 bits. Their sums
+  wrap around, as in Horovod.
+- float16 and bfloat16 are added as they are: each sum on the way is rounded to their 11 or 8 bits. So are float32 and
+  float64 with `compression`.
+- bool has Min (all) and Max (any); complex numbers have no Min and Max. Sparse tensors become dense.
+
+A handle belongs to its generation: after a change of membership the function is entered anew, and begins them anew.
+
+Threads: the main thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from spotfleet.errors import UsageError
+from spotfleet.train import runtime
+from spotfleet.train.group import Group
+from spotfleet.train.optimizer import Average, Compression, Compressor, Max, Min, Sum, check_compression
+
+_OPS = {Average: dist.ReduceOp.SUM, Sum: dist.ReduceOp.SUM, Min: dist.ReduceOp.MIN, Max: dist.ReduceOp.MAX}
+_WIDER = {torch.int16: torch.int32}  # what no backend adds
+_WIDER_MEAN = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.int16: torch.int32}
+
+
+@dataclass
+class Handle:
+    """An operation under way. Opaque to its user."""
+
+    group: Group
+    works: list[Any]
+    collect: Callable[[], Any]  # the results, once the works are done
+    results: list[Any] = field(default_factory=list)  # one, after `synchronize`
+
+
+def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
+               op: str | None = None) -> torch.Tensor:
+    return synchronize(allreduce_async_(tensor, average, name, op))
+
+
+def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
+              compression: Any = Compression.none, op: str | None = None) -> torch.Tensor:
+    return synchronize(allreduce_async(tensor, average, name, compression, op))
+
+
+def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
+                     op: str | None = None) -> Handle:
+    """The tensor holds the result from `synchronize` on, and not before."""
+    handle = _begin([tensor], average, op, Compression.none)
+    return _then(handle, lambda found: _put([tensor], found)[0])
+
+
+def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
+                    compression: Any = Compression.none, op: str | None = None) -> Handle:
+    return _then(_begin([tensor], average, op, compression), lambda found: found[0])
+
+
+def grouped_allreduce(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+                      compression: Any = Compression.none, op: str | None = None) -> list[torch.Tensor]:
+    """All of them in as few operations as they have types and devices."""
+    return synchronize(grouped_allreduce_async(tensors, average, name, compression, op))
+
+
+def grouped_allreduce_(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+                       op: str | None = None) -> list[torch.Tensor]:
+    return synchronize(grouped_allreduce_async_(tensors, average, name, op))
+
+
+def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+                            compression: Any = Compression.none, op: str | None = None) -> Handle:
+    return _begin(list(tensors), average, op, compression)
+
+
+def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+                             op: str | None = None) -> Handle:
+    held = list(tensors)
+    return _then(_begin(held, average, op, Compression.none), lambda found: _put(held, found))
+
+
+def synchronize(handle: Handle) -> Any:
+    """The result, as soon as it is there; CommBroken when a peer is lost."""
+    _check_handle("synchronize", handle)
+    if not handle.results:
+        if handle.group is not runtime.current().group:
+            raise UsageError("synchronize: this handle is of an earlier generation",
+                             hint="begin and finish operations inside the function decorated with @hvd.elastic.run")
+        handle.group.finish(handle.works)
+        handle.results = [handle.collect()]
+    return handle.results[0]
+
+
+def poll(handle: Handle) -> bool:
+    """Would `synchronize` return (or raise) at once?"""
+    _check_handle("poll", handle)
+    return bool(handle.results) or all(handle.group.is_done(work) for work in handle.works)
+
+
+def _check_handle(what: str, handle: Any) -> None:
+    if not isinstance(handle, Handle):
+        raise UsageError(f"{what}: expected a handle, got {type(handle).__name__}",
+                         hint="pass what allreduce_async_ and its like return")
+
+
+def _begin(tensors: list[torch.Tensor], average: bool | None, op: str | None, compression: Any) -> Handle:
+    """Begin to reduce copies of `tensors`, joined by type and device; the results have the tensors' own types."""
+    if op is None:
+        op = Sum if average is False else Average
+    if op not in _OPS:
+        raise UsageError(f"allreduce: unknown op {op!r}", hint="use Average, Sum, Min or Max")
+    check_compression("allreduce", compression)
+    kinds = [_kind(t, op, compression) for t in tensors]
+    group = runtime.current().require_group("allreduce")
+    members: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i, (t, kind) in enumerate(zip(tensors, kinds, strict=True)):
+        members.setdefault((kind, t.device), []).append(i)
+    flats = {key: torch.cat([_dense(tensors[i]).reshape(-1).to(key[0]) for i in which])
+             for key, which in members.items()}
+    works = [group.launch(flat, _OPS[op]) for flat in flats.values() if flat.numel()] if group.size > 1 else []
+
+    def collect() -> list[torch.Tensor]:
+        found: list[torch.Tensor] = [torch.empty(0)] * len(tensors)
+        for key, which in members.items():
+            flat = _mean(flats[key], group.size) if op == Average else flats[key]
+            parts = flat.split([tensors[i].numel() for i in which])
+            for i, part in zip(which, parts, strict=True):
+                found[i] = part.view(tensors[i].shape).to(tensors[i].dtype)
+        return found
+
+    return Handle(group, works, collect)
+
+
+def _kind(tensor: torch.Tensor, op: str, compression: Compressor) -> torch.dtype:
+    """The type in which `tensor` is reduced."""
+    dtype = tensor.dtype
+    if dtype == torch.bool:
+        if op not in (Min, Max):
+            raise UsageError("allreduce: bool has no sum and no mean",
+                             hint="use op=Min (all) or op=Max (any), or convert: tensor.int()")
+        return torch.uint8
+    if dtype.is_complex and op in (Min, Max):
+        raise UsageError(f"allreduce: complex numbers have no {op}", hint="reduce the real and imaginary parts")
+    if compression.dtype is not None and dtype in (torch.float32, torch.float64):
+        return compression.dtype
+    return (_WIDER_MEAN if op == Average else _WIDER).get(dtype, dtype)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.to_dense() if tensor.is_sparse else tensor).detach()
+
+
+def _mean(total: torch.Tensor, count: int) -> torch.Tensor:
+    return total.div_(count) if total.is_floating_point() or total.is_complex() else total.floor_divide_(count)
+
+
+@torch.no_grad()
+def _put(tensors: list[torch.Tensor], found: list[torch.Tensor]) -> list[torch.Tensor]:
+    for tensor, result in zip(tensors, found, strict=True):
+        tensor.copy_(result)
+    return tensors
+
+
+def _then(handle: Handle, after: Callable[[list[torch.Tensor]], Any]) -> Handle:
+    collect = handle.collect
+    handle.collect = lambda: after(collect())
+    return handle
