@@ -33,6 +33,8 @@ class Worker:
     ended_at: float = 0.0  # when it was judged; monotonic
     past: bool = False  # of a run that the job has given up
     evicted: bool = False  # Membership found it in the way of the others
+    pid: int = 0
+    gone: bool = False  # its process has ended; how is told once its log is here
     stopped: bool = False  # its process stands still
     quiet_s: float = 0.0  # since its version last changed, as its agent last said
 
@@ -126,6 +128,7 @@ def _take(worker: Worker, state: WorkerState) -> None:
     if worker.ended:
         return
     worker.seen, worker.report, worker.stopped, worker.quiet_s = True, state.report, state.stopped, state.quiet_s
+    worker.gone, worker.pid = worker.gone or (worker.pid > 0 and state.pid == 0), state.pid
     if state.exit is not None:
         worker.exit = state.exit
         worker.cause, worker.error = cause_of(state.exit, state.report)
