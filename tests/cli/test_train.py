@@ -13,7 +13,7 @@ from cli_cloud import FakeJob
 from spotfleet import bundle
 from spotfleet.cli import attend
 from spotfleet.messages import JobStatus
-from spotfleet.model import JobState
+from spotfleet.model import JobState, ResizeSpec
 
 SLOW = "import os, time\nprint('begun')\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.01)\n"
 BROKEN = "print('before')\nraise ValueError('a bug')\n"
@@ -54,6 +54,30 @@ def test_np_is_min_and_max_and_by_default_all_slots(up):
     up.ok("train hello.py --np 1:2 --name other")
     found = [(j.spec.name, j.spec.min_workers, j.spec.max_workers) for j in up.dispatcher.jobs.values()]
     assert found == [("hello", 2, 3), ("hello", 2, 2), ("other", 1, 2)]
+
+
+def test_a_resize_policy_and_a_growth_go_before_the_fleet_files(up):
+    up.ok("train hello.py")
+    up.ok("train hello.py --np 1:3 --resize-policy scale-lr --growth 0:1,5:3")
+    found = [j.spec.resize for j in up.dispatcher.jobs.values()]
+    assert found == [ResizeSpec(), ResizeSpec("scale-lr", growth=((0, 1), (5, 3)))]
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ("--growth 2:4", "--growth 2:4: expected epochs in order, 0 first"),
+    ("--growth four", "--growth four: expected EPOCH: WORKERS pairs"),
+    ("--np 1:2 --growth 0:1,9:4", "growth: 4 workers from epoch 9, but the job may have 1 to 2"),
+    ("--resize-policy faster", "resize policy 'faster' is unknown"),
+])
+def test_a_growth_or_policy_that_makes_no_sense_is_refused(up, options, said):
+    assert said in up.fails(f"train hello.py {options}", code=2).err
+
+
+def test_spares_are_kept_out_of_the_default_number_of_workers(up):
+    up.ok("train hello.py --spares 1")
+    up.ok("train hello.py --spares 1 --np 3")
+    found = [(j.spec.min_workers, j.spec.max_workers, j.spec.spares) for j in up.dispatcher.jobs.values()]
+    assert found == [(2, 2, 1), (3, 3, 1)]
 
 
 @pytest.mark.parametrize("np", ["x", "3:2", "0:2", "1:2:3"])
