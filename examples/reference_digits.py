@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TAIL = 2  # a change waits, world check; and one use count per parameter
+TAIL = 3  # a change waits, world check, a checkpoint is due; and one use count per parameter
 
 
 def world_sizes(worlds: list[list[int]], steps: int) -> list[int]:

@@ -39,7 +39,7 @@ KINDS = {"kill_worker": 5, "kill": 4, "stop_worker": 3, "cut": 3, "notice": 4, "
          "all_hosts": 1}
 WHEN = {"at once": 1, "forming": 2, "later": 1}
 LEAST, MOST = 3, 5  # hosts
-NAP_S = 0.04  # of a step, so that the job lasts
+NAP_S = 0.08  # of a step, so that the job lasts
 RECOVER_S = 90.0
 END_LIMIT_S = 300.0
 CHECKPOINTS = "checkpoint: {interval: 2s}"

@@ -3,9 +3,11 @@
 One fleet serves all tests: two workers train, a third waits as a spare. Each test begins and ends with it whole.
 
 What is lost, how, and which test shows what follows (module without a folder: `tests/train/`):
-- a worker, SIGKILL in forward, backward, `step`, a collective: test_counting (at any point of an iteration),
-  test_recovery; while a generation forms: forming_sweep; while it is the source of a transfer: test_recovery
-- a worker, SIGKILL with a spare ready: a_spare_fills here; two at once, all but one, rank 0: test_counting
+- a worker, SIGKILL in forward, backward, `step`, a collective; while a generation forms; while it is the source of a
+  transfer, or receives one; two at once, all but one, rank 0: test_kill_points, all with spares ready; each call of
+  forming: forming_sweep
+- a worker, SIGKILL with a spare ready: a_spare_fills here
+- anything at random: test_chaos_workers; tests/e2e/test_chaos.py
 - a worker, SIGSTOP and SIGCONT: a_stopped_worker here; every rule: tests/membership/test_membership_stuck.py
 - a worker that hangs in its own code: a_worker_that_hangs here; every rule: the same
 - a host, agent and workers at once: a_host_that_loses_power here; tests/e2e/test_training.py (rank 0)

@@ -72,6 +72,21 @@ class Job:
         if epoch != self.epochs or seen:
             raise Differs(f"{self.epochs} epochs were trained; the samples make {epoch}, and {seen.total()} more")
 
+    def check_repeats(self) -> None:
+        """While some worker with the state lives on: all ranks of a generation begin with the same step; at most one
+        step of a generation is lost with it; at most one that is applied already is computed again in it."""
+        begun: dict[int, dict[int, set[int]]] = {}  # generation -> rank -> steps
+        for step, generation, rank in self.notes:
+            begun.setdefault(generation, {}).setdefault(rank, set()).add(step)
+        for generation, ranks in begun.items():
+            first = {min(steps) for steps in ranks.values()}
+            steps = {s for own in ranks.values() for s in own}
+            lost = [s for s in steps if self.applied[s][0] > generation]
+            again = [s for s in steps if self.applied[s][0] < generation]
+            if len(first) > 1 or len(lost) > 1 or len(again) > 1:
+                raise Differs(f"generation {generation}: ranks begin with step {sorted(first)}, steps {sorted(lost)} "
+                              f"were lost with it, {sorted(again)} were applied before it")
+
     @staticmethod
     def _check_epoch(epoch: int, seen: Counter[int]) -> None:
         if seen != Counter(range(net.SAMPLES)):

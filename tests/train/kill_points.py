@@ -15,11 +15,10 @@ import threading
 import chaos_net
 import torch
 
-from spotfleet.train import control, runtime, sync
+from spotfleet.train import runtime, sync
 from spotfleet.train.group import Group
 
 POINT, _, N = os.environ.get("DIE", ":-1").partition(":")
-control.PERIOD_S = 0.02  # so that tests see versions soon
 sync.CHUNK_BYTES = 64 << 10  # so that a transfer has several chunks
 
 step = 0

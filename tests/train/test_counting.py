@@ -65,14 +65,6 @@ def test_a_planned_leave_and_a_planned_join_repeat_no_step(fleets):
     finish(fleet, 1200)
 
 
-@pytest.mark.parametrize("point", ["forward", "reduced", "stepped"])
-def test_a_death_at_any_point_of_an_iteration_loses_and_doubles_nothing(fleets, point):
-    fleet = fleets(COUNT)
-    fleet.start_all(DIE=f"h1/0/1:{point}:40", EPOCHS="2", BATCHES="40")
-    finish(fleet, 80)
-    assert not fleet.workers["h1/0/1"].alive and fleet.generation == 2
-
-
 def test_a_failure_in_a_users_collective_after_the_step_replays_the_iteration_without_its_step(fleets):
     fleet = fleets(COUNT)
     fleet.start_all(DIE="h1/0/1:stepped:40", METRIC="1", EPOCHS="2", BATCHES="40")

@@ -7,25 +7,14 @@ chaos_reference.py.
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import chaos_reference
 import pytest
+from train_scripts import chaos_script
 
 from spotfleet.messages import Stage
 
 pytestmark = pytest.mark.slow
-HERE = Path(__file__).parent
-
-
-def script(notes: Path, stop: Path) -> str:
-    return f'''
-import runpy, sys
-sys.path.insert(0, {str(HERE)!r})
-import kill_points
-sys.argv += ["--notes", {str(notes)!r}, "--stop", {str(stop)!r}, "--nap", "0.002"]
-runpy.run_path({str(HERE / "chaos_train.py")!r}, run_name="__main__")
-'''
 
 
 @pytest.fixture
@@ -36,7 +25,7 @@ def train(fleets, tmp_path):
         notes, stop = tmp_path / "notes", tmp_path / "stop"
         notes.mkdir()
         stop.touch()
-        fleet = fleets(script(notes, stop), founders=size)
+        fleet = fleets(chaos_script(notes, stop, "kill_points"), founders=size)
         fleet.hold = True
         names = [fleet.start(DIE=deaths.get(number, "")) for number in range(workers)]
         fleet.wait(lambda: all(fleet.report(n).stage is Stage.INIT for n in names[:size]), what="founders")
@@ -46,7 +35,9 @@ def train(fleets, tmp_path):
         fleet.wait_end()
         killed = {n for n, name in enumerate(names) if fleet.workers[name].exit == -signal.SIGKILL}
         assert killed == set(deaths), fleet.story()
-        return fleet, chaos_reference.check(notes)
+        job = chaos_reference.check(notes)
+        job.check_repeats()
+        return fleet, job
 
     return run
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+HERE = str(Path(__file__).parent)
+
 FAULTS = '''
 import hashlib, os, signal, sys, time
 import torch
@@ -59,4 +63,17 @@ state = hvd.elastic.TorchState(model, opt, epoch=0, batch=0)
 state.register_reset_callbacks([lambda: print("RESET", hvd.size(), flush=True)])
 print("RETURNED", train(state), flush=True)
 print("WEIGHT", model.weight.item(), flush=True)
+'''
+
+
+def chaos_script(notes: Path, stop: Path, first: str = "train_scripts") -> str:
+    """The chaos job, with a module `first` imported first."""
+    return f'''
+import runpy, sys
+from spotfleet.train import control
+control.PERIOD_S = 0.02
+sys.path.insert(0, {HERE!r})
+import {first}
+sys.argv += ["--notes", {str(notes)!r}, "--stop", {str(stop)!r}, "--nap", "0.002"]
+runpy.run_path({HERE!r} + "/chaos_train.py", run_name="__main__")
 '''

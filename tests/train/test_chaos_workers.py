@@ -1,0 +1,80 @@
+"""Random trouble for the workers of one job, which must end as plain torch does undisturbed; see tests/e2e/chaos.py."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import chaos_reference
+import pytest
+from train_scripts import chaos_script
+
+pytestmark = pytest.mark.slow
+LONG = bool(os.environ.get("SPOTFLEET_LONG"))
+EVENTS, RUNS = (60, 10) if LONG else (8, 2)
+KINDS = ("kill", "kill", "two at once", "stop", "drain", "resize", "forming")
+MOST = 5
+
+
+class Trouble:
+    def __init__(self, fleet, dice: random.Random) -> None:
+        self.fleet, self.dice = fleet, dice
+        self.timers: list[threading.Timer] = []
+
+    def members(self) -> list[str]:
+        with self.fleet.cv:
+            return [m for m in self.fleet.members if self.fleet.workers[m].alive and not self.fleet.workers[m].leaving]
+
+    def strike(self, kind: str) -> None:
+        fleet, members = self.fleet, self.members()
+        if kind == "forming":  # somebody dies, and somebody else once the next generation is ordered
+            generation = fleet.generation
+            self.kill(1)
+            fleet.wait(lambda: fleet.generation > generation or fleet._settled(), what="the next generation")
+            time.sleep(self.dice.uniform(0, 0.05))
+            self.kill(1)
+        elif kind == "resize":
+            fleet.target = self.dice.randint(3, MOST)
+        elif kind == "drain" and len(members) > 1:
+            fleet.drain(self.dice.choice(members))
+        elif kind == "stop" and members:
+            pid = fleet.workers[self.dice.choice(members)].pid
+            os.kill(pid, signal.SIGSTOP)
+            self.timers.append(threading.Timer(self.dice.uniform(0.05, 0.3), os.kill, (pid, signal.SIGCONT)))
+            self.timers[-1].start()
+        else:
+            self.kill(2 if kind == "two at once" else 1)
+        while sum(w.alive and not w.leaving for w in fleet.workers.values()) < fleet.target + 1:
+            fleet.start()
+
+    def kill(self, number: int) -> None:
+        """Never the last one that trains: nobody else holds the state."""
+        members = self.members()
+        for name in self.dice.sample(members, max(0, min(number, len(members) - 1))):
+            self.fleet.kill(name)
+
+
+@pytest.mark.parametrize("run", range(RUNS))
+def test_random_trouble_changes_no_bit_and_each_sample_counts_once(fleets, tmp_path, run):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    dice = random.Random(seed)
+    notes, stop = tmp_path / "notes", tmp_path / "stop"
+    notes.mkdir()
+    fleet = fleets(chaos_script(notes, stop))
+    fleet.start_all()
+    fleet.wait_version(5)
+    trouble = Trouble(fleet, dice)
+    for kind in [dice.choice(KINDS) for _ in range(EVENTS)]:
+        print(f"generation {fleet.generation}: {kind}")
+        trouble.strike(kind)
+        time.sleep(dice.choice([0.0, dice.uniform(0, 0.1), dice.uniform(0.1, 0.5)]))
+    for timer in trouble.timers:
+        timer.join()
+    stop.touch()
+    fleet.wait_end()
+    job = chaos_reference.check(notes)
+    print(f"{job.steps} steps in {job.epochs} epochs and {len({g for g, _ in job.applied})} generations")
