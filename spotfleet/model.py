@@ -172,11 +172,14 @@ class CheckpointSpec:
                 "as only workers write to an object store") if self.url else ""
 
 
+RESIZE_POLICIES = ("none", "keep-global-batch", "scale-lr")
+
+
 @dataclass(frozen=True)
 class ResizeSpec:
     """What a change of the world size does to training, and how fast it may change. Deaths and notices never wait."""
 
-    policy: str = "none"  # "none", "keep-global-batch" or "scale-lr"
+    policy: str = "none"  # one of RESIZE_POLICIES
     warmup_steps: int = 0  # of "scale-lr": so many steps lead to the new learning rate
     growth: tuple[tuple[int, int], ...] = ()  # (from this epoch, so many workers), ascending; empty: all that fit
     max_join: int = 0  # workers that may join in one change; 0: any number

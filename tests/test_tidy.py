@@ -23,7 +23,7 @@ DOCUMENTS = sorted([*TOP.glob("*.md"), *TOP.glob("docs/**/*.md")])
 # ARCHITECTURE.md, "Layers". The longest prefix decides.
 LAYERS = {f"spotfleet.{name}".rstrip("."): layer for layer, names in {
     0: "model errors config messages codec versions",
-    1: "fleet.events fleet.fold fleet.plan fleet.billing fleet.cost fleet.cost_rows "
+    1: "fleet.events fleet.fold fleet.plan fleet.billing fleet.cost fleet.cost_rows fleet.size "
        "dispatcher.membership dispatcher.schedule agent.orphan "
        "providers.local.market providers.local.book providers.local.invoice providers.local.pools",
     2: "fleet providers interruptions bundle certs client durable",

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from spotfleet.codec import to_text
 from spotfleet.messages import Launch
 
 _OF_THE_AGENT = {"SPOTFLEET_HOST_ADDRESS", "SPOTFLEET_HOST_PORT", "SPOTFLEET_METADATA_URL", "SPOTFLEET_HOME"}
@@ -59,6 +60,8 @@ def worker_env(base: dict[str, str], launch: Launch, place: Place) -> dict[str, 
         "SPOTFLEET_ADDRESS": place.address,
         "SPOTFLEET_WORK": str(place.work),
         "SPOTFLEET_OUTPUT": str(place.output),
+        "SPOTFLEET_RESIZE": to_text(launch.spec.resize),
+        "SPOTFLEET_WORKERS": f"{launch.spec.min_workers}:{launch.spec.max_workers}",
         "LOCAL_RANK": str(place.local_rank),
     })
     return env

@@ -77,15 +77,18 @@ class Fleet:
     def train(self, script: str = "", args: Sequence[str] = (), *, np: tuple[int, int] | None = None, name: str = "",
               envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None, down: bool = False,
               wait: bool = False, detach: bool = False, spares: int = 0,
+              resize_policy: str = "", growth: Mapping[int, int] | None = None,
               output: Callable[[bytes], object] | None = None, progress: Progress = _silent) -> Job:
         """Run `script` (or the fleet file's `run`) on the fleet; returns when it has succeeded.
 
         `np` is (fewest, most) workers. Without `wait`, NoCapacity is raised, and no job is left, when fewer can start
         now. Rank 0's output goes to `output` (default: stdout). With `detach` it returns at once. Raises JobFailed.
         `down` ends the fleet after the job, also with this machine off. `spares` more workers wait, warm and paid for,
-        to fill a lost one's place.
+        to fill a lost one's place. `resize_policy` and `growth`, {from this epoch: workers}, go before the fleet
+        file's `resize`.
         """
-        ask = Ask(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait, spares)
+        ask = Ask(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait, spares,
+                  resize_policy, tuple((growth or {}).items()))
         folder, client = self._folder(), self._client()
         record = folder.record
         job = Job(client, submit(self.house, record, folder.keys.secrets, client, ask, progress))

@@ -14,7 +14,7 @@ from spotfleet.api.machine import Progress
 from spotfleet.client import Client
 from spotfleet.errors import UsageError
 from spotfleet.messages import FleetStatus
-from spotfleet.model import FleetSpec, HostState, JobSpec, Role
+from spotfleet.model import RESIZE_POLICIES, FleetSpec, HostState, JobSpec, ResizeSpec, Role
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Ask:
     down: bool = False
     wait: bool = False
     spares: int = 0
+    resize_policy: str = ""  # this and the next go before the fleet file's
+    growth: tuple[tuple[int, int], ...] = ()
 
 
 def job_spec(spec: FleetSpec, ask: Ask, status: FleetStatus) -> JobSpec:
@@ -48,8 +50,24 @@ def job_spec(spec: FleetSpec, ask: Ask, status: FleetStatus) -> JobSpec:
     return JobSpec(
         name=ask.name or job_name(ask.script, spec), argv=argv, run="" if argv else spec.run, setup=spec.setup,
         min_workers=least, max_workers=most, envs={**spec.envs, **ask.envs}, down=ask.down,
-        checkpoint=spec.checkpoint, spares=ask.spares,
+        checkpoint=spec.checkpoint, spares=ask.spares, resize=resize_of(spec.resize, ask, least, most),
     )
+
+
+def resize_of(resize: ResizeSpec, ask: Ask, least: int, most: int) -> ResizeSpec:
+    """What the fleet file says, and over it what was asked for. Raises UsageError for a growth out of range."""
+    if ask.resize_policy:
+        if ask.resize_policy not in RESIZE_POLICIES:
+            raise UsageError(f"resize policy {ask.resize_policy!r} is unknown",
+                             hint=f"--resize-policy {'|'.join(RESIZE_POLICIES)}")
+        warmup_steps = resize.warmup_steps if ask.resize_policy == "scale-lr" else 0
+        resize = replace(resize, policy=ask.resize_policy, warmup_steps=warmup_steps)
+    resize = replace(resize, growth=ask.growth or resize.growth)
+    for epoch, workers in resize.growth:
+        if not least <= workers <= most:
+            raise UsageError(f"growth: {workers} workers from epoch {epoch}, but the job may have {least} to {most}",
+                             hint="change the growth, --np MIN:MAX, or `nodes` in the fleet file")
+    return resize
 
 
 def inside(script: Path, workdir: Path) -> str:

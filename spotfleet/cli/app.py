@@ -155,6 +155,10 @@ def train(
                                     help="Workers; default: every slot, from nodes.min to nodes.max hosts.")] = "",
     spares: Annotated[int, typer.Option("--spares", metavar="N", min=0, show_default=False,
                                         help="Warm workers that only wait to replace a lost one.")] = 0,
+    resize_policy: Annotated[str, typer.Option("--resize-policy", metavar="POLICY", show_default=False,
+                                               help="keep-global-batch, scale-lr or none; see docs/resizing.md.")] = "",
+    growth: Annotated[str, typer.Option("--growth", metavar="EPOCH:WORKERS,...", show_default=False,
+                                        help="So many workers from each epoch on: 0:2,30:4,60:8.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Queue the job when MIN workers cannot start now.")] = False,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", show_default=False,
                                                   help="A variable for the job; K alone takes yours.")] = None,
@@ -169,7 +173,7 @@ def train(
     Ctrl-C leaves the job running. Options of spotfleet may also stand after SCRIPT, up to a `--`.
     """
     _call("change", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
-          secret=secret or [], name_of_job=name, spares=spares)
+          secret=secret or [], name_of_job=name, spares=spares, resize_policy=resize_policy, growth=growth)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from spotfleet.api.preview import Change, UpPlan
 from spotfleet.cli import render
 from spotfleet.cli.attend import told
 from spotfleet.cli.talk import confirm, next_command, say, step
+from spotfleet.config import values
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
 from spotfleet.model import JobState, Role
@@ -62,10 +63,12 @@ def _check_offers(plan: UpPlan) -> None:
 
 
 def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, wait: bool,
-          env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int) -> None:
+          env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int,
+          resize_policy: str, growth: str) -> None:
     fleet = Fleet(name)
     job = fleet.train(script, args, np=workers(np) if np else None, name=name_of_job, envs=variables(env),
-                      secrets=secrets(secret), down=down, wait=wait, spares=spares, detach=True, progress=step)
+                      secrets=secrets(secret), down=down, wait=wait, spares=spares, resize_policy=resize_policy,
+                      growth=schedule(growth), detach=True, progress=step)
     say(f"job {job.id} on fleet {fleet.name}")
     if detach:
         next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}", f"spotfleet cancel {job.id}{_flag(fleet)}")
@@ -121,6 +124,15 @@ def workers(text: str) -> tuple[int, int]:
         raise UsageError(f"--np {text}: expected MIN:MAX with 1 <= MIN <= MAX",
                          hint="--np 2:4 starts with 2 workers and uses up to 4; --np 2 is 2:2")
     return found
+
+
+def schedule(text: str) -> dict[int, int]:
+    """{epoch: workers} of "0:2,30:4"."""
+    try:
+        return dict(values.growth(text)) if text else {}
+    except ValueError as error:
+        raise UsageError(f"--growth {text}: {error}",
+                         hint="--growth 0:2,30:4 begins with 2 workers and has 4 from epoch 30 on") from None
 
 
 def variables(pairs: Sequence[str]) -> dict[str, str]:

@@ -30,6 +30,7 @@ from spotfleet.fleet.events import (
     HostSilent,
     JobChanged,
     JobProgress,
+    JobResized,
     JobResumed,
     JobSubmitted,
     LaunchIntended,
@@ -81,8 +82,8 @@ def _whom(event: Event) -> str:
             return "price"
         case ClockSetBack():
             return "clock"
-        case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept()
-              | CheckpointLost() | CheckpointInTime()):
+        case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResized() | JobResumed() | JobProgress()
+              | CheckpointKept() | CheckpointLost() | CheckpointInTime()):
             return event.job
         case _:
             return event.request_id
@@ -108,8 +109,8 @@ def _sentence(event: Event, at_laptop: bool) -> str:
             return f"is set {way} by {span(abs(event.by_s))}; all that waits goes on by the new time"
         case PriceChanged():
             return f"{event.pool} costs {dollars(event.micros_h)}/h, on demand {dollars(event.on_demand_micros_h)}/h"
-        case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResumed() | JobProgress() | CheckpointKept()
-              | CheckpointLost() | CheckpointInTime()):
+        case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResized() | JobResumed() | JobProgress()
+              | CheckpointKept() | CheckpointLost() | CheckpointInTime()):
             return _of_job(event)
         case _:
             return _of_host(event, at_laptop)
@@ -169,6 +170,8 @@ def _of_job(event: Event) -> str:
         case GenerationFormed():
             return (f"generation {event.generation} ({event.cause}) from step {event.version}: "
                     f"{_many(len(event.members), 'worker')} on {_hosts(event.members)}; {event.why}")
+        case JobResized():
+            return f"{event.from_size} -> {_many(event.to_size, 'worker')}" + _because(event.detail)
         case JobResumed():
             lost = (f", {_many(event.repeated, 'step')} repeated, paused for {event.pause_s * 1e3:.0f} ms"
                     if event.repeated or event.pause_s else "")  # neither when it begins

@@ -269,7 +269,8 @@ def _autostop(section: AutostopSection | None) -> Autostop:
 def _resize(document: Document, file: FileSection) -> ResizeSpec:
     given = file.resize
     if given.warmup_steps and given.policy != "scale-lr":
-        document.add(("resize", "warmup_steps"), "is the way of policy scale-lr; write `policy: scale-lr`, or remove it")
+        document.add(("resize", "warmup_steps"),
+                     "is the way of policy scale-lr; write `policy: scale-lr`, or remove it")
     return ResizeSpec(given.policy, given.warmup_steps, given.growth, given.max_join, given.max_leave, given.every)
 
 

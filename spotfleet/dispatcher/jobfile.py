@@ -42,6 +42,8 @@ class JobRecord:
     fence: int = 0  # checkpoints of lower generations are refused
     told: int = 0  # version of which was told last whether it was kept before all who held it went
     hosts: tuple[str, ...] = ()  # that were ever given a worker: only they may speak of this job
+    asked: int = 0  # workers that its resize policy asked for last; 0: nothing
+    size: int = 0  # of the newest generation that has formed
 
 
 def save(folder: Path, record: JobRecord) -> None:

@@ -22,10 +22,11 @@ from spotfleet.dispatcher.bell import Bell
 from spotfleet.dispatcher.checkpoints import CheckpointStore
 from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.dispatcher.logs import JobLogs
-from spotfleet.dispatcher.membership import Change, Evicted, Finished, Formed, Membership, Ordered, Phase, WorkerView
+from spotfleet.dispatcher.membership import Change, Evicted, Finished, Formed, Ordered, Phase, WorkerView
 from spotfleet.dispatcher.progress import Progress
 from spotfleet.dispatcher.restart import Cause, Slot
 from spotfleet.dispatcher.saving import Saving, Sight
+from spotfleet.dispatcher.sizing import Sizing
 from spotfleet.dispatcher.status import job_status
 from spotfleet.dispatcher.surroundings import Surroundings
 from spotfleet.dispatcher.telling import worker_orders
@@ -48,7 +49,8 @@ class Job:
                  name_for: Callable[[Slot], str]) -> None:
         self.folder, self.record, self.secrets, self._name_for = folder, record, secrets, name_for
         self.crew = Crew(record.job)
-        self.membership = Membership(record.job, record.spec.min_workers, record.spec.max_workers)
+        self.sizing = Sizing(record.job, record.spec, record.asked, record.size)
+        self.membership = self.sizing.membership()
         self.progress = Progress(record.job, record.repeated)
         self.history = restart.History()
         self.logs = JobLogs(folder / "logs")
@@ -180,16 +182,16 @@ class Job:
         if self.record.cancelled:
             return self._cancelled(around)
         self._fill(around)
+        self.sizing.look(self.membership, self.crew)
         changes = self.membership.observe(self._views(around), self._expected(around), around.now)
         events = [e for change in changes for e in self._apply(change, around)]
         founding = self.membership.generation == 1 and self.membership.phase is Phase.FORMING and not self._adopted
         self.checkpoints.need(self.membership.needs_restore and not founding)
         self._release(around)
         self._rank()
-        self._write(version=max(self.membership.version, 0) or self.record.version)
         events += [*self.progress.look(self.crew, self.membership, around), *self._look_out(around)]
-        if self.progress.repeated != self.record.repeated:
-            self._write(repeated=self.progress.repeated)
+        self._write(version=max(self.membership.version, 0) or self.record.version, repeated=self.progress.repeated,
+                    asked=self.sizing.asked, size=self.sizing.size)
         self.crew.forget(lambda w: w.name in self._group or w.done or around.now - w.ended_at <= restart.TOGETHER_S)
         return [*events, *self._settle(around)]
 
@@ -256,7 +258,8 @@ class Job:
             case Formed():
                 self.progress.formed(change, self.checkpoints.newest_version)
                 return [GenerationFormed(around.unix, self.id, change.generation, change.members, change.cause,
-                                         change.why, max(change.version, 0))]
+                                         change.why, max(change.version, 0)),
+                        *self.sizing.formed(change, self.crew, around.unix)]
             case Evicted():
                 for name in change.workers:
                     if name in self.crew.all:
@@ -355,7 +358,7 @@ class Job:
         """Start all workers anew; they restore the newest checkpoint."""
         for worker in self.crew.all.values():
             worker.wanted, worker.past = False, True
-        self.membership = Membership(self.id, self.spec.min_workers, self.spec.max_workers)
+        self.membership = self.sizing.membership()
         self.membership.adopt(self.record.groups[-1][0] if self.record.groups else 1, ())
         self._finished, self._group, self._done_at, self._peak = (), (), None, 0
         self._write(done=())

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from spotfleet.codec import to_json
-from spotfleet.dispatcher import archive, disk, lifetime
+from spotfleet.dispatcher import archive, disk, lifetime, sizing
 from spotfleet.dispatcher.auth import host_token
 from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.endgame import FETCH_S, PowerOff
@@ -137,9 +137,18 @@ class Machines:
         boot = self._dispatcher.boot
         return next((h for h in self._provider.hosts(boot.fleet) if h.request_id == boot.host), None)
 
+    @property
+    def target(self) -> int:
+        """Hosts that there should be: `nodes.target`, or fewer where jobs ask for fewer."""
+        jobs, slots = self._dispatcher.jobs.values(), [v.slots for v in self._dispatcher.views()]
+        newest = next(reversed(jobs), None)
+        idle = newest.spec.resize if newest is not None else self._dispatcher.boot.spec.resize
+        live = [j for j in jobs if not j.state.ended]
+        return sizing.target(self._dispatcher.nodes, min(slots, default=1), live, idle)
+
     def _wanted(self) -> Wanted:
         spec, down = self._dispatcher.boot.spec, bool(self._dispatcher.endgame.why)
-        return Wanted(self._dispatcher.boot.fleet, Role.WORKER, 0 if down else self._dispatcher.nodes.target,
+        return Wanted(self._dispatcher.boot.fleet, Role.WORKER, 0 if down else self.target,
                       spec.any_of, spec.interruption_behavior, spec.tags)
 
     def _observed(self) -> Observed:

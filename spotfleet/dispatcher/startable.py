@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 from spotfleet.errors import UsageError
-from spotfleet.model import JobSpec
+from spotfleet.model import RESIZE_POLICIES, JobSpec
 
 NAME_CHARS = 200
 MOST_WORKERS = 100_000
+MOST_STEPS = 1_000_000_000
+MOST_ENTRIES = 1000
 LONGEST_INTERVAL_S = 366 * 86_400.0
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 BUNDLE = re.compile(r"[0-9a-f]{64}")
@@ -36,6 +38,28 @@ def check(spec: JobSpec, secrets: dict[str, str]) -> None:
         raise UsageError(f"spec.bundle: {spec.bundle[:80]!r} is no sha256 in hex")
     if not 0 <= spec.checkpoint.interval_s <= LONGEST_INTERVAL_S or not 0 <= spec.checkpoint.keep <= MOST_WORKERS:
         raise UsageError("spec.checkpoint: interval_s and keep are numbers from 0 on, an interval at most a year")
+    _check_resize(spec)
+
+
+def _check_resize(spec: JobSpec) -> None:
+    resize = spec.resize
+    if resize.policy not in RESIZE_POLICIES:
+        raise UsageError(f"spec.resize.policy: {resize.policy[:80]!r} is unknown",
+                         hint=f"use one of {', '.join(RESIZE_POLICIES)}")
+    counts = {"warmup_steps": resize.warmup_steps, "max_join": resize.max_join, "max_leave": resize.max_leave}
+    for name, value in counts.items():
+        if not 0 <= value <= MOST_STEPS:
+            raise UsageError(f"spec.resize.{name}: {value} is not from 0 to {MOST_STEPS}")
+    if not 0 <= resize.every_s <= LONGEST_INTERVAL_S:
+        raise UsageError("spec.resize.every_s: expected 0 s to a year")
+    epochs = [epoch for epoch, _ in resize.growth]
+    if epochs and (epochs[0] != 0 or epochs != sorted(set(epochs)) or len(epochs) > MOST_ENTRIES):
+        raise UsageError(f"spec.resize.growth: expected at most {MOST_ENTRIES} epochs in order, 0 first",
+                         hint="--growth 0:2,30:4")
+    for epoch, workers in resize.growth:
+        if not spec.min_workers <= workers <= spec.max_workers:
+            raise UsageError(f"spec.resize.growth: {workers} workers from epoch {epoch}, but the job may have "
+                             f"{spec.min_workers} to {spec.max_workers}", hint="change the growth, or --np MIN:MAX")
 
 
 def _is_plain(text: str) -> bool:

@@ -220,7 +220,8 @@ class Dispatcher:
                       {**self.misfits, **{s.host: s.report.why for s in self.seats.values()}}, host_jobs,
                       tuple(j.status(unix) for j in self.jobs.values()), self.endgame.why, self.machines.waits,
                       [*self.troubles.lines(), *self.takeover.remarks,
-                       *filter(None, (self.announcer.why, self.keeper.why))], self.boot.spec.max_lifetime_s)
+                       *filter(None, (self.announcer.why, self.keeper.why))], self.boot.spec.max_lifetime_s,
+                      self.machines.target)
         return replace(fleet_status(scene, unix), tick_s=self.machines.tick_s)
 
     # ---- the loop
@@ -260,7 +261,7 @@ class Dispatcher:
 
     def _desk(self, live: list[Job], views: dict[str, HostView], now: float) -> tuple[list[JobNeed], list[HostRoom]]:
         order = {name: n for n, name in enumerate(self.jobs)}
-        needs = [JobNeed(j.id, j.spec.min_workers, j.spec.places, order[j.id]) for j in live
+        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id]) for j in live
                  if not j.record.cancelled]
         rooms = [HostRoom(name, v.slots, v.leaving is not None or not v.host.counts, self._is_ready(name, v, now))
                  for name, v in views.items() if v.host.state is not HostState.STOPPED]
@@ -277,9 +278,9 @@ class Dispatcher:
         mine = self._allocation.held.get(job.id, ())
         usable = [v for v in (views.get(h) for h in mine) if v is not None and v.usable]
         places = [(v.host.request_id, slot) for v in usable for slot in range(v.slots)]
-        given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.spec.places]
+        given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.sizing.places]
         launching = sum(v.slots for v in views.values() if v.host.counts and not v.connected and v.leaving is None)
-        coming = max(0, min(launching, job.spec.places - len(given)))
+        coming = max(0, min(launching, job.sizing.places - len(given)))
         return Surroundings(now, unix, frozenset(mine), given, views, self._why_waiting(job), coming)
 
     def _why_waiting(self, job: Job) -> str:

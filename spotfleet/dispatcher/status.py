@@ -31,6 +31,7 @@ class Scene:
     waits: str  # what the reconciler waits for
     remarks: Sequence[str] = ()  # what else a user should know
     max_lifetime_s: float = 0.0  # 0: no limit
+    target: int | None = None  # hosts that there should be now; None: nodes.target
 
 
 def fleet_status(scene: Scene, now: float) -> FleetStatus:
@@ -58,8 +59,10 @@ def _state(scene: Scene) -> tuple[str, str]:
             return "down", scene.going_down
         return "going down", "; ".join(w for w in (scene.going_down, f"{len(scene.hosts)} hosts are left", scene.waits)
                                        if w)
-    why = "; ".join(w for w in (f"{up} of {scene.nodes.target} hosts are up", scene.waits) if w)
-    return "up" if up >= scene.nodes.target else "degraded", why
+    target = scene.nodes.target if scene.target is None else scene.target
+    for_now = f"of {scene.nodes.target}, as jobs ask for no more" if target < scene.nodes.target else ""
+    why = "; ".join(w for w in (" ".join(filter(None, [f"{up} of {target} hosts are up", for_now])), scene.waits) if w)
+    return "up" if up >= target else "degraded", why
 
 
 def _host(view: HostView, scene: Scene, now: float) -> HostStatus:
@@ -99,7 +102,8 @@ def job_status(job: Job, now: float) -> JobStatus:
     workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
                     for w in job.crew.live())
     waits = job.checkpoints.offer().wait if group.needs_restore else ""
-    why = "; ".join(filter(None, (record.why, waits, job.saving.why, job.checkpoints.problem, job.checkpoints.remark)))
+    why = "; ".join(filter(None, (record.why, waits, job.sizing.why, job.saving.why, job.checkpoints.problem,
+                                  job.checkpoints.remark)))
     ended, spec = job.state.ended, job.spec
     return JobStatus(
         job.id, spec.name, job.state.value, why, group.generation, 0 if ended else len(ranks), record.version,

@@ -159,6 +159,19 @@ class GenerationFormed:
 
 
 @dataclass(frozen=True)
+class JobResized:
+    """A generation has another size than the one before, and the job's resize policy has done its part."""
+
+    at: float
+    job: str
+    generation: int
+    from_size: int
+    to_size: int
+    policy: str  # the job's; a script may have its own
+    detail: str  # what was done, by rank 0
+
+
+@dataclass(frozen=True)
 class JobResumed:
     """The first step in a new generation is done: what the change cost."""
 
@@ -252,8 +265,8 @@ class FleetDown:
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostListed | HostJoined | HostSilent
     | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | JobSubmitted
-    | JobChanged | GenerationFormed | JobResumed | JobProgress | CheckpointKept | CheckpointLost | CheckpointInTime
-    | TakenOver | TargetChanged | HistoryLost | FleetDown
+    | JobChanged | GenerationFormed | JobResized | JobResumed | JobProgress | CheckpointKept | CheckpointLost
+    | CheckpointInTime | TakenOver | TargetChanged | HistoryLost | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from spotfleet.codec import from_json
 from spotfleet.errors import UsageError
-from spotfleet.model import ResizeSpec
+from spotfleet.model import RESIZE_POLICIES, ResizeSpec
 
 if TYPE_CHECKING:
     from spotfleet.train.state import State
 
-POLICIES = ("none", "keep-global-batch", "scale-lr")
 NAME = "_resize"  # in the state's position
 
 
@@ -58,8 +57,9 @@ class Resize:
     wanted: Wanted | None = None
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise UsageError(f"resize: policy {self.policy!r} is unknown", hint=f"use one of {', '.join(POLICIES)}")
+        if self.policy not in RESIZE_POLICIES:
+            raise UsageError(f"resize: policy {self.policy!r} is unknown",
+                             hint=f"use one of {', '.join(RESIZE_POLICIES)}")
         if self.warmup_steps < 0 or (self.warmup_steps and self.policy != "scale-lr"):
             raise UsageError(f"resize: warmup_steps is {self.warmup_steps} with policy {self.policy}",
                              hint="warm-up is the way of policy scale-lr; give it 0 or more steps there")

@@ -35,7 +35,7 @@ from spotfleet.messages import (
     dump,
     load,
 )
-from spotfleet.model import CloudState, FleetSpec, JobSpec, Need, Nodes, Notice, Role
+from spotfleet.model import CloudState, FleetSpec, JobSpec, Need, Nodes, Notice, ResizeSpec, Role
 from spotfleet.providers import DISPATCHER_TAG, Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
 
@@ -321,10 +321,10 @@ class Stage:
 
     async def submit(self, script: Script, workers: tuple[int, int] = (2, 2), name: str = "train", *,
                      secrets: dict[str, str] | None = None, wait: bool = True, down: bool = False,
-                     bundle: str = "") -> str:
+                     bundle: str = "", resize: ResizeSpec | None = None) -> str:
         self.world.scripts[name] = script
         spec = JobSpec(name, argv=("train.py",), bundle=bundle, min_workers=workers[0], max_workers=workers[1],
-                       down=down)
+                       down=down, resize=resize or ResizeSpec())
         body = {"spec": to_json(spec), "secrets": secrets or {}, "wait": wait}
         return (await self.call("POST", "/v1/jobs", body))[1]["job"]
 

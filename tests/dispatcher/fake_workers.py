@@ -21,6 +21,8 @@ class Script:
     calls_init: bool = True
     fails: Callable[[FakeWorker], str] = lambda worker: ""  # a traceback, from the moment it should raise
     tail: int = 0  # ticks that rank 0 needs after training
+    wants: Callable[[FakeWorker], int] = lambda worker: 0  # what its resize policy asks for
+    resize: str = ""  # what its resize policy says of each change
 
 
 @dataclass
@@ -53,7 +55,7 @@ class FakeWorker:
         report = WorkerReport(
             self.name, self.order.job, self.stage, self.generation, self.failed, self.version, f"store-{self.name}:1",
             0.02, self.repeated, self.resumed, 0.1, error=self.error, blame_host=self.error.startswith("this host's"),
-            checkpoint=self.checkpoint, damaged=self.damaged)
+            checkpoint=self.checkpoint, damaged=self.damaged, wanted=self.script.wants(self), resize=self.script.resize)
         return WorkerState(report, self.order.slot, 1, self.exit)
 
 
