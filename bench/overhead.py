@@ -22,6 +22,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import statistics
 import sys
@@ -151,8 +152,6 @@ async def _starts(folder: Path) -> list[float]:
 
 async def _start_one(client: Any, folder: Path, number: int) -> float:
     """Seconds from the order until the worker's report that it is READY has arrived."""
-    import signal
-
     from spotfleet.agent.child import ChildSpec
     from spotfleet.messages import JOB_KEY
 
@@ -256,6 +255,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
     args = parser.parse_args()
     os.environ["SPOTFLEET_LOCAL_OWNER_PID"] = str(os.getpid())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no process is left then, either
     load = os.getloadavg()[0]
     found = measure(set(args.only), args.pairs) | {"load_before": load, "load_after": os.getloadavg()[0], "rows": []}
     if args.output == "json":

@@ -13,8 +13,8 @@ Three workers train an MLP of 10.2 million parameters (bench/steps.py); then, ag
 
 Every figure is computed from the workers' diaries (bench/diary.py says how), one line per step with the machine's
 monotonic clock; nothing a system says of itself is used. `latency` runs until the slowest rank of the next membership
-has finished its first step. torchrun runs once tuned and once with its defaults as far as they work; so does torchft, if
-it can be imported here or by --torchft-python. The exit status is 0 whatever the result.
+has finished its first step. torchrun runs once tuned and once with its defaults as far as they work; so does torchft,
+if it can be imported here or by --torchft-python. The exit status is 0 whatever the result.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import contextlib
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,7 @@ EVENTS = ("worker", "host", "silent", "leave", "join")
 STEADY_STEPS = 5  # of each rank before the next event
 LOOK_S = 0.05
 PEER_LIMIT_S = 75.0  # a peer that has not trained on after so long counts as hung
+REJOIN_LIMIT_S = 45.0  # the same for a third worker that does not come
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Rounds:
             at = world.join()
             self._events.append(("join", at))
         try:
-            self._whole(world, self._limit_s)
+            self._whole(world, min(self._limit_s, REJOIN_LIMIT_S))
         except Hung as hung:
             self._keep(Row(world.name, "join", at, None, str(hung)))
             raise
@@ -166,18 +168,20 @@ def spotfleet_rounds(counts: dict[str, int]) -> Rounds:
     return rounds
 
 
-def peer_rounds(make: Callable[[Path], System], counts: dict[str, int]) -> Rounds:
-    """As `spotfleet_rounds`; a world that hangs is ended, and the events left are played on a new one."""
-    rounds = Rounds(make, PEER_LIMIT_S)
+def peer_rounds(make: Callable[[Path], System], counts: dict[str, int], limit_s: float = PEER_LIMIT_S) -> Rounds:
+    """One kind of event after the other."""
+    rounds = Rounds(make, limit_s)
     _play_all(rounds, [(event, i) for event, count in counts.items() for i in range(count)])
     return rounds
 
 
 def _play_all(rounds: Rounds, plan: list[tuple[str, int]]) -> None:
+    """A world that hangs is ended, and the events left are played on a new one."""
     while plan:
         try:
             with rounds.system() as world:
-                acts = {"worker": world.kill_worker, "host": world.kill_host, "leave": world.leave}
+                acts = {"worker": world.kill_worker, "host": world.kill_host, "leave": world.leave,
+                        "silent": world.kill_host}
                 while plan:
                     event, i = plan.pop(0)
                     rounds.play(world, event, partial(acts[event], i % WORLD))
@@ -192,20 +196,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     counts = {"worker": args.rounds, "host": args.rounds, "leave": args.leaves}
     counts = {e: n for e, n in counts.items() if e in wanted or (e == "leave" and "join" in wanted)}
     runs = [spotfleet_rounds(counts)]
-    if "silent" in wanted:
-        reason, rows = silence.measure(args.silent)
-        found["skipped"] |= {"silent": reason} if reason else {}
-        found["rows"] += rows
-    few = {event: args.peer_rounds for event in counts}
-    peers: list[tuple[Callable[[Path], System], dict[str, int]]] = []
-    if few and args.peer_rounds:
-        peers = [(TunedTorchrun, few), (Torchrun, {"worker": 1} if "worker" in few else {})]
-        if has_torchft(args.torchft_python):
-            peers += [(partial(TunedTorchft, python=args.torchft_python), few),
-                      (partial(Torchft, python=args.torchft_python), {"worker": 1} if "worker" in few else {})]
-        else:
-            found["skipped"]["torchft"] = "not installed"
-    runs += [peer_rounds(make, few_counts) for make, few_counts in peers]
+    if "silent" in wanted and (reason := silence.why_not()):
+        found["skipped"]["silent"] = reason
+    elif "silent" in wanted:
+        runs.append(peer_rounds(silence.Silent, {"silent": args.silent}, LIMIT_S))
+    for make, few in peers(args, list(counts), found["skipped"]):
+        runs.append(peer_rounds(make, few))
     for run in runs:
         found["rows"] += [asdict(row) for row in run.rows]
         timelines += run.timelines
@@ -218,6 +214,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         args.raw.write_text("".join(json.dumps({"system": t.system, **asdict(n)}) + "\n"
                                     for t in timelines for n in t.notes))
     return found
+
+
+def peers(args: argparse.Namespace, events: list[str], skipped: dict[str, str]
+          ) -> Iterator[tuple[Callable[[Path], System], dict[str, int]]]:
+    """The other systems, each with how often which event is played on it."""
+    if not events or not args.peer_rounds:
+        return
+    few = {event: 1 if event == "leave" else args.peer_rounds for event in events}
+    once = {event: 1 for event in events if event == "worker"}
+    if not has_torchft(args.torchft_python):
+        skipped["torchft"] = "not installed (its interpreter: --torchft-python)"
+    else:
+        yield partial(TunedTorchft, python=args.torchft_python), few
+        yield partial(Torchft, python=args.torchft_python), once
+    yield TunedTorchrun, few
+    yield Torchrun, once
 
 
 def commit() -> str:
@@ -246,7 +258,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="kills of a worker, and of a host, under spotfleet")
     parser.add_argument("--leaves", type=int, default=5, help="of spotfleet; each is followed by a join")
     parser.add_argument("--silent", type=int, default=3)
-    parser.add_argument("--peer-rounds", type=int, default=3, help="of each event under each tuned peer; 0: no peers")
+    parser.add_argument("--peer-rounds", type=int, default=3, help="kills under each tuned peer; 0: no peers")
     parser.add_argument("--pairs", type=int, default=24, help="blocks of steps under spotfleet and under DDP")
     parser.add_argument("--torchft-python", default=sys.executable, help="an interpreter that can import torchft")
     parser.add_argument("--plot", type=Path, help="PNG: steps around each event, and latencies")
@@ -258,6 +270,7 @@ def main() -> None:
     import torch
 
     os.environ["SPOTFLEET_LOCAL_OWNER_PID"] = str(os.getpid())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no process is left then, either
     about = {"at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit(),
              "cores": os.cpu_count(), "torch": torch.__version__, "load_before": os.getloadavg()[0]}
     found = about | measure(args)

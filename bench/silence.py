@@ -1,13 +1,73 @@
-"""A host that falls silent: its network link goes down, its processes live on. Needs root, for network namespaces."""
+"""A host that falls silent: its network link goes down, its processes live on, nobody is told. Linux, root and `ip`.
+
+The fleet is that of tests/network: dispatcher and agents are real processes, each host in a network namespace of its
+own on one bridge. The event is the moment before the link goes down. Afterwards the link returns and the host is let
+back in, so that the next round begins with three workers.
+"""
 
 from __future__ import annotations
 
-import os
-from typing import Any
+import sys
+import time
+from pathlib import Path
+
+from worlds import STEPS, WORLD, World
+
+NETWORK = Path(__file__).parent.parent / "tests" / "network"
 
 
-def measure(rounds: int) -> tuple[str, list[dict[str, Any]]]:
-    """(why it was not measured, rows)."""
-    if os.geteuid() != 0:
-        return "needs root, for network namespaces", []
-    return f"not measured ({rounds} rounds asked)", []
+def why_not() -> str:
+    """Why this cannot be measured here; empty where it can."""
+    if not NETWORK.is_dir():
+        return "needs tests/network of the source tree"
+    sys.path.insert(0, str(NETWORK))
+    from namespaces import why_not as missing
+
+    return missing()
+
+
+class Silent(World):
+    """Spotfleet on machines whose links can be cut."""
+
+    name = "spotfleet"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        from network_fleet import NetworkFleet
+
+        self.fleet = NetworkFleet(folder / "net", WORLD)
+        self._job = ""
+        self._cut: list[str] = []
+
+    def __enter__(self) -> Silent:
+        (self.folder / "net").mkdir()
+        try:
+            self.fleet.start()
+            self._job = self.fleet.submit({"steps.py": STEPS.read_text()}, (2, WORLD),
+                                          ("--under", "spotfleet", "--folder", str(self.folder)),
+                                          envs={"OMP_NUM_THREADS": "1"})
+        except BaseException:
+            self.fleet.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.fleet.stop()
+
+    def cut(self, rank: int) -> float:
+        from network_fleet import host_of
+
+        host = host_of(self.fleet.members(self._job)[rank])
+        self._cut.append(host)
+        at = time.monotonic()
+        self.fleet.cut(host)
+        return at
+
+    kill_host = leave = cut
+
+    def join(self) -> float:
+        """The link returns; the fleet may have replaced the host before."""
+        at = time.monotonic()
+        while self._cut:
+            self.fleet.restore(self._cut.pop())
+        return at
