@@ -70,6 +70,7 @@ class WorkerReport:
     wanted: int = 0  # world size that the job's resize policy asks for now; 0: no wish
     resize: str = ""  # what the resize policy did at the newest change, in one line for people
     damaged: Checkpoint | None = None  # one at a `url` that could not be used here
+    fetched: int = 0  # bytes that have come so far of the checkpoint that it is to restore
     waits: bool = False  # in a collective, for its peers; else in the user's code, or unheard for long
 
 

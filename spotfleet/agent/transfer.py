@@ -78,12 +78,13 @@ class Transfers:
     async def bundle(self, digest: str, target: Path) -> None:
         await self._download(self._url("bundles", digest), target, digest)
 
-    async def checkpoint(self, job: str, version: int, digest: str, target: Path) -> None:
-        await self._download(self._url("jobs", job, "checkpoints", str(version)), target, digest)
+    async def checkpoint(self, job: str, version: int, digest: str, target: Path, came: Callable[[int], None]) -> None:
+        await self._download(self._url("jobs", job, "checkpoints", str(version)), target, digest, came)
 
-    async def _download(self, url: URL, target: Path, digest: str) -> None:
-        """Fetch into `target`, which appears only whole and verified. SpotfleetError if the digest differs, DiskFull if
-        it finds no room."""
+    async def _download(self, url: URL, target: Path, digest: str,
+                        came: Callable[[int], None] = lambda size: None) -> None:
+        """Fetch into `target`, which appears only whole and verified; `came` hears of the size of each piece.
+        SpotfleetError if the digest differs, DiskFull if it finds no room."""
         partial = target.with_name(target.name + ".part")
         seen = hashlib.sha256()
         async with self._session.get(url) as answer:
@@ -92,6 +93,7 @@ class Transfers:
                 with partial.open("wb") as file:
                     async for chunk in answer.content.iter_chunked(1 << 20):
                         await asyncio.to_thread(_hash_and_write, seen, file, chunk)
+                        came(len(chunk))
             except OSError as error:
                 partial.unlink(missing_ok=True)
                 raise disk.told(error, target.parent) from error

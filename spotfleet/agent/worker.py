@@ -66,6 +66,7 @@ class Worker:
         self._preparing: asyncio.Task[Process] | None = None
         self._pulse = Pulse()
         self._ending = False
+        self._roomless = ""  # why it cannot go on for want of room on this host
         self._silent = asyncio.Event()  # no connection of its process is open
         self._silent.set()
         self._life = asyncio.create_task(self._live(), name=f"worker {order.worker}")
@@ -131,6 +132,11 @@ class Worker:
         self._host.zygote.kill(self.order.worker, signal.SIGUSR2)
         asyncio.get_running_loop().call_later(DUMP_S, self._host.zygote.kill, *asked)
 
+    def blame_host(self, why: str) -> None:
+        """End the process, and say that this host is the reason."""
+        self._roomless = self._roomless or why
+        self.end()
+
     async def ended(self) -> None:
         """Returns when its end is delivered; never raises."""
         await asyncio.wait([self._life])
@@ -181,6 +187,8 @@ class Worker:
 
     def _heeding_disk(self, code: int, word: LastWord) -> LastWord:
         """A script that fails on a host with a full disk, where it can not even print, is not to blame for it."""
+        if self._roomless and not word.done:
+            return replace(word, error=self._roomless, blame_host=True)
         full = "" if word.done or code <= 0 else disk.why(self._host.home)
         if not (full or word.blame_host):
             return word
@@ -266,4 +274,4 @@ class Worker:
 
 def _news(report: WorkerReport) -> WorkerReport:
     """Without what can wait for the next period."""
-    return replace(report, version=0, step_s=0.0, waits=False)
+    return replace(report, version=0, step_s=0.0, waits=False, fetched=0)

@@ -22,7 +22,7 @@ class Workers:
         self._listed: set[str] = set()
         self._past: dict[str, WorkerState] = {}
         self._delivered: dict[str, WorkerOrders] = {}
-        self._restores = Restores(host.transfers, host.bundles.folder, self._push_all)
+        self._restores = Restores(host.transfers, host.bundles.folder, self._push_all, self._roomless)
         self._push: Callable[[str], None] = lambda worker: None
         self._closing = self._halted = False
         self._saving = False
@@ -79,7 +79,11 @@ class Workers:
         if self._halted:
             return ()  # lost with this host, whatever status a script ends with when it is told to
         relisted = (s for name, s in self._past.items() if name in self._listed)
-        return (*(w.state for w in self._actual.values()), *relisted)
+        return (*map(self._state, self._actual.values()), *relisted)
+
+    def _state(self, worker: Worker) -> WorkerState:
+        fetched = self._restores.fetched(worker.order.job)
+        return replace(worker.state, report=replace(worker.report, fetched=fetched)) if fetched else worker.state
 
     def why(self) -> str:
         """What the workers here wait for, in one line; "" when all run."""
@@ -163,7 +167,14 @@ class Workers:
         worker.discard()
         if not any(w.order.job == worker.order.job for w in self._actual.values()):
             self._host.bundles.forget(worker.order.job)
+            self._restores.forget(worker.order.job)
         self._host.changed()
+
+    def _roomless(self, job: str, why: str) -> None:
+        """Another host may have the room that this one has not."""
+        for worker in self._actual.values():
+            if worker.order.job == job:
+                worker.blame_host(why)
 
     def _push_all(self) -> None:
         for name in self._actual:

@@ -239,7 +239,7 @@ class Job:
             worker.name, worker.host, worker.local_rank, report.stage, report.generation, report.failed, report.version,
             report.store, leaving.seconds_left if leaving else None, leaving.why if leaving else "",
             worker.silent, worker.unheard_s(around.now), worker.ended or worker.gone, worker.stopped, worker.quiet_s,
-            report.waits, report.step_s, report.resumed)
+            report.waits, report.step_s, report.resumed, worker.watch_fetch(around.now))
 
     def _expected(self, around: Surroundings) -> int:
         young = [w for w in self.crew.live() if w.wanted and not w.past and w.report.stage is Stage.STARTING]

@@ -3,7 +3,8 @@
     something has changed --KEEP_S, or longer where copies take long--> copied --the target refuses--> AGAIN_S
                                                                             (said in `why` and the ledger meanwhile)
 
-All of it happens in a thread of its own, and training never waits for it. What is copied is read back by `restore.py`:
+All of it happens in two threads, one for what is small and changes and one for bundles, which are large and do not:
+a bundle that takes an hour keeps no record waiting. Training waits for neither. It is read back by `restore.py`:
 
     ledger/MACHINE-SEQ-DIGEST.db     the newest two of this machine
     jobs/JOB/sealed                  its record and, until it has ended, its secrets; encrypted
@@ -18,6 +19,7 @@ import hashlib
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +49,7 @@ KEEP_S = 3.0
 SELDOM = 10  # a copy may take so much of the time, one part in so many
 AGAIN_S = 10.0
 STALL_S = 60.0
+BUNDLE_STALL_S = 3600.0  # a bundle may be large
 COPIES = 2  # of the ledger
 
 
@@ -68,7 +71,7 @@ class Keeper:
         self._dispatcher, self._target = dispatcher, boot.spec.checkpoint.folder
         self._durable = Durable(self._target, boot.fleet, boot.ca)
         self._lock, self._machine = lock(boot.fleet_secret), machine_number(boot.host)
-        self._thread = ThreadPoolExecutor(1, "keeper")
+        self._whys: dict[str, str] = {}  # the same for each thread
         self.copied_to = 0  # sequence number of the ledger's newest event at the target
         self._copied: dict[str, str] = {}  # name at the target -> digest of what was written
         self._sweep_at = 0.0  # monotonic
@@ -78,29 +81,41 @@ class Keeper:
         """Until cancelled. Without a target, or with one in an object store, there is nothing to do."""
         if not self._target:
             return
+        await asyncio.gather(self._keep("records", self._copy, SELDOM, STALL_S),
+                             self._keep("bundles", self._copy_bundles, 0, BUNDLE_STALL_S))
+
+    async def _keep(self, what: str, copy: Callable[[list[_Job]], None], seldom: int, stall_s: float) -> None:
+        """Copy what has changed, again and again."""
+        thread = ThreadPoolExecutor(1, f"keeper-{what}")
         try:
             while True:
-                await asyncio.sleep(await self._keep())
+                begun = time.monotonic()
+                done = await self._once(what, thread, copy, stall_s)
+                took_s = time.monotonic() - begun
+                await asyncio.sleep(max(KEEP_S, seldom * took_s) if done else AGAIN_S)
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _keep(self) -> float:
-        """Copy what has changed; how long to wait until the next time."""
+    async def _once(self, what: str, thread: ThreadPoolExecutor, copy: Callable[[list[_Job]], None],
+                    stall_s: float) -> bool:
         jobs = [_Job(j.id, j.folder, not j.state.ended, j.spec.bundle, dict(j.secrets))
                 for j in self._dispatcher.jobs.values()]
-        copying = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._thread, self._copy, jobs))
+        copying = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(thread, copy, jobs))
         try:
-            while not (await asyncio.wait([copying], timeout=STALL_S))[0]:
-                self._say(f"the checkpoint target {self._target} has not answered for {STALL_S:g} s; waits for it")
-            took_s = copying.result()
+            while not (await asyncio.wait([copying], timeout=stall_s))[0]:
+                self._say(what, f"the checkpoint target {self._target} has not answered for {stall_s:g} s; it is "
+                                "waited for")
+            copying.result()
         except (OSError, SpotfleetError) as error:
-            self._say(f"the checkpoint target {self._target} cannot be written to: "
-                      f"{getattr(error, 'strerror', '') or error}; tried again each {AGAIN_S:g} s")
-            return AGAIN_S
-        self._say("")
-        return max(KEEP_S, SELDOM * took_s)
+            self._say(what, f"the checkpoint target {self._target} cannot be written to: "
+                            f"{getattr(error, 'strerror', '') or error}; tried again each {AGAIN_S:g} s")
+            return False
+        self._say(what, "")
+        return True
 
-    def _say(self, why: str) -> None:
+    def _say(self, what: str, told: str) -> None:
+        self._whys[what] = told
+        why = next(filter(None, self._whys.values()), "")
         if why == self.why:
             return
         if why:
@@ -109,17 +124,16 @@ class Keeper:
             self._dispatcher.journal.note(TargetChanged(time.time(), self._target, why))
         self.why = why
 
-    # ---- in the thread
+    # ---- in the threads
 
-    def _copy(self, jobs: list[_Job]) -> float:
-        """How long it took, but for bundles: each is copied once, and after a large one records would long be old."""
-        begun = time.monotonic()
-        if not Path(self._target).is_dir():  # never to make it: it may be where something is to be mounted
-            raise FileNotFoundError(errno.ENOENT, "no such folder; is it mounted?")
+    def _copy(self, jobs: list[_Job]) -> None:
+        self._check_target()
         for job in jobs:
             self._copy_job(job)
         self._copy_ledger()
-        took_s = time.monotonic() - begun
+
+    def _copy_bundles(self, jobs: list[_Job]) -> None:
+        self._check_target()
         live = {job.bundle for job in jobs if job.live and job.bundle}
         for digest in sorted(live):
             self._copy_bundle(digest)
@@ -129,7 +143,10 @@ class Keeper:
         if time.monotonic() >= self._sweep_at:
             self._durable.sweep()
             self._sweep_at = time.monotonic() + STALE_S
-        return took_s
+
+    def _check_target(self) -> None:
+        if not Path(self._target).is_dir():  # never to make it: it may be where something is to be mounted
+            raise FileNotFoundError(errno.ENOENT, "no such folder; is it mounted?")
 
     def _copy_job(self, job: _Job) -> None:
         if job.job in self._closed:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from spotfleet.dispatcher.restart import Cause, End, Slot, cause_of
 from spotfleet.messages import AgentReport, Exit, WorkerReport, WorkerState
 
+STALL_S = 30.0  # of a checkpoint on its way
+
 
 @dataclass
 class Worker:
@@ -37,6 +39,8 @@ class Worker:
     gone: bool = False  # its process has ended; how is told once its log is here
     stopped: bool = False  # its process stands still
     quiet_s: float = 0.0  # since its version last changed, as its agent last said
+    fetched: int = 0  # of the checkpoint that it is to restore
+    fetched_at: float | None = None  # when more of it had come; monotonic
 
     @property
     def place(self) -> Slot:
@@ -48,6 +52,14 @@ class Worker:
 
     def unheard_s(self, now: float) -> float:
         return 0.0 if self.heard_at is None or not self.silent else now - self.heard_at
+
+    def watch_fetch(self, now: float) -> bool:
+        """To be called at each look: does the checkpoint that it is to restore still come? STALL_S without a byte, and
+        it does not."""
+        if self.report.fetched > self.fetched:
+            self.fetched_at = now
+        self.fetched = self.report.fetched
+        return self.fetched_at is not None and now - self.fetched_at < STALL_S and self.report.generation == 0
 
     @property
     def done(self) -> bool:

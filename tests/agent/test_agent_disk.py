@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from agent_stage import HOST, Stage, eventually
 
-from spotfleet.messages import Exit
+from spotfleet.messages import Assignment, Checkpoint, Exit, WorkerOrders
 
 pytestmark = pytest.mark.slow
 DISK_MIB = 8
@@ -71,3 +72,23 @@ def test_a_script_that_finds_no_room_blames_the_host_and_its_traceback_is_kept(s
 def test_a_script_that_fails_where_there_is_room_blames_nobody_else(stage: Stage, small: Path):
     stage.boot()
     assert not stage.run("raise OSError(28, 'No space left on device')").report.blame_host
+
+
+def test_a_checkpoint_for_which_there_is_no_room_ends_its_worker_here_so_that_another_host_is_tried(
+        stage: Stage, small: Path):
+    stage.patch = "from spotfleet.agent import restores\nrestores.FULL_S = 0.3"
+    stage.boot()
+    data = bytes(DISK_MIB << 20)
+    stage.dispatcher.checkpoints[7] = (3, data)
+    kept = Checkpoint(7, hashlib.sha256(data).hexdigest(), len(data), 3)
+    name = f"{HOST}/0/1"
+    stage.job("import os, socket\ns = socket.socket(socket.AF_UNIX)\ns.connect(os.environ['SPOTFLEET_SOCKET'])\n"
+              "s.sendall(b'{\"worker\": \"%s\", \"job\": \"job\"}\\n' % os.environ['SPOTFLEET_WORKER'].encode())\n"
+              "while s.recv(1 << 16): pass\n")
+    place = Assignment(4, 0, (name,), "127.0.0.1:1")
+    stage.order(name, orders=WorkerOrders(place, founded=True, restore=kept))
+    stage.dispatcher.wait(lambda r: f"fetching checkpoint 7, for which there is no room: {FULL}" in r.why)
+    ended = stage.dispatcher.wait_worker(name, lambda w: w.exit)
+    assert ended.report.blame_host and ended.report.error.startswith(f"checkpoint 7 finds no room here: {FULL}")
+    assert any(w.report.fetched for _, r in stage.dispatcher.seen for w in r.workers)
+    assert not list(stage.home.rglob("restore/*"))

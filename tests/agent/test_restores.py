@@ -11,7 +11,7 @@ import pytest
 
 from spotfleet.agent import restores
 from spotfleet.agent.restores import TRIES, Restores
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.messages import Assignment, Checkpoint, Damaged, WorkerOrders
 
 PLACE = Assignment(2, 0, ("h/0/1",), "127.0.0.1:1")
@@ -22,12 +22,19 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.files: dict[int, bytes] = {}
-        self.sent = 0
+        self.sent, self.full = 0, False
+        self.open = asyncio.Event()
+        self.open.set()
 
-    async def checkpoint(self, job: str, version: int, digest: str, target: Path) -> None:
+    async def checkpoint(self, job: str, version: int, digest: str, target: Path, came: Callable[[int], None]) -> None:
         if version not in self.files:
             raise ConnectionError("not there")
         self.sent += 1
+        for _ in self.files[version]:
+            came(1)
+        await self.open.wait()
+        if self.full:
+            raise DiskFull("this host's disk is full: 0.1 MB of 8.0 GB free")
         if hashlib.sha256(self.files[version]).hexdigest() != digest:
             raise SpotfleetError("has another digest")
         target.write_bytes(self.files[version])
@@ -48,7 +55,9 @@ def orders(version: int) -> WorkerOrders:
 class Host:
     def __init__(self, folder: Path) -> None:
         self.dispatcher, self.changes = Dispatcher(), 0
-        self.restores = Restores(self.dispatcher, lambda job: folder / job, self._changed)  # type: ignore[arg-type]
+        self.roomless: list[tuple[str, str]] = []
+        self.restores = Restores(self.dispatcher, lambda job: folder / job, self._changed,  # type: ignore[arg-type]
+                                 lambda job, why: self.roomless.append((job, why)))
 
     def _changed(self) -> None:
         self.changes += 1
@@ -139,3 +148,57 @@ def test_a_file_that_was_spoilt_here_is_fetched_again_for_the_next_worker(play, 
         assert host.dispatcher.sent == 2
 
     play(scene)
+
+
+def test_a_host_without_room_says_so_and_is_given_up_after_a_while(play, monkeypatch):
+    monkeypatch.setattr(restores, "FULL_S", 0.1)
+
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[20], host.dispatcher.full = data_of(20), True
+        host.given(orders(20))
+        full = "this host's disk is full: 0.1 MB of 8.0 GB free"
+        await until(lambda: host.restores.why("job") == f"fetching checkpoint 20, for which there is no room: {full}")
+        assert host.roomless == []
+        await until(lambda: host.roomless)
+        assert host.roomless[0] == ("job", f"checkpoint 20 finds no room here: {full}")
+        assert host.restores.damaged() == ()
+        host.restores.forget("job")
+        sent = host.dispatcher.sent
+        await asyncio.sleep(0.05)
+        assert (host.dispatcher.sent, host.restores.why("job")) == (sent, "")
+
+    play(scene)
+
+
+def test_room_that_comes_soon_is_all_it_needs(play):
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[20], host.dispatcher.full = data_of(20), True
+        host.given(orders(20))
+        await until(lambda: "no room" in host.restores.why("job"))
+        host.dispatcher.full = False
+        assert (await host.gets(orders(20))).read_bytes() == data_of(20)
+        assert (host.roomless, host.restores.why("job")) == ([], "")
+
+    play(scene)
+
+
+def test_how_much_has_come_is_told_while_it_comes_and_a_transfer_that_breaks_off_does_not_count_twice(play):
+    async def scene(host: Host) -> None:
+        host.dispatcher.open.clear()
+        host.dispatcher.files[20], host.dispatcher.full = data_of(20), True
+        host.given(orders(20))
+        await until(lambda: host.restores.fetched("job") == len(data_of(20)))
+        host.dispatcher.open.set()
+        await until(lambda: host.dispatcher.sent > 2)
+        assert host.restores.fetched("job") == len(data_of(20))
+        host.dispatcher.full = False
+        await host.gets(orders(20))
+        assert host.restores.fetched("job") == 0
+
+    play(scene)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)

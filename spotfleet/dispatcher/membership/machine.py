@@ -274,7 +274,7 @@ class Membership:
             self._group = group = group.made_urgent()  # a leaver that hangs keeps the others in the old group
         training = [w for w in group.members if w in group.before_set]  # nobody, after a restart: it gives no time then
         left = any(views[w].generation != group.before_generation for w in training)
-        begun = group.urgent or left or bool(formed) or not training
+        begun = (group.urgent or left or bool(formed) or not training) and not self._now.fetching(group.members)
         if not begun and self._hangs([views[w] for w in group.before if w in views and views[w].answers]):
             return
         waited = self._now.lasted("forming", begun, (group.generation, len(formed)))

@@ -71,6 +71,10 @@ class Picture:
         """A worker is on its way to READY."""
         return self.expected > 0 or any(self.able(v, (Stage.STARTING, Stage.INIT)) for v in self.views.values())
 
+    def fetching(self, workers: Iterable[str]) -> bool:
+        """Does a checkpoint still come to one of them? However long that takes, another could not be faster."""
+        return any(self.views[w].fetches for w in workers if w in self.views)
+
     def lost(self, workers: Iterable[str], running: int) -> dict[str, str]:
         """Those of `workers` that are dead, with the reason. `running`: the generation in which they train now."""
         lost = {}

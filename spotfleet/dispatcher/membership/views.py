@@ -34,6 +34,7 @@ class WorkerView:
     waits: bool = False  # in a collective, for its peers; else in code of its own
     step_s: float = 0.0  # median of its recent steps
     resumed: int = 0  # newest generation in which it completed a step
+    fetches: bool = False  # the checkpoint that it is to restore still comes
 
     @property
     def answers(self) -> bool:
