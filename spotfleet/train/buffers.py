@@ -55,6 +55,10 @@ class Extras:
         self._seen: list[tuple[float, int]] = []  # at the last look: sum and counter
         self.rebase()
 
+    @property
+    def has_loose(self) -> bool:
+        return self._lazy_from < len(self._watched)
+
     @torch.no_grad()
     def rebase(self) -> None:
         """The present values are the ones to measure changes from; forget both slots."""

@@ -282,6 +282,14 @@ class Group(ABC):
             self.finish([self._start(lambda pg, t: pg.broadcast([t], options), tensor)])
         return tensor
 
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Any:
+        """Begin to send `tensor` to one rank, which calls `receive`; `finish` waits."""
+        return self._start(lambda pg, t: pg.send([t], to, tag), tensor)
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Any:
+        """Begin to receive into `tensor`, which is contiguous."""
+        return self._start(lambda pg, t: pg.recv([t], source, tag), tensor)
+
     def allgather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """One tensor per rank; all must have the shape of `tensor`."""
         if self.size == 1:

@@ -1,7 +1,7 @@
-"""An optimizer's parameter groups as plain values: learning rates and the like, which parameters, which of them train.
+"""An optimizer's parameter groups as plain values: learning rates and the like, and which parameters.
 
-Groups may be added, and parameters frozen or set free, while training goes on. Parameters travel by name, so a rank
-that joins later, or goes back to before a group was added, has the same groups again.
+Groups may be added while training goes on. Parameters travel by name, so a rank that joins later, or goes back to
+before a group was added, has the same groups again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from spotfleet.errors import UsageError
 
 PLAIN = (int, float, str, bool, bytes, complex, type(None))
-NAMES, TRAINS = "params", "requires_grad"  # keys of a captured group that are ours
+NAMES = "params"  # in a captured group: by name
 
 
 def copied(value: Any) -> Any:
@@ -28,13 +28,12 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def capture(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[dict[str, Any]]:
     """One dict per group; `names` by id of the parameter, of which one may be missing in a group of our own making."""
     return [{**{k: copied(v) for k, v in group.items() if k != "params"},
-             NAMES: tuple([names.get(id(p), "") for p in group["params"]]),
-             TRAINS: tuple([p.requires_grad for p in group["params"]])}
+             NAMES: tuple([names.get(id(p), "") for p in group["params"]])}
             for group in optimizer.param_groups]
 
 
 def fit(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], by_name: dict[str, torch.Tensor]) -> None:
-    """Give the optimizer the groups, and train the parameters, of `groups`."""
+    """Give the optimizer as many groups as `groups` has."""
     for group in optimizer.param_groups[len(groups):]:
         for p in group["params"]:
             optimizer.state.pop(p, None)
@@ -45,14 +44,11 @@ def fit(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], by_name:
             raise UsageError(f"the optimizer of the running job has a group with a parameter that is not in the state "
                              f"here: {missing[0] or 'one without a name'}",
                              hint="give every model whose parameters are trained to TorchState(...)")
-        values = {k: copied(v) for k, v in held.items() if k not in (NAMES, TRAINS)}
+        values = {k: copied(v) for k, v in held.items() if k != NAMES}
         optimizer.add_param_group({"params": [by_name[n] for n in held[NAMES]], **values})
-    for group, held in zip(optimizer.param_groups, groups, strict=True):
-        for p, trains in zip(group["params"], held[TRAINS], strict=False):
-            p.requires_grad_(trains)
 
 
 def put_back(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
     """The captured values; the groups fit."""
     for group, held in zip(optimizer.param_groups, groups, strict=True):
-        group.update({k: copied(v) for k, v in held.items() if k not in (NAMES, TRAINS)})
+        group.update({k: copied(v) for k, v in held.items() if k != NAMES})

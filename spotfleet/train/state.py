@@ -44,6 +44,7 @@ class Position:
     stateful: dict[str, Any]
     hyper: dict[str, list[dict[str, Any]]]
     generators: dict[str, Any] = field(default_factory=dict)  # as after the last step, or the commit that came later
+    trained: tuple[bool, ...] = ()  # which parameters require gradients, of all that the state knows
     sampler: str = ""  # whose batch is being computed; empty: nobody's that we know of
 
 
@@ -171,6 +172,7 @@ class State:
             seen.update(id(p) for p in loose[-1])
         by_name = dict(self._named())
         self.__dict__.update(_extras=Extras(list(buffers.values()), loose), _by_name=by_name,
+                             _params=[t for t in by_name.values() if isinstance(t, torch.nn.Parameter)],
                              _param_names={id(t): n for n, t in by_name.items()})
         self.note_draws()
         self.__dict__["_position"] = self.capture(world, rank)
@@ -185,11 +187,13 @@ class State:
             {n: copied(self.__dict__[n]) for n in self._scalars},
             {n: copy.deepcopy(v.state_dict()) for n, v in self._stateful.items()},
             {n: hyper.capture(o, self._param_names) for n, o in self._optimizers.items()},
-            self._drawn, runtime.current().sampler_of(self),
+            self._drawn, tuple([p.requires_grad for p in self._params]), runtime.current().sampler_of(self),
         )
 
     def fit_groups(self, position: Position) -> None:
         """Have the parameter groups, and train the parameters, that `position` knows."""
+        for p, trained in zip(self._params, position.trained, strict=False):
+            p.requires_grad_(trained)
         for name, groups in position.hyper.items():
             optimizer = self._optimizers[name]
             hyper.fit(optimizer, groups, self._by_name)
@@ -260,6 +264,22 @@ class State:
                 found.extend(v for _, v in sorted(optimizer.state.get(p, {}).items()) if isinstance(v, torch.Tensor))
         return found
 
+    def shared(self) -> list[bool]:
+        """For each of `tensors()`: is it the same on all ranks, since only a distributed optimizer changes it?"""
+        owners = [o for o in self._optimizers.values() if is_distributed(o)]
+        others = {id(p) for o in self._optimizers.values() if o not in owners for p in params_of(o)}
+        ours = {id(p) for o in owners for p in params_of(o)} - others
+        found = [id(t) in ours for _, t in self._named()]
+        for optimizer in self._optimizers.values():
+            for p in params_of(optimizer):
+                found += [id(p) in ours for v in optimizer.state.get(p, {}).values() if isinstance(v, torch.Tensor)]
+        return found
+
+    @property
+    def has_averages(self) -> bool:
+        """Are there parameters that no optimizer owns? They may be frozen, too."""
+        return self._extras.has_loose
+
     def _named(self) -> list[tuple[str, torch.Tensor]]:
         """Parameters and buffers, each once, by the name that all ranks know them by."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
@@ -303,7 +323,7 @@ class State:
                 held = optimizer.state[p]
                 held.clear()
                 for key, entry in entries.items():
-                    held[key] = entry[0] if isinstance(entry, list) else torch.zeros(
+                    held[key] = entry[0] if isinstance(entry, list) else torch.empty(
                         entry[1], dtype=entry[0], device="cpu" if entry[2] else p.device)
                 if not entries:
                     del optimizer.state[p]

@@ -1,6 +1,9 @@
 """After a group has formed: find who holds the newest state, give it to those behind, stand at one position.
 
-    allgather of one Standing per rank -> source = newest, lowest rank -> tensors to those behind -> its position
+    allgather of one Standing per rank -> source = newest, lowest rank -> its position -> tensors to those behind
+
+Where only the source holds anything, it broadcasts; otherwise all who hold the newest state share the sending, see
+handover.py.
 
 Every branch depends on the allgathered standings alone, so all ranks take the same one. A receiver is *damaged*
 from the first chunk until the position has arrived: it then holds no version, also for the next attempt.
@@ -19,6 +22,7 @@ import torch
 
 from spotfleet.train.errors import StateLost
 from spotfleet.train.group import Group
+from spotfleet.train.handover import hand_over
 from spotfleet.train.state import State
 
 CHUNK_BYTES = 32 << 20
@@ -48,10 +52,17 @@ def choose(rows: list[Standing]) -> int:
     return max(range(len(rows)), key=lambda r: (rows[r].version, rows[r].round, rows[r].position_version, -r))
 
 
-def behind(rows: list[Standing], source: int) -> list[int]:
-    """Ranks that need the source's tensors. Fresh models may differ, so nobody's but the source's counts."""
-    newest = rows[source].version
-    return [r for r in range(len(rows)) if r != source and (rows[r].version != newest or newest == FRESH)]
+def behind(rows: list[Standing], source: int, averages: bool = False) -> list[int]:
+    """Ranks that need the source's tensors. Fresh models may differ, so nobody's but the source's counts.
+
+    `averages`: the state has parameters that no optimizer owns. Code after a step may change them, so who has not come
+    as far in it as the source is behind, too.
+    """
+    lead = rows[source]
+    place = (lead.round, lead.position_version)
+    return [r for r, row in enumerate(rows) if r != source and (
+        row.version != lead.version or lead.version == FRESH
+        or (averages and (row.round, row.position_version) != place))]
 
 
 def synchronize(group: Group, state: State) -> bool:
@@ -62,35 +73,39 @@ def synchronize(group: Group, state: State) -> bool:
     lead = rows[source]
     if lead.version == DAMAGED:
         raise StateLost("the only worker that held the training state was lost while it handed the state on")
-    receivers = behind(rows, source)
+    receivers = behind(rows, source, state.step_mode and state.has_averages)
     holders = [r for r in range(len(rows)) if r not in receivers]
     finished = all(rows[r].finished for r in holders)
     if me in holders and not finished:
         if state._finished:
             state.restore()  # somebody must run the end of the function again, so all do
         state.put_back(lead.round)  # before the source hands its buffers on
-    if receivers:
-        _transfer(group, state, source, me in receivers)
-        if me in receivers:
-            state.mark(version=max(0, lead.version))
     position = state._final if finished else state._position
     if receivers or any((r.round, r.position_version) != (lead.round, lead.position_version) for r in rows):
-        position = replace(broadcast_object(group, position, source), rank=mine.rank)
+        about = (position, state.schema() if receivers else None) if me == source else None
+        position, schema = broadcast_object(group, about, source)
+        position = replace(position, rank=mine.rank)
+        if receivers:
+            _transfer(group, state, holders, source, position, schema)
+        if me in receivers:
+            state.mark(version=max(0, lead.version))
     if me in receivers or not finished:
         state.rewind(position)
     state.mark(held=True, damaged=False, finished=finished, final=position if finished else None)
     return not finished and any((row.world, row.rank) != (group.size, r) for r, row in enumerate(rows))
 
 
-def _transfer(group: Group, state: State, source: int, receives: bool) -> None:
-    schema = broadcast_object(group, state.schema() if group.rank == source else None, source)
+def _transfer(group: Group, state: State, holders: list[int], source: int, position: Any, schema: Any) -> None:
+    receivers = [r for r in range(group.size) if r not in holders]
+    receives = group.rank in receivers
     if receives:
+        state.fit_groups(position)
         state.make_room(schema)
         state.mark(damaged=True)
-    if receives or group.rank == source:
+    if holders == [source]:
         broadcast_tensors(group, state.tensors(), source)
     else:
-        _pass_on(group, schema, source)
+        hand_over(group, state.tensors(), state.shared(), holders, receivers, source)
     if receives:
         state._extras.rebase()
 
@@ -143,19 +158,6 @@ def _send(group: Group, chunk: torch.Tensor, pieces: list[Any], source: int) -> 
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
-def _pass_on(group: Group, schema: Any, source: int) -> None:
-    """Take part in a transfer that this rank has no need of."""
-    sizes = [_volume(dtype, shape) for _, dtype, shape in schema.fixed]
-    sizes += [_volume(e[0], e[1]) for per_param in schema.optimizers.values() for entries in per_param
-              for e in entries.values() if isinstance(e, tuple)]
-    left = sum(sizes)
-    chunk = _chunk(group, left)
-    while left:
-        count = min(left, chunk.numel())
-        group.broadcast(chunk[:count], source)
-        left -= count
-
-
 def _chunk(group: Group, total_bytes: int) -> torch.Tensor:
     return torch.empty(max(1, min(CHUNK_BYTES, total_bytes)), dtype=torch.uint8, device=group.device)
 
@@ -163,6 +165,3 @@ def _chunk(group: Group, total_bytes: int) -> torch.Tensor:
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
-
-def _volume(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    return dtype.itemsize * torch.Size(shape).numel()

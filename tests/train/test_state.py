@@ -51,6 +51,11 @@ def test_the_newest_state_wins_and_goes_only_to_those_behind(rows, source, recei
     assert (choose(rows), behind(rows, choose(rows))) == (source, receivers)
 
 
+def test_who_came_less_far_after_a_step_takes_over_averages_if_there_are_any():
+    rows = [row(6, 5, 5), row(6, 6, 6)]
+    assert (behind(rows, 1), behind(rows, 1, averages=True)) == ([], [0])
+
+
 def test_a_half_received_state_is_worth_less_than_a_fresh_one(alone):
     state = hvd.elastic.TorchState(*build())
     state.attach(1, 0)
@@ -156,6 +161,63 @@ def test_constants_and_frozen_weights_are_not_copied_each_step():
     mask.add_(1)
     extras.put_back(1)
     assert frozen.tolist() == [1.0] * 3 and not mask.any()
+
+
+def test_a_moving_average_that_changes_uncounted_is_found_out_and_put_back():
+    """torch does not count changes through `.data`; one tensor that shows them tells of all of its module."""
+    average, still, frozen = torch.ones(3), torch.zeros(2), torch.ones(4)
+    extras = Extras([], [[average, still], [frozen]])
+    for round_ in range(8):  # looked at before rounds 0, 1, 2, 4
+        extras.take(round_)
+        average.data.mul_(0.5)
+    extras.take(8)
+    expected = average.clone()
+    average.data.mul_(0.5)
+    still.data.add_(1)
+    extras.put_back(8)
+    assert (average.tolist(), still.tolist()) == (expected.tolist(), [0, 0])
+    assert [s.copies[2] for s in extras._slots] == [None, None]  # frozen weights still cost nothing
+
+
+def test_an_average_that_begins_to_change_late_is_found_out_within_64_rounds():
+    average = torch.ones(3)
+    extras = Extras([], [[average]])
+    for round_ in range(65, 129):
+        extras.take(round_)
+        average.data.mul_(0.99)
+    extras.take(129)
+    expected = average.clone()
+    average.data.zero_()
+    extras.put_back(129)
+    assert average.tolist() == expected.tolist()
+
+
+def test_a_replay_leaves_the_buffers_as_the_step_found_them():
+    statistics, queue = torch.zeros(2), torch.zeros(LARGE + 1)
+    extras = Extras([statistics, queue], [])
+    extras.take(0)
+    statistics.fill_(1)
+    queue.fill_(1)
+    extras.step_applied(0)
+    statistics.fill_(7)  # by code after the step, which will run again
+    extras.put_back(0)
+    assert (statistics[0], queue[0]) == (0, 0)
+    statistics.fill_(3)  # the forward pass again, on newer weights
+    queue.fill_(3)
+    extras.redone(0)
+    assert (statistics[0], queue[0]) == (1, 1)
+
+
+def test_who_went_back_one_iteration_too_far_comes_forward_again():
+    """Another rank had begun the next iteration; this one had failed before it."""
+    statistics = torch.zeros(2)
+    extras = Extras([statistics], [])
+    extras.take(0)
+    statistics.fill_(1)
+    extras.step_applied(0)
+    extras.put_back(0)
+    extras.put_back(1)
+    assert statistics.tolist() == [1, 1]
 
 
 def test_buffers_of_an_iteration_that_was_given_up_are_forgotten():

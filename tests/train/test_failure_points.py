@@ -1,0 +1,108 @@
+"""What a loss at each point of an iteration costs, for every cadence of commits: the tables of docs/commit.md.
+
+Every job here uses all that a state can hold (thread_scripts.py: everything), and must end as an undisturbed one does.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import thread_fleet
+from thread_fleet import ThreadFleet
+from thread_scripts import POINTS, Plan, everything
+
+KILLED_AT = 5
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the first steps are skipped
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """threads(plan, founders, spares): a running ThreadFleet."""
+    thread_fleet.install(monkeypatch)
+    for copies in (False, True):
+        undisturbed(copies)  # now, while no other fleet runs
+    made: list[ThreadFleet] = []
+
+    def make(plan: Plan, founders: int = 2, spares: int = 0) -> ThreadFleet:
+        made.append(ThreadFleet(everything(plan), founders, spares))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        fleet.close()
+
+
+@functools.cache
+def undisturbed(copies: bool) -> list[dict]:
+    """By rank; the cadence of commits changes nothing."""
+    fleet = ThreadFleet(everything(Plan(copies=copies)), 2)
+    try:
+        return [w.result for w in fleet.finish()]
+    finally:
+        fleet.close()
+
+
+PER_RANK = ("statistics", "average")  # each rank has its own batch-norm statistics; a new one takes those of another
+
+
+def check(fleet: ThreadFleet, expected: list[dict]) -> None:
+    """Every rank ends with every bit of the undisturbed run; who filled a place, with all but statistics of its own."""
+    fleet.finish()
+    for rank, name in enumerate(fleet.members):
+        worker, due = fleet.workers[name], expected[rank]
+        newcomer = int(name[1]) >= fleet.founders
+        assert worker.result == {**due, **{k: worker.result[k] for k in PER_RANK if newcomer}}, fleet.story()
+
+
+def entries(fleet: ThreadFleet, name: str) -> list[tuple]:
+    return fleet.workers[name].notes
+
+
+# ---- step mode: where the survivor goes on, and whether that iteration's step is applied already
+
+STEP_MODE = {
+    **dict.fromkeys(["top", "forward", "backward", "second"], (5, "")),
+    **dict.fromkeys(["reduced", "clipped", "instep", "stepped", "metric"], (5, "replay")),
+    "committed": (6, ""),
+}
+
+
+@pytest.mark.parametrize("every", [1, 3, 0])
+@pytest.mark.parametrize("point", POINTS)
+def test_in_step_mode_a_loss_at_any_point_costs_one_gradient_whatever_the_cadence(threads, point, every):
+    victim = POINTS.index(point) % 2
+    fleet = threads(Plan(victim, point, KILLED_AT, every), spares=1)
+    check(fleet, undisturbed(False))
+    survivor = f"h{1 - victim}/0/1"
+    assert entries(fleet, survivor) == [(0, "", 2), (*STEP_MODE[point], 2)]
+    assert fleet.workers[survivor].control.report.repeated == 1
+
+
+# ---- copy mode: back to the newest commit
+
+@pytest.mark.parametrize(("every", "before", "after"), [(1, 5, 6), (3, 3, 6), (0, 0, 0)])
+@pytest.mark.parametrize("point", POINTS)
+def test_in_copy_mode_a_loss_at_any_point_goes_back_to_the_newest_commit(threads, point, every, before, after):
+    victim = POINTS.index(point) % 2
+    fleet = threads(Plan(victim, point, KILLED_AT, every, copies=True), spares=1)
+    check(fleet, undisturbed(True))
+    assert entries(fleet, f"h{1 - victim}/0/1") == [(0, "", 2), (after if point == "committed" else before, "", 2)]
+
+
+# ---- notices: nothing is computed twice
+
+@pytest.mark.parametrize("every", [1, 3, 0])
+def test_in_step_mode_a_notice_costs_nothing_whatever_the_cadence(threads, every):
+    fleet = threads(Plan(0, drain_at=KILLED_AT, every=every), spares=1)
+    check(fleet, undisturbed(False))
+    assert entries(fleet, "h1/0/1") in ([(0, "", 2), (step, "", 2)] for step in (KILLED_AT, KILLED_AT + 1))
+    assert fleet.members == ("h2/0/1", "h1/0/1") and fleet.workers["h1/0/1"].control.report.repeated == 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_in_copy_mode_a_notice_waits_for_the_next_commit_and_costs_nothing(threads, every):
+    fleet = threads(Plan(0, drain_at=KILLED_AT, every=every, copies=True), spares=1)
+    check(fleet, undisturbed(True))
+    assert entries(fleet, "h1/0/1") == [(0, "", 2), (6, "", 2)]
+    assert fleet.members == ("h2/0/1", "h1/0/1") and fleet.workers["h1/0/1"].control.report.repeated == 0
