@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotfleet.messages import WorkerOrders
-from spotfleet.train import distcp, entries, exchange, restoring, segments
+from spotfleet.train import distcp, entries, exchange, objects, restoring, segments
 from spotfleet.train.copies import Buffer
 from spotfleet.train.distcp import Shard
 from spotfleet.train.exchange import Told, Unheard
@@ -69,6 +69,7 @@ class Job:
     group: Group | None = None  # whose ranks write with us
     turn: int = 0
     hold: Hold = Hold()
+    url: str = ""  # of the job's folder in an object store
 
 
 class Checkpointer:
@@ -164,7 +165,8 @@ class Checkpointer:
             state._pool.hold(buffer)
             hold = Hold(buffer.wait, functools.partial(state._pool.release, buffer))
         self._began()
-        job = Job(shard, Times(copy_s=time.monotonic() - begun), self._now_ordered, group, self._turn[1], hold)
+        job = Job(shard, Times(copy_s=time.monotonic() - begun), self._now_ordered, group, self._turn[1], hold,
+                  self._url())
         self._writer = threading.Thread(target=self._write, args=(job,), name="spotfleet-checkpoint")
         self._writer.start()
 
@@ -207,7 +209,15 @@ class Checkpointer:
         if self._writer is not None:
             self._writer.join()
         self._began()
-        self._write(Job(entries.whole(state, self._runtime.generation), Times(), urgent))
+        self._write(Job(entries.whole(state, self._runtime.generation), Times(), urgent, url=self._url()))
+
+    def _url(self) -> str:
+        """Where in an object store it is to go; UsageError, in the script's own thread, if it cannot."""
+        control = self._runtime.control
+        assert control is not None
+        if control.orders.checkpoint_url:
+            objects.require(control.orders.checkpoint_url)
+        return control.orders.checkpoint_url
 
     # The writer
 
@@ -237,6 +247,8 @@ class Checkpointer:
     def _file(self, job: Job) -> Told:
         control = self._runtime.control
         assert control is not None
+        if job.url:
+            return self._upload(job)
         done, told = segments.write(job.shard, Path(self._runtime.work), functools.partial(self._others, job),
                                     job.times)
         control.update(checkpoint=done)
@@ -244,6 +256,18 @@ class Checkpointer:
         for old in self._written[:-KEEP]:
             old.unlink(missing_ok=True)
         self._written = self._written[-KEEP:]
+        return told
+
+    def _upload(self, job: Job) -> Told:
+        control = self._runtime.control
+        assert control is not None
+        done, told = objects.write(job.shard, job.url, functools.partial(self._others, job), job.times)
+        if done is not None:
+            control.update(checkpoint=done)
+            try:
+                objects.prune(job.url, done, control.orders.checkpoint_keep)
+            except OSError as error:  # the next one removes more
+                self._say(f"spotfleet: older checkpoints at {job.url} cannot be removed: {error}")
         return told
 
     def _others(self, job: Job, own_s: float) -> list[Told]:
@@ -280,4 +304,4 @@ class Checkpointer:
         """If the orders name a checkpoint, hold what it holds."""
         control = self._runtime.control
         assert control is not None
-        restoring.restore(control, state)
+        restoring.restore(control, state, Path(self._runtime.work or "."))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ import torch
 
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.messages import Checkpoint
-from spotfleet.train import distcp
+from spotfleet.train import distcp, objects
 from spotfleet.train.segments import digest_of
 from spotfleet.train.state import Copy
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 ANEW = "To start without it, `spotfleet train` again: a new job begins at step 0 and keeps checkpoints of its own"
 
 FETCH_LIMIT_S = 120.0  # for the agent to bring the file that its orders name
+OTHER_LIMIT_S = 120.0  # for orders to name another one than what was found damaged
+RETRY_S = 1.0
 BRIEF_CHARS = 300
 
 class CheckpointDamaged(SpotfleetError):
@@ -43,20 +47,44 @@ def read(named: Checkpoint) -> Copy:
         with distcp.in_tar(path) as opened:
             held = distcp.read(opened)
     except distcp.UNREADABLE as error:
-        raise UsageError(f"checkpoint {path.name} of version {named.version} is whole, but cannot be read here: "
-                         f"{type(error).__name__}: {_brief(error)}. It needs the versions of spotfleet, torch "
-                         f"({torch.__version__} here) and of the script's own classes that wrote it. {ANEW}") from error
+        raise _unreadable(path.name, named, error) from error
     return Copy(held.version, held.position, held.schema, held.tensors)
 
 
-def install(state: State, named: Checkpoint) -> None:
-    """Make `state` what the file holds; errors as in `read`, and UsageError when the script builds something else."""
-    held = read(named)
+def read_url(named: Checkpoint, work: Path) -> Copy:
+    """As `read`, from an object store by way of a folder in `work`. OSError when the store does not answer."""
+    work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="restore-", dir=work) as folder:
+        try:
+            objects.fetch(named, Path(folder))
+        except objects.NotTheOne as error:
+            raise CheckpointDamaged(
+                f"checkpoint of version {named.version} at {named.url} is not the one that was kept: {error}",
+                hint="look at that folder; without a whole checkpoint there, `spotfleet train` again begins anew",
+            ) from error
+        try:
+            with distcp.in_folder(folder) as opened:
+                held = distcp.read(opened)
+        except distcp.UNREADABLE as error:
+            raise _unreadable(named.url, named, error) from error
+    return Copy(held.version, held.position, held.schema, held.tensors)
+
+
+def _unreadable(name: str, named: Checkpoint, error: Exception) -> UsageError:
+    return UsageError(f"checkpoint {name} of version {named.version} is whole, but cannot be read here: "
+                      f"{type(error).__name__}: {_brief(error)}. It needs the versions of spotfleet, torch "
+                      f"({torch.__version__} here) and of the script's own classes that wrote it. {ANEW}")
+
+
+def install(state: State, named: Checkpoint, work: Path = Path()) -> None:
+    """Make `state` what is kept; errors as in `read`, and UsageError when the script builds something else."""
+    held = read_url(named, work) if named.url else read(named)
     try:
         state.install(held)
     except distcp.UNREADABLE as error:
-        raise UsageError(f"checkpoint {Path(named.path).name} of version {named.version} does not fit what the "
-                         f"script builds now: {_brief(error)}. {ANEW}") from error
+        name = named.url or Path(named.path).name
+        raise UsageError(f"checkpoint {name} of version {named.version} does not fit what the script builds now: "
+                         f"{_brief(error)}. {ANEW}") from error
 
 
 def _brief(error: Exception) -> str:
@@ -64,17 +92,56 @@ def _brief(error: Exception) -> str:
     return str(error).partition("\n")[0][:BRIEF_CHARS].rstrip(".")
 
 
-def restore(control: Control, state: State) -> None:
-    """If the orders name a checkpoint, hold what it holds."""
+def restore(control: Control, state: State, work: Path) -> None:
+    """If the orders name a checkpoint, hold what it holds.
+
+        named --here--> installed
+          '-- the one at its url is damaged: told, and another one is waited for, OTHER_LIMIT_S
+          '-- its store does not answer: asked again, FETCH_LIMIT_S
+    """
+    refused: Checkpoint | None = None
+    while True:
+        named = _wait_named(control, refused)
+        if named is None:
+            return
+        try:
+            _install_at_length(state, named, work)
+            return
+        except CheckpointDamaged as error:
+            if not named.url or named == refused:
+                raise
+            print(f"spotfleet: {error}; waiting for orders to take another one", flush=True)
+            refused = named
+            control.update(damaged=named)
+
+
+def _wait_named(control: Control, refused: Checkpoint | None) -> Checkpoint | None:
+    """What the orders name, once it is here; after OTHER_LIMIT_S again what was refused, if they name nothing else."""
 
     def ready() -> bool:
         named = control.orders.restore
-        return named is None or bool(named.path)
+        return named is None or (named != refused and bool(named.path or named.url))
 
     with control.cv:
-        if not control.cv.wait_for(ready, FETCH_LIMIT_S):
-            raise SpotfleetError(f"the checkpoint to resume from has not arrived within {FETCH_LIMIT_S:g} s",
+        limit_s = FETCH_LIMIT_S if refused is None else OTHER_LIMIT_S
+        if not control.cv.wait_for(ready, limit_s) and refused is None:
+            raise SpotfleetError(f"the checkpoint to resume from has not arrived within {limit_s:g} s",
                                  hint="look at the agent's log on this host")
-        named = control.orders.restore
-    if named is not None:
-        install(state, named)
+        return control.orders.restore
+
+
+def _install_at_length(state: State, named: Checkpoint, work: Path) -> None:
+    """Install it; a store that does not answer is asked again for a while."""
+    deadline = time.monotonic() + FETCH_LIMIT_S
+    while True:
+        try:
+            install(state, named, work)
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise SpotfleetError(
+                    f"the checkpoint of version {named.version} cannot be fetched from {named.url} within "
+                    f"{FETCH_LIMIT_S:g} s: {error}",
+                    hint="give the job's script what obstore needs to read there: AWS_*, GOOGLE_* or AZURE_* variables",
+                ) from error
+            time.sleep(RETRY_S)

@@ -96,8 +96,11 @@ def test_drains_and_joins_that_keep_the_size_change_no_bit(fleets, undisturbed):
     assert fleet.generation == 2 and fleet.members[0] == spare
 
 
-def test_a_job_that_lost_every_worker_resumes_from_its_checkpoint_with_the_same_bits(fleets, undisturbed):
-    fleet = fleets(RICH, checkpoint_every_s=0.1)
+@pytest.mark.parametrize("place", ["agent", "object store"])
+def test_a_job_that_lost_every_worker_resumes_from_its_checkpoint_with_the_same_bits(
+        fleets, undisturbed, tmp_path, place):
+    url = "" if place == "agent" else f"file://{tmp_path}/bucket/job"
+    fleet = fleets(RICH, checkpoint_every_s=0.1, checkpoint_url=url)
     names = fleet.start_all(NAP="0.02")
     fleet.wait(lambda: fleet.kept.newest, what="a checkpoint")
     fleet.hold = True
@@ -109,7 +112,7 @@ def test_a_job_that_lost_every_worker_resumes_from_its_checkpoint_with_the_same_
     fleet.wait(lambda: all(fleet.report(n).stage is Stage.READY for n in fresh), what="new workers")
     fleet.form(tuple(fresh), "resume", urgent=True)
     fleet.wait(lambda: fleet.report(fresh[0]).resumed == fleet.generation, what="training goes on")
-    assert kept.version > 0
+    assert kept.version > 0 and kept.url == (f"{url}/{kept.version}-1" if url else "")
     fleet.hold = False
     assert digest(fleet) == undisturbed
     assert all(fleet.report(n).version == 60 for n in fresh)

@@ -24,6 +24,8 @@ class Kept:
         return max(self.whole, key=lambda c: (c.generation, c.version), default=None)
 
     def take(self, told: Checkpoint) -> None:
+        if told.url and told not in self.whole:
+            self.whole.append(told)
         source = Path(told.path)
         if told.digest in self._seen or not source.is_file():
             return

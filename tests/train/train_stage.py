@@ -86,7 +86,7 @@ class Worker:
 
 class Fleet:
     def __init__(self, zygote: Zygote, folder: Path, script: str, auto: bool = True, founders: int = 3,
-                 checkpoint_every_s: float = 0.0, job: str = "job") -> None:
+                 checkpoint_every_s: float = 0.0, job: str = "job", checkpoint_url: str = "") -> None:
         self.zygote = zygote
         self.folder, self.auto, self.founders, self.job = folder, auto, founders, job
         self.script = folder / "script.py"
@@ -96,7 +96,7 @@ class Fleet:
         self.generation = 0
         self.founded = False
         self.target = founders
-        self.every_s = checkpoint_every_s
+        self.every_s, self.url = checkpoint_every_s, checkpoint_url
         self.restore = None
         self.kept = Kept(folder / "kept")
         self.hold = False  # True: form nothing
@@ -129,7 +129,8 @@ class Fleet:
         with self.cv:
             pid = self.zygote.fork(self.script, environ, log)
             orders = WorkerOrders(founded=self.founded, provisional_size=max(1, len(self.members)),
-                                  checkpoint_every_s=self.every_s, restore=self.restore)
+                                  checkpoint_every_s=self.every_s, restore=self.restore,
+                                  checkpoint_url=self.url)
             self.workers[name] = Worker(name, pid, self.zygote.exits, log, WorkerReport(name, self.job), orders=orders)
         return name
 
@@ -238,7 +239,7 @@ class Fleet:
             report = load(WorkerReport, line)
             worker = self.workers[report.worker]
             worker.report = report
-            if report.checkpoint is not None and report.checkpoint.path:
+            if report.checkpoint is not None:
                 self.kept.take(report.checkpoint)
             if worker.sock is not sock:
                 worker.sock = sock
