@@ -19,8 +19,10 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from by_hand import house
@@ -32,6 +34,7 @@ from spotfleet.api import Fleet, Job
 from spotfleet.errors import SpotfleetError
 
 TRAIN = Path(__file__).parents[1] / "train"
+FILES = ("chaos_train.py", "chaos_net.py")
 sys.path.append(str(TRAIN))
 
 KINDS = {"kill_worker": 5, "kill": 4, "stop_worker": 3, "cut": 3, "notice": 4, "withdraw": 2, "resize": 4,
@@ -92,30 +95,55 @@ class Strokes(Troubles):
                 time.sleep(0.2)  # the dispatcher has just been killed
 
 
+class LocalWorld:
+    """A fleet on the local cloud. What another world needs: tests/network/chaos_network.py."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.work = stage, stage.work
+
+    def begin(self, say: Callable[[str], None]) -> None:
+        """Returns when LEAST hosts are up."""
+        self.fleet = self.stage.fleet("chaos", 1, LEAST, CHECKPOINTS, most=MOST)
+        self.strokes = Strokes(self.stage, self.fleet, random.Random(0), say)
+
+    def train(self, args: list[str]) -> Job:
+        for name in FILES:
+            shutil.copy(TRAIN / name, self.work)
+        return self.fleet.train(FILES[0], args, np=(1, MOST), detach=True)
+
+    def events(self) -> list[dict[str, Any]]:
+        return self.fleet.events()
+
+    def end(self) -> None:
+        """Raises Failure unless the fleet goes down with a right bill."""
+        self.fleet.down()
+        billed, ours = self.stage.cloud.invoice("chaos").micros, self.fleet.cost().micros
+        if billed != ours or self.stage.cloud.truth():
+            raise Failure(f"the cloud bills {billed}, our cost is {ours}; left: {self.stage.cloud.truth()}")
+
+    def dump(self, job: Job) -> None:
+        dump(self.stage, self.fleet, job)
+
+
 class Chaos:
     """One fleet, one job, and the plan."""
 
-    def __init__(self, stage: Stage, seed: int, bursts: list[list[Event]]) -> None:
-        self.stage, self.seed, self.bursts = stage, seed, bursts
-        self.notes, self.enough, self.hurry = (stage.work / name for name in ("notes", "enough", "hurry"))
+    def __init__(self, world: LocalWorld, bursts: list[list[Event]]) -> None:
+        self.world, self.bursts = world, bursts
+        self.notes, self.enough, self.hurry = (world.work / name for name in ("notes", "enough", "hurry"))
         self.began = time.monotonic()
         self.slowest_s = 0.0
 
     def run(self) -> None:
         self.notes.mkdir()
-        for name in ("chaos_train.py", "chaos_net.py"):
-            shutil.copy(TRAIN / name, self.stage.work)
-        self.fleet = self.stage.fleet("chaos", 1, LEAST, CHECKPOINTS, most=MOST)
-        self.strokes = Strokes(self.stage, self.fleet, random.Random(self.seed), self.say)
-        self.job = self.start()
+        self.world.begin(self.say)
+        self.strokes = self.world.strokes
+        self.job = self.world.train(["--notes", str(self.notes), "--stop", str(self.enough),
+                                     "--hurry", str(self.hurry), "--nap", str(NAP_S)])
         self.recovers("the start")
         for burst in self.bursts:
             self.strike(burst)
         self.end()
-
-    def start(self) -> Job:
-        args = ["--notes", str(self.notes), "--stop", str(self.enough), "--hurry", str(self.hurry), "--nap", str(NAP_S)]
-        return self.fleet.train("chaos_train.py", args, np=(1, MOST), detach=True)
 
     def strike(self, burst: list[Event]) -> None:
         for event in burst:
@@ -146,10 +174,7 @@ class Chaos:
         self.strokes.close()
         self.check_weights()
         self.summary()
-        self.fleet.down()
-        billed, ours = self.stage.cloud.invoice("chaos").micros, self.fleet.cost().micros
-        if billed != ours or self.stage.cloud.truth():
-            raise Failure(f"the cloud bills {billed}, our cost is {ours}; left: {self.stage.cloud.truth()}")
+        self.world.end()
 
     def check_weights(self) -> None:
         import chaos_reference
@@ -161,7 +186,7 @@ class Chaos:
                  f"(steps by workers: {dict(sorted(worlds.items()))}; replayed in {time.monotonic() - begun:.0f} s)")
 
     def summary(self) -> None:
-        events = [e for e in self.fleet.events() if e.get("job") == self.job.id]
+        events = [e for e in self.world.events() if e.get("job") == self.job.id]
         causes = Counter(e["cause"] for e in events if e["kind"] == "GenerationFormed")
         pauses = [e["pause_s"] for e in events if e["kind"] == "JobResumed" and e["pause_s"] > 0] or [0.0]
         self.say(f"events: {dict(self.strokes.done)}; missed: {dict(self.strokes.missed)}")
@@ -173,26 +198,32 @@ class Chaos:
         print(f"{time.monotonic() - self.began:7.2f}  {text}", flush=True)
 
 
-def chaos(stage: Stage, seed: int, bursts: list[list[Event]]) -> None:
+def chaos(world: LocalWorld, bursts: list[list[Event]]) -> None:
     """Raises Failure or chaos_reference.Differs, after all that is known about it has been printed."""
-    run = Chaos(stage, seed, bursts)
+    run = Chaos(world, bursts)
     try:
         run.run()
     except (AssertionError, SpotfleetError, psutil.Error, OSError) as error:
         run.say(f"FAILED: {error!r}")
         if hasattr(run, "job"):
-            dump(stage, run.fleet, run.job)
+            world.dump(run.job)
         raise
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def asked() -> tuple[int, int]:
+    """Seed and number of events from the command line."""
+    parser = argparse.ArgumentParser(description="Random trouble through one training job.")
     parser.add_argument("--events", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     args = parser.parse_args()
     print(f"seed {args.seed}, {args.events} events", flush=True)
+    return args.seed, args.events
+
+
+def main() -> None:
+    seed, events = asked()
     with house("chaos") as stage:
-        chaos(stage, args.seed, plan(args.seed, args.events))
+        chaos(LocalWorld(stage), plan(seed, events))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from by_hand import left
-from chaos import chaos, plan
+from chaos import LocalWorld, chaos, plan
 from e2e_stage import Stage
 
 from spotfleet.providers.local import LocalCloud
@@ -20,7 +20,7 @@ SOON = {"kill_worker": 3, "kill": 2, "kill_dispatcher": 2, "kill_two_workers": 2
 def test_a_few_random_events_change_no_bit_and_leave_no_process(stage: Stage):
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    chaos(stage, seed, plan(seed, events=4, kinds=SOON))
+    chaos(LocalWorld(stage), plan(seed, events=4, kinds=SOON))
     LocalCloud(stage.home).shutdown()
     assert left(stage.home) == []
 
@@ -30,6 +30,6 @@ def test_a_few_random_events_change_no_bit_and_leave_no_process(stage: Stage):
 def test_two_hundred_random_events_change_no_bit_and_leave_no_process(stage: Stage):
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    chaos(stage, seed, plan(seed, events=200))
+    chaos(LocalWorld(stage), plan(seed, events=200))
     LocalCloud(stage.home).shutdown()
     assert left(stage.home) == []
