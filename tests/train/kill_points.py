@@ -15,11 +15,12 @@ import threading
 import chaos_net
 import torch
 
-from spotfleet.train import runtime, sync
+from spotfleet.train import handover, runtime, sync
 from spotfleet.train.group import Group
 
 POINT, _, N = os.environ.get("DIE", ":-1").partition(":")
-sync.CHUNK_BYTES = 64 << 10  # so that a transfer has several chunks
+sync.CHUNK_BYTES = handover.CHUNK_BYTES = 16 << 10  # so that a transfer has several chunks
+handover.DIRECT_BYTES = 4 << 10
 
 step = 0
 chunks = 0
@@ -41,7 +42,8 @@ def after_layer(module: torch.nn.Module, inputs: object, output: torch.Tensor) -
         output.register_hook(lambda grad: die_at("backward", step))
 
 
-forward, launch, form, send = chaos_net.Net.forward, Group.launch, Group.form, sync._send
+forward, launch, form = chaos_net.Net.forward, Group.launch, Group.form
+send, arrive = sync._send, handover._Parcel.arrive
 
 
 def _forward(self: chaos_net.Net, x: torch.Tensor) -> torch.Tensor:
@@ -64,12 +66,21 @@ def _form(self: Group) -> None:
     die_at("formed", self.generation)
 
 
-def _send(group: Group, chunk: torch.Tensor, pieces: list, source: int) -> None:
+def one_more_chunk(group: Group, comes: bool) -> None:
     global chunks
     chunks += 1
     if chunks % 3 == 0:
-        die_at("sending" if group.rank == source else "receiving", group.generation)
+        die_at("receiving" if comes else "sending", group.generation)
+
+
+def _send(group: Group, chunk: torch.Tensor, pieces: list, source: int) -> None:
+    one_more_chunk(group, group.rank != source)
     send(group, chunk, pieces, source)
+
+
+def _arrive(self: handover._Parcel, group: Group) -> None:
+    one_more_chunk(group, self._comes)
+    arrive(self, group)
 
 
 addcdiv, optimizer_step = torch.Tensor.addcdiv_, torch.optim.lr_scheduler.CosineAnnealingLR.step
@@ -91,5 +102,6 @@ def _scheduled(self: object, *args: object) -> None:
 
 
 torch.nn.modules.module.register_module_forward_hook(after_layer)
-chaos_net.Net.forward, Group.launch, Group.form, sync._send = _forward, _launch, _form, _send
+chaos_net.Net.forward, Group.launch, Group.form = _forward, _launch, _form
+sync._send, handover._Parcel.arrive = _send, _arrive
 torch.Tensor.addcdiv_, torch.optim.lr_scheduler.CosineAnnealingLR.step = _addcdiv, _scheduled
