@@ -32,7 +32,7 @@ from spotfleet.messages import WorkerOrders
 from spotfleet.train import distcp, entries, exchange, objects, restoring, segments
 from spotfleet.train.copies import Buffer
 from spotfleet.train.distcp import Shard
-from spotfleet.train.exchange import Told, Unheard
+from spotfleet.train.exchange import Refused, Told, Unheard
 from spotfleet.train.segments import Times
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 KEEP = 2
 RETRY_S = 10.0  # after one that could not be written
+MOST_GAPS = 2  # then rank 0 writes all of it, until one of its own succeeds
 AGAIN_S = 5.0  # while `checkpoint_now` stands: how often
 # What writing one may raise: the disk, and values of the script that cannot be pickled.
 TROUBLE = (OSError, *distcp.UNSPEAKABLE)
@@ -83,6 +84,9 @@ class Checkpointer:
         self._failed_at: float | None = None  # when the last one could not be written
         self._rested = (0, 0)  # generation and version that were written last at rest
         self._turn = (0, 0)  # generation, and how many its ranks have agreed on
+        self._gaps = 0  # checkpoints given up in a row because another rank did not write its part
+        self._warmed = 0  # generation for whose shares memory has been made
+        self._warmer: threading.Thread | None = None
         self._buffer: Buffer | None = None
         self._gone_at: tuple[float, float] | None = None  # seconds_left as last told, and when that will have passed
         self._lasted_s = 0.0  # the newest checkpoint, from its copy to its name
@@ -110,11 +114,12 @@ class Checkpointer:
         if group is not None and group.size > 1 and group.save_agreed:
             self._take_part(state, group)
             return
+        self._warm(state, group)
         if runtime.place.rank != 0 or not runtime.work:
             return
         if (self._writer is not None and self._writer.is_alive()) or not self._due():
             return
-        if group is not None and group.size > 1 and entries.is_shared(state):
+        if self._gaps < MOST_GAPS and group is not None and group.size > 1 and entries.is_shared(state):
             group.save_waits = True
             return
         self._begin(state, None)
@@ -170,7 +175,36 @@ class Checkpointer:
         self._writer = threading.Thread(target=self._write, args=(job,), name="spotfleet-checkpoint")
         self._writer.start()
 
+    def _warm(self, state: State, group: Group | None) -> None:
+        """Once a generation: let another thread make the memory for this rank's share before it is needed."""
+        control = self._runtime.control
+        assert control is not None
+        if self._warmed == self._runtime.generation or not state.step_mode or state.version == 0:
+            return
+        self._warmed = self._runtime.generation
+        shared = group is not None and group.size > 1 and entries.is_shared(state)
+        if control.orders.checkpoint_every_s <= 0 or not self._runtime.work or not (shared or self._leads()):
+            return
+        rank, world = (group.rank, group.size) if shared and group is not None else (0, 1)
+        values = entries.share(state, self._runtime.generation, rank, world, state.tensors()).values
+        busy = self._writer is not None and self._writer.is_alive()
+        if busy or (self._buffer is not None and self._buffer.fits(values)):
+            return
+        self._buffer = None
+
+        def make() -> None:
+            self._buffer = Buffer(values)
+
+        self._warmer = threading.Thread(target=make, name="spotfleet-warm", daemon=True)
+        self._warmer.start()
+
+    def _leads(self) -> bool:
+        return self._runtime.place.rank == 0
+
     def _copied(self, live: Shard) -> tuple[Shard, Hold]:
+        if self._warmer is not None:
+            self._warmer.join()
+            self._warmer = None
         if self._buffer is None or not self._buffer.fits(live.values):
             self._buffer = None  # the memory of the old one goes first
             self._buffer = Buffer(live.values)
@@ -229,9 +263,16 @@ class Checkpointer:
             self._failed_at, self._lasted_s = None, job.times.whole_s
             if job.urgent:
                 self._say_urgent(job, "")
+            self._gaps = 0
         except Unheard as gap:
-            self._wanted = True
+            self._gaps += 1
+            if isinstance(gap, Refused):
+                self._failed_at = time.monotonic()
+            else:  # those who are left are asked at once
+                self._wanted = True
             self._say(f"spotfleet: checkpoint of version {job.shard.version} is given up: {gap}; the next one follows")
+            if job.urgent:
+                self._say_urgent(job, str(gap))
         except TROUBLE as error:  # a full disk must not end training; the next one may fit
             why = (error.strerror if isinstance(error, OSError) else "") or f"{error}"
             told = replace(told, problem=f"it cannot be written: {why}")

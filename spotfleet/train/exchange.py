@@ -4,7 +4,8 @@ Each rank sets the one key that is its own to its newest word, so that the store
 word is about the turn that it waits for. Connections are the caller's own: no collective, no wait of training.
 
     hear: waiting --all have told--> list of Told
-              |-- one tells that it failed, the limit, or GRACE_S after a peer was lost --> Unheard
+              |-- one tells that it failed: Refused
+              |-- the limit, or GRACE_S after a peer was lost --> Unheard
 
 Threads: the thread that writes a checkpoint.
 """
@@ -36,6 +37,10 @@ class Unheard(Exception):
     """Somebody has not written their part; what was written of this version is nobody's checkpoint."""
 
 
+class Refused(Unheard):
+    """Somebody is there and says that they could not."""
+
+
 @dataclass(frozen=True)
 class Told:
     turn: int  # the how manieth of this generation
@@ -43,6 +48,7 @@ class Told:
     bytes: int = 0  # of the file
     digest: str = ""  # its sha256
     lengths: tuple[int, ...] = ()  # of its items
+    layout: str = ""  # of the whole state, as this rank knows it
     problem: str = ""  # why there is no file
 
 
@@ -99,7 +105,7 @@ def hear(dial: Callable[[float], Client], world: int, turn: int, limit_s: float,
             if told.turn != turn:
                 time.sleep(POLL_S)
             elif told.problem:
-                raise Unheard(f"rank {missing}: {told.problem}")
+                raise Refused(f"rank {missing}: {told.problem}")
             else:
                 heard[missing] = told
     finally:

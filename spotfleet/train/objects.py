@@ -28,7 +28,7 @@ from spotfleet.messages import Checkpoint
 from spotfleet.train import distcp
 from spotfleet.train.distcp import METADATA, Shard
 from spotfleet.train.exchange import Told
-from spotfleet.train.segments import Times
+from spotfleet.train.segments import Times, agreed
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"(\d{1,15})-(\d{1,15})/(.+)")
@@ -131,11 +131,11 @@ def write(shard: Shard, url: str, others: Callable[[float], list[Told]],
     begun = time.monotonic()
     size, digest = folder.put(f"{under}/{distcp.file_name(shard.rank)}", items.chunks())
     times.write_s = time.monotonic() - begun
-    own = Told(0, shard.version, size, digest, tuple(items.lengths))
+    own = Told(0, shard.version, size, digest, tuple(items.lengths), distcp.layout(shard))
     if shard.rank != 0:
         return None, own
     begun = time.monotonic()
-    told = [own, *others(times.write_s)]
+    told = [own, *agreed(shard, others(times.write_s))]
     times.wait_s = time.monotonic() - begun
     begun = time.monotonic()
     metadata = distcp.metadata(shard, items, [t.lengths for t in told[1:]])

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from spotfleet.messages import Checkpoint
 from spotfleet.train import distcp
 from spotfleet.train.distcp import Shard
-from spotfleet.train.exchange import Told
+from spotfleet.train.exchange import Refused, Told
 
 
 @dataclass
@@ -55,7 +55,7 @@ def write(shard: Shard, folder: Path, others: Others = alone, times: Times | Non
         times.write_s = time.monotonic() - begun
         if shard.rank == 0:
             begun = time.monotonic()
-            told = others(times.write_s)
+            told = agreed(shard, others(times.write_s))
             times.wait_s = time.monotonic() - begun
             _member(file, distcp.METADATA, [distcp.metadata(shard, items, [t.lengths for t in told])])
             file.write(distcp.TAR_END)
@@ -64,7 +64,16 @@ def write(shard: Shard, folder: Path, others: Others = alone, times: Times | Non
     times.write_s += time.monotonic() - begun
     path = folder / name
     done = Checkpoint(shard.version, digest, path.stat().st_size, shard.generation, str(path), part, parts)
-    return done, Told(0, shard.version, size, digest, tuple(items.lengths))
+    return done, Told(0, shard.version, size, digest, tuple(items.lengths), distcp.layout(shard))
+
+
+def agreed(shard: Shard, told: list[Told]) -> list[Told]:
+    """`told`; Refused if somebody wrote pieces of another version or of other tensors."""
+    mine = (shard.version, distcp.layout(shard))
+    for rank, theirs in enumerate(told, 1):
+        if (theirs.version, theirs.layout) != mine:
+            raise Refused(f"rank {rank} holds other tensors than rank 0, or those of another version")
+    return told
 
 
 def _member(file: BinaryIO, name: str, chunks: Iterable[Any]) -> int:

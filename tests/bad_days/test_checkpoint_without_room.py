@@ -53,7 +53,7 @@ def test_training_goes_on_and_the_next_is_tried_soon(tmp_path: Path, monkeypatch
                               update=lambda **changes: reported.append(changes["checkpoint"].version))
     runtime = SimpleNamespace(control=control, place=SimpleNamespace(rank=0), work=str(tmp_path), generation=1,
                               group=None)
-    saver, state = Checkpointer(runtime), SimpleNamespace(step_mode=True)
+    saver, state = Checkpointer(runtime), SimpleNamespace(step_mode=True, version=0)
     monkeypatch.setattr(entries, "sources", lambda state: [NUMBERS])
     monkeypatch.setattr(entries, "share", lambda *_: HELD)
     now = [checkpoint.time.monotonic()]
