@@ -1,7 +1,8 @@
 """Random numbers that a replaced rank can continue: restarted for each microbatch from what all ranks know.
 
 Between the reduction of one iteration and the first forward pass of the next (mixup, augmentation in this process)
-they run in a stream of their own, BETWEEN, restarted at that reduction and whenever the user's function is entered.
+they run in a stream of their own, BETWEEN, restarted at that reduction, whenever the user's function is entered, and
+when an ElasticSampler hands out its first batch.
 
 A generator of the user's own that is kept in the state goes with the position: see `is_generator`.
 """

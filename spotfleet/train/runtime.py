@@ -68,7 +68,7 @@ class Runtime(Member):
             try:
                 self.join(state)
                 if not state._finished:
-                    self._draw_between(state)
+                    self.draw_between()
                     result = function(state, *args, **kwargs)
                     state.finish()
                 self._finish(state)
@@ -213,9 +213,11 @@ class Runtime(Member):
                 state._extras.take(state._round)
         reseed(getattr(state, "seed", 0), self.place.rank, *mark)
 
-    def _draw_between(self, state: State) -> None:
-        """What is drawn before the next forward pass starts anew."""
-        reseed(getattr(state, "seed", 0), self.place.rank, *_stand(state), BETWEEN)
+    def draw_between(self) -> None:
+        """What is drawn from here to the next forward pass is what it would be if this worker had just come here."""
+        state = self.state
+        if state is not None and state._position is not None:
+            reseed(getattr(state, "seed", 0), self.place.rank, *_stand(state), BETWEEN)
 
     def _passes(self) -> int:
         return max((o._spotfleet.passes_done for o in self.optimizers), default=0)
@@ -239,7 +241,7 @@ class Runtime(Member):
             return
         state.round_ended()
         state.note_draws()
-        self._draw_between(state)
+        self.draw_between()
         if group is not None:
             group.change_agreed |= change
             group.save_agreed |= save
@@ -294,7 +296,7 @@ class Runtime(Member):
         change = self._agree_change()
         state.mark(version=state._version + 1)
         state.keep_copy(self.place.size, self.place.rank)
-        self._draw_between(state)
+        self.draw_between()
         self._step_completed()
         if self._checkpointer is not None:
             self._checkpointer.at_boundary(state)

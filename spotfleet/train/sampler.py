@@ -172,7 +172,7 @@ class ElasticSampler(Elastic, Sampler):
                           stacklevel=3)
         order, seeded, epoch = self.order(), self._seeded, self.epoch
         batches = (order[start:end] for start, end in list(self._slices()))
-        return batches if seeded is None else ([seeded.index(i, epoch) for i in batch] for batch in batches)
+        return _anew(batches if seeded is None else ([seeded.index(i, epoch) for i in batch] for batch in batches))
 
     def __iter__(self) -> Iterator[int]:
         self._check_sample_by_sample("DataLoader(batch_sampler=sampler.batches())")
@@ -184,6 +184,12 @@ class ElasticSampler(Elastic, Sampler):
     def batches(self) -> Batches:
         """The same as a batch sampler: one list of indices per step."""
         return Batches(self)
+
+
+def _anew(batches: Iterator[list[int]]) -> Iterator[list[int]]:
+    """A DataLoader that begins draws a seed of its own, and would shift all that is drawn in this process later."""
+    runtime.current().draw_between()
+    yield from batches
 
 
 class Batches:

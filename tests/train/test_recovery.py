@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 
 # Adam, dropout, batch norm, a scheduler, clipping: everything that a wrong state or random number would show in.
 RICH = FAULTS + '''
+import random, numpy
 hvd.init()
 STEPS = env("STEPS", 60)
 torch.manual_seed(1 + hvd.rank())
@@ -28,8 +29,9 @@ hvd.broadcast_optimizer_state(opt, root_rank=0)
 def train(state):
     while state.batch < STEPS:
         die_at("begin", step=state.batch)
-        g = torch.Generator().manual_seed(1000 * state.batch + hvd.rank())
-        x, y = torch.randn(16, 8, generator=g), torch.randint(0, 4, (16,), generator=g)
+        # Drawn between two steps, as augmentation and mixup are.
+        x, y = torch.randn(16, 8) * random.uniform(0.9, 1.1), torch.randint(0, 4, (16,))
+        x += float(numpy.random.rand()) + float(state.mine.random()) + torch.rand(8, generator=state.mix)
         opt.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -43,7 +45,8 @@ def train(state):
             hvd.allreduce(torch.ones(1))
         state.commit()
 
-state = hvd.elastic.TorchState(model, opt, scheduler=early, batch=0, losses=[])
+state = hvd.elastic.TorchState(model, opt, scheduler=early, batch=0, losses=[],
+                               mix=torch.Generator().manual_seed(5), mine=numpy.random.default_rng(6))
 train(state)
 held = [opt.state[p][k] for p in model.parameters() for k in ("exp_avg", "exp_avg_sq", "step")]
 print("DIGEST", digest([p for p in model.parameters()]), digest(held), state.losses,

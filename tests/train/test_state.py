@@ -242,6 +242,21 @@ def test_random_numbers_depend_on_seed_rank_round_and_microbatch_alone():
     assert len({draw(*k) for k in keys}) == len(keys) and draw(*keys[0]) == draw(*keys[0])
 
 
+@pytest.mark.parametrize("whole_batches", [False, True])
+def test_what_is_drawn_with_a_batch_is_the_same_if_its_loader_has_just_begun(alone, whole_batches):
+    """As it has where the function was entered again; a loader that begins draws a seed for its workers."""
+    state = hvd.elastic.TorchState(*build(), i=0)
+    state.attach(1, 0)
+    alone.state = state
+    data, sampler = torch.zeros(12, 1), hvd.elastic.ElasticSampler(12, batch_size=2)
+    loader = iter(torch.utils.data.DataLoader(data, batch_sampler=sampler.batches()) if whole_batches else
+                  torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler))
+    next(loader)
+    drawn = torch.rand(3), random.random()
+    alone.draw_between()
+    assert (torch.rand(3).tolist(), random.random()) == (drawn[0].tolist(), drawn[1])
+
+
 def test_places_count_hosts_and_workers_on_a_host():
     from spotfleet.messages import Assignment
 
