@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from agent_stage import HOST, Stage
@@ -42,6 +43,8 @@ def test_outside_of_any_generation_nobody_is_quiet(clock: list[float]):
     clock[0] += 100.0
     assert beat.quiet_s == 0.0
     beat.heard(TRAINS)
+    clock[0] += 40.0
+    beat.heard(replace(TRAINS, generation=4))  # the next has formed, and its first step is still to come
     assert beat.quiet_s == 0.0
 
 

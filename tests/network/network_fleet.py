@@ -207,7 +207,7 @@ class NetworkFleet:
         path = os.pathsep.join(p for p in (PLUGIN, ours, os.environ.get("PYTHONPATH", "")) if p)
         with (home / "console").open("ab") as console:
             return self.net.start(name, [sys.executable, *command, "--home", str(home)], stdout=console, stderr=console,
-                                  stdin=subprocess.DEVNULL, env={**os.environ, **more, "PYTHONPATH": path})
+                                  stdin=subprocess.DEVNULL, cwd=home, env={**os.environ, **more, "PYTHONPATH": path})
 
 
 def _main(module: str, patch: str) -> list[str]:

@@ -2,21 +2,19 @@
 
 One fleet serves all tests: two workers train, a third waits as a spare. Each test begins and ends with it whole.
 
-What is lost, how, and which test shows what follows (module without a folder: `tests/train/`):
-- a worker, SIGKILL in forward, backward, `step`, a collective; while a generation forms; while it is the source of a
-  transfer, or receives one; two at once, all but one, rank 0: test_kill_points, all with spares ready; each call of
-  forming: forming_sweep
-- a worker, SIGKILL with a spare ready: a_spare_fills here
-- anything at random: test_chaos_workers; tests/e2e/test_chaos.py
+What is lost, how, and which test shows what follows (a module without a folder is in `tests/train/`):
+- a worker, SIGKILL at any point of an iteration, while a generation forms, as source of a transfer, two at once, rank
+  0, all but one: test_kill_points, test_counting, forming_sweep; with a spare ready: a_spare_fills here
 - a worker, SIGSTOP and SIGCONT: a_stopped_worker here; every rule: tests/membership/test_membership_stuck.py
 - a worker that hangs in its own code: a_worker_that_hangs here; every rule: the same
 - a host, agent and workers at once: a_host_that_loses_power here; tests/e2e/test_training.py (rank 0)
 - a host, silently cut off, and back: survivors_of_a_silent_cut here
 - a notice to one: tests/e2e/test_training.py; several, all: tests/e2e/test_total_loss.py; orders:
   tests/membership/test_membership_leaving.py; withdrawn: a_notice_that_is_withdrawn here, orders there
-- a join while a generation forms: orders in tests/membership/test_membership_rules.py, processes: forming_sweep
+- a join while a generation forms: orders in tests/membership/test_membership_rules.py; processes: forming_sweep
 - the dispatcher, killed in any of these and restarted: a_dispatcher_killed_with_a_host here;
   tests/e2e/test_dispatcher_kills.py; in every order: tests/membership/test_random_histories.py
+- all of it at random: test_chaos_workers, tests/e2e/test_chaos.py
 """
 
 from __future__ import annotations
