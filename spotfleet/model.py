@@ -232,8 +232,3 @@ class JobSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     resize: ResizeSpec = field(default_factory=ResizeSpec)
     spares: int = 0  # warm workers beyond max_workers that only wait to fill a lost one's place
-
-    @property
-    def places(self) -> int:
-        """Slots that the job can use."""
-        return self.max_workers + self.spares
