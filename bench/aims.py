@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from diary import percentile
@@ -43,6 +43,18 @@ def beyond_s(outcome: dict[str, Any]) -> float:
 
 
 def judge(found: dict[str, Any]) -> list[Aim]:
+    """Every line of the table. An event of ours after which training did not go on holds no line."""
+    lost = {event: sum(r["outcome"] is None for r in found["rows"] if (r["system"], r["event"]) == (OURS, event))
+            for event in EVENTS}
+    return [replace(a, measured=f"{a.measured}, {lost[e]} FAILED", holds=False) if (e := _event(a)) and lost[e] else a
+            for a in _judge(found)]
+
+
+def _event(aim: Aim) -> str:
+    return next((event for event, words in EVENTS.items() if aim.line.startswith(words)), "")
+
+
+def _judge(found: dict[str, Any]) -> list[Aim]:
     return [*_killed(found, "worker"), *_killed(found, "host"), _silent(found), _planned(found, "leave", LEAVE_S),
             _planned(found, "join", JOIN_S), _start(found), *_step(found), _copy(found), _memory(found)]
 
@@ -96,23 +108,27 @@ def _start(found: dict[str, Any]) -> Aim:
 
 def _step(found: dict[str, Any]) -> Iterable[Aim]:
     for what, words in (("cpu", "CPU time"), ("wall", "wall time")):
-        line = f"{words} per step against plain DDP"
-        figures = found.get("step", {}).get(what)
-        if not figures:
-            yield Aim(line, f"{STEP_RATIO}", "not measured", None)
-        else:
-            said = (f"{figures['ratio']:.3f} ({figures['low']:.3f} to {figures['high']:.3f}) of "
-                    f"{len(found['step']['pairs'])} pairs, {1000 * figures['spotfleet_s']:.0f} against "
-                    f"{1000 * figures['ddp_s']:.0f} ms")
-            yield Aim(line, f"{STEP_RATIO}", said, figures["ratio"] <= STEP_RATIO)
+        for peer, name in (("ddp", "plain DDP"), ("ddp views", "DDP with bucket views")):
+            aim, line = f"{STEP_RATIO}" if peer == "ddp" else "", f"{words} per step against {name}"
+            figures = found.get("step", {}).get(peer, {}).get(what)
+            if not figures:
+                yield Aim(line, aim, "not measured", None)
+                continue
+            said = (f"{_ratio(figures)} of {len(found['step']['blocks'])} pairs, "
+                    f"{1000 * figures['ours_s']:.0f} against {1000 * figures['theirs_s']:.0f} ms")
+            yield Aim(line, aim, said, figures["ratio"] <= STEP_RATIO if aim else None)
 
 
 def _copy(found: dict[str, Any]) -> Aim:
     line, figures = "in-memory copy against memcpy into warm buffers", found.get("copy")
     if not figures:
         return Aim(line, f"{COPY_RATIO}", "not measured", None)
-    return Aim(line, f"{COPY_RATIO}", f"{figures['ratio']:.2f} ({figures['low']:.2f} to {figures['high']:.2f}), "
-               f"{figures['mb']:.0f} MB in {1000 * figures['copy_s']:.1f} ms", figures["ratio"] <= COPY_RATIO)
+    return Aim(line, f"{COPY_RATIO}", f"{_ratio(figures)}, {figures['mb']:.0f} MB in {1000 * figures['ours_s']:.1f} ms",
+               figures["ratio"] <= COPY_RATIO)
+
+
+def _ratio(figures: dict[str, float]) -> str:
+    return f"{figures['ratio']:.3f} ({figures['low']:.3f} to {figures['high']:.3f})"
 
 
 def _memory(found: dict[str, Any]) -> Aim:
@@ -131,9 +147,9 @@ def table(found: dict[str, Any]) -> list[str]:
                     *((a.line, a.aim, a.measured, words[a.holds]) for a in judge(found))])
 
 
-def systems(found: dict[str, Any]) -> list[str]:
-    """All systems side by side."""
-    rows = [("system", "event", "n", "next step: median (min-max), s", "pause beyond one step, s", "repeated",
+def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """All systems side by side, a heading first."""
+    lines = [("system", "event", "n", "next step: median (min-max), s", "pause beyond one step, s", "repeated",
              "failed")]
     names = dict.fromkeys(r["system"] for r in found["rows"])
     for event, words in EVENTS.items():
@@ -142,16 +158,20 @@ def systems(found: dict[str, Any]) -> list[str]:
             held = [r["outcome"] for r in here if r["outcome"]]
             if held:
                 latencies = [o["latency_s"] for o in held]
-                rows.append((name, words, str(len(held)),
+                lines.append((name, words, str(len(held)),
                              f"{statistics.median(latencies):.2f} ({min(latencies):.2f}-{max(latencies):.2f})",
                              f"{statistics.median(map(beyond_s, held)):.3f}",
                              f"{min(o['repeated'] for o in held)}-{max(o['repeated'] for o in held)}",
                              str(len(here) - len(held))))
             elif here:
-                rows.append((name, words, "0", here[0]["problem"], "", "", str(len(here))))
-    return columns(rows)
+                lines.append((name, words, "0", here[0]["problem"], "", "", str(len(here))))
+    return lines
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def systems(found: dict[str, Any]) -> list[str]:
+    return columns(rows(found))
+
+
+def columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -2,11 +2,12 @@
 
     python bench/overhead.py [--only step,start,copy,memory] [--pairs N] [-o json]
 
-- step    two worlds of three processes train bench/steps.py by turns, one block of steps each, in alternating order:
-          spotfleet on three hosts of the local provider, committing at every step, and DistributedDataParallel with its
-          defaults. CPU is that of the workers' processes with all their threads, summed; wall is the slowest rank's.
-          One ratio per pair of blocks; the figure is their median, with its 95 % bootstrap interval.
-- memory  what /proc says of the workers of both worlds after those steps: resident (RSS), the same with shared pages
+- step    worlds of three processes train bench/steps.py by turns, one block of steps each, in changing order: spotfleet
+          on three hosts of the local provider, committing at every step, DistributedDataParallel with its defaults, and
+          the same with gradient_as_bucket_view. CPU is that of the workers' processes with all their threads, summed;
+          wall is the slowest rank's. One ratio per pair of blocks; the figure is their median, with its 95 % bootstrap
+          interval.
+- memory  what /proc says of the workers of these worlds after those steps: resident (RSS), the same with shared pages
           divided among their holders (PSS), and pages of their own (USS)
 - start   from the order to fork a worker until it reports READY, out of a real warm zygote; it builds the same model.
           The bench plays the agent: it serves the worker's socket and notes when the report arrives.
@@ -33,13 +34,14 @@ from pathlib import Path
 from typing import Any
 
 from diary import interval
-from worlds import HERE, LIMIT_S, STEPS, WORLD, Ddp, Spotfleet
+from worlds import HERE, LIMIT_S, STEPS, WORLD, Ddp, DdpViews, Spotfleet
 
 PARTS = ("step", "start", "copy", "memory")
-BLOCK_STEPS = 8
+BLOCK_STEPS = 6
 WARM_STEPS = 12
 STARTS = 7
 COPIES = 25
+NEVER_S = 86400.0
 
 
 def say(line: str) -> None:
@@ -84,42 +86,50 @@ class Metered:
 
 
 @contextlib.contextmanager
-def both_worlds() -> Iterator[dict[str, Metered]]:
+def all_worlds() -> Iterator[dict[str, Metered]]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="spotfleet-bench-", ignore_cleanup_errors=True) as name, \
             contextlib.ExitStack() as stack:
         meters = {}
-        for kind in (Spotfleet, Ddp):
-            folder = Path(name) / kind.name
+        for kind in (Spotfleet, Ddp, DdpViews):
+            folder = Path(name) / kind.name.replace(" ", "-")
             folder.mkdir()
             meter = meters[kind.name] = Metered(folder / "meter.sock")
             stack.callback(meter.close)
-            stack.enter_context(kind(folder, ("--meter", meter.path)))
+            extra = ("--meter", meter.path)
+            # DDP writes no checkpoints.
+            stack.enter_context(Spotfleet(folder, extra, NEVER_S) if kind is Spotfleet else kind(folder, extra))
             meter.meet()
         yield meters
 
 
 def steps_and_memory(pairs: int) -> dict[str, Any]:
     """Figures of `step` and `memory`."""
-    with both_worlds() as meters:
+    with all_worlds() as meters:
         for meter in meters.values():
             meter.block(WARM_STEPS)
         rows = []
         for i in range(pairs):
-            order = ["spotfleet", "ddp"] if i % 2 else ["ddp", "spotfleet"]
-            took = {name: meters[name].block(BLOCK_STEPS) for name in order}
-            rows.append({f"{name}_{what}_s": took[name][j] / BLOCK_STEPS for name in took
-                         for j, what in enumerate(("wall", "cpu"))})
-            say(f"  pair {i}: CPU {rows[-1]['spotfleet_cpu_s'] / rows[-1]['ddp_cpu_s']:.3f}, "
-                f"wall {rows[-1]['spotfleet_wall_s'] / rows[-1]['ddp_wall_s']:.3f}")
+            names = list(meters)
+            order = [*names[i % len(names):], *names[:i % len(names)]]
+            rows.append({name: dict(zip(("wall_s", "cpu_s"), meters[name].block(BLOCK_STEPS), strict=True))
+                         for name in order})
+            ours, ddp = rows[-1]["spotfleet"], rows[-1]["ddp"]
+            say(f"  pair {i}: CPU {ours['cpu_s'] / ddp['cpu_s']:.3f}, wall {ours['wall_s'] / ddp['wall_s']:.3f}")
         held = {name: memory_of(meter.pids) for name, meter in meters.items()}
-    figures: dict[str, Any] = {"pairs": rows}
-    for what in ("cpu", "wall"):
-        ratios = [r[f"spotfleet_{what}_s"] / r[f"ddp_{what}_s"] for r in rows]
-        low, high = interval(ratios)
-        figures[what] = {"ratio": statistics.median(ratios), "low": low, "high": high,
-                         **{f"{name}_s": statistics.median(r[f"{name}_{what}_s"] for r in rows) for name in held}}
+    figures: dict[str, Any] = {"block_steps": BLOCK_STEPS, "blocks": rows}
+    for name in ("ddp", "ddp views"):
+        figures[name] = {what: compare([r["spotfleet"][f"{what}_s"] / BLOCK_STEPS for r in rows],
+                                       [r[name][f"{what}_s"] / BLOCK_STEPS for r in rows]) for what in ("cpu", "wall")}
     return {"step": figures, "memory": held}
+
+
+def compare(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """The median of the ratios of pairs with its 95 % interval, and both medians."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    low, high = interval(ratios)
+    return {"ratio": statistics.median(ratios), "low": low, "high": high, "ours_s": statistics.median(ours),
+            "theirs_s": statistics.median(theirs)}
 
 
 def memory_of(pids: list[int]) -> dict[str, float]:
@@ -200,7 +210,6 @@ def starts() -> dict[str, Any]:
 
 def copies() -> dict[str, Any]:
     """Figures of `copy`: the whole of `State.keep_copy`, again and again as a job in copy mode does."""
-    import torch
     from steps import loss_of, make
 
     import spotfleet.train as hvd
@@ -223,12 +232,8 @@ def copies() -> dict[str, Any]:
         state.keep_copy(runtime.current().place.size, 0)
         ours.append(time.perf_counter() - middle)
         plain.append(middle - began)
-    ratios = [a / b for a, b in zip(ours[3:], plain[3:], strict=True)]
-    low, high = interval(ratios)
     size = sum(t.numel() * t.element_size() for t in live)
-    torch.set_num_threads(1)
-    return {"copy": {"mb": size / 1e6, "copy_s": statistics.median(ours[3:]), "memcpy_s": statistics.median(plain[3:]),
-                     "ratio": statistics.median(ratios), "low": low, "high": high}}
+    return {"copy": {"mb": size / 1e6, **compare(ours[3:], plain[3:])}}
 
 
 def measure(wanted: set[str], pairs: int) -> dict[str, Any]:
@@ -241,8 +246,8 @@ def measure(wanted: set[str], pairs: int) -> dict[str, Any]:
         found |= starts()
     if "copy" in wanted:
         found |= copies()
-        say(f"  a copy of {found['copy']['mb']:.0f} MB: {1000 * found['copy']['copy_s']:.1f} ms, memcpy "
-            f"{1000 * found['copy']['memcpy_s']:.1f} ms")
+        say(f"  a copy of {found['copy']['mb']:.0f} MB: {1000 * found['copy']['ours_s']:.1f} ms, memcpy "
+            f"{1000 * found['copy']['theirs_s']:.1f} ms")
     return found
 
 

@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="kills of a worker, and of a host, under spotfleet")
     parser.add_argument("--leaves", type=int, default=5, help="of spotfleet; each is followed by a join")
     parser.add_argument("--silent", type=int, default=3)
-    parser.add_argument("--peer-rounds", type=int, default=3, help="kills under each tuned peer; 0: no peers")
+    parser.add_argument("--peer-rounds", type=int, default=2, help="kills under each tuned peer; 0: no peers")
     parser.add_argument("--pairs", type=int, default=24, help="blocks of steps under spotfleet and under DDP")
     parser.add_argument("--torchft-python", default=sys.executable, help="an interpreter that can import torchft")
     parser.add_argument("--plot", type=Path, help="PNG: steps around each event, and latencies")

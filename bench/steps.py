@@ -114,13 +114,13 @@ def with_spotfleet(args: argparse.Namespace) -> None:
 
 
 def with_ddp(args: argparse.Namespace) -> None:
-    """Plain DistributedDataParallel with its defaults; RANK, WORLD_SIZE and MASTER_* come from the environment."""
+    """DistributedDataParallel, by itself; RANK, WORLD_SIZE and MASTER_* come from the environment."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
     diary, meter, (model, optimizer) = Diary(args.folder), Meter(args.meter), make()
-    ddp = DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=args.views)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(ddp, step, dist.get_rank()).backward()
@@ -192,6 +192,7 @@ if __name__ == "__main__":
     parser.add_argument("--under", choices=["spotfleet", "ddp", "torchrun", "torchft"], required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--meter", default="")
+    parser.add_argument("--views", action="store_true", help="of ddp: gradients are views of its buckets")
     parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--lighthouse", default="")
     parser.add_argument("--limit-s", type=float, default=60.0)

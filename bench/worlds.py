@@ -21,7 +21,7 @@ import psutil
 from diary import Diary
 
 from spotfleet.api import Fleet
-from spotfleet.model import FleetSpec, Need, Nodes
+from spotfleet.model import CheckpointSpec, FleetSpec, Need, Nodes
 from spotfleet.providers.local import LocalCloud
 
 HERE = Path(__file__).parent
@@ -95,12 +95,12 @@ class Spotfleet(World):
     name = "spotfleet"
     host_returns = True
 
-    def __init__(self, folder: Path, extra: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, extra: tuple[str, ...] = (), checkpoint_s: float = 60.0) -> None:
         super().__init__(folder)
         home = folder / "home"
         self.cloud = LocalCloud(home)
         spec = FleetSpec("bench", any_of=(Need(instance_type="cpu.small"),), nodes=Nodes(2, WORLD, WORLD),
-                         workdir=str(HERE), envs={"OMP_NUM_THREADS": "1"})
+                         workdir=str(HERE), envs={"OMP_NUM_THREADS": "1"}, checkpoint=CheckpointSpec(checkpoint_s))
         self.fleet, self._extra = Fleet(spec, home), extra
 
     def __enter__(self) -> Spotfleet:
@@ -202,6 +202,15 @@ class Ddp(Processes):
     def host(self, index: int) -> subprocess.Popen[bytes]:
         return self.start([sys.executable, str(STEPS), "--under", "ddp", "--folder", str(self.folder), *self._extra],
                           RANK=str(index), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self._port))
+
+
+class DdpViews(Ddp):
+    """Tuned: gradients are views of the buckets, which saves a copy of each; not its default."""
+
+    name = "ddp views"
+
+    def __init__(self, folder: Path, extra: tuple[str, ...] = ()) -> None:
+        super().__init__(folder, ("--views", *extra))
 
 
 class Torchrun(Processes):

@@ -146,6 +146,12 @@ def test_a_planned_change_holds_only_without_a_repeated_step():
     assert held({"rows": [row("spotfleet", "leave", 1.0, pause_s=0.29, repeated=1)]})[line] is False
 
 
+def test_an_event_after_which_training_did_not_go_on_holds_no_line_of_its_kind():
+    hung = {"system": "spotfleet", "event": "worker", "at": 0.0, "problem": "not within 120 s", "outcome": None}
+    found = held({"rows": [row("spotfleet", "worker", 0.3), row("spotfleet", "host", 0.3), hung]})
+    assert [found[f"kill {what} -> next step, median"] for what in ("worker", "host")] == [False, True]
+
+
 def test_memory_is_what_a_worker_holds_more_than_one_of_plain_ddp():
     def memory(ours: float) -> dict:
         return {name: dict.fromkeys(("rss_mb", "pss_mb", "uss_mb"), mb) for name, mb in (("spotfleet", ours),
