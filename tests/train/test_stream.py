@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -180,6 +182,25 @@ def test_where_the_global_batch_is_kept_samples_one_by_one_are_refused(at):
 def test_a_source_that_cannot_be_read_again_is_refused(source):
     with pytest.raises(UsageError):
         ElasticIterable(source, 4)
+
+
+def test_a_persistent_process_that_begins_late_begins_where_the_first_one_did(at):
+    at(0, 2)
+    stream = ElasticIterable(range(40), 2)
+    stream.set_epoch(3)
+    stream._iterations = 2
+    first = stream._noted(loader=7, worker=0)
+    stream.record_batch()
+    assert stream._noted(loader=7, worker=1) == first and first.position == 0 and first.epoch == 3
+
+
+def test_a_process_that_is_started_anew_is_told_the_position_and_rank_with_its_copy(at):
+    at(1, 3)
+    stream = ElasticIterable(Lines(20), 2)
+    stream.record_batch()
+    copied = pickle.loads(pickle.dumps(stream))
+    at(0, 1)  # what a process that was not forked takes itself for
+    assert list(copied.batches(list)) == [[8, 9], [14, 15], [19]]
 
 
 def test_persistent_processes_that_wait_for_the_first_one_give_up_in_time(at, monkeypatch):
