@@ -176,8 +176,28 @@ def prune(url: str, newest: Checkpoint, keep: int) -> None:
             folder.drop(f"{version}-{generation}/{name}")
 
 
-def fetch(named: Checkpoint, into: Path) -> None:
-    """Bring all files of the checkpoint at `named.url`. NotTheOne if one is missing or has another digest."""
+def newest(url: str, but: Checkpoint) -> Checkpoint | None:
+    """The newest whole one in `url` besides `but`: workers that had lost their dispatcher wrote on, removed what it
+    knows of, and could tell nobody."""
+    folder = Folder(url)
+    found = {name.rpartition("/")[0] for name in folder.names() if name.endswith(f"/{METADATA}")}
+    ages = {(int(m[2]), int(m[1])): name for name in found if (m := _NAME.fullmatch(f"{name}/x"))}
+    for (generation, version), name in sorted(ages.items(), reverse=True):
+        try:
+            manifest = folder.get(f"{name}/{MANIFEST}")
+            files = json.loads(manifest)["files"]
+            size = len(manifest) + sum(about["bytes"] for about in files.values())
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            continue  # no manifest of ours
+        digest = hashlib.sha256(manifest).hexdigest()
+        if digest != but.digest:
+            return Checkpoint(version, digest, size, generation, url=f"{url.rstrip('/')}/{name}")
+    return None
+
+
+def fetch(named: Checkpoint, into: Path, came: Callable[[int], None] = lambda size: None) -> None:
+    """Bring all files of the checkpoint at `named.url`; `came` hears of the size of each piece. NotTheOne if one is
+    missing or has another digest."""
     folder = Folder(named.url)
     manifest = _whole(folder, MANIFEST)
     _compare(MANIFEST, hashlib.sha256(manifest).hexdigest(), named.digest)
@@ -189,6 +209,7 @@ def fetch(named: Checkpoint, into: Path) -> None:
                 for chunk in folder.stream(name):
                     digest.update(chunk)
                     file.write(chunk)
+                    came(len(chunk))
         except FileNotFoundError as error:
             raise NotTheOne(f"{name} is not there") from error
         _compare(name, digest.hexdigest(), about["sha256"])

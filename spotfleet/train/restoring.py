@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ ANEW = "To start without it, `spotfleet train` again: a new job begins at step 0
 FETCH_LIMIT_S = 120.0  # for the agent to bring the file that its orders name
 OTHER_LIMIT_S = 120.0  # for orders to name another one than what was found damaged
 RETRY_S = 1.0
+TELL_S = 1.0
 BRIEF_CHARS = 300
 
 class CheckpointDamaged(SpotfleetError):
@@ -51,12 +53,13 @@ def read(named: Checkpoint) -> Copy:
     return Copy(held.version, held.position, held.schema, held.tensors)
 
 
-def read_url(named: Checkpoint, work: Path) -> Copy:
-    """As `read`, from an object store by way of a folder in `work`. OSError when the store does not answer."""
+def read_url(named: Checkpoint, work: Path, came: Callable[[int], None] = lambda size: None) -> Copy:
+    """As `read`, from an object store by way of a folder in `work`. OSError when the store does not answer. `came`
+    hears of the size of each piece."""
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="restore-", dir=work) as folder:
         try:
-            objects.fetch(named, Path(folder))
+            objects.fetch(named, Path(folder), came)
         except objects.NotTheOne as error:
             raise CheckpointDamaged(
                 f"checkpoint of version {named.version} at {named.url} is not the one that was kept: {error}",
@@ -76,9 +79,10 @@ def _unreadable(name: str, named: Checkpoint, error: Exception) -> UsageError:
                       f"({torch.__version__} here) and of the script's own classes that wrote it. {ANEW}")
 
 
-def install(state: State, named: Checkpoint, work: Path = Path()) -> None:
+def install(state: State, named: Checkpoint, work: Path = Path(),
+            came: Callable[[int], None] = lambda size: None) -> None:
     """Make `state` what is kept; errors as in `read`, and UsageError when the script builds something else."""
-    held = read_url(named, work) if named.url else read(named)
+    held = read_url(named, work, came) if named.url else read(named)
     try:
         state.install(held)
     except distcp.UNREADABLE as error:
@@ -97,7 +101,9 @@ def restore(control: Control, state: State, work: Path) -> None:
 
         named --here--> installed
           '-- the one at its url is damaged: told, and another one is waited for, OTHER_LIMIT_S
-          '-- its store does not answer: asked again, FETCH_LIMIT_S
+          '-- its store does not answer: asked again, until nothing has come for FETCH_LIMIT_S
+
+    With what is damaged the newest whole one beside it is told, which nobody may know of.
     """
     refused: Checkpoint | None = None
     while True:
@@ -105,14 +111,14 @@ def restore(control: Control, state: State, work: Path) -> None:
         if named is None:
             return
         try:
-            _install_at_length(state, named, work)
+            _install_at_length(control, state, named, work)
             return
         except CheckpointDamaged as error:
             if not named.url or named == refused:
                 raise
             print(f"spotfleet: {error}; waiting for orders to take another one", flush=True)
             refused = named
-            control.update(damaged=named)
+            control.update(**_beside(named), damaged=named)
 
 
 def _wait_named(control: Control, refused: Checkpoint | None) -> Checkpoint | None:
@@ -130,15 +136,45 @@ def _wait_named(control: Control, refused: Checkpoint | None) -> Checkpoint | No
         return control.orders.restore
 
 
-def _install_at_length(state: State, named: Checkpoint, work: Path) -> None:
+def _beside(named: Checkpoint) -> dict[str, Checkpoint]:
+    try:
+        found = objects.newest(named.url.rpartition("/")[0], named)
+    except OSError as error:
+        print(f"spotfleet: what lies beside {named.url} cannot be listed: {error}", flush=True)
+        return {}
+    return {"checkpoint": found} if found is not None else {}
+
+
+class _Progress:
+    """Tells the dispatcher that a checkpoint still comes, so that nobody takes this worker for hung."""
+
+    def __init__(self, control: Control) -> None:
+        self._control, self._here, self._best = control, 0, 0
+        self._told_at = self.moved_at = time.monotonic()
+
+    def again(self) -> None:
+        self._here = 0
+
+    def came(self, size: int) -> None:
+        self._here, now = self._here + size, time.monotonic()
+        if self._here <= self._best:
+            return
+        self._best, self.moved_at = self._here, now
+        if now - self._told_at >= TELL_S:
+            self._told_at = now
+            self._control.update(fetched=self._best)
+
+
+def _install_at_length(control: Control, state: State, named: Checkpoint, work: Path) -> None:
     """Install it; a store that does not answer is asked again for a while."""
-    deadline = time.monotonic() + FETCH_LIMIT_S
+    progress = _Progress(control)
     while True:
+        progress.again()
         try:
-            install(state, named, work)
+            install(state, named, work, progress.came)
             return
         except OSError as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > progress.moved_at + FETCH_LIMIT_S:
                 raise SpotfleetError(
                     f"the checkpoint of version {named.version} cannot be fetched from {named.url} within "
                     f"{FETCH_LIMIT_S:g} s: {error}",

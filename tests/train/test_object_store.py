@@ -178,9 +178,15 @@ class Control:
     cv: threading.Condition = field(default_factory=threading.Condition)
     on_damaged: object = lambda control: None
 
-    def update(self, damaged: Checkpoint) -> None:
-        self.told.append(damaged)
-        self.on_damaged(self)
+    fetched: list[int] = field(default_factory=list)
+    beside: Checkpoint | None = None
+
+    def update(self, damaged: Checkpoint | None = None, checkpoint: Checkpoint | None = None, fetched: int = 0) -> None:
+        self.fetched += [fetched] if fetched else []
+        if damaged is not None:
+            self.told.append(damaged)
+            self.beside = checkpoint
+            self.on_damaged(self)
 
 
 def test_a_damaged_one_is_told_and_the_one_that_is_ordered_instead_is_restored(alone, url, tmp_path):
@@ -201,6 +207,33 @@ def test_a_damaged_one_is_told_and_the_one_that_is_ordered_instead_is_restored(a
     assert control.told == [newer]
     assert fresh.version == 1
     assert all(torch.equal(a, b) for a, b in zip(fresh.tensors(), expected, strict=True))
+
+
+def test_one_that_is_gone_because_workers_without_a_dispatcher_wrote_on_is_told_with_the_newest_they_left(
+        alone, url, tmp_path):
+    model, optimizer, state = held_state(alone, 1)
+    known = write(state, url)
+    train(model, optimizer, 1)
+    left = write(state, url)
+    objects.prune(url, left, keep=1)
+    for name in ("7-1/__0_0.distcp", "8-1/.metadata", "9-1/.metadata", "9-1/manifest.json"):  # no checkpoints
+        Folder(url).put(name, [b"{}"])
+
+    def order_what_was_found(control: Control) -> None:
+        control.orders = replace(control.orders, restore=control.beside)
+
+    control = Control(WorkerOrders(restore=known), on_damaged=order_what_was_found)
+    restoring.restore(control, state, tmp_path)
+    assert (control.told, control.beside, state.version) == ([known], left, 2)
+
+
+def test_while_it_comes_that_is_told(alone, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(restoring, "TELL_S", 0.0)
+    _, _, state = held_state(alone, 1)
+    named = write(state, url)
+    control = Control(WorkerOrders(restore=named))
+    restoring.restore(control, state, tmp_path)
+    assert control.fetched == sorted(set(control.fetched)) and control.fetched[-1] > named.bytes / 2
 
 
 def test_a_damaged_one_for_which_no_other_is_ordered_ends_the_wait_and_says_what_to_do(
