@@ -9,6 +9,7 @@ from enum import Enum
 from spotfleet.config.values import did_you_mean
 from spotfleet.fleet.fold import FleetState
 from spotfleet.fleet.plan import Launch, Observed, Wait, Wanted, plan
+from spotfleet.fleet.size import first_workers, hosts_wanted
 from spotfleet.model import FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Provider
 
@@ -58,7 +59,9 @@ def preview(spec: FleetSpec, cloud_name: str, change: Change, was: FleetSpec | N
             now: float) -> UpPlan:
     """Ask the provider for offers, and the planner what it would do with them."""
     offers = _offers(provider, spec.any_of)
-    workers = Wanted(cloud_name, Role.WORKER, spec.nodes.target, spec.any_of, spec.interruption_behavior)
+    slots = min((o.slots for o in offers), default=1)
+    hosts = hosts_wanted(spec.nodes, slots, [first_workers(spec.resize)])  # later ones only when a job asks for them
+    workers = Wanted(cloud_name, Role.WORKER, hosts, spec.any_of, spec.interruption_behavior)
     dispatcher = Wanted(cloud_name, Role.DISPATCHER, 1, (spec.dispatcher,))
     actions = plan(dispatcher, FleetState(), _offers(provider, dispatcher.any_of), Observed(), now)
     launches = plan(workers, FleetState(), offers, Observed(), now)

@@ -36,6 +36,15 @@ def test_the_plan_says_what_ends_the_machines_when_nobody_does(user):
     assert "hosts never end themselves (orphan_after: 0); the fleet ends" in user.ok("up fleet.yaml --plan").out
 
 
+def test_the_plan_holds_the_hosts_that_a_growth_begins_with(user):
+    file = "name: digits\nnodes: {min: 1, target: 3}\nresources: {instance_type: cpu.small}\n"
+    found = []
+    for more in ("", "resize: {growth: {0: 1, 5: 2, 9: 3}}\n"):
+        user.write("fleet.yaml", file + more)
+        found.append(sum(line.startswith("host ") for line in user.ok("up fleet.yaml --plan").out.splitlines()))
+    assert found == [3, 1]
+
+
 @pytest.mark.parametrize("flag", ["--dryrun", "--dry-run", "--plan"])
 def test_a_dry_run_prints_the_plan_as_data_and_changes_nothing(user, flag):
     said = user.ok(f"up fleet.yaml {flag}")
