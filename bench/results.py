@@ -1,6 +1,8 @@
-"""The section "CPU" of bench/RESULTS.md, from what `recovery.py -o json` printed.
+"""The tables of the section "CPU" of bench/RESULTS.md, from what `recovery.py -o json` printed.
 
     python bench/recovery.py -o json > run.json && python bench/results.py run.json [--machine TEXT]
+
+Several files, of runs with different `--only`, become one: events add up, of other figures the last file's count.
 """
 
 from __future__ import annotations
@@ -19,6 +21,14 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
     return [head, "|" + "---|" * len(rows[0]), *rest]
 
 
+def joined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of several runs as those of one, which began with the first and ended with the last."""
+    found: dict[str, Any] = {"rows": [], "skipped": {}}
+    for run in runs:
+        found |= run | {"rows": [*found["rows"], *run["rows"]], "skipped": found["skipped"] | run["skipped"]}
+    return found | {key: runs[0][key] for key in ("at", "load_before")}
+
+
 def section(found: dict[str, Any], machine: str) -> list[str]:
     """Its lines: where and when, all systems, the aims."""
     words = {True: "yes", False: "no", None: "-"}
@@ -32,10 +42,11 @@ def section(found: dict[str, Any], machine: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("json", type=Path)
+    parser.add_argument("json", type=Path, nargs="+")
     parser.add_argument("--machine", default="", help="words about it, put before its number of cores")
     args = parser.parse_args()
-    print("\n".join(section(json.loads(args.json.read_text()), f"{args.machine}, " if args.machine else "")))
+    found = joined([json.loads(path.read_text()) for path in args.json])
+    print("\n".join(section(found, f"{args.machine}, " if args.machine else "")))
 
 
 if __name__ == "__main__":

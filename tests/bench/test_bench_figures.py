@@ -13,6 +13,7 @@ BENCH = str(Path(__file__).parents[2] / "bench")
 sys.path.insert(0, BENCH)
 try:
     import aims
+    import results
     from diary import Diary, Note, Outcome, changed, interval, is_whole, outcome, percentile, step_s
 finally:
     sys.path.remove(BENCH)
@@ -166,3 +167,16 @@ def test_a_failed_event_is_shown_and_not_averaged():
     lines = aims.systems({"rows": [row("spotfleet", "worker", 0.4), hung]})
     assert [line.split()[0] for line in lines[1:]] == ["spotfleet", "torchrun"]
     assert "not within 75 s" in lines[2] and "0.40 (0.40-0.40)" in lines[1]
+
+
+def test_runs_of_different_parts_become_one_section():
+    base = {"at": "2026-11-20T10:00:00+00:00", "commit": "abc", "cores": 2, "torch": "2.13", "load_before": 0.1,
+            "load_after": 2.0, "skipped": {}, "rows": []}
+    first = base | {"rows": [row("spotfleet", "worker", 0.3)], "skipped": {"silent": "needs root"}}
+    second = base | {"at": "2026-11-20T11:00:00+00:00", "load_before": 0.5, "load_after": 3.0,
+                     "rows": [row("spotfleet", "worker", 0.5)], "start": {"seconds": [0.4], "median_s": 0.4}}
+    lines = results.section(results.joined([first, second]), "")
+    assert lines[:2] == ["2026-11-20, commit abc, 2 cores,", "torch 2.13, load average 0.1 before and 3.0 after."]
+    assert "| spotfleet | kill worker | 2 | 0.40 (0.30-0.50) | 0.100 | 0-0 | 0 |" in lines
+    assert "| new worker process to warm, from the zygote | 0.5 s | 0.400 s of 1 | yes |" in lines
+    assert lines[-1] == "\nNot measured, silent: needs root."
