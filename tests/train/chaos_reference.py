@@ -132,9 +132,9 @@ class Replay:
         self.sums = Sums()
         self.epoch = self.position = 0
         self.order = net.permutation(0)
-        own = [b for name, b in self.model.named_buffers() if name != "lineage"]
-        self.live = own
-        self.lines = [[b.clone() for b in own] for _ in job.ends]  # the statistics that each rank ends with
+        self.live = [b for name, b in self.model.named_buffers() if name != "lineage"]
+        # Statistics by the ranks that end with them: one for all, parted where their lineages part.
+        self.lines = {tuple(range(len(job.ends))): [b.clone() for b in self.live]}
 
     def run(self) -> None:
         for step, (_, world) in enumerate(self.job.applied):
@@ -144,24 +144,28 @@ class Replay:
             raise Differs(f"the last step ends at sample {self.position} of epoch {self.epoch}, not of {job.epochs}")
         if (learnt, self.optimizer.param_groups[0]["lr"]) != (job.ends[0]["learnt"], job.ends[0]["lr"]):
             raise Differs(f"weights {job.ends[0]['learnt']} after {job.steps} steps, the reference has {learnt}")
-        for rank, (end, line) in enumerate(zip(job.ends, self.lines, strict=True)):
-            if end["statistics"] != net.digest(line):
-                raise Differs(f"rank {rank} ends with other batch-norm statistics than the reference, after "
-                              f"{end['tracked']} forward passes in {job.steps} steps")
+        for ranks, line in self.lines.items():
+            for rank in ranks:
+                end = job.ends[rank]
+                if end["statistics"] != net.digest(line):
+                    raise Differs(f"rank {rank} ends with other batch-norm statistics than the reference, after "
+                                  f"{end['tracked']} forward passes in {job.steps} steps")
 
     def step(self, step: int, world: int) -> None:
         shares = net.shares(self.position, world)
         total = sum(end - start for start, end in shares)
-        flats = []
+        flats, sources = [], self.part_lines(step)
         for rank, (start, end) in enumerate(shares):
             used = self.order[start:end] or [self.order[self.position]]
             note = self.job.notes[step, self.job.applied[step][0], rank]
             if (note.counted, note.used) != (self.order[start:end], used):
                 raise Differs(f"step {step}, rank {rank} of {world}: trained on {note}, not on {used}")
+            self.follow(sources.get((self.job.applied[step][0], rank), []), step, rank, used)
             flats.append(self.gradient(step, rank, used, total / (end - start) if end > start else 0.0))
-        self.follow_lines(step, replayed=False)
         self.apply(flats)
-        self.follow_lines(step, replayed=True)
+        for (generation, rank), lines in sources.items():  # replayed: the weights were new already
+            if generation != self.job.applied[step][0]:
+                self.follow(lines, step, rank, self.job.notes[step, generation, rank].used)
         self.position += total
         if self.position == net.SAMPLES:
             self.epoch, self.position = self.epoch + 1, 0
@@ -179,19 +183,26 @@ class Replay:
         parts = [g.flatten() / divisor if divisor else torch.zeros(g.numel()) for g in grads]
         return torch.cat([*parts, torch.ones(TAIL + len(grads))])
 
-    def follow_lines(self, step: int, replayed: bool) -> None:
-        """The forward pass that each line of statistics went through; in a replayed step the weights were new already,
-        and the generation another than the one that applied it."""
-        for end, line in zip(self.job.ends, self.lines, strict=True):
-            generation, rank = net.unlabel(end["lineage"][step])
-            if replayed != (generation != self.job.applied[step][0]):
-                continue
-            with torch.no_grad():
-                for live, mine in zip(self.live, line, strict=True):
-                    live.copy_(mine)
-                self.forward(step, rank, self.job.notes[step, generation, rank].used)
-                for live, mine in zip(self.live, line, strict=True):
-                    mine.copy_(live)
+    def part_lines(self, step: int) -> dict[tuple[int, int], list[list[Tensor]]]:
+        """The statistics that went through the forward pass of each (generation, rank) in this step."""
+        sources: dict[tuple[int, int], list[list[Tensor]]] = {}
+        for ranks, line in list(self.lines.items()):
+            del self.lines[ranks]
+            labels = {self.job.ends[r]["lineage"][step] for r in ranks}
+            for value in labels:
+                mine = line if len(labels) == 1 else [b.clone() for b in line]
+                self.lines[tuple(r for r in ranks if self.job.ends[r]["lineage"][step] == value)] = mine
+                sources.setdefault(net.unlabel(value), []).append(mine)
+        return sources
+
+    @torch.no_grad()
+    def follow(self, lines: list[list[Tensor]], step: int, rank: int, used: list[int]) -> None:
+        for line in lines:
+            for live, mine in zip(self.live, line, strict=True):
+                live.copy_(mine)
+            self.forward(step, rank, used)
+            for live, mine in zip(self.live, line, strict=True):
+                mine.copy_(live)
 
     def apply(self, flats: list[Tensor]) -> None:
         if len(flats) > 1:
