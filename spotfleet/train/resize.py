@@ -179,13 +179,13 @@ class Resizer:
 
     def wanted(self, state: State, size: int) -> int:
         """The world size to ask for now; 0: no wish. What the callback raises goes to the caller."""
-        epoch = self._epoch(state) or 0
-        if self.resize.growth:
-            found: object = workers_at(self.resize.growth, epoch)
-        elif self.resize.wanted:
-            found = self.resize.wanted(Progress(state._version, epoch, size, self.least, self.most))
-        else:
+        if not (self.resize.growth or self.resize.wanted):
             return 0
+        epoch = self._epoch(state) or 0
+        if self.resize.wanted:
+            found: object = self.resize.wanted(Progress(state._version, epoch, size, self.least, self.most))
+        else:
+            found = workers_at(self.resize.growth, epoch)
         if found is None:
             return 0
         if isinstance(found, bool) or not isinstance(found, int):

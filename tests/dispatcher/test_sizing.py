@@ -9,7 +9,7 @@ import pytest
 from fake_fleet import Stage, spec
 from fake_workers import FakeWorker, Script
 
-from spotfleet.dispatcher.membership import Formed
+from spotfleet.dispatcher.membership import Formed, Phase
 from spotfleet.dispatcher.sizing import Sizing, target
 from spotfleet.dispatcher.startable import check
 from spotfleet.dispatcher.workers import Crew
@@ -73,6 +73,15 @@ def test_a_wish_is_never_below_min():
 ])
 def test_why_there_are_fewer_workers_than_there_could_be(found, why):
     assert found.why == why
+
+
+def test_hosts_stay_for_workers_that_leave_one_by_one():
+    one = sizing(resize=ResizeSpec(max_leave=1))
+    membership = one.membership()
+    membership.adopt(1, ("a", "b", "c", "d"))
+    membership.phase = Phase.RUNNING
+    assert [one.held(membership, room) for room in (1, 3, 4)] == [3, 3, 0]
+    assert sizing(resize=ResizeSpec()).held(membership, 1) == 0
 
 
 def resized(policy: str, *sizes: int, before: int = 0) -> list:
