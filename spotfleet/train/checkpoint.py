@@ -257,6 +257,14 @@ class Checkpointer:
 
     def _write(self, job: Job) -> None:
         job.hold.wait()
+        try:
+            told = self._written_or_told(job)
+        finally:
+            job.hold.release()
+        if job.shard.rank != 0 and job.group is not None:
+            self._tell(job.group, told)
+
+    def _written_or_told(self, job: Job) -> Told:
         told = Told(job.turn, job.shard.version)
         try:
             told = replace(self._file(job), turn=job.turn)
@@ -281,9 +289,7 @@ class Checkpointer:
                       f"on, and it is tried again within {RETRY_S:g} s")
             if job.urgent:
                 self._say_urgent(job, why)
-        job.hold.release()
-        if job.shard.rank != 0 and job.group is not None:
-            self._tell(job.group, told)
+        return told
 
     def _file(self, job: Job) -> Told:
         control = self._runtime.control
@@ -315,12 +321,12 @@ class Checkpointer:
         group = job.group
         if group is None:
             return []
-        return exchange.hear(functools.partial(exchange.dial, group), group.size, job.turn,
+        return exchange.hear(functools.partial(group.dial, "parts"), group.size, job.turn,
                              exchange.LIMIT_S + exchange.SLOWER * own_s, lambda: group.aborted)
 
     def _tell(self, group: Group, told: Told) -> None:
         try:
-            exchange.tell(functools.partial(exchange.dial, group), group.rank, told)
+            exchange.tell(functools.partial(group.dial, "parts"), group.rank, told)
         except OSError as error:
             self._say(f"spotfleet: rank 0 does not hear of this part of version {told.version}: {error}")
 

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spotfleet.train.group import Group
     from spotfleet.train.store import Client
 
 LIMIT_S = 30.0  # for all ranks to have written their parts, and SLOWER times as long as rank 0's own took
@@ -112,11 +111,3 @@ def hear(dial: Callable[[float], Client], world: int, turn: int, limit_s: float,
         if client is not None:
             client.close()
     return [heard[r] for r in range(1, world)]
-
-
-def dial(group: Group, limit_s: float) -> Client:
-    """A client of the generation's store, for a thread that takes no part in its collectives."""
-    from spotfleet.train.store import Client
-
-    host, _, port = group._assignment.store.rpartition(":")
-    return Client(host.strip("[]"), int(port), f"{group._job}/{group.generation}/parts", limit_s, group._key)

@@ -202,6 +202,12 @@ class Group(ABC):
                     raise
                 time.sleep(0.02)
 
+    def dial(self, under: str, limit_s: float) -> Client:
+        """A client of the generation's store, for a thread that takes no part in collectives; keys of its own `under`
+        a name. OSError as Client's, who also says what `limit_s` is."""
+        host, port = split(self._assignment.store)
+        return Client(host, port, f"{self._job}/{self.generation}/{under}", limit_s, self._key)
+
     def _born(self) -> dict[int, int]:
         """Descriptor -> inode of the sockets that came to be while the group formed; more may come while it forms."""
         if self._mine is not None:

@@ -112,6 +112,20 @@ def test_one_that_is_due_is_written_by_all_ranks_at_the_boundary_after_the_next_
     assert [(w.group.save_waits, w.group.save_agreed) for w in team] == [(False, False)] * 3
 
 
+def test_the_next_one_of_a_generation_is_joined_from_what_ranks_say_of_that_one(team, tmp_path, alone):
+    kept = Kept(tmp_path / "kept")
+    for _ in range(2):
+        due(team)
+        for worker in team:
+            worker.boundary()
+        for worker in team:
+            kept.take(worker.written()[-1])
+            alone.state = worker.state
+            train(worker.state.model, worker.state.optimizer, 1)
+    assert [c.version for c in kept.whole] == [2, 3]
+    assert restoring.read(kept.newest).version == 3
+
+
 def test_what_is_trained_while_it_is_written_is_not_in_it(team, tmp_path, alone, monkeypatch):
     go_on, write = threading.Event(), segments.write
     monkeypatch.setattr(segments, "write", lambda *args: go_on.wait(30) and write(*args))
