@@ -165,6 +165,7 @@ class NcclGroup(Group):
         if self.aborted:
             self._unblock()
             raise ConnectionAbortedError("aborted while it formed")
+        comm.eager_connect_single_device(self.device)  # else a `send` would make a communicator of its own
         self._warm_up(made)
         return made
 

@@ -3,7 +3,8 @@
 What goes over the wire goes through gloo; everything else is as on a GPU:
 - `wait()` returns at once. Results appear later, written by the device's thread, in the order of the launches.
 - A peer's death raises nothing: the operation goes on for ever, and so does all that is queued behind it.
-- Only an abort ends it. Then every operation looks complete, and its tensors hold what they held, or `garbage`.
+- Only an abort ends it. Then every operation looks complete, and its tensors hold what they held, or `garbage` that
+  ends as the sum of equal values would: a wrong gradient before a tail that seems right.
 - `abort_hangs`: the abort itself never returns.
 """
 
@@ -24,6 +25,12 @@ from spotfleet.train.nccl import Hold, NcclGroup
 from spotfleet.train.sockets import shut
 
 GARBAGE = 7e7
+
+
+def spoil(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    tensor.mul_(size)
+    tensor.view(-1)[:1] = GARBAGE if tensor.is_floating_point() else 7
+    return tensor
 
 
 class Operation:
@@ -79,6 +86,9 @@ class Communicator:
     def get_error(self) -> Communicator:
         return self
 
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        pass  # it was connected as it was made
+
     def abort(self) -> None:
         if self._abort_hangs:
             threading.Event().wait()
@@ -97,6 +107,12 @@ class Communicator:
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Operation:
         return self._launch([*outputs[0], *inputs], lambda held: self._inner.allgather([held[:-1]], held[-1:]))
 
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Operation:
+        return self._launch(tensors, lambda held: self._inner.send(held, to, tag))
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Operation:
+        return self._launch(tensors, lambda held: self._inner.recv(held, source, tag))
+
     def _launch(self, tensors: list[torch.Tensor], begin: Callable[[list[torch.Tensor]], Any]) -> Operation:
         return self._device.launch(lambda: self._run(tensors, begin))
 
@@ -110,7 +126,7 @@ class Communicator:
         except RuntimeError:
             self.aborted.wait()  # a dead peer is no event for a kernel that spins
             if self._garbage:
-                held = [t.fill_(GARBAGE if t.is_floating_point() else 7) for t in held]
+                held = [spoil(t, self._inner.size()) for t in held]
         for theirs, ours in zip(tensors, held, strict=True):
             theirs.copy_(ours)
 

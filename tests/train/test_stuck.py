@@ -60,7 +60,7 @@ def test_a_step_whose_reduction_may_have_failed_is_neither_counted_nor_applied(f
     fleet = train(fleets, STUCK + COUNT, spares=1, DIE=f"h1/0/1:{point}", EPOCHS="2", BATCHES="40")
     fleet.wait_end()
     assert set(fleet.lines("WEIGHT")) == {"-80.0"}, fleet.story()
-    assert [fleet.workers[n].exit for n in ("h0/0/1", "h2/0/1", "h3/0/1")] == [0, 0, 0]
+    assert [fleet.workers[n].exit for n in ("h0/0/1", "h2/0/1", "h3/0/1")] == [0, 0, 0], fleet.story()
 
 
 def test_planned_changes_go_from_one_communicator_to_the_next_without_a_repeated_step(fleets):
