@@ -90,12 +90,15 @@ def test_how_long_a_step_takes_is_told_from_three_gaps_on():
 
 
 def test_a_diary_leaves_the_line_that_is_being_written_for_later(tmp_path):
-    path, line = tmp_path / "10.jsonl", '{"pid": 10, "rank": 0, "world": 3, "step": 4, "at": 1.5, "label": "1"}\n'
-    path.write_text(line[:30])
+    path, line = tmp_path / "10.jsonl", '{"pid": 10, "rank": 0, "world": 3, "step": %d, "at": 1.5, "label": "1"}\n'
+    first, second = Note(10, 0, 3, 4, 1.5, "1"), Note(10, 0, 3, 5, 1.5, "1")
     diary = Diary(tmp_path)
+    path.write_text((line % 4)[:30])
     assert diary.look() == []
-    path.write_text(line)
-    assert diary.look() == diary.look() == [Note(10, 0, 3, 4, 1.5, "1")]
+    path.write_text(line % 4 + (line % 5)[:30])
+    assert diary.look() == [first]
+    path.write_text(line % 4 + line % 5)
+    assert diary.look() == diary.look() == [first, second]
 
 
 def test_the_95th_of_20_is_the_last_but_one():
@@ -106,10 +109,10 @@ def test_the_95th_of_20_is_the_last_but_one():
 
 def test_the_bootstrap_interval_holds_the_median_19_times_in_20():
     draw, held = random.Random(7), 0
-    for seed in range(200):
-        low, high = interval([draw.gauss(1.0, 0.1) for _ in range(24)], rounds=200, seed=seed)
+    for seed in range(100):
+        low, high = interval([draw.gauss(1.0, 0.1) for _ in range(24)], rounds=100, seed=seed)
         held += low <= 1.0 <= high
-    assert 180 <= held <= 199
+    assert 88 <= held <= 99
 
 
 def test_the_interval_of_equal_values_is_that_value():
