@@ -68,6 +68,15 @@ def test_a_death_waits_for_nothing_and_brings_in_no_more_than_it_took():
     assert desk.ordered(after=1.0) == ("death", ("a", "e", "c", "d"))
 
 
+def test_a_death_while_a_generation_forms_brings_in_no_more_than_it_was_to_have():
+    desk = paced("a", max_join=1)
+    ready(desk, "b", "c", "d")
+    desk.see()
+    assert desk.ordered(after=0.3) == ("join", ("a", "b"))
+    desk.put("b", exited=True)
+    assert desk.ordered() == ("death", ("a", "c"))
+
+
 def test_a_notice_waits_for_nothing():
     desk = paced("a", "b", "c", max_join=1, max_leave=1, every_s=60.0)
     ready(desk, "d")
