@@ -38,10 +38,9 @@ class Pulse:
         return replace(report, waits=False) if mute else report
 
 
-def is_stopped(pid: int) -> bool:
-    """By SIGSTOP or a debugger. False where the system does not tell."""
+def state_of(pid: int) -> str:
+    """One letter as in `ps`: T and t are stopped (SIGSTOP, a debugger), Z has ended. Empty where nobody tells."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1]
     except OSError:
-        return False
-    return state in (b"T", b"t")
+        return ""

@@ -23,7 +23,7 @@ from spotfleet.agent import disk
 from spotfleet.agent.bundles import Bundles, folder_name
 from spotfleet.agent.child import ChildSpec, LastWord, needs_fresh_interpreter, read_last_word
 from spotfleet.agent.env import Place, user_env, worker_env
-from spotfleet.agent.pulse import DUMP_S, HANGS_S, Pulse, is_stopped
+from spotfleet.agent.pulse import DUMP_S, HANGS_S, Pulse, state_of
 from spotfleet.agent.ship import CheckpointShipper, LogShipper, ship_output
 from spotfleet.agent.transfer import Transfers
 from spotfleet.agent.zygote_client import Process, ZygoteClient
@@ -74,8 +74,10 @@ class Worker:
     @property
     def state(self) -> WorkerState:
         pid = self.process.pid if self.process else 0
+        state = state_of(pid) if pid else ""
+        pid = 0 if state == "Z" else pid  # it has ended; the zygote will say how, unless that is stopped, too
         return WorkerState(self._pulse.corrected(self.report), self.order.slot, pid, self.exit,
-                           stopped=pid > 0 and is_stopped(pid), quiet_s=self._pulse.quiet_s if pid else 0.0)
+                           stopped=state in ("T", "t"), quiet_s=self._pulse.quiet_s if pid else 0.0)
 
     @property
     def over(self) -> bool:

@@ -13,7 +13,7 @@ from test_agent_sockets import TALK
 
 from spotfleet.agent import pulse
 from spotfleet.agent.pulse import Pulse
-from spotfleet.messages import WorkerReport
+from spotfleet.messages import Exit, WorkerReport
 
 FIRST, SECOND = f"{HOST}/0/1", f"{HOST}/1/1"
 TRAINS = WorkerReport(FIRST, "job", generation=3, version=7, waits=True)
@@ -69,6 +69,20 @@ def test_a_stopped_worker_is_reported_lives_on_and_is_reported_when_it_goes_on(s
     print(f"seen after {time.monotonic() - begun:.2f} s")
     os.kill(pid, signal.SIGCONT)
     assert stage.dispatcher.wait_worker(FIRST, lambda w: not w.stopped).pid == pid
+
+
+@pytest.mark.slow
+def test_a_workers_end_is_known_also_while_the_process_that_forks_them_is_stopped(stage: Stage):
+    stage.boot()
+    stage.job(TALK + "say(stage='ready')\ntime.sleep(1000)\n")
+    stage.order(FIRST)
+    pid = stage.dispatcher.wait_worker(FIRST, lambda w: w.report.stage.value == "ready").pid
+    (zygote,) = [p for p in stage.processes() if "spotfleet.agent.zygote" in p.cmdline() and p.pid != pid]
+    zygote.suspend()
+    os.kill(pid, signal.SIGKILL)
+    assert stage.dispatcher.wait_worker(FIRST, lambda w: not w.pid).exit is None
+    zygote.resume()
+    stage.dispatcher.wait_worker(FIRST, lambda w: w.exit == Exit(-9))
 
 
 @pytest.mark.slow
