@@ -125,6 +125,23 @@ def test_while_all_stand_by_one_alone_writes_the_checkpoint_the_leader_if_it_liv
     assert all(desk.core.orders(w).checkpoint_now for w in "bc")
 
 
+@pytest.mark.parametrize("workers", ["a", "ab"])
+def test_those_whose_time_is_up_stand_by_until_somebody_comes_and_begin_nothing_anew(workers):
+    """A generation of leavers alone would fence the checkpoint that is on its way, and end at once."""
+    desk = training(*workers)
+    desk.put(*workers, leaving_s=4.0, leaving_why="notice")
+    assert desk.ordered() == ("notice", ())
+    desk.put(*workers, generation=0)
+    for _ in range(30):
+        assert desk.ordered(after=0.1) is None
+    assert (desk.core.phase, desk.core.why) == (
+        Phase.HOLDING, f"{', '.join(workers)} leaves (notice); needs a worker that stays")
+    assert all(desk.core.orders(w).checkpoint_now for w in workers)
+    desk.put("c", stage=Stage.READY)
+    desk.see()
+    assert desk.ordered(after=0.3) == ("notice", ("a", "c"))
+
+
 def test_a_single_worker_hands_its_state_over():
     desk = training("a", max_workers=1)
     desk.put("a", leaving_s=100.0, leaving_why="notice")

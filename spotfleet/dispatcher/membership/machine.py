@@ -158,8 +158,9 @@ class Membership:
             return f"waits for {unheard[0]} to report to the restarted dispatcher"
         if len(target) < self.min_workers:
             return f"needs {self.min_workers} workers, {len(target)} can train"
-        held = self._fence.forbids(target)
-        if held:
+        if self._now.all_must_go(target):
+            return "needs a worker that stays"  # else it would begin only to leave, again and again
+        if held := self._fence.forbids(target):
             missing = ", ".join(w for w in held.members if w in self._now.views)
             return f"waits until one of {missing} is confirmed gone: they may still train generation {held.generation}"
         whole = {v.worker for v in self._whole()}
@@ -347,8 +348,7 @@ class Membership:
         else:
             replaced = len(target) >= min(len(self.members), self.max_workers)
         free = cause == "drain" and not self._now.coming()
-        hindrance = self._hindrance(target)
-        if (late or replaced or free) and not hindrance and set(target) != set(self.members):
+        if (late or replaced or free) and set(target) != set(self.members) and not self._hindrance(target):
             self._order(target, cause, f"{names} leaves ({cause})", urgent=False)
         elif late:
             self._order((), cause, f"{names} leaves ({cause})", urgent=False)

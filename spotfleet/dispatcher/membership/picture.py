@@ -136,6 +136,11 @@ class Picture:
     def must_go(self, view: WorkerView) -> bool:
         return self.stays_s(view) <= 0
 
+    def all_must_go(self, workers: Sequence[str]) -> bool:
+        """Are these none but leavers whose time is up?"""
+        return bool(workers) and all(
+            self.views[w].leaving_s is not None and self.must_go(self.views[w]) for w in workers)
+
     def stays_s(self, view: WorkerView) -> float:
         """How much longer a leaving worker waits to be replaced."""
         tuning = self.tuning
