@@ -165,15 +165,24 @@ def test_a_whole_one_takes_the_place_of_its_parts_and_no_part_takes_its(play, tm
 
 
 def test_what_a_worker_wrote_has_settled_only_when_every_part_here_has(play, tmp_path: Path):
-    dispatcher = Dispatcher(ConnectionResetError("cut off"), 200)
+    dispatcher, slow = Dispatcher(ConnectionResetError("cut off"), 200), asyncio.Event()
 
     async def scene(shipper: CheckpointShipper) -> None:
-        dispatcher.open.clear()
+        put = dispatcher.put_checkpoint
+
+        async def hold_the_second(job: str, made: Checkpoint, file: Path) -> int:
+            if made.part == 1:
+                await slow.wait()
+            return await put(job, made, file)
+
+        dispatcher.put_checkpoint = hold_the_second
         offer(shipper, tmp_path, part(tmp_path, 1, 0), part(tmp_path, 1, 1))
         settling = asyncio.create_task(shipper.settled("job"))
+        while not dispatcher.uploads:
+            await asyncio.sleep(0)
         await asyncio.sleep(0.01)
         assert not settling.done()
-        dispatcher.open.set()
+        slow.set()
         await settling
         assert len(dispatcher.uploads) == 2
 
