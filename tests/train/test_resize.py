@@ -95,6 +95,19 @@ def test_a_step_sees_the_scaled_rate_and_nobody_else_does(alone):
     assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == 0.0625
 
 
+def test_a_replayed_step_counts_at_the_world_size_at_which_it_was_applied(alone):
+    p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    state = entered(alone, Resize("scale-lr", warmup_steps=2), optimizer=optimizer)
+    assert stepped([2, 4], alone, optimizer) == [1.0, 1.5]
+    state.rewind(state._position)  # the step is applied, and its iteration runs again among fewer
+    alone.place = Place(size=2)
+    p.sum().backward()
+    optimizer.step()
+    assert p.item() == -2.5
+    assert stepped([4, 2], alone, optimizer) == [2.0, 1.5]
+
+
 def test_without_the_policy_a_step_sees_the_rate_itself(alone):
     p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=0.5))
