@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import random
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,8 +61,9 @@ class Diary:
         self.notes: list[Note] = []
         self._read: dict[Path, int] = {}
 
-    def look(self) -> list[Note]:
-        """All notes so far, by time. A line that is still being written is left for the next call."""
+    def look(self, since: float = 0.0) -> list[Note]:
+        """The notes since then, by time. A line that is still being written is left for the next call."""
+        known = len(self.notes)
         for path in self.folder.glob("*.jsonl"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -69,8 +71,9 @@ class Diary:
             if whole:
                 self._read[path] = self._read.get(path, 0) + len(whole) + 1
                 self.notes += [Note(**json.loads(line)) for line in whole.splitlines()]
-        self.notes.sort(key=lambda n: n.at)
-        return self.notes
+        if len(self.notes) > known:
+            self.notes.sort(key=lambda n: n.at)
+        return self.notes[bisect_left(self.notes, since, key=lambda n: n.at):]
 
 
 def by_label(notes: Sequence[Note]) -> dict[str, list[Note]]:
@@ -89,10 +92,10 @@ def step_s(notes: Sequence[Note]) -> float | None:
     return statistics.median(gaps) if len(gaps) >= SETTLED else None
 
 
-def is_whole(notes: Sequence[Note], world: int, steps: int, after: float = 0.0) -> bool:
-    """The newest membership has `world` ranks, and each has done so many steps in it since `after`."""
+def is_whole(notes: Sequence[Note], world: int, steps: int) -> bool:
+    """The newest membership has `world` ranks, and each has noted so many steps in it."""
     newest = notes[-1].label if notes else ""
-    recent = [n for n in notes if n.label == newest and n.at > after and n.world == world]
+    recent = [n for n in notes if n.label == newest and n.world == world]
     return all(sum(n.rank == r for n in recent) >= steps for r in range(world))
 
 

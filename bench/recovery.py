@@ -44,7 +44,8 @@ from worlds import World as System
 
 EVENTS = ("worker", "host", "silent", "leave", "join")
 STEADY_STEPS = 5  # of each rank before the next event
-LOOK_S = 0.05
+LOOK_S = 0.1
+BEFORE_S = 60.0  # what is read of the time before an event: long enough for the steps that it may repeat
 PEER_LIMIT_S = 75.0  # a peer that has not trained on after so long counts as hung
 REJOIN_LIMIT_S = 45.0  # the same for a third worker that does not come
 
@@ -108,7 +109,7 @@ class Rounds:
 
     def _whole(self, world: System, limit_s: float) -> None:
         since = time.monotonic()
-        wait_for("three workers that train", lambda: is_whole(world.diary.look(), WORLD, STEADY_STEPS, since), limit_s)
+        wait_for("three workers that train", lambda: is_whole(world.diary.look(since), WORLD, STEADY_STEPS), limit_s)
 
     def play(self, world: System, event: str, act: Callable[[], float]) -> None:
         """One event on a whole world, and then the way back to a whole world. Raises Hung when that fails."""
@@ -119,12 +120,12 @@ class Rounds:
         except Hung as hung:
             self._keep(Row(world.name, event, at, None, str(hung)))
             raise
-        self._keep(Row(world.name, event, at, outcome(world.diary.look(), at)))
+        self._keep(Row(world.name, event, at, outcome(world.diary.look(at - BEFORE_S), at)))
         self._rejoin(world, event, at)
 
     def _told(self, world: System, at: float) -> bool:
         """The next membership has trained long enough to know how long its steps take, or has ended."""
-        notes = world.diary.look()
+        notes = world.diary.look(at - BEFORE_S)
         label = changed(notes, at)
         if label is None:
             return False
@@ -133,7 +134,7 @@ class Rounds:
 
     def _rejoin(self, world: System, event: str, at: float) -> None:
         """Wait for the third worker, or bring it; its coming is an event of its own."""
-        if is_whole(world.diary.look(), WORLD, 1):
+        if is_whole(world.diary.look(at), WORLD, 1):
             return
         comes = world.rejoins if event == "worker" else world.host_returns
         if not comes:
@@ -144,7 +145,7 @@ class Rounds:
         except Hung as hung:
             self._keep(Row(world.name, "join", at, None, str(hung)))
             raise
-        notes = world.diary.look()
+        notes = world.diary.look(at - BEFORE_S)
         whole = next((label for label, held in by_label(notes).items() if held[0].at > at and held[0].world == WORLD),
                      None)
         if whole is not None:

@@ -76,10 +76,11 @@ def test_a_membership_that_began_before_the_event_is_not_its_result():
         outcome(notes, KILL)
 
 
-def test_a_world_is_whole_when_every_rank_has_done_its_steps_since():
+def test_a_world_is_whole_when_every_rank_of_the_newest_membership_has_done_its_steps():
     notes = steps("1", [10, 11, 12], 0, [0.8, 1.0, 1.2])
     assert is_whole(notes, 3, 3)
-    assert not is_whole(notes, 3, 3, after=0.9)
+    assert not is_whole(notes, 3, 4)
+    assert not is_whole([*notes, Note(10, 0, 2, 3, 1.4, "2")], 3, 3)
     assert not is_whole([n for n in notes if n.rank != 1], 3, 1)
     assert not is_whole(notes, 2, 1)
 
@@ -99,6 +100,15 @@ def test_a_diary_leaves_the_line_that_is_being_written_for_later(tmp_path):
     assert diary.look() == [first]
     path.write_text(line % 4 + line % 5)
     assert diary.look() == diary.look() == [first, second]
+
+
+def test_a_diary_is_read_by_time_from_any_instant_on(tmp_path):
+    line = '{"pid": %d, "rank": 0, "world": 1, "step": 0, "at": %s, "label": "1"}\n'
+    (tmp_path / "11.jsonl").write_text(line % (11, 2.0))
+    (tmp_path / "10.jsonl").write_text(line % (10, 1.0) + line % (10, 3.0))
+    diary = Diary(tmp_path)
+    assert [n.at for n in diary.look()] == [1.0, 2.0, 3.0]
+    assert [n.at for n in diary.look(2.0)] == [2.0, 3.0]
 
 
 def test_the_95th_of_20_is_the_last_but_one():
