@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import thread_fleet
 from train_stage import Fleet, Zygote
 
 from spotfleet.messages import Assignment
@@ -90,3 +91,18 @@ def ranks():
     yield make
     for r in made:
         r.close()
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """threads(script, founders, spares): a running ThreadFleet, gone when the test ends."""
+    thread_fleet.install(monkeypatch)
+    made: list[thread_fleet.ThreadFleet] = []
+
+    def make(script, founders: int = 2, spares: int = 0, kind=thread_fleet.ThreadFleet):
+        made.append(kind(script, founders, spares))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        fleet.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 
 import pytest
-import thread_fleet
 from thread_fleet import ThreadFleet
 from thread_scripts import POINTS, Plan, everything
 
@@ -17,20 +16,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.s
 
 
 @pytest.fixture
-def threads(monkeypatch):
-    """threads(plan, founders, spares): a running ThreadFleet."""
-    thread_fleet.install(monkeypatch)
+def jobs(threads):
+    """jobs(plan, spares): a running fleet of two."""
     for copies in (False, True):
         undisturbed(copies)  # now, while no other fleet runs
-    made: list[ThreadFleet] = []
-
-    def make(plan: Plan, founders: int = 2, spares: int = 0) -> ThreadFleet:
-        made.append(ThreadFleet(everything(plan), founders, spares))
-        return made[-1]
-
-    yield make
-    for fleet in made:
-        fleet.close()
+    return lambda plan, spares: threads(everything(plan), spares=spares)
 
 
 @functools.cache
@@ -70,9 +60,9 @@ STEP_MODE = {
 
 @pytest.mark.parametrize("every", [1, 3, 0])
 @pytest.mark.parametrize("point", POINTS)
-def test_in_step_mode_a_loss_at_any_point_costs_one_gradient_whatever_the_cadence(threads, point, every):
+def test_in_step_mode_a_loss_at_any_point_costs_one_gradient_whatever_the_cadence(jobs, point, every):
     victim = POINTS.index(point) % 2
-    fleet = threads(Plan(victim, point, KILLED_AT, every), spares=1)
+    fleet = jobs(Plan(victim, point, KILLED_AT, every), spares=1)
     check(fleet, undisturbed(False))
     survivor = f"h{1 - victim}/0/1"
     assert entries(fleet, survivor) == [(0, "", 2), (*STEP_MODE[point], 2)]
@@ -83,9 +73,9 @@ def test_in_step_mode_a_loss_at_any_point_costs_one_gradient_whatever_the_cadenc
 
 @pytest.mark.parametrize(("every", "before", "after"), [(1, 5, 6), (3, 3, 6), (0, 0, 0)])
 @pytest.mark.parametrize("point", POINTS)
-def test_in_copy_mode_a_loss_at_any_point_goes_back_to_the_newest_commit(threads, point, every, before, after):
+def test_in_copy_mode_a_loss_at_any_point_goes_back_to_the_newest_commit(jobs, point, every, before, after):
     victim = POINTS.index(point) % 2
-    fleet = threads(Plan(victim, point, KILLED_AT, every, copies=True), spares=1)
+    fleet = jobs(Plan(victim, point, KILLED_AT, every, copies=True), spares=1)
     check(fleet, undisturbed(True))
     assert entries(fleet, f"h{1 - victim}/0/1") == [(0, "", 2), (after if point == "committed" else before, "", 2)]
 
@@ -93,16 +83,16 @@ def test_in_copy_mode_a_loss_at_any_point_goes_back_to_the_newest_commit(threads
 # ---- notices: nothing is computed twice
 
 @pytest.mark.parametrize("every", [1, 3, 0])
-def test_in_step_mode_a_notice_costs_nothing_whatever_the_cadence(threads, every):
-    fleet = threads(Plan(0, drain_at=KILLED_AT, every=every), spares=1)
+def test_in_step_mode_a_notice_costs_nothing_whatever_the_cadence(jobs, every):
+    fleet = jobs(Plan(0, drain_at=KILLED_AT, every=every), spares=1)
     check(fleet, undisturbed(False))
     assert entries(fleet, "h1/0/1") in ([(0, "", 2), (step, "", 2)] for step in (KILLED_AT, KILLED_AT + 1))
     assert fleet.members == ("h2/0/1", "h1/0/1") and fleet.workers["h1/0/1"].control.report.repeated == 0
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_in_copy_mode_a_notice_waits_for_the_next_commit_and_costs_nothing(threads, every):
-    fleet = threads(Plan(0, drain_at=KILLED_AT, every=every, copies=True), spares=1)
+def test_in_copy_mode_a_notice_waits_for_the_next_commit_and_costs_nothing(jobs, every):
+    fleet = jobs(Plan(0, drain_at=KILLED_AT, every=every, copies=True), spares=1)
     check(fleet, undisturbed(True))
     assert entries(fleet, "h1/0/1") == [(0, "", 2), (6, "", 2)]
     assert fleet.members == ("h2/0/1", "h1/0/1") and fleet.workers["h1/0/1"].control.report.repeated == 0

@@ -77,6 +77,7 @@ class Worker:
     leaving: bool = False
     result: Any = None
     error: BaseException | None = None
+    exit: int | None = None  # what it ended with by itself
     notes: list[Any] = field(default_factory=list)  # for the script
 
 
@@ -115,7 +116,9 @@ class ThreadFleet:
         try:
             worker.result = self.script(worker)
             worker.runtime.shutdown()
-        except (Lost, SystemExit):
+        except SystemExit as end:
+            worker.exit = end.code
+        except Lost:
             pass
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             worker.error = error
