@@ -8,8 +8,11 @@ from __future__ import annotations
 import functools
 
 import pytest
-from thread_fleet import ThreadFleet
+import torch
+from thread_fleet import ThreadFleet, Worker
 from thread_scripts import POINTS, Plan, everything
+
+import spotfleet.train as hvd
 
 KILLED_AT = 5
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the first steps are skipped
@@ -96,3 +99,38 @@ def test_in_copy_mode_a_notice_waits_for_the_next_commit_and_costs_nothing(jobs,
     check(fleet, undisturbed(True))
     assert entries(fleet, "h1/0/1") == [(0, "", 2), (6, "", 2)]
     assert fleet.members == ("h2/0/1", "h1/0/1") and fleet.workers["h1/0/1"].control.report.repeated == 0
+
+
+# ---- parameters that begin to train
+
+def freeing(worker: Worker) -> tuple[float, ...]:
+    """The second parameter is in the optimizer from the start and trains from step 3; each rank has data of its own."""
+    hvd.init()
+    model = torch.nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.zero_()
+    model.bias.requires_grad_(False)
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    state = hvd.elastic.TorchState(model, opt, step=0)
+
+    @hvd.elastic.run
+    def train(state):
+        while state.step < 8:
+            if state.step == 3:
+                model.bias.requires_grad_(True)
+            if state.step == 5 and worker.name == "h0/0/1":
+                worker.fleet.drain(worker.name)
+            opt.zero_grad()
+            ((1.0 + hvd.rank()) * model(torch.ones(1, 1))).sum().backward()
+            opt.step()
+            state.step += 1
+        return model.weight.item(), model.bias.item()
+
+    return train(state)
+
+
+def test_a_parameter_that_is_set_free_later_is_averaged_from_then_on_also_with_one_who_joined_since(threads):
+    fleet = threads(freeing, spares=1)
+    assert [w.result for w in fleet.finish()] == [(-12.0, -7.5)] * 2  # a gradient of 1 and 2 by rank, 8 and 5 times
+    assert fleet.members == ("h2/0/1", "h1/0/1")
