@@ -25,6 +25,7 @@ def draw(path: Path, timelines: Sequence[Any], rows: Sequence[dict[str, Any]]) -
                 offset = 0.12 * (note.rank - 1)
                 steps.plot(note.at - at, height + offset, "|", color=f"C{note.rank % 10}", markersize=5)
     steps.set_yticks(range(len(shown)), [f"{t.system}: {event}" for t, event, _ in shown])
+    steps.set_ylim(-0.6, len(shown) - 0.4)
     steps.axvline(0.0, color="black", linewidth=0.8)
     steps.set_xlim(-BEFORE_S, AFTER_S)
     steps.set_xlabel("seconds since the event; one tick per step, one line per rank")
