@@ -142,6 +142,21 @@ def test_parts_of_several_ranks_bring_back_every_bit(alone, tmp_path, world):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
 
 
+def test_what_three_ranks_wrote_two_others_go_on_from_and_torch_reads_what_they_write(alone, tmp_path):
+    _, _, state = odd_state(alone)
+    first = write_parts(state, tmp_path / "three", 3)
+    _, _, other = odd_state(alone)
+    for tensor in other.tensors():
+        tensor.zero_()
+    restoring.install(other, Checkpoint(1, segments.digest_of(first), 0, 1, str(first)))
+    plain = [by_torch(unpacked(tar, tar.parent / "folder"))
+             for tar in (first, write_parts(other, tmp_path / "two", 2))]
+    for top in ("model", "optimizer"):
+        flat = [torch.utils._pytree.tree_flatten(p[top])[0] for p in plain]
+        assert len(flat[0]) == len(flat[1]) > 10
+        assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(*flat, strict=True))
+
+
 def test_the_same_state_makes_the_same_parts(alone, tmp_path):
     _, _, state = odd_state(alone)
     first, second = (write_parts(state, tmp_path / n, 3).read_bytes() for n in ("a", "b"))

@@ -1,4 +1,4 @@
-"""Copies in memory: never a view of what lives, never overwritten while somebody relies on them, no larger than said."""
+"""Copies in memory: never a view of what lives, not overwritten while somebody relies on them, as large as said."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 import spotfleet.train as hvd
 from spotfleet.train import entries
-from spotfleet.train.copies import ALIGN, Buffer, Pool
+from spotfleet.train.copies import ALIGN, Buffer, Pool, guard
 
 
 def tensors() -> list[torch.Tensor]:
@@ -155,3 +155,17 @@ def test_statistics_in_a_checkpoint_are_those_from_before_the_batch_that_will_be
     assert not torch.equal(model[1].running_mean, before)
     assert torch.equal(held["model", "1.running_mean"], before)
     assert held["model", "1.num_batches_tracked"] == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_on_cuda_a_copy_is_pinned_and_complete_although_the_device_goes_on_at_once():
+    live = [torch.randn(1 << 22, device="cuda"), torch.tensor(1.0)]
+    expected, held = [t.cpu().clone() for t in live], Buffer(live)
+    for _ in range(3):
+        copied = held.fill(live)
+        guard()
+        live[0].zero_()
+        held.wait()
+        assert all(torch.equal(a, b) for a, b in zip(copied, expected, strict=True))
+        live[0].copy_(expected[0])
+    assert all(t.is_pinned() for t in copied)
