@@ -140,7 +140,8 @@ def test_hosts_are_launched_when_their_epoch_has_come_and_not_before(play):
         events = await stage.events("JobResized")
         assert (events[0]["from_size"], events[0]["detail"]) == (1, "done")
         assert {e["repeated"] for e in await stage.events("JobResumed")} == {0}
-        assert (await stage.job(job)).why == "generation {} on 4 workers".format((await stage.job(job)).generation)
+        status = await stage.job(job)
+        assert status.why == f"generation {status.generation} on 4 workers"
 
     async def resizes(stage: Stage, to: int) -> bool:
         return any(e["to_size"] == to for e in await stage.events("JobResized"))
