@@ -54,7 +54,7 @@ def test_spares_take_the_slots_of_the_dead_and_of_one_that_cannot_get_free_and_t
     assert "abort took more than 0.5 s" in last.error and last.blame_peer
 
 
-@pytest.mark.parametrize("point", ["forward:40", "reduced:40", "stepped:40"])
+@pytest.mark.parametrize("point", ["forward:40", "stepped:40"])
 def test_a_step_whose_reduction_may_have_failed_is_neither_counted_nor_applied(fleets, point):
     """What an abort leaves behind is garbage here, and every event is reached."""
     fleet = train(fleets, STUCK + COUNT, spares=1, DIE=f"h1/0/1:{point}", EPOCHS="2", BATCHES="40")
