@@ -140,10 +140,11 @@ def test_killed_after_any_write_there_is_the_older_checkpoint_or_the_new_one_and
 def test_rests_of_what_never_became_whole_go_with_the_next_and_newer_ones_stay(alone, url):
     _, _, state = held_state(alone, 5)
     folder = Folder(url)
-    for name in ("3-1/__0_0.distcp", "9-1/__1_0.distcp", "4-2/__1_0.distcp", "6-3/__0_0.distcp", "6-3/.metadata", "x"):
+    for name in ("3-1/__0_0.distcp", "9-1/__1_0.distcp", "4-2/__1_0.distcp", "6-3/__0_0.distcp", "6-3/.metadata",
+                 "7-3/__0_0.distcp", "x"):
         folder.put(name, [b"x"])
     objects.prune(url, write(state, url, generation=2), keep=1)
-    assert {n.partition("/")[0] for n in folder.names()} == {"5-2", "6-3", "x"}
+    assert {n.partition("/")[0] for n in folder.names()} == {"5-2", "6-3", "7-3", "x"}
 
 
 def test_a_whole_checkpoint_is_not_written_again(alone, url):
