@@ -20,6 +20,7 @@ import importlib
 import itertools
 import os
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from statistics import median
@@ -81,6 +82,7 @@ class Runtime(Member):
                 if not isinstance(error, CommBroken) and not (self.group is not None and self.group.aborted):
                     raise
                 self._fail(state)
+                traceback.clear_frames(error.__traceback__)  # it may be part of a cycle, and keep a loader's processes
 
     def has_finished(self) -> bool:
         return self.state is not None and self.state._finished

@@ -52,7 +52,9 @@ def train(state):
             sampler.record_batch(number)
             state.steps += 1
             print("STEP", state.epoch, hvd.size(), sampler.global_batch, flush=True)
-            time.sleep(0.1 if hvd.size() < state.epoch + 1 and env("PATIENT", 0) else 0.004)
+            awaited = state.epoch + 1 if env("GROWS", 0) else 3
+            met = hvd.size() >= awaited or os.path.exists(os.environ["SPOTFLEET_OUTPUT"] + "/met")
+            time.sleep(0.004 if met else 0.1)  # else the job might end before a joiner has started
             state.commit()
 
 train(hvd.elastic.TorchState(model, opt, sampler=sampler, epoch=0, steps=0))
@@ -88,6 +90,7 @@ def test_each_sample_counts_once_through_a_kill_a_notice_and_a_join_and_no_loade
     fleet.wait(lambda: len(children(fleet, a)) == 2, what="the loaders of before are gone")
     d = fleet.start(KIND=kind)
     fleet.wait(lambda: fleet.report(d).resumed == fleet.generation > 2, what="d has joined")
+    (fleet.folder / "met").touch()
     before = fleet.generation
     fleet.drain(c)
     fleet.wait(lambda: fleet.report(a).resumed == fleet.generation > before, what="c has left")
@@ -99,7 +102,7 @@ def test_each_sample_counts_once_through_a_kill_a_notice_and_a_join_and_no_loade
 
 def test_a_job_that_grows_by_its_epochs_asks_in_time_and_sees_each_sample_once(fleets):
     fleet = fleets(LOADED, founders=1)
-    how = {"KIND": "stream", "EPOCHS": "3", "PATIENT": "1", "RESIZE": "hvd.elastic.Resize(growth={0: 1, 1: 2, 2: 3})"}
+    how = {"KIND": "stream", "EPOCHS": "3", "GROWS": "1", "RESIZE": "hvd.elastic.Resize(growth={0: 1, 1: 2, 2: 3})"}
     (first,) = fleet.start_all(**how)
     for fleet.target in (2, 3):
         fleet.wait(lambda: fleet.report(first).wanted >= fleet.target, what="one more is wanted")
@@ -120,6 +123,7 @@ def test_a_kept_global_batch_takes_the_same_steps_with_fewer_workers(fleets):
     fleet.kill(b)
     fleet.wait(lambda: fleet.report(a).resumed >= 2, what="going on without b")
     assert fleet.report(a).resize == "the global batch stays 6, 3 at most on each worker"
+    (fleet.folder / "met").touch()
     fleet.wait_end()
     assert fleet.lines("SEEN") == ["[-2.0]"] * 2, fleet.story()
     assert fleet.report(a).version == 2 * -(-331 // 6)
