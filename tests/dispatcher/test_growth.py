@@ -92,6 +92,18 @@ class Crowd:
             self.report(generation, **said)
 
 
+def test_a_job_that_becomes_smaller_costs_work_in_proportion_to_its_workers(tmp_path: Path):
+    def smaller(folder: Path, n: int) -> int:
+        crowd = Crowd(folder, n)
+        crowd.whole_life()
+        crowd.report(2, wanted=n // 2)
+        cost = steps(crowd.step)
+        assert crowd.job.membership.max_workers == n // 2
+        return cost
+
+    assert smaller(tmp_path / "many", MANY) / smaller(tmp_path / "few", FEW) < GROWTH
+
+
 def test_a_job_costs_work_in_proportion_to_its_workers(tmp_path: Path):
     few, many = Crowd(tmp_path / "few", FEW), Crowd(tmp_path / "many", MANY)
     ratio = steps(many.whole_life) / steps(few.whole_life)

@@ -129,9 +129,15 @@ class Picture:
         fill = iter(spares[: max(0, limit - len(kept))])
         slots = [w if w in kept else next(fill, None) for w in ranks]
         target = [w for w in [*slots, *fill] if w]
-        while len(target) > limit:
-            target.remove(min(target, key=lambda w: (w == carrier, self.views[w].version, -target.index(w))))
+        if len(target) > limit:
+            target = self._fewer(target, limit, carrier, frozenset(v.worker for v in whole))
         return tuple(target)
+
+    def _fewer(self, ranked: Sequence[str], limit: int, carrier: str | None, whole: frozenset[str]) -> list[str]:
+        """Those of the lowest ranks that hold the state. Versions do not tell: reports are of different moments, and
+        each would name another one."""
+        order = sorted(range(len(ranked)), key=lambda r: (ranked[r] != carrier, ranked[r] not in whole, r))
+        return [ranked[rank] for rank in sorted(order[:limit])]
 
     def must_go(self, view: WorkerView) -> bool:
         return self.stays_s(view) <= 0
