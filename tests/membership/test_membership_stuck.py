@@ -147,6 +147,16 @@ def test_an_eviction_that_did_not_help_doubles_the_limit_so_that_long_work_on_on
     assert [type(c) for c in stuck(waits="c", quiet_s=60.0, desk=desk).see()] == [Evicted, Ordered]
 
 
+def test_work_that_came_through_is_given_its_time_whenever_it_comes_again():
+    desk = stuck(waits="ac", quiet_s=30.0)
+    desk.see()
+    desk.form()
+    assert stuck(waits="c", quiet_s=45.0, desk=desk).see() == []
+    desk.form(version=1000)  # the next evaluation
+    assert stuck(waits="c", quiet_s=45.0, desk=desk).see() == []
+    assert [type(c) for c in stuck(waits="c", quiet_s=60.0, desk=desk).see()] == [Evicted, Ordered]
+
+
 def test_a_hang_elsewhere_later_is_ended_as_fast_as_the_first():
     desk = stuck(waits="ac", quiet_s=30.0)
     desk.see()

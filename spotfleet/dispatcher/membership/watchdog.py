@@ -5,7 +5,8 @@ all wait, the network between two of them fails, and the same members form again
 user's own code (an evaluation, a first compilation): nobody is to blame.
 
 One rank may have much to do while the others wait (an evaluation on rank 0). It is evicted after the limit like one
-that hangs; but each time that did not help the limit doubles, so that it comes through in the end.
+that hangs; but where its successor takes as long at the same step the limit doubles, and stays so, so that such work
+comes through, then and whenever it comes again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Watchdog:
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self._factor = 1.0
-        self._version = -1  # at which somebody was evicted last
+        self._version = -1  # at which somebody was evicted last, and that has not helped yet
 
     def look(self, members: Sequence[WorkerView]) -> Stall:
         """The members hold one formed generation, and all answer."""
@@ -44,8 +45,10 @@ class Watchdog:
         why += f": the others wait for {', '.join(busy)}" if busy else ": every rank waits for the others"
         first = any(v.resumed < v.generation for v in members)
         version = max(v.version for v in members)
-        factor = self._factor * (2 if version == self._version else 1)
-        if quiet_s < factor * max(tuning.hang_first_s if first else 0.0, tuning.hang_s, usual_s):
+        if quiet_s < self._factor * max(tuning.hang_first_s if first else 0.0, tuning.hang_s, usual_s):
             return Stall(why)
-        self._factor, self._version = factor, version
+        if version == self._version:  # the next one takes as long: it is work, and will be so again
+            self._factor, self._version = 2 * self._factor, -1
+            return Stall(why)
+        self._version = version
         return Stall(why, True, busy)
