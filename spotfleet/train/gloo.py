@@ -8,6 +8,7 @@ the group formed, still has the same inode, and talks to a member's address or w
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +38,33 @@ def connect(store: dist.Store, rank: int, size: int, address: str) -> Any:
     return made
 
 
+class Transfer:
+    """A send or receive under way. Its own wait, once a limit is over, closes every connection of the group: so a thread
+    waits as long as it takes, and whoever asks waits for the thread. Ends with the connections, or with them forgotten."""
+
+    def __init__(self, work: Any) -> None:
+        self._error: RuntimeError | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, args=(work,), name="spotfleet-transfer", daemon=True).start()
+
+    def _run(self, work: Any) -> None:
+        try:
+            work.wait(timedelta(seconds=group.COLLECTIVE_LIMIT_S))
+        except RuntimeError as error:
+            self._error = error
+        self._ended.set()
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        """RuntimeError: it failed, or is still under way."""
+        if not self._ended.wait(limit.total_seconds() if limit else None):
+            raise RuntimeError("it is still under way")
+        if self._error is not None:
+            raise self._error
+
+
 class GlooGroup(Group):
     backend = "gloo"
     reduces = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16,
@@ -47,6 +75,12 @@ class GlooGroup(Group):
 
     def _unblock(self) -> None:
         shut(self._born(), self._address, self._peers, group.store_ports)
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Transfer:
+        return Transfer(super().send(tensor, to, tag))
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Transfer:
+        return Transfer(super().receive(tensor, source, tag))
 
     def is_done(self, work: Any) -> bool:
         return self.aborted or work.is_completed()

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from spotfleet.messages import Assignment
+from spotfleet.train import gloo
 from spotfleet.train.errors import CommBroken
 from spotfleet.train.gloo import GlooGroup
 from spotfleet.train.group import open_store
@@ -151,3 +152,26 @@ def test_a_member_killed_at_any_moment_of_the_formation_neither_hangs_nor_ends_t
     lines = done.stdout.split("\n")[:-1]
     assert len(lines) == 60, done.stderr
     assert not {"HUNG", "DIED"} & set(lines), f"seed {seed}"
+
+
+def test_a_message_may_take_longer_than_one_look_and_an_abort_ends_the_wait_for_it(ranks):
+    """gloo's own wait for a message closes the connections of the whole group when its limit is over."""
+    late_s = 3 * gloo.WAIT_SLICE.total_seconds()
+
+    def work(group):
+        into = torch.zeros(1000)
+        if group.rank == 1:
+            time.sleep(late_s)
+            group.finish([group.send(torch.ones(1000), 0, 0)])
+        else:
+            group.finish([group.receive(into, 1, 0)])
+        group.allreduce(torch.ones(1))
+        if group.rank == 1:
+            time.sleep(late_s)
+            group.abort()
+        else:
+            with pytest.raises(CommBroken):
+                group.finish([group.receive(torch.zeros(1000), 1, 1)])
+        return into.sum().item()
+
+    assert ranks(2).each(work, limit_s=20) == [1000.0, 0.0]
