@@ -39,8 +39,9 @@ def connect(store: dist.Store, rank: int, size: int, address: str) -> Any:
 
 
 class Transfer:
-    """A send or receive under way. Its own wait, once a limit is over, closes every connection of the group: so a thread
-    waits as long as it takes, and whoever asks waits for the thread. Ends with the connections, or with them forgotten."""
+    """A send or receive under way. Its own wait, once a limit is over, closes every connection of the group: so a
+    thread waits as long as it takes, and whoever asks waits for the thread. It ends with the connections, too.
+    """
 
     def __init__(self, work: Any) -> None:
         self._error: RuntimeError | None = None
