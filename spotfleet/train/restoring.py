@@ -85,6 +85,7 @@ def install(state: State, named: Checkpoint, work: Path = Path(),
     held = read_url(named, work, came) if named.url else read(named)
     try:
         state.install(held)
+        state.mark(made_in=named.generation)
     except distcp.UNREADABLE as error:
         name = named.url or Path(named.path).name
         raise UsageError(f"checkpoint {name} of version {named.version} does not fit what the script builds now: "

@@ -274,7 +274,7 @@ class Runtime(Member):
         if not state.step_mode:
             state.mark(uncommitted=state._uncommitted + 1)
             return
-        state.mark(version=state._version + 1)
+        state.mark(version=state._version + 1, made_in=self.generation)
         state._extras.step_applied(state._round - 1)
         state.note_draws()
         self._step_completed()
@@ -296,7 +296,7 @@ class Runtime(Member):
     def commit_copy(self, state: State) -> None:
         """A commit in copy mode: all ranks agree, copy, and leave together if a change waits."""
         change = self._agree_change()
-        state.mark(version=state._version + 1)
+        state.mark(version=state._version + 1, made_in=self.generation)
         state.keep_copy(self.place.size, self.place.rank)
         self.draw_between()
         self._step_completed()
@@ -307,6 +307,10 @@ class Runtime(Member):
 
     def check_change(self) -> None:
         if self._agree_change():
+            state = self.state
+            if state is not None and not state.step_mode:  # only what is committed is a point to go on from
+                self.repeated += state._uncommitted
+                state.restore()
             raise MembershipChanged(f"generation {self.generation} ends here as planned")
 
     def _agree_change(self) -> bool:

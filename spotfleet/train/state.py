@@ -83,7 +83,7 @@ class State:
             _tracked=tracked, _scalars=tuple(n for n in values if n not in tracked), _drawn={},
             _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _mark=None, _owned=0,
-            _pool=Pool(),
+            _made_in=0, _pool=Pool(),
         )
 
     def _sort(self, name: str, value: Any) -> None:

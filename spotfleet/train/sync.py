@@ -39,17 +39,23 @@ class Standing:
     finished: int
     world: int  # of its position
     rank: int
+    made_in: int = 0  # the generation of its last step: who was cut off may hold a step that the others made anew
 
 
 def standing(state: State) -> Standing:
     p = state._position
     version = DAMAGED if state._damaged else state._version if state._held else FRESH
-    return Standing(version, p.round, p.version, int(state._finished), p.world, p.rank)
+    return Standing(version, p.round, p.version, int(state._finished), p.world, p.rank,
+                    state._made_in)
 
 
 def choose(rows: list[Standing]) -> int:
-    """The rank whose state and position all take over: newest version, then newest position, then lowest rank."""
-    return max(range(len(rows)), key=lambda r: (rows[r].version, rows[r].round, rows[r].position_version, -r))
+    """The rank whose state and position all take over: newest version, made latest, newest position, lowest rank."""
+    def newness(r: int) -> tuple[int, ...]:
+        row = rows[r]
+        return row.version, row.made_in, row.round, row.position_version, -r
+
+    return max(range(len(rows)), key=newness)
 
 
 def behind(rows: list[Standing], source: int, averages: bool = False) -> list[int]:
@@ -61,7 +67,7 @@ def behind(rows: list[Standing], source: int, averages: bool = False) -> list[in
     lead = rows[source]
     place = (lead.round, lead.position_version)
     return [r for r, row in enumerate(rows) if r != source and (
-        row.version != lead.version or lead.version == FRESH
+        row.version != lead.version or lead.version == FRESH or row.made_in != lead.made_in
         or (averages and (row.round, row.position_version) != place))]
 
 
@@ -88,7 +94,7 @@ def synchronize(group: Group, state: State) -> bool:
         if receivers:
             _transfer(group, state, holders, source, position, schema)
         if me in receivers:
-            state.mark(version=max(0, lead.version))
+            state.mark(version=max(0, lead.version), made_in=lead.made_in)
     if me in receivers or not finished:
         state.rewind(position)
     state.mark(held=True, damaged=False, finished=finished, final=position if finished else None)

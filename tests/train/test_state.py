@@ -36,8 +36,8 @@ def train(model, optimizer, steps: int) -> None:
 
 # ---- who gives what to whom
 
-def row(version: int, round_: int = 0, position: int = 0) -> Standing:
-    return Standing(version, round_, position, 0, 2, 0)
+def row(version: int, round_: int = 0, position: int = 0, made_in: int = 1) -> Standing:
+    return Standing(version, round_, position, 0, 2, 0, made_in)
 
 
 @pytest.mark.parametrize(("rows", "source", "receivers"), [
@@ -46,6 +46,8 @@ def row(version: int, round_: int = 0, position: int = 0) -> Standing:
     ([row(FRESH), row(0), row(DAMAGED)], 1, [0, 2]),
     ([row(FRESH), row(FRESH), row(DAMAGED)], 0, [1, 2]),  # models built alike or not: one of them counts
     ([row(4, 5, 4), row(4, 4, 4)], 0, []),  # a step skipped by a GradScaler: the version is the same
+    ([row(6, 5, 5, 1), row(6, 5, 5, 2), row(6, 5, 5, 2)], 1, [0]),  # stopped after a step that the others made anew
+    ([row(7, 6, 6, 1), row(6, 6, 6, 2)], 0, [1]),
 ])
 def test_the_newest_state_wins_and_goes_only_to_those_behind(rows, source, receivers):
     assert (choose(rows), behind(rows, choose(rows))) == (source, receivers)
@@ -64,6 +66,25 @@ def test_a_half_received_state_is_worth_less_than_a_fresh_one(alone):
     assert sync.standing(state).version == 7
     state.mark(damaged=True)
     assert sync.standing(state).version == DAMAGED < FRESH
+
+
+def test_a_step_that_others_made_anew_is_given_up_for_theirs(alone, ranks):
+    """Who is stopped after it has stepped, and before anybody else has, holds the same version with other weights."""
+    def held(generation: int, data: float):
+        model, optimizer = build()
+        state = alone.state = hvd.elastic.TorchState(model, optimizer)
+        state.attach(2, 0)
+        alone.generation = generation
+        model(torch.full((5, 3), data)).square().mean().backward()
+        optimizer.step()
+        state.mark(held=True)
+        return state
+
+    states = [held(1, 0.1), held(2, 0.7)]
+    assert ranks(2).each(lambda group: sync.synchronize(group, states[group.rank])) == [True, True]
+    first, second = (s.tensors() for s in states)
+    assert [s.version for s in states] == [1, 1]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # ---- optimizer
