@@ -161,7 +161,7 @@ class Reducer:
         if not self._in_pass:
             self._begin_pass()
         group = self._group()
-        if group is not None and group.size == 1:
+        if group is None or group.size == 1:  # nobody to talk to, perhaps not yet
             return
         self._take_in(index, p)
         if self._launching:

@@ -297,3 +297,11 @@ def test_buckets_run_from_the_last_parameter_and_never_mix_dtypes():
 def test_the_first_bucket_is_small_so_that_communication_starts_early():
     mib = [nn.Parameter(torch.zeros(FIRST_BUCKET_BYTES // 4)) for _ in range(2 + BUCKET_BYTES // FIRST_BUCKET_BYTES)]
     assert [len(b) for b in bucket_layout(mib)] == [1, BUCKET_BYTES // FIRST_BUCKET_BYTES, 1]
+
+
+def test_before_there_is_a_group_backward_leaves_gradients_as_they_are():
+    """A worker that joins may try its model out before elastic.run, however many buckets the gradients fill."""
+    p, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.float64))
+    build(None, [p, other])
+    ((p * 3).sum() + (other * 5).sum()).backward()
+    assert (p.grad.tolist(), other.grad.tolist()) == ([3.0, 3.0], [5.0, 5.0])
