@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from spotfleet.train.errors import CommBroken
 from spotfleet.train.group import Group
 
 CHUNK_BYTES = 8 << 20
@@ -90,40 +89,28 @@ def _messages(pieces: Sequence[Piece]) -> list[tuple[Piece, ...]]:
 @torch.no_grad()
 def hand_over(group: Group, tensors: Sequence[torch.Tensor], shared: Sequence[bool], senders: Sequence[int],
               receivers: Sequence[int], source: int) -> None:
-    """Make `tensors` of the receivers those of the senders. For senders and receivers alone; the others go on."""
+    """Make `tensors` of the receivers those of the senders. For senders and receivers alone; the others go on.
+
+    Where it fails and the group `forgot` an operation, that may still write to the memory of a receiver's tensors.
+    """
     flats = [t.contiguous().reshape(-1).view(torch.uint8) for t in tensors]
     messages = plan([f.numel() for f in flats], shared, senders, source)
     receives = group.rank in receivers
     if not receives:
         messages = [m for m in messages if m.sender == group.rank]
     under_way: deque[_Parcel] = deque()
-    try:
-        for tag, message in enumerate(messages):
-            if len(under_way) == WINDOW * (len(senders) if receives else 1):
-                under_way.popleft().arrive(group)
-            tag = _tag(messages, tag)
-            under_way.append(_Parcel(group, message, flats, () if receives else receivers, tag))
-        while under_way:
+    tags = dict.fromkeys(senders, 0)  # the how manieth of its sender a message is
+    for message in messages:
+        if len(under_way) == WINDOW * (len(senders) if receives else 1):
             under_way.popleft().arrive(group)
-    except CommBroken:
-        if receives and group.forgot:
-            _leave_memory(tensors)
-        raise
+        under_way.append(_Parcel(group, message, flats, () if receives else receivers, tags[message.sender]))
+        tags[message.sender] += 1
+    while under_way:
+        under_way.popleft().arrive(group)
     if receives:
         for tensor, flat in zip(tensors, flats, strict=True):
             if not tensor.is_contiguous():
                 tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
-
-
-def _tag(messages: Sequence[Message], at: int) -> int:
-    """The how manieth of its sender."""
-    return sum(m.sender == messages[at].sender for m in messages[:at])
-
-
-def _leave_memory(tensors: Sequence[torch.Tensor]) -> None:
-    """An operation that was given up may still write to where it was told to."""
-    for tensor in tensors:
-        tensor.data = tensor.data.clone()
 
 
 class _Parcel:

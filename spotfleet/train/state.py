@@ -264,6 +264,12 @@ class State:
                 found.extend(v for _, v in sorted(optimizer.state.get(p, {}).items()) if isinstance(v, torch.Tensor))
         return found
 
+    def leave_memory(self) -> None:
+        """Let the live tensors lie elsewhere, since something may still write to where they are."""
+        held = [v for o in self._optimizers.values() for p in params_of(o) for v in o.state.get(p, {}).values()]
+        for tensor in [*(t for _, t in self._named()), *(v for v in held if isinstance(v, torch.Tensor))]:
+            tensor.data = tensor.data.clone()
+
     def shared(self) -> list[bool]:
         """For each of `tensors()`: is it the same on all ranks, since only a distributed optimizer changes it?"""
         owners = [o for o in self._optimizers.values() if is_distributed(o)]

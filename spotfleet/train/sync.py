@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from spotfleet.train.errors import StateLost
+from spotfleet.train.errors import CommBroken, StateLost
 from spotfleet.train.group import Group
 from spotfleet.train.handover import hand_over
 from spotfleet.train.state import State
@@ -111,7 +111,12 @@ def _transfer(group: Group, state: State, holders: list[int], source: int, posit
     if holders == [source]:
         broadcast_tensors(group, state.tensors(), source)
     else:
-        hand_over(group, state.tensors(), state.shared(), holders, receivers, source)
+        try:
+            hand_over(group, state.tensors(), state.shared(), holders, receivers, source)
+        except CommBroken:
+            if receives and group.forgot:
+                state.leave_memory()
+            raise
     if receives:
         state._extras.rebase()
 
