@@ -147,9 +147,9 @@ class Checkpointer:
         return self._wanted
 
     def _is_time(self, orders: WorkerOrders) -> bool:
-        now, every_s = time.monotonic(), orders.checkpoint_every_s
+        now, every_s, gone_at = time.monotonic(), orders.checkpoint_every_s, self._gone_at
         if orders.checkpoint_now:
-            if self._gone_at is not None and now + 2 * self._lasted_s > self._gone_at[1]:
+            if gone_at is not None and now + 2 * self._lasted_s > gone_at[1]:
                 return False  # it would not be done in time, and what is written at rest would have to wait for it
             every_s = min(every_s, AGAIN_S) if every_s > 0 else AGAIN_S
         if self._failed_at is not None and now - self._failed_at >= min(RETRY_S, every_s):
@@ -243,7 +243,7 @@ class Checkpointer:
         if self._writer is not None:
             self._writer.join()
         self._began()
-        self._write(Job(entries.whole(state, self._runtime.generation), Times(), urgent, url=self._url()))
+        self._write(Job(entries.whole(state, self._runtime.generation, urgent), Times(), urgent, url=self._url()))
 
     def _url(self) -> str:
         """Where in an object store it is to go; UsageError, in the script's own thread, if it cannot."""
@@ -332,9 +332,10 @@ class Checkpointer:
 
     def _say_urgent(self, job: Job, problem: str) -> None:
         """Whether it was in time, for whoever reads the log of a job that lost all its hosts."""
-        if self._gone_at is None or job.shard.rank != 0:
+        gone_at = self._gone_at  # the control thread may forget it at any time
+        if gone_at is None or job.shard.rank != 0:
             return
-        left_s = self._gone_at[1] - time.monotonic()
+        left_s = gone_at[1] - time.monotonic()
         when = f"{left_s:.1f} s before the host goes" if left_s >= 0 else f"{-left_s:.1f} s after the host was to go"
         done = f"not written: {problem}" if problem else f"written in {job.times.whole_s:.1f} s"
         self._say(f"spotfleet: checkpoint of version {job.shard.version} {done}, {when}")

@@ -86,9 +86,10 @@ def plain_of(state: State, position: Position, schema: Schema) -> dict[Path, Any
     return found
 
 
-def whole(state: State, generation: int) -> Shard:
-    """All of `state`, which nobody may change until it is written: no copy is made."""
-    return share(state, generation, 0, 1, state.tensors())
+def whole(state: State, generation: int, at_rest: bool = False) -> Shard:
+    """All of `state`, which nobody may change until it is written: no copy is made. `at_rest`: the iteration that has
+    begun will be done anew."""
+    return share(state, generation, 0, 1, sources(state) if at_rest else state.tensors())
 
 
 def share(state: State, generation: int, rank: int, world: int, tensors: Sequence[torch.Tensor]) -> Shard:

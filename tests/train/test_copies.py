@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from test_state import build, train
 from torch import nn
 
 import spotfleet.train as hvd
-from spotfleet.train import entries
+from spotfleet.messages import WorkerOrders
+from spotfleet.train import entries, restoring
+from spotfleet.train.checkpoint import Checkpointer
 from spotfleet.train.copies import ALIGN, Buffer, Pool, guard
+from spotfleet.train.errors import MembershipChanged
 
 
 def tensors() -> list[torch.Tensor]:
@@ -169,3 +173,22 @@ def test_on_cuda_a_copy_is_pinned_and_complete_although_the_device_goes_on_at_on
         assert all(torch.equal(a, b) for a, b in zip(copied, expected, strict=True))
         live[0].copy_(expected[0])
     assert all(t.is_pinned() for t in copied)
+
+
+def test_what_is_written_at_rest_is_from_before_the_batch_that_was_given_up(alone, tmp_path):
+    """All leave at the first gradient; by then the forward pass has counted its batch."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    state = alone.state = hvd.elastic.TorchState(model, optimizer)
+    state.attach(1, 0)
+    train(model, optimizer, 2)
+    alone.group.change_agreed = True
+    with pytest.raises(MembershipChanged):
+        train(model, optimizer, 1)
+    made = []
+    alone.work = str(tmp_path)
+    alone.control = SimpleNamespace(orders=WorkerOrders(), update=lambda checkpoint: made.append(checkpoint))
+    Checkpointer(alone).at_rest(state)
+    held = restoring.read(made[0])
+    names = [name for name, *_ in held.schema.fixed]
+    assert held.tensors[names.index("model.1.num_batches_tracked")].item() == 2
