@@ -177,7 +177,10 @@ class CheckpointStore:
                 self._refuse_overtaken(whole)
                 draft.replace(self.path(whole))
                 self.add(whole)
+                self.parts.has_joined(whole)
             except PartDamaged as error:
+                if found[0] not in self.parts.ready():
+                    return None  # a newer one has come meanwhile, and these went
                 self.problem = str(error)
                 log.error("%s: %s", self.folder, error)
                 self.parts.forget(error.part)
@@ -185,6 +188,12 @@ class CheckpointStore:
             finally:
                 draft.unlink(missing_ok=True)
             return whole
+
+    @property
+    def slow(self) -> str:
+        """What a user should know, where hosts do not keep up."""
+        times = self.parts.stretch
+        return f"hosts bring checkpoints slower than they are made: {times} times the interval for now" * (times > 1)
 
     def prune_parts(self, fence: int) -> None:
         """Drop those that can never become whole: their generation, or they, were overtaken."""

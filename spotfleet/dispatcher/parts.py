@@ -7,6 +7,10 @@
         MOST newer ones that are not whole either                     for a host that sends it again
 
 A dispatcher killed at any write finds parts or the whole. A join needs as much room again as the parts take.
+
+A host that brings its parts slower than they are made skips to the newest, each host to another one: then none would
+ever be whole. So one that is given up for newer ones doubles the time between two, and EASE joined ones in a row take a
+doubling back.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from spotfleet.messages import Checkpoint
 
 MOST_PARTS = 4096
 MOST = 3  # checkpoints in parts that are kept at once: hosts that are slow in turn must not fill the disk
+MOST_DOUBLINGS = 6
+EASE = 8
 CHUNK_BYTES = 1 << 20
 
 
@@ -47,6 +53,8 @@ class Parts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held: dict[Key, dict[int, Checkpoint]] = {}
+        self._doublings = self._in_a_row = 0
+        self._paced: Key = (0, 0, 0)  # the newest when that changed last: those up to it say nothing of the new pace
         for path in folder.glob("*.parts"):
             self._read(path)
 
@@ -69,8 +77,26 @@ class Parts:
         if before is not None and before.path != kept.path:
             Path(before.path).unlink(missing_ok=True)
         for old in sorted(self._held)[:-MOST]:
+            self._is_late(old)
             self._drop(old)
         return replace(kept, path="")
+
+    @property
+    def stretch(self) -> int:
+        """How many times as long as asked for there should be between two checkpoints."""
+        return 1 << self._doublings
+
+    def has_joined(self, whole: Checkpoint) -> None:
+        self._in_a_row += _key(whole) > self._paced
+        if self._in_a_row >= EASE:
+            self._in_a_row, self._doublings = 0, max(0, self._doublings - 1)
+
+    def _is_late(self, key: Key) -> None:
+        """It is given up for newer ones."""
+        newest = max(self._held)
+        if key > self._paced and key[0] == newest[0]:  # else its generation ended before it was whole
+            self._paced, self._in_a_row = newest, 0
+            self._doublings = min(MOST_DOUBLINGS, self._doublings + 1)
 
     def ready(self) -> list[list[Checkpoint]]:
         """Those of which all parts are here, each in its order; newest first."""

@@ -103,7 +103,7 @@ def job_status(job: Job, now: float) -> JobStatus:
                     for w in job.crew.live())
     waits = job.checkpoints.offer().wait if group.needs_restore else ""
     why = "; ".join(filter(None, (record.why, waits, job.sizing.why, job.saving.why, job.checkpoints.problem,
-                                  job.checkpoints.remark)))
+                                  job.checkpoints.slow, job.checkpoints.remark)))
     ended, spec = job.state.ended, job.spec
     return JobStatus(
         job.id, spec.name, job.state.value, why, group.generation, 0 if ended else len(ranks), record.version,

@@ -20,6 +20,7 @@ def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s:
     offer = checkpoints.offer() if any(s.needs_restore for s in said.values()) else Offer()
     left_s = membership.leaves_s
     seconds_left = None if left_s is None else float(math.floor(left_s))  # else each look would be news to everybody
+    every_s *= checkpoints.parts.stretch
     return {name: WorkerOrders(None if offer.wait else s.assignment, s.founded, s.provisional_rank, s.provisional_size,
                                every_s, s.checkpoint_now or save, offer.checkpoint, stands_in=s.stands_in,
                                checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from fake_workers import Script
 
 from spotfleet.dispatcher import checkpoints, files, parts
 from spotfleet.dispatcher.checkpoints import CheckpointStore, NoRoom, Outdated
+from spotfleet.dispatcher.membership import Membership
+from spotfleet.dispatcher.telling import worker_orders
 from spotfleet.errors import UsageError
 from spotfleet.messages import Checkpoint
 
@@ -185,6 +188,67 @@ def test_what_a_worker_left_by_itself_counts_for_its_parts(store):
     assert names(store) == WHOLE
     assert put_parts(store, 2)[0].parts == 3  # no harm: it is told that all is well
     assert store.path(store.kept[0]).read_bytes() == data
+
+
+# ---- hosts that do not keep up
+
+
+def late(store: CheckpointStore, *versions: int) -> None:
+    """Of each of these one part comes, and no more."""
+    for version in versions:
+        put_parts(store, 0, version=version)
+
+
+def test_parts_that_come_slower_than_they_are_made_are_made_less_often_until_they_come_whole(store):
+    def told() -> float:
+        job = Membership("j", 1, 3)
+        return worker_orders(job, store, 60.0, ["h1/0/1"], save=False)["h1/0/1"].checkpoint_every_s
+
+    late(store, 1, 2, 3)
+    assert (told(), store.slow) == (60.0, "")
+    late(store, 4)
+    assert told() == 120.0
+    assert store.slow == "hosts bring checkpoints slower than they are made: 2 times the interval for now"
+    late(store, 5, 6, 7)  # 2 to 4 were begun before anybody knew
+    assert told() == 120.0
+    late(store, 8)
+    assert told() == 240.0
+    for version in range(10, 10 + parts.EASE):
+        put_parts(store, 0, 1, 2, version=version)
+    assert told() == 120.0
+    late(store, *range(100, 200))
+    assert told() == 60.0 * 2**parts.MOST_DOUBLINGS
+
+
+def test_parts_of_generations_that_ended_say_nothing_of_how_fast_hosts_are(store):
+    for generation in range(1, 10):
+        put_parts(store, 0, version=10 + generation, generation=generation)
+    assert store.parts.stretch == 1
+
+
+def test_a_newer_one_that_comes_while_an_older_one_is_joined_is_no_damage(store, monkeypatch):
+    real, data = checkpoints.join, b"newer"
+
+    async def race() -> None:
+        await store.put(point(0), lambda: 0, body(DATA[0]))
+        await store.put(point(1), lambda: 0, body(DATA[1]))
+        begun, go = asyncio.Event(), threading.Event()
+
+        def slow(found: list[Checkpoint], draft: Path) -> Checkpoint:
+            loop.call_soon_threadsafe(begun.set)
+            assert go.wait(30)
+            return real(found, draft)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(checkpoints, "join", slow)
+        last = asyncio.ensure_future(store.put(point(2), lambda: 0, body(DATA[2])))
+        await begun.wait()
+        await store.put(Checkpoint(11, sha(data), 0, 1), lambda: 0, body(data))
+        go.set()
+        await last
+
+    asyncio.run(race())
+    assert ([c.version for c in store.kept], store.problem) == ([11], "")
 
 
 # ---- killed at any write
