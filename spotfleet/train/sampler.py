@@ -50,7 +50,9 @@ class Elastic:
         self.iterated = 0  # when it was last iterated, among all that are elastic in this process; 0: never
         self.keeps = global_batch is not None  # the global batch, at any world size
         self._given, self._kept = global_batch or 0, 0
-        self._again = 0  # world size of the batch that is next, if that is one whose step is applied already
+        self._again, self._again_batches = 0, 0  # the next so many batches are of a step that this world size applied
+        self._recorded = 0  # batches since the iteration began
+        self._per_step = 1  # batches of an iteration, as far as any has had them
 
     @property
     def slice_size(self) -> int:
@@ -81,12 +83,17 @@ class Elastic:
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch` from its first sample; the epoch under way is left as it is."""
         if epoch != self.epoch:
-            self.epoch, self.processed_num, self._again = epoch, 0, 0
+            self.epoch, self.processed_num, self._again, self._again_batches = epoch, 0, 0, 0
+
+    def iteration_begins(self) -> None:
+        """The next step's first gradient is there; before this position is taken."""
+        self._per_step, self._recorded = max(self._per_step, self._recorded), 0
 
     def compute_again(self, world: int) -> None:
-        """The next batch was applied at this world size and is computed once more: it is the same, on whatever ranks
-        there are now, and `record_batch` will count it as it was. Until then."""
+        """The next step was applied at this world size and is computed once more: its batches are the same, on whatever
+        ranks there are now, and `record_batch` will count them as they were. Until then."""
         self._again = 0 if self._given or self._kept else world
+        self._again_batches = self._per_step if self._again else 0
 
     def record_batch(self, batch_idx: int = 0, batch_size: int | None = None) -> None:
         """The batch just trained on is consumed, on all ranks. `batch_idx` is Horovod's and not needed."""
@@ -94,7 +101,8 @@ class Elastic:
         if size is None:
             raise UsageError(f"{type(self).__name__}.record_batch: batch_size is missing",
                              hint="give it here or to the sampler")
-        world, self._again = self._again or runtime.current().place.size, 0
+        world = self._again if self._again_batches else runtime.current().place.size
+        self._again_batches, self._recorded = max(0, self._again_batches - 1), self._recorded + 1
         step = self._given or self._kept or world * size
         total = self.known_total
         self.processed_num += step if total is None else min(step, max(0, total - self.processed_num))
@@ -108,12 +116,14 @@ class Elastic:
         return (float(end - start), float(together)) if together > 0 else (1.0, float(place.size))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "processed_num": self.processed_num, "global_batch": self._kept}
+        return {"epoch": self.epoch, "processed_num": self.processed_num, "global_batch": self._kept,
+                "per_step": self._per_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.processed_num = state["epoch"], state["processed_num"]
         self._kept = state.get("global_batch", 0)
-        self._again = 0
+        self._per_step, self._recorded = state.get("per_step", 1), 0
+        self._again, self._again_batches = 0, 0
 
     def _check_sample_by_sample(self, instead: str) -> None:
         if self.keeps:
@@ -155,11 +165,12 @@ class ElasticSampler(Elastic, Sampler):
         return self._order[1]
 
     def _slices(self) -> Iterator[tuple[int, int]]:
-        place, position, again = runtime.current().place, self.processed_num, self._again
+        place, position, again, batches = (runtime.current().place, self.processed_num, self._again,
+                                           self._again_batches)
         while position < self.total:
             size, rank, count = place.size, place.rank, self.global_batch
-            if again:
-                size, rank, count, again = again, rank % again, again * self.slice_size, 0
+            if batches:
+                size, rank, count, batches = again, rank % again, again * self.slice_size, batches - 1
             start, end = slice_for(position, self.total, size, rank, count)
             yield (start, end) if end > start else (position, position + 1)
             position += count

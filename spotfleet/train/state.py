@@ -173,7 +173,8 @@ class State:
         by_name = dict(self._named())
         self.__dict__.update(_extras=Extras(list(buffers.values()), loose), _by_name=by_name,
                              _params=[t for t in by_name.values() if isinstance(t, torch.nn.Parameter)],
-                             _param_names={id(t): n for n, t in by_name.items()})
+                             _param_names={id(t): n for n, t in by_name.items()},
+                             _samplers=[v for v in self._stateful.values() if hasattr(v, "iteration_begins")])
         self.note_draws()
         self.__dict__["_position"] = self.capture(world, rank)
 
@@ -246,6 +247,8 @@ class State:
             own["_replaying"] = True  # the position is the one we were sent back to
             return
         own.update(_replay=0, _replaying=False)
+        for sampler in self._samplers:
+            sampler.iteration_begins()
         own["_position"] = self.capture(world, rank)
 
     def finish(self) -> None:

@@ -29,9 +29,9 @@ from spotfleet.train.sampler import Elastic, _iterations, slice_for
 from spotfleet.train.seeded import drawn
 
 NOTE_LIMIT_S = 60.0
-NOW, NOTED = 0, 6  # in the shared memory: the position now, and at the beginning of the newest iteration
-LOADER, ITERATION = 12, 13  # whose iteration that is
-BEGUN, END_EPOCH, END = 14, 15, 16  # iterations that began; the end that was seen, and of which epoch; -1: none yet
+NOW, NOTED = 0, 7  # in the shared memory: the position now, and at the beginning of the newest iteration
+LOADER, ITERATION = 14, 15  # whose iteration that is
+BEGUN, END_EPOCH, END = 16, 17, 18  # iterations that began; the end that was seen, and of which epoch; -1: none yet
 
 
 class Turn(NamedTuple):
@@ -42,7 +42,8 @@ class Turn(NamedTuple):
     size: int
     rank: int
     global_batch: int
-    again: int  # world size of the first batch, if that is computed once more; 0: it is not
+    again: int  # world size of the first batches, if they are computed once more
+    again_batches: int  # so many of them
 
 
 class ElasticIterable(Elastic, IterableDataset):
@@ -65,7 +66,7 @@ class ElasticIterable(Elastic, IterableDataset):
             raise UsageError("ElasticIterable: the source can be read only once",
                              hint="give an object whose __iter__ begins anew, or a function of the epoch")
         self.seed, self._source, self._transform = seed, source, transform
-        self._shared = torch.zeros(17, dtype=torch.int64).share_memory_()
+        self._shared = torch.zeros(19, dtype=torch.int64).share_memory_()
         self._shared[END_EPOCH] = -1
         self._begun = 0  # as last seen
         self._iterations = 0  # by this copy
@@ -111,10 +112,11 @@ class ElasticIterable(Elastic, IterableDataset):
 
     def _turn(self) -> Turn:
         place = runtime.current().place
-        return Turn(self.epoch, self.processed_num, place.size, place.rank, self.global_batch, self._again)
+        return Turn(self.epoch, self.processed_num, place.size, place.rank, self.global_batch, self._again,
+                    self._again_batches)
 
     def _tell(self) -> None:
-        self._shared[NOW:NOW + 6] = torch.tensor(self._turn())
+        self._shared[NOW:NOW + 7] = torch.tensor(self._turn())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_born": self._born or self._turn()}
@@ -147,21 +149,21 @@ class ElasticIterable(Elastic, IterableDataset):
         """Where this iteration of a persistent loader begins."""
         shared, mine = self._shared, (loader, self._iterations)
         if worker == 0:
-            shared[NOTED:NOTED + 6] = shared[NOW:NOW + 6].clone()
+            shared[NOTED:NOTED + 7] = shared[NOW:NOW + 7].clone()
             shared[LOADER:ITERATION + 1] = torch.tensor(mine)
         deadline = time.monotonic() + NOTE_LIMIT_S
         while int(shared[LOADER]) != loader or int(shared[ITERATION]) < self._iterations:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"ElasticIterable: loader process 0 has not begun within {NOTE_LIMIT_S:.0f} s")
             time.sleep(0.001)
-        return Turn(*shared[NOTED:NOTED + 6].tolist())
+        return Turn(*shared[NOTED:NOTED + 7].tolist())
 
     def _read(self, turn: Turn, worker: int, workers: int) -> Iterator[list[Any]]:
         stream, position = self._open(turn), turn.position
         for number in itertools.count():
             held, count, mine = [], 0, number % workers == worker
             size, rank, wanted = turn.size, turn.rank, turn.global_batch
-            if turn.again and not number:
+            if number < turn.again_batches:
                 size, rank, wanted = turn.again, rank % turn.again, turn.again * self.slice_size
             for sample in itertools.islice(stream, wanted):
                 count += 1

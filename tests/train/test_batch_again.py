@@ -33,8 +33,10 @@ def make(kind: str):
     return sampler, lambda: iter(DataLoader(torch.arange(TOTAL), batch_size=BATCH, sampler=sampler))
 
 
-def one_rank(at, kind: str, before: tuple[int, int], after: tuple[int, int], steps: int) -> tuple[list, list]:
-    """The batches of one rank: those before a replay, the last of them applied; those after it, the first one again."""
+def one_rank(at, kind: str, before: tuple[int, int], after: tuple[int, int], steps: int,
+             each: int = 1) -> tuple[list, list]:
+    """The batches of one rank: those before a replay, the last step of them applied; those after it, that step's again.
+    `each`: batches of a step."""
     at(*before)
     data, batches = make(kind)
     model = torch.nn.Linear(1, 1)
@@ -49,11 +51,13 @@ def one_rank(at, kind: str, before: tuple[int, int], after: tuple[int, int], ste
             state.rewind(state._position)
         for number, batch in enumerate(batches()):
             found.append([int(i) for i in batch])
-            state.round_begins(place[1], place[0])  # the first gradient
+            if number % each == 0:
+                state.round_begins(place[1], place[0])  # the first gradient
             data.record_batch()
-            if not replay and number == steps - 1:
+            if not replay and number == steps * each - 1:
                 break  # a peer is lost after the step
-            state.mark(version=state.version + 1)
+            if number % each == each - 1:
+                state.mark(version=state.version + 1)
     assert data.processed_num == TOTAL
     return one, two
 
@@ -70,4 +74,14 @@ def test_samples_of_a_replayed_batch_are_counted_once_at_any_world_size(at, kind
     ranks = [one_rank(at, kind, (0, old), (rank, new), steps)[1] for rank in range(new)]
     later = [i for rank in ranks for batch in rank[1:] for i in batch]
     assert len({len(rank) for rank in ranks}) == 1  # all take equally many steps
+    assert set(applied) | set(later) == set(range(TOTAL)) and set(applied).isdisjoint(later)
+
+
+@pytest.mark.parametrize("kind", ["sampler", "stream", "loader", "stream loader"])
+@pytest.mark.parametrize("old, new", [(3, 2), (2, 3)])
+def test_of_a_step_with_several_passes_all_batches_are_counted_as_they_were(at, kind, old, new):
+    steps, each = 2, 2
+    applied = [i for rank in range(old) for b in one_rank(at, kind, (rank, old), (0, new), steps, each)[0] for i in b]
+    ranks = [one_rank(at, kind, (0, old), (rank, new), steps, each)[1] for rank in range(new)]
+    later = [i for rank in ranks for batch in rank[each:] for i in batch]
     assert set(applied) | set(later) == set(range(TOTAL)) and set(applied).isdisjoint(later)
