@@ -12,6 +12,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from spotfleet.codec import to_json
@@ -57,6 +58,7 @@ class Machines:
         self._thread = ThreadPoolExecutor(1, "provider")
         self._calls = reconcile.Calls(AT_ONCE, ThreadPoolExecutor(AT_ONCE, "machines").map)
         self._poked = asyncio.Event()
+        self._slots = 0  # workers that the smallest host has room for: of those here, or last here, or offered
         self._released: frozenset[str] = frozenset()
         self._busy: frozenset[str] = frozenset()
 
@@ -103,6 +105,7 @@ class Machines:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _tick(self) -> None:
+        await self._ask_for_slots()
         wanted, observed, ledger = self._wanted(), self._observed(), self._dispatcher.journal.ledger
         began = time.monotonic()
         self._outage.asked(began)
@@ -141,10 +144,21 @@ class Machines:
     def target(self) -> int:
         """Hosts that there should be: `nodes.target`, or fewer where jobs ask for fewer."""
         jobs, slots = self._dispatcher.jobs.values(), [v.slots for v in self._dispatcher.views()]
+        self._slots = min(slots, default=self._slots)
         newest = next(reversed(jobs), None)
         idle = newest.spec.resize if newest is not None else self._dispatcher.boot.spec.resize
         live = [j for j in jobs if not j.state.ended]
-        return sizing.target(self._dispatcher.nodes, min(slots, default=1), live, idle)
+        return sizing.target(self._dispatcher.nodes, self._slots or 1, live, idle)
+
+    async def _ask_for_slots(self) -> None:
+        """While there is no host to see it from."""
+        if not self._slots and not self._dispatcher.views():
+            with suppress(SpotfleetError, OSError):  # of a cloud that does not answer the tick tells
+                self._slots = await self._call(self._offered_slots)
+
+    def _offered_slots(self) -> int:
+        needs = (replace(need, max_micros_h=0) for need in self._dispatcher.boot.spec.any_of)
+        return min((offer.slots for need in needs for offer in self._provider.offers(need)), default=0)
 
     def _wanted(self) -> Wanted:
         spec, down = self._dispatcher.boot.spec, bool(self._dispatcher.endgame.why)

@@ -16,7 +16,7 @@ from spotfleet.dispatcher.workers import Crew
 from spotfleet.errors import UsageError
 from spotfleet.fleet.events import JobResized
 from spotfleet.fleet.size import hosts_wanted
-from spotfleet.model import JobSpec, Nodes, ResizeSpec
+from spotfleet.model import JobSpec, Need, Nodes, ResizeSpec
 
 LONG = 10_000
 GROWTH = ResizeSpec(growth=((0, 1), (5, 2), (9, 4)))
@@ -147,6 +147,15 @@ def test_hosts_are_launched_when_their_epoch_has_come_and_not_before(play):
         return any(e["to_size"] == to for e in await stage.events("JobResized"))
 
     play(scene, spec(target=4, resize=GROWTH))
+
+
+def test_before_there_is_a_host_its_room_is_known_from_what_is_offered(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)  # it has room for both workers
+        assert len(stage.cloud.machines) == 1
+
+    large = (Need(instance_type="gpu.large"),)
+    play(scene, replace(spec(target=2, resize=ResizeSpec(growth=((0, 2),))), any_of=large))
 
 
 def test_hosts_that_a_job_does_not_ask_for_are_given_back_and_status_says_why(play):
