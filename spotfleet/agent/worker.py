@@ -33,7 +33,7 @@ from spotfleet.messages import Exit, Launch, SlotOrder, Stage, WorkerReport, Wor
 log = logging.getLogger("spotfleet.agent")
 
 KILL_S = 3.0
-_LAST_REPORT_S = 0.5  # what it had said is still in the socket when waitpid tells
+_LAST_REPORT_S = 2.0  # what it had said is still in the socket when waitpid tells
 _DONE_S, _FAILED_S, _KILLED_S = 60.0, 10.0, 1.0
 
 

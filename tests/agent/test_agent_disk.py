@@ -87,8 +87,9 @@ def test_a_checkpoint_for_which_there_is_no_room_ends_its_worker_here_so_that_an
               "while s.recv(1 << 16): pass\n")
     place = Assignment(4, 0, (name,), "127.0.0.1:1")
     stage.order(name, orders=WorkerOrders(place, founded=True, restore=kept))
-    stage.dispatcher.wait(lambda r: f"fetching checkpoint 7, for which there is no room: {FULL}" in r.why)
     ended = stage.dispatcher.wait_worker(name, lambda w: w.exit)
     assert ended.report.blame_host and ended.report.error.startswith(f"checkpoint 7 finds no room here: {FULL}")
-    assert any(w.report.fetched for _, r in stage.dispatcher.seen for w in r.workers)
+    reports = [r for _, r in stage.dispatcher.seen]
+    assert any(f"fetching checkpoint 7, for which there is no room: {FULL}" in r.why for r in reports)
+    assert any(w.report.fetched for r in reports for w in r.workers)
     assert not list(stage.home.rglob("restore/*"))

@@ -10,7 +10,6 @@ import pytest
 from e2e_stage import Stage, hosts_of, output, trains, wait_for
 
 from spotfleet.api import Fleet, Job
-from spotfleet.messages import Checkpoint, load
 
 pytestmark = pytest.mark.slow
 
@@ -37,10 +36,12 @@ def test_hosts_that_lost_their_dispatcher_save_the_job_and_end_their_own_bill(st
     assert stage.cloud.invoice("orphans").hosts == bill.hosts
     assert set(ranks) <= bill.hosts.keys()
 
-    named = [(path, load(Checkpoint, path.read_bytes())) for path in target.glob(f"*/jobs/{job.id}/checkpoints/*.json")]
-    path, newest = max(named, key=lambda n: n[1].version)
-    assert newest.version > int((target / "reached").read_text())  # training had gone on without a dispatcher
-    assert hashlib.sha256(path.with_suffix(".ckpt").read_bytes()).hexdigest() == newest.digest
+    parts = list(target.glob(f"*/jobs/{job.id}/checkpoints/*.parts/*"))  # the next dispatcher joins them
+    newest = max(int(part.parent.name.split("-")[0]) for part in parts)
+    assert newest > int((target / "reached").read_text())  # training had gone on without a dispatcher
+    left_in_parts = sorted(part.name for part in parts if part.parent.name.startswith(f"{newest}-"))
+    assert [name[:4] for name in left_in_parts] == ["0-2-", "1-2-"]
+    assert all(hashlib.sha256(part.read_bytes()).hexdigest() == part.name.split("-")[2] for part in parts)
     left = [p.name for p in target.glob(f"*/jobs/{job.id}/left/*")]
     assert sorted(name.rsplit("-", 2)[0] for name in left) == sorted(ranks)
 
