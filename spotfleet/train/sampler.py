@@ -47,7 +47,7 @@ class Elastic:
         self.batch_size = batch_size
         self.epoch = 0
         self.processed_num = 0
-        self.iterated = 0  # when it was last iterated, among all that are elastic in this process; 0: never
+        self.iterated = 0  # when it was last drawn from or recorded, among all that are elastic here; 0: never
         self.keeps = global_batch is not None  # the global batch, at any world size
         self._given, self._kept = global_batch or 0, 0
         self._again, self._again_batches = 0, 0  # the next so many batches are of a step that this world size applied
@@ -72,6 +72,10 @@ class Elastic:
     def weighs(self) -> bool:
         """Does `weight` tell the size of the batch being computed?"""
         return self.batch_size is not None and self.iterated > 0
+
+    def _touch(self) -> None:
+        """It is this one whose batches are computed; after an evaluation in mid-epoch, again."""
+        self.iterated = next(_iterations) if self.iterated else 0
 
     def keep_global_batch(self) -> None:
         """From now on the global batch is what it is at this world size, at any world size."""
@@ -103,6 +107,7 @@ class Elastic:
                              hint="give it here or to the sampler")
         world = self._again if self._again_batches else runtime.current().place.size
         self._again_batches, self._recorded = max(0, self._again_batches - 1), self._recorded + 1
+        self._touch()
         step = self._given or self._kept or world * size
         total = self.known_total
         self.processed_num += step if total is None else min(step, max(0, total - self.processed_num))
@@ -183,7 +188,14 @@ class ElasticSampler(Elastic, Sampler):
                           stacklevel=3)
         order, seeded, epoch = self.order(), self._seeded, self.epoch
         batches = (order[start:end] for start, end in list(self._slices()))
-        return _anew(batches if seeded is None else ([seeded.index(i, epoch) for i in batch] for batch in batches))
+        return self._drawn(batches if seeded is None else ([seeded.index(i, epoch) for i in b] for b in batches))
+
+    def _drawn(self, batches: Iterator[list[int]]) -> Iterator[list[int]]:
+        """A DataLoader that begins draws a seed of its own, and would shift all that is drawn in this process later."""
+        runtime.current().draw_between()
+        for batch in batches:
+            self._touch()
+            yield batch
 
     def __iter__(self) -> Iterator[int]:
         self._check_sample_by_sample("DataLoader(batch_sampler=sampler.batches())")
@@ -195,12 +207,6 @@ class ElasticSampler(Elastic, Sampler):
     def batches(self) -> Batches:
         """The same as a batch sampler: one list of indices per step."""
         return Batches(self)
-
-
-def _anew(batches: Iterator[list[int]]) -> Iterator[list[int]]:
-    """A DataLoader that begins draws a seed of its own, and would shift all that is drawn in this process later."""
-    runtime.current().draw_between()
-    yield from batches
 
 
 class Batches:

@@ -85,3 +85,22 @@ def test_of_a_step_with_several_passes_all_batches_are_counted_as_they_were(at, 
     ranks = [one_rank(at, kind, (0, old), (rank, new), steps, each)[1] for rank in range(new)]
     later = [i for rank in ranks for batch in rank[each:] for i in batch]
     assert set(applied) | set(later) == set(range(TOTAL)) and set(applied).isdisjoint(later)
+
+
+@pytest.mark.parametrize("kind", ["sampler", "stream"])
+def test_an_evaluation_in_mid_epoch_does_not_make_its_sampler_that_of_the_next_step(at, kind):
+    at(0, 2)
+    data, batches = make(kind)
+    rest = hvd.elastic.ElasticSampler(5, batch_size=5)
+    model = torch.nn.Linear(1, 1)
+    state = hvd.elastic.TorchState(model, hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0)),
+                                   data=data, rest=rest)
+    state.attach(2, 0)
+    training, found = batches(), []
+    for step in range(3):
+        next(training)
+        found.append(runtime.current().sampler_of(state))
+        data.record_batch()
+        if step == 0:
+            list(rest.batches())
+    assert found == (["data"] * 3 if kind == "sampler" else ["data", "rest", "data"])  # a stream is read in loaders
