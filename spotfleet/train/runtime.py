@@ -58,6 +58,7 @@ class Runtime(Member):
         self._checkpointer: Any = None
         self._environ = environ
         self.resizer: Resizer | None = None
+        self._told_wanted = 0  # by what was last reported; a report costs more than a look at each step may
 
     # The loop
 
@@ -120,7 +121,7 @@ class Runtime(Member):
             self.repeated += 1
             state.mark(computed=state._position.round - 1)
         done = self.resizer.entered(state, self.place.size, state._position.world) if self.resizer else ""
-        wanted = self._wanted(state)
+        wanted = self._told_wanted = self._wanted(state)
         if self.control is not None:
             self.control.update(generation=self.generation, resize=done, wanted=wanted)
 
@@ -290,7 +291,8 @@ class Runtime(Member):
         self._step_ends.append(now)
         assert self.state is not None
         wanted = self._wanted(self.state)
-        if self.control is not None and self.control.report.wanted != wanted:
+        if self.control is not None and self._told_wanted != wanted:
+            self._told_wanted = wanted
             self.control.update(wanted=wanted)
 
     def commit_copy(self, state: State) -> None:

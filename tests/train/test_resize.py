@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -233,6 +235,18 @@ def test_a_callback_sees_the_progress_and_what_is_out_of_range_is_clamped_and_sa
 def test_what_is_no_number_of_workers_is_refused(alone, answer):
     with pytest.raises(UsageError, match="the callback returned"):
         entered(alone, lambda progress: answer, epoch=0)
+
+
+def test_a_step_tells_of_a_new_wish_and_makes_no_report_else(alone):
+    p, told = torch.nn.Parameter(torch.zeros(1)), []
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=1.0))
+    entered(alone, lambda progress: 2 + progress.version // 3, optimizer=optimizer)
+    alone.control = SimpleNamespace(update=lambda **fields: told.append(fields.get("wanted")))  # has no report
+    alone._resumed = alone.generation
+    for _ in range(6):
+        p.sum().backward()
+        optimizer.step()
+    assert told == [3, 4]
 
 
 def test_the_callbacks_exception_leaves_the_step_as_it_was_raised(alone):
