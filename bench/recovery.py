@@ -7,7 +7,8 @@ Three workers train an MLP of 10.2 million parameters (bench/steps.py); then, ag
 - worker   SIGKILL to a worker's process
 - host     SIGKILL to an agent, its zygote and its worker at once; the machine does not come back
 - silent   a host's network link goes down and nothing more is heard of it (needs root: network namespaces)
-- leave    a notice of 5 s: the worker leaves at a step boundary. Peers: SIGTERM to the host's process
+- leave    a notice of 5 s, and no other host to be had: the worker leaves at a step boundary. Peers: SIGTERM to the
+           host's process
 - join     the replacement enters; survivors train until it is warm
 - step, start, copy, memory: what it costs when nothing happens (bench/overhead.py)
 
@@ -39,7 +40,7 @@ import aims
 import overhead
 import silence
 from diary import Note, Outcome, by_label, changed, is_whole, outcome, step_s
-from worlds import LIMIT_S, WORLD, Spotfleet, Torchft, Torchrun, TunedTorchft, TunedTorchrun, has_torchft
+from worlds import LIMIT_S, WORLD, Shrinking, Spotfleet, Torchft, Torchrun, TunedTorchft, TunedTorchrun, has_torchft
 from worlds import World as System
 
 EVENTS = ("worker", "host", "silent", "leave", "join")
@@ -134,7 +135,7 @@ class Rounds:
 
     def _rejoin(self, world: System, event: str, at: float) -> None:
         """Wait for the third worker, or bring it; its coming is an event of its own."""
-        if is_whole(world.diary.look(at), WORLD, 1):
+        if not world.replaces or is_whole(world.diary.look(at), WORLD, 1):
             return
         comes = world.rejoins if event == "worker" else world.host_returns
         if not comes:
@@ -162,10 +163,18 @@ class Rounds:
 def spotfleet_rounds(counts: dict[str, int]) -> Rounds:
     """Kills of workers and hosts take turns, so that no slot fails so often that it is left alone for a while."""
     rounds = Rounds(Spotfleet, LIMIT_S)
-    plan = [(event, i) for i in range(max(counts.values(), default=0)) for event in ("worker", "host", "leave")
+    plan = [(event, i) for i in range(max(counts.values(), default=0)) for event in ("worker", "host")
             if i < counts.get(event, 0)]
     if plan:
         _play_all(rounds, plan)
+    return rounds
+
+
+def leaves(count: int) -> Rounds:
+    """Each in a fleet of its own, for nobody comes in the place of who left."""
+    rounds = Rounds(Shrinking, LIMIT_S)
+    for i in range(count):
+        _play_all(rounds, [("leave", i)])
     return rounds
 
 
@@ -195,8 +204,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": [], "skipped": {}}
     timelines: list[Timeline] = []
     counts = {"worker": args.rounds, "host": args.rounds, "leave": args.leaves}
-    counts = {e: n for e, n in counts.items() if e in wanted or (e == "leave" and "join" in wanted)}
-    runs = [spotfleet_rounds(counts)]
+    counts = {e: n for e, n in counts.items() if e in wanted or (e == "worker" and "join" in wanted)}
+    runs = [spotfleet_rounds(counts), leaves(counts.get("leave", 0))]
     if "silent" in wanted and (reason := silence.why_not()):
         found["skipped"]["silent"] = reason
     elif "silent" in wanted:
@@ -257,7 +266,7 @@ def main() -> None:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[*EVENTS, *overhead.PARTS],
                         help=f"of {','.join([*EVENTS, *overhead.PARTS])}")
     parser.add_argument("--rounds", type=int, default=20, help="kills of a worker, and of a host, under spotfleet")
-    parser.add_argument("--leaves", type=int, default=5, help="of spotfleet; each is followed by a join")
+    parser.add_argument("--leaves", type=int, default=5, help="of spotfleet, each in a fleet of its own")
     parser.add_argument("--silent", type=int, default=3)
     parser.add_argument("--peer-rounds", type=int, default=2, help="kills under each tuned peer; 0: no peers")
     parser.add_argument("--pairs", type=int, default=24, help="blocks of steps under spotfleet and under DDP")

@@ -22,7 +22,7 @@ from diary import Diary
 
 from spotfleet.api import Fleet
 from spotfleet.model import CheckpointSpec, FleetSpec, Need, Nodes
-from spotfleet.providers.local import LocalCloud
+from spotfleet.providers.local import LocalCloud, LocalProvider
 
 HERE = Path(__file__).parent
 STEPS = HERE / "steps.py"
@@ -59,6 +59,7 @@ class World(ABC):
     name = ""
     rejoins = True  # a lost worker comes back by itself
     host_returns = False  # a lost host too
+    replaces = True  # somebody comes in the place of one that left
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,6 +137,18 @@ class Spotfleet(World):
     def join(self) -> float:
         """The fleet has begun to replace the host at the notice; this only waits."""
         return time.monotonic()
+
+
+class Shrinking(Spotfleet):
+    """The cloud has no other host for one that leaves: its start would take one of this machine's few cores, where on
+    a cloud it would take its own."""
+
+    replaces = False
+
+    def leave(self, rank: int) -> float:
+        for offer in LocalProvider({"home": str(self.folder / "home")}).offers(Need(instance_type="cpu.small")):
+            self.cloud.set_capacity(offer.pool, 0)
+        return super().leave(rank)
 
 
 class Processes(World):
