@@ -124,7 +124,7 @@ class WorkerState:
     pid: int = 0
     exit: Exit | None = None  # set only after its log and output have reached the dispatcher
     stopped: bool = False  # its process is stopped (SIGSTOP, a debugger): it can neither train nor answer
-    quiet_s: float = 0.0  # since its version last changed, while it holds a generation
+    quiet_s: float = 0.0  # since its version, or whether it waits, last changed, while it holds a generation
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,18 @@ class Pulse:
     def __init__(self) -> None:
         now = time.monotonic()
         self._heard_at = self._moved_at = now
-        self._at = (0, 0)  # generation and version
+        self._at = (0, 0, False)  # generation, version, and whether it waits for peers
 
     def heard(self, report: WorkerReport) -> None:
-        now, at = time.monotonic(), (report.generation, report.version)
+        now, at = time.monotonic(), (report.generation, report.version, report.waits)
         self._heard_at = now
         if at != self._at or report.generation == 0:
             self._at, self._moved_at = at, now
 
     @property
     def quiet_s(self) -> float:
-        """Since its version last changed while it held one generation, in whole seconds; 0 outside of any."""
+        """Since its version, or whether it waits, last changed while it held one generation; 0 outside of any. In whole
+        seconds. Who comes first to the end of a long evaluation waits only from then on."""
         return float(int(time.monotonic() - self._moved_at)) if self._at[0] else 0.0
 
     def corrected(self, report: WorkerReport) -> WorkerReport:

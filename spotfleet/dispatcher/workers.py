@@ -38,7 +38,7 @@ class Worker:
     pid: int = 0
     gone: bool = False  # its process has ended; how is told once its log is here
     stopped: bool = False  # its process stands still
-    quiet_s: float = 0.0  # since its version last changed, as its agent last said
+    quiet_s: float = 0.0  # since its version, or whether it waits, last changed, as its agent last said
     fetched: int = 0  # of the checkpoint that it is to restore
     fetched_at: float | None = None  # when more of it had come; monotonic
 

@@ -37,6 +37,18 @@ def test_a_worker_is_quiet_since_its_version_changed_in_its_generation(clock: li
     assert beat.quiet_s == 0.0
 
 
+def test_a_long_evaluation_on_all_ranks_is_no_hang_of_those_that_come_last_to_its_end(clock: list[float]):
+    """No step is made in it; the watchdog acts once all are quiet for long and some of them wait for others."""
+    beats, computes = {"a": Pulse(), "b": Pulse()}, replace(TRAINS, waits=False)
+    for beat in beats.values():
+        beat.heard(computes)
+    clock[0] += 60.0
+    beats["a"].heard(TRAINS)
+    beats["b"].heard(computes)
+    clock[0] += 10.0
+    assert {name: beat.quiet_s for name, beat in beats.items()} == {"a": 10.0, "b": 70.0}
+
+
 def test_outside_of_any_generation_nobody_is_quiet(clock: list[float]):
     beat = Pulse()
     beat.heard(WorkerReport(FIRST, "job", version=7))

@@ -30,7 +30,7 @@ class WorkerView:
     unheard_s: float = 0.0  # and had said nothing for so long, as the kernel needs seconds to see a cut
     exited: bool = False  # confirmed dead: by waitpid, or the provider lists its host as ended
     stopped: bool = False  # its process stands still (SIGSTOP): it keeps what it holds, and may go on later
-    quiet_s: float = 0.0  # since `version` last changed, while it holds `generation`
+    quiet_s: float = 0.0  # since `version` or `waits` last changed, while it holds `generation`
     waits: bool = False  # in a collective, for its peers; else in code of its own
     step_s: float = 0.0  # median of its recent steps
     resumed: int = 0  # newest generation in which it completed a step
