@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from spotfleet.train.errors import CommBroken
 from spotfleet.train.group import Group
 
 CHUNK_BYTES = 8 << 20
@@ -100,13 +101,17 @@ def hand_over(group: Group, tensors: Sequence[torch.Tensor], shared: Sequence[bo
         messages = [m for m in messages if m.sender == group.rank]
     under_way: deque[_Parcel] = deque()
     tags = dict.fromkeys(senders, 0)  # the how manieth of its sender a message is
-    for message in messages:
-        if len(under_way) == WINDOW * (len(senders) if receives else 1):
+    try:
+        for message in messages:
+            if len(under_way) == WINDOW * (len(senders) if receives else 1):
+                under_way.popleft().arrive(group)
+            under_way.append(_Parcel(group, message, flats, () if receives else receivers, tags[message.sender]))
+            tags[message.sender] += 1
+        while under_way:
             under_way.popleft().arrive(group)
-        under_way.append(_Parcel(group, message, flats, () if receives else receivers, tags[message.sender]))
-        tags[message.sender] += 1
-    while under_way:
-        under_way.popleft().arrive(group)
+    except CommBroken:
+        group.drain([work for parcel in under_way for work in parcel.works])  # they write to live tensors, too
+        raise
     if receives:
         for tensor, flat in zip(tensors, flats, strict=True):
             if not tensor.is_contiguous():
@@ -127,12 +132,12 @@ class _Parcel:
         self._parts = [] if direct else list(self._body.split([p.numel() for p in self._pieces]))
         if not self._comes:
             self._move(self._parts, self._pieces)
-        self._works: list[Any] = (
+        self.works: list[Any] = (
             [group.receive(self._body, message.sender, tag)] if self._comes
             else [group.send(self._body, r, tag) for r in receivers])
 
     def arrive(self, group: Group) -> None:
-        group.finish(self._works)
+        group.finish(self.works)
         if self._comes:
             self._move(self._pieces, self._parts)
 

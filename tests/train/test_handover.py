@@ -78,3 +78,24 @@ def test_after_an_operation_was_given_up_the_live_tensors_lie_elsewhere(alone, m
     assert not set(memory) & {t.data_ptr() for t in state.tensors()}
     assert [t.shape for t in state.tensors()] == [t.shape for t in before] and not model.weight.grad_fn
     assert optimizer.param_groups[0]["params"][0] is model.weight
+
+
+def test_when_it_fails_it_waits_until_nothing_under_way_writes_to_the_live_tensors():
+    """What has come from another sender may be written a moment later, over what was restored by then."""
+    drained = []
+
+    class Broken(SimpleNamespace):
+        def receive(self, tensor, source, tag):
+            return (source, tag)
+
+        def finish(self, works):
+            raise CommBroken("sender 0 was lost")
+
+        def drain(self, works):
+            drained.extend(works)
+
+    group = Broken(rank=2, device=torch.device("cpu"), forgot=False)
+    live = [torch.zeros(4 * handover.CHUNK_BYTES // 4)]
+    with pytest.raises(CommBroken):
+        hand_over(group, live, [True], [0, 1], [2], 0)
+    assert sorted(drained) == [(0, 1), (1, 0), (1, 1)]
