@@ -21,7 +21,7 @@ from spotfleet.model import JobSpec, Notice
 
 JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: what its workers know each other by; made at its submission
 STUCK_EXIT = 75  # of a worker that cannot get free of a lost peer: as if the peer were to blame, its slot starts anew
-PROTOCOL = 1  # changes when an older peer would misread us
+PROTOCOL = 2  # changes when an older peer would misread us
 
 
 class Stage(Enum):

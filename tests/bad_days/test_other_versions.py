@@ -27,6 +27,10 @@ def test_the_words_name_both_versions_and_the_fix():
     assert differ(Spoken(OURS.protocol, "0.1.0"), Spoken(OURS.protocol, "0.7.0")) is None
 
 
+def test_a_dispatcher_that_would_take_a_part_of_a_checkpoint_for_the_whole_is_not_spoken_to():
+    assert differ(OURS, Spoken(1, "0.1.0")) is not None
+
+
 async def ask(stage: Stage, method: str, path: str, *, speaks: str, token: str = ADMIN) -> tuple[int, dict, str]:
     """(status, JSON, what the dispatcher speaks)"""
     headers = {"Authorization": f"Bearer {token}"} | ({HEADER: speaks} if speaks else {})
