@@ -181,6 +181,8 @@ class Checkpointer:
         assert control is not None
         if self._warmed == self._runtime.generation or not state.step_mode or state.version == 0:
             return
+        if self._warmer is not None and self._warmer.is_alive():
+            return  # for an earlier generation: one at a time
         self._warmed = self._runtime.generation
         shared = group is not None and group.size > 1 and entries.is_shared(state)
         if control.orders.checkpoint_every_s <= 0 or not self._runtime.work or not (shared or self._leads()):

@@ -19,6 +19,7 @@ import spotfleet.train as hvd
 from spotfleet.messages import Checkpoint, WorkerOrders
 from spotfleet.train import checkpoint, entries, exchange, restoring, runtime, segments
 from spotfleet.train.checkpoint import Checkpointer
+from spotfleet.train.copies import Buffer
 from spotfleet.train.exchange import Told
 from spotfleet.train.member import Place
 from spotfleet.train.shards import MOST_BYTES, plan
@@ -320,3 +321,24 @@ def test_shares_cover_everything_once_and_no_rank_has_much_more_than_its_part(wo
     assert max(sizes) <= whole / world + 64 * 1024
     assert all(4 * torch.Size(p.sizes).numel() <= MOST_BYTES for part in parts for p in part)
     assert all(p.row < 7 for part in parts[1:] for p in part)  # rank 0 alone writes what may differ
+
+
+def test_memory_that_is_still_being_made_for_a_generation_is_not_made_for_the_next_one_beside_it(team, monkeypatch):
+    """It would come late, over the memory in which a share lies by then."""
+    go_on, made = threading.Event(), []
+
+    def slow(like) -> object:
+        made.append(len(like))
+        go_on.wait(30)
+        return Buffer(like)
+
+    monkeypatch.setattr(checkpoint, "Buffer", slow)
+    worker = team[1]
+    worker.boundary()
+    worker.generation = 2
+    worker.boundary()
+    assert len(made) == 1
+    go_on.set()
+    worker.saver._warmer.join(30)
+    worker.boundary()  # it is looked at once more
+    assert worker.saver._warmed == 2 and len(made) == 1  # what was made fits
