@@ -45,10 +45,11 @@ class Watchdog:
         why += f": the others wait for {', '.join(busy)}" if busy else ": every rank waits for the others"
         first = any(v.resumed < v.generation for v in members)
         version = max(v.version for v in members)
-        if quiet_s < self._factor * max(tuning.hang_first_s if first else 0.0, tuning.hang_s, usual_s):
+        if quiet_s < self._factor * max(tuning.hang_s, usual_s):
             return Stall(why)
         if version == self._version:  # the next one takes as long: it is work, and will be so again
             self._factor, self._version = 2 * self._factor, -1
+        if quiet_s < self._factor * max(tuning.hang_first_s if first else 0.0, tuning.hang_s, usual_s):
             return Stall(why)
         self._version = version
         return Stall(why, True, busy)
