@@ -373,10 +373,6 @@ class State:
         self.__dict__.update({f"_{k}": v for k, v in fields.items()})
 
 
-def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def _on_forward(module: torch.nn.Module, inputs: Any) -> None:
     if torch.is_grad_enabled() and module.training:  # not an evaluation
         runtime.current().forward_begins()
