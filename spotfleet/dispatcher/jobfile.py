@@ -42,7 +42,7 @@ class JobRecord:
     fence: int = 0  # checkpoints of lower generations are refused
     told: int = 0  # version of which was told last whether it was kept before all who held it went
     hosts: tuple[str, ...] = ()  # that were ever given a worker: only they may speak of this job
-    asked: int = 0  # workers that its resize policy asked for last; 0: nothing
+    asked: int = 0  # workers that its resize policy asked for last; 0: nothing was said, -1: no wish
     size: int = 0  # of the newest generation that has formed
 
 

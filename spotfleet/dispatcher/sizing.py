@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from spotfleet.dispatcher.jobs import Job
 
 
+NO_WISH = -1
+
+
 class Sizing:
     """Of one job."""
 
     def __init__(self, job: str, spec: JobSpec, asked: int, size: int) -> None:
         self.job, self.spec = job, spec
-        self.asked = asked  # by rank 0, last; 0: nothing
+        self.asked = asked  # by rank 0, last; 0: it has not spoken, NO_WISH: it takes all it can get
         self.size = size  # of the newest generation that has formed
         self._may_be = self.wish
 
@@ -39,7 +42,7 @@ class Sizing:
     @property
     def _limit(self) -> int | None:
         """The most workers that are asked for; None: as many as there are."""
-        return self.asked or first_workers(self.spec.resize)
+        return None if self.asked == NO_WISH else self.asked or first_workers(self.spec.resize)
 
     @property
     def wish(self) -> int:
@@ -56,7 +59,10 @@ class Sizing:
         """Before the membership is asked what to do: hear rank 0, and say how many may train."""
         first = crew.all.get(membership.members[0]) if membership.members else None
         if first is not None and first.report.generation == membership.generation:
-            self.asked = max(0, first.report.wanted)
+            if first.report.wanted > 0:
+                self.asked = first.report.wanted
+            elif first.report.resumed >= membership.generation:  # else it has not spoken yet
+                self.asked = NO_WISH
         membership.max_workers = self.wish
         self._may_be = max(self.wish, self._paced(membership, self.wish))
 

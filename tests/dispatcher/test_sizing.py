@@ -16,6 +16,8 @@ from spotfleet.dispatcher.workers import Crew
 from spotfleet.errors import UsageError
 from spotfleet.fleet.events import JobResized
 from spotfleet.fleet.size import hosts_wanted
+from spotfleet.messages import Stage as WorkerStage
+from spotfleet.messages import WorkerReport
 from spotfleet.model import JobSpec, Need, Nodes, ResizeSpec
 
 LONG = 10_000
@@ -73,6 +75,30 @@ def test_a_wish_is_never_below_min():
 ])
 def test_why_there_are_fewer_workers_than_there_could_be(found, why):
     assert found.why == why
+
+
+def test_a_script_with_a_policy_of_its_own_and_no_wish_is_not_kept_to_the_first_entry_of_the_fleet_files():
+    one, crew, first = sizing(), Crew("j"), "h1/0/1"
+    membership = one.membership()
+    membership.adopt(1, (first,))
+    crew.add(first, 0)
+    one.look(membership, crew)
+    assert (one.wish, one.asked_of_fleet()) == (1, 1)  # it has not said anything
+    report = crew.all[first].report = WorkerReport(first, "j", WorkerStage.READY, generation=1)
+    one.look(membership, crew)
+    assert (one.wish, one.asked_of_fleet()) == (1, 1)  # nor yet, in init()
+    crew.all[first].report = replace(report, resumed=1)
+    one.look(membership, crew)
+    assert (one.wish, one.asked_of_fleet(), one.why) == (4, None, "")
+
+
+def test_a_wish_stays_where_rank_0_passes_the_last_barrier_once_more_and_has_none():
+    one, crew, first = sizing(asked=4), Crew("j"), "h1/0/1"
+    membership = one.membership()
+    membership.adopt(2, (first,))
+    crew.add(first, 0).report = WorkerReport(first, "j", WorkerStage.READY, generation=2, resumed=1)
+    one.look(membership, crew)
+    assert one.wish == 4
 
 
 def test_hosts_stay_for_workers_that_leave_one_by_one():
