@@ -210,6 +210,6 @@ def test_that_nothing_else_is_copied_there_is_said(play):
         await stage.up(1)
         why = (await stage.call("GET", "/v1/status"))[1]["why"]
         assert "ledger, jobs and what orphaned workers leave are not copied there" in why
-        assert not any("TargetChanged" == e["kind"] for e in await stage.events())
+        assert not any(e["kind"] == "TargetChanged" for e in await stage.events())
 
     play(scene, fleet())
