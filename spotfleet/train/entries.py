@@ -88,13 +88,18 @@ def plain_of(state: State, position: Position, schema: Schema) -> dict[Path, Any
 
 def whole(state: State, generation: int, at_rest: bool = False) -> Shard:
     """All of `state`, which nobody may change until it is written: no copy is made. `at_rest`: the iteration that has
-    begun will be done anew."""
+    begun will be done anew. In a job that copies it is the newest commit, to which alone the position belongs."""
+    held = None if state.step_mode else state._copy
+    if held is not None and held.buffer is not None:
+        held.buffer.wait()
+        return share(state, generation, 0, 1, held.tensors, held.schema)
     return share(state, generation, 0, 1, sources(state) if at_rest else state.tensors())
 
 
-def share(state: State, generation: int, rank: int, world: int, tensors: Sequence[torch.Tensor]) -> Shard:
+def share(state: State, generation: int, rank: int, world: int, tensors: Sequence[torch.Tensor],
+          schema: Schema | None = None) -> Shard:
     """What `rank` of `world` writes of `tensors`, as views."""
-    schema, position = state.schema(), state._position
+    schema, position = schema or state.schema(), state._position
     rows = rows_of(state, schema)
     values = [piece.of(tensors[piece.row]).detach() for piece in plan(rows, world)[rank]]
     plain = plain_of(state, position, schema) if rank == 0 else {}

@@ -192,3 +192,28 @@ def test_what_is_written_at_rest_is_from_before_the_batch_that_was_given_up(alon
     held = restoring.read(made[0])
     names = [name for name, *_ in held.schema.fixed]
     assert held.tensors[names.index("model.1.num_batches_tracked")].item() == 2
+
+
+def test_the_last_checkpoint_of_a_job_that_copies_is_its_newest_commit_whole(alone, tmp_path):
+    """Else steps since that commit would be made again on top of themselves, if all workers were lost just then."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.0)
+    state = alone.state = hvd.elastic.TorchState(model, optimizer, step=0)
+    state.attach(1, 0)
+    alone.sync(state)
+    for step in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        state.step += 1
+        if step == 2:
+            state.commit()
+    state.finish()
+    made = []
+    alone.work = str(tmp_path)
+    alone.control = SimpleNamespace(orders=WorkerOrders(), update=lambda checkpoint: made.append(checkpoint))
+    Checkpointer(alone).final(state)
+    held = restoring.read(made[0])
+    assert (held.version, held.position.scalars, held.tensors[0].item()) == (1, {"step": 3}, -3.0)
+    assert model.weight.item() == -5.0
