@@ -338,11 +338,6 @@ class State:
                     del optimizer.state[p]
 
     @torch.no_grad()
-    def copy(self) -> Copy:
-        """Everything, at the position held, in new memory."""
-        return Copy(self._version, self._position, self.schema(), [t.detach().clone() for t in self.tensors()])
-
-    @torch.no_grad()
     def install(self, held: Copy) -> None:
         """Hold what `held` holds."""
         self.fit_groups(held.position)
