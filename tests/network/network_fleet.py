@@ -24,7 +24,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from namespaces import Namespaces
 
 import spotfleet
 from spotfleet import certs
+from spotfleet.addresses import url
 from spotfleet.client import Client, Endpoint
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.boot import DispatcherBoot
@@ -47,11 +48,13 @@ ADMIN, SECRET = "admin-token", "fleet-secret"
 
 
 class NetworkFleet:
-    def __init__(self, folder: Path, hosts: int, patch: str = "", agent_patch: str = "") -> None:
-        """Both are Python that the dispatcher and each agent run first, to shorten a wait."""
+    def __init__(self, folder: Path, hosts: int, patch: str = "", agent_patch: str = "",
+                 families: Sequence[int] = (4,)) -> None:
+        """`patch` and `agent_patch` are Python that the dispatcher and each agent run first, to shorten a wait."""
         self.net = Namespaces()
         self.folder, self._hosts = folder, hosts
         self._patch, self._agent_patch = patch, agent_patch
+        self._families = families
         self._machines = folder / "machines"
         self._listed: dict[str, CloudHost] = {}
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
@@ -77,7 +80,7 @@ class NetworkFleet:
         self._machines.mkdir(parents=True)
         home = self.folder / DISPATCHER
         home.mkdir()
-        self.url = f"https://{self.net.add(DISPATCHER, 'mgmt0')}:{PORT}"
+        self.url = url(self.net.add(DISPATCHER, "mgmt0", self._families), PORT)
         spec = FleetSpec("net", provider="network", nodes=Nodes(1, self._hosts, self._hosts + 4),
                          checkpoint=CheckpointSpec(interval_s=60.0))
         boot = DispatcherBoot("net", "net-d-0", spec, SECRET, ADMIN, self._made.ca, self._made.cert, self._made.key,
@@ -164,7 +167,7 @@ class NetworkFleet:
 
     def start_dispatcher(self) -> None:
         self._dispatcher = self._start(DISPATCHER, _main("dispatcher", self._patch), self.folder / DISPATCHER,
-                                       {"SPOTFLEET_HOST_ADDRESS": self.net.address(DISPATCHER),
+                                       {"SPOTFLEET_HOST_ADDRESS": self.net.address(DISPATCHER, self._families[0]),
                                         "SPOTFLEET_HOST_PORT": str(PORT)})
 
     def wait(self, what: str, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
@@ -189,9 +192,13 @@ class NetworkFleet:
                 elif (path.parent / "unwanted").exists() and self._listed[name].state is CloudState.RUNNING:
                     self.kill(name)
 
+    def prepare(self, name: str) -> None:
+        """For a test: what else the machine has, before anything runs on it."""
+
     def _launch(self, asked: CloudHost) -> None:
         name, folder = asked.request_id, self._machines / asked.request_id
-        address = self.net.add(name, INTERFACES[len(self._listed) % len(INTERFACES)])
+        address = self.net.add(name, INTERFACES[len(self._listed) % len(INTERFACES)], self._families)
+        self.prepare(name)
         self._agents[name] = self._start(name, _main("agent", self._agent_patch), folder,
                                          {"SPOTFLEET_METADATA_URL": str(folder)})
         self._list(replace(asked, state=CloudState.RUNNING, address=address, runs=(Run(time.time()),)))

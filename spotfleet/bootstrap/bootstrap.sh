@@ -1,0 +1,539 @@
+#!/bin/bash
+# Make this machine a host of a fleet: bring the code, make a Python environment for it, keep its process running.
+#   bootstrap.sh start      begin in the background, in a session of its own
+#   bootstrap.sh run        the same in the foreground, until systemd has taken over or, without systemd, for ever
+#   bootstrap.sh supervise  what systemd runs, also after a restart of the machine
+#   bootstrap.sh look       print `STATE AT WHY` as it truly is
+#   bootstrap.sh expire     wait a while, and power the machine off if nobody has made the host good
+#   bootstrap.sh unit       print the unit of systemd
+# Idempotent: killed at any point and run again, it goes on. One line per machine tells how far it is: the file `state`.
+set -u -o pipefail
+umask 077
+export LC_ALL=C
+unset "${!PYTHON@}" PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
+host=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P) || exit 1
+root=$(dirname "$host")
+cd "$host" || exit 1 # Python looks for modules in the folder where it is started
+# shellcheck disable=SC1091
+. "$host/settings.sh" || exit 1
+environment=$root/envs/$ENVIRONMENT
+wheel=$host/wheel/$WHEEL_NAME
+log=$host/bootstrap.log
+unit=spotfleet-$REQUEST_ID.service
+
+NEEDS_PYTHON=3.11
+ROOM_MIB=3000 DISPATCHER_ROOM_MIB=400 INHERIT_ROOM_MIB=48 # free on the disk before an environment is made
+WHEEL_S=900                                              # to be brought, or to be fetched
+ENVIRONMENT_S=120 PACKAGES_S=1800 QUICK_S=60             # to make an empty one; to fill it; for what is local
+START_S=10                                               # from the start until something runs that can be seen
+LOCK_S=2100                                              # for another host of this machine that makes an environment
+BACKOFFS=(0.5 1 2 4 8 15 30) STEADY_S=60                 # before the process is started again; after so long, as new
+GIVEN_UP=100                                             # times in a row, an hour or two: then a lent machine goes off
+FAILED_S=900 FAILED_LOOK_S=2                             # a lent machine is on in vain, for somebody to see why
+CONSOLE_BYTES=8388608
+TRY='import importlib, importlib.util, sys
+package = importlib.util.find_spec(sys.argv[1]).submodule_search_locations
+importlib.import_module(sys.argv[1] + ".__main__" if package else sys.argv[1])
+for needed in sys.argv[2:]:
+    importlib.import_module(needed)'
+WAY_OUT='import socket
+for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((far, 9))  # nothing is sent
+        except OSError:
+            continue
+        print(probe.getsockname()[0])
+        break'
+HELD=200 # the status of a process that finds another one running
+
+# --- what is said ---------------------------------------------------------------------------------------------------
+
+say() { printf '%s %s\n' "$(date -u +%FT%TZ)" "$*" || :; }
+
+hide_passwords() { sed -u 's#://[^/@ ]*@#://***@#g'; }
+
+state() { # WORD WHY: a reader sees the old line or the new one; a full disk has room for it that was put aside
+  local line=${2//[[:cntrl:]]/ } new=$host/.state.$BASHPID
+  line="$1 $(date +%s) ${line:0:1500}"
+  if printf '%s\n' "$line" 2>/dev/null >"$new" || { rm -f "$host/.reserve"; printf '%s\n' "$line" >"$new"; }; then
+    mv -f "$new" "$host/state"
+  else
+    rm -f "$new"
+  fi
+  say "$line"
+}
+
+fail() { # WHY
+  state failed "$*"
+  exit 1
+}
+
+free_mib() { df -Pk "$root" 2>/dev/null | awk 'NR == 2 { print int($4 / 1024) }'; }
+
+disk_is_full() { # TEXT
+  case $1 in *"No space left on device"* | *"Errno 28"* | *"Disk quota exceeded"*) return 0 ;; esac
+  local free
+  free=$(free_mib)
+  [ -n "$free" ] && [ "$free" -lt 4 ]
+}
+
+advice="" # what to say first if the next command fails
+making="" # the environment that is half made
+
+fail_command() { # LINE STATUS LIMIT_S COMMAND OUTPUT
+  local why="ended with status $2"
+  [ "$2" != 124 ] || why="took longer than $3 s"
+  if disk_is_full "$5"; then
+    local free
+    free=$(free_mib)
+    [ -z "$making" ] || rm -rf "$making" # else there would be no room to say so
+    fail "the disk of $root is full ($free MiB free): make room there or set another folder. bootstrap.sh line $1: $4: ${5:-$why}"
+  fi
+  fail "${advice:+$advice. }bootstrap.sh line $1: $4: $why: ${5:-no output}"
+}
+
+run() { # LIMIT_S COMMAND...: its output is in the log; its failure ends the script and is told with its last lines
+  local limit_s=$1 line=${BASH_LINENO[0]} size status=0
+  shift
+  say "+ ${*%%$'\n'*}"
+  size=$(stat -c %s "$log" 2>/dev/null || echo 0)
+  # Locks are the script's own: a command that outlives it must not hold them.
+  timeout -k 5 "$limit_s" "$@" </dev/null 7>&- 8>&- 9>&- || status=$?
+  [ "$status" = 0 ] || fail_command "$line" "$status" "$limit_s" "${*%%$'\n'*}" \
+    "$(tail -c "+$((size + 1))" "$log" 2>/dev/null | grep -v '^$' | tail -n 6 | hide_passwords | tr '\n' '|' | sed 's/|$//; s/|/ | /g')"
+}
+
+quick() { timeout -k 5 "$QUICK_S" "$@" </dev/null 9>&-; } # a question to an interpreter, which may lie on a slow disk
+
+# --- one at a time --------------------------------------------------------------------------------------------------
+
+held() { # FILE: whether somebody has its lock
+  [ -e "$1" ] && ! flock -sn "$1" true 9>&-
+}
+
+lock_root() { # one host at a time makes or removes environments; the file may be removed while we wait for it
+  local end=$((SECONDS + LOCK_S))
+  while :; do
+    exec 8>>"$root/lock"
+    flock -w "$((end - SECONDS))" 8 || fail "another host makes an environment in $root for more than $LOCK_S s"
+    [ "$root/lock" -ef /proc/self/fd/8 ] && return
+  done
+}
+
+marked() { # pids of this host's processes other than this one
+  local file pid
+  for file in $(grep -lszxF "SPOTFLEET_HOST_MARK=$REQUEST_ID" /proc/[0-9]*/environ); do
+    pid=${file#/proc/} pid=${pid%/environ}
+    # Looked at twice: the first look finds itself.
+    [ "$pid" = $$ ] || [ "$pid" = "$BASHPID" ] || ! grep -qszxF "SPOTFLEET_HOST_MARK=$REQUEST_ID" "$file" || echo "$pid"
+  done
+}
+
+end_leftovers() { # of an earlier run that was killed: an installer that writes still, workers without their agent
+  held "$host/process.lock" && return
+  local pid
+  for pid in $(marked); do
+    say "ending process $pid, which an earlier run has left"
+    kill -9 "$pid" 2>/dev/null || :
+  done
+}
+
+# --- the steps ------------------------------------------------------------------------------------------------------
+
+check_tools() {
+  local tool missing=()
+  for tool in awk df flock grep sed setsid stat tail timeout tr; do
+    command -v "$tool" >/dev/null || missing+=("$tool")
+  done
+  [ ${#missing[@]} = 0 ] || fail "this machine has no ${missing[*]}: install util-linux, coreutils, grep, sed and awk"
+}
+
+check_python() {
+  state installing "looks for Python"
+  local name found tried=""
+  for name in "$PYTHON" $([ "$PYTHON" != python3 ] || echo python3.14 python3.13 python3.12 python3.11); do
+    [ "${name#\~/}" = "$name" ] || name=${HOME:-/root}/${name#\~/}
+    found=$(quick "$name" -c 'import sys; print(sys.version.split()[0]); print(sys.executable)' 2>/dev/null) || continue
+    if printf '%s\n%s\n' "$NEEDS_PYTHON" "${found%%$'\n'*}" | sort -VC; then
+      python=${found#*$'\n'}
+      say "Python ${found%%$'\n'*}: $python"
+      return
+    fi
+    tried="$tried $name is Python ${found%%$'\n'*};"
+  done
+  say "PATH is $PATH"
+  fail "no Python $NEEDS_PYTHON or newer on this machine:${tried:- there is no $PYTHON;} install one" \
+    "(Debian 12, Ubuntu 24.04: apt-get install python3 python3-venv; elsewhere: uv python install 3.12) and name it in" \
+    "environment.python of the fleet file"
+}
+
+check_room() {
+  local free needed=$ROOM_MIB
+  [ "$ROLE" != dispatcher ] || needed=$DISPATCHER_ROOM_MIB
+  [ -z "$INHERIT" ] || needed=$INHERIT_ROOM_MIB
+  free=$(free_mib)
+  [ "$free" -ge "$needed" ] || fail "the disk of $root is full: $free MiB are free and an environment needs about" \
+    "$needed; make room there or set another folder"
+}
+
+wheel_is_whole() { [ "$(sha256sum 2>/dev/null <"$wheel" | cut -d' ' -f1)" = "$WHEEL_SHA256" ]; } 2>/dev/null
+
+fetch_wheel() {
+  if wheel_is_whole; then return; fi
+  if [ -n "$WHEEL_URL" ] || grep -qs '"dispatcher": *"https' "$host/boot.json"; then
+    state installing "fetches the code${WHEEL_URL:+ from ${WHEEL_URL%%\?*}}"
+    export SPOTFLEET_WHEEL_URL=$WHEEL_URL # not as an argument: it may be signed
+    run "$WHEEL_S" "$python" "$host/fetch.py" "$host" "$WHEEL_NAME" "$WHEEL_SHA256"
+  else
+    state installing "waits for its code: $WHEEL_NAME, to be put into $host/wheel"
+    local end=$((SECONDS + WHEEL_S))
+    until wheel_is_whole; do
+      [ $SECONDS -lt $end ] || fail "nobody put $WHEEL_NAME with digest $WHEEL_SHA256 into $host/wheel within $WHEEL_S s"
+      sleep 0.5
+    done
+  fi
+}
+
+is_whole() { [ -e "$environment/complete" ] && quick "$environment/bin/python" -c 'import spotfleet' >/dev/null 2>&1; }
+
+make_environment() { # in a shell of its own: its variables are no affair of the process
+  is_whole || (make_environment_here) 9>&- || exit 1
+}
+
+make_environment_here() {
+  state installing "waits for its turn to make a Python environment"
+  lock_root
+  if ! is_whole; then
+    check_room
+    state installing "makes a Python environment: ${python}${INHERIT:+ and what it has installed}"
+    export TMPDIR=$host/tmp PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_DEFAULT_TIMEOUT=20
+    export UV_CACHE_DIR=$root/.spotfleet-cache UV_NO_PROGRESS=1 UV_HTTP_TIMEOUT=30
+    if [ -n "$INDEX_URL" ]; then # by the environment: it may hold a password
+      export PIP_INDEX_URL=$INDEX_URL UV_INDEX_URL=$INDEX_URL UV_DEFAULT_INDEX=$INDEX_URL
+    fi
+    making=$environment
+    run "$QUICK_S" rm -rf "$environment" "$TMPDIR"
+    run "$QUICK_S" mkdir -p "$root/envs" "$TMPDIR"
+    if [ -n "$INHERIT" ]; then inherit; else install; fi
+    state installing "tries the environment"
+    advice=${INHERIT:+environment.inherit: $python must have what spotfleet requires${NEEDS:+, and $NEEDS}: install it there, or leave inherit out}
+    # shellcheck disable=SC2086
+    run "$QUICK_S" "$environment/bin/python" -c "$TRY" "$MODULE" $NEEDS
+    advice=""
+    run "$QUICK_S" touch "$environment/complete"
+    making=""
+    rm -rf "$TMPDIR"
+  fi
+}
+
+inherit() {
+  run "$ENVIRONMENT_S" "$python" "$host/inherit.py" "$environment" "$wheel"
+  if [ ! -s "$host/packages.txt" ]; then
+    return
+  elif quick "$environment/bin/python" -c 'import pip' 2>/dev/null; then
+    state installing "installs packages"
+    run "$PACKAGES_S" "$environment/bin/python" -m pip install -r "$host/packages.txt"
+  else
+    find_uv || fail "environment.packages: $python has no pip, and there is no uv: install one of them"
+    state installing "installs packages with uv"
+    run "$PACKAGES_S" "$uv" pip install --python "$environment/bin/python" -r "$host/packages.txt"
+  fi
+}
+
+find_uv() {
+  uv=$(PATH="$PATH:${HOME:-/root}/.local/bin:${HOME:-/root}/.cargo/bin" command -v uv)
+}
+
+install() { # packages that the user named first, so that their versions hold; then ours with what it requires
+  local uri installer
+  uri=$(quick "$python" -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).as_uri())' "$wheel")
+  { cat "$host/packages.txt"; echo "spotfleet$EXTRAS @ $uri"; } >"$host/.all.txt"
+  if [ "$INSTALLER" != pip ] && find_uv; then
+    run "$ENVIRONMENT_S" "$uv" venv --python "$python" "$environment"
+    echo pip >>"$host/.all.txt" # for the user's own setup
+    installer=("$uv" pip install --python "$environment/bin/python")
+  elif [ "$INSTALLER" = uv ]; then
+    fail "environment.installer is uv, and this machine has none: install it (https://docs.astral.sh/uv), or set pip"
+  else
+    make_empty_with_pip
+    installer=("$environment/bin/python" -m pip install)
+  fi
+  if [ -s "$host/packages.txt" ]; then
+    state installing "installs the packages of the fleet file"
+    run "$PACKAGES_S" "${installer[@]}" -r "$host/packages.txt"
+  fi
+  state installing "installs spotfleet$EXTRAS"
+  run "$PACKAGES_S" "${installer[@]}" -r "$host/.all.txt"
+  rm -f "$host/.all.txt"
+}
+
+make_empty_with_pip() {
+  if quick "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    run "$ENVIRONMENT_S" "$python" -m venv "$environment"
+  elif quick "$python" -m pip --version >/dev/null 2>&1; then
+    run "$ENVIRONMENT_S" "$python" -m venv --without-pip "$environment"
+    run "$PACKAGES_S" "$python" -m pip --python "$environment/bin/python" install pip
+  else
+    fail "$python can make no environment: it has neither ensurepip nor pip; install python3-venv (Debian: apt-get" \
+      "install python3-venv) or uv, or set environment.inherit: true"
+  fi
+}
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+advertised() { # the address where a dispatcher listens: as set, as SSH reached this machine, or that of its way out
+  if [ -n "$ADDRESS" ] || [ "$ROLE" != dispatcher ]; then
+    echo "$ADDRESS"
+  elif [ -s "$host/address" ]; then
+    cat "$host/address"
+  else
+    quick "$environment/bin/python" -c "$WAY_OUT"
+  fi
+}
+
+note_surroundings() { # what the first caller knows and systemd does not
+  local there name
+  read -r _ _ there _ <<<"${SSH_CONNECTION:-}"
+  [ -z "$there" ] || printf '%s\n' "${there#::ffff:}" >"$host/address" || return 1
+  for name in HOME LANG LOGNAME PATH SHELL USER {http,https,no}_proxy {HTTP,HTTPS,NO}_PROXY; do
+    [ -z "${!name:-}" ] || printf 'export %s=%q\n' "$name" "${!name}"
+  done >"$host/.found.$$" && mv -f "$host/.found.$$" "$host/found.sh"
+}
+
+run_process() { # becomes the process; its lock is held as long as it lives, whatever becomes of us
+  local address
+  exec 7>>"$host/process.lock"
+  flock -n 7 || exit $HELD
+  address=$(advertised)
+  unset "${!SSH_@}" "${!SYSTEMD_@}" INVOCATION_ID JOURNAL_STREAM NOTIFY_SOCKET SPOTFLEET_WHEEL_URL LC_ALL BASH_ENV ENV
+  export SPOTFLEET_WHEEL=$wheel SPOTFLEET_METADATA_URL=${METADATA_URL:-$host}
+  # What compilers keep goes with the host too: torch makes a folder in /tmp when it is imported, others in the home.
+  export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$host/cache/inductor}
+  export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$host/cache/triton} CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$host/cache/cuda}
+  [ "$PORT" = 0 ] || export SPOTFLEET_HOST_PORT=$PORT
+  [ -z "$address" ] || export SPOTFLEET_HOST_ADDRESS=$address
+  exec "$environment/bin/python" -m "$MODULE" --home "$host" </dev/null >>console.log 2>&1 8>&- 9>&-
+}
+
+keep_running() {
+  local failures=0 began status
+  trap 'stopping=yes; kill -TERM "$child" 2>/dev/null' TERM INT HUP
+  stopping="" child=""
+  while [ -z "$stopping" ]; do
+    end_leftovers
+    [ "$(stat -c %s "$host/console.log" 2>/dev/null || echo 0)" -lt $CONSOLE_BYTES ] || mv -f "$host/console.log" "$host/console.log.1"
+    state running "${1:-$MODULE}"
+    began=$SECONDS
+    (trap - TERM INT HUP; run_process) &
+    child=$!
+    wait_for_child
+    [ -z "$stopping" ] || break
+    [ $status != 0 ] || power_off
+    if [ $status = $HELD ]; then # a supervisor before us was killed and its process lives: wait for its end
+      pause 1
+      continue
+    fi
+    [ $((SECONDS - began)) -lt $STEADY_S ] || failures=0
+    local wait_s=${BACKOFFS[failures < ${#BACKOFFS[@]} ? failures : ${#BACKOFFS[@]} - 1]}
+    failures=$((failures + 1))
+    give_up
+    set -- "$MODULE; it ended with status $status before: $(tail -n 1 "$host/console.log" 2>/dev/null)"
+    say "$MODULE ended with status $status; started again in $wait_s s"
+    pause "$wait_s"
+  done
+  say "told to stop"
+}
+
+give_up() { # what ends a lent machine by the clock lives in the process: one that never runs would be paid for, for ever
+  [ -n "$POWER_OFF" ] && [ $failures -ge $GIVEN_UP ] || return 0
+  trap - TERM INT HUP
+  fail "$MODULE ended $failures times within $STEADY_S s of its start, at last with status $status: $(tail -n 1 "$host/console.log")"
+}
+
+wait_for_child() { # sets `status`; a signal to us interrupts `wait`
+  while :; do
+    status=0
+    wait "$child" || status=$?
+    kill -0 "$child" 2>/dev/null || return 0
+  done
+}
+
+pause() {
+  sleep "$1" 9>&- &
+  child=$!
+  wait "$child" || :
+}
+
+power_off() { # the process wants its machine off
+  state off "$MODULE has ended: the host wants to be off"
+  [ -z "$POWER_OFF" ] || ! switch_off || trap - EXIT
+  exit 0
+}
+
+switch_off() {
+  sync
+  systemctl poweroff 2>/dev/null || shutdown -h now 2>/dev/null || poweroff -f || { say "this machine cannot be powered off"; return 1; }
+}
+
+expire() { # a machine that a cloud lent is paid for: one that bears no host is powered off, unless it is started again
+  [ -n "$POWER_OFF" ] && { is failed || is off; } || return 0
+  exec 9>&-
+  local said end=$((SECONDS + FAILED_S))
+  said=$(cat "$host/state")
+  say "this machine bears no host: it is powered off in $FAILED_S s, unless bootstrap.sh is started again"
+  while [ $SECONDS -lt $end ]; do
+    sleep "$FAILED_LOOK_S"
+    [ "$(cat "$host/state" 2>/dev/null)" = "$said" ] || return 0
+  done
+  switch_off || :
+}
+
+# --- systemd --------------------------------------------------------------------------------------------------------
+
+ask_systemd() { timeout 30 systemctl "$manager" "$@" </dev/null 9>&-; }
+
+find_systemd() { # sets `manager` and `units`
+  [ -d /run/systemd/system ] && command -v systemctl >/dev/null || return 1
+  if [ "$(id -u)" = 0 ]; then
+    manager=--system units=/etc/systemd/system
+  else
+    export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
+    manager=--user units=$HOME/.config/systemd/user
+  fi
+}
+
+print_unit() {
+  local script=${host//\\/\\\\}/bootstrap.sh target=multi-user.target
+  script=${script//\"/\\\"} script=${script//%/%%} script=${script//\$/\$\$}
+  [ "$(id -u)" = 0 ] || target=default.target
+  cat <<END
+[Unit]
+Description=Host $REQUEST_ID of a spotfleet fleet
+StartLimitIntervalSec=0
+$([ "$(id -u)" != 0 ] || printf 'Wants=network-online.target\nAfter=network-online.target\n')
+
+[Service]
+ExecStart=/bin/bash "$script" supervise
+Restart=on-failure
+RestartPreventExitStatus=1
+RestartSec=2
+KillMode=mixed
+TimeoutStopSec=15
+# A worker that the kernel ends for want of memory does not take the host with it.
+OOMPolicy=continue
+$([ "$(id -u)" != 0 ] || printf 'LimitMEMLOCK=infinity\nTasksMax=infinity\n')
+
+[Install]
+WantedBy=$target
+END
+}
+
+linger() { # a user's units end with the user's last session otherwise
+  local who
+  who=$(id -un)
+  [ "$(id -u)" = 0 ] || [ -e "/var/lib/systemd/linger/$who" ] && return 0
+  timeout 30 loginctl enable-linger "$who" </dev/null 9>&- || return 1
+  : >"$host/linger"
+}
+
+hand_over_to_systemd() { # status 0 when it has taken over: then neither a logout nor a restart of the machine ends this
+  find_systemd || return 1
+  linger && mkdir -p "$units" && print_unit >"$units/$unit" && ask_systemd daemon-reload &&
+    ask_systemd enable "$unit" || { say "systemd does not take units of $(id -un)"; rm -f "$units/$unit"; return 1; }
+  exec 9>&-
+  ask_systemd restart --no-block "$unit" || { say "systemd does not start $unit"; return 1; }
+  say "systemd runs $unit"
+}
+
+# --- the ways in ----------------------------------------------------------------------------------------------------
+
+is() { case $(cat "$host/state" 2>/dev/null) in "$1 "*) return 0 ;; *) return 1 ;; esac; }
+
+mark() { # everything that we start bears the mark; what a shell exports shows in its children only
+  [ "${SPOTFLEET_HOST_MARK:-}" = "$REQUEST_ID" ] || exec env SPOTFLEET_HOST_MARK="$REQUEST_ID" bash "$host/bootstrap.sh" "$@"
+  exec >>"$log" 2>&1 </dev/null
+}
+
+take_lock() { # of this host; a second script has nothing to do
+  exec 9>>"$host/run.lock"
+  flock -w "$1" 9 || { say "another bootstrap.sh is at work"; exit 0; }
+}
+
+start() {
+  if is off && [ -z "$POWER_OFF" ]; then return; fi
+  if held "$host/run.lock"; then # by a script at work, or by what one that was killed has left: `run` waits and sees
+    SPOTFLEET_HOST_MARK=$REQUEST_ID setsid bash "$host/bootstrap.sh" run </dev/null >>"$log" 2>&1 &
+    return
+  fi
+  if ! head -c 16384 /dev/zero >"$host/.reserve" || ! note_surroundings; then
+    echo "the disk of $root is full ($(free_mib) MiB free): make room there or set another folder" >&2
+    state failed "the disk of $root is full ($(free_mib) MiB free): make room there or set another folder" 2>/dev/null
+    SPOTFLEET_HOST_MARK=$REQUEST_ID setsid bash "$host/bootstrap.sh" expire </dev/null >/dev/null 2>&1 &
+    return 1
+  fi
+  is off || state installing "starts" >/dev/null
+  SPOTFLEET_HOST_MARK=$REQUEST_ID setsid bash "$host/bootstrap.sh" run </dev/null >>"$log" 2>&1 &
+}
+
+install_all() {
+  check_tools
+  end_leftovers
+  check_python
+  fetch_wheel
+  make_environment
+}
+
+run_all() {
+  take_lock 10 # longer than a look at it, or the children of a killed script
+  trap expire EXIT
+  ! is off || exit 0
+  state installing "starts"
+  [ -e "$host/found.sh" ] || note_surroundings
+  if hand_over_to_systemd; then
+    trap - EXIT
+    return
+  fi
+  take_lock 10
+  install_all
+  keep_running
+}
+
+supervise() {
+  # shellcheck disable=SC1091
+  [ ! -e "$host/found.sh" ] || . "$host/found.sh"
+  take_lock 30
+  trap expire EXIT
+  ! is off || exit 0
+  is_whole || install_all
+  keep_running
+}
+
+systemd_has_it() {
+  find_systemd && [ -e "$units/$unit" ] || return 1
+  case $(ask_systemd show -p ActiveState --value "$unit") in active | activating | reloading) ;; *) return 1 ;; esac
+}
+
+look() {
+  local word at why
+  read -r word at why <"$host/state" || { echo "installing $(date +%s) has said nothing yet"; return; }
+  case $word in
+  installing | running)
+    if ! held "$host/run.lock" && ! systemd_has_it && [ $(($(date +%s) - at)) -gt $START_S ]; then
+      why="nothing of it runs: its machine was restarted, or somebody ended it (it was $word: $why)"
+      word=failed
+    fi
+    ;;
+  esac
+  printf '%s %s %s\n' "$word" "$at" "$why"
+}
+
+case ${1:-} in
+start) start ;;
+run) mark "$@" && run_all ;;
+supervise) mark "$@" && supervise ;;
+look) look ;;
+expire) expire ;;
+unit) print_unit ;;
+*) echo "bootstrap.sh start | run | supervise | look | expire | unit" >&2 && exit 2 ;;
+esac

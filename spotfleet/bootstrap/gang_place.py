@@ -1,0 +1,83 @@
+"""`python3 gang_place.py METADATA_URL` in ROOT/gang: become the host of this machine's launch index. Run as root.
+
+Killed at any line and run again, it goes on: ROOT/gang goes last. Until then each boot runs this, and starts the host.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+LIMIT_S, PAUSE_S = 300.0, 1.0  # for a metadata server that does not answer yet
+SSHD, RUN = os.environ.get("SPOTFLEET_SSHD", "/etc/ssh"), os.environ.get("SPOTFLEET_RUN", "/run")
+
+
+def main() -> int:
+    gang = Path(__file__).resolve().parent
+    member = json.loads((gang / "members.json").read_text())[launch_index(sys.argv[1])]
+    host = gang.parent / member["host"]
+    host.mkdir(mode=0o700, exist_ok=True)
+    for path in gang.iterdir():
+        if path.name not in ("members.json", "gang_place.py"):
+            shutil.copy2(path, host / path.name)
+    for file in member["files"]:
+        write(Path(file["path"]), file["content"], int(file["permissions"], 8))
+    if member["key"]:
+        show(member["key"])
+    for command in member["run"]:
+        subprocess.run(command, check=True)
+    shutil.rmtree(gang)
+    return 0
+
+
+def launch_index(url: str) -> int:
+    end = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            token = asked(f"{url}/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": "300"})
+            return int(asked(f"{url}/latest/meta-data/ami-launch-index", "GET", {"X-aws-ec2-metadata-token": token}))
+        except (OSError, ValueError) as error:
+            if time.monotonic() > end:
+                sys.exit(f"the metadata server at {url} does not say which machine this is: {error}")
+        time.sleep(PAUSE_S)
+
+
+def asked(url: str, method: str, headers: dict[str, str]) -> str:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(urllib.request.Request(url, method=method, headers=headers), timeout=5) as answer:
+        return answer.read().decode()
+
+
+def write(path: Path, text: str, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        file.write(text)
+    part.replace(path)
+
+
+def show(key: dict[str, str]) -> None:
+    """The machine shows this host key alone."""
+    for other in glob.glob(f"{SSHD}/ssh_host_*"):
+        if "ed25519" not in other:
+            os.unlink(other)
+    write(Path(SSHD, "ssh_host_ed25519_key"), key["ed25519_private"], 0o600)
+    write(Path(SSHD, "ssh_host_ed25519_key.pub"), key["ed25519_public"].rstrip("\n") + "\n", 0o644)
+    for unit in ("ssh", "sshd"):  # Debian's name, the others' name; one that nobody has entered yet need not run
+        if subprocess.run(["systemctl", "try-restart", unit], capture_output=True, check=False).returncode == 0:
+            return
+    with suppress(OSError, ValueError):  # no systemd
+        os.kill(int(Path(RUN, "sshd.pid").read_text()), signal.SIGHUP)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The files that make a machine a host, and the commands that start, look at and remove one. Texts only."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from importlib.resources import files as package_files
+
+from spotfleet.bootstrap import HostPlan
+from spotfleet.codec import to_text
+from spotfleet.errors import UsageError
+from spotfleet.model import Role
+
+SETTINGS = "settings.sh"
+SCRIPTS = ("bootstrap.sh", "remove.sh", "fetch.py", "inherit.py")
+REMOVE_S = 90.0  # remove.sh is done by then, or says what is left
+_LAYOUT = 1  # of an environment: another one is another digest
+_MODULES = {"aws": "boto3", "gcp": "google.cloud.compute_v1", "azure": "azure.mgmt.compute"}  # what an extra brings
+_OURS = {SETTINGS, *SCRIPTS, "claim", "listing.json", "state", "found.sh", "wheel", "packages.txt", "console.log",
+         "bootstrap.log"}
+
+
+def files(plan: HostPlan) -> dict[str, str]:
+    """Name -> text of all to lie in ROOT/REQUEST_ID, mode 0600, before `start`; wheel and listing.json apart.
+
+    UsageError for a plan that no machine can follow.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", plan.request_id):
+        raise UsageError(f"request_id: {plan.request_id!r} is no name for a folder", hint="letters, digits, - _ .")
+    for name in plan.files:
+        if name in _OURS or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+            raise UsageError(f"files: {name!r} cannot lie in the host's folder", hint="another plain name")
+    for requirement in plan.environment.packages:
+        if re.search(r"[\r\n]", requirement):
+            raise UsageError(f"environment.packages: {requirement!r} is not one line", hint="one requirement per entry")
+    return {**plan.files, **{name: text(name) for name in SCRIPTS}, SETTINGS: settings(plan),
+            "packages.txt": "".join(f"{p}\n" for p in plan.environment.packages)}
+
+
+def text(name: str) -> str:
+    """Of a script of this package."""
+    return (package_files("spotfleet.bootstrap") / name).read_text("utf-8")
+
+
+def settings(plan: HostPlan) -> str:
+    """settings.sh: what bootstrap.sh has to know, one assignment per line."""
+    wanted = plan.environment
+    values: dict[str, str] = {
+        "REQUEST_ID": plan.request_id,
+        "ROLE": plan.role.value,
+        "MODULE": plan.module,
+        "ENVIRONMENT": environment_digest(plan),
+        "WHEEL_NAME": plan.wheel_name,
+        "WHEEL_SHA256": plan.wheel_sha256,
+        "WHEEL_URL": plan.wheel_url,
+        "EXTRAS": extras(plan),
+        "NEEDS": needs(plan),
+        "PYTHON": wanted.python,
+        "INHERIT": "yes" if wanted.inherit else "",
+        "INDEX_URL": wanted.index_url,
+        "INSTALLER": wanted.installer,
+        "ADDRESS": plan.address,
+        "PORT": str(plan.port),
+        "METADATA_URL": plan.metadata_url,
+        "POWER_OFF": "yes" if plan.power_off else "",
+    }
+    for name, value in values.items():
+        if re.search(r"[\x00-\x1f\x7f]", value):
+            raise UsageError(f"{name.lower()}: {value!r} holds a control character", hint="remove it")
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def environment_digest(plan: HostPlan) -> str:
+    """Names the environment: the same for all plans whose environments are the same."""
+    said = f"{_LAYOUT} {to_text(plan.environment)} {plan.wheel_sha256} {extras(plan)} {needs(plan)}"
+    return hashlib.sha256(said.encode()).hexdigest()[:24]
+
+
+def extras(plan: HostPlan) -> str:
+    """Of our own requirements: workers train; and what is inherited is taken as it is."""
+    wanted = [*(["train"] if plan.role is Role.WORKER else []), *plan.extras]
+    return f"[{','.join(wanted)}]" if wanted and not plan.environment.inherit else ""
+
+
+def needs(plan: HostPlan) -> str:
+    """The modules that must be there besides our own: those of the extras that the plan names."""
+    return " ".join(_MODULES[extra] for extra in plan.extras)
+
+
+def shell_path(path: str) -> str:
+    """`path` quoted for a shell on the machine; a leading ~/ is the home there."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+def start(root: str, request_id: str) -> str:
+    """The command that begins, or goes on, and returns at once; status 0 when it is under way (or was, or is done)."""
+    return f"bash {shell_path(root)}/{shlex.quote(request_id)}/bootstrap.sh start"
+
+
+def look(root: str, request_id: str) -> str:
+    """The command that prints `STATE AT WHY` as it truly is now."""
+    return f"bash {shell_path(root)}/{shlex.quote(request_id)}/bootstrap.sh look"
+
+
+def removal(root: str, request_id: str, *, keep_environments: bool = False) -> str:
+    """The command that removes a host, reading `text("remove.sh")` from stdin; status 0 when nothing of it is left,
+    else stderr says what. An empty `request_id` removes only what no host uses."""
+    keep = "--keep-environments " if keep_environments else ""
+    return f"env -u SPOTFLEET_HOST_MARK sh -s -- {keep}{shell_path(root)} {shlex.quote(request_id)}"

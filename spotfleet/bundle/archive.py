@@ -1,0 +1,49 @@
+"""A .tar.gz unpacked so that nothing is written outside its folder: outputs of workers, and bundles made by hand."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+
+def extract(archive: Path, into: Path, look: Callable[[int], object] | None = None) -> None:
+    """Unpack; nothing is written outside `into`. Raises ValueError for an archive that tries, or is none.
+
+    `look` hears the size of each member before it is written, and may raise.
+    """
+    def taken(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+        if look is not None:
+            look(member.size)
+        return _inside(member, path)
+
+    into.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            tar.extractall(into, filter=taken)
+    except tarfile.FilterError as error:
+        raise ValueError(f"unsafe archive: {error}") from error
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"not an archive: {error}") from error
+
+
+def _inside(member: tarfile.TarInfo, into: str) -> tarfile.TarInfo:
+    """tarfile's data filter, but an absolute name is an attack, not something to repair, and nothing is unpacked by way
+    of a link: in Python before 3.11.13 and 3.12.11 a long chain of links leads out past that filter (CVE-2025-4517)."""
+    if member.name.startswith(("/", "\\")):
+        raise tarfile.AbsolutePathError(member)
+    kept = tarfile.data_filter(member, into)
+    for name in (kept.name, kept.linkname) if kept.islnk() else (kept.name,):
+        parts = Path(name).parts
+        if ".." in parts or any(Path(into, *parts[:n]).is_symlink() for n in range(1, len(parts) + 1)):
+            raise tarfile.OutsideDestinationError(member, name)
+    if not kept.issym():
+        return kept
+    here = os.path.dirname(kept.name)
+    target = os.path.normpath(os.path.join(here, kept.linkname))  # links on the way to it count for nothing
+    if target.split("/")[0] == "..":
+        raise tarfile.LinkOutsideDestinationError(member, target)
+    return kept.replace(linkname=os.path.relpath(target, here or "."))

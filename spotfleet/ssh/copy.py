@@ -1,0 +1,211 @@
+"""Files to and from a machine: rsync over our ssh, and where either side has none, tar over the same.
+
+rsync's own rules hold: a source that ends in `/` means what is in it, one that does not the folder itself; nothing is
+left out, no .gitignore counts. Far paths are relative to the user's home there, also with `~/`. tar keeps to these
+rules, without patterns such as `*.pt`, and copies everything anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from spotfleet import bundle
+from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.ssh import openssh
+from spotfleet.ssh.fanout import SSH_FAILED, Place
+
+NO_RSYNC = (12, 127)  # rsync's status when the far shell finds none
+CHUNK = 1 << 20
+TELL_S = 1.0
+TAKE_FILE = """t={into}
+case $t in */) mkdir -p "$t";; esac
+if [ -d "$t" ]; then tar -C "$t" -xf -; else tar -xOf - >"$t.part" && chmod {mode} "$t.part" && mv "$t.part" "$t"; fi"""
+
+Progress = Callable[[str], None]
+
+
+def up(place: Place, source: str, target: str, extra: Sequence[str] = (), progress: Progress = lambda _line: None,
+       ) -> None:
+    """Copy `source` here to `target` there; `extra` are words for rsync. Raises SpotfleetError."""
+    if not os.path.lexists(source):
+        raise UsageError(f"{source} does not exist here")
+    if not _rsync(place, [_near(source)], f"{place.alias}:{_far(target)}", extra, progress):
+        _tar_up(place, source, _far(target), progress)
+
+
+def down(place: Place, source: str, target: str, extra: Sequence[str] = (), progress: Progress = lambda _line: None,
+         ) -> None:
+    """Copy `source` there to `target` here. Raises SpotfleetError."""
+    if not _rsync(place, [f"{place.alias}:{_far(source)}"], _near(target), extra, progress):
+        _tar_down(place, _far(source), target, progress)
+
+
+def _near(path: str) -> str:
+    """So that rsync takes it neither for an option nor for a machine's."""
+    return path if path.startswith(("/", "./", "../")) else f"./{path}"
+
+
+def _far(path: str) -> str:
+    if path in ("~", "~/", "", "."):
+        return "./"
+    path = path.removeprefix("~/")
+    return f"./{path}" if path.startswith("-") else path
+
+
+# --- rsync
+
+
+def _rsync(place: Place, sources: Sequence[str], target: str, extra: Sequence[str], progress: Progress) -> bool:
+    """False where there is no rsync, here or there, and nobody asked for what only rsync can do."""
+    if shutil.which("rsync") is None:
+        return _without("there is no rsync on this machine", extra, progress)
+    shell = " ".join(_word(word) for word in place.command())
+    line = ["rsync", "-az", "--partial", *_modern(), *extra, "-e", shell, "--", *sources, target]
+    with tempfile.TemporaryFile() as said:
+        code = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), stderr=said).returncode
+        said.seek(0)
+        words = said.read().decode(errors="replace")
+    if code in NO_RSYNC and re.search(r"rsync:.*not found|not found.*rsync|No such file.*rsync", words):
+        return _without(f"{place.alias} has no rsync", extra, progress)
+    if code == SSH_FAILED or re.search(r"connection unexpectedly closed", words):
+        found = openssh.meaning(words.partition("rsync:")[0], place.alias)
+        raise SpotfleetError(found.why, hint=found.hint)
+    if code:
+        raise SpotfleetError(f"rsync with {place.alias} has failed ({code}): {words.strip() or 'without a word'}",
+                             hint="what was copied stays; the same command goes on")
+    if words.strip():
+        progress(words.strip())
+    return True
+
+
+def _without(why: str, extra: Sequence[str], progress: Progress) -> bool:
+    if extra:
+        raise SpotfleetError(f"{why}, which {' '.join(extra)} is meant for", hint="install rsync on both sides")
+    progress(f"{why}: copying with tar, everything anew")
+    return False
+
+
+def _modern() -> list[str]:
+    """Words that an old rsync, such as a Mac's, does not know: blanks in far paths kept as they are, progress."""
+    said = subprocess.run(["rsync", "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    found = re.search(r"version (\d+)\.(\d+)", said)
+    if found is None or (int(found[1]), int(found[2])) < (3, 1):
+        return []
+    return ["-s", "--info=progress2"] if sys.stderr.isatty() else ["-s"]
+
+
+def _word(text: str) -> str:
+    """A word of rsync's -e, which knows quotes but no backslash."""
+    return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else f'"{text}"' if '"' not in text else f"'{text}'"
+
+
+# --- tar
+
+
+def _tar_up(place: Place, source: str, target: str, progress: Progress) -> None:
+    path = Path(source)
+    into = shlex.quote(target)
+    if path.is_dir():
+        script = f"mkdir -p {into} && tar -C {into} -xf -"
+        name = "." if source.endswith("/") else path.resolve().name
+    else:
+        script = TAKE_FILE.format(into=into, mode=f"{path.stat().st_mode & 0o777:o}")
+        name = path.name
+    with _Ssh(place, script) as ssh:
+        assert ssh.process.stdin is not None
+        try:
+            with tarfile.open(fileobj=_Counted(ssh.process.stdin, progress), mode="w|", bufsize=CHUNK) as tar:
+                tar.add(path, name)
+            ssh.process.stdin.close()
+        except BrokenPipeError:
+            pass  # its status and words say why
+        ssh.check(f"copying {source} to {place.alias}:{target}")
+
+
+def _tar_down(place: Place, source: str, target: str, progress: Progress) -> None:
+    """Through a file, so that what comes is checked before it is unpacked: the other side might be in wrong hands."""
+    folder, name = os.path.split(source)
+    script = f"tar -C {shlex.quote(folder or '.')} -cf - -- {shlex.quote(name)}"
+    if source.endswith("/"):
+        script = f"tar -C {shlex.quote(source)} -cf - ."
+    near = Path(target)
+    to_folder = target.endswith("/") or near.is_dir()
+    with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=near if near.is_dir() else near.parent) as work:
+        packed, unpacked = Path(work, "tar"), Path(work, "files")
+        with _Ssh(place, script) as ssh, packed.open("wb") as out:
+            assert ssh.process.stdout is not None
+            shutil.copyfileobj(ssh.process.stdout, _Counted(out, progress), CHUNK)
+            ssh.check(f"copying {place.alias}:{source}")
+        try:
+            bundle.extract(packed, unpacked)
+        except ValueError as error:
+            raise SpotfleetError(f"what {place.alias} sends for {source} is not unpacked: {error}") from None
+        packed.unlink()
+        single = unpacked / name
+        if not source.endswith("/") and not to_folder and not single.is_dir():
+            single.replace(near)
+        else:
+            shutil.copytree(unpacked, near, symlinks=True, dirs_exist_ok=True)
+
+
+class _Ssh:
+    """A shell script on the far side, with pipes."""
+
+    def __init__(self, place: Place, script: str) -> None:
+        self.place = place
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self.process = subprocess.Popen(
+            place.command("-o", "BatchMode=yes", "-T", place.alias, f"sh -c {shlex.quote(script)}"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said)
+
+    def __enter__(self) -> _Ssh:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None and not pipe.closed:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+        self.process.wait()
+        self.said.close()
+
+    def check(self, what: str) -> None:
+        code = self.process.wait()
+        self.said.seek(0)
+        words = self.said.read().decode(errors="replace").strip()
+        if code == SSH_FAILED:
+            found = openssh.meaning(words, self.place.alias)
+            raise SpotfleetError(found.why, hint=found.hint)
+        if code:
+            raise SpotfleetError(f"{what} has failed ({code}): {words or 'without a word'}")
+
+
+class _Counted:
+    """A file that tells how much has been written."""
+
+    def __init__(self, out: BinaryIO, progress: Progress) -> None:
+        self.out, self.progress = out, progress
+        self.bytes, self.told = 0, time.monotonic()
+
+    def write(self, data: bytes) -> int:
+        self.out.write(data)
+        self.bytes += len(data)
+        if time.monotonic() - self.told >= TELL_S:
+            self.told = time.monotonic()
+            self.progress(f"{self.bytes / 1e6:.0f} MB")
+        return len(data)

@@ -1,0 +1,60 @@
+"""`ami/provision.sh` on this machine, but for the packages of the system: what an image spares its hosts."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+from existing_machine import F1, ExistingMachine, plan
+
+from spotfleet.bootstrap.wheel import build
+from spotfleet.model import EnvironmentSpec, Role
+
+TOP = Path(__file__).parents[2]
+PROVISION = TOP / "ami" / "provision.sh"
+NO_INDEX = "http://127.0.0.1:9/simple"  # nothing answers there
+
+
+def provision(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", str(PROVISION), *words], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_on_a_ready_image_nothing_is_installed_between_a_launch_and_the_agent(machine: ExistingMachine, tmp_path: Path):
+    image = tmp_path / "opt" / "spotfleet"
+    made = provision("--venv-only", "--prefix", str(image), "--torch", "none", "--index", NO_INDEX,
+                     "--see", sysconfig.get_path("purelib"))
+    assert made.returncode == 0, made.stderr
+    assert made.stderr.splitlines()[-1].endswith(f"environment: {{python: {image}/bin/python, inherit: true}}")
+
+    wheel = build()
+    wanted = EnvironmentSpec(python=f"{image}/bin/python", inherit=True, index_url=NO_INDEX)
+    machine.bring(plan(wheel, role=Role.WORKER, module="spotfleet.agent", environment=wanted), wheel)
+    machine.start()
+    machine.wait_for("running")
+    assert "pip" not in machine.log().replace("inherit.py", "") and " uv" not in machine.log(), machine.log()
+    [environment] = (machine.root / "envs").iterdir()
+    look = "import boto3, spotfleet, spotfleet.dispatcher.app, torch; print(spotfleet.__file__)"
+    seen = machine.run(f'cd / && {environment}/bin/python -c "{look}"', PYTHONPATH="")
+    assert seen.stdout.startswith(str(environment)), seen.stderr
+    assert machine.remove(F1).stderr == "" and image.exists()
+
+
+@pytest.mark.parametrize("words, why", [
+    (["--torhc", "x"], "unknown option --torhc"),
+    (["--prefix"], "--prefix needs a value"),
+    (["--venv-only", "--pyproject", "/nowhere"], "there is no pyproject.toml"),
+    (["--venv-only", "--seal"], "--seal is for a machine that becomes an image"),
+], ids=["unknown", "no-value", "no-pyproject", "seal-here"])
+def test_a_wrong_option_is_named_before_anything_is_done(words: list[str], why: str):
+    done = provision(*words)
+    assert done.returncode == 1 and why in done.stderr and done.stdout == ""
+
+
+def test_the_help_names_every_option():
+    shown = provision("--help").stdout
+    options = {w for w in PROVISION.read_text().replace(")", " ").split() if w.startswith("--") and w[2:3].isalpha()}
+    ours = {"--prefix", "--torch", "--torch-index", "--index", "--see", "--pyproject", "--venv-only", "--seal"}
+    assert ours <= options and all(o in shown for o in ours)
