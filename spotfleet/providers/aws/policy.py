@@ -1,0 +1,272 @@
+"""What each may do in the account, as IAM policies: the user on the laptop, a fleet's dispatcher, its hosts. Pure.
+
+Exactly the actions that are called, no more: a test runs the whole life of a fleet and compares what was called.
+
+Which condition keys an action knows, and on which resources, is as the Service Authorization Reference says; none of it
+was tried against AWS's own evaluation. In particular untried: `aws:ResourceTag` on CancelSpotInstanceRequests, and that
+CreateFleet asks RunInstances' rights of its caller for what a launch template names (so Karpenter's policy has both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spotfleet.providers.aws import names
+
+DISPATCHER_TAG = "spotfleet-dispatcher"  # `providers.DISPATCHER_TAG`, which is no import for pure code
+
+ANY = "*"
+VERSION = "2012-10-17"
+
+# Questions. EC2's Describe actions know neither resources nor tags.
+LOOK = ("DescribeImages", "DescribeInstanceTypeOfferings", "DescribeInstanceTypes", "DescribeInstances",
+        "DescribeSecurityGroups", "DescribeSpotInstanceRequests", "DescribeSpotPriceHistory", "DescribeSubnets",
+        "DescribeVpcs")
+LOOK_ON_LAPTOP = ("DescribeAddresses", "DescribeFleets", "DescribeInstanceAttribute", "DescribeKeyPairs",
+                  "DescribeLaunchTemplates", "DescribeNetworkInterfaces", "DescribePlacementGroups", "DescribeRegions",
+                  "DescribeTags", "DescribeVolumes")
+MADE_BY_LAUNCH = ("instance", "volume", "network-interface", "spot-instances-request", "fleet", "launch-template")
+USED_BY_LAUNCH = ("subnet", "security-group", "key-pair", "placement-group")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Of what a policy speaks. What is left out is not limited."""
+
+    fleet: str = ANY
+    regions: tuple[str, ...] = ()
+    account: str = ANY
+    partition: str = "aws"
+    host_role: str = ""  # ARN of the role that a dispatcher's hosts get; empty: they get none
+    kms_key: str = ""  # of the volumes
+    image: str = ""  # where it is an SSM parameter of one's own
+    target: str = ""  # of checkpoints
+    queue: bool = False  # EventBridge -> SQS
+    dispatcher_profile: str = ""  # where they are named; whose roles these are is not known here
+    host_profile: str = ""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Each makes a policy longer, which IAM limits."""
+        return self.regions if 0 < len(self.regions) <= 2 else (ANY,)
+
+    @property
+    def makes_roles(self) -> bool:
+        """Not where every profile that is needed is named."""
+        return not (self.dispatcher_profile and (self.host_profile or not self.target.startswith("s3://")))
+
+    def ec2(self, *kinds: str) -> list[str]:
+        return [f"arn:{self.partition}:ec2:{region}:{self.account}:{kind}/*"
+                for kind in kinds for region in self.places]
+
+    @property
+    def images(self) -> list[str]:
+        """Nobody's in particular."""
+        return [f"arn:{self.partition}:ec2:{region}::{kind}/*"
+                for kind in ("image", "snapshot") for region in self.places]
+
+    def iam(self, *kinds: str) -> list[str]:
+        return [f"arn:{self.partition}:iam::{self.account}:{kind}{names.IAM_PATH}{ANY}" for kind in kinds]
+
+    def queues(self) -> list[str]:
+        return self._events("sqs", "")
+
+    def rules(self) -> list[str]:
+        return self._events("events", "rule/")
+
+    def _events(self, service: str, kind: str) -> list[str]:
+        end = "" if self.fleet == ANY or service == "sqs" else "-*"  # a fleet has several rules
+        return [f"arn:{self.partition}:{service}:{region}:{self.account}:{kind}{names.queue(self.fleet)}{end}"
+                for region in self.places]
+
+    @property
+    def asks(self) -> dict[str, Any]:
+        """The request sets the fleet's tag."""
+        return self._tag("aws:RequestTag")
+
+    @property
+    def bears(self) -> dict[str, Any]:
+        """The thing bears the fleet's tag."""
+        return self._tag("aws:ResourceTag")
+
+    def _tag(self, key: str) -> dict[str, Any]:
+        return {"StringLike" if {*"*?"} & {*self.fleet} else "StringEquals": {f"{key}/{names.FLEET}": self.fleet}}
+
+
+def laptop(scope: Scope) -> dict[str, Any]:
+    """What a user needs who makes, uses and removes fleets."""
+    own = scope.bears
+    return _document([
+        _allow("Look", [*_ec2(*LOOK, *LOOK_ON_LAPTOP, "GetSpotPlacementScores"), "pricing:GetProducts",
+                        "servicequotas:ListServiceQuotas"]),
+        _allow("LookUpImages", ["ssm:GetParameter"], _parameters(scope)),
+        *_launching(scope, "RunInstances"),
+        _end(scope),
+        _allow("MakeGroupsInVpc", _ec2("CreateSecurityGroup"), scope.ec2("vpc")),
+        _allow("MakeGroups", _ec2("CreateSecurityGroup", "CreatePlacementGroup"),
+               scope.ec2("security-group", "placement-group"), scope.asks),
+        _allow("TagGroups", _ec2("CreateTags"), scope.ec2("security-group", "placement-group", "security-group-rule"),
+               _both(scope.asks, {"StringEquals": {"ec2:CreateAction": [
+                   "CreateSecurityGroup", "CreatePlacementGroup", "AuthorizeSecurityGroupIngress",
+                   "AuthorizeSecurityGroupEgress"]}})),
+        _allow("ChangeGroups", _ec2("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress",
+                                    "RevokeSecurityGroupIngress"), scope.ec2("security-group"), own),
+        _allow("MakeGroupsRules", _ec2("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress",
+                                 "RevokeSecurityGroupIngress"), scope.ec2("security-group-rule")),
+        _allow("Remove", _ec2("DeleteVolume", "DeleteNetworkInterface", "ReleaseAddress", "DeleteSecurityGroup",
+                              "DeleteKeyPair", "DeletePlacementGroup"),
+               scope.ec2("volume", "network-interface", "elastic-ip", "security-group", "key-pair", "placement-group"),
+               own),
+        _allow("LookAtRoles", ["iam:GetRole", "iam:GetInstanceProfile", "iam:SimulatePrincipalPolicy"]),
+        *(_making_roles(scope) if scope.makes_roles else []),
+        _pass([f"arn:{scope.partition}:iam::{scope.account}:role/*"] if scope.dispatcher_profile or scope.host_profile
+              else scope.iam("role")),
+        _allow("ListQueues", ["events:ListRules", "sqs:ListQueues"]),
+        _allow("RemoveRules", ["events:ListTagsForResource", "events:RemoveTargets", "events:DeleteRule"],
+               scope.rules()),
+        _allow("RemoveQueues", ["sqs:GetQueueUrl", "sqs:ListQueueTags", "sqs:DeleteQueue"], scope.queues()),
+        *([_allow("MakeRules", ["events:PutRule", "events:PutTargets", "events:TagResource"], scope.rules()),
+           _allow("MakeQueues", ["sqs:CreateQueue", "sqs:TagQueue"], scope.queues())] if scope.queue else []),
+        *([_allow("LookForBucket", ["s3:ListBucket"], [_bucket(scope)])] if scope.target.startswith("s3://") else []),
+        *_key(scope),
+    ])
+
+
+def dispatcher(scope: Scope) -> dict[str, Any]:
+    """What a fleet's dispatcher needs: to look, and to launch, tag and end hosts of its fleet."""
+    region = {"StringEquals": {"aws:RequestedRegion": list(scope.regions)}} if scope.regions else {}
+    return _document([
+        _allow("Look", _ec2(*LOOK), condition=region),
+        _allow("LookAtPrices", ["pricing:GetProducts"]),
+        _allow("LookUpImages", ["ssm:GetParameter"], _parameters(scope)),
+        *_launching(scope, "RunInstances", "CreateFleet"),
+        _end(scope),
+        _allow("StopHosts", _ec2("StopInstances"), scope.ec2("instance"), scope.bears),
+        _allow("TagHosts", _ec2("CreateTags"), scope.ec2("instance"),
+               _both(scope.bears, {"ForAllValues:StringEquals": {"aws:TagKeys": [DISPATCHER_TAG, names.TAKEN]}})),
+        *([_pass([scope.host_role])] if scope.host_role else []),
+        *([_allow("Hear", ["sqs:GetQueueUrl", "sqs:ReceiveMessage", "sqs:DeleteMessage"], scope.queues())]
+          if scope.queue else []),
+        *_key(scope),
+    ])
+
+
+def host(target: str, partition: str = "aws") -> dict[str, Any]:
+    """What a host needs to write and read checkpoints under `target`, an s3:// URL.
+
+    Names in the bucket may be listed beyond the prefix: S3 tells who may not list the bucket that an object that is
+    not there is forbidden, and with a condition on `s3:prefix` that holds for every question for one object.
+    """
+    _, _, prefix = target.removeprefix("s3://").partition("/")
+    bucket = _bucket(Scope(partition=partition, target=target))
+    under = f"{prefix.strip('/')}/*" if prefix.strip("/") else "*"
+    return _document([
+        _allow("List", ["s3:ListBucket"], [bucket]),
+        _allow("Checkpoints", ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
+               [f"{bucket}/{under}"]),
+    ])
+
+
+def trust(partition: str = "aws") -> dict[str, Any]:
+    """Who may take a machine's role: EC2, for the machine."""
+    service = f"ec2.amazonaws.{'com.cn' if partition == 'aws-cn' else 'com'}"
+    return {"Version": VERSION,
+            "Statement": [{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}]}
+
+
+def actions(document: Mapping[str, Any]) -> frozenset[str]:
+    """Every action that a policy allows."""
+    return frozenset(a for s in document["Statement"] for a in s["Action"])
+
+
+# ---- statements
+
+
+def _launching(scope: Scope, *ways: str) -> list[dict[str, Any]]:
+    """Each way is asked about everything that a launch makes and everything that it uses."""
+    made = MADE_BY_LAUNCH if "CreateFleet" in ways else tuple(k for k in MADE_BY_LAUNCH if k != "fleet")
+    creates = {"ec2:CreateAction": [*ways, "CreateLaunchTemplate"]}
+    return [
+        _allow("Launch", _ec2(*ways, "CreateLaunchTemplate"), scope.ec2(*made), scope.asks),
+        _allow("LaunchBy", _ec2(*ways), scope.ec2("launch-template"), scope.bears),
+        _allow("LaunchWith", _ec2(*ways), [*scope.images, *scope.ec2(*USED_BY_LAUNCH)]),
+        _allow("TagAtLaunch", _ec2("CreateTags"), scope.ec2(*made), _both(scope.asks, {"StringEquals": creates})),
+    ]
+
+
+def _end(scope: Scope) -> dict[str, Any]:
+    return _allow("End", _ec2("TerminateInstances", "CancelSpotInstanceRequests", "DeleteLaunchTemplate",
+                              "DeleteFleets"),
+                  scope.ec2("instance", "spot-instances-request", "launch-template", "fleet"), scope.bears)
+
+
+def _making_roles(scope: Scope) -> list[dict[str, Any]]:
+    return [
+        _allow("ListRoles", ["iam:ListRoles", "iam:ListInstanceProfiles"]),
+        _allow("Roles", ["iam:CreateRole", "iam:DeleteRole", "iam:TagRole", "iam:PutRolePolicy",
+                         "iam:DeleteRolePolicy", "iam:ListRolePolicies"], scope.iam("role")),
+        _allow("Profiles", ["iam:CreateInstanceProfile", "iam:DeleteInstanceProfile", "iam:TagInstanceProfile",
+                            "iam:AddRoleToInstanceProfile", "iam:RemoveRoleFromInstanceProfile"],
+               scope.iam("instance-profile")),
+    ]
+
+
+def _pass(roles: list[str]) -> dict[str, Any]:
+    return _allow("PassRoles", ["iam:PassRole"], roles,
+                  {"StringEquals": {"iam:PassedToService": ["ec2.amazonaws.com", "ec2.amazonaws.com.cn"]}})
+
+
+def _key(scope: Scope) -> list[dict[str, Any]]:
+    """EC2 uses a customer's key on behalf of whoever launches; spot launches ask for a grant to their linked role too,
+    which a person makes once."""
+    if not scope.kms_key:
+        return []
+    resource, condition = _key_of(scope)
+    return [_allow("UseKey", ["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext",
+                              "kms:ReEncryptFrom", "kms:ReEncryptTo"], [resource],
+                   _both(condition, {"StringLike": {"kms:ViaService": "ec2.*"}})),
+            _allow("LendKey", ["kms:CreateGrant"], [resource],
+                   _both(condition, {"Bool": {"kms:GrantIsForAWSResource": "true"}}))]
+
+
+def _key_of(scope: Scope) -> tuple[str, dict[str, Any]]:
+    """What stands for the key: AWS compares a key's ARN, never an alias's, so an alias is a condition."""
+    if not scope.kms_key.startswith("arn:"):
+        where, name = f"arn:{scope.partition}:kms:*:{scope.account}", scope.kms_key
+    else:
+        where, _, name = scope.kms_key.rpartition(":")
+    if name.startswith("alias/"):
+        return f"{where}:key/*", {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [name]}}
+    return f"{where}:key/{name.removeprefix('key/')}", {}
+
+
+def _parameters(scope: Scope) -> list[str]:
+    """Public ones, and the one that is named as the image."""
+    own = [f"{scope.account}:parameter{scope.image}"] if scope.image.startswith("/") else []
+    return [f"arn:{scope.partition}:ssm:{region}:{name}" for name in [":parameter/aws/service/*", *own]
+            for region in scope.places]
+
+
+def _bucket(scope: Scope) -> str:
+    return f"arn:{scope.partition}:s3:::{scope.target.removeprefix('s3://').partition('/')[0]}"
+
+
+def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Conditions that must hold together."""
+    return {op: {**one.get(op, {}), **other.get(op, {})} for op in {**one, **other}}
+
+
+def _ec2(*names_: str) -> list[str]:
+    return [f"ec2:{name}" for name in names_]
+
+
+def _allow(sid: str, allowed: Iterable[str], resources: Iterable[str] = (ANY,),
+           condition: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    statement = {"Sid": sid, "Effect": "Allow", "Action": sorted(allowed), "Resource": list(resources)}
+    return {**statement, "Condition": dict(condition)} if condition else statement
+
+
+def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"Version": VERSION, "Statement": statements}

@@ -1,0 +1,190 @@
+"""What machines cost: spot prices by EC2, on-demand prices by the Pricing API. Millionths of a dollar, half up.
+
+A spot price is one of a zone and a type, and holds until the next one. An on-demand price holds in a region. Where the
+Pricing API does not answer or is denied, there is no on-demand price, and `OnDemand.why` says so; none is made up.
+Sources: EC2 API reference, DescribeSpotPriceHistory; Price List Query API, GetProducts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from typing import Any
+
+from spotfleet.errors import SpotfleetError
+from spotfleet.model import Market, PricePoint
+from spotfleet.providers.aws.session import Account
+
+LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")  # EC2 answers with either or both
+SPOT_S = 60.0  # EC2 changes a price every few minutes at most
+STALE_S = 1800.0  # so long an earlier answer counts while EC2 does not answer
+ON_DEMAND_S = 12 * 3600.0
+FAILED_S = 300.0
+REFUSED = "on-demand prices cannot be had"  # remembered for FAILED_S, as each try takes seconds
+KEPT_S = 89 * 86400.0  # EC2 keeps 90 days
+BEHIND_S = 120.0  # by so much our clock may be ahead of EC2's, which knows no prices of its future
+TYPES_ASKED = 100  # in one call
+PRODUCT = {"operatingSystem": "Linux", "preInstalledSw": "NA", "tenancy": "Shared", "capacitystatus": "Used"}
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """(region, type) -> price, of those that are known."""
+
+    micros_h: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    trouble: SpotfleetError | None = None  # why others are not
+
+    @property
+    def why(self) -> str:
+        return str(self.trouble or "")
+
+
+def micros(dollars: str) -> int:
+    """Of a decimal number of dollars, half up. Raises ValueError."""
+    try:
+        return int((Decimal(dollars) * 1_000_000).to_integral_value(ROUND_HALF_UP))
+    except (InvalidOperation, OverflowError, ValueError) as error:
+        raise ValueError(f"{dollars!r} is no price") from error
+
+
+# ---- spot
+
+
+def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str, str], int]:
+    """(zone, type) -> price now."""
+    found: dict[tuple[str, str], int] = {}
+    names = sorted(set(types))
+    for i in range(0, len(names), TYPES_ASKED):
+        now = _histories(account, region, tuple(names[i:i + TYPES_ASKED]), None)
+        found.update({place: points[-1][1] for place, points in now.items()})
+    return found
+
+
+def prices(account: Account, pools: Sequence[str], since: float) -> list[PricePoint]:
+    """The price in force at `since` and every later change, oldest first, per pool; none of pools that nobody sells."""
+    points: list[PricePoint] = []
+    groups: dict[tuple[str, Market], list[tuple[str, str, str]]] = {}
+    for pool in dict.fromkeys(pools):
+        _, zone, kind, market = pool.split("/")
+        groups.setdefault((region_of(account, zone), Market(market)), []).append((pool, zone, kind))
+    for (region, market), members in groups.items():
+        types = tuple(sorted({kind for _, _, kind in members}))
+        if market is Market.SPOT:
+            found = _histories(account, region, types, since)
+            for pool, zone, kind in members:
+                points += [PricePoint(pool, at, price) for at, price in in_force(found.get((zone, kind), ()), since)]
+        else:
+            known = on_demand(account, types, [region]).micros_h
+            points += [PricePoint(pool, since, known[region, kind]) for pool, _, kind in members
+                       if (region, kind) in known]
+    return points
+
+
+def in_force(points: Sequence[tuple[float, int]], since: float) -> list[tuple[float, int]]:
+    """Of one pool's points, oldest first: the last one at or before `since`, and all later ones that differ."""
+    before = sum(at <= since for at, _ in points)
+    found: list[tuple[float, int]] = []
+    for at, price in points[max(0, before - 1):]:
+        if not found or found[-1][1] != price:
+            found.append((at, price))
+    return found
+
+
+def region_of(account: Account, zone: str) -> str:
+    """us-east-1a is in us-east-1, and so is the local zone us-east-1-bos-1a."""
+    among = [r for r in account.regions if zone.startswith(r)]
+    return max(among, key=len) if among else zone.rstrip("abcdefghijklmnopqrstuvwxyz")
+
+
+def _histories(account: Account, region: str, types: tuple[str, ...],
+               since: float | None) -> dict[tuple[str, str], list[tuple[float, int]]]:
+    """(zone, type) -> its points, oldest first: the one in force at `since` (now for None), and all later ones."""
+    def ask() -> dict[tuple[str, str], list[tuple[float, int]]]:
+        now = time.time()
+        start = datetime.fromtimestamp(max(min(now if since is None else since, now - BEHIND_S), now - KEPT_S), UTC)
+        return histories(account.client("ec2", region).pages(
+            "describe_spot_price_history", "SpotPriceHistory", InstanceTypes=list(types), StartTime=start,
+            ProductDescriptions=list(LINUX)))
+
+    return account.cached(("spot", region, types, since), SPOT_S, ask, failed_s=5.0, stale_s=STALE_S)
+
+
+def histories(items: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[tuple[float, int]]]:
+    """Items of DescribeSpotPriceHistory, in any order, by (zone, type). Where both product descriptions come, the first
+    of `LINUX` counts; repeated lines count once."""
+    found: dict[tuple[str, str], dict[str, dict[float, int]]] = {}
+    for item in items:
+        place = item["AvailabilityZone"], item["InstanceType"]
+        points = found.setdefault(place, {}).setdefault(item.get("ProductDescription", LINUX[0]), {})
+        points[item["Timestamp"].timestamp()] = micros(item["SpotPrice"])
+    return {place: sorted(next((kinds[k] for k in LINUX if k in kinds), next(iter(kinds.values()))).items())
+            for place, kinds in found.items()}
+
+
+# ---- on demand
+
+
+def on_demand(account: Account, types: Iterable[str], regions: Sequence[str]) -> OnDemand:
+    """What could be found out. One question per type; for several regions at once it is asked about all."""
+    names, wanted = sorted(set(types)), set(regions)
+    region = regions[0] if len(wanted) == 1 else ""
+    found: dict[tuple[str, str], int] = {}
+    trouble: SpotfleetError | None = None
+
+    def ask(kind: str) -> dict[str, int] | SpotfleetError:
+        try:
+            return account.cached(key(kind), ON_DEMAND_S, lambda: _asked(account, kind, region))
+        except SpotfleetError as error:
+            return account.cached(REFUSED, FAILED_S, lambda e=error: e)
+
+    def key(kind: str) -> tuple[str, ...]:
+        return ("on demand", kind, region)
+
+    answers = {kind: _first(account.recent(key(kind)), account.recent(REFUSED)) for kind in names}
+    missing = [kind for kind, answer in answers.items() if answer is None]
+    answers.update(zip(missing, account.each(ask, missing), strict=True))
+    for kind, answer in answers.items():
+        if isinstance(answer, SpotfleetError):
+            trouble = trouble or answer
+        else:
+            found.update({(r, kind): price for r, price in answer.items() if r in wanted})
+    return OnDemand(found, trouble)
+
+
+def _first(*values: Any) -> Any:
+    return next((v for v in values if v is not None), None)
+
+
+def _asked(account: Account, kind: str, region: str) -> dict[str, int]:
+    filters = {"instanceType": kind, **PRODUCT, **({"regionCode": region} if region else {})}
+    pages = account.client("pricing", endpoint(region or account.home_region)).pages(
+        "get_products", "PriceList", ServiceCode="AmazonEC2",
+        Filters=[{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in filters.items()])
+    return by_region(pages)
+
+
+def endpoint(region: str) -> str:
+    """The nearest region of those where the Pricing API is."""
+    near = {"eu": "eu-central-1", "af": "eu-central-1", "me": "eu-central-1", "il": "eu-central-1",
+            "ap": "ap-south-1"}
+    return near.get(region.partition("-")[0], "us-east-1")
+
+
+def by_region(texts: Iterable[str | Mapping[str, Any]]) -> dict[str, int]:
+    """Items of GetProducts, which are JSON texts: region -> price per hour. Where there are several, the highest.
+    Capacity blocks, which some big types are sold in as well, are another market."""
+    found: dict[str, int] = {}
+    for text in texts:
+        item = json.loads(text) if isinstance(text, str) else text
+        told = item.get("product", {}).get("attributes", {})
+        region = told.get("regionCode", "") if told.get("marketoption", "OnDemand") == "OnDemand" else ""
+        for term in item.get("terms", {}).get("OnDemand", {}).values():
+            for dimension in term.get("priceDimensions", {}).values():
+                dollars = dimension.get("pricePerUnit", {}).get("USD", "0")
+                if region and dimension.get("unit", "Hrs") == "Hrs" and micros(dollars) > 0:
+                    found[region] = max(found.get(region, 0), micros(dollars))
+    return found

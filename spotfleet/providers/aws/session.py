@@ -1,0 +1,349 @@
+"""Who asks AWS, and how: settings, clients per region, credentials. botocore is imported on first use.
+
+One Account per configuration and process: what it remembers may be asked for again. Errors of its clients are ours, by
+the table in `errors`, with botocore's as the cause.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from spotfleet import __version__
+from spotfleet.codec import from_json
+from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
+from spotfleet.model import AwsSpec, EnvironmentSpec
+from spotfleet.providers.aws import errors
+
+DEFAULT_REGION = "us-east-1"
+CONNECT_S = 5
+READ_S = 30
+LAUNCH_READ_S = 60  # CreateFleet tries its pools before it answers
+ATTEMPTS = 4  # of calls that change nothing, or nothing twice
+LEISURE = {"pricing": (2, 3, 10)}  # attempts, seconds to connect and to read: a fleet goes on without its answer
+POOL = 32  # connections per client: many threads share one
+IDENTITY_S = 3600.0
+REGIONS_S = 24 * 3600.0
+AT_METADATA = {"metadata_service_num_attempts": 4, "metadata_service_timeout": 3}  # of a machine that has just booted
+SKEW_S = 240.0  # AWS takes signatures that are five minutes old
+KEPT = 512  # answers remembered at once, before old ones go
+FORGOTTEN_S = 600.0
+AT_ONCE = 8
+INSTALL = "pip install 'spotfleet[aws]'"
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The configuration of provider aws, parsed."""
+
+    spec: AwsSpec = field(default_factory=AwsSpec)
+    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
+    placement: str = "spread"
+    target: str = ""  # CheckpointSpec.target
+    side: str = "laptop"  # or "dispatcher"
+    endpoint_url: str = ""  # of every service; empty: AWS's own
+    public_key: str = ""
+    secret: str = field(default="", repr=False)
+
+    @property
+    def laptop(self) -> bool:
+        return self.side == "laptop"
+
+
+def settings_of(config: Mapping[str, str]) -> Settings:
+    """Raises UsageError where a value cannot be read."""
+    try:
+        spec = from_json(AwsSpec, json.loads(config.get("aws") or "{}"))
+        environment = from_json(EnvironmentSpec, json.loads(config.get("environment") or "{}"))
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"provider aws: its configuration cannot be read: {error}",
+                         hint="`spotfleet up` writes it anew from the fleet file") from error
+    return Settings(spec, environment, config.get("placement") or "spread", config.get("target", ""),
+                    config.get("side") or "laptop", config.get("endpoint_url", ""), config.get("public_key", ""),
+                    config.get("secret", ""))
+
+
+class Client:
+    """boto3's client, whose errors are ours. Threads may share it."""
+
+    def __init__(self, account: Account, raw: Any, where: str) -> None:
+        self.raw, self.where, self._account = raw, where, account
+
+    def __getattr__(self, operation: str) -> Callable[..., dict[str, Any]]:
+        call = getattr(self.raw, operation)
+
+        def asked(**parameters: Any) -> dict[str, Any]:
+            with self._translated(operation):
+                return call(**parameters)
+
+        return asked
+
+    def pages(self, operation: str, key: str, **parameters: Any) -> Iterator[Any]:
+        """What stands under `key` in all pages of the answer."""
+        paginator = self.raw.get_paginator(operation)
+        pages = iter(paginator.paginate(**parameters))
+        while True:
+            with self._translated(operation):
+                page = next(pages, None)
+            if page is None:
+                return
+            yield from page.get(key) or []
+
+    @contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
+        from botocore import exceptions, parsers
+
+        try:
+            yield
+        except exceptions.ClientError as error:
+            raise self._account.refused(error, self.where, self._action(operation)) from error
+        except (exceptions.BotoCoreError, parsers.ResponseParserError) as error:
+            raise self._account.broke(error, self.where) from error
+
+    def _action(self, operation: str) -> str:
+        """As a policy names it: "ec2:RunInstances"."""
+        meta = self.raw.meta
+        return f"{meta.service_model.signing_name}:{meta.method_to_api_mapping.get(operation, operation)}"
+
+
+@dataclass
+class _Kept:
+    """What was made under one key."""
+
+    making: threading.Lock = field(default_factory=threading.Lock)
+    value: Any = None
+    error: SpotfleetError | None = None
+    made_at: float = 0.0  # 0: never
+    until: float = 0.0  # not made again before
+    asked_at: float = 0.0
+
+    def given(self) -> Any:
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        return self.value
+
+
+class Account:
+    """An AWS account as one configuration sees it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._lock = threading.RLock()
+        self._session: Any = None
+        self._clients: dict[tuple[str, str, bool], Any] = {}
+        self._remembered: dict[Hashable, _Kept] = {}
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Where this configuration launches and lists."""
+        return self.settings.spec.regions or (self.home_region,)
+
+    @property
+    def home_region(self) -> str:
+        """The region of what has none of its own, such as a first question."""
+        if self.settings.spec.regions:
+            return self.settings.spec.regions[0]
+        told = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        return told or self._boto().region_name or DEFAULT_REGION
+
+    def client(self, service: str, region: str = "", where: str = "") -> Client:
+        """For questions and for changes that may be asked for twice: throttling and lost answers are tried again.
+
+        `where` begins the message of an error: "us-east-1 us-east-1a g5.xlarge spot".
+        """
+        return self._client(service, region or self.home_region, where, patient=True)
+
+    def launching(self, region: str, where: str = "") -> Client:
+        """EC2, for launches: one attempt, for botocore repeats what is refused for want of capacity."""
+        return self._client("ec2", region, where, patient=False)
+
+    def everywhere(self) -> tuple[str, ...]:
+        """Every region that is enabled for the account, sorted. Any of them knows; one that is not knows nobody."""
+        def ask() -> tuple[str, ...]:
+            first: SpotfleetError | None = None
+            for region in dict.fromkeys((*self.regions, DEFAULT_REGION)):
+                try:
+                    answer = self.client("ec2", region).describe_regions()
+                    return tuple(sorted(r["RegionName"] for r in answer["Regions"]))
+                except SpotfleetError as error:
+                    first = first or error
+            assert first is not None
+            raise first
+
+        return self.cached("regions", REGIONS_S, ask)
+
+    def identity(self) -> tuple[str, str]:
+        """The account's number and the ARN of whoever asks."""
+        def ask() -> tuple[str, str]:
+            answer = self.client("sts").get_caller_identity()
+            return answer["Account"], answer["Arn"]
+
+        return self.cached("identity", IDENTITY_S, ask)
+
+    def cached(self, key: Hashable, seconds: float, make: Callable[[], T], *, failed_s: float = 0.0,
+               stale_s: float = 0.0) -> T:
+        """What `make` gave at most `seconds` ago. One thread makes it, others of the same key wait for that one.
+
+        Where `make` fails, what it gave at most `stale_s` before that counts on; else its error, for `failed_s`.
+        NeedsPerson is always raised anew: a person may have acted.
+        """
+        with self._lock:
+            kept = self._remembered.setdefault(key, _Kept())
+            kept.asked_at = time.monotonic()
+            self._forget_old(kept.asked_at)
+        with kept.making:
+            if time.monotonic() < kept.until:
+                return kept.given()
+            try:
+                kept.value, kept.error = make(), None
+                kept.made_at = time.monotonic()
+                kept.until = kept.made_at + seconds
+            except NeedsPerson:
+                raise
+            except SpotfleetError as error:
+                now = time.monotonic()
+                if not kept.made_at or now - kept.made_at > seconds + stale_s:
+                    kept.error = error
+                kept.until = now + failed_s
+            return kept.given()
+
+    def _forget_old(self, now: float) -> None:
+        if len(self._remembered) > KEPT:
+            old = [k for k, v in self._remembered.items() if now - v.asked_at > FORGOTTEN_S and v.until < now]
+            for key in old:
+                del self._remembered[key]
+
+    def each(self, do: Callable[[A], T], things: Sequence[A]) -> list[T]:
+        """`do` of each, several at once, in their order; raises what the first that fails raises."""
+        if len(things) < 2:
+            return [do(thing) for thing in things]
+        with ThreadPoolExecutor(min(len(things), AT_ONCE), thread_name_prefix="aws") as threads:
+            return list(threads.map(do, things))
+
+    def recent(self, key: Hashable) -> Any:
+        """What `cached` would give without asking; None if it would ask, or raise."""
+        with self._lock:
+            kept = self._remembered.get(key)
+        return kept.value if kept is not None and kept.error is None and time.monotonic() < kept.until else None
+
+    def forget(self, key: Hashable) -> None:
+        with self._lock:
+            self._remembered.pop(key, None)
+
+    def _client(self, service: str, region: str, where: str, patient: bool) -> Client:
+        with self._lock:
+            raw = self._clients.get((service, region, patient))
+            if raw is None:
+                raw = self._clients[service, region, patient] = self._made(service, region, patient)
+        return Client(self, raw, f"aws {where or region}")
+
+    def refused(self, error: Any, where: str, action: str) -> SpotfleetError:
+        """Ours for botocore's ClientError. Credentials that are refused are looked up anew for the next call."""
+        told, answer = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+        code, message = str(told.get("Code", "")), str(told.get("Message", ""))
+        ours = errors.refusal(where, code, self._decoded(message, action), action, self.asker)
+        if code in errors.CREDENTIALS and isinstance(ours, NeedsPerson):
+            self._renew()
+            ahead_s = _ahead_s(answer.get("HTTPHeaders", {}).get("date", ""))
+            if abs(ahead_s) > SKEW_S:
+                return errors.skewed(where, ahead_s)
+        return ours
+
+    def broke(self, error: Exception, where: str) -> SpotfleetError:
+        """Ours for what botocore raises that is no answer."""
+        ours = errors.broken(where, type(error).__name__, str(error), self.asker)
+        if isinstance(ours, NeedsPerson):
+            self._renew()
+        return ours
+
+    @property
+    def asker(self) -> errors.Asker:
+        return errors.Asker(self.settings.laptop, self.settings.spec.profile)
+
+    def _decoded(self, message: str, action: str) -> str:
+        """With what its encoded part says in the clear, where that may be asked for and is not said already."""
+        encoded = errors.encoded(message)
+        if not encoded or "perform: " in message or action.startswith("sts:"):
+            return message
+        try:
+            answer = self.client("sts").decode_authorization_message(EncodedMessage=encoded)
+            told = json.loads(answer["DecodedMessage"])["context"]
+            return (f"User: {told['principal']['arn']} is not authorized to perform: {told['action']} "
+                    f"on resource: {told['resource']}")
+        except (SpotfleetError, ValueError, KeyError, TypeError):
+            return message
+
+    def _renew(self) -> None:
+        """The next call looks for credentials as a new process would."""
+        with self._lock:
+            self._session, self._clients = None, {}
+            self._remembered.pop("identity", None)
+
+    def _made(self, service: str, region: str, patient: bool) -> Any:
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        attempts, connect_s, read_s = LEISURE.get(
+            service, (ATTEMPTS, CONNECT_S, READ_S) if patient else (1, CONNECT_S, LAUNCH_READ_S))
+        config = Config(
+            connect_timeout=connect_s, read_timeout=read_s, max_pool_connections=POOL,
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            user_agent_extra=f"spotfleet/{__version__}", tcp_keepalive=True)
+        try:
+            return self._boto().client(service, region_name=region, endpoint_url=self.settings.endpoint_url or None,
+                                       config=config)
+        except (BotoCoreError, ValueError) as error:
+            raise self.broke(error, f"aws {region}") from error
+
+    def _boto(self) -> Any:
+        with self._lock:
+            if self._session is None:
+                self._session = self._new_session()
+            return self._session
+
+    def _new_session(self) -> Any:
+        try:
+            import boto3
+            import botocore.session
+            from botocore.exceptions import BotoCoreError
+        except ImportError as error:
+            raise NeedsPerson(f"provider aws needs boto3: {error}", hint=INSTALL) from error
+        try:
+            if self.settings.laptop:
+                return boto3.Session(profile_name=self.settings.spec.profile or None)
+            core = botocore.session.Session()
+            for name, value in AT_METADATA.items():
+                core.set_config_variable(name, value)
+            return boto3.Session(botocore_session=core)
+        except BotoCoreError as error:
+            raise self.broke(error, "aws") from error
+
+
+def _ahead_s(date: str) -> float:
+    """How far this machine's clock is ahead of one that said `date`, a header of HTTP; 0 if it said none."""
+    try:
+        return time.time() - parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError):
+        return 0.0
+
+
+@lru_cache(maxsize=64)
+def _account(config: tuple[tuple[str, str], ...]) -> Account:
+    return Account(settings_of(dict(config)))
+
+
+def account_of(config: Mapping[str, str]) -> Account:
+    """The Account of this configuration; the same one as long as the process lives."""
+    return _account(tuple(sorted(config.items())))
