@@ -1,0 +1,109 @@
+"""Prices in the order of what their work costs; what to say of a wish that nothing satisfies. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from spotfleet.catalog.useful import BOOT_S, expected_lifetime_s, useful_micros_h
+from spotfleet.catalog.values import Catalog, Machine, Price, Source, alike
+from spotfleet.model import Market, Need, Offer
+
+BOTH = (Market.SPOT, Market.ON_DEMAND)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of `offers`."""
+
+    price: Price
+    market: Market  # of those that were asked for, the one in which the work costs least
+    useful_micros_h: int  # per hour of useful work of one GPU
+    lifetime_s: float  # expected, in that market
+
+    @property
+    def savings(self) -> float | None:
+        """Of spot against on demand; None where one of them is not known."""
+        spot, full = self.price.spot_micros_h, self.price.on_demand_micros_h
+        return 1 - spot / full if spot and full else None
+
+
+def ranked(prices: Iterable[Price], markets: Sequence[Market] = BOTH, boot_s: float = BOOT_S) -> list[Row]:
+    """Cheapest work first; without those that have no known price in any of `markets`."""
+    rows = [min((_row(p, m, boot_s) for m in markets if p.micros_h(m)), key=lambda r: r.useful_micros_h)
+            for p in prices if any(p.micros_h(m) for m in markets)]
+    return sorted(rows, key=lambda r: (r.useful_micros_h, *r.price.key, r.price.zones))
+
+
+def _row(price: Price, market: Market, boot_s: float) -> Row:
+    lifetime_s = expected_lifetime_s(price.band) if market is Market.SPOT else float("inf")
+    return Row(price, market, useful_micros_h(price.micros_h(market), price.machine.slots, lifetime_s, boot_s=boot_s),
+               lifetime_s)
+
+
+def best(rows: Iterable[Row]) -> list[Row]:
+    """Of each type in each region the first: one zone stands for the others."""
+    return list({row.price.key: row for row in reversed(list(rows))}.values())[::-1]
+
+
+def with_live(catalog: Catalog, offers: Iterable[Offer], day: str) -> Catalog:
+    """`catalog`, where what providers have offered on `day` replaces what it knows of the same type and region: a price
+    for each zone that was offered. A price on demand that was not given with the offer stays the catalog's."""
+    zones: dict[tuple[str, str, str], dict[str, Price]] = {}
+    for o in offers:
+        here = zones.setdefault((o.provider, o.instance_type, o.region), {})
+        here[o.zone] = _seen(o, here.get(o.zone), catalog, day)
+    kept = [p for p in catalog.prices if p.key not in zones]
+    return Catalog((*kept, *(p for some in zones.values() for p in some.values())), catalog.region_rates)
+
+
+def _seen(offer: Offer, other: Price | None, catalog: Catalog, day: str) -> Price:
+    """One zone, with what another offer of it has said before."""
+    known = other or catalog.by_key.get((offer.provider, offer.instance_type, offer.region))
+    machine = catalog.machines.get(offer.instance_type) or Machine(
+        offer.provider, offer.instance_type, accelerator=offer.accelerator,
+        count=offer.slots if offer.accelerator else 0)
+    live = Source(offer.provider, day, live=True)
+    spot, spot_by = (offer.price_micros_h, live) if offer.market is Market.SPOT else (
+        known.spot_micros_h if other else 0, known.spot_source if other else None)
+    full, full_by = offer.on_demand_micros_h, live
+    if not full and known is not None:
+        full, full_by = known.on_demand_micros_h, known.on_demand_source
+    return Price(machine, offer.region, full, spot, full_by if full else None, spot_by, known.band if known else None,
+                 known.band_source if known else None, (offer.zone,))
+
+
+def unknown(catalog: Catalog, need: Need, provider: str = "") -> str:
+    """Which word of `need` names nothing that is in `catalog`, with the nearest that do; "" if each is known."""
+    here = [p for p in catalog.prices if provider in ("", p.machine.provider)]
+    where = provider or "the catalog"
+    regions = sorted({p.region for p in here})
+    if need.region and need.region not in regions:
+        return f"{where} has no region '{need.region}'{_near(catalog, need.region, regions)}"
+    names = sorted({p.machine.name for p in here})
+    if need.instance_type and need.instance_type not in names:
+        return f"{where} has no instance type '{need.instance_type}'{_near(catalog, need.instance_type, names)}"
+    kinds = sorted({p.machine.accelerator for p in here} - {""})
+    if need.accelerator and not any(alike(need.accelerator, k) for k in kinds):
+        return f"{where} has no GPU '{need.accelerator}'{_near(catalog, need.accelerator, kinds) or _all(kinds)}"
+    counts = sorted({p.machine.count for p in here if alike(need.accelerator, p.machine.accelerator)})
+    if need.accelerator and need.accelerator_count and need.accelerator_count not in counts:
+        return (f"no type has {need.accelerator_count} of '{need.accelerator}': there are types with "
+                f"{', '.join(map(str, counts))}")
+    return ""
+
+
+def _near(catalog: Catalog, word: str, among: Sequence[str]) -> str:
+    near = catalog.nearest(word, among)
+    return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+def _all(kinds: Sequence[str]) -> str:
+    return f"; there are {', '.join(kinds)}"
+
+
+def elsewhere(catalog: Catalog, need: Need) -> list[str]:
+    """Where what `need` asks for is sold, its place left aside: "aws/us-east-1"."""
+    anywhere = Need(instance_type=need.instance_type, accelerator=need.accelerator,
+                    accelerator_count=need.accelerator_count)
+    return sorted({f"{p.machine.provider}/{p.region}" for p in catalog.matching(anywhere)})
