@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,12 +27,13 @@ from spotfleet.certs import client_context, validity
 from spotfleet.codec import from_json, to_json
 from spotfleet.errors import DispatcherUnreachable, NeedsPerson, SpotfleetError, UsageError
 from spotfleet.messages import FleetStatus, JobStatus
-from spotfleet.model import JobSpec, Nodes, Role
+from spotfleet.model import JobSpec, Nodes, PolicySpec, Role
 
 TIMEOUT_S = 30.0  # for one answer, on top of what a long poll was asked to wait
 CONNECT_S = 5.0  # for the handshake
 PAUSE_S = 0.3  # between two tries
 CHUNK = 1 << 20
+ASKED_AT_ONCE = 5000  # digests; a request may have 4 MiB
 DOWNLOADS = 5  # so often a transfer that breaks off is begun again
 RESTARTING = (502, 503)  # the dispatcher answers, but not yet
 WRONG_TIME = (9, 10)  # OpenSSL's codes of a certificate that is not valid yet, or no more
@@ -44,6 +46,8 @@ class Endpoint:
     url: str  # https://ADDRESS:PORT
     token: str = field(repr=False)
     ca: str = field(repr=False)  # PEM
+    dial: Callable[[float], socket.socket] | None = field(default=None, repr=False, compare=False)  # opens a stream to
+    # the dispatcher's port within so many seconds, by a tunnel; raises OSError. None: TCP to `url`
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,9 @@ class Client:
     def set_nodes(self, nodes: Nodes) -> None:
         self._json("PUT", "/v1/nodes", to_json(nodes))
 
+    def set_policy(self, policy: PolicySpec) -> None:
+        self._json("PUT", "/v1/policy", to_json(policy))
+
     def drain(self, host: str) -> None:
         self._json("POST", f"/v1/hosts/{quote(host, safe='')}/drain", {})
 
@@ -141,6 +148,21 @@ class Client:
     def put_bundle(self, sha256: str, path: Path) -> None:
         self._call("PUT", f"/v1/bundles/{sha256}", body=path)
 
+    def put_blob(self, sha256: str, data: bytes) -> None:
+        self._call("PUT", f"/v1/bundles/{sha256}", body=data)
+
+    def lacking(self, digests: Sequence[str]) -> set[str]:
+        """Those of `digests` under which no blob is there."""
+        found: set[str] = set()
+        for start in range(0, len(digests), ASKED_AT_ONCE):
+            asked = {"digests": list(digests[start:start + ASKED_AT_ONCE])}
+            found.update(self._json("POST", "/v1/bundles/missing", asked)["missing"])
+        return found
+
+    def line(self) -> Line:
+        """The same client for one thread that has much to send."""
+        return Line(self.endpoint, patience_s=self.patience_s, any_version=self._any_version)
+
     def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
         """The new job's name. Raises NoCapacity, and no job exists, if it cannot start now and not `wait`."""
         body = {"spec": to_json(spec), "secrets": secrets, "wait": wait}
@@ -155,6 +177,10 @@ class Client:
 
     def cancel(self, job: str) -> None:
         self._json("POST", f"/v1/jobs/{quote(job, safe='')}/cancel", {})
+
+    def outputs(self, job: str, out: BinaryIO) -> None:
+        """Write what has been collected of `job` by now to `out`, as .tar.gz."""
+        self._download(f"/v1/jobs/{quote(job, safe='')}/outputs", out)
 
     def log_workers(self, job: str) -> list[str]:
         """The workers of `job` that have a log, oldest first."""
@@ -181,11 +207,11 @@ class Client:
     # --- the wire
 
     def _json(self, method: str, path: str, body: Any = None, *, wait_s: float = 0.0, once: bool = False) -> Any:
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else json.dumps(body)
         reply = self._call(method, path, body=data, wait_s=wait_s, once=once)
         return json.loads(reply.body) if reply.body.strip() else {}
 
-    def _call(self, method: str, path: str, *, body: bytes | Path | None = None, wait_s: float = 0.0,
+    def _call(self, method: str, path: str, *, body: str | bytes | Path | None = None, wait_s: float = 0.0,
               once: bool = False, accept: tuple[int, ...] = ()) -> _Reply:
         """Try until an answer or until patience ends; raise the answer's error unless its status is in `accept`."""
         deadline = time.monotonic() + self.patience_s
@@ -228,7 +254,7 @@ class Client:
             f"{side} the time of the fleet's certificate",
             hint="set the clock, for instance with `sudo timedatectl set-ntp true`, and try again; the fleet goes on")
 
-    def _once(self, method: str, path: str, body: bytes | Path | None, headers: dict[str, str],
+    def _once(self, method: str, path: str, body: str | bytes | Path | None, headers: dict[str, str],
               timeout_s: float) -> _Reply:
         connection = self._connection(timeout_s)
         try:
@@ -240,11 +266,20 @@ class Client:
     def _connection(self, timeout_s: float) -> http.client.HTTPSConnection:
         """An open one. Where nobody is, that shows soon; an answer may take its time."""
         connection = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_S, context=self._context)
-        connection.connect()
+        if self.endpoint.dial is None:
+            connection.connect()
+        else:
+            raw = self.endpoint.dial(CONNECT_S)
+            try:
+                raw.settimeout(CONNECT_S)
+                connection.sock = self._context.wrap_socket(raw, server_hostname=self._host)
+            except BaseException:
+                raw.close()
+                raise
         connection.sock.settimeout(timeout_s)
         return connection
 
-    def _request(self, connection: http.client.HTTPSConnection, method: str, path: str, body: bytes | Path | None,
+    def _request(self, connection: http.client.HTTPSConnection, method: str, path: str, body: str | bytes | Path | None,
                  headers: dict[str, str]) -> http.client.HTTPResponse:
         headers = {"Authorization": f"Bearer {self.endpoint.token}", versions.HEADER: str(versions.ours()), **headers}
         if isinstance(body, Path):
@@ -253,9 +288,10 @@ class Client:
                 with suppress(BrokenPipeError, ConnectionResetError):  # refused before all of it was sent: read why
                     connection.request(method, path, file, headers)
         else:
-            if body is not None:
-                headers["Content-Type"] = "application/json"
-            connection.request(method, path, body, headers)
+            if isinstance(body, str):
+                headers["Content-Type"], body = "application/json", body.encode()
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, path, body, headers)
         return connection.getresponse()
 
     def _download(self, path: str, out: BinaryIO) -> None:
@@ -290,6 +326,40 @@ class Client:
             "is this machine online? A dispatcher is restarted by itself, and training goes on without it; " \
             "try again, or end the fleet with `spotfleet down`"
         return DispatcherUnreachable(f"no answer from the dispatcher at {self.endpoint.url}: {problem}", hint=hint)
+
+
+class Line(Client):
+    """Leaves its connection open between calls; for one thread. To be closed."""
+
+    _open: http.client.HTTPSConnection | None = None
+    _aborted = False
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def abort(self) -> None:
+        """End what another thread is just sending, at once, and for good."""
+        self._aborted = True
+        with suppress(AttributeError, OSError):  # it is not open, or no more
+            self._open.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+
+    def _once(self, method: str, path: str, body: str | bytes | Path | None, headers: dict[str, str],
+              timeout_s: float) -> _Reply:
+        if self._aborted:
+            raise DispatcherUnreachable("the transfer was given up")
+        if self._open is None:
+            self._open = self._connection(timeout_s)
+        try:
+            reply = self._request(self._open, method, path, body, headers)
+            said = _Reply(reply.status, reply.headers, reply.read())
+        except BaseException:
+            self.close()
+            raise
+        if reply.will_close or reply.status >= 400:  # refused before all of it was sent: what follows would be misread
+            self.close()
+        return said
 
 
 def _emptied(out: BinaryIO) -> None:

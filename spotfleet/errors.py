@@ -39,11 +39,12 @@ class NoSuchFleet(SpotfleetError):
 
 
 class NoCapacity(SpotfleetError):
-    """`scope` is what refused: "pool", "type", "region" or "account"; everything in it cools down."""
+    """`scope` is what refused: "pool", "type", "region" or "account"; everything in it cools down. `pools`: where a
+    launch named several, those that did; empty: the first."""
 
-    def __init__(self, message: str, *, hint: str = "", scope: str = "pool") -> None:
+    def __init__(self, message: str, *, hint: str = "", scope: str = "pool", pools: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint=hint)
-        self.scope = scope
+        self.scope, self.pools = scope, pools
 
 
 class DispatcherUnreachable(SpotfleetError):

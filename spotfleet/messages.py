@@ -21,7 +21,7 @@ from spotfleet.model import JobSpec, Notice
 
 JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: what its workers know each other by; made at its submission
 STUCK_EXIT = 75  # of a worker that cannot get free of a lost peer: as if the peer were to blame, its slot starts anew
-PROTOCOL = 2  # changes when an older peer would misread us
+PROTOCOL = 3  # changes when an older peer would misread us
 
 
 class Stage(Enum):
@@ -51,6 +51,22 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class StepCost:
+    """What a worker's recent steps consist of, as far as it has measured that by itself. All 0 until it has."""
+
+    steps: int = 0  # made in the generation; the figures come from the last 20
+    wait_s: float = 0.0  # of a step, spent in collectives until they were done; median
+    reductions: int = 0  # collectives begun in a step
+    bytes: int = 0  # that this rank puts into them in a step
+    backend: str = ""  # "gloo" or "nccl"
+    rtt_s: float = 0.0  # to the farthest peer and back, as the kernel measured it on the group's own connections
+    rtt_to: str = ""  # that peer's address
+    next_s: float = 0.0  # the same, to the next rank: a ring of ranks passes its parts on that way
+    sent: int = 0  # segments, on those connections since they exist
+    resent: int = 0  # of them those that the kernel had to send once more
+
+
+@dataclass(frozen=True)
 class WorkerReport:
     worker: str  # HOST/SLOT/INCARNATION: a restarted process bears a new name
     job: str
@@ -67,11 +83,15 @@ class WorkerReport:
     error: str = ""  # traceback that ends this worker; empty while it runs
     blame_peer: bool = False  # `error` came from a lost peer, not from the user's code
     blame_host: bool = False  # `error` came from this host, whose disk is full
+    setup_tries: int = 0  # `error` came from `setup` or `file_mounts`, which failed here for so many times
+    setup_sure: bool = False  # that error is what another host would hear, too: a bucket that does not exist
     wanted: int = 0  # world size that the job's resize policy asks for now; 0: no wish
     resize: str = ""  # what the resize policy did at the newest change, in one line for people
     damaged: Checkpoint | None = None  # one at a `url` that could not be used here
     fetched: int = 0  # bytes that have come so far of the checkpoint that it is to restore
     waits: bool = False  # in a collective, for its peers; else in the user's code, or unheard for long
+    cost: StepCost = field(default_factory=StepCost)  # of the steps in generation `resumed`
+    unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": peers to whom it has found no way, in its newest generation
 
 
 @dataclass(frozen=True)
@@ -105,6 +125,8 @@ class WorkerOrders:
     checkpoint_url: str = ""  # folder of the job in an object store that workers write to; empty: through the agent
     checkpoint_keep: int = 2  # how many to keep there
     seconds_left: float | None = None  # with `checkpoint_now`: until the last holder of the state is gone
+    address: str = ""  # which this host advertises by now, from the agent; empty: as at the worker's start
+    remark: str = ""  # for the log, once: why a step takes as long as it does; to rank 0
 
 
 @dataclass(frozen=True)
@@ -190,6 +212,49 @@ class Launch:
     age_s: float = 0.0  # since the job's submission
 
 
+@dataclass(frozen=True)
+class OutputPiece:
+    """Something to be done to the dispatcher's copy of a worker's output folder. Repeated, it changes nothing more.
+
+    `append`: bytes that follow byte `at`. `draft`: the same to a draft, which takes the file's place, whole, with the
+    `last` piece. `rename`: `name` is called `to` now. `check`: are the `bytes` bytes from `at` on there, of `sha256` if
+    it is given, and with `last` nothing after them?
+    """
+
+    do: str
+    name: str  # relative, with / between folders
+    at: int = 0
+    bytes: int = 0
+    last: bool = False
+    sha256: str = ""  # of the whole file, with the last piece of a draft; of the bytes, with a check
+    to: str = ""
+
+
+def pack_pieces(pieces: list[OutputPiece], data: bytes) -> bytes:
+    """Body of POST /v1/jobs/JOB/outputs/WORKER; `data` holds the bytes of all appends and drafts in their order.
+
+    The answer is `{held: [N, ...]}`, for each piece: up to which byte the file or draft is there by then; for a check
+    and a last piece -1 if the copy is not that file, and it has to be sent anew; for a rename its size, or -1.
+    """
+    return to_text(tuple(pieces)).encode() + b"\n" + data
+
+
+def unpack_pieces(body: bytes) -> list[tuple[OutputPiece, bytes]]:
+    """What `pack_pieces` packed; ValueError names what does not fit."""
+    head, _, data = body.partition(b"\n")
+    pieces: tuple[OutputPiece, ...] = from_json(tuple[OutputPiece, ...], json.loads(head))
+    found, at = [], 0
+    for piece in pieces:
+        if piece.do not in ("append", "draft", "rename", "check") or piece.at < 0 or piece.bytes < 0:
+            raise ValueError(f"output: {piece} is nothing to be done")
+        size = piece.bytes if piece.do in ("append", "draft") else 0
+        found.append((piece, data[at:at + size]))
+        at += size
+    if at != len(data):
+        raise ValueError(f"output: pieces of {at} bytes, with {len(data)} bytes of data")
+    return found
+
+
 def dump(message: Any) -> str:
     """One line of JSON, without the newline."""
     return to_text(message)
@@ -242,6 +307,25 @@ class JobStatus:
     error: str = ""
     workers: tuple[WorkerStatus, ...] = ()
     age_s: float = 0.0
+    step_why: str = ""  # why a step takes `step_s`, once that is known
+    output_bytes: int = 0  # collected of its workers' output folders
+    output_age_s: float | None = None  # since the newest of them came; None: none has
+    deadline_in_s: float | None = None  # negative once it is over; None: it has none
+    work_left_s: float | None = None  # at the fleet's full target; None: not known
+    finish_in_s: float | None = None  # at the pace of now; None: not known
+
+
+@dataclass(frozen=True)
+class PolicyStatus:
+    """What the policy wants now, and what limits it."""
+
+    spot: int  # hosts
+    on_demand: int
+    why: str
+    rule: str = ""  # as in events.PolicyDecided
+    for_s: float = 0.0  # since it was decided
+    max_micros: int = 0  # the limits on money; 0: none
+    max_micros_h: int = 0
 
 
 @dataclass(frozen=True)
@@ -261,3 +345,5 @@ class FleetStatus:
     age_s: float = 0.0
     tick_s: float = 0.0  # how long the last look at the machines took, the cloud's answers included
     ends_in_s: float | None = None  # by max_lifetime
+    spent_micros: int | None = None  # since it was made, the dispatcher included; None: not counted yet
+    policy: PolicyStatus | None = None  # None: nothing is decided yet

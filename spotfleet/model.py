@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 
 class Market(Enum):
@@ -53,6 +54,9 @@ class JobState(Enum):
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
+SECOND = "~"  # in a request_id: HOST~PROVIDER_ID is another machine of HOST, which nobody asked for
+
+
 @dataclass(frozen=True)
 class Offer:
     """What a provider sells now. Hosts of one pool are refused and reclaimed together."""
@@ -66,8 +70,9 @@ class Offer:
     price_micros_h: int
     on_demand_micros_h: int  # the same type and region on demand, for savings
     accelerator: str = ""  # "V100", or "" on a CPU host
+    room: int = 0  # for so many more hosts; 0: nobody knows
 
-    @property
+    @cached_property
     def pool(self) -> str:
         return f"{self.provider}/{self.zone}/{self.instance_type}/{self.market.value}"
 
@@ -79,6 +84,17 @@ class Run:
     started_at: float
     ended_at: float | None = None
     taken: bool = False  # ended by the cloud, not by us
+
+
+@dataclass(frozen=True)
+class SshDoor:
+    """How a machine is entered over SSH."""
+
+    address: str  # name or address, as the laptop reaches it, or the dispatcher if `jump`
+    user: str
+    port: int = 22
+    host_keys: tuple[str, ...] = ()  # pinned, each "TYPE BASE64"; no other key is accepted
+    jump: bool = False  # entered through the dispatcher's machine
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,10 @@ class CloudHost:
     address: str = ""
     port: int = 0  # where a dispatcher listens; clouds with an address per host use a constant
     why: str = ""  # the cloud's reason for the last change of state
+    ssh: SshDoor | None = None  # None: it has no sshd of ours
+    disk_gib: int = 0  # billed from its first run to its end, also while it is stopped
+    addresses: int = 0  # public ones, billed while it runs
+    ended_at: float | None = None  # of a TERMINATED one, if the cloud says when; its disk ended then
 
 
 @dataclass(frozen=True)
@@ -120,12 +140,24 @@ class BillingRules:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """What a region charges beside machines. A GiB-month is 730 hours; 0 is free, or unknown without a `source`."""
+
+    disk_micros_gib_month: int = 0
+    address_micros_h: int = 0  # of a public address in use
+    zone_micros_gib: int = 0  # between zones of the region, both ends together
+    region_micros_gib: int = 0  # to another region of the provider
+    source: str = ""  # where the figures are from
+    as_of: str = ""  # YYYY-MM-DD
+
+
+@dataclass(frozen=True)
 class Notice:
     """The cloud's warning that it takes a host."""
 
     seconds_left: float
     action: str = "terminate"  # or "stop"
-    kind: str = "interruption"  # "rebalance" is a hint only, never a drain; its seconds_left means nothing
+    kind: str = "interruption"  # "rebalance", "maintenance": a hint only, never a drain; its seconds_left means nothing
     why: str = ""
 
 
@@ -194,6 +226,99 @@ class Autostop:
 
 
 @dataclass(frozen=True)
+class EnvironmentSpec:
+    """The Python environment that a host makes for agent and workers: isolated, one for each digest of all this."""
+
+    python: str = "python3"  # interpreter on the machine; 3.11 or newer
+    packages: tuple[str, ...] = ()  # requirements, installed before ours: "torch==2.13.0"
+    inherit: bool = False  # see what that interpreter has installed; ours then comes without its dependencies
+    index_url: str = ""  # of a package index; empty: pip's own
+    installer: str = "auto"  # "uv", "pip", or uv where the machine has it
+
+
+@dataclass(frozen=True)
+class SshMachine:
+    """A machine that exists already."""
+
+    host: str  # name or address, as laptop and dispatcher know it
+    slots: int = 1
+    port: int = 0  # 0: SshSpec.port
+    user: str = ""  # empty: SshSpec.user
+    host_key: str = ""  # "ssh-ed25519 AAAA..."; empty: from known_hosts
+    address: str = ""  # to advertise to other hosts; empty: the source address of its route to the dispatcher
+    accelerator: str = ""
+    price_micros_h: int = 0
+    folder: str = ""  # empty: SshSpec.folder
+
+
+@dataclass(frozen=True)
+class SshSpec:
+    """Section `ssh` of the fleet file, for provider ssh."""
+
+    dispatcher: SshMachine | None = None  # bears the dispatcher and no workers
+    hosts: tuple[SshMachine, ...] = ()
+    user: str = ""  # empty: whoever runs the command line
+    port: int = 22
+    identity_file: str = ""  # on the laptop: opens the machines until the fleet's key does; empty: agent, default keys
+    known_hosts: str = ""  # file on the laptop; empty: ~/.ssh/known_hosts
+    discovery_script: str = ""  # file on the laptop; laptop and dispatcher run it: `host` or `host:slots` lines
+    discovery_timeout_s: float = 10.0
+    folder: str = "~/.spotfleet-host"  # on each machine: everything of ours
+
+
+@dataclass(frozen=True)
+class AwsNetwork:
+    """Where in one region a fleet's machines stand. What is empty is looked up (the default VPC, its subnets) or made
+    (security groups)."""
+
+    region: str
+    vpc: str = ""
+    subnets: tuple[str, ...] = ()  # one or more per zone; private ones too
+    security_groups: tuple[str, ...] = ()  # used instead of ours: they must let the fleet talk to itself, and SSH in
+
+
+@dataclass(frozen=True)
+class AwsSpec:
+    """Section `aws` of the fleet file, for provider aws."""
+
+    regions: tuple[str, ...] = ()  # candidates; `up` settles on the cheapest unless `joined`; empty: those of the needs
+    joined: bool = False  # the user's promise that the named networks of all regions reach each other: use all
+    networks: tuple[AwsNetwork, ...] = ()  # at most one per region
+    profile: str = ""  # of the laptop's AWS configuration; never told to a machine
+    public_addresses: bool = True  # False: private ones only, the laptop comes by VPN and subnets have a way out
+    ssh_from: tuple[str, ...] = ()  # CIDRs that may enter the dispatcher; empty: the laptop's own address
+    image: str = ""  # of hosts: "ami-..." or an SSM parameter "/aws/..."; empty: Deep Learning AMI, Ubuntu on CPUs
+    dispatcher_image: str = ""  # empty: plain Ubuntu
+    user: str = "ubuntu"  # whom the images let in
+    disk_gib: int = 100
+    dispatcher_disk_gib: int = 30
+    kms_key: str = ""  # of the volumes; empty: the account's default key. They are always encrypted
+    key_pair: str = ""  # an EC2 key pair to be let in too
+    dispatcher_profile: str = ""  # instance profiles that exist; empty: made, and removed by `down`
+    host_profile: str = ""  # the same; made only where checkpoints go to S3
+    event_queue: bool = False  # EventBridge -> SQS, read by the dispatcher, beside what hosts hear themselves
+
+
+PLACEMENTS = ("spread", "zone", "cluster")
+
+
+SPOT_POLICIES = ("spot", "auto", "on-demand")
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """Which market hosts come from, by when work must be done, and what it all may cost. 0 is none of each."""
+
+    spot_policy: str = "spot"  # one of SPOT_POLICIES; "auto": on-demand hosts fill in while spot ones are not to be had
+    on_demand_base: int = 0  # so many hosts of the target are always on demand
+    deadline_s: float = 0.0  # of each job, from its submission
+    work_s: float = 0.0  # of each job: so long at full target
+    work_steps: int = 0  # of each job: optimizer steps; instead of `work_s`
+    max_micros: int = 0  # of the whole fleet, dispatcher included, since it was made
+    max_micros_h: int = 0  # of the whole fleet at any time
+
+
+@dataclass(frozen=True)
 class FleetSpec:
     """One fleet file, checked. Secrets are no part of it: they travel apart and no ledger stores them."""
 
@@ -212,8 +337,15 @@ class FleetSpec:
     envs: dict[str, str] = field(default_factory=dict)
     file_mounts: dict[str, str] = field(default_factory=dict)
     setup: str = ""
+    setup_timeout_s: float = 1800.0  # 0: no limit
     run: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
+    ssh: SshSpec | None = None  # for provider ssh
+    placement: str = "spread"  # one of PLACEMENTS: over pools; all in one zone; there in a placement group, with EFA
+    all_or_nothing: bool = False  # a fleet without hosts launches all at once in one pool, or none
+    aws: AwsSpec | None = None  # for provider aws
+    policy: PolicySpec = field(default_factory=PolicySpec)
 
 
 @dataclass(frozen=True)
@@ -228,7 +360,13 @@ class JobSpec:
     min_workers: int = 1
     max_workers: int = 1
     envs: dict[str, str] = field(default_factory=dict)
+    setup_timeout_s: float = 1800.0  # of one try of `setup` on one host; 0: no limit
+    file_mounts: dict[str, str] = field(default_factory=dict)  # those from buckets: name in the directory -> URL
     down: bool = False  # take the fleet down when the job has ended
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     resize: ResizeSpec = field(default_factory=ResizeSpec)
     spares: int = 0  # warm workers beyond max_workers that only wait to fill a lost one's place
+    deadline_s: float = 0.0  # from its submission; 0: none
+    work_s: float = 0.0  # so long at the fleet's full target; 0: not said
+    work_steps: int = 0  # optimizer steps in all; 0: not said
+    work_host_s: float = 0.0  # `work_s` in host-seconds, at the target of its submission; written by the dispatcher

@@ -1,7 +1,7 @@
 """`python -m spotfleet.agent --home DIR`: the daemon on a host.
 
-A status of 0 is the host's own wish to power off, for whoever started us: the local cloud ends the machine, a unit of
-systemd has `SuccessAction=poweroff`. After any other we are to be started again.
+A status of 0 is the host's own wish to power off, for whoever started us: the local cloud ends the machine, and
+`bootstrap.sh` powers off one that a cloud lent. After any other we are to be started again.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spotfleet.addresses import host_of, is_loopback
 from spotfleet.codec import from_json
 from spotfleet.errors import UsageError
 
@@ -45,6 +46,14 @@ def read_boot(home: Path) -> Boot:
 def host_address() -> str:
     """The address to advertise, if the provider gave the host one of its own; else ""."""
     return os.environ.get("SPOTFLEET_HOST_ADDRESS", "")
+
+
+def local_source(asked: str, dispatcher: str) -> str:
+    """The address to dial a dispatcher on this very machine from, of all that are loopback's; "": as the kernel says.
+
+    Elsewhere an address that was asked for may stand in another network than the one that the dispatcher is reached by.
+    """
+    return asked if is_loopback(asked) and is_loopback(host_of(dispatcher)) else ""
 
 
 def metadata_url() -> str:

@@ -1,25 +1,22 @@
-"""A job on this host before its first worker: launch fetched, bundle unpacked, `setup` run. One folder per job.
+"""A job on this host before its first worker: launch fetched, bundle unpacked. One folder per job.
 
-The bundle's archive is kept beside what came out of it: a dispatcher that has lost its disk gets it back from here.
+What the bundle is made of lies in `blobs.py`: a dispatcher that has lost its disk gets it back from there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import re
 import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spotfleet.agent.blobs import Blobs, Say
 from spotfleet.agent.transfer import TROUBLE, Transfers, patiently
-from spotfleet.bundle import extract
-from spotfleet.errors import JobFailed
 from spotfleet.messages import Assignment, HeldJob, Launch
 
 log = logging.getLogger("spotfleet.agent")
@@ -44,6 +41,7 @@ class Bundles:
         self._launches: dict[str, Launch] = {}  # in memory only: they hold secrets
         self._born: dict[str, float] = {}  # job -> when it was submitted, on our clock
         self._sending: asyncio.Task[None] | None = None
+        self._blobs = Blobs(home, transfers)
 
     def folder(self, job: str) -> Path:
         return self._home / "jobs" / folder_name(job)
@@ -51,6 +49,7 @@ class Bundles:
     def forget(self, job: str) -> None:
         """The job has no worker here any more. Its files stay: it may come back."""
         self._launches.pop(job, None)
+        self._blobs.release(job)
         self._born.pop(job, None)
 
     def held(self, job: str, assignments: tuple[Assignment, ...]) -> HeldJob:
@@ -59,28 +58,23 @@ class Bundles:
         if launch is None:
             return HeldJob(job, assignments=assignments)
         told = replace(launch, age_s=time.monotonic() - self._born[job])
-        return HeldJob(job, told, assignments, bool(launch.spec.bundle) and self._archive(job, launch).exists())
+        return HeldJob(job, told, assignments, bool(launch.spec.bundle) and self._blobs.whole(launch.spec.bundle))
 
     def send(self, digests: tuple[str, ...]) -> None:
         """Upload those bundles of jobs here that the dispatcher has lost; what fails is asked for again."""
-        wanted = {d: p for job, launch in self._launches.items()
-                  if (d := launch.spec.bundle) in digests and (p := self._archive(job, launch)).exists()}
+        wanted = {launch.spec.bundle for launch in self._launches.values()} & set(digests)
         if wanted and (self._sending is None or self._sending.done()):
-            self._sending = asyncio.create_task(self._send(wanted))
+            self._sending = asyncio.create_task(self._send(sorted(wanted)))
 
-    async def _send(self, archives: dict[str, Path]) -> None:
-        for digest, archive in archives.items():
-            try:
-                status = await self._transfers.put_bundle(digest, archive)
-                log.info("bundle %s: sent again, answered %s", digest[:12], status)
-            except TROUBLE as error:
-                log.warning("bundle %s: %s", digest[:12], error or type(error).__name__)
+    async def _send(self, bundles: list[str]) -> None:
+        try:
+            await self._blobs.send(bundles)
+        except TROUBLE as error:
+            log.warning("bundles: %s", error or type(error).__name__)
 
-    def _archive(self, job: str, launch: Launch) -> Path:
-        return self.folder(job) / f"{folder_name(launch.spec.bundle)}.tar.gz"
-
-    async def prepare(self, job: str) -> Prepared:
-        """Fetch and unpack what a worker of `job` needs. Waits for the dispatcher as long as it takes."""
+    async def prepare(self, job: str, say: Say) -> Prepared:
+        """Fetch and unpack what a worker of `job` needs. Waits for the dispatcher as long as it takes; `say` hears how
+        far it is."""
         async with self._locks[job]:
             if job not in self._launches:
                 launch = await patiently(f"launch of {job}", lambda: self._transfers.launch(job))
@@ -88,41 +82,21 @@ class Bundles:
                 self._launches[job] = launch
             launch = self._launches[job]
             source = self.folder(job) / "source"
-            if not source.exists():
-                await self._unpack(job, launch, source)
+            if source.exists():
+                self._blobs.need(job, launch.spec.bundle)
+            else:
+                await self._unpack(job, launch, source, say)
             return Prepared(launch, source)
 
-    async def _unpack(self, job: str, launch: Launch, source: Path) -> None:
+    async def _unpack(self, job: str, launch: Launch, source: Path, say: Say) -> None:
         source.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fresh = Path(tempfile.mkdtemp(prefix="source-", dir=source.parent))
         try:
             if launch.spec.bundle:
-                archive = self._archive(job, launch)
-                await patiently(f"bundle of {job}", lambda: self._transfers.bundle(launch.spec.bundle, archive))
-                await asyncio.to_thread(extract, archive, fresh)
+                await self._blobs.fill(job, launch.spec.bundle, fresh, say)
             fresh.rename(source)
         finally:
-            shutil.rmtree(fresh, ignore_errors=True)  # of an archive that did not fit
-
-    async def set_up(self, job: str, command: str, run: Callable[[str], Awaitable[int]]) -> None:
-        """Run the job's setup command unless it has succeeded here before. JobFailed names command and code.
-
-        `run` starts it and returns its exit code. A job's other workers wait meanwhile; what frees them from a
-        setup that hangs is the end of the worker that runs it.
-        """
-        if not command.strip():
-            return
-        marker = self.folder(job) / "setup.done"
-        digest = hashlib.sha256(command.encode()).hexdigest()
-        async with self._locks[job]:
-            if marker.exists() and marker.read_text() == digest:
-                return
-            code = await run(command)
-            if code != 0:
-                how = f"exited with code {code}" if code > 0 else f"was ended by signal {-code}"
-                raise JobFailed(f"setup failed: the command {how}: {command.strip()}",
-                                hint="its output is at the start of this worker's log")
-            marker.write_text(digest)
+            shutil.rmtree(fresh, ignore_errors=True)  # of a bundle that did not fit
 
 
 def clear_leftovers(home: Path) -> None:
@@ -130,3 +104,5 @@ def clear_leftovers(home: Path) -> None:
     for pattern in ("workers", "restore", "uploads", "source-*"):
         for folder in (home / "jobs").glob(f"*/{pattern}"):
             shutil.rmtree(folder, ignore_errors=True)
+    for part in (home / "blobs").glob("*.part"):
+        part.unlink(missing_ok=True)

@@ -9,12 +9,14 @@ import signal
 from pathlib import Path
 
 from spotfleet.agent import disk
-from spotfleet.agent.boot import Boot, host_address, metadata_url
+from spotfleet.agent.address import Advertised
+from spotfleet.agent.boot import Boot, host_address, local_source, metadata_url
 from spotfleet.agent.bundles import Bundles, clear_leftovers
 from spotfleet.agent.keeper import Around, Keeper, moment, read_life
 from spotfleet.agent.link import Link
 from spotfleet.agent.notices import NoticeWatch, tag_reader
 from spotfleet.agent.orphan import Phase
+from spotfleet.agent.setup import Setups
 from spotfleet.agent.ship import CheckpointShipper
 from spotfleet.agent.sockets import WorkerSockets
 from spotfleet.agent.transfer import Transfers, open_session
@@ -36,18 +38,22 @@ class Agent:
     def __init__(self, boot: Boot, home: Path) -> None:
         self._boot, self._home = boot, home
         self._incarnation = secrets.token_hex(6)
-        self._address = host_address()
-        self._session = open_session(boot, self._address)
+        self._advertised = Advertised(host_address())
+        self._source = local_source(host_address(), boot.dispatcher)
+        self._line = open_session(boot, self._source, keep=False)
+        self._renewing: set[asyncio.Task[None]] = set()
         where = Whereabouts(boot.dispatcher, tag_reader(boot.provider, metadata_url(), DISPATCHER_TAG))
-        transfers = Transfers(self._session, where)
-        self._link = Link(self._session, where, self._report, self._receive)
+        self._transfers = transfers = Transfers(open_session(boot, self._source), where)
+        self._link = Link(self._line, where, self._report, self._receive)
         self._zygote = ZygoteClient(self._link.changed)
         self._notices = NoticeWatch(boot.provider, metadata_url(), self._link.changed)
         self._checkpoints = CheckpointShipper(transfers)
         self._workers = Workers(Host(
-            home, transfers, self._zygote, Bundles(home, transfers), self._checkpoints, self._link.changed,
+            home, transfers, self._zygote, Bundles(home, transfers), Setups(transfers, self._zygote),
+            self._checkpoints, self._link.changed,
+            noticed=lambda: self._notices.notice() is not None,
             connected=lambda: self._link.connected and not self._workers.asked,
-            socket=lambda: self._sockets.path, address=lambda: self._address))
+            socket=lambda: self._sockets.path, address=lambda: self._advertised.address))
         self._sockets = WorkerSockets(self._workers, home)
         self._workers.on_orders(self._sockets.push)
         self._keeper = Keeper(boot, home, Around(self._workers, self._link, self._checkpoints, self._notices.notice))
@@ -72,15 +78,25 @@ class Agent:
             await asyncio.gather(*parts, stopped, return_exceptions=True)
             await self._sockets.close()
             await self._zygote.close(1.0)
-            await self._session.close()
+            await asyncio.gather(*self._renewing, self._transfers.close(), self._line.close())
 
     def _report(self, address: str) -> AgentReport:
-        self._address = self._address or address
+        before, address = self._advertised.address, self._advertised.connected(address)
+        if before and address != before:
+            self._move()
+        waits = (self._advertised.why, self._zygote.why, self._workers.why(), disk.why(self._home))
         return AgentReport(
-            self._boot.host, self._incarnation, self._address, self._boot.slots, self._workers.states(),
+            self._boot.host, self._incarnation, address, self._boot.slots, self._workers.states(),
             self._notices.notice(),
-            why="; ".join(w for w in (self._zygote.why, self._workers.why(), disk.why(self._home)) if w),
+            why="; ".join(filter(None, waits)),
             held=self._workers.held(), damaged=self._workers.damaged())
+
+    def _move(self) -> None:
+        """This host has another address."""
+        self._workers.moved()
+        renewing = asyncio.create_task(self._transfers.renew(open_session(self._boot, self._source)))
+        self._renewing.add(renewing)
+        renewing.add_done_callback(self._renewing.discard)
 
     def _receive(self, orders: AgentOrders) -> None:
         if orders.host == self._boot.host:

@@ -10,7 +10,8 @@ from pathlib import Path
 from spotfleet.codec import to_text
 from spotfleet.messages import Launch
 
-_OF_THE_AGENT = {"SPOTFLEET_HOST_ADDRESS", "SPOTFLEET_HOST_PORT", "SPOTFLEET_METADATA_URL", "SPOTFLEET_HOME"}
+_OF_THE_AGENT = {"SPOTFLEET_HOST_ADDRESS", "SPOTFLEET_HOST_PORT", "SPOTFLEET_METADATA_URL", "SPOTFLEET_HOME",
+                 "SPOTFLEET_WHEEL"}
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ def hold(held: Held | None, notice: Notice | None, at: float) -> Held | None:
     new = Held(notice, at + notice.seconds_left)
     if held is None or replace(notice, seconds_left=0.0) != replace(held.notice, seconds_left=0.0):
         return new
+    if notice.kind != "interruption":
+        return held  # the seconds of a hint mean nothing
     return new if abs(new.deadline - held.deadline) > _MOVED_S else held
 
 
@@ -42,7 +44,7 @@ class NoticeWatch:
         self._url = metadata_url
         self._changed = changed
         self._held: Held | None = None
-        self._period_s = 0.5 if provider == "local" else 2.0
+        self._period_s = 0.5 if provider in ("local", "ssh") else 2.0  # there it costs nobody anything
         self._trouble = ""
 
     def notice(self) -> Notice | None:

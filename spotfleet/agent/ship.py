@@ -1,16 +1,14 @@
-"""What leaves a host: logs while they grow, the newest checkpoint, a worker's output folder at its end."""
+"""What leaves a host: logs while they grow, the newest checkpoint. Output folders: see outputs.py."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, TROUBLE, Transfers, patiently
-from spotfleet.errors import is_full
 from spotfleet.messages import Checkpoint
 
 log = logging.getLogger("spotfleet.agent")
@@ -179,30 +177,3 @@ class CheckpointShipper:
 def _age(checkpoint: Checkpoint) -> tuple[int, int, int]:
     """Greater counts more: of one version, that in fewer parts."""
     return (checkpoint.generation, checkpoint.version, -checkpoint.parts)
-
-
-async def ship_output(transfers: Transfers, job: str, worker: str, folder: Path) -> None:
-    """Send the worker's output folder as .tar.gz, unless it is empty."""
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    archive = folder.with_name("output.tar.gz")
-    while not await asyncio.to_thread(_pack, folder, archive):
-        log.warning("output of %s: no room to pack it; tried again", worker)
-        await asyncio.sleep(LAST_BACKOFF_S)
-    status = await patiently(f"output of {worker}", lambda: transfers.put_output(job, worker, archive))
-    if status >= 400:
-        log.warning("output of %s: refused with %s", worker, status)
-    archive.unlink()
-
-
-def _pack(folder: Path, archive: Path) -> bool:
-    """False when the disk is full."""
-    try:
-        with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
-            tar.add(folder, arcname=".")
-    except OSError as error:
-        archive.unlink(missing_ok=True)
-        if not is_full(error):
-            raise
-        return False
-    return True

@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -25,19 +26,34 @@ log = logging.getLogger("spotfleet.agent")
 
 TROUBLE = (aiohttp.ClientError, OSError, asyncio.TimeoutError)  # the dispatcher is away, or says 5xx: try again
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0
+ASKED_AT_ONCE = 5000  # digests; a request may have 4 MiB
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30)
 
 T = TypeVar("T")
 
 
-def open_session(boot: Boot, address: str) -> aiohttp.ClientSession:
-    """A session that trusts only the fleet's CA and, if `address` is given, speaks from it.
+def open_session(boot: Boot, address: str, *, keep: bool = True) -> aiohttp.ClientSession:
+    """A session that trusts only the fleet's CA and, if `address` is given, speaks from it. Without `keep` it uses no
+    connection twice: one that stands on an address that this host has no more looks like any other.
 
     Names are not checked: a dispatcher is known by its certificate, not by an address that changes.
     """
-    connector = aiohttp.TCPConnector(ssl=client_context(boot.ca), local_addr=(address, 0) if address else None)
+    connector = aiohttp.TCPConnector(ssl=client_context(boot.ca), local_addr=(address, 0) if address else None,
+                                     force_close=not keep, socket_factory=_dialled)
     return aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT,
                                  headers={"Authorization": f"Bearer {boot.token}"})
+
+
+def _dialled(place: Any) -> socket.socket:
+    """A socket whose connection ends soon after its peer, or this host's address, has gone while nothing is under way.
+    No more than that: a dispatcher whose disk is slow may let an upload wait."""
+    family, kind, protocol, *_ = place
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return sock
 
 
 async def patiently(what: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -60,6 +76,15 @@ class Transfers:
         self._session = session
         self._where = where
 
+    async def renew(self, session: aiohttp.ClientSession) -> None:
+        """Speak by `session` from now on. What is under way fails, and whoever wants it tries again: on an address
+        that this host has no more it would wait for long."""
+        old, self._session = self._session, session
+        await old.close()
+
+    async def close(self) -> None:
+        await self._session.close()
+
     @property
     def dispatcher(self) -> int:
         """Changes whenever the dispatcher may have become another, or may have lost what it held."""
@@ -75,8 +100,19 @@ class Transfers:
             answer.raise_for_status()
             return load(Launch, await answer.read())
 
-    async def bundle(self, digest: str, target: Path) -> None:
-        await self._download(self._url("bundles", digest), target, digest)
+    async def bundle(self, digest: str, target: Path, came: Callable[[int], None]) -> None:
+        """One blob of a working directory."""
+        await self._download(self._url("bundles", digest), target, digest, came)
+
+    async def missing(self, digests: Sequence[str]) -> list[str]:
+        """Those of `digests` that the dispatcher lacks."""
+        found: list[str] = []
+        for start in range(0, len(digests), ASKED_AT_ONCE):
+            asked = {"digests": list(digests[start:start + ASKED_AT_ONCE])}
+            async with self._session.post(self._url("bundles", "missing"), json=asked) as answer:
+                answer.raise_for_status()
+                found += [str(digest) for digest in (await answer.json())["missing"]]
+        return found
 
     async def checkpoint(self, job: str, version: int, digest: str, target: Path, came: Callable[[int], None]) -> None:
         await self._download(self._url("jobs", job, "checkpoints", str(version)), target, digest, came)
@@ -120,18 +156,23 @@ class Transfers:
                         **part)
         return await self._put(url, file)
 
-    async def put_output(self, job: str, worker: str, file: Path) -> int:
-        """A dispatcher that does not know us or the job yet is TROUBLE: it has only just taken over."""
-        return await self._put(self._url("jobs", job, "outputs", worker), file, not_yet=(401, 404))
+    async def post_output(self, job: str, worker: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        """Status and answer. A dispatcher that does not know us or the job yet is TROUBLE: it has only just taken
+        over."""
+        async with self._session.post(self._url("jobs", job, "outputs", worker), data=body) as answer:
+            if answer.status >= 500 or answer.status in (401, 404):
+                answer.raise_for_status()
+            said = await answer.json(content_type=None)
+            return answer.status, said if isinstance(said, dict) else {}
 
     async def put_bundle(self, digest: str, file: Path) -> int:
         return await self._put(self._url("bundles", digest), file)
 
-    async def _put(self, url: URL, file: Path, not_yet: tuple[int, ...] = ()) -> int:
-        """The status, below 500: a refusal is an answer; a server error is TROUBLE, and so is `not_yet`."""
+    async def _put(self, url: URL, file: Path) -> int:
+        """The status, below 500: a refusal is an answer; a server error is TROUBLE."""
         with file.open("rb") as body:
             async with self._session.put(url, data=body) as answer:
-                if answer.status >= 500 or answer.status in not_yet:
+                if answer.status >= 500:
                     answer.raise_for_status()
                 return answer.status
 

@@ -23,12 +23,14 @@ from spotfleet.agent import disk
 from spotfleet.agent.bundles import Bundles, folder_name
 from spotfleet.agent.child import ChildSpec, LastWord, needs_fresh_interpreter, read_last_word
 from spotfleet.agent.env import Place, user_env, worker_env
+from spotfleet.agent.outputs import OutputShipper
 from spotfleet.agent.pulse import DUMP_S, HANGS_S, Pulse, state_of
-from spotfleet.agent.ship import CheckpointShipper, LogShipper, ship_output
+from spotfleet.agent.setup import Scene, SetupFailed, Setups
+from spotfleet.agent.ship import CheckpointShipper, LogShipper
 from spotfleet.agent.transfer import Transfers
 from spotfleet.agent.zygote_client import Process, ZygoteClient
 from spotfleet.errors import SpotfleetError, is_full
-from spotfleet.messages import Exit, Launch, SlotOrder, Stage, WorkerReport, WorkerState
+from spotfleet.messages import Exit, Launch, SlotOrder, Stage, StepCost, WorkerReport, WorkerState
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -45,11 +47,13 @@ class Host:
     transfers: Transfers
     zygote: ZygoteClient
     bundles: Bundles
+    setups: Setups
     checkpoints: CheckpointShipper
     changed: Callable[[], None]
     connected: Callable[[], bool]
     socket: Callable[[], str]
     address: Callable[[], str]
+    noticed: Callable[[], bool] = lambda: False  # the cloud is about to take this host
 
 
 class Worker:
@@ -69,6 +73,8 @@ class Worker:
         self._roomless = ""  # why it cannot go on for want of room on this host
         self._silent = asyncio.Event()  # no connection of its process is open
         self._silent.set()
+        self.outputs = OutputShipper(host.transfers, order.job, order.worker, self.place.output, host.noticed,
+                                     lambda text: self._append_log(f"spotfleet: {text}\n"))
         self._life = asyncio.create_task(self._live(), name=f"worker {order.worker}")
 
     @property
@@ -151,17 +157,20 @@ class Worker:
     async def _live(self) -> None:
         shipper = LogShipper(self._host.transfers, self.order.job, self.order.worker, self.place.log)
         shipping = asyncio.create_task(shipper.run())
+        collecting = asyncio.create_task(self.outputs.run())
         try:
             code, word = await self._run()
             self._last_report(word)
             shipper.complete()
-            await self._deliver(code, word, shipping)
+            self.outputs.complete()
+            await self._deliver(code, word, shipping, collecting)
         except Exception as error:  # our own bug must not leave a slot that nobody hears of
             log.exception("worker %s", self.order.worker)
             self.exit = Exit(1)
             self._last_report(LastWord(error=f"spotfleet agent: {error!r}"))
         finally:
             shipping.cancel()
+            collecting.cancel()
 
     async def _run(self) -> tuple[int, LastWord]:
         """The exit status, or minus the signal, and what the script said last."""
@@ -176,6 +185,8 @@ class Worker:
             await asyncio.wait([asyncio.ensure_future(self._silent.wait())], timeout=_LAST_REPORT_S)
             return code, self._heeding_disk(code, read_last_word(self.place.exit_file))
         except (SpotfleetError, OSError, ValueError) as error:
+            if isinstance(error, SetupFailed):
+                self.report = replace(self.report, setup_tries=error.tries, setup_sure=error.sure)
             self._append_log(f"spotfleet: {error}\n")
             return 1, self._heeding_disk(1, LastWord(error=str(error), blame_host=is_full(error)))
         except asyncio.CancelledError:
@@ -201,16 +212,11 @@ class Worker:
         for folder in (self._folder, self.place.work, self.place.output):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._say("fetching the job's files")
-        prepared = await self._host.bundles.prepare(job)
+        prepared = await self._host.bundles.prepare(job, self._say)
         env = worker_env(dict(os.environ), prepared.launch, self.place)
-        source = str(prepared.source)
-
-        async def run_setup(command: str) -> int:
-            self._say("running setup")
-            return await self._run_setup(ChildSpec(f"{self.order.worker}#setup", source, str(self.place.log), env,
-                                                   run=command))
-
-        await self._host.bundles.set_up(job, prepared.launch.spec.setup, run_setup)
+        source, spec = str(prepared.source), prepared.launch.spec
+        scene = Scene(self.order.worker.split("/")[0], job, self._host.bundles.folder(job), prepared.source, env)
+        await self._host.setups.done(scene, spec, self._say)
         self._say("waiting for the slot's last process to end")
         await self._slot_free()
         self._say("starting")
@@ -221,39 +227,39 @@ class Worker:
                          run=launch.spec.run, exit_file=str(self.place.exit_file),
                          fresh=needs_fresh_interpreter(user_env(launch)))
 
-    async def _run_setup(self, spec: ChildSpec) -> int:
-        process = await self._host.zygote.spawn(spec)
-        try:
-            return await asyncio.shield(process.ended)
-        except asyncio.CancelledError:
-            self._host.zygote.kill(spec.id, signal.SIGKILL)
-            raise
-
     def _last_report(self, word: LastWord) -> None:
         self.report = replace(self.report, error=word.error or self.report.error,
                               blame_peer=word.blame_peer or self.report.blame_peer,
                               blame_host=word.blame_host or self.report.blame_host)
         self._host.changed()
 
-    async def _deliver(self, code: int, word: LastWord, shipping: asyncio.Task[None]) -> None:
+    async def _deliver(self, code: int, word: LastWord, shipping: asyncio.Task[None],
+                       collecting: asyncio.Task[None]) -> None:
         """Send what is left, then let the end be reported; of a killed worker only the log is waited for."""
-        job, worker = self.order.job, self.order.worker
-        rest = asyncio.gather(shipping, ship_output(self._host.transfers, job, worker, self.place.output),
-                              *([self._host.checkpoints.settled(job)] if word.done else []))
+        settled = [self._host.checkpoints.settled(self.order.job)] if word.done else []
+        rest = asyncio.gather(shipping, collecting, *settled)
         spoke = word.done or bool(word.error)
-        await self._within(_DONE_S if word.done else _FAILED_S if spoke else _KILLED_S, rest if spoke else shipping)
+        if spoke:
+            self._say("sending what it left")
+            await self._within(_DONE_S if word.done else _FAILED_S, rest, longer=True)
+            self.why = ""
+        else:
+            await self._within(_KILLED_S, shipping)
         asked_to_leave = (self._ending or self.order.orders.stop) and self.report.stage is not Stage.FINISHED
         self.exit = Exit(code, word.done and not asked_to_leave)
-        log.info("worker %s ended: %s", worker, self.exit)
+        log.info("worker %s ended: %s", self.order.worker, self.exit)
         self._host.changed()
-        await self._within(_FAILED_S, rest)
+        await self._within(_FAILED_S, rest, longer=True)
         rest.cancel()
         await asyncio.gather(rest, return_exceptions=True)
 
-    async def _within(self, bound_s: float, work: asyncio.Future[Any]) -> None:
-        """Wait for `work`, but no longer than `bound_s` of time in which the dispatcher could be reached."""
-        left_s, step_s = bound_s, 0.1
+    async def _within(self, bound_s: float, work: asyncio.Future[Any], *, longer: bool = False) -> None:
+        """Wait for `work`, but no longer than `bound_s` of time in which the dispatcher could be reached; with `longer`
+        of time in which none of its output has come there either: it may be large."""
+        left_s, step_s, sent = bound_s, 0.1, self.outputs.sent
         while left_s > 0:
+            if longer and sent != self.outputs.sent:
+                left_s, sent = bound_s, self.outputs.sent
             done, _ = await asyncio.wait([work], timeout=step_s)
             if done:
                 if not work.cancelled() and (error := work.exception()):
@@ -276,4 +282,4 @@ class Worker:
 
 def _news(report: WorkerReport) -> WorkerReport:
     """Without what can wait for the next period."""
-    return replace(report, version=0, step_s=0.0, waits=False, fetched=0)
+    return replace(report, version=0, step_s=0.0, waits=False, fetched=0, cost=StepCost())

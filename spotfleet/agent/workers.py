@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from spotfleet.addresses import host_of, is_number
 from spotfleet.agent.orphan import Trainee
 from spotfleet.agent.restores import Restores
 from spotfleet.agent.worker import Host, Worker
@@ -82,16 +83,17 @@ class Workers:
         return (*map(self._state, self._actual.values()), *relisted)
 
     def _state(self, worker: Worker) -> WorkerState:
-        fetched = self._restores.fetched(worker.order.job)
-        return replace(worker.state, report=replace(worker.report, fetched=fetched)) if fetched else worker.state
+        state, fetched = worker.state, self._restores.fetched(worker.order.job)
+        if is_number(at := host_of(state.report.store)) and at != self._host.address():  # nobody meets there any more
+            state = replace(state, report=replace(state.report, store=""))
+        return replace(state, report=replace(state.report, fetched=fetched)) if fetched else state
 
     def why(self) -> str:
         """What the workers here wait for, in one line; "" when all run."""
         waits = []
         for worker in self._actual.values():
             why = worker.why or (self._restores.why(worker.order.job) if worker.process else "")
-            if why:
-                waits.append(f"{worker.order.job}: {why}")
+            waits += [f"{worker.order.job}: {w}" for w in (why, worker.outputs.why) if w]
         return "; ".join(dict.fromkeys(waits))
 
     def damaged(self) -> tuple[Damaged, ...]:
@@ -118,12 +120,17 @@ class Workers:
             return self._delivered.get(name, WorkerOrders())
         delivered = self._delivered.get(name, WorkerOrders())
         self._delivered[name] = self._restores.resolve(worker.order.job, worker.order.orders, delivered)
-        return replace(self._delivered[name], checkpoint_now=True) if self._saving else self._delivered[name]
+        now = replace(self._delivered[name], address=self._host.address())
+        return replace(now, checkpoint_now=True) if self._saving else now
 
     def trainees(self) -> list[Trainee]:
         """The workers whose processes live, with the places they know of."""
         return [Trainee(w.report, self._delivered.get(name, WorkerOrders()).assignment)
                 for name, w in self._actual.items() if w.process]
+
+    def moved(self) -> None:
+        """This host has another address: who listens on it is told."""
+        self._push_all()
 
     def save_now(self, wanted: bool) -> None:
         """Whether workers are asked for a checkpoint, whatever the dispatcher says."""

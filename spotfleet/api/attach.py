@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spotfleet import providers
+from spotfleet.api import cloud
 from spotfleet.api.house import Folder, House, Keys, Record
 from spotfleet.api.machine import Machine, provider_config, watch
 from spotfleet.codec import from_json
@@ -33,28 +34,46 @@ class Attached:
     note: str = ""  # why its dispatcher could not be spoken to; "" if it was
 
 
-def attach(house: House, name: str, provider_name: str) -> Attached:
+def attach(house: House, name: str, provider_name: str, asked: FleetSpec | None = None) -> Attached:
     """A folder here for the fleet `name`; from then on every command works from this machine.
 
-    A folder that is damaged is put away. Raises NoSuchFleet, naming what there is; UsageError for a living fleet that
-    is here already; SpotfleetError for one without a dispatcher.
+    `asked`: the fleet's file as it is here, which names the machines where they are over SSH. A folder that is damaged
+    is put away. Raises NoSuchFleet, naming what there is; UsageError for a living fleet that is here already;
+    SpotfleetError for one without a dispatcher.
     """
-    asked = FleetSpec(name or "any", provider=provider_name)
+    asked = asked or FleetSpec(name or "any", provider=provider_name)
+    if provider_name == "ssh" and asked.ssh is None:
+        raise UsageError("machines over SSH are found by the fleet's file only",
+                         hint="spotfleet attach NAME --provider ssh --file FLEET.yaml")
     provider = providers.load(provider_name, provider_config(house, asked))
+    if provider_name == "aws" and not (asked.aws and asked.aws.regions):
+        provider = providers.load(provider_name, cloud.everywhere(provider, provider_config(house, asked)))
     listed = provider.hosts("")
     host, boot = _choose(provider, listed, name)
     folder = house.folder(boot.spec.name)
     with folder.locked():
         _refuse_living(folder)
-        config = boot.provider_config if provider_name == "local" else provider_config(house, boot.spec)
+        spec, config = _from_here(house, boot, asked)
         if folder.exists:
             house.put_away(folder)
-        keys = Keys(boot.admin_token, boot.fleet_secret, boot.cert, boot.key)
-        folder.make(Record(boot.spec, boot.fleet, _since(host), config, reached=True), keys, boot.ca)
+        keys = Keys(boot.admin_token, boot.fleet_secret, boot.cert, boot.key,
+                    ssh_private=boot.provider_config.get("private_key", ""),
+                    ssh_public=boot.provider_config.get("public_key", ""))
+        folder.make(Record(spec, boot.fleet, _since(host), config, reached=True), keys, boot.ca)
         machine = Machine(folder)
         watch(machine, time.time())
+        cloud.open_door(machine.provider, boot.fleet)
         note = _greet(folder, machine)
     return Attached(folder.name, sum(_lives(h) for h in listed if h.fleet == boot.fleet), note)
+
+
+def _from_here(house: House, boot: DispatcherBoot, asked: FleetSpec) -> tuple[FleetSpec, dict[str, str]]:
+    """The fleet's spec and what its provider is told, with the ways in from here."""
+    if boot.spec.aws is not None:
+        spec = cloud.entered_as(boot.spec, asked)
+        return spec, cloud.moved(boot.provider_config, spec)
+    spec = replace(boot.spec, ssh=asked.ssh)
+    return spec, boot.provider_config if spec.provider == "local" else provider_config(house, spec)
 
 
 def _choose(provider: Provider, listed: Sequence[CloudHost], name: str) -> tuple[CloudHost, DispatcherBoot]:

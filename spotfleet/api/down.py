@@ -1,6 +1,7 @@
 """`down`: bring home what the fleet made, end its machines, and prove that the provider lists none.
 
-    asked to go down --no worker host left--> archive at home --> dispatcher terminated --> nothing listed --> closed
+    asked to go down --no worker host left--> archive at home --> dispatcher terminated --> nothing listed
+        --> what the fleet had besides machines removed --> closed
 
 Each step may be repeated, so an interrupted `down` is simply called again. What frees it when stuck: hosts that do
 not drain are terminated by the dispatcher after its drain timeout; WORKERS_GONE_S ends the wait for that with an
@@ -15,17 +16,21 @@ import time
 from dataclasses import dataclass
 
 from spotfleet import bundle
+from spotfleet.api import belongings, cloud, overssh, ssh
+from spotfleet.api.belongings import Cleared
 from spotfleet.api.house import Busy, Folder
 from spotfleet.api.machine import Machine, Progress
 from spotfleet.client import Client
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.model import Role
+from spotfleet.providers import Belonging
 
 POLL_S = 0.3
 PACKED, PART = "archive.tar.gz", ".archive.part"  # the archive on its way; of a killed `down`, the next removes them
 WORKERS_GONE_S = 600.0
 PATIENCE_S = 20.0  # for a dispatcher that restarts
 RESTARTS = 5  # so often the patience begins anew when a dispatcher that answered is away again
+SETTLE_S = 60.0  # for a cloud to let go of what an ended fleet's machines used, while another command waits
 TRY_S = 2.0  # for one call, before the provider is asked whether its machine still exists
 
 
@@ -35,6 +40,8 @@ class Down:
     archive: str  # folder with what came home; "" if there was nothing
     already: bool = False
     note: str = ""
+    removed: tuple[Belonging, ...] = ()  # besides machines
+    proof: str = ""  # that nothing is left, as the cloud says; empty where it has nothing besides machines
 
 
 def take_down(folder: Folder, progress: Progress, *, discard: bool, why: str) -> Down:
@@ -44,41 +51,69 @@ def take_down(folder: Folder, progress: Progress, *, discard: bool, why: str) ->
         if folder.record.down_at:
             return Down(folder.name, _home(folder), already=True)
         machine = Machine(folder)
-        note = "" if machine.closing else _bring_home(machine, progress, discard)
-        _finish(machine, why, progress)
+        note = "" if machine.closing else _gone(machine, discard) or _bring_home(machine, progress, discard)
+        left, cleared = _finish(machine, why, progress, discard=discard)
         if folder.archive.exists():
             progress(f"ledger, logs, checkpoints and outputs are in {folder.archive}")
-        return Down(folder.name, _home(folder), note=note)
+        return Down(folder.name, _home(folder), False, "; ".join(filter(None, [note, left])), cleared.removed,
+                    cleared.proof)
+
+
+def _gone(machine: Machine, discard: bool) -> str:
+    """What is not brought home because the dispatcher's machine, one of our own, does not answer; "" if it answers, or
+    if all is here. Raises SpotfleetError unless `discard`: nobody can tell what else there is."""
+    folder, trouble = machine.folder, overssh.unlisted(machine.provider, machine.cloud_name)
+    here = folder.fetched.exists() or not folder.record.reached
+    if trouble and not discard:
+        raise SpotfleetError(f"the fleet is not down{'' if here else ', and its results are not here'}: {trouble}",
+                             hint=f"`spotfleet down {folder.name}` again once that machine answers, or "
+                                  f"{'close the fleet without it' if here else 'give them up'} with --discard")
+    return f"nothing was brought home: {trouble}" if trouble and not here else ""
 
 
 def settle(folder: Folder) -> bool:
-    """Close the books of a fleet that has ended by itself; False while something of it exists, or may be about to: one
-    that was never reached has had no time to end itself, and its machine may not be listed yet."""
+    """Close the books of a fleet that has ended by itself, what it had besides machines removed; False while a machine
+    of it exists, or may be about to: one that was never reached has had no time to end itself, and its machine may not
+    be listed yet."""
     try:
         with folder.locked(wait_s=0.0):
             if not folder.record.down_at:
                 machine = Machine(folder)
                 if not machine.closing and (not folder.record.reached or machine.left() or machine.lost()):
                     return False
-                _finish(machine, "ended by itself", lambda _line: None)
+                _finish(machine, "ended by itself", lambda _line: None, limit_s=SETTLE_S)
         return True
-    except Busy:
+    except (Busy, overssh.Leavings):  # machines that do not answer are for `down` to tell about
         return False
 
 
-def _finish(machine: Machine, why: str, progress: Progress) -> None:
-    """End what is left, and close the books last of all: a fleet that counts as down has everything in place."""
-    folder = machine.folder
+def _finish(machine: Machine, why: str, progress: Progress, *, discard: bool = False, limit_s: float | None = None,
+            ) -> tuple[str, Cleared]:
+    """End what is left, and close the books last of all: a fleet that counts as down has everything in place.
+
+    The answer names machines that could not be cleaned, which only `discard` takes; and what else was removed.
+    """
+    folder, cleared = machine.folder, Cleared()
+    left: list[str] = []
     if not machine.closing:
-        machine.end(progress, orderly=folder.fetched.exists() or folder.archive.exists())
+        if not (discard and overssh.unlisted(machine.provider, machine.cloud_name)):
+            machine.end(progress, orderly=folder.fetched.exists() or folder.archive.exists())
+        left = overssh.part(machine.provider, folder, progress)
+        if not discard:
+            overssh.refuse_leavings(left, folder.name)
+        cleared = belongings.clear(machine.provider, machine.cloud_name, progress, limit_s)
+        ssh.remove(folder, progress)
         _put_in_place(folder)
     machine.close(why)
+    return (f"something of the fleet may still be on {'; '.join(left)}. Once that answers: `spotfleet leaks`, or, if a "
+            f"dispatcher lives there, `spotfleet attach {folder.name} --file FLEET.yaml` and `spotfleet down`"
+            if left else ""), cleared
 
 
 def _bring_home(machine: Machine, progress: Progress, discard: bool) -> str:
     """Get the archive here, workers ended; the answer says what was not brought home, "" if all is here."""
     folder, patience_s = machine.folder, 0.0 if discard else PATIENCE_S
-    deadline, restarts = time.monotonic() + patience_s, 0
+    deadline, restarts, asked = time.monotonic() + patience_s, 0, False
     while True:
         answered = False
         url = machine.locate()
@@ -95,6 +130,9 @@ def _bring_home(machine: Machine, progress: Progress, discard: bool) -> str:
             return ""
         except DispatcherUnreachable as error:  # it restarts, or it has just ended itself
             restarts += answered
+            if not asked:  # this laptop may have moved
+                asked = True
+                cloud.open_door(machine.provider, machine.cloud_name, progress)
             if answered and restarts <= RESTARTS:
                 deadline = time.monotonic() + patience_s
             if time.monotonic() >= deadline:

@@ -44,11 +44,13 @@ class Record:
     """fleet.json."""
 
     spec: FleetSpec
-    cloud_name: str  # under which the provider knows it: its name, unless machines were already listed under that
+    cloud_name: str  # under which the provider knows it: its name, or with digits of its own (`up`)
     made_at: float
     provider_config: dict[str, str] = field(default_factory=dict)
     url: str = ""  # of the dispatcher, as last known; empty while it has none
     reached: bool = False  # its dispatcher has answered once: there may be something to bring home
+    shut: tuple[str, ...] = ()  # machines over SSH, by name, that have never let the fleet's key in
+    met: tuple[str, ...] = ()  # hosts that a discovery script has named and that let it in: it may name them no more
     down_at: float = 0.0  # when the provider listed nothing any more; 0 while it does
 
 
@@ -61,6 +63,8 @@ class Keys:
     cert: str
     key: str = field(repr=False)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    ssh_private: str = field(default="", repr=False)  # OpenSSH's format, ed25519: the fleet's own
+    ssh_public: str = ""  # "ssh-ed25519 AAAA... spotfleet:FLEET"
 
 
 class Unreadable(SpotfleetError):
@@ -151,8 +155,8 @@ class Folder:
         write_whole(self.path / "keys.json", json.dumps(to_json(keys)))
 
     def forget_secrets(self) -> None:
-        """The user's, which nothing needs once the fleet is down."""
-        self.save_keys(replace(self.keys, secrets={}))
+        """The user's, and the key that opened the machines, which nothing needs once the fleet is down."""
+        self.save_keys(replace(self.keys, secrets={}, ssh_private=""))
 
     def save(self, record: Record) -> None:
         write_whole(self.path / "fleet.json", json.dumps(to_json(record), indent=1))
@@ -215,6 +219,10 @@ class House:
     def fleets(self) -> list[Folder]:
         """All fleets, by name, those that are down too."""
         return [Folder(p.parent) for p in sorted((self.path / "fleets").glob("[!.]*/fleet.json"))]
+
+    def old(self) -> list[Folder]:
+        """Ended fleets whose name was used again, by name and time."""
+        return [Folder(p.parent) for p in sorted((self.path / "old").glob("[!.]*/fleet.json"))]
 
     def living(self) -> list[Folder]:
         """Those that are not down, as far as we know."""

@@ -1,41 +1,34 @@
-"""`leaks`: machines of this account that nothing accounts for.
+"""`leaks`: machines of this account that nothing accounts for, and what fleets have left there besides machines.
 
     the cloud's listing of every fleet --> then our folders --> then the dispatchers that live --> a verdict on each
 
 The cloud is listed first: whatever is launched or told to us meanwhile can only take a machine off the list of leaks.
+Machines over SSH are in nobody's account: the fleets that were here name those that there are, and one machine may be
+named by several.
+
 A machine is a leak when its fleet is down or unknown here and no dispatcher of that fleet is listed, or when it is a
-worker host that its living dispatcher does not know. Who is young may not be known yet, so it is left alone.
+worker host that its living dispatcher does not know. Anything else is one when no machine of its fleet lives. Who is
+young may not be known yet, so it is left alone.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass
 
-from spotfleet import providers
-from spotfleet.api.house import Folder, House
-from spotfleet.api.machine import Machine, provider_config
-from spotfleet.api.reports import laptop_events
+from spotfleet.api import belongings
+from spotfleet.api.accounts import ORPHAN_AFTER_S, OVER_SSH, Account, Known, Listed, known, listed, lives
+from spotfleet.api.belongings import Thing, Verdict
+from spotfleet.api.house import House
 from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.fold import fold
 from spotfleet.fleet.plan import clock
-from spotfleet.model import CloudHost, CloudState, FleetSpec, Role
-from spotfleet.providers import Provider
+from spotfleet.model import CloudHost, CloudState, Role
+from spotfleet.providers import ExistingMachines, Furnished
 
 FRESH_S = 300.0  # a machine younger than this, or whose fleet or dispatcher ended since, may be in good hands
 END_S = 300.0  # for a cloud to end leaks; then a person must look
 POLL_S = 1.0
-ORPHAN_AFTER_S = FleetSpec("").orphan_after_s  # of fleets whose file is not known here
-
-Account = tuple[str, tuple[tuple[str, str], ...]]  # a provider and its configuration
-
-
-class Verdict(Enum):
-    LEAK = "leak"
-    FRESH = "too fresh to tell"
-    ELSEWHERE = "not ours"
 
 
 @dataclass(frozen=True)
@@ -53,56 +46,55 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What this machine knows of one fleet."""
-
-    down_at: float = 0.0  # 0: it lives
-    orphan_after_s: float = ORPHAN_AFTER_S
-    machines: frozenset[tuple[str, str]] = frozenset()  # (request_id, provider_id) in our own ledger
-    hosts: frozenset[str] | None = None  # what its dispatcher knows; None: it does not answer
-
-
-@dataclass(frozen=True)
 class Search:
     suspects: tuple[Suspect, ...]
     listed: int  # machines that live, all in all
     notes: tuple[str, ...] = ()  # what could not be asked
+    things: tuple[Thing, ...] = ()  # besides machines
 
     @property
     def leaks(self) -> tuple[Suspect, ...]:
         return tuple(s for s in self.suspects if s.verdict is Verdict.LEAK)
 
+    @property
+    def left(self) -> tuple[Thing, ...]:
+        """Leaks that are no machines."""
+        return tuple(t for t in self.things if t.verdict is Verdict.LEAK)
 
-@dataclass
-class _Account:
-    provider: Provider
-    lines: list[CloudHost] = field(default_factory=list)
 
-
-def search(house: House) -> Search:
-    """Look everywhere; changes nothing. Raises what a provider that cannot be listed raises."""
+def search(house: House, everywhere: bool = False) -> Search:
+    """Look everywhere, `everywhere` also in regions where no fleet of this machine is; changes nothing. Raises what a
+    provider that cannot be listed raises."""
     notes: list[str] = []
-    accounts = _listed(house, notes)
+    accounts = listed(house, notes, everywhere)
     suspects: list[Suspect] = []
+    things: list[Thing] = []
     for account, found in accounts.items():
-        known = _known(house, account, found.lines, notes)
-        here = judge(found.lines, known, time.time())
+        ours, machines = known(house, account, found.lines, notes), found.machines
+        here = judge(machines, ours, time.time(), whole=found.whole)
         if any(s.verdict is Verdict.LEAK for s in here):  # it may have been ended while we looked
-            alive = {(h.request_id, h.provider_id) for h in found.provider.hosts("") if _lives(h)}
+            alive = {(h.request_id, h.provider_id) for h in found.provider.hosts("") if lives(h)}
             here = [s for s in here if (s.machine, s.provider_id) in alive]
-        suspects += here
-    living = {(a, h.request_id) for a, found in accounts.items() for h in found.lines if _lives(h)}
-    return Search(tuple(suspects), len(living), tuple(notes))
+        shown = {(s.provider, s.machine, s.provider_id) for s in suspects}
+        suspects += [s for s in here if (s.provider, s.machine, s.provider_id) not in shown]
+        doomed = frozenset(s.machine for s in here if s.verdict is Verdict.LEAK)
+        things += belongings.judge(account[0], found.belongings, machines, ours, doomed, time.time(), FRESH_S)
+    living = {(a[0] if a[0] == OVER_SSH else a, h.request_id) for a, found in accounts.items()
+              for h in found.machines if lives(h)}
+    return Search(tuple(suspects), len(living), tuple(notes), tuple(things))
 
 
-def end(house: House, shown: Sequence[Suspect], progress: Callable[[str], None]) -> None:
-    """Terminate those of `shown` that are leaks by now still; return when the cloud lists them as ended.
+def end(house: House, shown: Sequence[Suspect], progress: Callable[[str], None], things: Sequence[Thing] = (),
+        everywhere: bool = False) -> None:
+    """Terminate those of `shown` and remove those of `things` that are leaks by now still; return when the cloud lists
+    them as ended.
 
     Raises SpotfleetError after END_S, naming what is left.
     """
     agreed = {(s.machine, s.provider_id) for s in shown if s.verdict is Verdict.LEAK}
-    found = [s for s in search(house).leaks if (s.machine, s.provider_id) in agreed]
-    accounts = _listed(house, [])
+    still = search(house, everywhere)
+    found = [s for s in still.leaks if (s.machine, s.provider_id) in agreed]
+    accounts = listed(house, [], everywhere)
     left = {(a, s.machine) for a, account in accounts.items() for s in found
             if any((h.request_id, h.provider_id) == (s.machine, s.provider_id) for h in account.lines)}
     deadline, told = time.monotonic() + END_S, ""
@@ -110,7 +102,7 @@ def end(house: House, shown: Sequence[Suspect], progress: Callable[[str], None])
         progress(f"ending {machine}")
         accounts[account].provider.terminate(machine)
     while left:
-        alive = {(a, h.request_id) for a in {a for a, _ in left} for h in accounts[a].provider.hosts("") if _lives(h)}
+        alive = {(a, h.request_id) for a in {a for a, _ in left} for h in accounts[a].provider.hosts("") if lives(h)}
         left &= alive
         names = ", ".join(sorted(machine for _, machine in left))
         if names and names != told:
@@ -121,35 +113,63 @@ def end(house: House, shown: Sequence[Suspect], progress: Callable[[str], None])
                                  hint="`spotfleet leaks --fix` again, or look at its console")
         if left:
             time.sleep(POLL_S)
+    _part(house, accounts, found, progress)
+    _clear(accounts, {t.key for t in still.left} & {t.key for t in things if t.verdict is Verdict.LEAK}, progress)
+
+
+def _clear(accounts: Mapping[Account, Listed], agreed: set[tuple[str, str, str]], progress: Callable[[str], None],
+           ) -> None:
+    for account in accounts.values():
+        provider = account.provider
+        if isinstance(provider, Furnished):
+            belongings.remove(
+                provider, lambda provider=provider: [b for b in provider.belongings("") if belongings.key(b) in agreed],
+                progress, belongings.CLEAR_S, "`spotfleet leaks --fix` again")
+
+
+def _part(house: House, accounts: Mapping[Account, Listed], ended: Sequence[Suspect],
+          progress: Callable[[str], None]) -> None:
+    """Take the keys of fleets that are no more from the machines that bore something of them."""
+    living = {f.record.cloud_name for f in house.living() if f.readable}
+    for fleet in sorted({s.fleet for s in ended} - living):
+        for account in accounts.values():
+            if isinstance(account.provider, ExistingMachines) and any(h.fleet == fleet for h in account.lines):
+                for line in account.provider.part(fleet):
+                    progress(f"something of fleet {fleet} is still on {line}")
 
 
 # ---- the verdict
 
 
-def judge(lines: Iterable[CloudHost], known: Mapping[str, Known], now: float) -> list[Suspect]:
-    """The living machines of one account that are leaks, may be, or belong to another machine's fleets. Pure."""
+def judge(lines: Iterable[CloudHost], known: Mapping[str, Known], now: float, *, whole: bool = True) -> list[Suspect]:
+    """The living machines of one account that are leaks, may be, or belong to another machine's fleets. Pure.
+
+    `whole`: the whole account is listed. Else a dispatcher that is not may live, and its hosts are left out.
+    """
     fleets: dict[str, dict[str, CloudHost]] = {}
     for line in lines:  # the last of repeated lines
         fleets.setdefault(line.fleet, {})[line.request_id] = line
     suspects = []
     for fleet, hosts in sorted(fleets.items()):
         for line in hosts.values():
-            if _lives(line) and (found := _verdict(line, list(hosts.values()), known.get(fleet), now)):
+            if lives(line) and (found := _verdict(line, list(hosts.values()), known.get(fleet), now, whole)):
                 suspects.append(_suspect(line, *found))
     return suspects
 
 
-def _verdict(line: CloudHost, fleet: Sequence[CloudHost], known: Known | None,
-             now: float) -> tuple[Verdict, str] | None:
+def _verdict(line: CloudHost, fleet: Sequence[CloudHost], known: Known | None, now: float,
+             whole: bool) -> tuple[Verdict, str] | None:
     if known is not None and not known.down_at:
         if line.role is not Role.WORKER or known.hosts is None or line.request_id in known.hosts:
             return None
         return _grace(line, now) or (Verdict.LEAK, "its dispatcher lives and does not know it")
     ours = known.machines if known else frozenset()
-    guard = next((h for h in fleet if _lives(h) and h.role is Role.DISPATCHER
+    guard = next((h for h in fleet if lives(h) and h.role is Role.DISPATCHER
                   and (h.request_id, h.provider_id) not in ours), None)
     if guard is not None:
         return Verdict.ELSEWHERE, f"fleet {line.fleet} of another machine: its dispatcher lives"
+    if not whole and (line.request_id, line.provider_id) not in ours:
+        return None
     if young := _grace(line, now):
         return young
     why = f"fleet {line.fleet} is not known here, and no dispatcher of it is listed"
@@ -161,8 +181,10 @@ def _verdict(line: CloudHost, fleet: Sequence[CloudHost], known: Known | None,
 
 
 def _grace(line: CloudHost, now: float) -> tuple[Verdict, str] | None:
-    if line.state is CloudState.PENDING or not line.runs:
+    if line.state is CloudState.PENDING or (line.state is CloudState.RUNNING and not line.runs):
         return Verdict.FRESH, "it is just starting"
+    if not line.runs:
+        return None  # stopped since nobody knows when
     age_s = now - line.runs[0].started_at
     return (Verdict.FRESH, f"it began {max(age_s, 0.0):.0f} s ago") if age_s < FRESH_S else None
 
@@ -191,83 +213,3 @@ def _suspect(line: CloudHost, verdict: Verdict, why: str) -> Suspect:
     price = 0 if line.state is CloudState.STOPPED else line.offer.price_micros_h
     return Suspect(line.request_id, line.fleet, line.offer.provider, line.role, line.offer.pool,
                    line.runs[0].started_at if line.runs else 0.0, price, verdict, why, line.provider_id)
-
-
-def _lives(line: CloudHost) -> bool:
-    return line.state is not CloudState.TERMINATED
-
-
-# ---- what is asked
-
-
-def _listed(house: House, notes: list[str]) -> dict[Account, _Account]:
-    """The listing of every account we know a way to: of this machine's fleets, and of installed providers that work."""
-    used = {_account(f.record.spec.provider, f.record.provider_config) for f in _folders(house)}
-    found = {account: _Account(providers.load(account[0], dict(account[1]))) for account in sorted(used)}
-    for name in providers.names():
-        account = _account(name, provider_config(house, FleetSpec("", provider=name)))
-        if account in found:
-            continue
-        provider = providers.load(name, dict(account[1]))
-        try:
-            if name != "local":  # where asking starts the emulated cloud
-                provider.check()
-            found[account] = _Account(provider)
-        except SpotfleetError as error:
-            notes.append(f"{name} was not asked: {error}")
-    for one in found.values():
-        one.lines = one.provider.hosts("")
-    return found
-
-
-def _account(provider: str, config: Mapping[str, str]) -> Account:
-    return provider, tuple(sorted(config.items()))
-
-
-def _folders(house: House) -> list[Folder]:
-    """Of every fleet there has been, also those whose name is used again."""
-    return [*house.fleets(), *(Folder(p.parent) for p in sorted((house.path / "old").glob("*/fleet.json")))]
-
-
-def _known(house: House, account: Account, lines: Sequence[CloudHost], notes: list[str]) -> dict[str, Known]:
-    """What this machine knows of the fleets of one account, by their names in the cloud."""
-    known: dict[str, Known] = {}
-    for folder in _folders(house):
-        record = folder.record
-        if _account(record.spec.provider, record.provider_config) != account:
-            continue
-        ended = fold(laptop_events(folder))
-        machines = frozenset((h.request_id, h.provider_id) for h in [*ended.hosts, *ended.ended.values()])
-        other = known.get(record.cloud_name, Known(down_at=record.down_at))
-        down_at = 0.0 if not (record.down_at and other.down_at) else max(record.down_at, other.down_at)
-        known[record.cloud_name] = Known(down_at, record.spec.orphan_after_s, machines | other.machines, other.hosts)
-        if not record.down_at:
-            alive = {h.request_id for h in lines if h.fleet == record.cloud_name and _lives(h)}
-            hosts = _asked(folder, alive, notes) if alive else None
-            known[record.cloud_name] = replace(known[record.cloud_name], hosts=hosts)
-    return known
-
-
-def _asked(folder: Folder, alive: set[str], notes: list[str]) -> frozenset[str] | None:
-    """The hosts that the fleet's dispatcher knows; None if it does not answer."""
-    try:
-        client = Machine(folder).client(folder.record.url, 0.0) if folder.record.url else None
-        if client is None or not client.healthy():
-            notes.append(f"fleet {folder.name}: its dispatcher does not answer, so its hosts are not judged")
-            return None
-        hosts = frozenset(h.host for h in client.status().hosts)
-        if alive - hosts:  # some may be known to its ledger as gone: then it will see to them
-            hosts |= _ever(client.events)
-        return hosts
-    except SpotfleetError as error:
-        notes.append(f"fleet {folder.name}: its hosts are not judged: {error}")
-        return None
-
-
-def _ever(events: Callable[[int], list[dict]]) -> frozenset[str]:
-    """Every host that a dispatcher's ledger names."""
-    found, after = set(), 0
-    while page := events(after):
-        found |= {e["request_id"] for e in page if "request_id" in e}
-        after = page[-1]["seq"]
-    return frozenset(found)

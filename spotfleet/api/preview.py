@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
+from spotfleet.api.cloud import RegionRow, elsewhere, unknown
 from spotfleet.config.values import did_you_mean
+from spotfleet.dispatcher.lifetime import keep_s
+from spotfleet.errors import UsageError
 from spotfleet.fleet.fold import FleetState
-from spotfleet.fleet.plan import Launch, Observed, Wait, Wanted, plan
+from spotfleet.fleet.plan import Launch, Observed, Wait, Wanted, matches, plan
+from spotfleet.fleet.policy.budget import Purse, said, too_small
+from spotfleet.fleet.policy.deadline import impossible
+from spotfleet.fleet.policy.decide import Scene, Task, decide
+from spotfleet.fleet.policy.lifetimes import BOOT_S, STALL_S, Lived
+from spotfleet.fleet.policy.mix import on_demand_needs
+from spotfleet.fleet.policy.values import Choice, Moment
 from spotfleet.fleet.size import first_workers, hosts_wanted
-from spotfleet.model import FleetSpec, Need, Nodes, Offer, Role
-from spotfleet.providers import Provider
+from spotfleet.model import FleetSpec, Market, Need, Nodes, Offer, PolicySpec, Role
+from spotfleet.providers import Provider, Sells
 
 KEYS = {"accelerator": "accelerators"}  # as the fleet file calls them
-FOR_NEXT_JOB = ("workdir", "envs", "file_mounts", "setup", "run", "resize")  # need no other machines: simply kept
+# They need no other machines: what they say is simply kept for the next job.
+FOR_NEXT_JOB = ("workdir", "envs", "file_mounts", "setup", "setup_timeout_s", "run", "resize")
 
 
 class Change(Enum):
@@ -22,6 +33,17 @@ class Change(Enum):
     CONTINUE = "continue"  # an earlier `up` did not come to its end
     SAME = "same"
     NODES = "nodes"
+    POLICY = "policy"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the work that the file names is expected to cost, all machines, at the prices of now."""
+
+    work_s: float
+    spot_micros: int  # if spot hosts are to be had all the time; with what their interruptions waste
+    on_demand_micros: int  # of the cheapest machines that fit, all on demand
+    mixed: bool  # the policy takes on-demand hosts where it must: it will cost something between the two
 
 
 @dataclass(frozen=True)
@@ -38,8 +60,17 @@ class UpPlan:
     kept: tuple[str, ...] = ()  # keys of the fleet file that changed and hold from the next job on
     orphan_after_s: float = 0.0
     max_lifetime_s: float = 0.0
+    keep_s: float = 0.0  # for so long its dispatcher stays, when it has ended by itself, with what nobody has fetched
     left_out: str = ""  # what the checkpoint target does not take
+    region: str = ""  # where it settles, or has settled, among several
+    regions: tuple[RegionRow, ...] = ()  # the candidates of a new fleet, the chosen one first
+    beside: str = ""  # what is paid for besides, and in no price here
     unknown: str = ""  # with no offers: the words of `resources` that the provider does not know, and those it knows
+    policy: PolicySpec = field(default_factory=PolicySpec)
+    policy_changed: bool = False  # beyond what holds for the next job
+    policy_why: str = ""  # why so many hosts of either market at first; "" where there is nothing to decide
+    estimate: Estimate | None = None  # None: the file does not name the work, or nothing is on sale
+    sure_micros_h: int = 0  # for this a deadline would be kept without spot too, if that is above max_hourly_cost
 
     @property
     def micros_h(self) -> int:
@@ -51,6 +82,16 @@ class UpPlan:
         """Of the same machines, all on demand."""
         return sum(launch.offer.on_demand_micros_h for launch in self._launches())
 
+    def micros_h_of(self, market: Market) -> int:
+        """Of the machines of one market."""
+        return sum(launch.offer.price_micros_h for launch in self._launches() if launch.offer.market is market)
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Pools of machines whose price on demand nobody knows."""
+        return tuple(dict.fromkeys(launch.offer.pool for launch in self._launches()
+                                   if launch.offer.price_micros_h and not launch.offer.on_demand_micros_h))
+
     def _launches(self) -> list[Launch]:
         return [*([self.dispatcher] if self.dispatcher else []), *self.workers]
 
@@ -58,31 +99,140 @@ class UpPlan:
 def preview(spec: FleetSpec, cloud_name: str, change: Change, was: FleetSpec | None, provider: Provider,
             now: float) -> UpPlan:
     """Ask the provider for offers, and the planner what it would do with them."""
-    offers = _offers(provider, spec.any_of)
+    plain = spec.policy.spot_policy == "spot" and not spec.policy.on_demand_base and not spec.policy.deadline_s
+    offers = _offers(provider, spec.any_of if plain else (*spec.any_of, *on_demand_needs(spec.any_of)))
     slots = min((o.slots for o in offers), default=1)
     hosts = hosts_wanted(spec.nodes, slots, [first_workers(spec.resize)])  # later ones only when a job asks for them
-    workers = Wanted(cloud_name, Role.WORKER, hosts, spec.any_of, spec.interruption_behavior)
+    workers = Wanted(cloud_name, Role.WORKER, hosts, spec.any_of, spec.interruption_behavior,
+                     placement=spec.placement, all_or_nothing=spec.all_or_nothing)
+    choice = None if plain else first_choice(spec, hosts, offers, now)
+    if choice is not None:
+        workers = replace(workers, hosts=choice.spot, on_demand=choice.on_demand, apart=True)
     dispatcher = Wanted(cloud_name, Role.DISPATCHER, 1, (spec.dispatcher,))
     actions = plan(dispatcher, FleetState(), _offers(provider, dispatcher.any_of), Observed(), now)
+    machine = next((a for a in actions if isinstance(a, Launch)), None)
+    refuse(spec, [o for o in offers if _may_be(spec, o)], machine.offer.price_micros_h if machine else 0)
+    if spec.policy.max_micros_h:
+        own = machine.offer.price_micros_h if machine else 0
+        workers = replace(workers, max_micros_h=max(1, spec.policy.max_micros_h - own))
     launches = plan(workers, FleetState(), offers, Observed(), now)
     changed = [f.name for f in fields(spec) if was and getattr(was, f.name) != getattr(spec, f.name)]
     return UpPlan(
         fleet=spec.name, provider=spec.provider, change=change, nodes=spec.nodes, was=was.nodes if was else None,
         offers=tuple(sorted(offers, key=lambda o: (o.price_micros_h, o.pool))),
-        dispatcher=next((a for a in actions if isinstance(a, Launch)), None),
+        dispatcher=machine,
         workers=tuple(a for a in launches if isinstance(a, Launch)),
         why="; ".join(a.why for a in [*actions, *launches] if isinstance(a, Wait)),
-        kept=tuple(name for name in changed if name in FOR_NEXT_JOB),
+        kept=(*(name for name in changed if name in FOR_NEXT_JOB), *_kept_of_policy(was, spec)),
         orphan_after_s=spec.orphan_after_s, max_lifetime_s=spec.max_lifetime_s,
-        left_out=spec.checkpoint.leaves_out,
-        unknown="" if offers else _unknown(provider, spec.any_of),
+        keep_s=keep_s(spec),
+        left_out=spec.checkpoint.leaves_out, beside=_beside(spec, hosts),
+        unknown="" if offers else unknown(provider, spec) or _unknown(provider, spec.any_of),
+        policy=spec.policy, policy_changed=was is not None and policy_changed(was, spec),
+        policy_why=choice.why if choice else "",
+        estimate=_estimate(spec, hosts, provider, machine, now),
+        sure_micros_h=_beyond(spec, offers, machine.offer.price_micros_h if machine else 0),
     )
 
 
 def changes(was: FleetSpec, spec: FleetSpec) -> list[str]:
     """The fields that differ and that only a new fleet can have otherwise."""
-    allowed = ("nodes", *FOR_NEXT_JOB)
+    allowed = ("nodes", "policy", *FOR_NEXT_JOB)
+    was, spec = _elsewhere(was), _elsewhere(spec)
     return [f.name for f in fields(spec) if getattr(was, f.name) != getattr(spec, f.name) and f.name not in allowed]
+
+
+def policy_changed(was: FleetSpec, spec: FleetSpec) -> bool:
+    """Does it differ in what a fleet that is up takes over at once?"""
+    return _at_once(was.policy) != _at_once(spec.policy)
+
+
+def _at_once(policy: PolicySpec) -> PolicySpec:
+    return replace(policy, deadline_s=0.0, work_s=0.0, work_steps=0)
+
+
+def _kept_of_policy(was: FleetSpec | None, spec: FleetSpec) -> list[str]:
+    """A deadline and the work are those of a job, from its submission."""
+    if was is None:
+        return []
+    old, new = was.policy, spec.policy
+    work = (old.work_s, old.work_steps) != (new.work_s, new.work_steps)
+    return [*(["deadline"] if old.deadline_s != new.deadline_s else []), *(["work"] if work else [])]
+
+
+def first_choice(spec: FleetSpec, hosts: int, offers: Sequence[Offer], now: float) -> Choice:
+    """What the policy will decide first, with the fleet file's job submitted at once."""
+    policy = spec.policy
+    work_s = policy.work_s * spec.nodes.target if policy.work_s else math.inf
+    tasks = (Task("a job", policy.deadline_s, work_s),) if policy.deadline_s else ()
+    return decide(Scene(policy, spec.any_of, hosts, tasks, tuple(offers)), FleetState(), now)
+
+
+def refuse(spec: FleetSpec, offers: Sequence[Offer], dispatcher_micros_h: int) -> None:
+    """Raise UsageError for limits that nothing on sale can keep, before anything is launched."""
+    policy, nodes = spec.policy, spec.nodes
+    why = too_small(policy.max_micros_h, nodes, spec.any_of, offers, dispatcher_micros_h)
+    if why:
+        raise UsageError(f"max_hourly_cost: {why}", hint="raise max_hourly_cost, lower nodes.min, or allow cheaper "
+                                                         "machines under `resources`")
+    if policy.max_micros and offers:
+        burn = dispatcher_micros_h + nodes.min * min(o.price_micros_h for o in offers)
+        purse = Purse(policy.max_micros, 0, burn, dispatcher_micros_h, keep_s(spec))
+        if purse.ending >= purse.limit:
+            best = min(offers, key=lambda o: (o.price_micros_h, o.pool))
+            raise UsageError(f"max_cost: {said(purse)}, with {nodes.min} x the cheapest offer, {best.pool}",
+                             hint="raise max_cost, lower nodes.min, or allow cheaper machines under `resources`")
+    if policy.deadline_s and policy.work_s:
+        why = impossible(Moment(0.0, nodes.target, left_s=policy.deadline_s, work_s=policy.work_s * nodes.target))
+        if why:
+            raise UsageError(f"deadline: impossible: {why}", hint="allow more time, or raise nodes.target")
+
+
+def _beyond(spec: FleetSpec, offers: Sequence[Offer], dispatcher_micros_h: int) -> int:
+    """What all hosts cost on demand, where a deadline may need them and max_hourly_cost forbids them; else 0."""
+    full = [o.price_micros_h for o in offers if o.market is Market.ON_DEMAND and o.price_micros_h and _may_be(spec, o)]
+    if not full or not spec.policy.deadline_s or not spec.policy.max_micros_h:
+        return 0
+    needed = dispatcher_micros_h + spec.nodes.target * min(full)
+    return needed if needed > spec.policy.max_micros_h else 0
+
+
+def _may_be(spec: FleetSpec, offer: Offer) -> bool:
+    """May a host of this fleet be of this offer, by its price?"""
+    return any(matches(n, offer) and (not n.max_micros_h or offer.price_micros_h <= n.max_micros_h)
+               for n in (*spec.any_of, *on_demand_needs(spec.any_of)))
+
+
+def _estimate(spec: FleetSpec, hosts: int, provider: Provider, machine: Launch | None, now: float) -> Estimate | None:
+    work_s = spec.policy.work_s
+    if not work_s or not hosts:
+        return None
+    spot = [o for o in _offers(provider, [n for n in spec.any_of if n.use_spot]) if _may_be(spec, o)]
+    full = [o for o in _offers(provider, on_demand_needs(spec.any_of)) if o.price_micros_h]  # 0: nobody knows
+    if not full:
+        return None
+    own = machine.offer.price_micros_h if machine else 0
+    waste = 1 + (BOOT_S + STALL_S * hosts) / Lived().expected_s()
+    dear = own + hosts * min(o.price_micros_h for o in full)
+    cheap = own + hosts * min((o.price_micros_h for o in spot), default=min(o.price_micros_h for o in full))
+    hours = work_s / 3600
+    mixed = bool(spot) and (spec.policy.spot_policy != "spot" or spec.policy.on_demand_base > 0)
+    return Estimate(work_s, round(cheap * hours * (waste if spot else 1)), round(dear * hours), mixed)
+
+
+def _elsewhere(spec: FleetSpec) -> FleetSpec:
+    """`spec` without what only this machine makes use of: its own ways into machines over SSH, and into an account."""
+    spec = elsewhere(spec)
+    return spec if spec.ssh is None else replace(spec, ssh=replace(spec.ssh, identity_file="", known_hosts="",
+                                                                   discovery_script=""))
+
+
+def _beside(spec: FleetSpec, hosts: int) -> str:
+    if spec.aws is None:
+        return ""
+    disks_gib = spec.aws.dispatcher_disk_gib + hosts * spec.aws.disk_gib
+    addresses = f", {hosts + 1} public addresses" if spec.aws.public_addresses else ""
+    return f"not in these prices: {disks_gib} GiB of disks{addresses}, traffic between zones and out of the cloud"
 
 
 def _offers(provider: Provider, needs: Sequence[Need]) -> list[Offer]:
@@ -94,6 +244,8 @@ def _offers(provider: Provider, needs: Sequence[Need]) -> list[Offer]:
 
 def _unknown(provider: Provider, needs: Sequence[Need]) -> str:
     """Why nothing on sale fits, by the words: "instance_type: ... expected one of ..."; "" if each is known."""
+    if isinstance(provider, Sells):
+        return provider.unknown(needs)
     sold = [offer for use_spot in (True, False) for offer in provider.offers(Need(use_spot=use_spot))]
     found = []
     for need in needs:

@@ -10,7 +10,8 @@ from spotfleet.api.house import Folder
 from spotfleet.api.machine import Machine, watch
 from spotfleet.client import Client
 from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.cost import CostReport, report
+from spotfleet.fleet.cost import CostReport
+from spotfleet.fleet.cost_groups import Books
 from spotfleet.fleet.events import (
     Event,
     FleetDown,
@@ -27,6 +28,7 @@ from spotfleet.fleet.ledger import Damaged, Ledger, problem, read_events
 from spotfleet.messages import FleetStatus, JobStatus
 from spotfleet.model import JobState
 
+SETUP = "#setup"  # ends the name of a host's log of that
 SKEW_S = 5.0  # less is the way of an answer, and the dispatcher tells whole seconds
 
 
@@ -67,12 +69,25 @@ def merged(dispatcher: Sequence[Event], laptop: Sequence[Event]) -> list[dict[st
     return sorted(rows, key=lambda row: row["at"])
 
 
-def cost(dispatcher: Sequence[Event], laptop: Sequence[Event], ahead_s: float = 0.0) -> CostReport:
-    """The bill up to the end of the fleet, or up to now while it lives. `ahead_s`: of our clock, against the
+def books(fleet: str, dispatcher: Sequence[Event], laptop: Sequence[Event], ahead_s: float = 0.0,
+          missing: str = "") -> Books:
+    """All ledgers of a fleet up to its end, or up to now while it lives. `ahead_s`: of our clock, against the
     dispatcher's; the cloud's is taken to go with that one."""
     down = [e.at for e in laptop if isinstance(e, FleetDown)]
     now = time.time() - (ahead_s if abs(ahead_s) > SKEW_S else 0.0)
-    return report([*dispatcher, *laptop], down[-1] if down else now)
+    return Books(fleet, (*dispatcher, *laptop), down[-1] if down else now, not down, missing)
+
+
+def cost(dispatcher: Sequence[Event], laptop: Sequence[Event], ahead_s: float = 0.0) -> CostReport:
+    return books("", dispatcher, laptop, ahead_s).report()
+
+
+def ended_books(folder: Folder) -> Books:
+    """Of a fleet that is down, from what came home."""
+    dispatcher = archived_events(folder)
+    unsaid = folder.record.reached and not dispatcher
+    missing = "its dispatcher's ledger did not come home: its worker hosts are missing here" if unsaid else ""
+    return books(folder.name, dispatcher, laptop_events(folder), missing=missing)
 
 
 def check_source(client: Client, job: str, rank: int, worker: str) -> None:
@@ -95,6 +110,11 @@ def archived_logs(folder: Folder, job: str, rank: int, worker: str) -> Iterator[
         raise SpotfleetError(f"the archive holds no output of job '{job}', {worker or f'rank {rank}'}",
                              hint=f"jobs in the archive: {there or 'none'}")
     return iter([path.read_bytes()])
+
+
+def archived_setups(folder: Folder, job: str) -> list[str]:
+    """The logs of `setup` that came home, by the names that `archived_logs` takes."""
+    return sorted(p.name.removesuffix(".log") for p in (folder.archive / "jobs" / job / "logs").glob(f"*{SETUP}.log"))
 
 
 def ended_status(folder: Folder) -> FleetStatus:

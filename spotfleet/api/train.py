@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from spotfleet import bundle
 from spotfleet.api.house import House, Record
 from spotfleet.api.machine import Progress
+from spotfleet.api.ship import Shipped, ship
 from spotfleet.client import Client
 from spotfleet.errors import UsageError
 from spotfleet.messages import FleetStatus
@@ -32,6 +32,9 @@ class Ask:
     spares: int = 0
     resize_policy: str = ""  # this and the next go before the fleet file's
     growth: tuple[tuple[int, int], ...] = ()
+    deadline_s: float = 0.0  # from its submission; it and the work go before the fleet file's
+    work_s: float = 0.0  # at the fleet's full target
+    work_steps: int = 0
 
 
 def job_spec(spec: FleetSpec, ask: Ask, status: FleetStatus) -> JobSpec:
@@ -45,12 +48,21 @@ def job_spec(spec: FleetSpec, ask: Ask, status: FleetStatus) -> JobSpec:
         raise UsageError(f"np: expected 1 <= MIN <= MAX, got {least}, {most}", hint="np=(2, 4) means 2 to 4 workers")
     if ask.spares < 0:
         raise UsageError(f"spares: expected 0 or more, got {ask.spares}", hint="spares=1 keeps one warm worker ready")
+    policy = spec.policy
+    deadline_s = ask.deadline_s or policy.deadline_s
+    work_s, work_steps = (ask.work_s, ask.work_steps) if ask.work_s or ask.work_steps else (
+        policy.work_s, policy.work_steps)
+    if deadline_s and not (work_s or work_steps):
+        raise UsageError("a deadline needs the work, or nobody knows what is to be done by then",
+                         hint='--work 48h (at full target), or --work "100000 steps"')
     if not ask.np:
         most = max(least, most - ask.spares)  # else every slot would train
     return JobSpec(
         name=ask.name or job_name(ask.script, spec), argv=argv, run="" if argv else spec.run, setup=spec.setup,
         min_workers=least, max_workers=most, envs={**spec.envs, **ask.envs}, down=ask.down,
         checkpoint=spec.checkpoint, spares=ask.spares, resize=resize_of(spec.resize, ask, least, most),
+        setup_timeout_s=spec.setup_timeout_s, file_mounts={n: s for n, s in spec.file_mounts.items() if "://" in s},
+        deadline_s=deadline_s, work_s=work_s, work_steps=work_steps,
     )
 
 
@@ -99,25 +111,24 @@ def submit(house: House, record: Record, secrets: Mapping[str, str], client: Cli
     job = job_spec(record.spec, ask, client.status())
     secrets = {**secrets, **ask.secrets}
     refuse_leaks(job, secrets)
-    with tempfile.TemporaryDirectory(prefix="spotfleet-") as folder:
-        mounts = {name: Path(source) for name, source in record.spec.file_mounts.items()}
-        packed = bundle.build(Path(record.spec.workdir), Path(folder, "bundle.tar.gz"), mounts=mounts,
-                              houses=[house.path], secrets=secrets.values())
-        for line in packed.left_out:
-            progress(f"left out of the bundle: {line}")
-        if argv_left_out := [n for n in packed.left_out if job.argv and n.startswith(f"{job.argv[0]}: ")]:
-            raise UsageError(f"the script cannot be shipped: {argv_left_out[0]}",
-                             hint="read the secret from the environment instead")
-        if packed.bytes > bundle.LIMIT_BYTES:
-            raise UsageError(f"the working directory is {packed.bytes / 1e9:.1f} GB packed; a fleet takes at most "
-                             f"{bundle.LIMIT_BYTES / 1e9:.1f} GB",
-                             hint="name data and results in .spotfleetignore; fetch large data in `setup`")
-        if client.has_bundle(packed.sha256):
-            progress(f"working directory {packed.sha256[:12]} is there already")
-        else:
-            progress(f"shipping {packed.files} files, {packed.bytes / 1e6:.1f} MB ({packed.sha256[:12]})")
-            client.put_bundle(packed.sha256, packed.path)
-    return client.submit(replace(job, bundle=packed.sha256), dict(secrets), wait=ask.wait)
+    shipped = _ship(house, record, secrets, client, progress)
+    for line in shipped.left_out:
+        progress(f"left out of the bundle: {line}")
+    if argv_left_out := [n for n in shipped.left_out if job.argv and n.startswith(f"{job.argv[0]}: ")]:
+        raise UsageError(f"the script cannot be shipped: {argv_left_out[0]}",
+                         hint="read the secret from the environment instead")
+    try:
+        return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=ask.wait)
+    except UsageError:
+        if not client.lacking(shipped.blobs):
+            raise
+        shipped = _ship(house, record, secrets, client, progress)  # the dispatcher has lost its disk meanwhile
+        return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=ask.wait)
+
+
+def _ship(house: House, record: Record, secrets: Mapping[str, str], client: Client, progress: Progress) -> Shipped:
+    mounts = {name: Path(source) for name, source in record.spec.file_mounts.items() if "://" not in source}
+    return ship(client, Path(record.spec.workdir), mounts, house.path, tuple(secrets.values()), progress)
 
 
 def refuse_leaks(job: JobSpec, secrets: Mapping[str, str]) -> None:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from spotfleet import __version__
+from spotfleet.cli import money
+from spotfleet.cli.options import (
+    TAIL,
+    Cluster,
+    Everywhere,
+    Format,
+    Host,
+    Name,
+    OnHost,
+    Output,
+    Tailed,
+    Watch,
+    Yes,
+    call,
+)
 from spotfleet.errors import SpotfleetError
 
 INTERRUPTED, TERMINATED = 130, 143  # as shells say it
@@ -26,27 +39,6 @@ app = typer.Typer(
 chaos = typer.Typer(no_args_is_help=True, help="Interrupt hosts on purpose.",
                     context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(chaos, name="chaos")
-
-
-class Output(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-
-
-class CostOutput(StrEnum):
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-
-
-Name = Annotated[str, typer.Argument(metavar="FLEET", help="The fleet; may be left out when there is only one.",
-                                     show_default=False)]
-Cluster = Annotated[str, typer.Option("-c", "--cluster", metavar="FLEET", show_default=False,
-                                      help="The fleet; may be left out when there is only one.")]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
-Format = Annotated[Output, typer.Option("-o", "--output", help="json: for programs.")]
-Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on until interrupted.")]
-Host = Annotated[str, typer.Argument(help="A host's name or address, as `status` shows them.", show_default=False)]
 
 
 def run(argv: list[str]) -> int:
@@ -96,10 +88,6 @@ def _tell(message: str, hint: str) -> None:
     print(f"error: {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr)
 
 
-def _call(module: str, function: str, *values: Any, **options: Any) -> None:
-    getattr(importlib.import_module(f"spotfleet.cli.{module}"), function)(*values, **options)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"spotfleet {__version__}")
@@ -124,20 +112,38 @@ def up(
 
     A small fleet file:  {name: digits, nodes: {min: 2, target: 3}, resources: {instance_type: cpu.small}}
     """
-    _call("change", "up", file, dryrun=dryrun, yes=yes, timeout=timeout)
+    call("change", "up", file, dryrun=dryrun, yes=yes, timeout=timeout)
+
+
+@app.command()
+def check(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[PROVIDER] [FILE]", show_default=False, help=(
+        "Only this provider; exactly for this fleet file. With --policy: laptop, dispatcher or host."))] = None,
+    policy: Annotated[bool, typer.Option("--policy", help="Print the IAM policy (JSON) of whoever types `up`, of the "
+                                                          "dispatcher, or of hosts.")] = False,
+    output: Format = Output.TABLE,
+) -> None:
+    """Find out whether a fleet can be made: credentials, permissions, quotas, networks, images.
+
+    Nothing is made or changed. Exit code 3 if a person must act first; each line says how.
+    """
+    call("check", "check", words or [], policy=policy, as_json=output is Output.JSON)
 
 
 @app.command()
 def attach(
     fleet: Annotated[str, typer.Argument(metavar="FLEET", show_default=False,
                                          help="Its name; may be left out when the account has only one.")] = "",
-    provider: Annotated[str, typer.Option("--provider", "--infra", metavar="NAME", help="Where it runs.")] = "local",
+    provider: Annotated[str, typer.Option("--provider", "--infra", metavar="NAME", show_default=False,
+                                          help="Where it runs; default: as the file says, else local.")] = "",
+    file: Annotated[Path | None, typer.Option("--file", metavar="FLEET.yaml", show_default=False,
+                                              help="The fleet's file: machines over SSH are found by it.")] = None,
 ) -> None:
     """Work from this machine with a fleet that another one has made.
 
-    It is found by its tags, with the credentials of the account.
+    It is found by its tags, with the credentials of the account; machines over SSH by the fleet's file.
     """
-    _call("attach", "attach", fleet, provider)
+    call("attach", "attach", fleet, provider, file)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -159,6 +165,10 @@ def train(
                                                help="keep-global-batch, scale-lr or none; see docs/resizing.md.")] = "",
     growth: Annotated[str, typer.Option("--growth", metavar="EPOCH:WORKERS,...", show_default=False,
                                         help="So many workers from each epoch on: 0:2,30:4,60:8.")] = "",
+    deadline: Annotated[str, typer.Option("--deadline", metavar="DURATION", show_default=False,
+                                          help="Be done by then, counted from now, at least cost: 60h.")] = "",
+    work: Annotated[str, typer.Option("--work", metavar="WORK", show_default=False,
+                                      help='What is to be done: 48h at full target, or "100000 steps".')] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Queue the job when MIN workers cannot start now.")] = False,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", show_default=False,
                                                   help="A variable for the job; K alone takes yours.")] = None,
@@ -172,14 +182,15 @@ def train(
     The working directory is shipped when it has changed.
     Ctrl-C leaves the job running. Options of spotfleet may also stand after SCRIPT, up to a `--`.
     """
-    _call("change", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
-          secret=secret or [], name_of_job=name, spares=spares, resize_policy=resize_policy, growth=growth)
+    call("change", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
+          secret=secret or [], name_of_job=name, spares=spares, resize_policy=resize_policy, growth=growth,
+         deadline=deadline, work=work)
 
 
 @app.command()
 def status(fleet: Name = "", watch: Watch = False, output: Format = Output.TABLE) -> None:
     """What the fleet, its hosts and its jobs do, and what they wait for."""
-    _call("look", "status", fleet, watch=watch, as_json=output is Output.JSON)
+    call("look", "status", fleet, watch=watch, as_json=output is Output.JSON)
 
 
 @app.command()
@@ -188,13 +199,13 @@ def hosts(fleet: Name = "", output: Format = Output.TABLE) -> None:
 
     That is what a Horovod host-discovery script prints.
    """
-    _call("look", "hosts", fleet, as_json=output is Output.JSON)
+    call("look", "hosts", fleet, as_json=output is Output.JSON)
 
 
 @app.command()
 def jobs(fleet: Name = "", output: Format = Output.TABLE) -> None:
     """The jobs of the fleet."""
-    _call("look", "jobs", fleet, as_json=output is Output.JSON)
+    call("look", "jobs", fleet, as_json=output is Output.JSON)
 
 
 @app.command()
@@ -208,7 +219,7 @@ def events(
 
     With -o json every event with all its fields: a list, or when watching one object a line.
     """
-    _call("look", "events", fleet, watch=watch, as_json=output is Output.JSON, everything=everything)
+    call("look", "events", fleet, watch=watch, as_json=output is Output.JSON, everything=everything)
 
 
 @app.command()
@@ -219,15 +230,25 @@ def logs(
     rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="Whose output.")] = 0,
     worker: Annotated[str, typer.Option("--worker", metavar="HOST/SLOT/INCARNATION", help="Of one process.",
                                         show_default=False)] = "",
+    setup: Annotated[bool, typer.Option("--setup", help="What `setup` printed, on each host.")] = False,
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="With --setup: on one.",
+                                      show_default=False)] = "",
 ) -> None:
     """The output of a job, also after the fleet's end."""
-    _call("look", "logs", cluster, job, follow=follow, rank=rank, worker=worker)
+    call("look", "logs", cluster, job, follow=follow, rank=rank, worker=worker, setup=setup, host=host)
 
 
 @app.command()
-def cost(fleet: Name = "", output: Annotated[CostOutput, typer.Option("-o", "--output")] = CostOutput.TABLE) -> None:
-    """What the fleet has cost, and what it would have cost on demand."""
-    _call("look", "cost", fleet, output=output.value)
+def outputs(
+    job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False)],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Where they go, by worker.")] = "outputs",
+    cluster: Cluster = "",
+) -> None:
+    """Bring here what a job's workers have left in SPOTFLEET_OUTPUT: so far, or after the fleet's end."""
+    call("look", "outputs", cluster, job, folder)
+
+
+money.register(app)
 
 
 @app.command()
@@ -235,26 +256,100 @@ def cancel(
     job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False)], cluster: Cluster = "",
 ) -> None:
     """End a job; the fleet stays."""
-    _call("change", "cancel", cluster, job)
+    call("change", "cancel", cluster, job)
 
 
 @app.command()
 def drain(host: Host, cluster: Cluster = "") -> None:
     """Give a host back without losing work; the fleet replaces it."""
-    _call("change", "drain", cluster, host)
+    call("change", "drain", cluster, host)
 
 
 @app.command()
 def leaks(
     fix: Annotated[bool, typer.Option("--fix", help="End them.")] = False, yes: Yes = False,
+    everywhere: Annotated[bool, typer.Option("--all-regions", help="Look in every region of a cloud's account, also "
+                                                                   "where no fleet of this machine is.")] = False,
     output: Format = Output.TABLE,
 ) -> None:
-    """Find machines of the account that nothing accounts for.
+    """Find machines of the account that nothing accounts for, and what fleets have left there besides machines.
 
     Those of other machines' fleets and those that are just starting are shown and left alone.
     Exit code 1 if there are leaks and they were not ended.
     """
-    _call("leaks", "leaks", fix=fix, yes=yes, as_json=output is Output.JSON)
+    call("leaks", "leaks", fix=fix, yes=yes, as_json=output is Output.JSON, everywhere=everywhere)
+
+
+@app.command(cls=Tailed, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def ssh(
+    ctx: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="[FLEET|FLEET-w0|HOST]", show_default=False,
+                                          help="A fleet (its dispatcher's machine), or one of its hosts.")] = "",
+    words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", show_default=False,
+                                                      help="For ssh: options and a command.")] = None,
+) -> None:
+    """A shell on a machine of the fleet.
+
+    Plain `ssh FLEET`, `ssh FLEET-w0`, scp and editors know the same names while the fleet is up.
+    """
+    call("shell", "ssh", target, [*(words or []), *ctx.meta.get(TAIL, [])])
+
+
+@app.command("exec", cls=Tailed)
+def execute(
+    ctx: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[FLEET] -- COMMAND", show_default=False)] = None,
+    everywhere: Everywhere = False, host: OnHost = "", cluster: Cluster = "",
+    timeout: Annotated[str, typer.Option(metavar="DURATION", show_default=False,
+                                         help="For each host, such as 90s; what runs there is ended too.")] = "",
+    output: Format = Output.TABLE,
+) -> None:
+    """Run a command in the user's login shell on the dispatcher's machine, on one host, or on all workers at once.
+
+    With --all each line of output bears its host's name. Exit code: the first that is not 0; 255 for a host that
+    cannot be entered, 124 for one that was not done in time.
+    """
+    call("shell", "execute", cluster, words or [], ctx.meta.get(TAIL), everywhere=everywhere, host=host,
+          timeout=timeout, as_json=output is Output.JSON)
+
+
+@app.command("rsync-up", cls=Tailed)
+def rsync_up(
+    ctx: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[FLEET] SRC DST", show_default=False)] = None,
+    everywhere: Everywhere = False, host: OnHost = "", cluster: Cluster = "",
+) -> None:
+    """Copy files to a machine, or to all workers, by rsync (by tar where there is none).
+
+    As rsync does it: SRC/ means what is in it, nothing is ignored, DST is relative to the home there. Words after `--`
+    go to rsync: `-- --delete --exclude .git`.
+    """
+    call("shell", "rsync", cluster, words or [], ctx.meta.get(TAIL), everywhere=everywhere, host=host, upwards=True)
+
+
+@app.command("rsync-down", cls=Tailed)
+def rsync_down(
+    ctx: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[FLEET] SRC DST", show_default=False)] = None,
+    everywhere: Everywhere = False, host: OnHost = "", cluster: Cluster = "",
+) -> None:
+    """Copy files from a machine, or from all workers to DST/HOST each, by rsync (by tar where there is none).
+
+    As rsync does it: SRC is relative to the home there, SRC/ means what is in it. Words after `--` go to rsync.
+    """
+    call("shell", "rsync", cluster, words or [], ctx.meta.get(TAIL), everywhere=everywhere, host=host, upwards=False)
+
+
+@app.command("port-forward")
+def port_forward(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[FLEET] PORT[:HOST:PORT]", show_default=False)] = None,
+    host: OnHost = "", cluster: Cluster = "",
+) -> None:
+    """Let ports of this machine lead to ports of a machine of the fleet, until Ctrl-C.
+
+    8888 is the same port on both sides; 8080:80 is 80 there; 5432:db:5432 is a third machine's, as that one sees it.
+    """
+    call("shell", "port_forward", cluster, words or [], host)
 
 
 @app.command()
@@ -263,7 +358,7 @@ def revoke(
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="For the record.", show_default=False)] = "",
 ) -> None:
     """Trust a host no more: refuse it at once and for good, end it and replace it."""
-    _call("revoke", "revoke", cluster, host, why=why, yes=yes)
+    call("revoke", "revoke", cluster, host, why=why, yes=yes)
 
 
 @chaos.command()
@@ -272,19 +367,20 @@ def preempt(
     notice: Annotated[float, typer.Option("--notice", min=0, metavar="SECONDS", help="Warning before it goes.")] = 120,
 ) -> None:
     """Let the cloud take a host, after a notice."""
-    _call("change", "interrupt", cluster, host, notice)
+    call("change", "interrupt", cluster, host, notice)
 
 
 @chaos.command()
 def kill(host: Host, cluster: Cluster = "") -> None:
     """Let the cloud take a host now, without a notice."""
-    _call("change", "interrupt", cluster, host, None)
+    call("change", "interrupt", cluster, host, None)
 
 
 @app.command()
 def down(
     fleet: Name = "", yes: Yes = False,
     discard: Annotated[bool, typer.Option("--discard", help="Give up results that cannot be brought home.")] = False,
+    output: Format = Output.TABLE,
 ) -> None:
-    """Bring the results home and end every machine."""
-    _call("change", "down", fleet, yes=yes, discard=discard)
+    """Bring the results home, end every machine and remove what the fleet had in its cloud besides."""
+    call("change", "down", fleet, yes=yes, discard=discard, as_json=output is Output.JSON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import typer
 
-from spotfleet.api import Fleet, Job
+from spotfleet.api import Fleet, Job, ssh
+from spotfleet.api.down import Down
 from spotfleet.api.job import succeeded
 from spotfleet.api.preview import Change, UpPlan
 from spotfleet.cli import render
 from spotfleet.cli.attend import told
 from spotfleet.cli.talk import confirm, next_command, say, step
+from spotfleet.codec import to_json
 from spotfleet.config import values
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
@@ -40,7 +43,7 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
     if plan.change is not Change.SAME and not confirm("Go on?", yes):
         raise typer.Exit(1)
     try:
-        done = fleet.up(progress=step, timeout_s=timeout_s)
+        done = fleet.up(progress=step, timeout_s=timeout_s, agreed=plan)
     except KeyboardInterrupt:
         say(f"interrupted; the machines asked for so far stay. `spotfleet up {file}` goes on, "
             f"`spotfleet down {fleet.name}` ends them")
@@ -50,7 +53,16 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
     changed = "a new dispatcher has taken over: " if done.taken_over else changed
     say(f"{changed}fleet {fleet.name} is up with {len(have)} of {done.status.target} hosts, "
         f"{render.dollars(done.status.burn_micros_h)}/h")
-    next_command("spotfleet train SCRIPT.py" + _flag(fleet), f"spotfleet down {fleet.name}")
+    next_command("spotfleet train SCRIPT.py" + _flag(fleet), *_ways_in(fleet), f"spotfleet down {fleet.name}")
+
+
+def _ways_in(fleet: Fleet) -> list[str]:
+    """How a person enters its machines, where that is possible."""
+    folder = fleet.house.folder(fleet.name)
+    names = [way.aliases[0] for way in ssh.known(folder).ways]
+    called = "ssh" if names and ssh.included(folder) else "spotfleet ssh"
+    return [f"{called} {names[0]}" + (f"   (or {', '.join(names[1:3])}{' ...' if len(names) > 3 else ''})"
+                                      if names[1:] else "")] if names else []
 
 
 def _check_offers(plan: UpPlan) -> None:
@@ -64,11 +76,13 @@ def _check_offers(plan: UpPlan) -> None:
 
 def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, wait: bool,
           env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int,
-          resize_policy: str, growth: str) -> None:
+          resize_policy: str, growth: str, deadline: str, work: str) -> None:
+    deadline_s, (work_s, work_steps) = due(deadline, work)
     fleet = Fleet(name)
     job = fleet.train(script, args, np=workers(np) if np else None, name=name_of_job, envs=variables(env),
                       secrets=secrets(secret), down=down, wait=wait, spares=spares, resize_policy=resize_policy,
-                      growth=schedule(growth), detach=True, progress=step)
+                      growth=schedule(growth), deadline_s=deadline_s, work_s=work_s, work_steps=work_steps,
+                      detach=True, progress=step)
     say(f"job {job.id} on fleet {fleet.name}")
     if detach:
         next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}", f"spotfleet cancel {job.id}{_flag(fleet)}")
@@ -133,6 +147,18 @@ def schedule(text: str) -> dict[int, int]:
     except ValueError as error:
         raise UsageError(f"--growth {text}: {error}",
                          hint="--growth 0:2,30:4 begins with 2 workers and has 4 from epoch 30 on") from None
+
+
+def due(deadline: str, work: str) -> tuple[float, tuple[float, int]]:
+    """Seconds until the deadline, and the work: seconds at full target, or steps. 0 is none of each."""
+    try:
+        deadline_s = duration_s(deadline) if deadline else 0.0
+    except ValueError as error:
+        raise UsageError(f"--deadline: {error}", hint="--deadline 60h counts from now") from None
+    try:
+        return deadline_s, values.work(work) if work else (0.0, 0)
+    except ValueError as error:
+        raise UsageError(f"--work: {error}", hint="--work 48h is the time that it takes with all hosts") from None
 
 
 def variables(pairs: Sequence[str]) -> dict[str, str]:
@@ -200,29 +226,39 @@ def worker_host(fleet: Fleet, text: str) -> str:
     raise SpotfleetError(f"fleet '{fleet.name}' has no host '{text}'", hint=hint)
 
 
-def down(name: str, *, yes: bool, discard: bool) -> None:
+def down(name: str, *, yes: bool, discard: bool, as_json: bool = False) -> None:
     fleet = Fleet(name)
     if fleet.ended:
         say(f"fleet {fleet.name} is down already; nothing of it is left")
+        if as_json:
+            _print_down(fleet.down())
         return
     say(f"fleet {fleet.name}: bring home ledger, logs, checkpoints and outputs, then end every machine"
         if not discard else f"fleet {fleet.name}: end every machine; what cannot be brought home is lost")
     if not confirm("Go on?", yes):
         raise typer.Exit(1)
     try:
-        _take_down(fleet, discard=discard)
+        _take_down(fleet, discard=discard, as_json=as_json)
     except KeyboardInterrupt:
         say(f"interrupted; `spotfleet down {fleet.name}` goes on where this stopped")
         raise
 
 
-def _take_down(fleet: Fleet, *, discard: bool) -> None:
+def _take_down(fleet: Fleet, *, discard: bool, as_json: bool = False) -> None:
     done = fleet.down(discard=discard, progress=step)
     if done.note:
         say(f"note: {done.note}")
+    if done.proof:
+        say(done.proof)
+    if as_json:
+        _print_down(done)
     say(f"fleet {fleet.name} is down: the provider lists nothing of it" +
         (f"; results are in {done.archive}" if done.archive else ""))
     next_command(f"spotfleet cost {fleet.name}")
+
+
+def _print_down(done: Down) -> None:
+    print(json.dumps(to_json(done), indent=1))
 
 
 def _flag(fleet: Fleet) -> str:

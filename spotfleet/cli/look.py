@@ -1,4 +1,4 @@
-"""Commands that only read: status, hosts, jobs, events, logs, cost."""
+"""Commands that only read: status, hosts, jobs, events, logs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+from spotfleet.addresses import joined
 from spotfleet.api import Fleet
 from spotfleet.api.house import House
 from spotfleet.api.up import up_hosts
@@ -40,7 +42,8 @@ def status(name: str, *, watch: bool, as_json: bool) -> None:
             return
         print(render.fleet_status(found))
         if found.state == "down":
-            next_command(f"spotfleet cost {fleet.name}", "spotfleet up FILE")
+            next_command(f"spotfleet cost {fleet.name}",
+                         "spotfleet up FILE" if fleet.ended else f"spotfleet down {fleet.name}")
         return
     if sys.stdout.isatty() and not as_json:
         _redraw(fleet)
@@ -94,7 +97,7 @@ def hosts(name: str, *, as_json: bool) -> None:
         emit(found.hosts)
         return
     for host in up_hosts(found):
-        print(f"{host.address or host.host}:{host.slots}")
+        print(joined(host.address or host.host, host.slots))
 
 
 def jobs(name: str, *, as_json: bool) -> None:
@@ -148,26 +151,28 @@ class _Events:
             print(story.line(row), flush=True)
 
 
-def logs(name: str, job: str, *, follow: bool, rank: int, worker: str) -> None:
+def logs(name: str, job: str, *, follow: bool, rank: int, worker: str, setup: bool, host: str) -> None:
     fleet = Fleet(name)
-    if not job:
-        found = fleet.status().jobs
-        if not found:
-            raise SpotfleetError(f"fleet '{fleet.name}' has had no job", hint="spotfleet train SCRIPT")
-        job = found[-1].job
+    job = job or _newest_job(fleet)
+    if setup or host:
+        for where, data in fleet.setup_logs(job, host):
+            sys.stdout.buffer.write(f"==> {where} <==\n".encode() + data)
+            sys.stdout.flush()
+        return
     with told(fleet, job) if follow and not fleet.ended else nullcontext():
         for data in fleet.logs(job, follow=follow, rank=rank, worker=worker):
             sys.stdout.buffer.write(data)
             sys.stdout.flush()
 
 
-def cost(name: str, *, output: str) -> None:
-    report = Fleet(name).cost()
-    if output == "json":
-        emit({**to_json(report), "savings_percent": report.savings_percent})
-    elif output == "csv":
-        sys.stdout.write(render.cost_csv(report))
-    else:
-        print(render.cost(report))
+def outputs(name: str, job: str, into: str) -> None:
+    brought = Fleet(name).outputs(job, Path(into))
+    what = "file" if brought.files == 1 else "files"
+    print(f"{brought.files} {what}, {brought.bytes / 1e6:.1f} MB, of {job} in {into}")
 
 
+def _newest_job(fleet: Fleet) -> str:
+    found = fleet.status().jobs
+    if not found:
+        raise SpotfleetError(f"fleet '{fleet.name}' has had no job", hint="spotfleet train SCRIPT")
+    return found[-1].job

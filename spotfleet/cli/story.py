@@ -14,6 +14,7 @@ from typing import Any
 
 from spotfleet.cli.render import dollars, span
 from spotfleet.fleet.events import (
+    BudgetReached,
     CheckpointInTime,
     CheckpointKept,
     CheckpointLost,
@@ -27,6 +28,7 @@ from spotfleet.fleet.events import (
     HostJoined,
     HostListed,
     HostNoticed,
+    HostPlaced,
     HostSilent,
     JobChanged,
     JobProgress,
@@ -36,16 +38,21 @@ from spotfleet.fleet.events import (
     LaunchIntended,
     LaunchRefused,
     NodesChanged,
+    PolicyChanged,
+    PolicyDecided,
     PriceChanged,
+    RatesStamped,
+    SetupFailed,
+    StepExplained,
     TakenOver,
     TargetChanged,
     TerminateIntended,
     TokenRevoked,
     event_from_json,
 )
-from spotfleet.model import CloudState, JobState, Nodes, Role, Run
+from spotfleet.model import CloudState, JobState, Nodes, PolicySpec, Role, Run
 
-ROUTINE = ("PriceChanged", "JobProgress")  # come every few seconds, for the bill; shown with --all
+ROUTINE = ("PriceChanged", "RatesStamped", "JobProgress")  # come every few seconds, for the bill; shown with --all
 WIDTH = 10  # of whom a line is about, so that most lines stand in columns
 SCOPES = {"pool": "", "type": " (in every zone)", "region": " (in the whole region)", "account": " (to the account)"}
 
@@ -78,12 +85,16 @@ def _whom(event: Event) -> str:
             return "ledger"
         case TargetChanged():
             return "target"
-        case PriceChanged():
+        case PriceChanged() | RatesStamped():
             return "price"
+        case PolicyDecided() | PolicyChanged():
+            return "policy"
+        case BudgetReached():
+            return "budget"
         case ClockSetBack():
             return "clock"
         case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResized() | JobResumed() | JobProgress()
-              | CheckpointKept() | CheckpointLost() | CheckpointInTime()):
+              | StepExplained() | SetupFailed() | CheckpointKept() | CheckpointLost() | CheckpointInTime()):
             return event.job
         case _:
             return event.request_id
@@ -109,11 +120,27 @@ def _sentence(event: Event, at_laptop: bool) -> str:
             return f"is set {way} by {span(abs(event.by_s))}; all that waits goes on by the new time"
         case PriceChanged():
             return f"{event.pool} costs {dollars(event.micros_h)}/h, on demand {dollars(event.on_demand_micros_h)}/h"
+        case RatesStamped():
+            return _rates(event)
+        case PolicyDecided():
+            return f"{event.spot} spot and {event.on_demand} on-demand hosts" + _because(event.why)
+        case PolicyChanged():
+            return f"is now {_policy(event.policy)}" + _because(event.why)
+        case BudgetReached():
+            return f"{event.percent} % of {event.limit}: {event.why}"
         case (JobSubmitted() | JobChanged() | GenerationFormed() | JobResized() | JobResumed() | JobProgress()
-              | CheckpointKept() | CheckpointLost() | CheckpointInTime()):
+              | StepExplained() | SetupFailed() | CheckpointKept() | CheckpointLost() | CheckpointInTime()):
             return _of_job(event)
         case _:
             return _of_host(event, at_laptop)
+
+
+def _policy(policy: PolicySpec) -> str:
+    said = [policy.spot_policy, f"{policy.on_demand_base} on demand at least" if policy.on_demand_base else "",
+            f"deadline {span(policy.deadline_s)}" if policy.deadline_s else "",
+            f"max_cost {dollars(policy.max_micros, 2)}" if policy.max_micros else "",
+            f"max_hourly_cost {dollars(policy.max_micros_h)}/h" if policy.max_micros_h else ""]
+    return ", ".join(filter(None, said))
 
 
 def _of_host(event: Event, at_laptop: bool) -> str:
@@ -122,6 +149,8 @@ def _of_host(event: Event, at_laptop: bool) -> str:
             return ("dispatcher" if event.role is Role.DISPATCHER else "host") + " is launched" + _because(event.why)
         case LaunchRefused():
             return f"refused{SCOPES.get(event.scope, f' ({event.scope})')}" + _because(event.why)
+        case HostPlaced():
+            return f"the cloud took {event.offer.pool}"
         case HostListed():
             return _listed(event)
         case HostJoined():
@@ -129,7 +158,8 @@ def _of_host(event: Event, at_laptop: bool) -> str:
         case HostSilent():
             return "does not answer any more" if at_laptop else "is silent: its connection is lost"
         case HostNoticed() if event.notice != "interruption":
-            return f"got a hint of the cloud ({event.notice}); nothing is done about it"
+            said = f"got a hint of the cloud ({event.notice}): checkpoints are written, and training goes on here"
+            return said + _because(event.why)
         case HostNoticed():
             end = {"terminate": "takes", "stop": "stops"}.get(event.action, f"will {event.action}")
             return f"got a notice: the cloud {end} it in {event.seconds_left:.0f} s"
@@ -141,6 +171,13 @@ def _of_host(event: Event, at_laptop: bool) -> str:
             return "is trusted no more" + _because(event.why)
         case _:
             raise AssertionError(f"no sentence for {event}")
+
+
+def _rates(event: RatesStamped) -> str:
+    r = event.rates
+    return (f"beside machines, {event.provider} {event.region} asks {dollars(r.disk_micros_gib_month)} for a GiB of "
+            f"disk a month, {dollars(r.address_micros_h)}/h for an address, {dollars(r.zone_micros_gib)} for a GiB to "
+            "another zone")
 
 
 def _listed(event: HostListed) -> str:
@@ -178,9 +215,13 @@ def _of_job(event: Event) -> str:
             return f"generation {event.generation} trains: step {event.version} is done{lost}"
         case JobProgress():
             return f"at step {event.version}" + (f", {event.step_s * 1e3:.1f} ms per step" if event.step_s else "")
+        case StepExplained():
+            return f"generation {event.generation}: {event.why}"
         case CheckpointKept():
             at = f" at {event.url}" if event.url else ""
             return f"checkpoint of step {event.version} kept{at}: {_size(event.bytes)}, sha256 {event.digest[:12]}"
+        case SetupFailed():
+            return f"on {event.host}, try {event.tries}: {event.why.partition(chr(10))[0]}"
         case CheckpointLost():
             return f"checkpoint of step {event.version} is set aside: {event.why}"
         case CheckpointInTime():

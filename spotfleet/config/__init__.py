@@ -16,10 +16,24 @@
     orphan_after: 1h              # hosts that hear of no dispatcher for so long end themselves
     envs: {EPOCHS: 3}             # no value: taken from your environment
     secrets: {HF_TOKEN: }         # the same; kept apart from all else
-    file_mounts: {data: ../data}  # name in the working directory: local file or folder
-    setup: pip install -r requirements.txt
+    file_mounts: {data: ../data, more: s3://bucket/more}  # name in the working directory: file, folder or bucket
+    setup: pip install -r requirements.txt        # once on each host, before a job's first worker
+    setup_timeout: 30m            # of one try; 0s: no limit
     run: python train.py          # what `train` runs without a script
     tags: {team: vision}
+    provider: ssh                 # machines that exist; with sections `ssh` and `environment`: docs/machines.md
+    ssh: {dispatcher: head, hosts: [node1, "node2:8"], user: ubuntu, identity_file: ~/.ssh/id_ed25519}
+    environment: {python: /usr/bin/python3.11, packages: [torch==2.13.0]}
+    provider: aws                 # with sections `aws`, each key of which has a default, and `environment`
+    aws: {regions: [us-east-1, us-west-2], profile: research, disk: 200}   # settles on the cheapest region
+    placement: cluster            # over pools (spread), all in one zone, or there in a placement group
+    all_or_nothing: true          # at its first launch, all hosts at once in one pool, or none
+    spot_policy: auto             # on-demand hosts fill in for spot ones; or spot, on-demand: docs/policy.md
+    on_demand_base: 1             # so many hosts of the target are always on demand
+    deadline: 60h                 # of each job, from its submission: as much on demand as it takes to be in time
+    work: 48h                     # of each job, at full target; or "100000 steps"
+    max_cost: 250                 # dollars, of the whole fleet: it ends in good order before that is spent
+    max_hourly_cost: 4.5          # dollars, of the whole fleet
 
 Names are SkyPilot's where it has one.
 """
@@ -31,11 +45,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from spotfleet.config.aws import aws_spec
 from spotfleet.config.document import Document, Place, read
+from spotfleet.config.machines import environment_spec, ssh_dispatcher, ssh_needs, ssh_nodes, ssh_paths, ssh_spec
+from spotfleet.config.money import policy_spec
 from spotfleet.config.sections import NOT_OURS, AlternativeSection, AutostopSection, FileSection, PlaceSection
 from spotfleet.config.values import NAME, did_you_mean
 from spotfleet.errors import UsageError
@@ -73,10 +90,12 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, look: bool = Fal
     workdir = _local(path, spec.workdir)
     if look and not workdir.is_dir():
         document.add(("workdir",), f"expected a folder, but there is none at {workdir}")
-    mounts = {name: _local(path, source) for name, source in spec.file_mounts.items()}
-    for name, source in mounts.items():
+    mounts = {name: source if "://" in source else _local(path, source) for name, source in spec.file_mounts.items()}
+    for name, source in ((n, s) for n, s in mounts.items() if isinstance(s, Path)):
         if look and not source.exists():
             document.add(("file_mounts", name), f"expected a file or folder, but there is none at {source}")
+    if spec.ssh is not None:
+        spec = replace(spec, ssh=ssh_paths(document, spec.ssh, lambda text: _local(path, text), look=look))
     document.raise_problems()
     mounted = {name: str(source) for name, source in mounts.items()}
     return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets)
@@ -147,15 +166,17 @@ def _keys_hint(place: Place) -> str:
 def _section(place: Place) -> type[BaseModel] | None:
     """The section class at `place`, through optionals, annotations and lists."""
     section: type[BaseModel] = FileSection
+    by_name = False  # the next part is a name of the user's own choice
     for part in place:
-        if isinstance(part, int):
+        if isinstance(part, int) or by_name:
+            by_name = False
             continue
         held = section.model_fields.get(part)
         inner = next(_sections_in(held.annotation), None) if held else None
-        if inner is None:
+        if held is None or inner is None:
             return None
-        section = inner
-    return section
+        section, by_name = inner, get_origin(held.annotation) is dict
+    return None if by_name else section
 
 
 def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -181,13 +202,16 @@ def _dotted(place: Place) -> str:
 
 
 def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> FleetSpec:
+    provider = _provider(document, file)
+    over_ssh = provider == "ssh"
+    nodes, needs = _nodes(document, file), _needs(file)
     return FleetSpec(
         name=_name(document, file),
-        provider=_provider(document, file),
-        any_of=_needs(file),
-        nodes=_nodes(document, file),
+        provider=provider,
+        any_of=ssh_needs(needs) if over_ssh else needs,
+        nodes=ssh_nodes(document, file, nodes) if over_ssh else nodes,
         interruption_behavior=file.interruption_behavior,
-        dispatcher=_need(PlaceSection(), file.dispatcher, use_spot=False),
+        dispatcher=ssh_dispatcher() if over_ssh else _need(PlaceSection(), file.dispatcher, use_spot=False),
         checkpoint=CheckpointSpec(file.checkpoint.interval, file.checkpoint.keep, file.checkpoint.target),
         resize=_resize(document, file),
         autostop=_autostop(file.autostop or file.resources.autostop),
@@ -196,9 +220,15 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> 
         workdir=file.workdir,
         envs=_taken(document, "envs", file.envs, environ),
         file_mounts=file.file_mounts,
-        setup=file.setup,
+        setup=file.setup, setup_timeout_s=file.setup_timeout,
         run=file.run,
         tags=file.tags,
+        environment=environment_spec(document, file.environment, provider),
+        ssh=ssh_spec(document, file, provider),
+        placement=file.placement,
+        all_or_nothing=file.all_or_nothing,
+        aws=aws_spec(document, file, provider, needs),
+        policy=policy_spec(document, file, provider, nodes, needs),
     )
 
 

@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from spotfleet.config import aws_values as cloud
+from spotfleet.config import machine_values as machines
 from spotfleet.config import values
 
 NOT_OURS = {  # SkyPilot's and dstack's keys that we refuse, with what to do instead
     "cpus": "choose the size by `instance_type`", "memory": "choose the size by `instance_type`",
-    "ordered": "use `any_of`; the cheapest that is available wins", "spot_policy": "use `use_spot`, or `any_of`",
+    "ordered": "use `any_of`; the cheapest that is available wins", "max_budget": "use `max_cost`",
     "job_recovery": "jobs always recover", "max_price": "use `max_hourly_cost`", "cluster_name": "use `name`",
     "max_duration": "use `max_lifetime`", "idle_duration": "use `autostop: {idle_minutes: ...}`",
     "env": "use `envs`", "labels": "use `tags`", "cloud": "use `provider`", "commands": "use `run`",
@@ -22,6 +24,15 @@ Text = Annotated[str, BeforeValidator(values.text)]
 Duration = Annotated[float, BeforeValidator(values.duration)]
 Flag = Annotated[bool, BeforeValidator(values.flag)]
 Price = Annotated[int, BeforeValidator(values.price)]
+Money = Annotated[int, BeforeValidator(values.money)]
+MachineName = Annotated[str, BeforeValidator(machines.name)]
+User = Annotated[str, BeforeValidator(machines.user)]
+Port = Annotated[int, BeforeValidator(machines.port)]
+Slots = Annotated[int, BeforeValidator(machines.slots)]
+HostFolder = Annotated[str, BeforeValidator(machines.folder)]
+Image = Annotated[str, BeforeValidator(cloud.image)]
+Disk = Annotated[int, BeforeValidator(cloud.disk)]
+InstanceProfile = Annotated[str, BeforeValidator(cloud.instance_profile)]
 Variables = Annotated[dict[str, str | None], BeforeValidator(values.variables)]
 
 
@@ -75,6 +86,66 @@ class ResizeSection(_Section):
     every: Duration = 0.0
 
 
+class MachineSection(_Section):
+    """A machine that exists already."""
+
+    host: MachineName
+    slots: Slots = 1
+    port: Port = 0
+    user: User = ""
+    host_key: Annotated[str, BeforeValidator(machines.host_key)] = ""
+    address: Annotated[str, BeforeValidator(machines.address)] = ""
+    accelerator: Annotated[str, BeforeValidator(machines.accelerator)] = ""
+    hourly_cost: Price = 0
+    folder: HostFolder = ""
+
+
+class SshSection(_Section):
+    dispatcher: Annotated[MachineSection, BeforeValidator(machines.dispatcher)] | None = None
+    hosts: Annotated[list[Annotated[MachineSection, BeforeValidator(machines.machine)]],
+                     BeforeValidator(machines.machine_list)] = Field(default_factory=list)
+    user: User = ""
+    port: Port = 22
+    identity_file: Text = ""
+    known_hosts: Text = ""
+    discovery_script: Text = ""
+    discovery_timeout: Annotated[float, BeforeValidator(machines.timeout)] = 10.0
+    folder: HostFolder = "~/.spotfleet-host"
+
+
+class EnvironmentSection(_Section):
+    python: Annotated[str, BeforeValidator(machines.python)] = "python3"
+    packages: Annotated[tuple[str, ...], BeforeValidator(machines.packages)] = ()
+    inherit: Flag = False
+    index_url: Annotated[str, BeforeValidator(machines.index_url)] = ""
+    installer: Literal["auto", "uv", "pip"] = "auto"
+
+
+class AwsNetworkSection(_Section):
+    vpc: Annotated[str, BeforeValidator(cloud.vpc)] = ""
+    subnets: Annotated[tuple[str, ...], BeforeValidator(cloud.subnets)] = ()
+    security_groups: Annotated[tuple[str, ...], BeforeValidator(cloud.security_groups)] = ()
+
+
+class AwsSection(_Section):
+    regions: Annotated[tuple[str, ...], BeforeValidator(cloud.regions)] = ()
+    joined: Flag = False
+    networks: Annotated[dict[str, AwsNetworkSection], BeforeValidator(cloud.networks)] = Field(default_factory=dict)
+    profile: Text = ""
+    public_addresses: Flag = True
+    ssh_from: Annotated[tuple[str, ...], BeforeValidator(cloud.networks_from)] = ()
+    image: Image = ""
+    dispatcher_image: Image = ""
+    user: User = "ubuntu"
+    disk: Disk = 100
+    dispatcher_disk: Disk = 30
+    kms_key: Annotated[str, BeforeValidator(cloud.kms_key)] = ""
+    key_pair: Annotated[str, BeforeValidator(cloud.key_pair)] = ""
+    dispatcher_profile: InstanceProfile = ""
+    host_profile: InstanceProfile = ""
+    event_queue: Flag = False
+
+
 class FileSection(_Section):
     name: Annotated[str, BeforeValidator(values.name)] | None = None
     workdir: Text = "."
@@ -93,5 +164,17 @@ class FileSection(_Section):
     secrets: Variables = Field(default_factory=dict)
     file_mounts: Annotated[dict[str, str], BeforeValidator(values.mounts)] = Field(default_factory=dict)
     setup: Text = ""
+    setup_timeout: Duration = 1800.0
     run: Text = ""
     tags: Annotated[dict[str, str], BeforeValidator(values.tags)] = Field(default_factory=dict)
+    ssh: SshSection | None = None
+    aws: AwsSection | None = None
+    placement: Literal["spread", "zone", "cluster"] = "spread"
+    all_or_nothing: Flag = False
+    environment: EnvironmentSection | None = None
+    spot_policy: Literal["spot", "auto", "on-demand"] | None = None
+    on_demand_base: Annotated[int, BeforeValidator(values.whole)] = 0
+    deadline: Duration = 0.0
+    work: Annotated[tuple[float, int], BeforeValidator(values.work)] = (0.0, 0)
+    max_cost: Money = 0
+    max_hourly_cost: Price = 0

@@ -98,6 +98,30 @@ def price(value: Any) -> Any:
     return round(Decimal(str(value)) * 1_000_000)
 
 
+def money(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        raise _wrong("US dollars, above 0", value)
+    return round(Decimal(str(value)) * 1_000_000)
+
+
+def dollars(micros: int) -> str:
+    return f"${micros / 1e6:,.2f}"
+
+
+def work(value: Any) -> Any:
+    """(seconds at full target, 0) of "48h", or (0, optimizer steps) of "100000 steps"."""
+    steps = re.fullmatch(r"([1-9]\d*)\s*steps?", value) if isinstance(value, str) else None
+    if steps:
+        return 0.0, int(steps[1])
+    try:
+        seconds = duration_s(value) if isinstance(value, str) else 0.0
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise _wrong('"48h" (at the full number of hosts) or "100000 steps"', value)
+    return seconds, 0
+
+
 def nodes(value: Any) -> Any:
     if isinstance(value, str) and (parts := re.fullmatch(r"(\d+)\s*\.\.\s*(\d+)", value)):
         return {"min": int(parts[1]), "max": int(parts[2])}
@@ -167,13 +191,32 @@ def variables(value: Any) -> Any:
 
 def mounts(value: Any) -> Any:
     if not isinstance(value, dict):
-        raise _wrong("NAME-IN-WORKDIR: LOCAL-PATH pairs", value)
+        raise _wrong("NAME-IN-WORKDIR: LOCAL-PATH pairs, or NAME-IN-WORKDIR: s3://BUCKET/PREFIX", value)
     for name, source in value.items():
         if not isinstance(name, str) or name.startswith(("/", "~")) or ".." in name.split("/"):
             raise _wrong("a name inside the working directory", name, more="; it becomes part of it on each host")
-        if not isinstance(source, str) or "://" in source:
-            raise _wrong("the path of a local file or folder", source)
-    return {os.path.normpath(k): v for k, v in value.items()}
+        expected = ("the path of a local file or folder, or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or "
+                    "az://CONTAINER/PREFIX")
+        if not isinstance(source, str) or not source:
+            raise _wrong(expected, source)
+        if "://" in source:
+            _bucket(source, expected)
+    found = {os.path.normpath(k): v for k, v in value.items()}
+    for name, source in found.items():
+        if "://" in source and name == ".":
+            raise _wrong("a name inside the working directory", name, more=f"; {source} gets a folder of its own there")
+    return found
+
+
+def _bucket(value: str, expected: str) -> None:
+    scheme, _, rest = value.partition("://")
+    if scheme not in STORES:
+        raise _wrong(expected, value, did_you_mean(scheme, list(STORES)))
+    bucket, _, prefix = rest.partition("/")
+    if not BUCKET.fullmatch(bucket):
+        raise _wrong(expected, value, f"; {bucket!r} is no name of a {STORES[scheme].lower()}")
+    if any(part in ("", ".", "..") for part in prefix.rstrip("/").split("/")) and prefix:
+        raise _wrong(expected, value, "; a prefix is of names with / between them")
 
 
 def target(value: Any) -> Any:

@@ -12,6 +12,7 @@ import socket
 
 from aiohttp import WSMsgType, web
 
+from spotfleet.addresses import is_number, plain
 from spotfleet.dispatcher import misfits, reports
 from spotfleet.dispatcher.hosts import Seat
 from spotfleet.dispatcher.keys import DISPATCHER, bearer_of
@@ -87,6 +88,7 @@ def _report(message) -> AgentReport | None:
 async def _serve(ws: web.WebSocketResponse, dispatcher: Dispatcher, first: AgentReport) -> None:
     wake = asyncio.Event()
     seat = dispatcher.connect(first, wake.set)
+    _tell_of_two_addresses(dispatcher, first)
     sender = asyncio.create_task(_send_orders(ws, dispatcher, seat, wake))
     try:
         report: AgentReport | None = first
@@ -104,6 +106,15 @@ async def _serve(ws: web.WebSocketResponse, dispatcher: Dispatcher, first: Agent
         dispatcher.disconnect(seat)
         await asyncio.gather(sender, return_exceptions=True)
     await ws.close()
+
+
+def _tell_of_two_addresses(dispatcher: Dispatcher, report: AgentReport) -> None:
+    """Its peers reach a host at the one that it advertises, people and the cloud at the one that is listed."""
+    host = dispatcher.journal.state.host(report.host)
+    listed = plain(host.address) if host is not None and is_number(host.address) else ""
+    if listed and is_number(report.address) and report.address != listed:
+        log.info("%s is listed at %s; to its peers it is %s, the source address of its route to us, or as it was told",
+                 report.host, listed, report.address)
 
 
 async def _send_orders(ws: web.WebSocketResponse, dispatcher: Dispatcher, seat: Seat, wake: asyncio.Event) -> None:

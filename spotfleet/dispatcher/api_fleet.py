@@ -1,28 +1,23 @@
-"""Routes about the fleet: status, events, size, hosts, its end, and bundles."""
+"""Routes about the fleet: status, events, size, hosts, and its end."""
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
-from pathlib import Path
 
 from aiohttp import web
 
-from spotfleet.bundle import LIMIT_BYTES
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher import archive, trust
-from spotfleet.dispatcher.files import receive
-from spotfleet.dispatcher.keys import DISPATCHER, LONGEST_WAIT_S, NotFound, body, chunks, host_of, number, whole
+from spotfleet.dispatcher.keys import DISPATCHER, LONGEST_WAIT_S, body, number, streamed, whole
 from spotfleet.errors import UsageError
 from spotfleet.fleet.events import event_to_json
-from spotfleet.model import Nodes
+from spotfleet.model import SPOT_POLICIES, Nodes, PolicySpec
 
 EVENTS_AT_ONCE = 1000
 MOST_HOSTS = 10_000
 LONGEST_NOTICE_S = 86_400.0
 WHY_CHARS = 500
-STALL_S = 60.0  # whoever fetches the archive and takes nothing for so long is given up
+LARGEST = 1e15  # micro-dollars, or anything else that a policy counts
 
 
 async def status(request: web.Request) -> web.Response:
@@ -45,6 +40,16 @@ async def put_nodes(request: web.Request) -> web.Response:
     if nodes.max > MOST_HOSTS:
         raise UsageError(f"nodes.max: {nodes.max} is more than {MOST_HOSTS}")
     await request.app[DISPATCHER].set_nodes(nodes)
+    return web.json_response({})
+
+
+async def put_policy(request: web.Request) -> web.Response:
+    policy = from_json(PolicySpec, await body(request))
+    numbers = (policy.on_demand_base, policy.deadline_s, policy.work_s, policy.work_steps, policy.max_micros,
+               policy.max_micros_h)
+    if policy.spot_policy not in SPOT_POLICIES or not all(0 <= n < LARGEST for n in numbers):
+        raise UsageError("policy: a spot_policy, and numbers of at least 0 are expected")
+    await request.app[DISPATCHER].steward.set_policy(policy)
     return web.json_response({})
 
 
@@ -78,46 +83,6 @@ async def down(request: web.Request) -> web.Response:
 
 async def get_archive(request: web.Request) -> web.StreamResponse:
     """Made while it is sent. Only its proper end says that it is whole: what fails meanwhile breaks the connection."""
-    dispatcher, loop = request.app[DISPATCHER], asyncio.get_running_loop()
-    response = web.StreamResponse()
-    response.enable_chunked_encoding()
-
-    def send(piece: bytes) -> None:
-        asyncio.run_coroutine_threadsafe(response.write(piece), loop).result(STALL_S)
-
+    dispatcher = request.app[DISPATCHER]
     with dispatcher.endgame.reading():
-        await response.prepare(request)
-        try:
-            await asyncio.to_thread(archive.send_tar, dispatcher.home, dispatcher.journal.ledger, send)
-            await response.write_eof()
-        except BaseException:
-            if request.transport is not None:
-                request.transport.abort()  # type: ignore[attr-defined]
-            raise
-    return response
-
-
-async def get_bundle(request: web.Request) -> web.StreamResponse:
-    """A host gets the bundles of the jobs that it works for."""
-    path, host = _bundle(request), host_of(request)
-    served = (j.spec.bundle for j in request.app[DISPATCHER].jobs.values() if j.has_worker_on(host))
-    if host and path.name not in served:
-        raise web.HTTPForbidden(text=f"{host} works for no job of bundle {path.name}")
-    if not path.exists():
-        raise NotFound(f"no bundle {path.name}", hint="upload it first")
-    return web.FileResponse(path)
-
-
-async def put_bundle(request: web.Request) -> web.Response:
-    path, host, jobs = _bundle(request), host_of(request), request.app[DISPATCHER].jobs.values()
-    if host and not any(j.spec.bundle == path.name and j.has_worker_on(host) for j in jobs):
-        raise web.HTTPForbidden(text=f"{host} works for no job with bundle {path.name}")
-    await receive(chunks(request), path, LIMIT_BYTES, path.name)
-    return web.json_response({})
-
-
-def _bundle(request: web.Request) -> Path:
-    digest = request.match_info["sha256"]
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise UsageError(f"bundle: {digest!r} is no sha256 in hex")
-    return request.app[DISPATCHER].home / "bundles" / digest
+        return await streamed(request, lambda send: archive.send_tar(dispatcher.home, dispatcher.journal.ledger, send))

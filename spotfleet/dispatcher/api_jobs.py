@@ -11,7 +11,6 @@ from aiohttp import web
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher import archive, startable
-from spotfleet.dispatcher.files import receive
 from spotfleet.dispatcher.jobs import Job
 from spotfleet.dispatcher.keys import (
     DISPATCHER,
@@ -21,16 +20,16 @@ from spotfleet.dispatcher.keys import (
     chunks,
     host_of,
     number,
+    streamed,
     whole,
     whole_body,
 )
 from spotfleet.dispatcher.parts import MOST_PARTS
-from spotfleet.dispatcher.reports import WORKER_NAME
+from spotfleet.dispatcher.reports import LOG_NAME, WORKER_NAME
 from spotfleet.errors import UsageError
-from spotfleet.messages import JOB_KEY, Checkpoint, Launch
+from spotfleet.messages import JOB_KEY, Checkpoint, Launch, unpack_pieces
 from spotfleet.model import JobSpec
 
-OUTPUT_BYTES = 64 << 30
 MOST_JOBS = 10_000  # in a fleet's life
 
 
@@ -45,10 +44,14 @@ def _job(request: web.Request) -> Job:
 
 def _own_worker(request: web.Request) -> str:
     """The worker in the path, if it is one of the calling host's in a job that has been given to this host."""
+    return _own(request, WORKER_NAME, "HOST/SLOT/INCARNATION")
+
+
+def _own(request: web.Request, names: re.Pattern[str], shape: str) -> str:
     worker, host, found = request.match_info["worker"], host_of(request), _job(request)
-    if not WORKER_NAME.fullmatch(worker):
-        raise UsageError(f"worker: {worker[:200]!r} is not HOST/SLOT/INCARNATION")
-    if worker.split("/")[0] != host or not found.was_given_to(host):
+    if not names.fullmatch(worker):
+        raise UsageError(f"worker: {worker[:200]!r} is not {shape}")
+    if re.split("[/#]", worker)[0] != host or not found.was_given_to(host):
         raise web.HTTPForbidden(text=f"{worker} is not a worker of {host} in {found.id}")
     return worker
 
@@ -98,8 +101,8 @@ async def log_workers(request: web.Request) -> web.Response:
 async def get_logs(request: web.Request) -> web.Response:
     found = _job(request)
     worker = request.query.get("worker", "")
-    if worker and not WORKER_NAME.fullmatch(worker):
-        raise UsageError(f"worker: {worker[:200]!r} is not HOST/SLOT/INCARNATION")
+    if worker and not LOG_NAME.fullmatch(worker):
+        raise UsageError(f"worker: {worker[:200]!r} is not HOST/SLOT/INCARNATION or HOST#setup")
     source = worker or whole(request, "rank")
     offset, deadline = whole(request, "offset"), time.monotonic() + min(number(request, "wait"), LONGEST_WAIT_S)
     while True:
@@ -117,7 +120,7 @@ async def get_logs(request: web.Request) -> web.Response:
 
 async def post_log(request: web.Request) -> web.Response:
     data = await whole_body(request)
-    found, worker = _job(request), _own_worker(request)
+    found, worker = _job(request), _own(request, LOG_NAME, "HOST/SLOT/INCARNATION or HOST#setup")
     size = found.logs.append(worker, found.log_rank(worker), whole(request, "offset"), data)
     found.log_bell.ring()
     return web.json_response({"size": size})
@@ -154,13 +157,18 @@ async def get_checkpoint(request: web.Request) -> web.StreamResponse:
     return web.FileResponse(path)
 
 
-async def put_output(request: web.Request) -> web.Response:
+async def post_output(request: web.Request) -> web.Response:
+    data = await whole_body(request)
     found, worker = _job(request), _own_worker(request)
-    folder = found.folder / "outputs" / worker.replace("/", "@")
-    upload = folder.with_name(f".{folder.name}.tar.gz")
-    await receive(chunks(request), upload, OUTPUT_BYTES)
-    await asyncio.to_thread(archive.keep_output, upload, folder)
-    return web.json_response({})
+    pieces = unpack_pieces(data)
+    async with found.outputs.alone(worker):
+        return web.json_response({"held": await asyncio.to_thread(found.outputs.take, worker, pieces)})
+
+
+async def get_outputs(request: web.Request) -> web.StreamResponse:
+    """All that has been collected of a job by now, as .tar.gz; whole only with its proper end."""
+    found = _job(request)
+    return await streamed(request, lambda send: archive.send_outputs(found.folder, send))
 
 
 def _version(request: web.Request) -> int:

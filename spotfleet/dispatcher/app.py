@@ -6,6 +6,7 @@ Who may call is told our version, and is refused if theirs is another, but for t
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from enum import Enum
 from aiohttp import web
 
 from spotfleet import errors, versions
-from spotfleet.dispatcher import api_fleet, api_jobs, disk
+from spotfleet.dispatcher import api_bundles, api_fleet, api_jobs, disk
 from spotfleet.dispatcher.agents import agent_socket
 from spotfleet.dispatcher.checkpoints import NoRoom, Outdated
 from spotfleet.dispatcher.files import TooLarge
@@ -29,6 +30,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class OtherVersion(errors.NeedsPerson):
     """The caller and we would misread each other."""
+
+
+class Elsewhere(errors.NeedsPerson):
+    """The admin token counts on the dispatcher's own machine only."""
 
 
 class Who(Enum):
@@ -57,13 +62,15 @@ ROUTES = (
     Route("GET", "/v1/status", Who.CLI, api_fleet.status),
     Route("GET", "/v1/events", Who.CLI, api_fleet.events),
     Route("PUT", "/v1/nodes", Who.CLI, api_fleet.put_nodes),
+    Route("PUT", "/v1/policy", Who.CLI, api_fleet.put_policy),
     Route("POST", "/v1/hosts/{host}/drain", Who.CLI, api_fleet.drain),
     Route("POST", "/v1/hosts/{host}/interrupt", Who.CLI, api_fleet.interrupt),
     Route("POST", "/v1/hosts/{host}/revoke", Who.CLI, api_fleet.post_revoke),
     Route("POST", "/v1/down", Who.CLI, api_fleet.down),
     Route("GET", "/v1/archive", Who.CLI, api_fleet.get_archive),
-    Route("GET", "/v1/bundles/{sha256}", Who.BOTH, api_fleet.get_bundle),
-    Route("PUT", "/v1/bundles/{sha256}", Who.BOTH, api_fleet.put_bundle),
+    Route("GET", "/v1/bundles/{sha256}", Who.BOTH, api_bundles.get_bundle),
+    Route("PUT", "/v1/bundles/{sha256}", Who.BOTH, api_bundles.put_bundle),
+    Route("POST", "/v1/bundles/missing", Who.BOTH, api_bundles.missing),
     Route("POST", "/v1/jobs", Who.CLI, api_jobs.submit),
     Route("GET", "/v1/jobs", Who.CLI, api_jobs.jobs),
     Route("GET", "/v1/jobs/{job}", Who.CLI, api_jobs.job),
@@ -74,7 +81,8 @@ ROUTES = (
     Route("POST", "/v1/jobs/{job}/logs/{worker:.+}", Who.AGENT, api_jobs.post_log),
     Route("PUT", "/v1/jobs/{job}/checkpoints/{version}", Who.AGENT, api_jobs.put_checkpoint),
     Route("GET", "/v1/jobs/{job}/checkpoints/{version}", Who.BOTH, api_jobs.get_checkpoint),
-    Route("PUT", "/v1/jobs/{job}/outputs/{worker:.+}", Who.AGENT, api_jobs.put_output),
+    Route("GET", "/v1/jobs/{job}/outputs", Who.CLI, api_jobs.get_outputs),
+    Route("POST", "/v1/jobs/{job}/outputs/{worker:.+}", Who.AGENT, api_jobs.post_output),
 )
 
 
@@ -111,6 +119,25 @@ def refuse_strangers(request: web.Request, who: Who) -> None:
         raise web.HTTPUnauthorized(text="the token is missing or belongs to no one here")
     if who is not Who.BOTH and caller.is_admin != (who is Who.CLI):
         raise web.HTTPForbidden(text="this route is not for the holder of this token")
+    if caller.is_admin and request.app[DISPATCHER].boot.admin_from_here and not is_from_here(request):
+        raise Elsewhere("the admin token is taken from the dispatcher's own machine only",
+                        hint="spotfleet goes there through SSH: is this fleet's folder the one that `up` made?")
+
+
+def is_from_here(request: web.Request) -> bool:
+    """Does the caller sit on this machine, as those do who came through its sshd?"""
+    if request.transport is None:
+        return False
+    peer, own = (request.transport.get_extra_info(name) for name in ("peername", "sockname"))
+    return bool(peer and own) and (peer[0] == own[0] or is_loopback(peer[0]))
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def refuse_other_versions(request: web.Request, route: Route) -> None:
@@ -150,8 +177,8 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
 
 
 def _status(error: errors.SpotfleetError) -> int:
-    table = {OtherVersion: 426, errors.DiskFull: 507, NotFound: 404, Outdated: 409, TooLarge: 413, NoRoom: 507,
-             errors.NoCapacity: 409, errors.NeedsPerson: 409, errors.UsageError: 400}
+    table = {OtherVersion: 426, Elsewhere: 403, errors.DiskFull: 507, NotFound: 404, Outdated: 409, TooLarge: 413,
+             NoRoom: 507, errors.NoCapacity: 409, errors.NeedsPerson: 409, errors.UsageError: 400}
     return next((status for kind, status in table.items() if isinstance(error, kind)), 500)
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import shutil
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from spotfleet.bundle import extract
-from spotfleet.dispatcher.disk import is_full, refuse_if_full
+from spotfleet.dispatcher.disk import is_full
 from spotfleet.dispatcher.records import age, digest_of, read_record
-from spotfleet.errors import DiskFull, UsageError
+from spotfleet.errors import DiskFull
 from spotfleet.fleet.ledger import Ledger
 
 PIECE_BYTES = 1 << 18  # of a stream
@@ -25,13 +26,19 @@ def members(home: Path) -> Iterator[tuple[str, Path]]:
     for job in sorted((home / "jobs").glob("*")):
         for path in sorted((job / "logs").glob("*.log")):
             yield f"jobs/{job.name}/logs/{path.name}", path
-        for folder in sorted((job / "outputs").glob("[!.]*@*")):  # without those that are still on their way
-            for path in sorted(folder.rglob("*")):
-                if path.is_file():
-                    yield f"jobs/{job.name}/outputs/{path.relative_to(folder.parent)}", path
+        for name, path in outputs(job):
+            yield f"jobs/{job.name}/outputs/{name}", path
         newest = _newest_checkpoint(job / "checkpoints")
         if newest is not None:
             yield f"jobs/{job.name}/checkpoints/{newest.name}", newest
+
+
+def outputs(job: Path) -> Iterator[tuple[str, Path]]:
+    """("HOST@SLOT@INCARNATION/NAME", file) of all that has been collected in this job's folder, without drafts."""
+    for folder in sorted((job / "outputs").glob("[!.]*@*")):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                yield str(path.relative_to(folder.parent)), path
 
 
 def _newest_checkpoint(folder: Path) -> Path | None:
@@ -41,22 +48,6 @@ def _newest_checkpoint(folder: Path) -> Path | None:
         if digest_of(path) == checkpoint.digest:
             return path
     return None
-
-
-def keep_output(upload: Path, folder: Path) -> None:
-    """Unpack a worker's output folder, whole or not at all; blocking. UsageError when it is no archive, DiskFull when
-    it finds no room: what is small on its way may be large here."""
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        extract(upload, part, lambda size: refuse_if_full(part, size))
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
-    except ValueError as error:
-        raise UsageError(f"output: {error}") from None
-    finally:
-        upload.unlink(missing_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
 
 
 class _Outlet:
@@ -80,12 +71,29 @@ class _Outlet:
 def send_tar(home: Path, ledger: Ledger, send: Callable[[bytes], None]) -> None:
     """The archive as .tar.gz, piece by piece: however large, it is on its way at once and needs no second copy on the
     disk. Blocking, call it off the loop."""
+    with _tar(send) as tar:
+        _add_ledger(tar, home, ledger)
+        for name, path in members(home):
+            tar.add(path, name)
+
+
+def send_outputs(job: Path, send: Callable[[bytes], None]) -> None:
+    """As `send_tar`, of what has been collected in this job's folder; more may come meanwhile."""
+    with _tar(send) as tar:
+        for name, path in outputs(job):
+            with path.open("rb") as file:  # once it is open, another that takes its name does no harm
+                member = tarfile.TarInfo(name)
+                stat = os.fstat(file.fileno())
+                member.size, member.mode, member.mtime = stat.st_size, 0o600, int(stat.st_mtime)
+                tar.addfile(member, file)
+
+
+@contextmanager
+def _tar(send: Callable[[bytes], None]) -> Iterator[tarfile.TarFile]:
     outlet = _Outlet(send)
     with gzip.GzipFile("", "wb", compresslevel=1, fileobj=outlet) as zipped:  # type: ignore[arg-type]
         with tarfile.open(fileobj=zipped, mode="w|", dereference=True) as tar:
-            _add_ledger(tar, home, ledger)
-            for name, path in members(home):
-                tar.add(path, name)
+            yield tar
     outlet.flush()
 
 

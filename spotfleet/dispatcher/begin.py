@@ -41,11 +41,14 @@ async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
     ledger = await _when_there_is_room(lambda: Ledger(path))
     if lost is not None:
         ledger.append(lost)
+    told = ""
     while not mark.exists():
         try:
             await asyncio.to_thread(_observe, boot, provider, ledger)
         except (SpotfleetError, OSError) as error:
-            log.warning("%s does not answer: %s", provider.name, error)
+            if str(error) != told:
+                log.warning("%s does not answer: %s", provider.name, error)
+                told = str(error)
             if not found.ledger:
                 await asyncio.sleep(AGAIN_S)
                 continue

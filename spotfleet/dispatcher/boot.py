@@ -28,6 +28,7 @@ class DispatcherBoot:
     cert: str
     key: str
     provider_config: dict[str, str] = field(default_factory=dict)
+    admin_from_here: bool = False  # take the admin token from this machine alone: people come through its sshd
     archive: str = ""  # folder where an autostop leaves ledger, logs and outputs; empty: our home's `archive`
 
     def __repr__(self) -> str:

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from aiohttp import web
 
-from spotfleet.dispatcher import disk
+from spotfleet.addresses import url
+from spotfleet.dispatcher import code, disk
 from spotfleet.dispatcher.app import make_app
 from spotfleet.dispatcher.begin import begin
 from spotfleet.dispatcher.boot import DispatcherBoot, server_tls
 from spotfleet.dispatcher.files import sweep
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.state import Dispatcher
+from spotfleet.errors import UsageError
 from spotfleet.providers import Provider
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class Daemon:
         """Listen and begin; returns our URL. Waits for a provider that does not answer yet."""
         sweep(self._home)
         disk.lay_by(self._home)
+        await asyncio.to_thread(code.keep, self._home)
         ledger = await begin(self._boot, self._home, self._provider)
         self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))
         self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,
@@ -43,7 +46,7 @@ class Daemon:
         await self._runner.setup()
         await self._listen(address, port)
         port = self._runner.addresses[0][1]
-        self.dispatcher.url = f"https://{address}:{port}"
+        self.dispatcher.url = url(address, port)
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),
                        asyncio.create_task(self.dispatcher.upkeep.run()),
                        asyncio.create_task(self.dispatcher.announcer.run()),
@@ -60,6 +63,9 @@ class Daemon:
                 await site.start()
                 return
             except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise UsageError(f"cannot listen on {address}: no interface of this machine has that address",
+                                     hint="name one that it has as `address` of the dispatcher's machine") from error
                 if error.errno != errno.EADDRINUSE:
                     raise
                 await site.stop()

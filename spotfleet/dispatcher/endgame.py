@@ -2,6 +2,7 @@
 
     (staying) --`down`, autostop, max_lifetime--> going down --no host is left--> down
     down --by ourselves, or nobody has come for the archive in FETCH_S--> archived --terminates its own host
+        '-- on a cloud's machine, which takes the archive with it, only after `keep_s`
     going down, or archived --the cloud does nothing for LAST_RESORT_S--> powers its own host off (exit status 0)
 
 `down.json` holds the decision, so that a restarted dispatcher goes on with it.
@@ -39,8 +40,8 @@ class Decision:
 
 
 class Endgame:
-    def __init__(self, home: Path) -> None:
-        self._path = home / "down.json"
+    def __init__(self, home: Path, keep_s: float = 0.0) -> None:
+        self._path, self._keep_s = home / "down.json", keep_s
         self.decision: Decision | None = None
         self.unsaved = False  # the disk was full; `save` tries again
         self._readers, self._read_at = 0, 0.0
@@ -49,8 +50,11 @@ class Endgame:
 
     @property
     def why(self) -> str:
-        """Why the fleet goes down; empty while it stays."""
-        return self.decision.why if self.decision else ""
+        """Why the fleet goes down, and how long its results wait; empty while it stays."""
+        if self.decision is None:
+            return ""
+        waits = f"; its results wait on its dispatcher for {self._keep_s / 3600:g} h: `spotfleet down` brings them home"
+        return self.decision.why + (waits if self.decision.by_ourselves and self._keep_s else "")
 
     def begin(self, why: str, *, by_ourselves: bool, at: float) -> bool:
         """Whether this is news. A fleet that ends by itself may still be fetched by `spotfleet down`."""
@@ -76,7 +80,8 @@ class Endgame:
         """Must we end ourselves?"""
         if self.decision is None or self._readers:
             return False
-        return self.decision.by_ourselves or unix - max(self.decision.at, self._read_at) >= FETCH_S
+        wait_s = self._keep_s if self.decision.by_ourselves else FETCH_S
+        return not wait_s or unix - max(self.decision.at, self._read_at) >= wait_s
 
     def save(self) -> None:
         """Write down what could not be written: a fleet that ends does not wait for room on its disk."""

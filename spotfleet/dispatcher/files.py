@@ -80,8 +80,7 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes:
 
 def sweep(home: Path) -> None:
     """Remove what a killed dispatcher was just writing: it may hold secrets, or fill the disk."""
-    for pattern in (".*.part", ".archive-*", "bundles/.*.part", "jobs/*/.*.part", "jobs/*/*/.*.part",
-                    "jobs/*/outputs/.*.tar.gz"):
+    for pattern in (".*.part", ".archive-*", "bundles/.*.part", "jobs/*/.*.part", "jobs/*/*/.*.part"):
         for left in home.glob(pattern):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from spotfleet.addresses import unfit
 from spotfleet.fleet.fold import FleetState, Host
-from spotfleet.messages import AgentOrders, AgentReport
+from spotfleet.messages import AgentOrders, AgentReport, StepCost
 from spotfleet.model import HostState, Notice, Role
 
 SAY_AGAIN_S = 5.0  # orders go out when they change, and again after this: an agent doubts a dispatcher silent for 15 s
@@ -60,11 +61,17 @@ class HostView:
     leaving: Leaving | None = None
     claims: int = 0  # slots that its agent claims, where they are more than the cloud sold
     workers: tuple[str, ...] = ()  # processes that its agent reports, of any job
+    unfit: str = ""  # why its peers cannot reach it at the address that it advertises: nothing is placed on it then
 
     @property
     def usable(self) -> bool:
         """May new workers be placed here?"""
-        return self.connected and self.leaving is None and self.host.counts
+        return self.connected and not self.closed
+
+    @property
+    def closed(self) -> bool:
+        """Must no new worker be placed here, whether it is connected or not?"""
+        return self.leaving is not None or not self.host.counts or bool(self.unfit)
 
 
 def differs(before: AgentReport, after: AgentReport) -> bool:
@@ -75,12 +82,13 @@ def differs(before: AgentReport, after: AgentReport) -> bool:
 def _without_progress(report: AgentReport) -> AgentReport:
     return replace(report, workers=tuple(
         replace(w, quiet_s=0.0, report=replace(w.report, version=0, step_s=0.0, resumed=0, pause_s=0.0, repeated=0,
-                                               waits=False, fetched=0))
+                                               waits=False, fetched=0, cost=StepCost()))
         for w in report.workers))
 
 
-def look(state: FleetState, seats: dict[str, Seat], drains: dict[str, str], now: float, unix: float) -> list[HostView]:
-    """Every worker host that the ledger does not list as gone."""
+def look(state: FleetState, seats: dict[str, Seat], drains: dict[str, str], now: float, unix: float,
+         dispatcher: str = "") -> list[HostView]:
+    """Every worker host that the ledger does not list as gone. `dispatcher`: our own address."""
     views = []
     for host in state.hosts:
         if host.role is not Role.WORKER:
@@ -90,7 +98,9 @@ def look(state: FleetState, seats: dict[str, Seat], drains: dict[str, str], now:
         said = seat.report.slots if seat and connected else host.offer.slots
         slots, claims = min(said, host.offer.slots), said if said > host.offer.slots else 0
         workers = tuple(w.report.worker for w in seat.report.workers) if seat else ()
-        views.append(HostView(host, connected, slots, _leaving(host, seat, drains, now, unix), claims, workers))
+        unreachable = unfit(seat.report.address, dispatcher) if seat and connected else ""
+        views.append(HostView(host, connected, slots, _leaving(host, seat, drains, now, unix), claims, workers,
+                              unreachable))
     return views
 
 

@@ -83,7 +83,9 @@ def submission(record: JobRecord, secrets: dict[str, str]) -> JobSubmitted:
     spec, command = record.spec, " ".join(record.spec.argv) or record.spec.run
     for value in sorted(filter(None, secrets.values()), key=len, reverse=True):  # one may begin with another
         command = command.replace(value, "***")
-    return JobSubmitted(record.submitted_at, record.job, spec.name, command, spec.min_workers, spec.max_workers)
+    deadline_at = record.submitted_at + spec.deadline_s if spec.deadline_s else 0.0
+    return JobSubmitted(record.submitted_at, record.job, spec.name, command, spec.min_workers, spec.max_workers,
+                        deadline_at, spec.work_s, spec.work_steps, spec.work_host_s)
 
 
 def name_for(spec: JobSpec, known: Iterable[str], above: int) -> str:

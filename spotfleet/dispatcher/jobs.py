@@ -6,8 +6,7 @@
 What each waits for is in `why`; what frees it:
 - QUEUED: slots (the schedule says which job or host it waits for); `cancel`.
 - STARTING, RECOVERING: what Membership waits for (`dispatcher/membership/`), bounded there.
-- the end after training: the script's tail on rank 0; others get TAIL_S after it. A rank 0 that is lost in its tail
-  makes the job start again from its newest checkpoint, so that the tail runs.
+- the end after training: the script's tail on rank 0, started again if it is lost; others get TAIL_S after it.
 - CANCELLED is reached when the agents report none of its workers, or they are confirmed gone.
 """
 
@@ -21,8 +20,10 @@ from spotfleet.dispatcher import jobfile, restart
 from spotfleet.dispatcher.bell import Bell
 from spotfleet.dispatcher.checkpoints import CheckpointStore
 from spotfleet.dispatcher.jobfile import JobRecord
+from spotfleet.dispatcher.judging import judge
 from spotfleet.dispatcher.logs import JobLogs
 from spotfleet.dispatcher.membership import Change, Evicted, Finished, Formed, Ordered, Phase, WorkerView
+from spotfleet.dispatcher.outputs import Outputs
 from spotfleet.dispatcher.progress import Progress
 from spotfleet.dispatcher.restart import Cause, Slot
 from spotfleet.dispatcher.saving import Saving, Sight
@@ -30,12 +31,12 @@ from spotfleet.dispatcher.sizing import Sizing
 from spotfleet.dispatcher.status import job_status
 from spotfleet.dispatcher.surroundings import Surroundings
 from spotfleet.dispatcher.telling import worker_orders
-from spotfleet.dispatcher.workers import Crew, Worker, end_of, started
+from spotfleet.dispatcher.workers import Crew, Worker, started
 from spotfleet.fleet.events import Event, GenerationFormed, JobChanged
 from spotfleet.messages import AgentReport, JobStatus, SlotOrder, Stage
 from spotfleet.model import HostState, JobSpec, JobState
 
-SAVE_S = 15.0  # when the fleet goes down, a running job may take so long for a last checkpoint
+SAVE_S = 15.0  # for a running job's last checkpoint when the fleet goes down
 TAIL_S = 20.0  # the other ranks' tails, once rank 0's script has ended
 LOGS_S = 15.0  # after a job's end, its last output is waited for so long
 GROUPS = 8  # so many generations a restarted dispatcher fences
@@ -55,6 +56,7 @@ class Job:
         self.history = restart.History()
         self.logs = JobLogs(folder / "logs")
         self.log_bell = Bell()
+        self.outputs = Outputs(folder / "outputs")
         self.checkpoints = CheckpointStore(folder / "checkpoints", record.spec.checkpoint.keep)
         self.saving = Saving(record.told)
         self.unsaved = False  # the disk was full: the record on it is older
@@ -108,7 +110,7 @@ class Job:
         """By host, what should exist there."""
         wanted = [w for w in self.crew.live() if w.wanted]
         told = worker_orders(self.membership, self.checkpoints, self.spec.checkpoint.interval_s,
-                             [w.name for w in wanted], save=self.saving.wanted)
+                             [w.name for w in wanted], self.saving.wanted, self.progress.step_why)
         found: dict[str, list[SlotOrder]] = {}
         for worker in wanted:
             order = SlotOrder(worker.name, self.id, worker.slot, worker.local_rank, told[worker.name])
@@ -196,16 +198,14 @@ class Job:
         return [*events, *self._settle(around)]
 
     def _judge_ends(self, around: Surroundings) -> list[Event]:
-        for worker in self.crew.untold():
-            worker.told, worker.ended_at = True, around.now
-            if worker.done:
-                self._write(done=(*self.record.done, worker.name))
-            group = frozenset(self._group) or started(
-                w for w in self.crew.all.values() if not w.ended or around.now - w.ended_at <= restart.TOGETHER_S)
-            self.history, failed = restart.ended(self.history, end_of(worker, around.now), group)
-            if failed is not None:
-                return self._end(JobState.FAILED, failed.why, around, failed.error)
-        return []
+        verdict = judge(self.id, self.crew, self.history, lambda: frozenset(self._group) or started(
+            w for w in self.crew.all.values() if not w.ended or around.now - w.ended_at <= restart.TOGETHER_S), around)
+        self.history = verdict.history
+        if verdict.done:
+            self._write(done=(*self.record.done, *verdict.done))
+        if verdict.failed is None:
+            return list(verdict.events)
+        return [*verdict.events, *self._end(JobState.FAILED, verdict.failed.why, around, verdict.failed.error)]
 
     def _fill(self, around: Surroundings) -> None:
         """Start a worker in each given slot that has none, unless it cools down or its script has ended."""
@@ -239,7 +239,7 @@ class Job:
             worker.name, worker.host, worker.local_rank, report.stage, report.generation, report.failed, report.version,
             report.store, leaving.seconds_left if leaving else None, leaving.why if leaving else "",
             worker.silent, worker.unheard_s(around.now), worker.ended or worker.gone, worker.stopped, worker.quiet_s,
-            report.waits, report.step_s, report.resumed, worker.watch_fetch(around.now))
+            report.waits, report.step_s, report.resumed, worker.watch_fetch(around.now), report.unreached)
 
     def _expected(self, around: Surroundings) -> int:
         young = [w for w in self.crew.live() if w.wanted and not w.past and w.report.stage is Stage.STARTING]
@@ -275,7 +275,8 @@ class Job:
         group, live = self.membership, self.crew.live()
         told = self.saving.look(self.id, around.unix, Sight(
             around.now, group.leaves_s, self.crew.version(), self.checkpoints.newest_version,
-            any(w.report.generation > 0 for w in live), not group.needs_restore, bool(self.checkpoints.parts.ready())))
+            any(w.report.generation > 0 for w in live), not group.needs_restore, bool(self.checkpoints.parts.ready()),
+            around.hinted(w.host for w in live)))
         self._write(told=self.saving.told)
         return list(told)
 
@@ -370,8 +371,7 @@ class Job:
             return self._change(self.state, f"{self.record.cancelled}; waits for a last checkpoint", around)
         for worker in self.crew.live():
             worker.wanted = False
-        left = [w for w in self.crew.live() if w.seen]
-        if left:
+        if left := [w for w in self.crew.live() if w.seen]:
             return self._change(self.state, f"{self.record.cancelled}; waits for {left[0].name} to end", around)
         return self._end(JobState.CANCELLED, self.record.cancelled, around)
 

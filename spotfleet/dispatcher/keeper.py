@@ -8,7 +8,7 @@ a bundle that takes an hour keeps no record waiting. Training waits for neither.
 
     ledger/MACHINE-SEQ-DIGEST.db     the newest two of this machine
     jobs/JOB/sealed                  its record and, until it has ended, its secrets; encrypted
-    bundles/DIGEST                   of jobs that have not ended
+    bundles/DIGEST                   manifests and pieces of jobs that have not ended
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ SELDOM = 10  # a copy may take so much of the time, one part in so many
 AGAIN_S = 10.0
 STALL_S = 60.0
 BUNDLE_STALL_S = 3600.0  # a bundle may be large
+LOOK_S = 60.0  # so often it is looked whether somebody has removed one at the target: it may have many pieces
 COPIES = 2  # of the ledger
 
 
@@ -74,7 +75,8 @@ class Keeper:
         self._whys: dict[str, str] = {}  # the same for each thread
         self.copied_to = 0  # sequence number of the ledger's newest event at the target
         self._copied: dict[str, str] = {}  # name at the target -> digest of what was written
-        self._sweep_at = 0.0  # monotonic
+        self._sweep_at = self._look_at = 0.0  # monotonic
+        self._safe: set[str] | None = None  # bundles that were all at the target at the last look
         self._closed: set[str] = set()  # ended jobs whose last state is there
 
     async def run(self) -> None:
@@ -135,11 +137,16 @@ class Keeper:
     def _copy_bundles(self, jobs: list[_Job]) -> None:
         self._check_target()
         live = {job.bundle for job in jobs if job.live and job.bundle}
-        for digest in sorted(live):
-            self._copy_bundle(digest)
-        for name in self._durable.names("bundles"):
-            if name not in map(bundle_name, live):
-                self._durable.drop(name)
+        if live == self._safe and time.monotonic() < self._look_at:
+            return
+        safe = all([self._copy_bundle(digest) for digest in sorted(live)])
+        if safe:  # else the pieces of one may not even be known
+            pieces = self._dispatcher.bundles.pieces
+            wanted = {bundle_name(blob) for digest in live for blob in (digest, *pieces(digest))}
+            for name in self._durable.names("bundles"):
+                if name not in wanted:
+                    self._durable.drop(name)
+            self._safe, self._look_at = live, time.monotonic() + LOOK_S
         if time.monotonic() >= self._sweep_at:
             self._durable.sweep()
             self._sweep_at = time.monotonic() + STALE_S
@@ -180,13 +187,18 @@ class Keeper:
             self._durable.drop(name)
         self.copied_to = seq
 
-    def _copy_bundle(self, digest: str) -> None:
-        name, here = bundle_name(digest), self._dispatcher.home / "bundles" / digest
+    def _copy_bundle(self, digest: str) -> bool:
+        """Is all of it at both sides now?"""
+        return self._copy_blob(digest) and all([self._copy_blob(p) for p in self._dispatcher.bundles.pieces(digest)])
+
+    def _copy_blob(self, digest: str) -> bool:
+        name, here = bundle_name(digest), self._dispatcher.bundles.path(digest)
         there = self._durable.find(name)
         if here.exists() and there is None:
             self._durable.put(name, here)
         elif there is not None and not here.exists():
             _fetch_bundle(there, here)
+        return here.exists() and self._durable.find(name) is not None
 
     def _is_news(self, name: str, text: bytes) -> bool:
         """Also where somebody has removed it at the target."""

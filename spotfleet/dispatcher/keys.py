@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DISPATCHER: web.AppKey[Dispatcher] = web.AppKey("dispatcher")
 LONGEST_WAIT_S = 60.0
+STALL_S = 60.0  # a reader who takes nothing for so long is given up
 BODY_S = 30.0  # for a body that is read whole
 
 
@@ -62,6 +63,25 @@ async def chunks(request: web.Request) -> AsyncIterator[bytes]:
         host_of(request)
         yield chunk
     host_of(request)
+
+
+async def streamed(request: web.Request, make: Callable[[Callable[[bytes], None]], None]) -> web.StreamResponse:
+    """What `make` hands on piece by piece, in a thread. What fails meanwhile breaks the connection."""
+    response, loop = web.StreamResponse(), asyncio.get_running_loop()
+    response.enable_chunked_encoding()
+
+    def send(piece: bytes) -> None:
+        asyncio.run_coroutine_threadsafe(response.write(piece), loop).result(STALL_S)
+
+    await response.prepare(request)
+    try:
+        await asyncio.to_thread(make, send)
+        await response.write_eof()
+    except BaseException:
+        if request.transport is not None:
+            request.transport.abort()  # type: ignore[attr-defined]
+        raise
+    return response
 
 
 async def body(request: web.Request) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from spotfleet.model import FleetSpec
 
 HOST_GRACE_S = 300.0  # at max_lifetime the dispatcher ends hosts in good order; so much later they do it themselves
+KEEP_S = 86_400.0  # of a fleet that has ended by itself, so long its dispatcher keeps what nobody has fetched
 LAST_RESORT_S = 900.0  # a fleet that goes down tries so long to end all machines in good order
 
 
@@ -33,6 +34,14 @@ def reason_to_stop(spec: FleetSpec, idleness: Idleness, now: float) -> str:
     if spec.autostop.idle_s and spec.autostop.down and idle_s >= spec.autostop.idle_s:
         return f"idle for {spec.autostop.idle_s:g} s (autostop)"
     return ""
+
+
+def keep_s(spec: FleetSpec) -> float:
+    """How long a dispatcher waits, its fleet ended by itself, for somebody who brings the results home.
+
+    The emulated cloud leaves them on the laptop itself. A machine of a cloud takes them with it, and is small.
+    """
+    return KEEP_S if spec.aws is not None else 0.0
 
 
 def told_to_host(spec: FleetSpec, up_since: float, now: float) -> dict[str, float | str]:

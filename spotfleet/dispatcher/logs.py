@@ -2,12 +2,14 @@
 
 `jobs/JOB/logs/HOST@SLOT@INCARNATION.log` is appended at an offset that the agent names: a repeated chunk is harmless.
 `rank-N.log` is what `logs --rank N` shows: the output of whoever held rank N, in the order in which it arrived.
+`HOST#setup.log` is what `setup` printed on a host.
 A host may leave LIMIT_BYTES in one job, however many workers it names: what is beyond is dropped, and the log says so.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +40,7 @@ class JobLogs:
         Beyond the limit nothing is held any more, and the sender hears that all has arrived: it must not try for ever.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path, host = self._worker_path(worker), worker.partition("/")[0]
+        path, host = self._worker_path(worker), _host(worker)
         size, taken = _size(path), self._taken.get(host, 0)
         room = self._limit_bytes - taken
         if room <= 0:
@@ -64,8 +66,8 @@ class JobLogs:
     def _taken(self) -> dict[str, int]:
         """Host -> bytes that its files take."""
         found: dict[str, int] = {}
-        for path in self.folder.glob("*@*@*.log"):
-            host = path.name.partition("@")[0]
+        for path in self._files():
+            host = _host(path.name)
             found[host] = found.get(host, 0) + _size(path) + FILE_BYTES
         return found
 
@@ -82,11 +84,18 @@ class JobLogs:
 
     def workers(self) -> dict[str, int]:
         """Every worker that has written something, with the bytes held."""
-        files = sorted(self.folder.glob("*@*@*.log"), key=lambda p: (p.stat().st_mtime, p.name))
+        files = sorted(self._files(), key=lambda p: (p.stat().st_mtime, p.name))
         return {p.name.removesuffix(".log").replace("@", "/"): p.stat().st_size for p in files}
+
+    def _files(self) -> list[Path]:
+        return [*self.folder.glob("*@*@*.log"), *self.folder.glob("*#setup.log")]
 
     def _worker_path(self, worker: str) -> Path:
         return self.folder / f"{worker.replace('/', '@')}.log"
+
+
+def _host(name: str) -> str:
+    return re.split("[/@#]", name, maxsplit=1)[0]
 
 
 def _append(path: Path, data: bytes) -> None:

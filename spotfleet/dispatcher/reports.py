@@ -15,6 +15,7 @@ from spotfleet.codec import from_json, parse
 from spotfleet.messages import AgentReport, WorkerState
 
 WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}/[0-9]{1,6}/[A-Za-z0-9_.-]{1,64}")
+LOG_NAME = re.compile(rf"{WORKER_NAME.pattern}|[A-Za-z0-9_.-]{{1,128}}#setup")  # a worker's, or that of a host's setup
 LARGEST = 1 << 53  # beyond it JSON's numbers are not exact
 MOST_WORKERS = 4096  # of one host, those that have ended among them
 TEXT_CHARS = 1024

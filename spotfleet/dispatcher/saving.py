@@ -6,6 +6,9 @@
 
 DANGER ends with the hosts, whose notices bound it. Parts that are all here and still to be joined are waited for
 JOIN_S at most. Each danger is told once: `told` is in the job's record, so that a restart does not tell it again.
+
+Where a cloud only hints that it may take a host, what has been reached by then is wanted in a checkpoint, once for each
+host, for HINT_S at most; training goes on where it is.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass, replace
 from spotfleet.fleet.events import CheckpointInTime
 
 JOIN_S = 60.0
+HINT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Sight:
     trains: bool  # somebody goes on making steps
     held: bool  # somebody holds the state
     joining: bool = False  # parts of a newer checkpoint are all here
+    hinted: frozenset[str] = frozenset()  # its hosts that the cloud may take soon
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,15 @@ class Saving:
         self.told, self.why = told, ""
         self._danger: Danger | None = None
         self._last: tuple[int, float] | None = None  # before a cancelled job ends: the version to keep, until when
-
-    # ---- of a job that is cancelled
+        self._hint: tuple[int, float] | None = None  # the same at a hint
+        self._hinted: frozenset[str] = frozenset()
 
     @property
     def wanted(self) -> bool:
-        return self._last is not None
+        """Is a checkpoint wanted now, whatever the interval?"""
+        return self._last is not None or self._hint is not None
+
+    # ---- of a job that is cancelled
 
     def want(self, version: int, until: float) -> None:
         """Until then (monotonic) the job may train on, until `version` is in a checkpoint."""
@@ -58,12 +66,23 @@ class Saving:
         """Is that checkpoint still on its way? `able`: somebody could write it."""
         if self._last is not None and (kept >= self._last[0] or not able or now >= self._last[1]):
             self._last = None
-        return self.wanted
+        return self._last is not None
+
+    # ---- of one whose host may be taken
+
+    def _heed(self, sight: Sight) -> None:
+        """A checkpoint for each hint that is new."""
+        if sight.hinted - self._hinted and sight.reached > sight.kept:
+            self._hint = (sight.reached, sight.now + HINT_S)
+        self._hinted = sight.hinted
+        if self._hint is not None and (sight.kept >= self._hint[0] or sight.now >= self._hint[1]):
+            self._hint = None
 
     # ---- of one that loses all who hold its state
 
     def look(self, job: str, unix: float, sight: Sight) -> list[CheckpointInTime]:
         """What is to be told now."""
+        self._heed(sight)
         before = self._danger
         if sight.leaves_s is not None:
             reached = max(sight.reached, before.reached if before else 0)

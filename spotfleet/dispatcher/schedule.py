@@ -53,6 +53,15 @@ def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[s
     return Allocation({job: tuple(names) for job, names in desk.held.items()}, {n.job: desk.why(n) for n in queue})
 
 
+def shares(jobs: Sequence[JobNeed], held: Mapping[str, Sequence[str]], hosts: int, slots: int) -> dict[str, int]:
+    """How many hosts each job has once `hosts` of so many slots are up; 0 for one that waits. `held` as for `allocate`;
+    hosts that leave are not in it."""
+    names = list(dict.fromkeys(name for mine in held.values() for name in mine))[:hosts]
+    names += [f"({n})" for n in range(hosts - len(names))]  # no host is called so
+    found = allocate(jobs, [HostRoom(n, slots) for n in names], {job: tuple(mine) for job, mine in held.items()}).held
+    return {need.job: len(found.get(need.job, ())) for need in jobs}
+
+
 class _Desk:
     """The hosts while they are being handed out."""
 

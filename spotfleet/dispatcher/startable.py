@@ -8,6 +8,7 @@ from spotfleet.errors import UsageError
 from spotfleet.model import RESIZE_POLICIES, JobSpec
 
 NAME_CHARS = 200
+URL_CHARS = 2000
 MOST_WORKERS = 100_000
 MOST_STEPS = 1_000_000_000
 MOST_ENTRIES = 1000
@@ -34,11 +35,25 @@ def check(spec: JobSpec, secrets: dict[str, str]) -> None:
                                  hint="a name is of letters, digits and _; a value holds no NUL")
     if not all(map(_is_plain, (spec.name, *spec.argv, spec.run, spec.setup))):
         raise UsageError("spec: name, argv, run and setup hold no NUL and nothing that is not Unicode")
+    if not 0 <= spec.setup_timeout_s <= LONGEST_INTERVAL_S:
+        raise UsageError("spec.setup_timeout_s: expected 0 s to a year")
+    _check_mounts(spec)
     if spec.bundle and not BUNDLE.fullmatch(spec.bundle):
         raise UsageError(f"spec.bundle: {spec.bundle[:80]!r} is no sha256 in hex")
     if not 0 <= spec.checkpoint.interval_s <= LONGEST_INTERVAL_S or not 0 <= spec.checkpoint.keep <= MOST_WORKERS:
         raise UsageError("spec.checkpoint: interval_s and keep are numbers from 0 on, an interval at most a year")
     _check_resize(spec)
+
+
+def _check_mounts(spec: JobSpec) -> None:
+    if len(spec.file_mounts) > MOST_ENTRIES:
+        raise UsageError(f"spec.file_mounts: {len(spec.file_mounts)} are more than {MOST_ENTRIES}")
+    for name, url in spec.file_mounts.items():
+        parts = name.split("/")
+        if any(part in ("", ".", "..") for part in parts) or not _is_plain(name) or len(name) > NAME_CHARS:
+            raise UsageError(f"spec.file_mounts: {name[:80]!r} is no name inside the working directory")
+        if url.partition("://")[0] not in ("s3", "gs", "az") or not _is_plain(url) or len(url) > URL_CHARS:
+            raise UsageError(f"spec.file_mounts.{name}: expected s3://, gs:// or az://, got {url[:80]!r}")
 
 
 def _check_resize(spec: JobSpec) -> None:

@@ -16,10 +16,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from spotfleet.addresses import host_of
 from spotfleet.dispatcher import disk, jobfile, lifetime, restart
 from spotfleet.dispatcher.announce import Announcer
 from spotfleet.dispatcher.bell import rings
 from spotfleet.dispatcher.boot import DispatcherBoot
+from spotfleet.dispatcher.bundles import BundleStore
 from spotfleet.dispatcher.endgame import Endgame
 from spotfleet.dispatcher.hosts import SAY_AGAIN_S, HostView, Seat, differs, look
 from spotfleet.dispatcher.jobfile import JobRecord
@@ -33,6 +35,7 @@ from spotfleet.dispatcher.restart import Slot
 from spotfleet.dispatcher.restore import machine_number
 from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
 from spotfleet.dispatcher.status import Scene, fleet_status
+from spotfleet.dispatcher.steward import Steward
 from spotfleet.dispatcher.stopwatch import Stopwatch
 from spotfleet.dispatcher.takeover import Takeover
 from spotfleet.dispatcher.troubles import Troubles
@@ -58,13 +61,12 @@ class Dispatcher:
         self.boot, self.home, self.journal = boot, home, journal
         self.url = ""  # where we listen, set before `machines` runs
         self.archive_folder = Path(boot.archive) if boot.archive else home / "archive"
+        self.bundles = BundleStore(home)
         self.seats: dict[str, Seat] = {}
         self.drains: dict[str, str] = {}
         self.misfits: dict[str, str] = {}  # hosts whose agents speak another version -> what is wrong
-        self.endgame = Endgame(home)
-        self._life = jobfile.next_boot(home)
-        self._named = 0
-        self._machine = machine_number(boot.host)
+        self.endgame = Endgame(home, lifetime.keep_s(boot.spec))
+        self._life, self._named, self._machine = jobfile.next_boot(home), 0, machine_number(boot.host)
         self.jobs: dict[str, Job] = {j.id: j for j in map(self.load, jobfile.folders(home))}
         self.stopwatch = self._started()
         self._allocation = Allocation({}, {})
@@ -76,6 +78,7 @@ class Dispatcher:
         self.machines = Machines(self, provider, time.time() + SETTLE_S if self._settle_until else 0.0)
         self.troubles = Troubles(self)
         self.takeover, self.announcer, self.keeper = Takeover(self), Announcer(self, provider), Keeper(self)
+        self.steward = Steward(self)
 
     # ---- agents
 
@@ -123,13 +126,14 @@ class Dispatcher:
     # ---- requests
 
     async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
+        await asyncio.to_thread(self.bundles.refuse_incomplete, spec.bundle)
         self._check(spec, wait)
         disk.refuse_if_full(self.home)
         anew = not self.jobs or self.takeover.event is not None  # the copies may lack jobs that hosts or target know
         name = jobfile.name_for(spec, self.jobs, NUMBERS * self._machine if anew else 0)
         folder = self.home / "jobs" / name
         jobfile.save_secrets(folder, secrets)
-        jobfile.save(folder, JobRecord(name, spec, time.time()))
+        jobfile.save(folder, JobRecord(name, self.steward.sized(spec), time.time()))
         self.jobs[name] = self.load(folder)
         self.journal.note(jobfile.submission(self.jobs[name].record, secrets))
         self.change()
@@ -141,10 +145,9 @@ class Dispatcher:
             raise NoCapacity(f"the fleet goes down: {self.endgame.why}", hint="start it again with `spotfleet up`")
         if not spec.argv and not spec.run:
             raise UsageError("spec.run: the job has neither a script nor a command", hint="name a script")
+        self.steward.check(spec)
         if not 1 <= spec.min_workers <= spec.max_workers:
             raise UsageError(f"spec.min_workers: {spec.min_workers} to {spec.max_workers} is no range from 1 on")
-        if spec.bundle and spec.bundle not in (p.name for p in (self.home / "bundles").glob("*")):
-            raise UsageError(f"spec.bundle: {spec.bundle} has not been uploaded", hint="PUT it to /v1/bundles first")
         if wait:
             return
         views = [v for v in self.views() if v.host.counts]
@@ -202,7 +205,8 @@ class Dispatcher:
         return self.journal.state.nodes or self.boot.spec.nodes
 
     def views(self) -> list[HostView]:
-        return look(self.journal.state, self.seats, self.drains, time.monotonic(), time.time())
+        return look(self.journal.state, self.seats, self.drains, time.monotonic(), time.time(),
+                    host_of(self.url))
 
     def orders(self, host: str) -> AgentOrders | None:
         """The newest orders; None while there are none to give."""
@@ -210,19 +214,20 @@ class Dispatcher:
         return seat.orders if seat else None
 
     def job_status(self, job: Job) -> JobStatus:
-        return job.status(time.time())
+        return self.steward.annotated(job, time.time())
 
     def status(self) -> FleetStatus:
         views, unix = self.views(), time.time()
         host_jobs = {v.host.request_id: tuple(j.id for j in self.jobs.values() if j.has_worker_on(v.host.request_id))
                      for v in views}
+        jobs = tuple(self.steward.annotated(j, unix) for j in self.jobs.values())
         scene = Scene(self.boot.fleet, self.journal.state, self.nodes, self.machines.own, views,
-                      {**self.misfits, **{s.host: s.report.why for s in self.seats.values()}}, host_jobs,
-                      tuple(j.status(unix) for j in self.jobs.values()), self.endgame.why, self.machines.waits,
-                      [*self.troubles.lines(), *self.takeover.remarks,
-                       *filter(None, (self.announcer.why, self.keeper.why))], self.boot.spec.max_lifetime_s,
-                      self.machines.target)
-        return replace(fleet_status(scene, unix), tick_s=self.machines.tick_s)
+                      {**self.misfits, **self.machines.doing, **{s.host: s.report.why for s in self.seats.values()}},
+                      host_jobs, jobs, self.endgame.why, self.machines.why, [*self.troubles.lines(),
+                       *self.takeover.remarks, *filter(None, (self.announcer.why, self.keeper.why))],
+                      self.boot.spec.max_lifetime_s, self.machines.target)
+        return replace(fleet_status(scene, unix), tick_s=self.machines.tick_s,
+                       spent_micros=self.steward.spent(unix), policy=self.steward.status(unix))
 
     # ---- the loop
 
@@ -263,7 +268,7 @@ class Dispatcher:
         order = {name: n for n, name in enumerate(self.jobs)}
         needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id]) for j in live
                  if not j.record.cancelled]
-        rooms = [HostRoom(name, v.slots, v.leaving is not None or not v.host.counts, self._is_ready(name, v, now))
+        rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now))
                  for name, v in views.items() if v.host.state is not HostState.STOPPED]
         return needs, rooms
 
@@ -285,9 +290,7 @@ class Dispatcher:
 
     def _why_waiting(self, job: Job) -> str:
         why = self._allocation.why.get(job.id, "")
-        if why.startswith("holds"):
-            return ""
-        return "; ".join(w for w in (why, self.machines.waits) if w)
+        return "" if why.startswith("holds") else "; ".join(w for w in (why, self.machines.waits) if w)
 
     def _order(self) -> None:
         """Wake each connection that is owed an answer or whose orders have changed."""
@@ -374,9 +377,9 @@ class Dispatcher:
                     job.crew.silence(seat.host, seat.heard_at)
 
     def hold(self, job: Job) -> None:
-        """The job goes on with the hosts that its workers are on."""
-        hosts = tuple(sorted(job.crew.hosts()))
-        self._allocation = Allocation({**self._allocation.held, job.id: hosts}, self._allocation.why)
+        """It goes on with the hosts that its workers are on."""
+        held = {**self._allocation.held, job.id: tuple(sorted(job.crew.hosts()))}
+        self._allocation = Allocation(held, self._allocation.why)
 
     def load(self, folder: Path) -> Job:
         """The job on our disk."""

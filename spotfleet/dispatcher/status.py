@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotfleet.dispatcher.hosts import HostView
-from spotfleet.fleet.fold import FleetState, Host
+from spotfleet.fleet.fold import FleetState
+from spotfleet.fleet.policy.pools import price_now
 from spotfleet.messages import FleetStatus, HostStatus, JobStatus, WorkerStatus
 from spotfleet.model import CloudHost, CloudState, HostState, Nodes
 
@@ -67,15 +68,16 @@ def _state(scene: Scene) -> tuple[str, str]:
 
 def _host(view: HostView, scene: Scene, now: float) -> HostStatus:
     host = view.host
-    price, on_demand = prices(scene.state, host)
+    price, on_demand = price_now(scene.state, host)
     why = host.why
     if host.state is HostState.LAUNCHING:
         why = scene.agents_why.get(host.request_id) or (why if host.provider_id else NOT_BILLED)
     elif host.state is HostState.UP:
         why = scene.agents_why.get(host.request_id, "") if view.connected else "its agent is not connected"
-    if view.claims:
-        why = "; ".join(w for w in (f"claims {view.claims} slots where the cloud sold {view.slots}", why) if w)
-    left = view.leaving.seconds_left if view.leaving and view.leaving.why == "notice" else None
+    claims = f"claims {view.claims} slots where the cloud sold {view.slots}" if view.claims else ""
+    why = "; ".join(filter(None, (view.unfit, claims, host.hint, why)))
+    noticed = view.leaving and view.leaving.why == "notice" and host.state is not HostState.STOPPED
+    left = view.leaving.seconds_left if view.leaving and noticed else None
     return HostStatus(host.request_id, host.role.value, host.state.value, host.offer.pool, view.slots, price, on_demand,
                       host.address, scene.host_jobs.get(host.request_id, ()), left, max(0.0, now - host.since),
                       why)
@@ -86,13 +88,6 @@ def _dispatcher(own: CloudHost, now: float) -> HostStatus:
     since = own.runs[-1].started_at if own.runs else now
     return HostStatus(own.request_id, own.role.value, state.value, own.offer.pool, 0, own.offer.price_micros_h,
                       own.offer.on_demand_micros_h, own.address, since_s=max(0.0, now - since))
-
-
-def prices(state: FleetState, host: Host) -> tuple[int, int]:
-    """What the host costs now, and what it would cost on demand; micro-dollars an hour."""
-    known = state.prices.get(host.offer.pool)
-    return (known.micros_h, known.on_demand_micros_h) if known else (
-        host.offer.price_micros_h, host.offer.on_demand_micros_h)
 
 
 def job_status(job: Job, now: float) -> JobStatus:
@@ -109,4 +104,5 @@ def job_status(job: Job, now: float) -> JobStatus:
         job.id, spec.name, job.state.value, why, group.generation, 0 if ended else len(ranks), record.version,
         job.progress.step_s, job.progress.repeated, spec.min_workers, spec.max_workers,
         newest.version if newest else 0, record.error, () if ended else workers,
-        max(0.0, now - record.submitted_at))
+        max(0.0, now - record.submitted_at), "" if ended else job.progress.step_why,
+        job.outputs.bytes, job.outputs.age_s(now))

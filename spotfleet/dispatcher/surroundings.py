@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from spotfleet.dispatcher.hosts import DRAIN_S, HostView, Leaving
@@ -20,6 +20,10 @@ class Surroundings:
     hosts: dict[str, HostView]
     why_waiting: str = ""  # the schedule's reason for not giving more
     coming: int = 0  # workers that hosts on their way have room for
+
+    def hinted(self, hosts: Iterable[str]) -> frozenset[str]:
+        """Those of `hosts` of which the cloud has hinted that it may take them."""
+        return frozenset(h for h in hosts if (view := self.hosts.get(h)) is not None and view.host.hint)
 
     def leaving(self, host: str) -> Leaving | None:
         """Why and when this host goes, or has to be free of the job; None: it stays."""

@@ -147,7 +147,7 @@ class Takeover:
 
     def _without_bundle(self) -> list[Job]:
         return [j for j in self._dispatcher.jobs.values() if not j.state.ended and j.spec.bundle
-                and not (self._dispatcher.home / "bundles" / j.spec.bundle).exists()]
+                and not self._dispatcher.bundles.is_whole(j.spec.bundle)]
 
     def _senders(self, job: Job) -> list[str]:
         seats = self._dispatcher.seats

@@ -11,8 +11,8 @@ from spotfleet.messages import WorkerOrders
 
 
 def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s: float, workers: Iterable[str],
-                  save: bool) -> dict[str, WorkerOrders]:
-    """By worker. `save`: the job is about to end, and what it has reached is wanted.
+                  save: bool, remark: str = "") -> dict[str, WorkerOrders]:
+    """By worker. `save`: the job is about to end, and what it has reached is wanted. `remark` is for rank 0's log.
 
     While a checkpoint to restore is looked for nobody has a place in a generation: it would begin anew.
     """
@@ -24,5 +24,6 @@ def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s:
     return {name: WorkerOrders(None if offer.wait else s.assignment, s.founded, s.provisional_rank, s.provisional_size,
                                every_s, s.checkpoint_now or save, offer.checkpoint, stands_in=s.stands_in,
                                checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,
-                               seconds_left=seconds_left if s.checkpoint_now else None)
+                               seconds_left=seconds_left if s.checkpoint_now else None,
+                               remark=remark if s.assignment is not None and s.assignment.rank == 0 else "")
             for name, s in said.items()}

@@ -1,4 +1,4 @@
-"""What is wrong with the dispatcher's machine and does not go away by itself: said in the fleet's `why`."""
+"""What is the matter with the dispatcher's machine and does not go away by itself: said in the fleet's `why`."""
 
 from __future__ import annotations
 
@@ -26,4 +26,6 @@ class Troubles:
         if self._lost is not None:
             lines.append(f"the ledger was damaged and is kept as {self._lost.kept_as}: what had ended before "
                          f"{clock(self._lost.at)} may be missing")
+        if self._dispatcher.machines.stays and self._dispatcher.journal.state.down is not None:
+            lines.append("its results wait on the dispatcher's machine: `spotfleet down` brings them home")
         return lines

@@ -22,6 +22,8 @@ def refusal(state: FleetState, host: str) -> str:
     known = state.host(host)
     if known is not None and known.revoked:
         return f"the token of {host} was revoked: {known.revoked}"
+    if known is not None and known.revived:
+        return f"{host} had ended, and the cloud has started it again: it is removed"
     if known is not None and known.state is HostState.GONE and known.cloud is CloudState.TERMINATED:
         return f"{host} has ended; its token is no longer good"
     return ""
@@ -52,8 +54,8 @@ async def revoke(dispatcher: Dispatcher, host: str, why: str) -> None:
 def turn_away_refused(dispatcher: Dispatcher) -> None:
     """Let the connections of refused hosts say why, and end."""
     state = dispatcher.journal.state
-    revoked = {h.request_id for h in state.hosts if h.revoked}
-    suspects = [s for s in dispatcher.seats.values() if s.connected and (s.host in revoked or s.host in state.ended)]
+    marked = {h.request_id for h in state.hosts if h.revoked or h.revived}
+    suspects = [s for s in dispatcher.seats.values() if s.connected and (s.host in marked or s.host in state.ended)]
     for seat in suspects:
         if why := refusal(state, seat.host):
             _turn_away(dispatcher, seat, why)

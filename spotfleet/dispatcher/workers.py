@@ -31,6 +31,7 @@ class Worker:
     cause: Cause | None = None  # set once it has ended
     error: str = ""
     rank: int = -1  # the last one it held
+    begun: bool = False  # it is known that its process has started
     told: bool = False  # its end has been judged
     ended_at: float = 0.0  # when it was judged; monotonic
     past: bool = False  # of a run that the job has given up
@@ -152,7 +153,9 @@ def end_of(worker: Worker, now: float) -> End:
     """Its end, for the restart policy. The slot of an evicted worker is tried again, but later each time."""
     assert worker.cause is not None
     cause = Cause.PEER if worker.evicted and not worker.done else worker.cause
-    return End(worker.name, worker.place, cause, now, worker.rank, worker.error, worker.report.resumed > 0)
+    report = worker.report
+    return End(worker.name, worker.place, cause, now, worker.rank, worker.error, report.resumed > 0,
+               report.setup_tries, report.setup_sure)
 
 
 def started(workers: Iterable[Worker]) -> frozenset[str]:

@@ -6,10 +6,11 @@ micro-dollar.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from itertools import accumulate
+from math import ceil, inf
 
 from spotfleet.fleet.events import PriceChanged
 from spotfleet.model import BillingRules, Offer, Run
@@ -57,15 +58,16 @@ class PriceBook:
             pools.setdefault(change.pool, {})[change.at] = price
         self._steps = {pool: [prices[at] for at in sorted(prices)] for pool, prices in pools.items()}
 
-    def history(self, offer: Offer, since: float) -> list[Price]:
-        """The price in force at `since`, and every later one. Before the first known price the offer's counts."""
+    def history(self, offer: Offer, since: float, until: float = inf) -> list[Price]:
+        """The price in force at `since`, and every later one before `until`. Before the first known price the offer's
+        counts."""
         steps = self._steps.get(offer.pool, [])
         first = bisect_right(steps, since, key=lambda p: p.at)
         in_force = steps[first - 1] if first else Price(since, offer.price_micros_h, offer.on_demand_micros_h)
-        return [in_force, *steps[first:]]
+        return [in_force, *steps[first:max(first, bisect_left(steps, until, key=lambda p: p.at))]]
 
     def at(self, offer: Offer, at: float) -> Price:
-        return self.history(offer, at)[0]
+        return self.history(offer, at, at)[0]
 
 
 def seconds_until(run: Run, at: float) -> int:
@@ -93,6 +95,47 @@ def pieces(run: Run, history: Sequence[Price], rules: BillingRules, now: float) 
     return billed
 
 
-def round_half_up(parts: int) -> int:
-    """Micro-dollars of `parts`."""
-    return (2 * parts + PARTS) // (2 * PARTS)
+class Bill:
+    """What one run costs, readable at every instant of it: what `pieces` bills, in the order in which it fell due.
+
+    What a minimum adds to a short run falls due when the run ends, or now.
+    """
+
+    def __init__(self, run: Run, history: Sequence[Price], rules: BillingRules, now: float) -> None:
+        self.run = run
+        self.pieces = pieces(run, history, rules, now)
+        end = now if run.ended_at is None else run.ended_at
+        self.length = seconds_until(run, end)  # as used: what a minimum adds was used by nobody
+        self.seconds = self.pieces[-1].end if self.pieces else 0
+        self._ends = [p.end for p in self.pieces]
+        self._parts = [0, *accumulate(p.parts for p in self.pieces)]
+        self._full = [0, *accumulate(p.on_demand_parts for p in self.pieces)]
+
+    def due(self, at: float) -> int:
+        """How many of the billed seconds had fallen due before `at`; an infinite one is the end of all."""
+        if at == inf:
+            return self.seconds
+        if at <= self.run.started_at:
+            return 0
+        begun = seconds_until(self.run, at)
+        return self.seconds if begun >= self.length else begun
+
+    def parts(self, seconds: int) -> tuple[int, int]:
+        """Of the first `seconds` billed ones, and of the same on demand."""
+        if seconds <= 0 or not self.pieces:
+            return 0, 0
+        if seconds >= self.seconds:
+            return self._parts[-1], self._full[-1]
+        i = bisect_right(self._ends, seconds)
+        piece = self.pieces[i]
+        return (self._parts[i] + (seconds - piece.begin) * piece.micros_h,
+                self._full[i] + (seconds - piece.begin) * piece.on_demand_micros_h)
+
+    def between(self, begin: int, end: int) -> tuple[int, int]:
+        (a, full_a), (b, full_b) = self.parts(begin), self.parts(end)
+        return b - a, full_b - full_a
+
+
+def round_half_up(parts: int, per: int = PARTS) -> int:
+    """Micro-dollars of `parts`, of which `per` are one."""
+    return (2 * parts + per) // (2 * per)

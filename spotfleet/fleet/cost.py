@@ -1,8 +1,12 @@
 """What a fleet has cost: a function of the ledger's events and nothing else. Pure.
 
-Prices are those of the time, so a bill never changes afterwards. Each host is rounded once; the lines of its runs are
-differences of rounded running sums and add up to it. Jobs share a host by the slots they hold in it; what no job holds
-is idle, and so are the fractions of a micro-dollar that a split leaves over.
+Prices and rates are those of the time, so a bill never changes afterwards. Each host is rounded once; the lines of its
+runs are differences of rounded running sums and add up to it. Jobs share a host by the slots they hold in it; what no
+job holds is idle, and so are the fractions of a micro-dollar that a split leaves over.
+
+A report of a window [since, until) is the difference of two readings of the same bill, so windows that follow one
+another add up. In it the seconds count that fell due then, and the events that were written then: steps, pauses and
+repeats belong to the window in which a job reported them.
 """
 
 from __future__ import annotations
@@ -12,27 +16,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
-from spotfleet.fleet.billing import PARTS, Piece, PriceBook, pieces, round_half_up, seconds_until
+from spotfleet.fleet import cost_meters
+from spotfleet.fleet.billing import PARTS, Bill, PriceBook, round_half_up, seconds_until
+from spotfleet.fleet.cost_facts import Host, Job, Stay, hosts, jobs, slots_of
+from spotfleet.fleet.cost_meters import Crossings, ExtraLine, Metered, RateBook, half_up
 from spotfleet.fleet.events import (
-    CheckpointKept,
     Event,
     FleetCreated,
     GenerationFormed,
     HistoryLost,
-    HostJoined,
-    HostListed,
-    JobChanged,
-    JobProgress,
-    JobResumed,
-    JobSubmitted,
-    LaunchIntended,
     PriceChanged,
+    RatesStamped,
     TakenOver,
 )
-from spotfleet.model import BillingRules, Offer, Role, Run
+from spotfleet.model import BillingRules, Role
 
-_ALL_SECONDS = 2**62
+BEGINNING, END = -math.inf, math.inf
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class JobLine:
     repeated_steps: int
     repeated_micros: int  # hosts kept busy with steps computed again
     pause_micros: int  # hosts kept waiting while a generation formed
+    traffic_micros: int = 0  # between zones; not part of `micros`
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class CostReport:
     fleet: str
     lines: tuple[HostLine, ...]
     jobs: tuple[JobLine, ...]
-    micros: int
-    on_demand_micros: int
+    micros: int  # of all
+    on_demand_micros: int  # with the same disks, addresses and traffic
     dispatcher_micros: int
     idle_micros: int  # worker hosts while no job held them
     boot_micros: int  # worker hosts from the start of a run until they joined; part of idle
@@ -80,141 +82,206 @@ class CostReport:
     useful_steps: int
     micros_per_1000_steps: int | None
     missing_before: float | None = None  # a ledger was lost then: of what had ended before, only what is listed here
+    since: float | None = None  # of the window; None: from the beginning
+    until: float | None = None  # None: up to `at`
+    machine_micros: int = 0  # the host lines
+    disk_micros: int = 0
+    address_micros: int = 0
+    traffic_micros: int = 0
+    extras: tuple[ExtraLine, ...] = ()  # disks, addresses and traffic, line by line
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Pools whose price on demand nobody knows: with them, neither does anybody know what was saved."""
+        return tuple(dict.fromkeys(line.pool for line in self.lines if line.micros and not line.on_demand_micros))
 
     @property
     def savings_percent(self) -> float:
-        """Against the same seconds on demand; 0 for a fleet that has cost nothing yet."""
-        return 100 * (self.on_demand_micros - self.micros) / self.on_demand_micros if self.on_demand_micros else 0.0
+        """Against the same seconds on demand; 0 for a fleet that has cost nothing yet, or where that is not known."""
+        if not self.on_demand_micros or self.unpriced:
+            return 0.0
+        return 100 * (self.on_demand_micros - self.micros) / self.on_demand_micros
+
+
+def report(events: Iterable[Event], now: float, since: float | None = None, until: float | None = None) -> CostReport:
+    """The bill by `now`, or what of it fell due in [since, until). Give the events of all ledgers of the fleet one
+    after the other: the dispatcher's, the laptop's. Runs that have not ended count up to `now`."""
+    return Meter(events, now).report(since, until)
+
+
+def spent(events: Iterable[Event], now: float) -> int:
+    """`report(...).micros`, for whoever asks often."""
+    return Meter(events, now).micros()
 
 
 @dataclass(frozen=True)
-class _Host:
-    """What the ledger says of one host, as far as money goes."""
+class _Billed:
+    """One run of a host, and what the runs before it have cost."""
 
-    request_id: str
-    role: Role
-    offer: Offer
-    runs: tuple[Run, ...]
-    joined_at: tuple[float, ...]
+    host: Host
+    bill: Bill
+    parts: int
+    on_demand_parts: int
 
-
-@dataclass(frozen=True)
-class _Stay:
-    """`job` held `slots` slots of a host."""
-
-    job: str
-    slots: int
-    since: float
-    until: float
+    def line(self, since: float, until: float) -> HostLine:
+        begin, end = self.bill.due(since), self.bill.due(until)
+        (a, full_a), (b, full_b) = self.bill.parts(begin), self.bill.parts(end)
+        run, offer = self.bill.run, self.host.offer
+        return HostLine(
+            self.host.request_id, self.host.role.value, offer.pool, offer.market.value, run.started_at, run.ended_at,
+            run.taken, end - begin, round_half_up(self.parts + b) - round_half_up(self.parts + a),
+            round_half_up(self.on_demand_parts + full_b) - round_half_up(self.on_demand_parts + full_a))
 
 
-@dataclass(frozen=True)
-class _Job:
-    job: str
-    name: str
-    stays: dict[str, list[_Stay]]  # by host
-    useful_steps: int
-    resumed: tuple[JobResumed, ...]
-    progress: tuple[JobProgress, ...]
-    formed: dict[int, GenerationFormed]
+class Meter:
+    """A fleet's ledgers, read once, so that many windows can be looked at."""
+
+    def __init__(self, events: Iterable[Event], now: float) -> None:
+        self.events, self.now = list(events), now
+        self.created = next((e for e in self.events if isinstance(e, FleetCreated)), None)
+        self._rules = self.created.billing if self.created else BillingRules()
+        self._prices = PriceBook(e for e in self.events if isinstance(e, PriceChanged))
+        self._rates = RateBook(e for e in self.events if isinstance(e, RatesStamped))
+        self.hosts = hosts(self.events)
+        self._billed: list[_Billed] = [b for host in self.hosts.values() for b in self._bills(host)]
+        self._metered: list[Metered] = [m for host in self.hosts.values()
+                                        for m in cost_meters.metered(host, self._rates, self._rules, now)]
+
+    def _bills(self, host: Host) -> Iterator[_Billed]:
+        parts = full_parts = 0
+        for run in host.runs:
+            ended_at = self.now if run.ended_at is None else run.ended_at
+            history = self._prices.history(host.offer, run.started_at, ended_at)
+            bill = Bill(run, history, self._rules, self.now)
+            yield _Billed(host, bill, parts, full_parts)
+            more, more_full = bill.parts(bill.seconds)
+            parts, full_parts = parts + more, full_parts + more_full
+
+    @cached_property
+    def jobs(self) -> dict[str, Job]:
+        return jobs(self.events, self.now)
+
+    @cached_property
+    def _crossings(self) -> dict[str, dict[tuple[str, str], Crossings]]:
+        return {name: cost_meters.crossings(job, self.hosts, self._rates) for name, job in self.jobs.items()}
+
+    @cached_property
+    def _stretches(self) -> list[tuple[Bill, int, int, str, Fraction]]:
+        """(run, from, until, job, its share of the host), wherever a job holds slots of a run."""
+        stays: dict[str, list[Stay]] = {}
+        for job in self.jobs.values():
+            for name, of in job.stays.items():
+                stays.setdefault(name, []).extend(of)
+        return [(b.bill, *stretch) for b in self._billed if b.host.role is Role.WORKER
+                for stretch in _split(b.bill, stays.get(b.host.request_id, []), b.host.offer.slots)]
+
+    def lines(self, since: float = BEGINNING, until: float = END) -> list[HostLine]:
+        """In the order of their starts; of a window only those that something fell due of."""
+        lines = [b.line(since, until) for b in self._billed]
+        if (since, until) != (BEGINNING, END):
+            lines = [line for line in lines if line.seconds or line.micros or line.on_demand_micros]
+        return sorted(lines, key=lambda line: (line.started_at, line.host))
+
+    def extras(self, since: float = BEGINNING, until: float = END) -> list[ExtraLine]:
+        lines = [line for metered in self._metered if (line := metered.line(since, until)) is not None]
+        for job, found in self._crossings.items():
+            lines += cost_meters.traffic_lines(job, found, since, until)
+        return lines
+
+    def micros(self, since: float = BEGINNING, until: float = END) -> int:
+        """What fell due in [since, until), of everything."""
+        return (sum(b.line(since, until).micros for b in self._billed)
+                + sum(line.micros for line in self.extras(since, until)))
+
+    def report(self, since: float | None = None, until: float | None = None) -> CostReport:
+        low, high = BEGINNING if since is None else since, END if until is None else until
+        lines, extras = self.lines(low, high), self.extras(low, high)
+        job_lines = self._job_lines(low, high, extras)
+        machines = sum(line.micros for line in lines)
+        dispatcher = sum(line.micros for line in lines if line.role == Role.DISPATCHER.value)
+        of = {kind: sum(e.micros for e in extras if e.kind == kind) for kind in ("disk", "address", "traffic")}
+        micros, steps = machines + sum(of.values()), sum(job.useful_steps for job in job_lines)
+        lost = [e.at for e in self.events
+                if isinstance(e, HistoryLost) or (isinstance(e, TakenOver) and not e.restored)]
+        return CostReport(
+            at=self.now,
+            fleet=self.created.fleet if self.created else "",
+            lines=tuple(lines),
+            jobs=tuple(job_lines),
+            micros=micros,
+            on_demand_micros=sum(line.on_demand_micros for line in lines) + sum(of.values()),
+            dispatcher_micros=dispatcher,
+            idle_micros=machines - dispatcher - sum(job.micros for job in job_lines),
+            boot_micros=round_half_up(self._boot_parts(high)) - round_half_up(self._boot_parts(low)),
+            repeated_micros=sum(job.repeated_micros for job in job_lines),
+            pause_micros=sum(job.pause_micros for job in job_lines),
+            useful_steps=steps,
+            micros_per_1000_steps=_per_1000(micros, steps),
+            missing_before=max(lost, default=None),
+            since=since,
+            until=until,
+            machine_micros=machines,
+            disk_micros=of["disk"],
+            address_micros=of["address"],
+            traffic_micros=of["traffic"],
+            extras=tuple(extras),
+        )
+
+    def _boot_parts(self, at: float) -> int:
+        return sum(b.bill.parts(min(b.bill.due(at), b.host.boot_seconds(b.bill.run)))[0]
+                   for b in self._billed if b.host.role is Role.WORKER)
+
+    def _shares(self, at: float) -> dict[str, tuple[int, int]]:
+        """Job -> its whole micro-dollars by `at`, and those of the same on demand."""
+        held: dict[str, tuple[Fraction, Fraction]] = {}
+        for bill, begin, until, job, share in self._stretches:
+            parts, full = bill.between(begin, max(begin, min(until, bill.due(at))))
+            a, b = held.get(job, (Fraction(0), Fraction(0)))
+            held[job] = a + share * parts, b + share * full
+        return {job: (int(a / PARTS), int(b / PARTS)) for job, (a, b) in held.items()}
+
+    def _job_lines(self, since: float, until: float, extras: list[ExtraLine]) -> list[JobLine]:
+        before, after = self._shares(since) if since > BEGINNING else {}, self._shares(until)
+        lines = []
+        for name, job in self.jobs.items():
+            (a, full_a), (b, full_b) = before.get(name, (0, 0)), after.get(name, (0, 0))
+            steps = job.steps(until) - job.steps(since)
+            repeats, repeated, paused = self._losses(job, until)
+            repeats_a, repeated_a, paused_a = self._losses(job, since)
+            crossed = sum(e.micros for e in extras if e.kind == "traffic" and e.name == name)
+            line = JobLine(name, job.name, b - a, full_b - full_a, steps, _per_1000(b - a, steps), repeats - repeats_a,
+                           repeated - repeated_a, paused - paused_a, crossed)
+            said = (steps, crossed, line.on_demand_micros, line.micros, line.repeated_steps, line.pause_micros)
+            if (since, until) == (BEGINNING, END) or any(said):
+                lines.append(line)
+        return lines
+
+    def _losses(self, job: Job, at: float) -> tuple[int, int, int]:
+        """Steps repeated by `at`, what they cost, and what pauses did."""
+        repeats, repeated, paused = 0, Fraction(0), Fraction(0)
+        for event in job.resumed:
+            if event.at < at:
+                burn = self._burn(job.formed.get(event.generation), event.at)
+                repeats += event.repeated
+                repeated += burn * event.repeated * Fraction(job.step_s(event.at))
+                paused += burn * Fraction(event.pause_s)
+        return repeats, half_up(repeated / PARTS), half_up(paused / PARTS)
+
+    def _burn(self, formed: GenerationFormed | None, at: float) -> Fraction:
+        """Micro-dollars per hour of the slots that a generation holds."""
+        total = Fraction(0)
+        for name, slots in (slots_of(formed) if formed else Counter()).items():
+            if name in self.hosts:
+                offer = self.hosts[name].offer
+                total += Fraction(self._prices.at(offer, at).micros_h * slots, max(slots, offer.slots))
+        return total
 
 
-def report(events: Iterable[Event], now: float) -> CostReport:
-    """The bill by `now`. Give the events of all ledgers of the fleet one after the other: the dispatcher's, the
-    laptop's. Runs that have not ended count up to `now`."""
-    events = list(events)
-    created = next((e for e in events if isinstance(e, FleetCreated)), None)
-    rules = created.billing if created else BillingRules()
-    book = PriceBook(e for e in events if isinstance(e, PriceChanged))
-    hosts, jobs = _hosts(events), _jobs(events, now)
-    lines: list[HostLine] = []
-    shares: dict[str, Fraction] = dict.fromkeys(jobs, Fraction(0))
-    full_shares = dict(shares)
-    boot_parts = 0
-    for host in hosts.values():
-        bills = [(run, pieces(run, book.history(host.offer, run.started_at), rules, now)) for run in host.runs]
-        lines += _lines(host, bills)
-        if host.role is not Role.WORKER:
-            continue
-        stays = [s for job in jobs.values() for s in job.stays.get(host.request_id, [])]
-        for run, bill in bills:
-            boot_parts += sum(p.cut(0, _boot_seconds(run, host.joined_at)).parts for p in bill)
-            for job, parts, full_parts in _split(run, bill, stays, host.offer.slots, now):
-                shares[job] += parts
-                full_shares[job] += full_parts
-    job_lines = tuple(_job_line(job, int(shares[job.job] / PARTS), int(full_shares[job.job] / PARTS), hosts, book)
-                      for job in jobs.values())
-    lost = [e.at for e in events if isinstance(e, HistoryLost) or (isinstance(e, TakenOver) and not e.restored)]
-    return _total(now, created, lines, job_lines, round_half_up(boot_parts), max(lost, default=None))
-
-
-def _total(now: float, created: FleetCreated | None, lines: list[HostLine], jobs: tuple[JobLine, ...],
-           boot_micros: int, missing_before: float | None) -> CostReport:
-    micros = sum(line.micros for line in lines)
-    dispatcher = sum(line.micros for line in lines if line.role == Role.DISPATCHER.value)
-    steps = sum(job.useful_steps for job in jobs)
-    return CostReport(
-        at=now,
-        fleet=created.fleet if created else "",
-        lines=tuple(sorted(lines, key=lambda line: (line.started_at, line.host))),
-        jobs=jobs,
-        micros=micros,
-        on_demand_micros=sum(line.on_demand_micros for line in lines),
-        dispatcher_micros=dispatcher,
-        idle_micros=micros - dispatcher - sum(job.micros for job in jobs),
-        boot_micros=boot_micros,
-        repeated_micros=sum(job.repeated_micros for job in jobs),
-        pause_micros=sum(job.pause_micros for job in jobs),
-        useful_steps=steps,
-        micros_per_1000_steps=_per_1000(micros, steps),
-        missing_before=missing_before,
-    )
-
-
-def _hosts(events: list[Event]) -> dict[str, _Host]:
-    intents: dict[str, LaunchIntended] = {}
-    runs: dict[str, tuple[Run, ...]] = {}
-    joined: dict[str, list[float]] = {}
-    for event in events:
-        match event:
-            case LaunchIntended():
-                intents.setdefault(event.request_id, event)
-            case HostListed():
-                runs[event.request_id] = event.runs
-            case HostJoined():
-                joined.setdefault(event.request_id, []).append(event.at)
-    return {name: _Host(name, e.role, e.offer, runs.get(name, ()), tuple(joined.get(name, ())))
-            for name, e in intents.items()}
-
-
-def _lines(host: _Host, bills: list[tuple[Run, list[Piece]]]) -> list[HostLine]:
-    lines, parts, full_parts = [], 0, 0
-    for run, bill in bills:
-        before, full_before = round_half_up(parts), round_half_up(full_parts)
-        parts += sum(p.parts for p in bill)
-        full_parts += sum(p.on_demand_parts for p in bill)
-        lines.append(HostLine(
-            host.request_id, host.role.value, host.offer.pool, host.offer.market.value, run.started_at, run.ended_at,
-            run.taken, sum(p.end - p.begin for p in bill), round_half_up(parts) - before,
-            round_half_up(full_parts) - full_before))
-    return lines
-
-
-def _boot_seconds(run: Run, joined_at: tuple[float, ...]) -> int:
-    """Seconds of `run` before its agent joined; all of them if it never did."""
-    ended_at = math.inf if run.ended_at is None else run.ended_at
-    first = next((at for at in joined_at if run.started_at <= at <= ended_at), None)
-    return _ALL_SECONDS if first is None else seconds_until(run, first)
-
-
-def _split(run: Run, bill: list[Piece], stays: list[_Stay], slots: int,
-           now: float) -> Iterator[tuple[str, Fraction, Fraction]]:
-    """(job, its parts, its parts on demand) for every stretch of `run` in which the slots held stay the same."""
-    end = now if run.ended_at is None else run.ended_at
-    length = seconds_until(run, end)  # what a minimum adds to a short run was used by nobody
+def _split(bill: Bill, stays: list[Stay], slots: int) -> Iterator[tuple[int, int, str, Fraction]]:
+    """(from, until, job, its share) for every stretch of a run in which the slots held stay the same."""
     changes: list[tuple[int, str, int]] = []
     for stay in stays:
-        since, until = seconds_until(run, stay.since), min(length, seconds_until(run, stay.until))
+        since, until = seconds_until(bill.run, stay.since), min(bill.length, seconds_until(bill.run, stay.until))
         if since < until:
             changes += [(since, stay.job, stay.slots), (until, stay.job, -stay.slots)]
     held: Counter[str] = Counter()
@@ -224,76 +291,10 @@ def _split(run: Run, bill: list[Piece], stays: list[_Stay], slots: int,
         until = changes[i + 1][0] if i + 1 < len(changes) else begin
         if until == begin:
             continue
-        cut = [p.cut(begin, until) for p in bill]
-        parts, full_parts = sum(p.parts for p in cut), sum(p.on_demand_parts for p in cut)
         whole = max(slots, held.total())
-        for name, count in held.items():
-            yield name, Fraction(parts * count, whole), Fraction(full_parts * count, whole)
-
-
-def _jobs(events: list[Event], now: float) -> dict[str, _Job]:
-    names: dict[str, str] = {}
-    steps: Counter[str] = Counter()
-    log: dict[str, list[Event]] = {}
-    for event in events:
-        if isinstance(event, JobSubmitted):
-            names[event.job] = event.name
-        elif isinstance(event, (JobChanged, GenerationFormed, JobResumed, JobProgress, CheckpointKept)):
-            names.setdefault(event.job, "")
-            steps[event.job] = max(steps[event.job], event.version)
-            log.setdefault(event.job, []).append(event)
-    return {job: _job(job, name, steps[job], log.get(job, []), now) for job, name in names.items()}
-
-
-def _job(job: str, name: str, steps: int, log: list[Event], now: float) -> _Job:
-    stays: dict[str, list[_Stay]] = {}
-    held: Counter[str] = Counter()
-    since = 0.0
-    for event in [*log, None]:
-        ended = event is None or (isinstance(event, JobChanged) and event.state.ended)
-        if not ended and not isinstance(event, GenerationFormed):
-            continue
-        until = event.at if event else now
-        for host, slots in held.items():
-            stays.setdefault(host, []).append(_Stay(job, slots, since, until))
-        held = Counter() if ended else _slots(event)
-        since = until
-    return _Job(job, name, stays, steps, tuple(e for e in log if isinstance(e, JobResumed)),
-                tuple(e for e in log if isinstance(e, JobProgress)),
-                {e.generation: e for e in log if isinstance(e, GenerationFormed)})
-
-
-def _slots(formed: GenerationFormed) -> Counter[str]:
-    """Host -> how many of its slots the generation holds; a worker's name is HOST/SLOT/INCARNATION."""
-    return Counter(member.partition("/")[0] for member in formed.members)
-
-
-def _job_line(job: _Job, micros: int, on_demand_micros: int, hosts: dict[str, _Host], book: PriceBook) -> JobLine:
-    repeated, paused = Fraction(0), Fraction(0)
-    for event in job.resumed:
-        burn = _burn(job.formed.get(event.generation), event.at, hosts, book)
-        repeated += burn * event.repeated * Fraction(_step_s(job, event.at))
-        paused += burn * Fraction(event.pause_s)
-    return JobLine(job.job, job.name, micros, on_demand_micros, job.useful_steps,
-                   _per_1000(micros, job.useful_steps), sum(e.repeated for e in job.resumed),
-                   int(repeated / PARTS + Fraction(1, 2)), int(paused / PARTS + Fraction(1, 2)))
-
-
-def _burn(formed: GenerationFormed | None, at: float, hosts: dict[str, _Host], book: PriceBook) -> Fraction:
-    """Micro-dollars per hour of the slots that a generation holds."""
-    total = Fraction(0)
-    for name, slots in (_slots(formed) if formed else Counter()).items():
-        if name in hosts:
-            offer = hosts[name].offer
-            total += Fraction(book.at(offer, at).micros_h * slots, max(slots, offer.slots))
-    return total
-
-
-def _step_s(job: _Job, at: float) -> float:
-    """How long a step took at about `at`."""
-    before = [p.step_s for p in job.progress if p.at <= at and p.step_s > 0]
-    after = [p.step_s for p in job.progress if p.at > at and p.step_s > 0]
-    return before[-1] if before else after[0] if after else 0.0
+        for name, holds in held.items():
+            if holds:
+                yield begin, until, name, Fraction(holds, whole)
 
 
 def _per_1000(micros: int, steps: int) -> int | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from spotfleet.fleet.cost import CostReport
+from spotfleet.fleet.cost_groups import Costs, Group, breakdown
+from spotfleet.fleet.cost_reconcile import Difference, Reconciliation
 
 CSV_HEADER = ("host", "role", "pool", "market", "started_at", "ended_at", "taken", "seconds", "micros",
-              "on_demand_micros", "dollars", "on_demand_dollars")
+              "on_demand_micros", "dollars", "on_demand_dollars", "kind", "quantity", "unit")
 
 
 def dollars(micros: int) -> str:
@@ -20,21 +23,61 @@ def dollars(micros: int) -> str:
 def to_json(report: CostReport) -> dict[str, Any]:
     """Every `..._micros` figure appears twice: as the whole number, and as `..._dollars`, an exact string."""
     data = _with_dollars(asdict(report))
-    data["savings_percent"] = round(report.savings_percent, 2)
+    data["savings_percent"] = None if report.unpriced else round(report.savings_percent, 2)
     data["lines"] = [_with_dollars(asdict(line)) for line in report.lines]
     data["jobs"] = [_with_dollars(asdict(job)) for job in report.jobs]
+    data["extras"] = [_with_dollars(asdict(line)) for line in report.extras]
+    data["breakdown"] = dict(breakdown(report).parts())
     return data
 
 
+def costs_json(costs: Costs) -> dict[str, Any]:
+    """Of one fleet or many: totals, and the report of each."""
+    totals = {"micros": costs.micros, "on_demand_micros": costs.on_demand_micros}
+    return {**_with_dollars(totals), "since": costs.since, "until": costs.until,
+            "savings_percent": None if costs.unpriced else round(costs.savings_percent, 2),
+            "breakdown": dict(costs.breakdown.parts()), "missing": list(costs.missing),
+            "fleets": [{"fleet": f.fleet, "living": f.living, "missing": f.missing, "report": to_json(f.report)}
+                       for f in costs.fleets]}
+
+
+def reconciliation_json(found: Reconciliation) -> dict[str, Any]:
+    """Every row with `difference_micros` (theirs less ours) and `percent` of ours."""
+    def rows(of: Iterable[Difference]) -> list[dict[str, Any]]:
+        return [_with_dollars({**asdict(d), "difference_micros": d.difference,
+                               "percent": None if d.percent is None else round(d.percent, 2)}) for d in of]
+
+    return _with_dollars({
+        "since": found.since, "until": found.until, "micros": found.micros, "their_micros": found.their_micros,
+        "later_micros": found.later_micros, "earlier_micros": found.earlier_micros, "rows": rows(found.rows),
+        "unknown": rows(found.unknown), "missing": rows(found.missing), "left_out": dict(found.left_out),
+        "incomplete": list(found.incomplete)})
+
+
+def groups_json(groups: Iterable[Group]) -> list[dict[str, Any]]:
+    return [_with_dollars(asdict(group)) for group in groups]
+
+
 def csv_rows(report: CostReport) -> list[tuple[str, ...]]:
-    """The header, and a row for each run of a host: no total, which would double the sum of a column."""
+    """The header, a row for each run of a host, then those of disks, addresses and traffic, where `host` may be a job:
+    no total, which would double the sum of a column."""
     rows = [CSV_HEADER]
     for line in report.lines:
         ended = "" if line.ended_at is None else f"{line.ended_at:.3f}"
         rows.append((line.host, line.role, line.pool, line.market, f"{line.started_at:.3f}", ended,
                      "yes" if line.taken else "no", str(line.seconds), str(line.micros), str(line.on_demand_micros),
-                     dollars(line.micros), dollars(line.on_demand_micros)))
+                     dollars(line.micros), dollars(line.on_demand_micros), "machine", str(line.seconds), "second"))
+    for extra in report.extras:
+        rows.append((extra.name, extra.role, extra.pool, "", "", "", "", "", str(extra.micros), str(extra.micros),
+                     dollars(extra.micros), dollars(extra.micros), extra.kind, f"{extra.quantity:.6f}", extra.unit))
     return rows
+
+
+def group_rows(groups: Iterable[Group]) -> list[tuple[str, ...]]:
+    """A cut as CSV, its header first; no total."""
+    return [("key", "micros", "on_demand_micros", "spot_micros", "seconds", "dollars", "on_demand_dollars", "detail"),
+            *((g.key, str(g.micros), str(g.on_demand_micros), str(g.spot_micros), str(g.seconds), dollars(g.micros),
+               dollars(g.on_demand_micros), g.detail) for g in groups)]
 
 
 def _with_dollars(data: dict[str, Any]) -> dict[str, Any]:

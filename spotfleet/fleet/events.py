@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from spotfleet.codec import from_json, to_json
-from spotfleet.model import BillingRules, CloudState, JobState, Nodes, Offer, Role, Run
+from spotfleet.model import BillingRules, CloudState, JobState, Nodes, Offer, PolicySpec, Rates, Role, Run
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class LaunchIntended:
     role: Role
     offer: Offer
     why: str
+    alternatives: tuple[Offer, ...] = ()  # the cloud may take one of these as well: HostPlaced says so
+    together: tuple[str, ...] = ()  # request_ids, this one among them, that are launched all or none
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,16 @@ class LaunchRefused:
     request_id: str
     scope: str  # pool, type, region or account
     why: str
+    pools: tuple[str, ...] = ()  # of those that were named; empty: the one that was asked for first
+
+
+@dataclass(frozen=True)
+class HostPlaced:
+    """The cloud took another pool than the one asked for first: that one is the host's, from the start."""
+
+    at: float
+    request_id: str
+    offer: Offer
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,9 @@ class HostListed:
     port: int = 0
     why: str = ""
     missing: bool = False  # absent from the listing: the rest is as last seen, or our conclusion if TERMINATED
+    disk_gib: int = 0
+    addresses: int = 0
+    ended_at: float | None = None  # when the machine ended for good, its disk with it, if the cloud says when
 
 
 @dataclass(frozen=True)
@@ -84,6 +99,7 @@ class HostNoticed:
     seconds_left: float
     action: str
     notice: str = "interruption"  # Notice.kind; not `kind`, which names the event in JSON
+    why: str = ""  # as the cloud says it
 
 
 @dataclass(frozen=True)
@@ -129,6 +145,48 @@ class PriceChanged:
 
 
 @dataclass(frozen=True)
+class RatesStamped:
+    """What a region charges beside machines, from `at` on: a bill uses what was stamped, never today's catalog."""
+
+    at: float
+    provider: str
+    region: str
+    rates: Rates
+
+
+@dataclass(frozen=True)
+class PolicyDecided:
+    """How many hosts of either market should exist from now on; written when that, or the reason, changes."""
+
+    at: float
+    spot: int
+    on_demand: int
+    why: str
+    rule: str = ""  # which part of the policy: "base", "auto", "deadline", "budget", ...
+
+
+@dataclass(frozen=True)
+class PolicyChanged:
+    """The fleet file says something else of markets, deadlines or money."""
+
+    at: float
+    policy: PolicySpec
+    why: str
+
+
+@dataclass(frozen=True)
+class BudgetReached:
+    """So much of a limit on money is spent or burnt that somebody should know, or that the fleet ends."""
+
+    at: float
+    limit: str  # "max_cost" or "max_hourly_cost"
+    percent: int  # 80, 95: of what can be spent until the end has to begin; 100: it begins
+    micros: int  # spent, or burnt per hour
+    limit_micros: int
+    why: str
+
+
+@dataclass(frozen=True)
 class JobSubmitted:
     at: float
     job: str
@@ -136,6 +194,10 @@ class JobSubmitted:
     command: str  # for people; never holds secrets
     min_workers: int
     max_workers: int
+    deadline_at: float = 0.0  # 0: none
+    work_s: float = 0.0  # at the fleet's full target; 0: not said
+    work_steps: int = 0  # 0: not said
+    work_host_s: float = 0.0  # `work_s` in host-seconds: the target may be another one later
 
 
 @dataclass(frozen=True)
@@ -191,6 +253,39 @@ class JobProgress:
     job: str
     version: int
     step_s: float
+    step_bytes: int = 0  # that each worker hands to the reductions of a step; 0: not known
+
+
+@dataclass(frozen=True)
+class StepExplained:
+    """Why a step takes as long as it does: once in a generation, and again when it takes another time by half.
+
+    `step_s` is the sum of the next three: what a usual rank computes, what it waits for the slowest one, and what even
+    that one waits for the reductions. `dispatcher/explain.py` says where each comes from.
+    """
+
+    at: float
+    job: str
+    generation: int
+    step_s: float
+    compute_s: float
+    lag_s: float
+    reduce_s: float
+    rtt_s: float  # the longest between two of its hosts
+    between: tuple[str, ...]  # those two; empty where none is known
+    slowest: str  # the worker for whom the others wait; empty where none does
+    why: str
+
+
+@dataclass(frozen=True)
+class SetupFailed:
+    """What comes before a job's script, `file_mounts` and `setup`, has failed on a host for the `tries`th time."""
+
+    at: float
+    job: str
+    host: str
+    tries: int
+    why: str  # the failing line first, then the end of its output
 
 
 @dataclass(frozen=True)
@@ -263,10 +358,11 @@ class FleetDown:
 
 
 Event = (
-    FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostListed | HostJoined | HostSilent
-    | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | JobSubmitted
-    | JobChanged | GenerationFormed | JobResized | JobResumed | JobProgress | CheckpointKept | CheckpointLost
-    | CheckpointInTime | TakenOver | TargetChanged | HistoryLost | FleetDown
+    FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent
+    | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | RatesStamped
+    | PolicyDecided | PolicyChanged | BudgetReached | JobSubmitted | JobChanged | GenerationFormed | JobResized
+    | JobResumed | JobProgress | StepExplained | SetupFailed | CheckpointKept | CheckpointLost | CheckpointInTime
+    | TakenOver | TargetChanged | HistoryLost | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

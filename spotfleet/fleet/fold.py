@@ -13,10 +13,12 @@ What frees a host from each state is in `plan.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import ClassVar
 
+from spotfleet.fleet.copies import replace
 from spotfleet.fleet.events import (
     ClockSetBack,
     Event,
@@ -26,16 +28,20 @@ from spotfleet.fleet.events import (
     HostJoined,
     HostListed,
     HostNoticed,
+    HostPlaced,
     HostSilent,
     LaunchIntended,
     LaunchRefused,
     NodesChanged,
     PriceChanged,
+    RatesStamped,
     TakenOver,
     TerminateIntended,
     TokenRevoked,
 )
-from spotfleet.model import CloudState, HostState, Nodes, Offer, Role, Run
+from spotfleet.fleet.host import Host
+from spotfleet.fleet.policy.seen import Seen, Sight, see, set_back
+from spotfleet.model import SECOND, CloudState, HostState, Market, Nodes, Offer, Role
 
 COOLDOWN_S = 15.0  # after the first refusal of a scope; doubles with each further one
 COOLDOWN_MAX_S = 600.0
@@ -47,42 +53,11 @@ INSTANTS = ("since", "launched_at", "asked_at", "silent_since", "missing_since",
 
 
 @dataclass(frozen=True)
-class Host:
-    """One host as far as the ledger knows. Instants are Unix seconds of the events' `at`."""
-
-    request_id: str
-    role: Role
-    offer: Offer
-    state: HostState
-    since: float  # in `state`
-    launched_at: float  # first intent
-    asked_at: float  # newest intent: the launch is asked for again while the cloud does not list it
-    asks: int = 1
-    provider_id: str = ""  # empty until the cloud has listed it
-    cloud: CloudState | None = None  # as last listed
-    runs: tuple[Run, ...] = ()
-    address: str = ""
-    port: int = 0
-    incarnation: str = ""  # of the agent that joined last
-    silent_since: float | None = None  # its agent is not connected
-    missing_since: float | None = None  # the cloud does not list it, though it did
-    notice_deadline: float | None = None  # when the cloud takes it
-    notice_action: str = ""
-    rebalance: bool = False  # the cloud hinted that a notice is likely
-    terminate_at: float | None = None  # when its end was last asked for
-    revoked: str = ""  # why its token was revoked; for good, whatever the cloud does with the host
-    why: str = ""
-
-    @property
-    def counts(self) -> bool:
-        """Does it count towards the wanted hosts?"""
-        return self.state in (HostState.LAUNCHING, HostState.UP) and not self.revoked
-
-
-@dataclass(frozen=True)
 class Refusals:
     count: int
     last_at: float
+    why: str = ""  # of the last
+    first_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +76,11 @@ class FleetState:
     reclaimed_at: dict[str, float] = field(default_factory=dict)  # pool -> newest notice or loss in it
     prices: dict[str, PriceChanged] = field(default_factory=dict)  # pool -> newest price
     priced_from: dict[str, float] = field(default_factory=dict)  # pool -> since when its prices are known
+    rates: dict[str, RatesStamped] = field(default_factory=dict)  # PROVIDER/REGION -> newest
+    first_rates: dict[str, RatesStamped] = field(default_factory=dict)  # PROVIDER/REGION -> oldest
     clock: float = -math.inf  # the latest that our own clock has shown
+    seen: Seen = field(default_factory=Seen)  # what the policy goes by
+    DERIVED: ClassVar = {"places": ("hosts",), "lives": ("ended",)}
 
     def host(self, request_id: str) -> Host | None:
         """The host of that name, also one that is GONE."""
@@ -112,6 +91,11 @@ class FleetState:
     def places(self) -> dict[str, int]:
         """Where in `hosts` each of them is."""
         return {host.request_id: place for place, host in enumerate(self.hosts)}
+
+    @cached_property
+    def lives(self) -> dict[str, tuple[float, int]]:
+        """Pool -> the seconds that its ended spot hosts ran, and how often they were taken."""
+        return _lives(self.ended.values(), {})
 
 
 def fold(events: Iterable[Event]) -> FleetState:
@@ -126,6 +110,9 @@ def apply(state: FleetState, event: Event) -> FleetState:
     """The state after one more event. Events about hosts that no ledger row introduced change nothing."""
     if isinstance(event, TIMED) and event.at > state.clock:
         state = replace(state, clock=event.at)
+    seen = see(state.seen, event, _sight(state, event))
+    if seen is not state.seen:
+        state = replace(state, seen=seen)
     match event:
         case ClockSetBack():
             return _set_back(state, event.by_s)
@@ -139,12 +126,16 @@ def apply(state: FleetState, event: Event) -> FleetState:
             return replace(state, taken_over=event)
         case PriceChanged():
             return _priced(state, event)
+        case RatesStamped():
+            return _rated(state, event)
         case LaunchIntended():
             return _intended(state, event)
         case LaunchRefused():
             return _refused(state, event)
         case HostListed():
             return _listed(state, event)
+        case HostPlaced():
+            return _placed(state, event)
         case HostNoticed():
             return _noticed(state, event)
         case HostJoined():
@@ -160,19 +151,35 @@ def apply(state: FleetState, event: Event) -> FleetState:
     return state
 
 
+def _sight(state: FleetState, event: Event) -> Sight | None:
+    """What the event tells the policy of a worker host, as it was before."""
+    about = isinstance(event, (HostJoined, HostListed, HostNoticed, LaunchRefused))
+    host = state.host(event.request_id) if about else None
+    if host is None or host.role is not Role.WORKER:
+        return None
+    held = sum(h.offer.market is Market.SPOT and h.counts and h.notice_deadline is None and h is not host
+               and (bool(h.provider_id) or h.state is HostState.UP) for h in state.hosts)
+    return Sight(host, held, state.nodes.target if state.nodes else 1)
+
+
 def _set_back(state: FleetState, by_s: float) -> FleetState:
     """Every instant by our clock `by_s` earlier. Runs and prices bear the cloud's."""
     def earlier(host: Host) -> Host:
         return replace(host, **{f: at - by_s for f in INSTANTS if (at := getattr(host, f)) is not None})
 
+    def refused(past: Refusals) -> Refusals:
+        return replace(past, last_at=past.last_at - by_s, first_at=past.first_at - by_s)
+
     return replace(
-        state, clock=state.clock - by_s, hosts=tuple(map(earlier, state.hosts)),
+        state, clock=state.clock - by_s, seen=set_back(state.seen, by_s), hosts=tuple(map(earlier, state.hosts)),
+        ended={name: earlier(host) for name, host in state.ended.items()},  # the cloud may bring one back
         cooldown_until={k: at - by_s for k, at in state.cooldown_until.items()},
-        refusals={k: replace(r, last_at=r.last_at - by_s) for k, r in state.refusals.items()},
+        refusals={k: refused(r) for k, r in state.refusals.items()},
         reclaimed_at={k: at - by_s for k, at in state.reclaimed_at.items()})
 
 
-def scope_keys(offer: Offer) -> dict[str, str]:
+@lru_cache(maxsize=4096)
+def scope_keys(offer: Offer) -> Mapping[str, str]:
     """Scope -> key of the cooldown that holds for `offer`. Spot and on-demand have quotas of their own."""
     place = f"{offer.provider}/{offer.region}"
     return {
@@ -206,44 +213,82 @@ def _priced(state: FleetState, event: PriceChanged) -> FleetState:
     return replace(state, prices={**state.prices, event.pool: event})
 
 
+def _rated(state: FleetState, event: RatesStamped) -> FleetState:
+    place = f"{event.provider}/{event.region}"
+    first, last = state.first_rates.get(place, event), state.rates.get(place, event)
+    return replace(state, rates={**state.rates, place: event if event.at >= last.at else last},
+                   first_rates={**state.first_rates, place: event if event.at < first.at else first})
+
+
 def _put(state: FleetState, host: Host) -> FleetState:
     """`host` where its state says it belongs: among the live or among the ended."""
     ended = state.ended
     if host.state is HostState.GONE:
         hosts = tuple(h for h in state.hosts if h.request_id != host.request_id)
-        return replace(state, hosts=hosts, ended={**ended, host.request_id: host})
+        after = replace(state, hosts=hosts, ended={**ended, host.request_id: host})
+        if host.request_id not in ended:  # adding up thousands anew at each end takes long
+            vars(after)["lives"] = _lives([host], state.lives)
+        return after
     if host.request_id in state.places:
         return _change(state, host.request_id, lambda _: host)
     if host.request_id in ended:
         ended = {k: v for k, v in ended.items() if k != host.request_id}
-    return replace(state, hosts=(*state.hosts, host), ended=ended)
+        return replace(state, hosts=(*state.hosts, host), ended=ended)
+    return replace(state, hosts=(*state.hosts, host))
+
+
+def _lives(hosts: Iterable[Host], before: dict[str, tuple[float, int]]) -> dict[str, tuple[float, int]]:
+    """`before`, and what these hosts ran."""
+    lives = before
+    for host in hosts:
+        if host.tells_of_spot:
+            seconds, taken = lives.get(host.offer.pool, (0.0, 0))
+            lives = {**lives, host.offer.pool: (seconds + host.ran_s(host.since), taken + host.times_taken)}
+    return lives
 
 
 def _intended(state: FleetState, event: LaunchIntended) -> FleetState:
-    number = event.request_id.rpartition("-")[2]
+    number = event.request_id.partition(SECOND)[0].rpartition("-")[2]
     launches = max(state.launches, int(number) + 1 if number.isdecimal() else 0)
     known = state.host(event.request_id)
     if known is not None:
         again = replace(known, asked_at=event.at, asks=known.asks + 1)
         return replace(_put(state, again), launches=launches)
     host = Host(event.request_id, event.role, event.offer, HostState.LAUNCHING, event.at, event.at, event.at,
-                why=event.why)
+                why=event.why, alternatives=event.alternatives, together=event.together)
     return replace(_put(state, host), launches=launches)
+
+
+def _placed(state: FleetState, event: HostPlaced) -> FleetState:
+    host = state.host(event.request_id)
+    return state if host is None else _put(state, replace(host, offer=event.offer))
 
 
 def _refused(state: FleetState, event: LaunchRefused) -> FleetState:
     host = state.host(event.request_id)
     if host is None or host.provider_id:
         return state  # a host that the cloud has listed was not refused
-    key = scope_keys(host.offer).get(event.scope, scope_keys(host.offer)["pool"])
-    past = state.refusals.get(key)
-    count = 1
-    if past and event.at - past.last_at <= 2 * COOLDOWN_MAX_S:
-        count = past.count + (event.at != past.last_at)  # those of one tick are one refusal
-    until = event.at + min(COOLDOWN_S * 2 ** min(count - 1, 30), COOLDOWN_MAX_S)
     state = _put(state, replace(host, state=HostState.GONE, since=event.at, why=event.why))
+    for key in _refused_keys(host, event):
+        state = _cool(state, key, event)
+    return state
+
+
+def _refused_keys(host: Host, event: LaunchRefused) -> list[str]:
+    """Of every pool that is said to have refused; of the one that was asked for first where none is said."""
+    named = {o.pool: o for o in (host.offer, *host.alternatives)}
+    keys = [scope_keys(named[p]) if p in named else {"pool": f"pool {p}"} for p in event.pools or (host.offer.pool,)]
+    return list(dict.fromkeys(k.get(event.scope, k["pool"]) for k in keys))
+
+
+def _cool(state: FleetState, key: str, event: LaunchRefused) -> FleetState:
+    past, at = state.refusals.get(key), event.at
+    count, first_at = 1, at
+    if past and at - past.last_at <= 2 * COOLDOWN_MAX_S:
+        count, first_at = past.count + (at != past.last_at), past.first_at  # those of one tick are one refusal
+    until = at + min(COOLDOWN_S * 2 ** min(count - 1, 30), COOLDOWN_MAX_S)
     return replace(state, cooldown_until={**state.cooldown_until, key: until},
-                   refusals={**state.refusals, key: Refusals(count, event.at)})
+                   refusals={**state.refusals, key: Refusals(count, at, event.why, first_at)})
 
 
 def _listed(state: FleetState, event: HostListed) -> FleetState:
@@ -260,8 +305,11 @@ def _listed(state: FleetState, event: HostListed) -> FleetState:
 
 
 def _seen(host: Host, event: HostListed) -> Host:
+    taken_and_back = host.notice_deadline is not None and _runs_anew(host, event)  # and no listing showed it stopped
     host = replace(host, provider_id=event.provider_id or host.provider_id, cloud=event.state, runs=event.runs,
-                   address=event.address or host.address, port=event.port or host.port)
+                   address=event.address or host.address, port=event.port or host.port,
+                   disk_gib=host.disk_gib if event.missing else event.disk_gib,
+                   addresses=max(host.addresses, event.addresses))
     if event.missing and event.state is not CloudState.TERMINATED:
         return replace(host, missing_since=event.at)
     host = replace(host, missing_since=event.at if event.missing else None)
@@ -271,13 +319,20 @@ def _seen(host: Host, event: HostListed) -> Host:
             incarnation = "" if event.missing else host.incarnation
             return _enter(replace(host, incarnation=incarnation, silent_since=None), HostState.GONE, event)
         case CloudState.STOPPED:
-            return _enter(replace(host, notice_deadline=None, notice_action="", rebalance=False, silent_since=None),
+            return _enter(replace(host, notice_deadline=None, notice_action="", hint="", silent_since=None),
                           HostState.STOPPED, event)
     if host.terminate_at is not None:
-        return _enter(host, HostState.DRAINING, event)
-    if host.state in (HostState.STOPPED, HostState.GONE):
+        revived = host.revived or host.state is HostState.GONE
+        return _enter(replace(host, revived=revived), HostState.DRAINING, event)
+    if taken_and_back:
+        host = replace(host, notice_deadline=None, notice_action="", hint="", why="")
+    if host.state in (HostState.STOPPED, HostState.GONE) or taken_and_back:
         return _enter(host, HostState.LAUNCHING, event)
     return host
+
+
+def _runs_anew(host: Host, event: HostListed) -> bool:
+    return bool(host.runs and event.runs) and event.runs[-1].started_at > host.runs[-1].started_at
 
 
 def _enter(host: Host, state: HostState, event: HostListed) -> Host:
@@ -300,13 +355,17 @@ def _reclaimed(state: FleetState, pool: str, at: float) -> FleetState:
     return replace(state, reclaimed_at={**state.reclaimed_at, pool: max(at, state.reclaimed_at.get(pool, 0.0))})
 
 
+def hint_of(kind: str, why: str) -> str:
+    return why or f"the cloud hints that it may take it ({kind})"
+
+
 def _noticed(state: FleetState, event: HostNoticed) -> FleetState:
     place = state.places.get(event.request_id)
     if place is None:
         return state
     host = state.hosts[place]
     if event.notice != "interruption":
-        return _put(state, replace(host, rebalance=True))
+        return _put(state, replace(host, hint=hint_of(event.notice, event.why)))
     state = _reclaimed(state, host.offer.pool, event.at)
     return _put(state, replace(host, notice_deadline=event.at + event.seconds_left, notice_action=event.action))
 

@@ -6,78 +6,43 @@ What frees a host that is stuck:
     UP          a notice or the user's wish -> Drain; agent silent for `silent_timeout_s` -> Terminate
     DRAINING    holds no worker any more, or `drain_timeout_s` -> Terminate
     STOPPED     `restart_after_s` -> Terminate
+    any         of no use beside the others -> Drain or Terminate
+    any         a second machine of a host -> Terminate
     any         its token was revoked -> Terminate
     terminating asked again every `RETRY_S` until the cloud lists it as ended
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
-from spotfleet.fleet.fold import FleetState, Host, cooling_until, scope_keys
-from spotfleet.model import CloudState, HostState, Market, Need, Notice, Offer, Role
+from spotfleet.fleet.actions import Action, Drain, Launch, Observed, Terminate, Wait, Wanted, clock, dollars, matches
+from spotfleet.fleet.choose import SPREAD_WITHIN, home_of, launches, place
+from spotfleet.fleet.fold import FleetState, Host
+from spotfleet.fleet.policy.mix import shares
+from spotfleet.fleet.policy.pools import accepted, price_now
+from spotfleet.model import SECOND, CloudState, HostState, Need, Offer, Role
 
 RETRY_S = 10.0  # between two requests to terminate the same host
 GOES_DOWN = "the fleet goes down"
-SPREAD_WITHIN = 1.5  # pools up to this many times the cheapest price share the hosts
-RECLAIM_MEMORY_S = 180.0  # over 92 % of co-interruptions of a pool come within three minutes (arXiv 2604.16457)
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """The hosts of one role that should exist. `hosts` == 0 means down."""
-
-    fleet: str
-    role: Role
-    hosts: int
-    any_of: tuple[Need, ...] = (Need(),)
-    interruption_behavior: str = "terminate"
-    tags: dict[str, str] = field(default_factory=dict)
-    launch_timeout_s: float = 600.0
-    drain_timeout_s: float = 120.0
-    restart_after_s: float = 600.0
-    silent_timeout_s: float = 120.0  # for workers only: a laptop off the network must not replace its dispatcher
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What the caller sees of the hosts themselves, by request_id."""
-
-    joined: Mapping[str, str] = field(default_factory=dict)  # agents connected and ready -> incarnation
-    notices: Mapping[str, Notice] = field(default_factory=dict)
-    released: frozenset[str] = frozenset()  # draining hosts that hold no worker any more
-    drain: Mapping[str, str] = field(default_factory=dict)  # hosts the user asked to drain -> why
-    busy: frozenset[str] = frozenset()  # hosts that hold workers: the last to go when there are too many
-    settle_until: float = 0.0  # after the caller's restart: nothing is launched or ended before, unless all joined
-
-
-@dataclass(frozen=True)
-class Launch:
-    request_id: str
-    offer: Offer
-    why: str
-
-
-@dataclass(frozen=True)
-class Drain:
-    request_id: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Terminate:
-    request_id: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Wait:
-    why: str
-
-
-Action = Launch | Drain | Terminate | Wait
+__all__ = [
+    "SPREAD_WITHIN",
+    "Action",
+    "Drain",
+    "Launch",
+    "Observed",
+    "Terminate",
+    "Wait",
+    "Wanted",
+    "clock",
+    "dollars",
+    "lacking",
+    "matches",
+    "plan",
+    "settling",
+    "urgent",
+]
 
 
 def plan(wanted: Wanted, state: FleetState, offers: Sequence[Offer], observed: Observed, now: float) -> list[Action]:
@@ -89,18 +54,21 @@ def plan(wanted: Wanted, state: FleetState, offers: Sequence[Offer], observed: O
                               f"until {clock(observed.settle_until)}")]
     ends = _ends(wanted, state, observed, now)
     staying = _staying(wanted, state, [*drains, *ends])
-    surplus = _surplus(wanted, staying, observed)
-    missing = wanted.hosts - len(staying)
-    launches = _launches(wanted, state, offers, staying, now) if missing > 0 else []
-    return [*drains, *ends, *surplus, *launches]
+    apart = _apart(wanted, state, staying)
+    staying = _staying(wanted, state, [*drains, *ends, *apart])
+    surplus = _surplus(wanted, state, staying, observed)
+    more = launches(wanted, state, offers, _staying(wanted, state, [*drains, *ends, *apart, *surplus]), now)
+    return [*drains, *ends, *apart, *surplus, *more]
 
 
-def missing(wanted: Wanted, state: FleetState, observed: Observed, now: float) -> int:
-    """How many hosts `plan` would launch if everything were on offer; 0 while it settles."""
+def lacking(wanted: Wanted, state: FleetState, observed: Observed, now: float) -> list[Need]:
+    """What the hosts must be that `plan` would launch if everything were on offer; [] while it settles."""
     if settling(wanted, state, observed, now):
-        return 0
+        return []
     leaving = [*urgent(wanted, state, observed), *_ends(wanted, state, observed, now)]
-    return max(0, wanted.hosts - len(_staying(wanted, state, leaving)))
+    leaving += _apart(wanted, state, _staying(wanted, state, leaving))
+    staying = _staying(wanted, state, leaving)
+    return [n for share in shares(wanted) if share.wanted.hosts > len(share.of(staying)) for n in share.wanted.any_of]
 
 
 def urgent(wanted: Wanted, state: FleetState, observed: Observed) -> list[Drain]:
@@ -113,7 +81,7 @@ def urgent(wanted: Wanted, state: FleetState, observed: Observed) -> list[Drain]
             drains.append(Drain(host.request_id, f"the cloud takes it at {clock(host.notice_deadline)}"))
         elif host.request_id in observed.drain:
             drains.append(Drain(host.request_id, observed.drain[host.request_id]))
-        elif wanted.hosts == 0 and host.state is HostState.UP:
+        elif not wanted.total and host.state is HostState.UP:
             drains.append(Drain(host.request_id, GOES_DOWN))
     return drains
 
@@ -124,24 +92,7 @@ def settling(wanted: Wanted, state: FleetState, observed: Observed, now: float) 
         return []
     return [h.request_id for h in _hosts(wanted, state)
             if h.state is not HostState.STOPPED and h.cloud is CloudState.RUNNING
-            and h.terminate_at is None and not h.revoked and h.request_id not in observed.joined]
-
-
-def matches(need: Need, offer: Offer) -> bool:
-    """Is `offer` what `need` describes, whatever it costs?"""
-    market = Market.SPOT if need.use_spot else Market.ON_DEMAND
-    return (offer.market is market
-            and need.region in ("", offer.region)
-            and need.zone in ("", offer.zone)
-            and need.instance_type in ("", offer.instance_type)
-            and need.accelerator.casefold() in ("", offer.accelerator.casefold())
-            and (not need.accelerator_count or (bool(offer.accelerator) and offer.slots == need.accelerator_count)))
-
-
-def clock(at: float) -> str:
-    """12:03:10 UTC"""
-    second = int(at) % 86400
-    return f"{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d} UTC"
+            and h.terminate_at is None and not h.revoked and not h.is_second and h.request_id not in observed.joined]
 
 
 def _hosts(wanted: Wanted, state: FleetState) -> list[Host]:
@@ -168,6 +119,8 @@ def _end(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
     if host.terminate_at is not None:
         waited = now - host.terminate_at >= RETRY_S
         return f"not ended yet, asked at {clock(host.terminate_at)}" if waited else ""
+    if host.is_second:
+        return f"a second machine of {host.request_id.partition(SECOND)[0]}, which nobody asked for"
     if host.revoked:
         return f"its token was revoked: {host.revoked}"
     match host.state:
@@ -177,7 +130,7 @@ def _end(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
             return f"its agent has been silent for {wanted.silent_timeout_s:.0f} s"
         case HostState.DRAINING:
             return _drained(wanted, host, observed, now)
-        case HostState.STOPPED if wanted.hosts == 0:
+        case HostState.STOPPED if not wanted.total:
             return GOES_DOWN
         case HostState.STOPPED if held_s >= wanted.restart_after_s:
             return f"stopped by the cloud and not restarted within {wanted.restart_after_s:.0f} s"
@@ -191,7 +144,9 @@ def _silent(wanted: Wanted, host: Host, now: float) -> bool:
 
 def _drained(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
     begun = host.since
-    if host.notice_action == "stop" and host.notice_deadline is not None and wanted.hosts:
+    if host.notice_deadline is not None:  # one that is given long before has the whole time
+        begun = max(begun, host.notice_deadline - wanted.drain_timeout_s)
+    if host.notice_action == "stop" and host.notice_deadline is not None and wanted.total:
         begun = max(begun, host.notice_deadline)  # the cloud stops it and may bring it back: leave it that chance
     elif host.request_id in observed.released:
         return f"drained: {host.why}"
@@ -200,84 +155,47 @@ def _drained(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
     return ""
 
 
-def _surplus(wanted: Wanted, staying: list[Host], observed: Observed) -> list[Drain | Terminate]:
-    """Those that hold no work go first, then the dearest, then the newest."""
+def _apart(wanted: Wanted, state: FleetState, staying: list[Host]) -> list[Drain | Terminate]:
+    """Hosts that cannot be of use beside the others: in another place where all must be in one, or what came of a gang
+    that was refused in part."""
+    home = home_of(wanted, staying)
+    apart: list[Drain | Terminate] = []
+    for host in staying:
+        why = ""
+        if place(wanted, host.offer) != home:
+            why = f"it is in {place(wanted, host.offer)}, the fleet in {home}"
+        elif refused := _refused_of(wanted, state, host):
+            why = f"all or none: {refused} was refused"
+        if why:
+            apart.append(Drain(host.request_id, why) if host.state is HostState.UP else Terminate(host.request_id, why))
+    return apart
+
+
+def _refused_of(wanted: Wanted, state: FleetState, host: Host) -> str:
+    others = (state.host(name) for name in host.together) if wanted.all_or_nothing else ()
+    return next((h.request_id for h in others if h is not None and h.was_refused), "")
+
+
+def _surplus(wanted: Wanted, state: FleetState, staying: list[Host], observed: Observed) -> list[Drain | Terminate]:
+    """Of each kind those beyond its number, and what the limit on their price has no room for: those that hold no work
+    go first, then those that the cloud may take soon, the dearest, the newest."""
     def worth(host: Host) -> tuple:
-        return (host.request_id in observed.busy, host.state is HostState.UP, -host.offer.price_micros_h, -host.since,
-                host.request_id)
+        return (host.request_id in observed.busy, host.state is HostState.UP, not host.hint,
+                -host.offer.price_micros_h, -host.since, host.request_id)
 
-    extra = sorted(staying, key=worth)[:max(0, len(staying) - wanted.hosts)]
-    why = GOES_DOWN if wanted.hosts == 0 else f"{len(staying)} hosts, {wanted.hosts} wanted"
-    return [Drain(h.request_id, why) if h.state is HostState.UP else Terminate(h.request_id, why) for h in extra]
-
-
-def _launches(wanted: Wanted, state: FleetState, offers: Sequence[Offer], staying: list[Host],
-              now: float) -> list[Launch | Wait]:
-    have, lacking = len(staying), wanted.hosts - len(staying)
-    usable = {o: i for o in offers if (i := _preference(wanted, o)) >= 0 and cooling_until(state, o) <= now}
-    if not usable:
-        return [Wait(f"{lacking} of {wanted.hosts} hosts missing: {_obstacles(wanted, state, offers, now)}")]
-    cheapest = min(o.price_micros_h for o in usable)
-    near = [o for o in usable if o.price_micros_h <= cheapest * SPREAD_WITHIN]
-    load = Counter(h.offer.pool for h in staying)
-
-    def cost(offer: Offer) -> tuple:
-        burnt = now - state.reclaimed_at.get(offer.pool, -RECLAIM_MEMORY_S) < RECLAIM_MEMORY_S
-        return (burnt, load[offer.pool], offer.price_micros_h, usable[offer], offer.pool)
-
-    launches = []
-    for n in range(lacking):
-        offer = min(near, key=cost)
-        load[offer.pool] += 1
-        launches.append(Launch(request_id(wanted, state.launches + n), offer,
-                               f"{have + n} of {wanted.hosts} hosts; {dollars(offer.price_micros_h)} in {offer.pool}"))
-    return launches
-
-
-def request_id(wanted: Wanted, number: int) -> str:
-    """FLEET-N for a worker host, FLEET-d-N for a dispatcher."""
-    return f"{wanted.fleet}-d-{number}" if wanted.role is Role.DISPATCHER else f"{wanted.fleet}-{number}"
-
-
-def _preference(wanted: Wanted, offer: Offer) -> int:
-    """The place in the user's `any_of` of the first need that `offer` meets at its price; -1 for none."""
-    for place, need in enumerate(wanted.any_of):
-        if matches(need, offer) and (not need.max_micros_h or offer.price_micros_h <= need.max_micros_h):
-            return place
-    return -1
-
-
-def _obstacles(wanted: Wanted, state: FleetState, offers: Sequence[Offer], now: float) -> str:
-    """What stands in the way of a launch, and until when."""
-    cooling: dict[str, float] = {}
-    dear = []
-    for offer in offers:
-        if _preference(wanted, offer) >= 0:
-            for key in scope_keys(offer).values():
-                if state.cooldown_until.get(key, 0.0) > now:
-                    cooling[key] = state.cooldown_until[key]
-        elif any(matches(need, offer) for need in wanted.any_of):
-            dear.append(offer)
-    reasons = [f"{key} refused, asked again at {clock(until)}" for key, until in sorted(cooling.items())]
-    if dear:
-        least = min(dear, key=lambda o: (o.price_micros_h, o.pool))
-        limit = max(n.max_micros_h for n in wanted.any_of if matches(n, least))
-        reasons.append(f"the cheapest of {len(dear)} offers above the limit is {dollars(least.price_micros_h)} "
-                       f"in {least.pool}, the limit is {dollars(limit)}")
-    if not reasons:
-        reasons.append(f"nothing on sale is {' or '.join(_describe(n) for n in wanted.any_of)}; "
-                       "looked up again at every tick")
-    return "; ".join(reasons)
-
-
-def _describe(need: Need) -> str:
-    accelerator = f"{need.accelerator}:{need.accelerator_count or 1}" if need.accelerator else ""
-    parts = ["spot" if need.use_spot else "on-demand", need.instance_type, accelerator, need.zone or need.region]
-    return " ".join(p for p in parts if p)
-
-
-def dollars(micros_h: int) -> str:
-    """$0.123456/h, without superfluous zeros."""
-    text = f"{micros_h // 1_000_000}.{micros_h % 1_000_000:06d}"
-    whole, _, fraction = text.partition(".")
-    return f"${whole}.{fraction.rstrip('0').ljust(2, '0')}/h"
+    extra: dict[str, tuple[Host, str]] = {}
+    for share in shares(wanted):
+        mine, hosts = share.of(staying), share.wanted.hosts
+        why = f"{len(mine)} {share.called}, {hosts} wanted" if wanted.total else GOES_DOWN
+        extra.update((h.request_id, (h, why)) for h in sorted(mine, key=worth)[:max(0, len(mine) - hosts)])
+    if wanted.max_micros_h:
+        left = [h for h in staying if h.request_id not in extra]
+        burn = sum(accepted(state, h) for h in left)
+        for host in sorted(left, key=lambda h: (-price_now(state, h)[0], worth(h))):
+            if burn <= wanted.max_micros_h:
+                break
+            why = f"hosts cost {dollars(burn)}, and max_hourly_cost leaves {dollars(wanted.max_micros_h)} for them"
+            extra[host.request_id] = host, why
+            burn -= accepted(state, host)
+    return [Drain(h.request_id, why) if h.state is HostState.UP else Terminate(h.request_id, why)
+            for h, why in extra.values()]

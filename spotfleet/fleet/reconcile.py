@@ -7,27 +7,30 @@ what the provider lists is written down when it differs from what the ledger say
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from spotfleet.errors import DiskFull, NeedsPerson, NoCapacity, SpotfleetError
+from spotfleet.fleet import sightings
+from spotfleet.fleet.actions import clock
 from spotfleet.fleet.events import (
     ClockSetBack,
     Event,
     FleetCreated,
     HostDraining,
     HostJoined,
-    HostListed,
     HostNoticed,
     HostSilent,
     LaunchIntended,
     LaunchRefused,
     PriceChanged,
+    RatesStamped,
     TerminateIntended,
 )
-from spotfleet.fleet.fold import FleetState, Host, cooling_until
+from spotfleet.fleet.fold import FleetState, Host, cooling_until, hint_of
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.plan import (
     Action,
@@ -37,24 +40,23 @@ from spotfleet.fleet.plan import (
     Terminate,
     Wait,
     Wanted,
-    clock,
-    missing,
+    lacking,
     plan,
     settling,
     urgent,
 )
-from spotfleet.model import CloudHost, CloudState, HostState, Market, Nodes, Notice, Offer, PricePoint, Role
-from spotfleet.providers import Boot, LaunchRequest, Provider
+from spotfleet.fleet.sightings import MISSING_S
+from spotfleet.model import CloudHost, CloudState, HostState, Market, Nodes, Notice, Offer, PricePoint, Rates, Role
+from spotfleet.providers import Boot, Gangs, LaunchRequest, Meters, Provider
 
 ASK_AGAIN_S = 5.0  # an intended host that is not listed is asked for again after this; doubles with each time
-MISSING_S = 10.0  # a listed host must be absent for this long, in two ticks, before it counts as GONE
-NEVER_LISTED_S = 60.0  # a terminated host that was never listed is GONE after this
 CLOCK_BACK_S = 60.0  # a clock that shows so much less than before was set; a tick that takes long looks a little late
 PRICES_TOGETHER_S = 86400.0  # pools whose newest known prices lie no further apart are looked up in one call
+RATES_S = 86400.0  # the rates of a region are asked for no more often
 NOTICE_MOVED_S = 2.0  # deadlines that differ by less are the same notice
 
-__all__ = ["Action", "Calls", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted", "create", "leftovers",
-           "look", "tick"]
+__all__ = ["MISSING_S", "Action", "Calls", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted", "create",
+           "leftovers", "look", "tick"]
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,14 @@ class Unanswered(Wait):
 
 @dataclass(frozen=True)
 class Calls:
-    """How a tick changes machines: up to `width` calls at once, by `map`; their intents are one write."""
+    """How a tick changes machines: up to `width` calls at once, by `map`; their intents are one write.
+
+    `scout`: the first launch of a region goes alone, so that a quota that is used up is run into once.
+    """
 
     width: int = 1
     map: Callable[..., Iterable[Exception | None]] = map
+    scout: bool = False
 
 
 def create(ledger: Ledger, provider: Provider, fleet: str, nodes: Nodes, now: float) -> None:
@@ -125,9 +131,8 @@ def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str
 
 def _planned(wanted: Wanted, state: FleetState, provider: Provider, observed: Observed, now: float) -> list[Action]:
     offers: dict[str, Offer] = {}
-    if missing(wanted, state, observed, now):
-        for need in wanted.any_of:  # without its limit, so that the plan can say how far off the price is
-            offers.update((o.pool, o) for o in provider.offers(replace(need, max_micros_h=0)))
+    for need in lacking(wanted, state, observed, now):  # without its limit: the plan can say how far off the price is
+        offers.update((o.pool, o) for o in provider.offers(replace(need, max_micros_h=0)))
     return plan(wanted, state, list(offers.values()), observed, now)
 
 
@@ -139,22 +144,27 @@ def _heard(wanted: Wanted, state: FleetState, observed: Observed, now: float) ->
             continue
         incarnation = observed.joined.get(host.request_id)
         if incarnation is not None:
-            if incarnation != host.incarnation or host.silent_since is not None:
+            back = host.state is HostState.LAUNCHING  # also with the agent that it had: its machine was merely cut off
+            if incarnation != host.incarnation or host.silent_since is not None or back:
                 events.append(HostJoined(now, host.request_id, incarnation))
         elif host.state is HostState.UP and host.silent_since is None and now >= observed.settle_until:
             events.append(HostSilent(now, host.request_id))
         notice = observed.notices.get(host.request_id)
         if notice is not None and host.state is not HostState.STOPPED and _is_new(notice, host, now):
-            events.append(HostNoticed(now, host.request_id, notice.seconds_left, notice.action, notice.kind))
+            events.append(HostNoticed(now, host.request_id, notice.seconds_left, notice.action, notice.kind,
+                                      notice.why))
     return events
 
 
 def _is_new(notice: Notice, host: Host, now: float) -> bool:
     if notice.kind != "interruption":
-        return not host.rebalance
+        return host.hint != hint_of(notice.kind, notice.why)
+    deadline = now + notice.seconds_left
+    if len(host.runs) > 1 and deadline < host.runs[-1].started_at + NOTICE_MOVED_S:
+        return False  # the run before ended by it
     if host.notice_deadline is None or host.notice_action != notice.action:
         return True
-    return abs(now + notice.seconds_left - host.notice_deadline) > NOTICE_MOVED_S
+    return abs(deadline - host.notice_deadline) > NOTICE_MOVED_S
 
 
 def _observe(wanted: Wanted, state: FleetState, provider: Provider, observed: Observed, now: float) -> list[Event]:
@@ -162,73 +172,45 @@ def _observe(wanted: Wanted, state: FleetState, provider: Provider, observed: Ob
 
     One piece, because the last price of a host that has ended is not looked up again once its end is written.
     """
-    listed = _distinct(h for h in provider.hosts(wanted.fleet) if h.role is wanted.role)
+    lines = (h for h in provider.hosts(wanted.fleet) if h.role is wanted.role)
+    listed = sightings.read(lines, state, observed, now)
     events: list[Event] = []
-    pools = {h.offer.pool: h for h in state.hosts if h.role is wanted.role and h.provider_id}
-    starts: dict[str, float] = {}
+    fresh: set[str] = set()
     for line in listed.values():
-        known = state.host(line.request_id)
-        news = _news(known, line, now)
-        events += news
-        if news or (known is not None and known.state is not HostState.GONE):
-            pools.setdefault(line.offer.pool, known or line)
-            starts[line.offer.pool] = min([starts.get(line.offer.pool, now), *(r.started_at for r in line.runs)])
-    for host in state.hosts:
-        if host.role is wanted.role and host.request_id not in listed:
-            events += _absent(host, observed, now)
-    return events + _prices(state, provider, {p: h.offer for p, h in pools.items()}, starts)
+        if news := sightings.news(state.host(line.request_id), line, now):
+            events += news
+            fresh.add(line.request_id)
+    mine = [h for h in state.hosts if h.role is wanted.role]
+    for host in mine:
+        if host.request_id not in listed:
+            events += sightings.absent(host, observed, now)
+    events += _rates(state, provider, listed, fresh, now)
+    return events + _prices(state, provider, *sightings.priced_pools(state, listed, fresh, mine, now))
 
 
-def _distinct(lines: Iterable[CloudHost]) -> dict[str, CloudHost]:
-    """The furthest line of each host: listings may repeat hosts, and differ about them."""
-    found: dict[str, CloudHost] = {}
-    for line in lines:
-        other = found.get(line.request_id)
-        if other is None or _progress(line) >= _progress(other):
-            found[line.request_id] = line
-    return found
-
-
-def _progress(line: CloudHost | Host) -> tuple:
-    """Grows over a host's life, whatever happens to it."""
-    cloud = line.state if isinstance(line, CloudHost) else line.cloud
-    ended = bool(line.runs) and line.runs[-1].ended_at is not None
-    return (cloud is CloudState.TERMINATED, len(line.runs), ended)
-
-
-def _news(known: Host | None, line: CloudHost, now: float) -> list[Event]:
-    """[] if the listing shows nothing new, or if it lags behind what was listed before."""
-    if known is not None and known.missing_since is None:
-        same = (known.provider_id, known.cloud, known.runs, known.address, known.port) == (
-            line.provider_id, line.state, line.runs, line.address or known.address, line.port or known.port)
-        if same or (known.provider_id and _progress(line) < _progress(known)):
-            return []
-    listed = HostListed(now, line.request_id, line.provider_id, line.state, line.runs, line.address, line.port,
-                        line.why)
-    if known is not None:
-        return [listed]
-    # The ledger was lost. As of now, for an agent has its whole time to report to whoever took over.
-    return [LaunchIntended(now, line.request_id, line.role, line.offer, "adopted: the cloud lists it"), listed]
-
-
-def _absent(host: Host, observed: Observed, now: float) -> list[Event]:
-    """A listing that lags must not end a host; one that stays silent must."""
-    if host.request_id in observed.joined:
+def _rates(state: FleetState, provider: Provider, listed: dict[str, CloudHost], fresh: set[str],
+           now: float) -> list[RatesStamped]:
+    """What regions charge beside machines, where the ledger lacks it: since the first run of a host in them, and when
+    it has changed, which is asked for each RATES_S."""
+    regions = sightings.metered_regions(state, listed, fresh, now)
+    if not regions or not isinstance(provider, Meters):
         return []
-    if not host.provider_id:
-        given_up = host.terminate_at is not None and now - max(host.since, host.asked_at) >= NEVER_LISTED_S
-        gone = HostListed(now, host.request_id, "", CloudState.TERMINATED, (), why="was never listed by the cloud",
-                          missing=True)
-        return [gone] if given_up else []
-    if host.missing_since is None:
-        assert host.cloud is not None
-        return [HostListed(now, host.request_id, host.provider_id, host.cloud, host.runs, host.address, host.port,
-                           "not in the cloud's listing", missing=True)]
-    if now - host.missing_since < MISSING_S:
-        return []
-    runs = tuple(replace(r, ended_at=host.missing_since) if r.ended_at is None else r for r in host.runs)
-    return [HostListed(now, host.request_id, host.provider_id, CloudState.TERMINATED, runs, host.address, host.port,
-                       f"not in the cloud's listing since {clock(host.missing_since)}", missing=True)]
+    stamps: list[RatesStamped] = []
+    for place, name, since in regions:
+        first, last = state.first_rates.get(place), state.rates.get(place)
+        if last is None or first is None:
+            if (rates := provider.rates(name)) != Rates():
+                stamps.append(RatesStamped(since, provider.name, name, rates))
+        elif since < first.at:
+            stamps.append(replace(first, at=since))
+        elif now - last.at >= RATES_S and not _same_rates(rates := provider.rates(name), last.rates):
+            stamps.append(RatesStamped(now, provider.name, name, rates))
+    return stamps
+
+
+def _same_rates(one: Rates, other: Rates) -> bool:
+    """Whatever the date on which they were read."""
+    return replace(one, source="", as_of="") == replace(other, source="", as_of="")
 
 
 def _prices(state: FleetState, provider: Provider, pools: dict[str, Offer],
@@ -291,16 +273,21 @@ def _asked_again(wanted: Wanted, state: FleetState, planned: list[Action], obser
     if settling(wanted, state, observed, now):
         return []
     unwanted = {action.request_id for action in planned if isinstance(action, Terminate)}
-    return [Launch(h.request_id, h.offer, f"asked again: not listed since {clock(h.asked_at)}") for h in state.hosts
-            if h.role is wanted.role and h.state is HostState.LAUNCHING and not h.provider_id
-            and h.request_id not in unwanted and now - h.asked_at >= ASK_AGAIN_S * 2 ** (h.asks - 1)]
+    due = [h for h in state.hosts
+           if h.role is wanted.role and h.state is HostState.LAUNCHING and not h.provider_id
+           and h.request_id not in unwanted and now - h.asked_at >= ASK_AGAIN_S * 2 ** (h.asks - 1)]
+    names = dict.fromkeys(name for h in due for name in (h.together or (h.request_id,)))  # a gang is asked for whole
+    known = [h for name in names if (h := state.host(name)) is not None]
+    return [Launch(h.request_id, h.offer, f"asked again: not listed since {clock(h.asked_at)}", h.alternatives,
+                   h.together) for h in known]
 
 
 def _batches(actions: list[Action], width: int) -> Iterator[list[Action]]:
-    """Actions of one kind that stand side by side, at most `width` of them, in their order."""
-    for _, alike in groupby(actions, key=type):
+    """Actions of one kind that stand side by side, at most `width` of them, in their order; a gang whole."""
+    for (_, together), alike in groupby(actions, key=lambda a: (type(a), getattr(a, "together", ()))):
         same = list(alike)
-        yield from (same[i:i + width] for i in range(0, len(same), width))
+        step = len(same) if together else width
+        yield from (same[i:i + step] for i in range(0, len(same), step))
 
 
 @dataclass(frozen=True)
@@ -330,27 +317,52 @@ class _Hands:
         _raise_first(self._call(self.provider.terminate, [a.request_id for a in ends]))
 
     def _launch(self, launches: Sequence[Any]) -> list[Action]:
-        state = self.ledger.state()
-        # a pool that has refused another host of this tick is left out; the next tick plans without it
-        launches = [a for a in launches if cooling_until(state, a.offer) <= self.now]
+        done: list[Action] = []
+        for wave in self._waves(launches):
+            state = self.ledger.state()
+            # a pool that has refused another host of this tick is left out; the next tick plans without it
+            done += self._launch_wave([a for a in wave if cooling_until(state, a.offer) <= self.now])
+        return done
+
+    def _waves(self, launches: Sequence[Any]) -> list[Sequence[Any]]:
+        """The first of each region, if it is to find out for the others, and then those."""
+        if not self.calls.scout or launches[0].together:
+            return [launches]
+        by_region: dict[tuple, list[Launch]] = defaultdict(list)
+        for action in launches:
+            by_region[action.offer.region, action.offer.market].append(action)
+        first = [same[0] for same in by_region.values()]
+        return [first, [a for a in launches if a not in first]]
+
+    def _launch_wave(self, launches: Sequence[Any]) -> list[Action]:
+        if not launches:
+            return []
         requests = [LaunchRequest(a.request_id, self.wanted.fleet, self.wanted.role, a.offer,
-                                  self.boot(a.request_id, a.offer), self.wanted.interruption_behavior, self.wanted.tags)
-                    for a in launches]
-        self.ledger.append(*(LaunchIntended(self.now, a.request_id, self.wanted.role, a.offer, a.why)
-                             for a in launches))
-        errors = self._call(self.provider.launch, requests)
+                                  self.boot(a.request_id, a.offer), self.wanted.interruption_behavior, self.wanted.tags,
+                                  a.alternatives) for a in launches]
+        self.ledger.append(*(LaunchIntended(self.now, a.request_id, self.wanted.role, a.offer, a.why, a.alternatives,
+                                            a.together) for a in launches))
+        errors = self._ask(launches, requests)
         done: list[Action] = []
         for action, error in zip(launches, errors, strict=True):
             if isinstance(error, (NoCapacity, NeedsPerson)):
-                scope = error.scope if isinstance(error, NoCapacity) else "account"
-                self.ledger.append(LaunchRefused(self.now, action.request_id, scope, str(error)))
-            if isinstance(error, NoCapacity):
-                done += [action, Wait(f"{action.request_id} refused: {error}")]
+                scope, pools = (error.scope, error.pools) if isinstance(error, NoCapacity) else ("account", ())
+                said = _with_hint(error) if scope in ("region", "account") else str(error)
+                self.ledger.append(LaunchRefused(self.now, action.request_id, scope, said, pools))
+                if isinstance(error, NoCapacity):
+                    done += [action, Wait(f"{action.request_id} refused: {said}")]
             elif error is None:
                 done.append(action)
         _raise_first([e for e in errors if isinstance(e, NeedsPerson)])
         _raise_first([e for e in errors if not isinstance(e, NoCapacity)])
         return done
+
+    def _ask(self, launches: Sequence[Any], requests: list[LaunchRequest]) -> list[Exception | None]:
+        """What each launch raised. A gang's hosts share one answer where the provider launches them together; where it
+        does not, the plan gives back what came of a gang that was refused in part."""
+        if launches and launches[0].together and isinstance(self.provider, Gangs):
+            return self._call(self.provider.launch_together, [requests]) * len(requests)
+        return self._call(self.provider.launch, requests)
 
     def _call(self, method: Callable[[Any], None], each: list[Any]) -> list[Exception | None]:
         """What every call raised, if anything."""
@@ -362,6 +374,11 @@ class _Hands:
             return None
 
         return list(self.calls.map(attempt, each))
+
+
+def _with_hint(error: SpotfleetError) -> str:
+    """What a person can do about it may help where whole regions refuse, such as a quota."""
+    return f"{error} ({error.hint})" if error.hint else str(error)
 
 
 def _raise_first(errors: Iterable[Exception | None]) -> None:

@@ -3,10 +3,14 @@
     PUT /latest/api/token                                   a token for TOKEN_TTL_S
     GET /latest/meta-data/spot/instance-action              404, or {"action": "stop", "time": "2017-09-18T08:22:00Z"}
     GET /latest/meta-data/events/recommendations/rebalance  404, or {"noticeTime": "2020-10-27T08:22:00Z"}
+    GET /latest/meta-data/events/maintenance/scheduled      [], or [{"Code": "system-reboot", "State": "active",
+                                                            "NotBefore": "21 Jan 2019 09:00:43 GMT", ...}]
     GET /latest/meta-data/tags/instance/KEY                 404, or the tag (where the launch allowed tags in metadata)
 
-Source: EC2 User Guide, "Spot Instance interruption notices", "EC2 instance rebalance recommendations" and "View tags
-for your EC2 instances using instance metadata".
+spot/termination-time is not asked: it is older, and may hold a time that has passed, or none.
+
+Source: EC2 User Guide, "Spot Instance interruption notices", "EC2 instance rebalance recommendations", "Scheduled
+events for your instances" and "View tags for your EC2 instances using instance metadata".
 """
 
 from __future__ import annotations
@@ -15,10 +19,12 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import quote, urlsplit
 
 from spotfleet.errors import NoticeFormat
+from spotfleet.interruptions.maintenance import Planned, notice_of
 from spotfleet.model import Notice
 
 AWS_URL = "http://169.254.169.254"
@@ -28,6 +34,8 @@ POLL_S = 2.0  # all requests of one poll together
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
 TAG_PATH = "/latest/meta-data/tags/instance/"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+MAINTENANCE_PATH = "/latest/meta-data/events/maintenance/scheduled"
+MAINTENANCE_S = 30.0  # it is planned days before
 ACTIONS = ("terminate", "stop", "hibernate")
 
 
@@ -40,18 +48,31 @@ class ImdsSource:
         self._now = now
         self._token = ""
         self._token_until = 0.0  # on the monotonic clock
+        self._planned: tuple[Planned, ...] = ()
+        self._planned_until = 0.0  # on the monotonic clock: asked again then
 
     def poll(self) -> Notice | None:
-        """The interruption notice in force, else a rebalance hint, else None. Takes at most about 2 s.
+        """The interruption notice in force, else that of maintenance, else a hint, else None. Takes at most about 2 s.
 
         Raises NoticeFormat for an answer it cannot read, OSError when nobody answers in time.
         """
         deadline = time.monotonic() + POLL_S
         if (action := self._get(ACTION_PATH, deadline)) is not None:
             return _interruption(action, self._now())
-        if (hint := self._get(REBALANCE_PATH, deadline)) is not None:
+        hint = self._get(REBALANCE_PATH, deadline)
+        planned = notice_of(self._maintenance(deadline), self._now())
+        if hint is not None and (planned is None or planned.kind != "interruption"):
             return _rebalance(hint)
-        return None
+        return planned
+
+    def _maintenance(self, deadline: float) -> tuple[Planned, ...]:
+        """What is planned for this machine. Where it cannot be read, one poll in MAINTENANCE_S says so, and the others
+        go by what was read last."""
+        if time.monotonic() >= self._planned_until:
+            self._planned_until = time.monotonic() + MAINTENANCE_S
+            body = self._get(MAINTENANCE_PATH, deadline)
+            self._planned = () if body is None else tuple(map(_planned, _objects(MAINTENANCE_PATH, body)))
+        return self._planned
 
     def tag(self, key: str) -> str:
         """See `NoticeSource`."""
@@ -109,14 +130,36 @@ def _rebalance(body: str) -> Notice:
     return Notice(0.0, kind="rebalance", why="the cloud recommends to leave this host")
 
 
-def _object(path: str, body: str) -> dict[str, object]:
+def _planned(event: dict[str, object]) -> Planned:
+    text = event.get("NotBefore")
     try:
-        data = json.loads(body)
+        at = parsedate_to_datetime(str(text))
     except ValueError:
-        data = None
+        raise NoticeFormat(f"metadata server: NotBefore: expected a date, got {text!r}", hint="watching on") from None
+    return Planned(str(event.get("Code", "")), (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(),
+                   str(event.get("State", "active")))
+
+
+def _object(path: str, body: str) -> dict[str, object]:
+    data = _json(body)
     if not isinstance(data, dict):
         raise NoticeFormat(f"metadata server: {path}: expected a JSON object, got {body[:80]!r}", hint="watching on")
     return data
+
+
+def _objects(path: str, body: str) -> list[dict[str, object]]:
+    data = _json(body)
+    if not isinstance(data, list) or not all(isinstance(event, dict) for event in data):
+        raise NoticeFormat(f"metadata server: {path}: expected a list of objects, got {body[:80]!r}",
+                           hint="watching on")
+    return data
+
+
+def _json(body: str) -> object:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
 
 
 def _instant(key: str, text: object) -> float:

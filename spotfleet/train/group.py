@@ -31,10 +31,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spotfleet.addresses import joined, plain, split
 from spotfleet.errors import UsageError
 from spotfleet.messages import Assignment
+from spotfleet.train import reach
 from spotfleet.train.errors import CommBroken
-from spotfleet.train.sockets import sockets
+from spotfleet.train.sockets import Link, links, sockets
 from spotfleet.train.store import Client, Server
 
 BACKEND = "SPOTFLEET_BACKEND"  # auto, gloo or nccl
@@ -48,7 +50,7 @@ def open_store(address: str, key: str) -> tuple[Server, str]:
     """A bootstrap store that listens on `address` only, for those that know the job's `key`, and its "address:port"."""
     store = Server(address, key)
     store_ports.add(store.port)
-    return store, f"{address}:{store.port}"
+    return store, joined(address, store.port)
 
 
 def make_group(assignment: Assignment, job: str, address: str, key: str = "",
@@ -83,11 +85,6 @@ def choose_backend(asked: str, local_size: int, devices: int) -> str:
     raise UsageError(f"{BACKEND} is {asked!r}", hint="set it to auto, gloo or nccl, or leave it out")
 
 
-def split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 class Group(ABC):
     backend = ""
     reduces: frozenset[torch.dtype] = frozenset()  # what `launch` takes; broadcast and allgather take every type
@@ -106,11 +103,17 @@ class Group(ABC):
         self.aborted = False
         self.forming = False
         self.forgot = False  # an operation was given up: what it was to write must not be used again
+        self.waited_s = 0.0  # in `finish`, in all
+        self.begun, self.begun_bytes = 0, 0  # collectives, and what this rank has put into them
+        self.next_address = ""  # of the rank after this one
+        self.listens = ""  # "address:port" of this worker's own store
+        self.on_unreached: Callable[[tuple[str, ...]], None] = lambda peers: None  # told while it takes long to form
         self._assignment, self._job, self._address, self._key = assignment, job, address, key
         self._on_broken, self._on_stuck = on_broken, on_stuck
         self._before: dict[int, int] = {}
         self._mine: dict[int, int] | None = None
         self._peers: set[str] = {split(assignment.store)[0]} if assignment.store else set()
+        self._known: list[tuple[str, str]] = [(m, assignment.store) for m in assignment.members[:1] if self.rank > 0]
         self._pg: Any = None
         self._store: Client | None = None
 
@@ -172,21 +175,27 @@ class Group(ABC):
 
         thread = threading.Thread(target=connect, name="spotfleet-form", daemon=True)
         thread.start()
+        reach.watch(lambda: self._known, lambda: self.forming and not self.aborted, self.on_unreached)
         while not ended:
             thread.join(FORM_SLICE_S)
             if self.aborted and not ended:
                 raise ConnectionAbortedError("aborted while it formed")
         if isinstance(ended[0], Exception):
+            reach.look(self._known, self.on_unreached)
             raise ended[0]
         self._pg = ended[0]
+        self.on_unreached(())
 
     def _meet(self) -> Client:
         """The generation's store, once every member has said there who it is; UsageError if they do not go together."""
         store = self._store = self._dial(*split(self._assignment.store))
-        store.set(f"member/{self.rank}", f"{self._address} {self.backend} {self._unit()}")
+        store.set(f"member/{self.rank}", f"{self._address} {self.backend} {self._unit()} {self.listens}")
         members = [store.get(f"member/{r}").decode().split(" ") for r in range(self.size)]
-        self._peers |= {address for address, _, _ in members}
-        check_alike([backend for _, backend, _ in members], [unit for _, _, unit in members])
+        self._peers |= {address for address, *_ in members}
+        named = zip(self._assignment.members, members, strict=True)
+        self._known = [(name, m[3]) for name, m in named if m[3] and m[3] != self.listens]
+        self.next_address = plain(members[(self.rank + 1) % self.size][0])
+        check_alike([m[1] for m in members], [m[2] for m in members])
         return store
 
     def _dial(self, host: str, port: int) -> Client:
@@ -206,13 +215,17 @@ class Group(ABC):
         """A client of the generation's store, for a thread that takes no part in collectives; keys of its own `under`
         a name. OSError as Client's, who also says what `limit_s` is."""
         host, port = split(self._assignment.store)
-        return Client(host, port, f"{self._job}/{self.generation}/{under}", limit_s, self._key)
+        return Client(host, port, f"{self._job}/{self.generation}/{under}", limit_s, self._key, connect_s=limit_s)
 
     def _born(self) -> dict[int, int]:
         """Descriptor -> inode of the sockets that came to be while the group formed; more may come while it forms."""
         if self._mine is not None:
             return self._mine
         return {fd: inode for fd, inode in sockets().items() if self._before.get(fd) != inode}
+
+    def links(self) -> list[Link]:
+        """What the kernel knows of the connections to peers on other addresses. Any thread."""
+        return links(self._mine or {}, self._peers - {self._address})
 
     def abort(self) -> None:
         """Unblock every call in flight, here and (gloo) on the peers. Any thread, any number of times; never blocks."""
@@ -259,6 +272,8 @@ class Group(ABC):
         """begin(process group, *tensors); the tensors are written to until the work is complete."""
         if self.aborted or self._pg is None:
             raise self._broken(RuntimeError("the group was aborted"))
+        self.begun += 1
+        self.begun_bytes += tensors[0].nbytes
         try:
             return begin(self._pg, *tensors)
         except RuntimeError as error:
@@ -266,7 +281,9 @@ class Group(ABC):
 
     def finish(self, works: list[Any]) -> None:
         """Wait until all `works` are done, as the host sees it; after a failure none touches memory any more."""
+        began = time.monotonic()
         problem = self._complete(works)
+        self.waited_s += time.monotonic() - began
         if problem is not None:
             raise self._broken(problem) from problem
 

@@ -20,6 +20,7 @@ import socket
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from spotfleet.errors import UsageError
@@ -28,7 +29,7 @@ from spotfleet.train import group as groups
 from spotfleet.train.control import Control, silence
 from spotfleet.train.errors import CommBroken
 from spotfleet.train.group import Group, open_store
-from spotfleet.train.sockets import sockets
+from spotfleet.train.sockets import holds, sockets
 
 FLUSH_LIMIT_S = 2.0  # how long a last word to the agent may take
 
@@ -70,7 +71,10 @@ class Member:
         self.group: Group | None = None
         self.retiring: Group | None = None  # left as planned; kept until the next one has formed
         self.initialized = False
-        self._store: Any = None
+        self._stores: list[Any] = []  # ours, the newest last
+        self._refused: set[str] = set()  # addresses that this machine did not have
+        self._unreached: tuple[str, ...] = ()
+        self._remarked = ""  # what the dispatcher has had us write into the log
         path = environ.get("SPOTFLEET_SOCKET", "")
         self.control = Control(path, WorkerReport(self.worker, self.job)) if path else None
 
@@ -97,8 +101,7 @@ class Member:
         if not self._key:
             raise UsageError(f"hvd.init(): {JOB_KEY} is not in this process's environment",
                              hint="pass the worker's environment on to the process that trains")
-        self._store, store = open_store(self.address, self._key)
-        self.control.update(stage=Stage.INIT, store=store)
+        self.control.update(stage=Stage.INIT, store=self._listen(self.address))
         self.control.start()
         os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self.shutdown)
@@ -109,6 +112,19 @@ class Member:
                 self.place = Place(orders.provisional_rank, orders.provisional_size)
                 return
             self._form_first()
+
+    def _listen(self, address: str) -> str:
+        """Open our bootstrap store there and say where it is; "" while this host does not have that address."""
+        try:
+            server, store = open_store(address, self._key)
+        except OSError as error:
+            if address not in self._refused:
+                print(f"spotfleet: cannot listen on {address}: {error}; tried again", file=sys.stderr, flush=True)
+            self._refused.add(address)
+            return ""
+        self._stores.append(server)  # the last ones serve on: who stands in an older generation may still ask them
+        self.address = address
+        return store
 
     def _form_first(self) -> None:
         assert self.group is not None and self.control is not None
@@ -145,6 +161,9 @@ class Member:
             self.generation, self.place, self.placed = a.generation, place_of(a), True
             # Under the lock, since orders may abort it.
             self.group = groups.make_group(a, self.job, self.address, self._key, self.on_broken, self.on_stuck)
+            self.group.listens = self.control.report.store
+            self.group.on_unreached = partial(self.on_unreached, a.generation)
+            self.on_unreached(a.generation, ())
             return True
 
     def is_offered(self) -> bool:
@@ -166,6 +185,11 @@ class Member:
     # Called by the control thread, with control.cv held
 
     def _on_orders(self, orders: WorkerOrders) -> None:
+        if orders.address and (orders.address != self.address or not self._stores):
+            self._move(orders.address)
+        if orders.remark and orders.remark != self._remarked:
+            self._remarked = orders.remark
+            print(f"spotfleet: {orders.remark}", file=sys.stderr, flush=True)
         group, a = self.group, orders.assignment
         if group is None:
             return
@@ -176,6 +200,17 @@ class Member:
                 group.change_waits = True
         if orders.stop:
             group.change_waits = True
+
+    def _move(self, address: str) -> None:
+        """This host is reached at another address by now: generations to come meet there. One that stands on an
+        address that this machine has no more is over."""
+        before, store = self.address, self._listen(address)
+        if not store:
+            return
+        self.control.update(store=store)
+        if self.group is not None and before != address and not holds(before):
+            self.group.abort()
+            self.on_broken(self.group.generation)
 
     def _tick(self) -> bool:
         group = self.group
@@ -190,6 +225,12 @@ class Member:
         if self.control is not None and self.control.report.failed < generation:
             self.control.update(failed=generation, generation=0)
 
+    def on_unreached(self, generation: int, peers: tuple[str, ...]) -> None:
+        """Who of the generation that forms cannot be reached from here; what comes late of an older one is not told."""
+        if self.control is not None and self._unreached != peers and generation == self.generation:
+            self._unreached = peers
+            self.control.update(unreached=peers)
+
     def on_stuck(self, why: str) -> None:
         """The last word of a process that can not be helped any more."""
         if self.control is not None:
@@ -198,18 +239,18 @@ class Member:
 
     def _after_fork(self) -> None:
         """In a child (a DataLoader worker): let go of all that would hide this process's death or speak for it."""
-        store_port = self._store.port if self._store is not None else 0
+        ports = {store.port for store in self._stores}
         fds = self.control.descriptors() if self.control is not None else []  # no lock: its owner is not here
         for group in (self.group, self.retiring):
             fds += group.descriptors() if group is not None else []
         for fd in sockets():
             with socket.socket(fileno=os.dup(fd)) as sock:
                 name = sock.getsockname()
-                if isinstance(name, tuple) and name[1] == store_port:
+                if isinstance(name, tuple) and name[1] in ports:
                     fds.append(fd)
         silence(sorted(set(fds)))
         # Kept alive for ever: their destructors would wait for threads that this process does not have.
-        self._inherited = (self.group, self.retiring, self._store, self.control)
+        self._inherited = (self.group, self.retiring, self._stores, self.control)
         self.group = self.retiring = self.control = None
         sys.excepthook = sys.__excepthook__
 

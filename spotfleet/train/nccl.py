@@ -15,6 +15,7 @@ What decides the shape of it:
 - Several communicators in one process can deadlock each other's abort (nccl#1013). So there is one: tensors of the host
   (small control values) travel through the device, not through a second group, and a generation ends the last one's
   communicator before it makes its own, which is safe once all members have met: they have left the last one.
+- NCCL reads its interface and address once. A process whose host has got another address since leaves, too.
 - An abort during the first backward can crash (pytorch#149418): hence the warm-up.
 
 Threads: as in group.py. `spotfleet-abort` alone ends a communicator; it and `spotfleet-form` touch the device, too.
@@ -102,6 +103,7 @@ class Hold:
 
     def __init__(self) -> None:
         self.holder: NcclGroup | None = None
+        self.address = ""  # where NCCL listens, from its first communicator to the process's end
 
 
 HOLD = Hold()
@@ -155,6 +157,9 @@ class NcclGroup(Group):
     # Beginning and end
 
     def _connect(self) -> Any:
+        if self._hold.address not in ("", self._address):
+            self._leave(f"this host is at {self._address} now, but NCCL stays at {self._hold.address}")
+        self._hold.address = self._address
         store = self._meet()
         before, self._hold.holder = self._hold.holder, self
         if before is not None:

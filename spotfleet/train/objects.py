@@ -25,6 +25,7 @@ from typing import Any
 
 from spotfleet.errors import UsageError
 from spotfleet.messages import Checkpoint
+from spotfleet.stores import open_store
 from spotfleet.train import distcp
 from spotfleet.train.distcp import METADATA, Shard
 from spotfleet.train.exchange import Told
@@ -32,7 +33,6 @@ from spotfleet.train.segments import Times, agreed
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"(\d{1,15})-(\d{1,15})/(.+)")
-_memory: dict[str, Any] = {}  # what lies under memory:// lives as long as this process
 
 
 class NotTheOne(Exception):
@@ -54,17 +54,8 @@ class Folder:
     def __init__(self, url: str) -> None:
         require(url)
         self._obstore = importlib.import_module("obstore")
-        stores = importlib.import_module("obstore.store")
-        scheme, _, rest = url.partition("://")
-        self._prefix = ""  # of names in the store
         with self._told():
-            if scheme == "memory":
-                root, _, self._prefix = rest.partition("/")
-                self._store = _memory.setdefault(root, stores.MemoryStore())
-            elif scheme == "file":
-                self._store = stores.LocalStore(prefix=rest, mkdir=True)
-            else:
-                self._store = stores.from_url(url)
+            self._store, self._prefix = open_store(url)  # the prefix of names in the store
 
     @contextmanager
     def _told(self) -> Iterator[None]:

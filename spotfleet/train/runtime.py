@@ -17,13 +17,10 @@ in backward(); the control thread calls `live`, which reads numbers.
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,11 +34,10 @@ from spotfleet.train.group import Group
 from spotfleet.train.member import FLUSH_LIMIT_S, Dismissed, Member
 from spotfleet.train.resize import Resizer, read
 from spotfleet.train.rng import BETWEEN, reseed
+from spotfleet.train.steps import Steps
 
 if TYPE_CHECKING:
     from spotfleet.train.state import State
-
-RECENT_STEPS = 20
 
 
 class Runtime(Member):
@@ -52,7 +48,7 @@ class Runtime(Member):
         self.state: State | None = None
         self.optimizers: list[Any] = []  # the distributed ones
         self.repeated = 0
-        self._step_ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
+        self._steps = Steps()
         self._last_step_at = 0.0
         self._resumed = 0
         self._checkpointer: Any = None
@@ -187,11 +183,9 @@ class Runtime(Member):
         return self.resizer.wanted(state, self.place.size) if self.resizer is not None and not state._finished else 0
 
     def live(self) -> dict[str, Any]:
-        ends = list(self._step_ends)
-        gaps = [b - a for a, b in itertools.pairwise(ends)]
         version = self.state.reported_version if self.state is not None else 0
         return {"version": version, "waits": waits_for_peers(),
-                "step_s": median(gaps) if gaps else 0.0, "repeated": self.repeated}
+                "step_s": self._steps.step_s, "cost": self._steps.cost(self.group), "repeated": self.repeated}
 
     def _on_orders(self, orders: WorkerOrders) -> None:
         super()._on_orders(orders)
@@ -285,10 +279,10 @@ class Runtime(Member):
         if self._resumed != self.generation and self.control is not None:
             self._resumed = self.generation
             pause_s = now - self._last_step_at if self._last_step_at else 0.0
-            self._step_ends.clear()
+            self._steps.begin()
             self.control.update(resumed=self.generation, pause_s=pause_s)
         self._last_step_at = now
-        self._step_ends.append(now)
+        self._steps.ended(now, self.group)
         assert self.state is not None
         wanted = self._wanted(self.state)
         if self.control is not None and self._told_wanted != wanted:

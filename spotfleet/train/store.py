@@ -175,10 +175,12 @@ class Client(dist.Store):  # type: ignore[misc]  # torch's stub has no construct
     OSError (TimeoutError, ConnectionError) when it fails, also where whoever serves there lacks the job's `key`.
     """
 
-    def __init__(self, host: str, port: int, prefix: str, limit_s: float, key: str) -> None:
+    def __init__(self, host: str, port: int, prefix: str, limit_s: float, key: str,
+                 connect_s: float = CONNECT_LIMIT_S) -> None:
+        """`connect_s`: more than 1 s lets the kernel try again, where the network has lost its first word."""
         super().__init__()
         self._prefix = prefix
-        self._sock = socket.create_connection((host, port), timeout=CONNECT_LIMIT_S)
+        self._sock = socket.create_connection((host, port), timeout=connect_s)
         self._sock.settimeout(limit_s)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:

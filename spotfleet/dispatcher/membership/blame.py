@@ -1,10 +1,40 @@
-"""Failures in a row without a death, and who goes for them. Pure."""
+"""Failures in a row without a death, members that cannot reach each other, and who goes for that. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from spotfleet.addresses import host_of
 from spotfleet.dispatcher.membership.views import WorkerView
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Members between whom the network does not carry."""
+
+    suspects: tuple[WorkerView, ...] = ()  # who has most of such peers: without them all others can form
+    why: str = ""
+    over: bool = False  # for so long that one of them goes
+    pairs: frozenset[tuple[str, str]] = frozenset()  # who cannot reach whom
+
+
+def parted(members: Sequence[WorkerView], counts: Callable[[str, str], bool] = lambda here, there: True) -> Parted:
+    """By what they say themselves; nobody, where each finds a way to each. `counts`: does a pair (worker, peer)?"""
+    views = {v.worker: v for v in members}
+    pairs = [(v, views[name], said) for v in members for said in v.unreached
+             if (name := said.partition(" ")[0]) in views and name != v.worker and counts(v.worker, name)]
+    if not pairs:
+        return Parted()
+    counted = Counter(v.worker for pair in pairs for v in pair[:2])
+    most = max(counted.values())
+    here, _, there = pairs[0]
+    others = len({frozenset((a.worker, b.worker)) for a, b, _ in pairs}) - 1
+    why = f"{here.worker} at {host_of(here.store) or 'an unknown address'} cannot reach {there}"
+    why += f", and {others} other pair{'s' if others > 1 else ''}" if others else ""
+    return Parted(tuple(v for v in members if counted[v.worker] == most), why,
+                  pairs=frozenset((a.worker, b.worker) for a, b, _ in pairs))
 
 
 class Blame:
@@ -16,15 +46,15 @@ class Blame:
         self._counted = 0  # the newest generation whose failure was counted
         self._spared: dict[str, int] = {}  # worker -> generation in which it was kept for its state's sake
 
-    def failed(self, generation: int, members: Sequence[str], version: int) -> bool:
-        """Count the failure of a generation, once. True: somebody has to go."""
+    def failed(self, generation: int, members: Sequence[str], version: int) -> int:
+        """Count the failure of a generation, once. Above 0: so many in a row, and somebody has to go."""
         if self._counted == generation:
-            return False
+            return 0
         self._counted = generation
         same = self._members == frozenset(members) and version <= self._version
         self.in_a_row = self.in_a_row + 1 if same else 1
         self._members, self._version = frozenset(members), version
-        return self.in_a_row >= self._max
+        return self.in_a_row if self.in_a_row >= self._max else 0
 
     def runs(self, version: int) -> None:
         if version > self._version:

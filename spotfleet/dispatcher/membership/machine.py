@@ -108,7 +108,8 @@ class Membership:
             else:
                 self._resume()
             self._evict_hung_founders()
-            self._evict_long_stopped()
+            for name in self._now.long_stopped():
+                self._evict((name,), f"{name} was stopped for {self.tuning.stopped_limit_s:.0f} s")
         return self._changes
 
     def assignment(self, worker: str) -> Assignment | None:
@@ -247,12 +248,6 @@ class Membership:
             if self._now.lasted(("founder", name), hangs) >= self.tuning.form_timeout_s:
                 self._evict((name,), f"{name} does not answer in init()")
 
-    def _evict_long_stopped(self) -> None:
-        """Its slot is paid for, and it may be the last that holds the state."""
-        for view in list(self._now.living()):
-            if self._now.lasted(("stopped", view.worker), view.stopped) >= self.tuning.stopped_limit_s:
-                self._evict((view.worker,), f"{view.worker} was stopped for {self.tuning.stopped_limit_s:.0f} s")
-
     def _resume(self) -> None:
         """All stand by after a planned leave, or are about to: their old group is not known to be broken."""
         target = self._target()
@@ -278,6 +273,11 @@ class Membership:
         begun = (group.urgent or left or bool(formed) or not training) and not self._now.fetching(group.members)
         if not begun and self._hangs([views[w] for w in group.before if w in views and views[w].answers]):
             return
+        apart = self._now.parted(group.members, group.generation)
+        self.why = "; ".join(filter(None, [self.why, apart.why]))
+        if apart.over:
+            self._evict((self._blame.victim(apart.suspects),), apart.why)
+            return self._replace("failure", apart.why)
         waited = self._now.lasted("forming", begun, (group.generation, len(formed)))
         if waited < self.tuning.form_timeout_s * 2**self._blame.in_a_row:
             return
@@ -293,12 +293,12 @@ class Membership:
 
     def _fail(self, why: str) -> None:
         """Form the same members again; after several failures in a row without the one most likely at fault."""
-        if self._blame.failed(self.generation, self.members, self.version):
-            times = self._blame.in_a_row
-            victim = self._blame.victim([self._now.views[w] for w in self.members])
+        apart = self._now.parted(self.members, self.generation)
+        if times := self._blame.failed(self.generation, self.members, self.version):
+            victim = self._blame.victim(apart.suspects or [self._now.views[w] for w in self.members])
             others = ", ".join(w for w in self.members if w != victim) or "itself"
-            self._evict((victim,), f"{times} failures in a row between {victim} and {others}")
-        self._replace("failure", why)
+            self._evict((victim,), apart.why or f"{times} failures in a row between {victim} and {others}")
+        self._replace("failure", "; ".join(filter(None, [why, apart.why])))
 
     def _evict(self, workers: tuple[str, ...], why: str) -> None:
         self._now.evicted |= set(workers)

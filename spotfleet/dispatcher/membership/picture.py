@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 
+from spotfleet.dispatcher.membership.blame import Parted, parted
 from spotfleet.dispatcher.membership.views import Tuning, WorkerView
 from spotfleet.messages import Stage
 
@@ -45,6 +47,21 @@ class Picture:
         known, since = self._since.get(condition, (about, self._now))
         self._since[condition] = (about, since if known == about else self._now)
         return self._now - self._since[condition][1]
+
+    def long_stopped(self) -> list[str]:
+        """Who takes a slot that is paid for, and may be the last that holds the state."""
+        return [v.worker for v in self.living()
+                if self.lasted(("stopped", v.worker), v.stopped) >= self.tuning.stopped_limit_s]
+
+    def parted(self, members: Sequence[str], generation: int) -> Parted:
+        """Who of the members of a generation that forms cannot reach whom. Somebody goes for a pair that has been
+        parted all the time: where packets are lost, now one first packet is lost and now another."""
+        views = [self.views[w] for w in members]
+        found = parted(views)
+        for key in [k for k in self._since if isinstance(k, tuple) and k[0] == "parted" and k[1:] not in found.pairs]:
+            del self._since[key]
+        lasting = {p for p in found.pairs if self.lasted(("parted", *p), True, generation) >= self.tuning.parted_s}
+        return replace(parted(views, lambda *pair: pair in lasting), over=True) if lasting else found
 
     @property
     def version(self) -> int:

@@ -35,6 +35,7 @@ class WorkerView:
     step_s: float = 0.0  # median of its recent steps
     resumed: int = 0  # newest generation in which it completed a step
     fetches: bool = False  # the checkpoint that it is to restore still comes
+    unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": members of its newest generation that it finds no way to
 
     @property
     def answers(self) -> bool:
@@ -55,6 +56,7 @@ class Tuning:
     silent_s: float = 3.0  # a member whose agent is away and says nothing for so long is taken for dead
     restart_silent_s: float = 15.0  # the same for one that we have not heard yet since we started
     form_timeout_s: float = 30.0  # doubled with each failure in a row, so that a slow transfer ends some day
+    parted_s: float = 6.0  # a member finds no way to another for so long, at two looks (train/reach.py): one goes
     stopped_grace_s: float = 1.0  # a member that is stopped for so long is taken for lost
     stopped_limit_s: float = 600.0  # and ended after so long, since it takes a slot and may hold the only state
     hang_s: float = 30.0  # no step for so long, and some wait for others: those are evicted

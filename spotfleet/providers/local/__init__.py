@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotfleet.codec import from_json, to_json
-from spotfleet.model import BillingRules, CloudHost, CloudState, Need, Offer, PricePoint
+from spotfleet.model import BillingRules, CloudHost, CloudState, Need, Offer, PricePoint, Rates
 from spotfleet.providers import LaunchRequest
 from spotfleet.providers.local.link import Link
 
@@ -36,6 +36,9 @@ class LocalProvider:
 
     def billing(self) -> BillingRules:
         return from_json(BillingRules, self._link.call("billing"))
+
+    def rates(self, region: str) -> Rates:
+        return from_json(Rates, self._link.call("rates"))
 
     def offers(self, need: Need) -> list[Offer]:
         return from_json(list[Offer], self._link.call("offers", need=to_json(need)))

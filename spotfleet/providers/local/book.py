@@ -45,11 +45,18 @@ class Host:
     notice: Warned | None = None
     rebalance_at: float | None = None
     why: str = ""
+    disk_gib: int = 0
+    addresses: int = 0
 
     def listed(self) -> CloudHost:
         """Its line in a listing."""
         return CloudHost(self.order.request_id, self.provider_id, self.order.fleet, self.order.role, self.offer,
-                         self.state, self.runs, self.address, self.port, self.why)
+                         self.state, self.runs, self.address, self.port, self.why, disk_gib=self.disk_gib,
+                         addresses=self.addresses, ended_at=self.ended_at)
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.since if self.state is CloudState.TERMINATED else None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from spotfleet.errors import SpotfleetError, UsageError
-from spotfleet.model import BillingRules, CloudHost, Need, Offer, PricePoint
+from spotfleet.model import BillingRules, CloudHost, Need, Offer, PricePoint, Rates
 from spotfleet.providers import LaunchRequest
 from spotfleet.providers.local.book import Order
 from spotfleet.providers.local.faults import Faults
@@ -58,6 +58,9 @@ class InProcessProvider:
 
     def billing(self) -> BillingRules:
         return self.market.rules.billing
+
+    def rates(self, region: str) -> Rates:
+        return self._call("rates", lambda _now: self.market.rates())
 
     def offers(self, need: Need) -> list[Offer]:
         return self._call("offers", lambda now: self.market.offers(need, now))

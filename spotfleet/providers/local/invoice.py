@@ -7,29 +7,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from fractions import Fraction
+from math import ceil, floor
 
-from spotfleet.model import BillingRules, PricePoint, Run
+from spotfleet.model import BillingRules, PricePoint, Rates, Run
 
 Prices = Callable[[float, float], Sequence[PricePoint]]
 
 
 @dataclass(frozen=True)
 class Invoice:
-    """Micro-dollars by request_id, each host rounded once; `micros` is their sum."""
+    """Micro-dollars by request_id, each host, disk and address rounded once; `micros` is their sum."""
 
     at: float
     hosts: dict[str, int] = field(default_factory=dict)
+    disks: dict[str, int] = field(default_factory=dict)
+    addresses: dict[str, int] = field(default_factory=dict)
 
     @property
     def micros(self) -> int:
-        return sum(self.hosts.values())
+        return sum(self.hosts.values()) + sum(self.disks.values()) + sum(self.addresses.values())
 
 
 def host_micros(runs: Sequence[Run], prices: Prices, rules: BillingRules, now: float) -> int:
     """What one host costs by `now`; `prices(since, until)` is the history of its pool."""
     hour_parts = sum(_run_parts(run, prices, rules, now) for run in runs)  # micro-dollars x seconds per hour
     return (2 * hour_parts + 3600) // 7200
+
+
+def disk_micros(lives: Sequence[Run], gib: int, rates: Rates, least_s: int, now: float) -> int:
+    """What the disks of one host cost, each for the life of its machine, stopped or not."""
+    seconds = _seconds(lives, least_s, now)
+    return _nearest(Fraction(seconds * gib * rates.disk_micros_gib_month, 730 * 3600))
+
+
+def address_micros(runs: Sequence[Run], count: int, rates: Rates, least_s: int, now: float) -> int:
+    """What the public addresses of one host cost while it runs."""
+    seconds = _seconds(runs, least_s, now)
+    return _nearest(Fraction(seconds * count * rates.address_micros_h, 3600))
+
+
+def _seconds(runs: Sequence[Run], least_s: int, now: float) -> int:
+    return sum(max(least_s, ceil((now if r.ended_at is None else r.ended_at) - r.started_at)) for r in runs)
+
+
+def _nearest(micros: Fraction) -> int:
+    """Half up."""
+    return floor(micros * 2 + 1) // 2
 
 
 def _run_parts(run: Run, prices: Prices, rules: BillingRules, now: float) -> int:

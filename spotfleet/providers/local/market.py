@@ -23,9 +23,9 @@ from typing import Any
 from spotfleet import model
 from spotfleet.codec import from_json, to_json
 from spotfleet.errors import NeedsPerson, NoCapacity, UsageError
-from spotfleet.model import CloudHost, CloudState, Need, Offer, PricePoint, Run
+from spotfleet.model import CloudHost, CloudState, Need, Offer, PricePoint, Rates, Run
 from spotfleet.providers.local.book import Book, Host, Order, Reclaimed, Refusal, Warned, exact
-from spotfleet.providers.local.invoice import Invoice, host_micros
+from spotfleet.providers.local.invoice import Invoice, address_micros, disk_micros, host_micros
 from spotfleet.providers.local.pools import PROVIDER, REGION, MarketRules, Pool, price_points, satisfies
 
 LIVE = (CloudState.PENDING, CloudState.RUNNING)  # occupy room in their pool
@@ -36,7 +36,7 @@ REMEMBERED_S = 120.0  # how far back a lagging listing can look
 def shutting_down(line: CloudHost) -> CloudHost:
     """The line of an ended host that still counts as running, as on EC2, though it is no longer billed."""
     runs = (*line.runs[:-1], replace(line.runs[-1], ended_at=None, taken=False))
-    return replace(line, state=CloudState.RUNNING, runs=runs, why=f"shutting down: {line.why}")
+    return replace(line, state=CloudState.RUNNING, runs=runs, why=f"shutting down: {line.why}", ended_at=None)
 
 
 class Market:
@@ -122,7 +122,8 @@ class Market:
             raise NoCapacity(f"{pool.name}: no room for another host", scope="pool",
                              hint="try another pool, or wait until a host of this one ends")
         digest = blake2b(f"{self.salt}/{order.request_id}".encode(), digest_size=8).hexdigest()
-        host = Host(order, f"i-{digest}", self._offer(pool), CloudState.PENDING, self.now, why="launched")
+        host = Host(order, f"i-{digest}", self._offer(pool), CloudState.PENDING, self.now, why="launched",
+                    disk_gib=self.rules.disk_gib, addresses=self.rules.addresses)
         self._keep(host, self.now)
         self.advance(self.now)
 
@@ -204,11 +205,24 @@ class Market:
     def invoice(self, now: float, fleet: str = "") -> Invoice:
         """The bill of `fleet`, or of everything, as of now."""
         self.advance(now)
-        return Invoice(self.now, {
-            request_id: host_micros(host.runs, lambda a, b, p=host.offer.pool: self._history(p, a, b),
-                                    self.rules.billing, self.now)
-            for request_id, host in self.hosts.items() if fleet in ("", host.order.fleet)
-        })
+        mine = {name: host for name, host in self.hosts.items() if fleet in ("", host.order.fleet)}
+        rates, least_s = self.rules.rates, self.rules.billing.minimum_s
+        return Invoice(
+            self.now,
+            {name: host_micros(host.runs, lambda a, b, p=host.offer.pool: self._history(p, a, b), self.rules.billing,
+                               self.now) for name, host in mine.items()},
+            {name: disk_micros(self.lives(host), host.disk_gib, rates, least_s, self.now)
+             for name, host in mine.items() if host.disk_gib},
+            {name: address_micros(host.runs, host.addresses, rates, least_s, self.now)
+             for name, host in mine.items() if host.addresses},
+        )
+
+    def lives(self, host: Host) -> tuple[Run, ...]:
+        """Of the machines of `host`, each from its first run to its end; here it is one."""
+        return (Run(host.runs[0].started_at, host.ended_at),) if host.runs else ()
+
+    def rates(self) -> Rates:
+        return self.rules.rates
 
     def free(self, pool: str) -> int:
         """How many more hosts the pool would take."""

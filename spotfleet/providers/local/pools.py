@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import pairwise
 
 from spotfleet import model
-from spotfleet.model import BillingRules, Need, Offer, PricePoint
+from spotfleet.model import BillingRules, Need, Offer, PricePoint, Rates
 
 PROVIDER = "local"
 REGION = "local"
@@ -49,6 +49,9 @@ class MarketRules:
     reclaim_s: float = 30.0  # how long the room of a host that the cloud took stays away from its pool
     shutdown_s: float = 0.0  # a host that its user ended is listed as running, unbilled, for so long
     listed_after_end_s: float = 7 * 86400.0
+    rates: Rates = field(default_factory=Rates)  # of disks and addresses; traffic is not billed: nothing crosses zones
+    disk_gib: int = 0  # of every machine
+    addresses: int = 0  # public ones of every machine, while it runs
 
 
 def default_rules() -> MarketRules:

@@ -141,7 +141,7 @@ class Cloud:
 
     def invoice(self, fleet: str) -> dict[str, Any]:
         bill = self.market.invoice(self.now(), fleet)
-        return {"at": bill.at, "hosts": bill.hosts}
+        return {"at": bill.at, "hosts": bill.hosts, "disks": bill.disks, "addresses": bill.addresses}
 
     def crash(self, request_id: str) -> None:
         self.machines.crash(request_id)
@@ -173,6 +173,7 @@ def _market(method: str) -> Callable[..., Any]:
 CALLS: dict[str, Callable[..., Any]] = {
     "ping": lambda cloud: os.getpid(),
     "billing": lambda cloud: cloud.market.rules.billing,
+    "rates": lambda cloud: cloud.market.rates(),
     "offers": lambda cloud, need: cloud.market.offers(from_json(Need, need), cloud.now()),
     **{name: _market(name) for name in (
         "prices", "terminate", "tag", "interrupt", "withdraw_notice", "rebalance", "return_host", "set_price",

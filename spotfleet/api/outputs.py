@@ -1,0 +1,69 @@
+"""What workers have left in their output folders, brought to a folder here: while a job runs, or from the archive."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotfleet.api.house import Folder
+from spotfleet.bundle import extract
+from spotfleet.client import Client
+from spotfleet.errors import SpotfleetError, UsageError
+
+
+@dataclass(frozen=True)
+class Brought:
+    files: int
+    bytes: int
+
+
+def living(client: Client, job: str, into: Path) -> Brought:
+    """All that the dispatcher has collected of `job` by now, each file whole; other files in `into` stay."""
+    with _beside(into) as draft:
+        packed, files = draft / "outputs.tar.gz", draft / "files"
+        with packed.open("wb") as out:
+            client.outputs(job, out)
+        try:
+            extract(packed, files)
+        except ValueError as error:
+            raise SpotfleetError(f"outputs of {job} cannot be unpacked: {error}", hint="try again") from None
+        return _moved(files, into)
+
+
+def archived(folder: Folder, job: str, into: Path) -> Brought:
+    """As `living`, from what `down` has brought home."""
+    home = folder.archive / "jobs" / job / "outputs"
+    if not (folder.archive / "jobs" / job).is_dir():
+        there = ", ".join(sorted(p.name for p in (folder.archive / "jobs").glob("*")))
+        raise SpotfleetError(f"the archive holds no job '{job}'", hint=f"jobs in the archive: {there or 'none'}")
+    with _beside(into) as draft:
+        if home.is_dir():
+            shutil.copytree(home, draft, dirs_exist_ok=True)
+        return _moved(draft, into)
+
+
+@contextmanager
+def _beside(into: Path) -> Iterator[Path]:
+    """A folder on the same disk as `into`."""
+    if into.exists() and not into.is_dir():
+        raise UsageError(f"{into} is no folder", hint="name one; it is made if need be")
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=into) as draft:
+        yield Path(draft)
+
+
+def _moved(draft: Path, into: Path) -> Brought:
+    files = [p for p in sorted(draft.rglob("*")) if p.is_file()]
+    size = sum(p.stat().st_size for p in files)
+    for path in files:
+        place = into / path.relative_to(draft)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+        except OSError as error:
+            raise UsageError(f"{place} cannot be written: {error.strerror}", hint="name an empty folder") from None
+    return Brought(len(files), size)

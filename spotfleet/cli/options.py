@@ -1,0 +1,57 @@
+"""Arguments and options that several commands have, and the way from a command to what it does."""
+
+from __future__ import annotations
+
+import importlib
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+
+class Output(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+
+
+class CostOutput(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    HTML = "html"
+
+
+class SimulationOutput(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    HTML = "html"
+
+
+Name = Annotated[str, typer.Argument(metavar="FLEET", help="The fleet; may be left out when there is only one.",
+                                     show_default=False)]
+Cluster = Annotated[str, typer.Option("-c", "--cluster", metavar="FLEET", show_default=False,
+                                      help="The fleet; may be left out when there is only one.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+Format = Annotated[Output, typer.Option("-o", "--output", help="json: for programs.")]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on until interrupted.")]
+Host = Annotated[str, typer.Argument(help="A host's name or address, as `status` shows them.", show_default=False)]
+
+Everywhere = Annotated[bool, typer.Option("--all", help="Every worker host.")]
+OnHost = Annotated[str, typer.Option("--host", metavar="HOST", show_default=False,
+                                     help="w0, w1 ..., a host's name or address; default: the dispatcher's machine.")]
+TAIL = "spotfleet.tail"  # in a context: what stands after `--`
+
+
+class Tailed(TyperCommand):
+    """Keeps what stands after `--` apart: words of another program."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[TAIL], args = args[at + 1:], args[:at]
+        return super().parse_args(ctx, args)
+
+
+def call(module: str, function: str, *values: Any, **options: Any) -> None:
+    getattr(importlib.import_module(f"spotfleet.cli.{module}"), function)(*values, **options)

@@ -1,0 +1,152 @@
+"""The command `simulate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spotfleet import config
+from spotfleet.cli.render import dollars, span, table
+from spotfleet.cli.talk import say
+from spotfleet.codec import to_json
+from spotfleet.config.values import duration_s
+from spotfleet.errors import UsageError
+from spotfleet.simulate.ask import Wish, prepare
+from spotfleet.simulate.result import PARTS, Outcome, SimulationReport, Story
+from spotfleet.simulate.run import simulate
+from spotfleet.simulate.tariff import Said
+
+SHOWN = 12  # decisions of the window that is told
+REDRAW_S = 0.2
+
+
+def run(file: str, *, traces: list[str], output: str, polarity: str, work: str, deadline: str, every: str, boot: str,
+        notice: str, windows: int, hosts: int, each: bool, price: str, on_demand_price: str) -> None:
+    spec = config.load(Path(file)).spec
+    wish = Wish(tuple(dict.fromkeys(traces)), polarity, _seconds("--work", work), _seconds("--deadline", deadline),
+                _every(every), windows, hosts, _seconds("--boot", boot), _seconds("--notice", notice),
+                each, Said(_micros("--price", price), _micros("--on-demand-price", on_demand_price)))
+    asked = prepare(spec, wish, say)
+    report = simulate(asked.fleet, asked.plan, asked.records, asked.notes, _progress())
+    if output == "json":
+        print(json.dumps(to_json(report), indent=1))
+    elif output == "html":
+        from spotfleet.report.simulation import simulation_page
+
+        sys.stdout.write(simulation_page(report))
+    else:
+        print(text(report))
+
+
+def _progress() -> Callable[[int, int], None]:
+    """On a terminal one line that is drawn again; else nothing."""
+    shown, began = sys.stderr.isatty(), time.monotonic()
+    drawn = 0.0
+
+    def tell(done: int, of: int) -> None:
+        nonlocal drawn
+        now = time.monotonic()
+        if not shown or (done < of and now - drawn < REDRAW_S):
+            return
+        drawn = now
+        left = (now - began) / done * (of - done)
+        end = "\r\x1b[K" if done == of else ""
+        print(f"\r\x1b[Ksimulating: {done} of {of} runs, {span(left)} left{end}", end="", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return duration_s(text) if text else 0.0
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", hint="such as 48h, 2h30m, 3d") from None
+
+
+def _every(text: str) -> float:
+    seconds = _seconds("--every", text)
+    if text and not seconds:
+        raise UsageError(f"--every: {text}", hint="windows begin at least a minute apart")
+    return seconds
+
+
+def _micros(option: str, text: str) -> int:
+    try:
+        micros = round(float(text.removeprefix("$")) * 1e6) if text else 0
+    except (ValueError, OverflowError):
+        micros = -1
+    if not 0 <= micros <= 10**10 or (text and not micros):
+        raise UsageError(f"{option}: {text!r} is no price", hint="dollars per hour and host, such as 0.97")
+    return micros
+
+
+# ---- as text
+
+
+def text(report: SimulationReport) -> str:
+    ours = report.ours
+    asked = f"{span(report.work_s)} of work" if report.work_s else "as much work as there is time for"
+    within = f" within {span(report.deadline_s)}" if report.deadline_s else ""
+    many = f"{_count(len(ours.windows), 'window')} of {span(report.window_s)}"
+    how = "pools of one fleet" if report.together else "each a market of its own"
+    named = f"{len(report.pools)} records, {how}" if len(report.pools) > 1 else report.pools[0].name
+    hosts = _count(report.hosts, "host")
+    lines = [f"fleet {report.fleet}: {hosts}, {asked}{within}; {many} in {named}", "", _costs(report), "",
+             f"what the money of a window went for, dollars (mean of {len(ours.windows)}):", _parts(report.outcomes),
+             "", _story(report.stories[0])]
+    lines += ["", *(f"note: {note}" for note in _pool_notes(report)), *(f"note: {note}" for note in report.notes)]
+    return "\n".join(lines)
+
+
+def _costs(report: SimulationReport) -> str:
+    of = "% of on demand"
+    head = ["strategy", of, "mean $", "least $", "most $", "misses", "goodput", "spot h", "on-demand h", "lost hosts"]
+    rows = []
+    for o in report.outcomes:
+        n = max(1, len(o.windows))
+        rows.append([o.strategy, f"{o.percent:.1f}", _usd(o.mean_micros), _usd(o.least_micros), _usd(o.most_micros),
+                     o.misses if report.work_s else "-", f"{o.goodput:.3f}",
+                     f"{sum(w.spot_s for w in o.windows) / n / 3600:.1f}",
+                     f"{sum(w.on_demand_s for w in o.windows) / n / 3600:.1f}",
+                     f"{sum(w.losses for w in o.windows) / n:.1f}"])
+    return table(head, rows, right=head[1:])
+
+
+def _parts(outcomes: tuple[Outcome, ...]) -> str:
+    head = ["strategy", *PARTS]
+    return table(head, [[o.strategy, *(_usd(m) for _, m in o.parts)] for o in outcomes], right=head[1:])
+
+
+def _story(story: Story) -> str:
+    w = story.window
+    came = f"done after {span(w.finished_s)}" if w.finished_s is not None else f"{span(w.lasted_s)} long"
+    title = (f"one window of {story.strategy}, from {span(w.start_s)} on: {dollars(w.micros, 2)}, {came}, "
+             f"{_count(w.launches, 'host')} launched, {w.losses} lost, "
+             f"{_count(w.refusals, 'launch', 'launches')} refused")
+    shown = story.decisions[:SHOWN]
+    rows = [[span(d.at_s), d.spot, d.on_demand, d.why] for d in shown]
+    if not rows:
+        return f"{title}\nnothing was to be decided: hosts are of the market that the fleet file names"
+    more = len(story.decisions) - len(shown)
+    tail = f"\n... and {more} more {'decision' if more == 1 else 'decisions'} (-o json has all)" if more else ""
+    return f"{title}\n{table(['after', 'spot', 'on demand', 'why'], rows, right=['after', 'spot', 'on demand'])}{tail}"
+
+
+def _pool_notes(report: SimulationReport) -> list[str]:
+    said = dict.fromkeys(
+        f"{p.instance_type or 'a host'} costs {dollars(p.spot_micros_h)}/h on spot (mean) and "
+        f"{dollars(p.on_demand_micros_h)}/h on demand, by {p.priced_by}" for p in report.pools)
+    times = f"hosts boot for {span(report.boot_s)} and are warned {span(report.notice_s)} before they are taken; "
+    pauses = ", ".join(f"{seconds:g} s when {name.partition(' when ')[2]}" for name, seconds, _ in report.measured[:3])
+    return [*list(said)[:6], f"{times}all pause {pauses} ({report.measured[0][2].partition(':')[0]})"]
+
+
+def _count(n: int, one: str, many: str = "") -> str:
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
+def _usd(micros: int) -> str:
+    return f"{micros / 1e6:,.2f}"

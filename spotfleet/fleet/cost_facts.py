@@ -1,0 +1,210 @@
+"""What a ledger says of hosts, disks and jobs, as far as money goes. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from spotfleet.fleet.billing import seconds_until
+from spotfleet.fleet.events import (
+    CheckpointKept,
+    Event,
+    GenerationFormed,
+    HostJoined,
+    HostListed,
+    HostPlaced,
+    JobChanged,
+    JobProgress,
+    JobResumed,
+    JobSubmitted,
+    LaunchIntended,
+)
+from spotfleet.model import CloudState, Offer, Role, Run
+
+_ALL_SECONDS = 2**62
+JobEvent = JobChanged | GenerationFormed | JobResumed | JobProgress | CheckpointKept
+
+
+@dataclass(frozen=True)
+class Disk:
+    """One machine's disk, from the start of its first run to its end."""
+
+    provider_id: str
+    gib: int
+    since: float
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the ledger says of one host."""
+
+    request_id: str
+    role: Role
+    offer: Offer
+    runs: tuple[Run, ...]
+    joined_at: tuple[float, ...]
+    disks: tuple[Disk, ...] = ()
+    addresses: int = 0  # public ones, while it runs
+    provider_ids: tuple[str, ...] = ()  # of its machines
+
+    @property
+    def region(self) -> str:
+        return f"{self.offer.provider}/{self.offer.region}"
+
+    def boot_seconds(self, run: Run) -> int:
+        """Seconds of `run` before its agent joined; all of them if it never did."""
+        ended_at = math.inf if run.ended_at is None else run.ended_at
+        first = next((at for at in self.joined_at if run.started_at <= at <= ended_at), None)
+        return _ALL_SECONDS if first is None else seconds_until(run, first)
+
+
+@dataclass(frozen=True)
+class Stay:
+    """`job` held `slots` slots of a host."""
+
+    job: str
+    slots: int
+    since: float
+    until: float
+
+
+@dataclass(frozen=True)
+class Job:
+    job: str
+    name: str
+    stays: dict[str, list[Stay]]  # by host
+    log: tuple[JobEvent, ...]  # in the order of the ledger
+
+    @cached_property
+    def resumed(self) -> list[JobResumed]:
+        return [e for e in self.log if isinstance(e, JobResumed)]
+
+    @cached_property
+    def formed(self) -> dict[int, GenerationFormed]:
+        return {e.generation: e for e in self.log if isinstance(e, GenerationFormed)}
+
+    @cached_property
+    def _timed(self) -> list[JobProgress]:
+        return sorted((e for e in self.log if isinstance(e, JobProgress) and e.step_s > 0), key=lambda e: e.at)
+
+    def steps(self, at: float) -> int:
+        """The highest version it had reached before `at`."""
+        return max((e.version for e in self.log if e.at < at), default=0)
+
+    def step_s(self, at: float) -> float:
+        """How long a step took at about `at`."""
+        after = bisect_right(self._timed, at, key=lambda e: e.at)
+        return self._timed[max(0, after - 1)].step_s if self._timed else 0.0
+
+
+def hosts(events: Iterable[Event]) -> dict[str, Host]:
+    """Every host that the ledger knows, by request_id."""
+    intents: dict[str, LaunchIntended] = {}
+    placed: dict[str, Offer] = {}
+    listed: dict[str, list[HostListed]] = {}
+    joined: dict[str, list[float]] = {}
+    for event in events:
+        match event:
+            case LaunchIntended():
+                intents.setdefault(event.request_id, event)
+            case HostPlaced():
+                placed[event.request_id] = event.offer
+            case HostListed():
+                listed.setdefault(event.request_id, []).append(event)
+            case HostJoined():
+                joined.setdefault(event.request_id, []).append(event.at)
+    return {name: _host(e, placed.get(name, e.offer), listed.get(name, []), tuple(joined.get(name, ())))
+            for name, e in intents.items()}
+
+
+def _host(intent: LaunchIntended, offer: Offer, listed: list[HostListed], joined: tuple[float, ...]) -> Host:
+    ids = dict.fromkeys(e.provider_id for e in listed if e.provider_id)
+    return Host(intent.request_id, intent.role, offer, listed[-1].runs if listed else (), joined, disks(listed),
+                max((e.addresses for e in listed), default=0), tuple(ids))
+
+
+def disks(listed: Iterable[HostListed]) -> tuple[Disk, ...]:
+    """The disks of one host. A machine that the cloud has launched anew under the same name has another one."""
+    held: list[Disk] = []
+    ran = -math.inf  # when the last run began that was listed of the last machine
+    for event in listed:
+        ended = event.state is CloudState.TERMINATED
+        if event.missing and not ended:
+            continue  # as last seen
+        if event.disk_gib and event.runs:
+            _hold(held, event, ended, ran)
+        mine = bool(held) and held[-1].provider_id == event.provider_id
+        if mine and event.runs:
+            ran = event.runs[-1].started_at
+        told = ended and not event.missing and event.ended_at is not None
+        if held and ((told and mine) or (held[-1].until is None and (ended or not event.disk_gib))):
+            held[-1] = replace(held[-1], until=max(held[-1].since, _end(event)))
+    return tuple(held)
+
+
+def _hold(held: list[Disk], event: HostListed, ended: bool, ran: float) -> None:
+    """Note the disk that `event` shows. Runs up to the one that began at `ran` are those of the machine before."""
+    last = held[-1] if held else None
+    if last is None:
+        held.append(Disk(event.provider_id, event.disk_gib, event.runs[0].started_at))
+        return
+    if last.provider_id == event.provider_id:
+        until = last.until if ended else None  # it may only have been out of sight
+        held[-1] = replace(last, gib=max(last.gib, event.disk_gib), until=until)
+        return
+    before = [r for r in event.runs if r.started_at <= ran]
+    since = min((r.started_at for r in event.runs if r.started_at > ran), default=None)
+    if before:
+        stopped_at = before[-1].ended_at
+        if last.until is None and stopped_at is None:  # nobody saw its end
+            stopped_at = event.at if since is None else since
+        held[-1] = replace(last, until=max(t for t in (last.until, stopped_at) if t is not None))
+    if since is not None:
+        held.append(Disk(event.provider_id, event.disk_gib, since))
+
+
+def _end(event: HostListed) -> float:
+    """When the machine of this line, which has ended, or has no disk any more, had it last."""
+    if event.ended_at is not None:
+        return event.ended_at
+    last = event.runs[-1].ended_at if event.runs else None
+    return event.at if last is None else last
+
+
+def jobs(events: Iterable[Event], now: float) -> dict[str, Job]:
+    names: dict[str, str] = {}
+    log: dict[str, list[JobEvent]] = {}
+    for event in events:
+        if isinstance(event, JobSubmitted):
+            names[event.job] = event.name
+        elif isinstance(event, JobEvent):
+            names.setdefault(event.job, "")
+            log.setdefault(event.job, []).append(event)
+    return {job: Job(job, name, _stays(job, log.get(job, []), now), tuple(log.get(job, ())))
+            for job, name in names.items()}
+
+
+def _stays(job: str, log: list[JobEvent], now: float) -> dict[str, list[Stay]]:
+    stays: dict[str, list[Stay]] = {}
+    held: Counter[str] = Counter()
+    since = 0.0
+    for event in [*log, None]:
+        ended = event is None or (isinstance(event, JobChanged) and event.state.ended)
+        if not ended and not isinstance(event, GenerationFormed):
+            continue
+        until = event.at if event else now
+        for host, slots in held.items():
+            stays.setdefault(host, []).append(Stay(job, slots, since, until))
+        held = Counter() if ended else slots_of(event)
+        since = until
+    return stays
+
+
+def slots_of(formed: GenerationFormed) -> Counter[str]:
+    """Host -> how many of its slots the generation holds; a worker's name is HOST/SLOT/INCARNATION."""
+    return Counter(member.partition("/")[0] for member in formed.members)
