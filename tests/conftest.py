@@ -13,6 +13,7 @@ from typing import Any
 import hypothesis
 import psutil
 import pytest
+import side_by_side
 
 RUN_MARK = "TEST_RUN_OF_SPOTFLEET"  # in the environment of every process that a test starts, so that none is overlooked
 LEFTOVERS_S = "TEST_LEFTOVERS_S"  # so long a process may take to end after the last test
@@ -39,6 +40,9 @@ sys.path.insert(0, NETGUARD)
 os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (NETGUARD, os.environ.get("PYTHONPATH", "")) if p)
 os.environ.pop("SPOTFLEET_HOME", None)  # no test may touch the user's fleets
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+for _name in [n for n in os.environ if n.startswith("AWS_")]:
+    del os.environ[_name]  # nor an account of theirs
+os.environ.update(AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
 
 
 def one_of_several(config: pytest.Config) -> bool:
@@ -51,6 +55,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[RUN_MARK] = uuid.uuid4().hex
     sys.modules["netguard"] = guard = netguard()
     os.environ[guard.NAMESPACE] = guard.namespace()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if one_of_several(config):
+        side_by_side.order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    return side_by_side.scheduler(config, log)
 
 
 def netguard() -> ModuleType:

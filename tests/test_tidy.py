@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,15 +23,21 @@ DOCUMENTS = sorted([*TOP.glob("*.md"), *TOP.glob("docs/**/*.md")])
 
 # ARCHITECTURE.md, "Layers". The longest prefix decides.
 LAYERS = {f"spotfleet.{name}".rstrip("."): layer for layer, names in {
-    0: "model errors config messages codec versions",
-    1: "fleet.events fleet.fold fleet.plan fleet.billing fleet.cost fleet.cost_rows fleet.size "
-       "dispatcher.membership dispatcher.schedule agent.orphan "
-       "providers.local.market providers.local.book providers.local.invoice providers.local.pools",
-    2: "fleet providers interruptions bundle certs client durable",
+    0: "model errors config messages codec versions addresses stores",
+    1: "fleet.events fleet.fold fleet.plan fleet.actions fleet.choose fleet.sightings fleet.billing "
+       "fleet.cost fleet.cost_rows fleet.cost_facts fleet.cost_meters fleet.cost_groups fleet.cost_series "
+       "fleet.cost_reconcile fleet.size "
+       "fleet.host fleet.copies fleet.policy simulate.trace simulate.result report "
+       "catalog.values catalog.table catalog.useful catalog.ranking "
+       "dispatcher.membership dispatcher.schedule dispatcher.explain agent.orphan "
+       "providers.local.market providers.local.book providers.local.invoice providers.local.pools "
+       "providers.aws.names providers.aws.errors providers.aws.listing providers.aws.template providers.aws.policy",
+    2: "fleet catalog simulate providers interruptions bundle certs client durable bootstrap ssh",
     3: "dispatcher agent train",
     4: "cli api",
 }.items() for name in names.split()} | {"spotfleet": 4}  # fmt: skip
-PURE = [name for name, layer in LAYERS.items() if layer <= 1 and name not in ("spotfleet.config", "spotfleet.errors")]
+SHELLS = ("spotfleet.config", "spotfleet.errors", "spotfleet.stores")
+PURE = [name for name, layer in LAYERS.items() if layer <= 1 and name not in SHELLS]
 EFFECTS = {
     "aiohttp", "asyncio", "datetime", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select",
     "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "torch",
@@ -53,8 +60,20 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All of the file's tree. Read once for all rules: there are thousands of tests here."""
+    return list(ast.walk(ast.parse(text_of(path))))
+
+
+@cache
 def imports(path: Path) -> list[Import]:
-    return list(_imports(ast.parse(path.read_text()), path, at_load=True))
+    return list(_imports(nodes_of(path)[0], path, at_load=True))
 
 
 def _imports(node: ast.AST, path: Path, at_load: bool) -> Iterator[Import]:
@@ -80,20 +99,24 @@ def _base(node: ast.ImportFrom, path: Path) -> str:
     return ".".join([*parts, *([node.module] if node.module else [])])
 
 
+@cache
 def _target(base: str, name: str) -> str:
     """`from base import name` means a module of that name where there is one, else a value in `base`."""
     path = TOP / Path(*f"{base}.{name}".split("."))
     return f"{base}.{name}" if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file() else base
 
 
+@cache
 def layer(name: str) -> int:
     return LAYERS[next(n for n in sorted(LAYERS, key=len, reverse=True) if name == n or name.startswith(n + "."))]
 
 
+MODULES = {module_name(p) for p in SOURCES}
+
+
 def ours(found: list[Import]) -> set[str]:
     """The modules of this package among `found`, without the values that stand in them."""
-    names = {module_name(p) for p in SOURCES}
-    return {i.name for i in found if i.name in names}
+    return {i.name for i in found if i.name in MODULES}
 
 
 def each(paths: list[Path]):
@@ -155,16 +178,15 @@ def test_no_modules_import_each_other_in_a_circle():
 
 @each(EVERYTHING)
 def test_a_file_and_its_functions_fit_in_the_head(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 400
-    for node in ast.walk(ast.parse(text)):
+    assert len(text_of(path).splitlines()) <= 400
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno - node.lineno < 60, node.name
 
 
 @each(EVERYTHING)
 def test_no_error_is_hidden(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.ExceptHandler):
             broad = node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
             silent = all(isinstance(line, ast.Pass | ast.Continue) for line in node.body)
@@ -173,13 +195,13 @@ def test_no_error_is_hidden(path):
 
 @each(EVERYTHING)
 def test_nothing_is_left_to_do_later(path):
-    marks = re.findall(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|NotImplemented" r"Error)\b", path.read_text())
+    marks = re.findall(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|NotImplemented" r"Error)\b", text_of(path))
     assert not marks
 
 
 @each(SOURCES)
 def test_no_value_shows_a_secret_when_it_is_printed(path):
-    for kind in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)):
+    for kind in (n for n in nodes_of(path) if isinstance(n, ast.ClassDef)):
         fields = {ast.unparse(f.target): ast.unparse(f) for f in kind.body if isinstance(f, ast.AnnAssign)}
         said = any(isinstance(f, ast.FunctionDef) and f.name == "__repr__" for f in kind.body)
         shown = [name for name in SECRET & fields.keys() if "repr=False" not in fields[name]]
@@ -189,18 +211,18 @@ def test_no_value_shows_a_secret_when_it_is_printed(path):
 @each(SOURCES)
 def test_bytes_become_objects_only_where_the_book_says_who_vouches_for_them(path):
     """`docs/security.md`, "Pickles", names each file that may run what it reads."""
-    name, text = str(path.relative_to(TOP)), path.read_text()
-    calls = {ast.unparse(n) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)}
+    name = str(path.relative_to(TOP))
+    calls = {ast.unparse(n) for n in nodes_of(path) if isinstance(n, ast.Call)}
     runs = [c for c in calls if re.match(rf"({'|'.join(RUN)}|torch|np|numpy)\.(load|loads|open|Unpickler)\(", c)]
     imported = {i.name for i in imports(path)} & RUN
-    told = f"| `{name}` |" in (TOP / "docs" / "security.md").read_text().partition("## Pickles")[2]
+    told = f"| `{name}` |" in text_of(TOP / "docs" / "security.md").partition("## Pickles")[2]
     assert told == bool(runs or imported)
     assert not [c for c in runs if c.startswith("torch.") and "weights_only=True" not in c]
 
 
 def test_every_error_class_has_a_reaction_or_a_cause():
     classes = [n.name for n in ast.parse((SRC / "errors.py").read_text()).body if isinstance(n, ast.ClassDef)]
-    used = "\n".join(p.read_text() for p in SOURCES if p.name != "errors.py")
+    used = "\n".join(text_of(p) for p in SOURCES if p.name != "errors.py")
     assert [c for c in classes if not re.search(rf"\b{c}\b", used)] == []
 
 

@@ -13,7 +13,8 @@ from aiohttp import WSMsgType, web
 
 from spotfleet import certs
 from spotfleet.codec import to_json
-from spotfleet.messages import AgentOrders, AgentReport, Launch, WorkerState, dump, load
+from spotfleet.dispatcher.outputs import Outputs
+from spotfleet.messages import AgentOrders, AgentReport, Launch, WorkerState, dump, load, unpack_pieces
 
 TOKEN = "token-of-the-host"
 
@@ -42,7 +43,10 @@ class FakeDispatcher:
         self.checkpoints: dict[int, tuple[int, bytes]] = {}
         self.refuse_checkpoints = False
         self.uploads: list[int] = []
-        self.outputs: dict[str, bytes] = {}
+        self.outputs = Outputs(folder / "outputs")
+        self.lose_output_answers = 0
+        self.output_bytes = 0  # that came over the wire
+        self.full = False
         self.hold_checkpoints = threading.Event()
         self.hold_checkpoints.set()
         self._socket: web.WebSocketResponse | None = None
@@ -99,10 +103,11 @@ class FakeDispatcher:
             web.get("/v1/jobs/{job}/launch", self._launch),
             web.get("/v1/bundles/{digest}", self._bundle),
             web.put("/v1/bundles/{digest}", self._put_bundle),
+            web.post("/v1/bundles/missing", self._missing_bundles),
             web.post("/v1/jobs/{job}/logs/{worker}", self._log),
             web.put("/v1/jobs/{job}/checkpoints/{version}", self._put_checkpoint),
             web.get("/v1/jobs/{job}/checkpoints/{version}", self._get_checkpoint),
-            web.put("/v1/jobs/{job}/outputs/{worker}", self._output),
+            web.post("/v1/jobs/{job}/outputs/{worker}", self._output),
         ])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -148,6 +153,11 @@ class FakeDispatcher:
         self._check(request)
         return web.Response(body=self.bundles[request.match_info["digest"]])
 
+    async def _missing_bundles(self, request: web.Request) -> web.Response:
+        self._check(request)
+        asked = (await request.json())["digests"]
+        return web.json_response({"missing": [digest for digest in asked if digest not in self.bundles]})
+
     async def _put_bundle(self, request: web.Request) -> web.Response:
         self._check(request)
         self.bundles[request.match_info["digest"]] = await request.read()
@@ -183,5 +193,18 @@ class FakeDispatcher:
 
     async def _output(self, request: web.Request) -> web.Response:
         self._check(request)
-        self.outputs[request.match_info["worker"]] = await request.read()
-        return web.json_response({})
+        body = await request.read()
+        if self.full:
+            raise web.HTTPInsufficientStorage
+        self.output_bytes += len(body)
+        held = self.outputs.take(request.match_info["worker"], unpack_pieces(body))
+        if self.lose_output_answers > 0:
+            self.lose_output_answers -= 1
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response({"held": held})
+
+    def output(self, worker: str) -> dict[str, bytes]:
+        """The files that have been collected of this worker."""
+        folder = self.outputs.folder / worker.replace("/", "@")
+        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 from agent_dispatcher import TOKEN, FakeDispatcher
 
+from spotfleet import bundle
 from spotfleet.messages import AgentOrders, Launch, SlotOrder, WorkerOrders, WorkerState
 from spotfleet.model import JobSpec
 
@@ -57,11 +57,21 @@ class Stage:
             **spec) -> None:
         """A job whose bundle holds train.py with `script`; without one, the spec says what to run."""
         if script:
-            data = archive({"train.py": script})
-            digest = hashlib.sha256(data).hexdigest()
-            self.dispatcher.bundles[digest] = data
-            spec |= {"argv": ("train.py", *args), "bundle": digest}
+            spec |= {"argv": ("train.py", *args), "bundle": self._pack({"train.py": script})}
         self.dispatcher.launches[job] = Launch(job, JobSpec(job, **spec), secrets or {})
+
+    def _pack(self, files: dict[str, str]) -> str:
+        """The digest of a manifest that the dispatcher has, as it has its pieces."""
+        def hold(blob: bytes) -> str:
+            digest = hashlib.sha256(blob).hexdigest()
+            self.dispatcher.bundles[digest] = blob
+            return digest
+
+        with tempfile.TemporaryDirectory() as work:
+            for name, text in files.items():
+                Path(work, name).write_text(text)
+            packed = bundle.pack(bundle.scan(Path(work)), lambda made: hold(made.blob))
+        return hold(bundle.dump(packed.manifest))
 
     def order(self, *names: str, job: str = "job", orders: WorkerOrders | None = None) -> None:
         """List exactly these workers; the number in the middle of a name is its slot."""
@@ -91,16 +101,6 @@ class Stage:
                 self.agent.kill()
                 self.agent.wait()
                 raise
-
-
-def archive(files: dict[str, str]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
-        for name, text in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(text.encode())
-            tar.addfile(info, io.BytesIO(text.encode()))
-    return out.getvalue()
 
 
 def eventually(what: Callable[[], object], limit_s: float = 30.0) -> None:

@@ -170,3 +170,9 @@ def test_a_moved_deadline_another_action_and_a_withdrawal_are_news():
     assert hold(held, Notice(10.0), at=101.0).deadline == 111.0
     assert hold(held, Notice(59.0, action="stop"), at=101.0).notice.action == "stop"
     assert hold(held, None, at=101.0) is None
+
+
+def test_a_hint_that_is_told_at_every_poll_is_news_once():
+    held = hold(None, Notice(0.0, kind="rebalance", why="leave"), at=100.0)
+    assert hold(held, Notice(0.0, kind="rebalance", why="leave"), at=160.0) is held
+    assert hold(held, Notice(60.0), at=160.0).deadline == 220.0

@@ -89,23 +89,6 @@ def test_a_shell_command_runs_in_the_shipped_directory(stage: Stage, command: st
     assert (ended.exit, ended.report.error, stage.log()) == (exit, error, "hello\n")
 
 
-def test_a_failed_setup_is_the_workers_error_and_names_command_and_code(stage: Stage):
-    stage.boot()
-    ended = stage.run("print('never')", setup="echo preparing; exit 7")
-    assert ended.exit == Exit(1)
-    assert ended.report.error == "setup failed: the command exited with code 7: echo preparing; exit 7"
-    assert stage.log() == f"preparing\nspotfleet: {ended.report.error}\n"
-
-
-def test_setup_runs_once_for_all_workers_of_a_job(stage: Stage):
-    stage.boot()
-    stage.job("print(open('made').read())", setup="echo made >> made")
-    stage.order(FIRST, SECOND)
-    for name in (FIRST, SECOND):
-        assert stage.dispatcher.wait_worker(name, lambda w: w.exit).exit == Exit(0, done=True)
-    assert [stage.log(FIRST), stage.log(SECOND)] == ["made\n\n"] * 2
-
-
 def test_a_damaged_bundle_is_an_error_of_the_worker(stage: Stage):
     stage.boot()
     stage.job("print('never')")

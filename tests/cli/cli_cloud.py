@@ -3,6 +3,7 @@ the emulated market, and run a job's script as one process here. Agents, members
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
@@ -26,7 +27,7 @@ from spotfleet.fleet import reconcile
 from spotfleet.fleet.events import JobChanged, JobSubmitted, NodesChanged, event_to_json
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.messages import FleetStatus, HostStatus, JobStatus
-from spotfleet.model import CloudState, FleetSpec, HostState, JobSpec, JobState, Nodes, Role
+from spotfleet.model import CloudState, FleetSpec, HostState, JobSpec, JobState, Nodes, PolicySpec, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
 
@@ -90,7 +91,7 @@ class FakeDispatcher:
         self.boot, self.cloud, self.home = boot, cloud, home
         home.mkdir(parents=True)
         self.spec = from_json(FleetSpec, boot["spec"])
-        self.nodes = self.spec.nodes
+        self.nodes, self.policy = self.spec.nodes, self.spec.policy
         self.ledger = Ledger(home / "ledger.db")
         self.jobs: dict[str, FakeJob] = {}
         self.uploads = 0
@@ -169,9 +170,18 @@ class FakeDispatcher:
         return job.job
 
     def _train(self, job: FakeJob) -> None:
+        try:
+            self._run(job)
+        except BaseException as error:
+            job.state, job.why, job.error = JobState.FAILED, "this fake is broken", repr(error)
+            raise
+        finally:
+            job.done.set()  # else whoever follows its log waits for ever
+
+    def _run(self, job: FakeJob) -> None:
         with tempfile.TemporaryDirectory() as source:
             if job.spec.bundle:
-                bundle.extract(self.home / job.spec.bundle, Path(source))
+                bundle.unpack(self.home / job.spec.bundle, lambda digest: self.home / digest, Path(source))
             command = [sys.executable, "-u", *job.spec.argv] if job.spec.argv else ["sh", "-c", job.spec.run]
             job.process = subprocess.Popen(command, cwd=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                            env={**os.environ, **job.spec.envs, **job.secrets})
@@ -186,7 +196,6 @@ class FakeDispatcher:
         self.ledger.append(JobChanged(time.time(), job.job, job.state, job.why, 7))
         if job.spec.down:
             self.going_down = f"job {job.job} has ended"
-        job.done.set()
 
     def write_archive(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -214,6 +223,7 @@ class FakeServer(ThreadingHTTPServer):
 
 class FakeHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # no answer waits 40 ms for the other side's acknowledgement
     dispatcher: FakeDispatcher
 
     def log_message(self, *_args) -> None:
@@ -245,13 +255,20 @@ class FakeHandler(BaseHTTPRequestHandler):
             case ["GET", "events"]:
                 found = d.ledger.events(int(self.query["after"]))
                 self._answer({"events": [{"seq": s, **event_to_json(e)} for s, e in found]})
+            case ["PUT", "policy"]:
+                d.policy = from_json(PolicySpec, json.loads(self.body))
+                self._answer({})
             case ["PUT", "nodes"]:
                 d.nodes = from_json(Nodes, json.loads(self.body))
                 d.ledger.append(NodesChanged(time.time(), d.nodes, "asked"))
                 self._answer({})
             case ["HEAD", "bundles", sha256]:
                 self._answer({}, 200 if (d.home / sha256).exists() else 404)
+            case ["POST", "bundles", "missing"]:
+                self._answer({"missing": [n for n in json.loads(self.body)["digests"] if not (d.home / n).exists()]})
             case ["PUT", "bundles", sha256]:
+                if hashlib.sha256(self.body).hexdigest() != sha256:  # the sender has hung up half way
+                    return self._answer({"error": f"what came is not {sha256}"}, 400)
                 (d.home / sha256).write_bytes(self.body)
                 d.uploads += 1
                 self._answer({})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 from cli_cloud import FakeCloud, FakeDispatcher
 
 from spotfleet import providers
@@ -20,6 +22,7 @@ from spotfleet.cli.app import run
 from spotfleet.fleet import reconcile
 
 FILE = "name: digits\nnodes: {min: 2, target: 3}\nresources: {instance_type: cpu.small}\n"
+COMMANDS = cache(typer.main.get_command)  # made anew for each command line they take a tenth of a second
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ class User:
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[User]:
     cloud = FakeCloud(tmp_path / "disks")
-    monkeypatch.setattr(providers, "load", lambda _name, _config: cloud)
+    real = providers.load
+    monkeypatch.setattr(providers, "load", lambda name, config: cloud if name == "local" else real(name, config))
+    monkeypatch.setattr(typer.main, "get_command", COMMANDS)
     monkeypatch.setattr(downs, "PATIENCE_S", 1.0)
     monkeypatch.setattr(downs, "TRY_S", 0.2)
     monkeypatch.setattr(fleets, "PATIENCE_S", 1.0)
@@ -85,7 +90,8 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(houses, "LOCK_WAIT_S", 0.2)
     monkeypatch.setattr(machines, "QUIET_S", 0.3)
     monkeypatch.setattr(machines, "QUIET_TICK_S", 0.1)
-    for module, often in ((downs, "POLL_S"), (ups, "POLL_S"), (machines, "TICK_S")):  # how often, not how long
+    waits = ((downs, "POLL_S"), (ups, "POLL_S"), (machines, "TICK_S"), (machines, "SSH_TICK_S"))  # not how long
+    for module, often in waits:
         monkeypatch.setattr(module, often, 0.03)
     monkeypatch.setattr(reconcile, "ASK_AGAIN_S", 0.3)
     monkeypatch.setenv("SPOTFLEET_HOME", str(tmp_path / "home"))

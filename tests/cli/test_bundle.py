@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import io
+import errno
 import os
-import tarfile
+import subprocess
 import zlib
 from pathlib import Path
 
 import pytest
+from packing import Shelf, picture
 
-from spotfleet.bundle import Bundle, build, digest, extract
+from spotfleet.bundle import Needles, pack, scan
+from spotfleet.bundle.tree import PATH_BYTES
 from spotfleet.errors import UsageError
 
 
@@ -27,33 +28,37 @@ def make(root: Path, *files: str, **contents: str) -> Path:
 
 
 def bundled(workdir: Path, **options) -> set[str]:
-    """The names of the files, not folders, in the bundle of `workdir`."""
-    bundle = build(workdir, workdir.parent / "b.tar.gz", **options)
-    with tarfile.open(bundle.path) as tar:
-        return {m.name for m in tar.getmembers() if not m.isdir()}
+    """The names of the files and links in the bundle of `workdir`."""
+    tree = scan(workdir, **options)
+    return {file.name for file in tree.files} | {name for name, _ in tree.links}
 
 
-def test_the_same_content_has_the_same_digest_whenever_and_wherever_it_was_written(tmp_path, monkeypatch):
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "shelf")
+
+
+def test_the_same_content_has_the_same_digest_whenever_and_wherever_it_was_written(tmp_path, shelf, monkeypatch):
     one, two = make(tmp_path / "one", "a.py", "d/b.py"), make(tmp_path / "two", "d/b.py", "a.py")
     os.utime(two / "a.py", (1, 1))
     (two / "a.py").chmod(0o600)
-    first = build(one, tmp_path / "1")
-    monkeypatch.setattr("time.time", lambda: 1e9)  # gzip would write it into its head
-    second = build(two, tmp_path / "2")
-    assert first.sha256 == second.sha256 == digest(tmp_path / "1")
-    assert first.files == 2
+    first = shelf.pack(one)
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    assert first == shelf.pack(two)
 
 
 @pytest.mark.parametrize("change", [
     lambda root: (root / "a.py").write_text("other"),
     lambda root: (root / "a.py").rename(root / "c.py"),
     lambda root: (root / "a.py").chmod(0o755),
+    lambda root: (root / "l").symlink_to("a.py"),
+    lambda root: (root / "empty").mkdir(),
 ])
-def test_a_change_of_content_name_or_executable_bit_changes_the_digest(tmp_path, change):
+def test_a_change_of_content_name_executable_bit_link_or_folder_changes_the_digest(tmp_path, shelf, change):
     root = make(tmp_path / "w", "a.py")
-    before = build(root, tmp_path / "1").sha256
+    before = shelf.pack(root)
     change(root)
-    assert build(root, tmp_path / "2").sha256 != before
+    assert shelf.pack(root) != before
 
 
 def test_history_caches_environments_and_our_own_house_stay_at_home(tmp_path):
@@ -90,33 +95,58 @@ def test_spotfleetignore_wins_over_gitignore_and_deeper_folders_over_higher_ones
     assert bundled(root) == {"a.bin", ".gitignore", ".spotfleetignore", "d/.gitignore"}
 
 
-def test_a_pattern_that_is_none_is_named_with_its_line(tmp_path):
-    root = make(tmp_path / "w", "a.py")
-    (root / ".gitignore").write_text("a\n[z-a]")
-    with pytest.raises(UsageError, match=r"\.gitignore:2: '\[z-a\]' is no pattern"):
-        build(root, tmp_path / "b")
-
-
-def test_files_that_hold_a_secret_are_left_out_and_named(tmp_path):
+@pytest.mark.parametrize("large", [False, True], ids=["packed with others", "in ranges of its own"])
+def test_files_that_hold_a_secret_are_left_out_and_named(tmp_path, shelf, monkeypatch, large):
+    if large:
+        monkeypatch.setattr("spotfleet.bundle.grouping.LARGE_BYTES", 4)
+        monkeypatch.setattr("spotfleet.bundle.grouping.RANGE_BYTES", 11)  # the secret lies across two ranges
     root = make(tmp_path / "w", "a.py", env="TOKEN=hunter22", near="hunter2")
-    (root / "big").write_bytes(b"x" * (1 << 20) + b"\0" * -3 + b"hunter22")
-    (root / "across").write_bytes(b"x" * ((1 << 20) - 4) + b"hunter22")
-    bundle = build(root, tmp_path / "b", secrets=["hunter22", "x"])
-    with tarfile.open(bundle.path) as tar:
-        assert {m.name for m in tar} == {"a.py", "near"}
-    assert bundle.left_out == tuple(f"{n}: holds the value of a secret" for n in ("across", "big", "env"))
+    (root / "far").write_bytes(b"x" * (1 << (8 if large else 20)) + b"hunter22")
+    (root / "across").write_bytes(b"x" * ((1 << (8 if large else 20)) - 4) + b"hunter22")
+    digest, packed = shelf.packed(root, needles=Needles.of(["hunter22", "x"]))
+    assert picture(shelf.unpack(digest, tmp_path / "x")) == {b"a.py": (False, b"a.py"), b"near": (False, b"hunter2")}
+    assert packed.left_out == tuple(f"{n}: holds the value of a secret" for n in ("across", "env", "far"))
+    assert not any(b"hunter22" in blob for blob in blobs(shelf))
 
 
-def test_links_inside_travel_and_links_out_are_left_out_and_named(tmp_path):
+def blobs(shelf: Shelf) -> list[bytes]:
+    """What all pieces hold, one after the other in any order."""
+    found = []
+    for path in shelf.folder.iterdir():
+        data = path.read_bytes()
+        found.append(b"" if data.startswith(b"spotfleet") else zlib.decompress(data))
+    return found
+
+
+def test_links_inside_travel_and_links_out_are_left_out_and_named(tmp_path, shelf):
     root = make(tmp_path / "w", "d/a.py")
     (root / "d/in").symlink_to("../d/a.py")
     (root / "out").symlink_to("../secret")
     (root / "abs").symlink_to("/etc/passwd")
-    bundle = build(root, tmp_path / "b")
-    extract(bundle.path, tmp_path / "x")
-    assert sorted(p.name for p in (tmp_path / "x").rglob("*")) == ["a.py", "d", "in"]
-    assert (tmp_path / "x/d/in").read_text() == "d/a.py"
-    assert [line.split(":")[0] for line in bundle.left_out] == ["abs", "out"]
+    digest, packed = shelf.packed(root)
+    out = shelf.unpack(digest, tmp_path / "x")
+    assert sorted(p.name for p in out.rglob("*")) == ["a.py", "d", "in"]
+    assert (out / "d/in").read_text() == "d/a.py"
+    assert [line.split(":")[0] for line in packed.left_out] == ["abs", "out"]
+
+
+def test_what_cannot_be_read_or_is_no_file_is_left_out_and_named(tmp_path, shelf, monkeypatch):
+    root = make(tmp_path / "w", "a.py", "gone.py", "d/b.py")
+    os.mkfifo(root / "pipe")
+    tree = scan(root)
+    (root / "gone.py").unlink()
+    packed = pack(tree, lambda made: shelf.put(made.blob))
+    assert packed.left_out == ("gone.py: cannot be read (No such file or directory)", "pipe: neither file nor folder")
+    assert [file.name for file in packed.manifest.files] == ["a.py", "d/b.py"]
+
+    def refuse(path: str) -> list:
+        if path.endswith("/d"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return list(listing(path))
+
+    listing = os.scandir
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert "d: cannot be read (Permission denied)" in scan(root).left_out
 
 
 def test_file_mounts_appear_under_their_names(tmp_path):
@@ -125,73 +155,33 @@ def test_file_mounts_appear_under_their_names(tmp_path):
         "a.py", "data/raw/x/1", "data/raw/2", "one"}
 
 
+def test_a_mount_takes_the_place_of_what_the_directory_has_there(tmp_path, shelf):
+    root, other = make(tmp_path / "w", "data/old", "one/x", "two"), make(tmp_path / "o", "new")
+    (root / "link").symlink_to("data")
+    digest = shelf.pack(root, mounts={"data": other, "one": other / "new", "two/deep": other / "new", "link": other})
+    assert picture(shelf.unpack(digest, tmp_path / "x")) == {
+        b"data": None, b"data/old": (False, b"data/old"), b"data/new": (False, b"new"), b"one": (False, b"new"),
+        b"two": None, b"two/deep": (False, b"new"), b"link": None, b"link/new": (False, b"new")}
+
+
 def test_a_missing_working_directory_or_mount_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"workdir: .* is not a folder"):
-        build(tmp_path / "none", tmp_path / "b")
+        scan(tmp_path / "none")
     with pytest.raises(UsageError, match=r"file_mounts\.data: .* does not exist"):
-        build(make(tmp_path / "w", "a"), tmp_path / "b", mounts={"data": tmp_path / "none"})
+        scan(make(tmp_path / "w", "a"), mounts={"data": tmp_path / "none"})
 
 
-def test_what_was_packed_comes_out_the_same(tmp_path):
-    root = make(tmp_path / "w", "a.py", "d/b.py")
-    (root / "d/run").write_text("#!/bin/sh\n")
-    (root / "d/run").chmod(0o700)
-    (root / "empty").mkdir()
-    bundle: Bundle = build(root, tmp_path / "b")
-    extract(bundle.path, tmp_path / "x")
-    assert {str(p.relative_to(tmp_path / "x")) for p in (tmp_path / "x").rglob("*")} == {
-        "a.py", "d", "d/b.py", "d/run", "empty"}
-    assert os.access(tmp_path / "x/d/run", os.X_OK) and not os.access(tmp_path / "x/a.py", os.X_OK)
-
-
-@pytest.mark.parametrize("name", ["../evil", "/evil", "d/../../evil"])
-def test_an_archive_that_leaves_its_folder_is_refused(tmp_path, name):
-    with tarfile.open(tmp_path / "b", "w:gz") as tar:
-        member = tarfile.TarInfo(name)
-        member.size = 1
-        tar.addfile(member, io.BytesIO(b"x"))
-    with pytest.raises(ValueError, match="unsafe archive"):
-        extract(tmp_path / "b", tmp_path / "x/y")
-    assert not list(tmp_path.rglob("evil"))
-
-
-def test_an_archive_that_was_spoilt_in_the_middle_is_refused(tmp_path):
-    whole = gzip.decompress(build(make(tmp_path / "w", "b", a="a" * 100_000), tmp_path / "b").path.read_bytes())
-    packer = zlib.compressobj(wbits=31)  # gzip
-    half = packer.compress(whole[:50_000]) + packer.flush(zlib.Z_FULL_FLUSH)
-    (tmp_path / "c").write_bytes(half + b"\xff" * 1000)
-    with pytest.raises(ValueError, match="not an archive"):
-        extract(tmp_path / "c", tmp_path / "x")
-
-
-def entry(name: str, link: str = "", kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname, member.mode = (kind, link, 0o755) if link else (tarfile.DIRTYPE, "", 0o755)
-    return member
-
-
-@pytest.mark.parametrize("last", [entry("l/new"), entry("l"), entry("h", "l", tarfile.LNKTYPE),
-                                  entry("h", "l/f", tarfile.LNKTYPE), entry("l", "d")])
-def test_nothing_is_unpacked_by_way_of_a_link(tmp_path, last):
-    """Links that lead nowhere bad one by one have led out of the folder together: CVE-2025-4517."""
-    with tarfile.open(tmp_path / "b", "w:gz") as tar:
-        for member in (entry("d"), entry("l", "d"), last):
-            tar.addfile(member)
-    with pytest.raises(ValueError, match="unsafe archive"):
-        extract(tmp_path / "b", tmp_path / "x")
-
-
-def test_a_link_leads_where_its_text_says_whatever_links_are_on_the_way(tmp_path):
-    with tarfile.open(tmp_path / "b", "w:gz") as tar:
-        for member in (entry("a"), entry("a/b"), entry("a/b/top", "../.."), entry("out", "a/b/top/../x")):
-            tar.addfile(member)
-    extract(tmp_path / "b", tmp_path / "x")
-    assert os.readlink(tmp_path / "x/out") == "a/b/x" and os.readlink(tmp_path / "x/a/b/top") == "../.."
-
-
-def test_what_is_no_archive_is_refused(tmp_path):
-    whole = build(make(tmp_path / "w", "a" * 50), tmp_path / "b").path.read_bytes()
-    for content in (b"", b"hello", whole[:-20]):
-        (tmp_path / "c").write_bytes(content)
-        with pytest.raises(ValueError, match="not an archive"):
-            extract(tmp_path / "c", tmp_path / "x")
+def test_a_tree_that_is_very_deep_is_shipped_as_far_as_a_host_can_have_it(tmp_path, shelf):
+    (tmp_path / "w").mkdir()
+    here = os.open(tmp_path / "w", os.O_RDONLY)
+    for _ in range(1600):  # deeper than Python calls functions
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    digest, packed = shelf.packed(tmp_path / "w")
+    assert [line.rpartition(":")[2] for line in packed.left_out] == [f" its path has more than {PATH_BYTES} bytes"]
+    assert max(packed.manifest.folders, key=len).count("d") == (PATH_BYTES + 1) // 2
+    shelf.unpack(digest, tmp_path / "x")
+    subprocess.run(["rm", "-rf", tmp_path / "w", tmp_path / "x"], check=True)  # too deep for pytest

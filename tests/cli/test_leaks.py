@@ -18,6 +18,7 @@ from spotfleet.model import CloudHost, CloudState, Market, Need, Offer, Role, Ru
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
 
+NOT_ASKED = "note: aws was not asked: aws us-east-1: no valid credentials: Unable to locate credentials\n"
 NOW = 1_800_000_000.0
 OLD = NOW - 7200.0
 SPOT = Offer("local", "local", "a", "gpu.small", Market.SPOT, 1, 970_000, 3_060_000)
@@ -77,6 +78,18 @@ def test_what_is_young_or_has_just_changed_is_left_alone(line, known, why):
     assert verdicts([line], {"ghost": known} if known else {}) == [("ghost-0", Verdict.FRESH, why)]
 
 
+def test_a_stopped_machine_is_not_about_to_start():
+    stopped = replace(HOST, state=CloudState.STOPPED, runs=())
+    assert [(m, v) for m, v, _ in verdicts([stopped])] == [("ghost-0", Verdict.LEAK)]
+    assert verdicts([replace(HOST, runs=())]) == [("ghost-0", Verdict.FRESH, "it is just starting")]
+
+
+def test_where_not_all_is_listed_only_our_own_fleets_that_are_down_are_judged():
+    assert judge([HOST], {}, NOW, whole=False) == []
+    down = Known(down_at=NOW - 3600, machines=frozenset({("ghost-d-0", "i-d")}))
+    assert [s.machine for s in judge([DISPATCHER, HOST], {"ghost": down}, NOW, whole=False)] == ["ghost-d-0"]
+
+
 def test_a_host_whose_dispatcher_has_just_ended_waits_for_the_next_one():
     assert verdicts([ended(DISPATCHER, NOW - 100), HOST]) == [
         ("ghost-0", Verdict.FRESH, "its dispatcher ended 100 s ago and may be replaced")]
@@ -111,7 +124,7 @@ def forget(user, machine: str = "ghost-0", fleet: str = "ghost") -> None:
 
 def test_a_fleet_that_is_up_has_no_leaks(up, later):
     said = up.ok("leaks")
-    assert (said.out, said.err) == ("", "0 of 4 machines are leaks\n")
+    assert (said.out, said.err) == ("", f"{NOT_ASKED}0 of 4 machines are leaks\n")
     assert json.loads(up.ok("leaks -o json").out) == []
 
 
@@ -119,7 +132,7 @@ def test_leaks_are_shown_with_their_price_and_end_with_exit_code_1(user, later):
     forget(user)
     said = user.types("leaks")
     assert said.code == 1 and said.err == (
-        "1 of 1 machines are leaks, $0.0850/h\nnext: spotfleet leaks --fix   (ends them)\n")
+        f"{NOT_ASKED}1 of 1 machines are leaks, $0.0850/h\nnext: spotfleet leaks --fix   (ends them)\n")
     head, row = said.out.splitlines()
     assert head.split() == ["machine", "fleet", "role", "pool", "since", "$/h", "verdict", "why"]
     assert row.split()[:4] == ["ghost-0", "ghost", "worker", "local/local-a/cpu.small/on-demand"]
@@ -158,7 +171,7 @@ def test_a_fleet_of_another_laptop_is_shown_with_the_way_to_it_and_left_alone(up
     shutil.rmtree(up.home / "fleets" / "digits")
     said = up.ok("leaks --fix -y")
     assert said.out.count("not ours  fleet digits of another machine: its dispatcher lives") == 4
-    assert said.err == "0 of 4 machines are leaks\nnext: spotfleet attach digits\n"
+    assert said.err == f"{NOT_ASKED}0 of 4 machines are leaks\nnext: spotfleet attach digits\n"
     assert len(up.cloud.living()) == 4
 
 
@@ -177,7 +190,7 @@ def test_a_fleet_that_is_made_while_the_cloud_is_being_listed_is_no_leak(user, l
         return plain(fleet)
 
     monkeypatch.setattr(user.cloud, "hosts", hosts)
-    assert user.ok("leaks").err == "0 of 4 machines are leaks\n"
+    assert user.ok("leaks").err == f"{NOT_ASKED}0 of 4 machines are leaks\n"
 
 
 def test_a_machine_that_ends_while_we_look_is_no_leak(user, later, monkeypatch):
@@ -201,7 +214,7 @@ def test_a_host_that_its_dispatcher_counts_as_gone_is_its_own_business(up, later
         return replace(told, hosts=told.hosts[:-1])
 
     monkeypatch.setattr(FakeDispatcher, "status", status)
-    assert up.ok("leaks").err == "0 of 4 machines are leaks\n"
+    assert up.ok("leaks").err == f"{NOT_ASKED}0 of 4 machines are leaks\n"
 
 
 def test_what_is_ended_was_shown_as_a_leak_and_still_is_one(user, later):

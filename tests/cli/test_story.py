@@ -8,7 +8,7 @@ import pytest
 
 from spotfleet.cli import story
 from spotfleet.fleet import events as e
-from spotfleet.model import BillingRules, CloudState, JobState, Market, Nodes, Offer, Role, Run
+from spotfleet.model import BillingRules, CloudState, JobState, Market, Nodes, Offer, PolicySpec, Rates, Role, Run
 
 AT = 1795173450.5  # 2026-11-20 11:17:30 UTC
 OFFER = Offer("local", "local", "local-a", "cpu.small", Market.SPOT, 1, 29_300, 85_000)
@@ -30,6 +30,7 @@ SAID = [
     (e.LaunchIntended(AT, "u-d-0", Role.DISPATCHER, OFFER, WHY), f"u-d-0       dispatcher is launched: {WHY}"),
     (e.LaunchRefused(AT, "u-0", "pool", "no capacity"), "u-0         refused: no capacity"),
     (e.LaunchRefused(AT, "u-0", "region", "quota"), "u-0         refused (in the whole region): quota"),
+    (e.HostPlaced(AT, "u-0", OFFER), f"u-0         the cloud took {OFFER.pool}"),
     (e.HostListed(AT, "u-0", "i-1", CloudState.PENDING, ()), "u-0         is being made by the cloud as i-1"),
     (e.HostListed(AT, "u-0", "i-1", CloudState.RUNNING, (Run(AT),), "127.1.2.3", why="launched"),
      "u-0         runs at 127.1.2.3 as i-1: launched"),
@@ -45,7 +46,7 @@ SAID = [
     (e.HostNoticed(AT, "u-0", 119.6, "terminate"), "u-0         got a notice: the cloud takes it in 120 s"),
     (e.HostNoticed(AT, "u-0", 119.6, "stop"), "u-0         got a notice: the cloud stops it in 120 s"),
     (e.HostNoticed(AT, "u-0", 0.0, "terminate", "rebalance"),
-     "u-0         got a hint of the cloud (rebalance); nothing is done about it"),
+     "u-0         got a hint of the cloud (rebalance): checkpoints are written, and training goes on here"),
     (e.HostDraining(AT, "u-0", "asked by `spotfleet drain`"), "u-0         is to leave: asked by `spotfleet drain`"),
     (e.TerminateIntended(AT, "u-0", "drained"), "u-0         is being terminated: drained"),
     (e.TokenRevoked(AT, "u-0", "its key leaked"), "u-0         is trusted no more: its key leaked"),
@@ -55,6 +56,16 @@ SAID = [
     (e.TargetChanged(AT, "/mnt/shared", ""), "target      /mnt/shared can be written to again"),
     (e.PriceChanged(AT, "local/local-a/cpu.small/spot", 29_300, 85_000),
      "price       local/local-a/cpu.small/spot costs $0.0293/h, on demand $0.0850/h"),
+    (e.RatesStamped(AT, "aws", "us-east-1", Rates(80_000, 5_000, 20_000)),
+     "price       beside machines, aws us-east-1 asks $0.0800 for a GiB of disk a month, $0.0050/h for an address, "
+     "$0.0200 for a GiB to another zone"),
+    (e.PolicyDecided(AT, 3, 1, "1 of 4 is always on demand"),
+     "policy      3 spot and 1 on-demand hosts: 1 of 4 is always on demand"),
+    (e.PolicyChanged(AT, PolicySpec("auto", 1, 216_000.0, 0.0, 0, 250_000_000, 4_500_000), "asked by `spotfleet up`"),
+     "policy      is now auto, 1 on demand at least, deadline 2d12h, max_cost $250.00, max_hourly_cost $4.5000/h: "
+     "asked by `spotfleet up`"),
+    (e.BudgetReached(AT, "max_cost", 80, 8_000_000, 10_000_000, "$8.00 of $10.00 are spent"),
+     "budget      80 % of max_cost: $8.00 of $10.00 are spent"),
     (e.JobSubmitted(AT, "d-8", "d", "t.py --steps 9", 1, 2), "d-8         submitted for 1..2 workers: t.py --steps 9"),
     (e.JobChanged(AT, "d-8", JobState.QUEUED, "needs 1 host"), "d-8         is queued: needs 1 host"),
     (e.JobChanged(AT, "d-8", JobState.FAILED, "it raised", 36), "d-8         has failed at step 36: it raised"),
@@ -68,6 +79,10 @@ SAID = [
     (e.JobResumed(AT, "d-8", 2, 37, 1, 0.1271),
      "d-8         generation 2 trains: step 37 is done, 1 step repeated, paused for 127 ms"),
     (e.JobProgress(AT, "d-8", 96, 0.1043), "d-8         at step 96, 104.3 ms per step"),
+    (e.StepExplained(AT, "d-8", 2, 0.1, 0.04, 0.0, 0.06, 0.02, ("u-1", "u-3"), "", "a step takes 0.100 s: 0.040 s ..."),
+     "d-8         generation 2: a step takes 0.100 s: 0.040 s ..."),
+    (e.SetupFailed(AT, "d-8", "u-3", 2, "setup failed: line 4 (`false`) exited with code 1\nits last output:\n  no"),
+     "d-8         on u-3, try 2: setup failed: line 4 (`false`) exited with code 1"),
     (e.CheckpointKept(AT, "d-8", 120, 5, "12439156f47e0e2d", 2529),
      "d-8         checkpoint of step 120 kept: 2.53 kB, sha256 12439156f47e"),
     (e.CheckpointLost(AT, "d-8", 120, 5, "12439156f47e0e2d", "its file is missing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -11,7 +12,9 @@ import pytest
 from cli_cloud import FakeJob
 
 from spotfleet import bundle
+from spotfleet.api import ship
 from spotfleet.cli import attend
+from spotfleet.errors import UsageError
 from spotfleet.messages import JobStatus
 from spotfleet.model import JobState, ResizeSpec
 
@@ -22,13 +25,13 @@ BROKEN = "print('before')\nraise ValueError('a bug')\n"
 def test_train_ships_the_directory_once_and_shows_the_output_of_rank_0(up):
     first = up.ok("train hello.py --epochs 3")
     assert first.out == "hello --epochs 3 \n"
-    assert "shipping 2 files" in first.err and "job hello-1 on fleet digits" in first.err
+    assert "shipped 2 files" in first.err and "job hello-1 on fleet digits" in first.err
     assert "is there already" in up.ok("train hello.py").err
-    assert up.dispatcher.uploads == 1
+    assert up.dispatcher.uploads == 2  # the manifest and the one piece
 
 
 def test_a_working_directory_that_is_too_large_is_refused_before_it_is_sent(up, monkeypatch):
-    monkeypatch.setattr(bundle, "LIMIT_BYTES", 10)
+    monkeypatch.setattr(ship, "LIMIT_BYTES", 10)
     assert ".spotfleetignore" in up.fails("train hello.py", code=2).err
     assert up.dispatcher.uploads == 0
 
@@ -258,3 +261,70 @@ def test_a_script_that_holds_a_secret_is_not_shipped(up, monkeypatch):
     monkeypatch.setenv("TOKEN", "hunter22")
     up.write("holds.py", "token = 'hunter22'\n")
     assert "the script cannot be shipped" in up.fails("train holds.py --secret TOKEN", code=2).err
+
+
+def test_a_dispatcher_that_has_lost_its_disk_between_upload_and_submission_gets_it_all_again(up, monkeypatch):
+    submit, lost = up.dispatcher.submit, []
+
+    def lose(spec, *more):
+        if not lost:
+            lost.extend(path for path in up.dispatcher.home.iterdir() if len(path.name) == 64)
+            for path in lost:
+                path.unlink()
+        if not (up.dispatcher.home / spec.bundle).exists():
+            raise UsageError(f"spec.bundle: {spec.bundle} has not been uploaded")
+        return submit(spec, *more)
+
+    monkeypatch.setattr(up.dispatcher, "submit", lose)
+    assert up.ok("train hello.py").out == "hello \n"
+    assert len(lost) == 2 and up.dispatcher.uploads == 4
+
+
+def test_a_submission_that_is_refused_for_another_reason_is_not_tried_again(up, monkeypatch):
+    tries = []
+
+    def refuse(*_):
+        tries.append(1)
+        raise UsageError("spec.run: no")
+
+    monkeypatch.setattr(up.dispatcher, "submit", refuse)
+    assert "spec.run: no" in up.fails("train hello.py", code=2).err
+    assert (len(tries), up.dispatcher.uploads) == (1, 2)
+
+
+def test_an_interrupted_train_sends_only_what_is_missing_the_next_time(up, monkeypatch):
+    monkeypatch.setattr("spotfleet.bundle.blob.RACY_S", -3600.0)
+    for name, size in (("LEAST_BYTES", 1000), ("USUAL_BYTES", 10), ("MOST_BYTES", 3000), ("ENTRY_BYTES", 0)):
+        monkeypatch.setattr(f"spotfleet.bundle.grouping.{name}", size)
+    for number in range(60):
+        (up.work / f"data{number}").write_text(f"{number}" * 600)
+    make, tries = bundle.make, itertools.count(1)
+
+    def interrupt(*given):
+        if next(tries) == 12:
+            raise KeyboardInterrupt
+        return make(*given)
+
+    monkeypatch.setattr(bundle, "make", interrupt)
+    assert up.types("train hello.py").code != 0
+    sent = up.dispatcher.uploads
+    assert 0 < sent < 30
+    assert up.ok("train hello.py").out == "hello \n"
+    names = {path.name for path in up.dispatcher.home.iterdir() if len(path.name) == 64}
+    assert up.dispatcher.uploads == len(names)  # none twice
+
+
+def test_a_large_directory_is_told_of_while_it_is_looked_at_read_and_sent(up, monkeypatch):
+    monkeypatch.setattr(ship, "TELL_S", 0.0)
+    monkeypatch.setattr(ship, "LONG_BYTES", 1)
+    monkeypatch.setattr("spotfleet.bundle.tree.TELL_EACH", 10)
+    for name, size in (("LEAST_BYTES", 1000), ("USUAL_BYTES", 10)):
+        monkeypatch.setattr(f"spotfleet.bundle.grouping.{name}", size)
+    for number in range(30):
+        up.write(f"data{number}", f"{number}" * 100_000)
+    lines = [line.strip() for line in up.ok("train hello.py").err.splitlines()]
+    assert "looking at the working directory: 30 files so far" in lines
+    assert "shipping the working directory: 5.0 MB of 5.0 MB to be read" in lines
+    assert any(line.startswith("shipping: ") and line.endswith(" MB/s") and " of 5.0 MB read, " in line
+               for line in lines)
+    assert any(line.startswith("shipped 32 files, 5.0 MB (") for line in lines)

@@ -17,6 +17,10 @@ def spec(text: str, **environ: str) -> FleetSpec:
     return parse(text, FILE, environ).spec
 
 
+SOURCE = ("the path of a local file or folder, or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or "
+          "az://CONTAINER/PREFIX")
+
+
 def problems(text: str, **environ: str) -> list[str]:
     """What is said about a wrong file, one line per problem, without the file's name."""
     with pytest.raises(UsageError) as caught:
@@ -47,7 +51,8 @@ resize: {policy: scale-lr, warmup_steps: 100, growth: {0: 2, 30: 4}, max_join: 1
 autostop: {idle_minutes: 10, down: false}
 max_lifetime: 1h30m
 envs: {EPOCHS: 3, HOME_DIR: /x}
-file_mounts: {data/raw: ../raw}
+file_mounts: {data/raw: ../raw, more: s3://bucket/more/}
+setup_timeout: 2m
 setup: pip install x
 run: python train.py
 tags: {team: vision}
@@ -58,7 +63,8 @@ tags: {team: vision}
         interruption_behavior="stop", dispatcher=Need(instance_type="t3.small", use_spot=False),
         checkpoint=CheckpointSpec(90.0, 3), resize=ResizeSpec("scale-lr", 100, ((0, 2), (30, 4)), 1, 2, 60.0),
         autostop=Autostop(600.0, False), max_lifetime_s=5400.0,
-        envs={"EPOCHS": "3", "HOME_DIR": "/x"}, file_mounts={"data/raw": "/raw"}, setup="pip install x",
+        envs={"EPOCHS": "3", "HOME_DIR": "/x"}, file_mounts={"data/raw": "/raw", "more": "s3://bucket/more/"},
+        setup="pip install x", setup_timeout_s=120.0,
         run="python train.py", tags={"team": "vision"},
     )
 
@@ -135,9 +141,9 @@ def test_checkpoints_go_to_a_mounted_folder_or_to_an_object_store(given, target,
     ("interruption_behavior: stpo",
      "1: interruption_behavior: expected terminate or stop, got 'stpo'; did you mean 'stop'?"),
     ("provider: locale",
-     "1: provider: unknown provider 'locale'; expected one of local; did you mean 'local'?"),
+     "1: provider: unknown provider 'locale'; expected one of aws, local, ssh; did you mean 'local'?"),
     ("resources: {infra: locale/us}",
-     "1: resources.infra: unknown provider 'locale'; expected one of local; did you mean 'local'?"),
+     "1: resources.infra: unknown provider 'locale'; expected one of aws, local, ssh; did you mean 'local'?"),
     ("nodes:\n  min: two", "2: nodes.min: expected a whole number of at least 1, got 'two'"),
     ("nodes:\n  min: 0", "2: nodes.min: expected a whole number of at least 1, got 0"),
     ("num_nodes: true", "1: num_nodes: expected a whole number of at least 1, got True"),
@@ -192,8 +198,12 @@ def test_checkpoints_go_to_a_mounted_folder_or_to_an_object_store(given, target,
     ("dispatcher: {use_spot: true}", "1: dispatcher.use_spot: the dispatcher is always on demand; remove this"),
     ("file_mounts: {/data: x}", "1: file_mounts: expected a name inside the working directory, got '/data'; "
                                 "it becomes part of it on each host"),
-    ("file_mounts: {data: s3://x}",
-     "1: file_mounts: expected the path of a local file or folder, got 's3://x'"),
+    ("file_mounts: {data: s3a://some/x}", f"1: file_mounts: expected {SOURCE}, got 's3a://some/x'; did you mean 's3'?"),
+    ("file_mounts: {data: gs://x}", f"1: file_mounts: expected {SOURCE}, got 'gs://x'; 'x' is no name of a bucket"),
+    ("file_mounts: {data: az://box/a//b}",
+     f"1: file_mounts: expected {SOURCE}, got 'az://box/a//b'; a prefix is of names with / between them"),
+    ("file_mounts: {.: s3://some/x}", "1: file_mounts: expected a name inside the working directory, got '.'; "
+                                      "s3://some/x gets a folder of its own there"),
     ("envs: {SPOTFLEET_X: 1}",
      "1: envs: expected the name of an environment variable, got 'SPOTFLEET_X'; SPOTFLEET_ is reserved"),
     ("envs: {A: }", "1: envs.A: has no value here and none in your environment; `export A=...`"),

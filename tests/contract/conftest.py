@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from provider_worlds import InProcessWorld, LocalWorld, World
+from aws_world import AwsWorld
+from provider_worlds import InProcessWorld, LocalWorld, SshWorld, World
 
 WORLDS = {
     "in process": lambda tmp_path, monkeypatch: InProcessWorld(),
     "local": LocalWorld,
+    "ssh": SshWorld,
+    "aws": AwsWorld,
 }
 
 

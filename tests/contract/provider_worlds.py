@@ -7,18 +7,25 @@ suite knows no instance types.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from spotfleet.interruptions.folder import FolderSource
 from spotfleet.interruptions.imds import ImdsSource
 from spotfleet.model import Need, Offer, Role
 from spotfleet.providers import Boot, LaunchRequest, Provider
 from spotfleet.providers.local import LocalCloud, LocalProvider
 from spotfleet.providers.local.inprocess import Clock, InProcessProvider
+from spotfleet.providers.ssh import SshProvider
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "ssh_provider"))
+import sshd_machines
 
 LIMIT_S = 30.0
 
@@ -46,10 +53,13 @@ class World(Protocol):
     def lose(self, method: str, when: str) -> None:
         """Lose the next answer to `method`, "before" or "after" it took effect: the caller sees an exception."""
 
-    def lag(self, seconds: float, duplicates: int) -> None:
-        """Make listings late and repeat their lines."""
+    def lag(self, seconds: float, duplicates: int) -> int:
+        """Make listings late and repeat their lines; says how often each stands in a listing then."""
 
     def move_price(self, pool: str, micros_h: int) -> None: ...
+
+    def stops_hosts(self) -> None:
+        """Skip the test where no host is ever stopped."""
 
     def close(self) -> None: ...
 
@@ -97,14 +107,74 @@ class InProcessWorld:
     def lose(self, method: str, when: str) -> None:
         self.first.faults.lose(method, when)
 
-    def lag(self, seconds: float, duplicates: int) -> None:
+    def lag(self, seconds: float, duplicates: int) -> int:
         self.first.faults.listing_lag_s, self.first.faults.duplicates = seconds, duplicates
+        return 1 + duplicates
 
     def move_price(self, pool: str, micros_h: int) -> None:
         self.first.market.set_price(pool, micros_h, self.clock())
 
+    def stops_hosts(self) -> None:
+        """It does."""
+
     def close(self) -> None:
         """It lives in this process only."""
+
+
+class SshWorld:
+    """Two machines behind real sshds, entered as the dispatcher enters them. Their hosts do nothing."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        if missing := sshd_machines.why_not():
+            pytest.skip(missing)
+        sshd_machines.idle_hosts(monkeypatch)
+        monkeypatch.setenv("TMPDIR", str(home))
+        self._machines = sshd_machines.Machines(home / "machines", ["head", "w0", "w1"])
+        self._machines.admit()
+        spec = self._machines.spec()
+        workers = tuple(replace(m, price_micros_h=900_000) for m in spec.hosts)
+        self._config = self._machines.config(replace(spec, hosts=workers), side="dispatcher")
+
+    def provider(self) -> SshProvider:
+        return SshProvider(self._config)
+
+    def need(self) -> Need:
+        return Need()
+
+    def machines(self) -> list[str]:
+        return sorted(host for machine in self._machines for host in machine.hosts())
+
+    def tag(self, request_id: str, key: str) -> str:
+        return FolderSource(str(self._folder(request_id))).tag(key)
+
+    def let_pass(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def full(self, pool: str) -> None:
+        machine = next(m for m in self._machines if self._machines.zone(m.name) == pool.split("/")[1])
+        machine.root.mkdir()
+        (machine.root / "claim").write_text("somebody-1\n")
+
+    def wants_a_person(self, pool: str) -> None:
+        pytest.skip("of one machine that needs a person the fleet goes on without it")
+
+    def lose(self, method: str, when: str) -> None:
+        pytest.skip("a launch over SSH is several answers: tests/ssh_provider cuts it off after each")
+
+    def lag(self, seconds: float, duplicates: int) -> int:
+        pytest.skip("the machines themselves are asked: their listings neither lag nor repeat lines")
+
+    def move_price(self, pool: str, micros_h: int) -> None:
+        pytest.skip("what a machine costs its owner does not change")
+
+    def stops_hosts(self) -> None:
+        pytest.skip("nobody stops a machine that exists, and nobody would start it again")
+
+    def close(self) -> None:
+        self._machines.close()
+
+    def _folder(self, request_id: str) -> Path:
+        return next(p for m in self._machines if (p := m.root / request_id).exists())
 
 
 class LocalWorld:
@@ -141,12 +211,16 @@ class LocalWorld:
     def lose(self, method: str, when: str) -> None:
         self.cloud.lose_responses(method, when)
 
-    def lag(self, seconds: float, duplicates: int) -> None:
+    def lag(self, seconds: float, duplicates: int) -> int:
         self.cloud.listing_lag(seconds)
         self.cloud.duplicates(duplicates)
+        return 1 + duplicates
 
     def move_price(self, pool: str, micros_h: int) -> None:
         self.cloud.set_price(pool, micros_h)
+
+    def stops_hosts(self) -> None:
+        """It does."""
 
     def close(self) -> None:
         self.cloud.shutdown()

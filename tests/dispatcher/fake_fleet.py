@@ -73,7 +73,8 @@ class Cloud(InProcessProvider):
         with self.lock:
             self.market.advance(self.clock())
             found = self.market.hosts[host]
-        notice = Notice(found.notice.ends_at - self.clock()) if found.notice else None
+        hint = Notice(0.0, kind="rebalance", why="leave this host") if found.rebalance_at else None
+        notice = Notice(found.notice.ends_at - self.clock()) if found.notice else hint
         return found.state is CloudState.RUNNING, notice
 
     def tags(self, host: str) -> dict[str, str]:
@@ -88,6 +89,7 @@ class FakeAgent:
         self.host, self.boot, self.cloud, self.world = host, boot, cloud, world
         self.incarnation = f"agent-{number}"
         self.url: str = boot["dispatcher"]
+        self.address = "127.0.0.1"
         self.bundles: dict[str, bytes] = {}
         self.launches: dict[str, tuple[Launch, float]] = {}  # and when it was fetched
         self.tell: tuple[str, ...] = ()
@@ -107,7 +109,7 @@ class FakeAgent:
     def report(self) -> AgentReport:
         _, notice = self.cloud.look(self.host)
         states = tuple(self.world.workers[n].state() for n in self.workers if n in self.world.workers)
-        return AgentReport(self.host, self.incarnation, "127.0.0.1", self.boot["slots"], states, notice,
+        return AgentReport(self.host, self.incarnation, self.address, self.boot["slots"], states, notice,
                            held=tuple(map(self._held, self.tell)), damaged=self.damaged)
 
     def _held(self, job: str) -> HeldJob:
@@ -204,8 +206,8 @@ class FakeAgent:
                 if answer.status == 200:
                     self.launches[job] = load(Launch, await answer.read()), time.monotonic()
         for digest in self.orders.send:
-            if digest in self.bundles:
-                await (await session.put(f"{self.url}/v1/bundles/{digest}", ssl=tls, data=self.bundles[digest])).read()
+            for blob in [digest, *self.bundles] if digest in self.bundles else []:  # the manifest before its pieces
+                await (await session.put(f"{self.url}/v1/bundles/{blob}", ssl=tls, data=self.bundles[blob])).read()
 
     async def _send(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         """At once on change, about once a second otherwise."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from spotfleet.messages import Assignment, Checkpoint, Exit, SlotOrder, Stage, WorkerOrders, WorkerReport, WorkerState
 
+SETUP = "setup failed: line 2 (`pip install nothing`) exited with code 1\nits last output:\n  no such thing"
+
 
 @dataclass
 class Script:
@@ -20,6 +22,7 @@ class Script:
     steps: int = 30
     calls_init: bool = True
     fails: Callable[[FakeWorker], str] = lambda worker: ""  # a traceback, from the moment it should raise
+    setup: Callable[[FakeWorker], int] = lambda worker: 0  # which try of its setup fails on its host
     tail: int = 0  # ticks that rank 0 needs after training
     wants: Callable[[FakeWorker], int] = lambda worker: 0  # what its resize policy asks for
     resize: str = ""  # what its resize policy says of each change
@@ -37,6 +40,7 @@ class FakeWorker:
     repeated: int = 0
     error: str = ""
     exit: Exit | None = None
+    tries: int = 0  # of a setup that has failed
     checkpoint: Checkpoint | None = None  # of a version that it has written to an object store
     damaged: Checkpoint | None = None
     objects: set[str] = field(default_factory=set)  # the store, shared by all: digests of what can be read there
@@ -55,8 +59,9 @@ class FakeWorker:
         report = WorkerReport(
             self.name, self.order.job, self.stage, self.generation, self.failed, self.version, f"store-{self.name}:1",
             0.02, self.repeated, self.resumed, 0.1, error=self.error, blame_host=self.error.startswith("this host's"),
-            checkpoint=self.checkpoint, damaged=self.damaged, wanted=self.script.wants(self), resize=self.script.resize)
-        return WorkerState(report, self.order.slot, 1, self.exit)
+            checkpoint=self.checkpoint, damaged=self.damaged, wanted=self.script.wants(self), resize=self.script.resize,
+            setup_tries=self.tries)
+        return WorkerState(report, self.order.slot, 0 if self.tries else 1, self.exit)
 
 
 @dataclass
@@ -72,7 +77,8 @@ class World:
     def start(self, order: SlotOrder) -> None:
         self.started.append(order.worker)
         script = self.scripts[order.job.rpartition("-")[0]]
-        self.workers[order.worker] = FakeWorker(order, script, objects=self.objects)
+        self.workers[order.worker] = worker = FakeWorker(order, script, objects=self.objects)
+        worker.tries = script.setup(worker)
 
     def tick(self) -> None:
         """Everybody makes one move; a group makes one step."""
@@ -100,7 +106,7 @@ class World:
                 if w.order.job == job and w.generation == generation and w.exit is None]
 
     def _live(self, worker: FakeWorker) -> None:
-        error = worker.script.fails(worker)
+        error = SETUP if worker.tries else worker.script.fails(worker)
         if error:
             return self.kill(worker.name, Exit(1), error)
         orders: WorkerOrders = worker.order.orders

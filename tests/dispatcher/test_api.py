@@ -18,7 +18,17 @@ from spotfleet import certs
 from spotfleet.dispatcher.app import JSON_BYTES, ROUTES, Who
 from spotfleet.dispatcher.auth import host_token
 from spotfleet.dispatcher.hosts import Seat
-from spotfleet.messages import JOB_KEY, AgentOrders, AgentReport, WorkerReport, WorkerState, dump, load
+from spotfleet.messages import (
+    JOB_KEY,
+    AgentOrders,
+    AgentReport,
+    OutputPiece,
+    WorkerReport,
+    WorkerState,
+    dump,
+    load,
+    pack_pieces,
+)
 
 LONG = 10_000
 
@@ -166,8 +176,8 @@ def test_names_that_no_file_can_have_are_refused_before_one_is_made(play):
         long, path = "9" * 400, f"/v1/jobs/{job}"
         for method, name in (("GET", f"checkpoints/{long}"), ("PUT", f"checkpoints/{long}?digest={'0' * 64}"),
                              ("GET", "checkpoints/%E0%A5%A7"), ("POST", f"logs/{host}/0/{long}"),
-                             ("PUT", f"outputs/{host}/{long}/1"), ("POST", f"logs/{host}/0/%00"),
-                             ("PUT", f"outputs/{host}/../1")):
+                             ("POST", f"outputs/{host}/{long}/1"), ("POST", f"logs/{host}/0/%00"),
+                             ("POST", f"outputs/{host}/../1")):
             status, said = await stage.call(method, f"{path}/{name}", token=stage.token(host), ok=False)
             assert status in (400, 404) and said["error"], name
         assert (await stage.call("GET", f"{path}/logs?worker={host}/0/{long}", ok=False))[0] == 400
@@ -194,6 +204,22 @@ def test_a_bundle_is_kept_under_its_digest_only(play):
         assert (await stage.call("GET", path, token=stage.token(other), ok=False))[0] == 403
 
     play(scene)
+
+
+def test_a_host_fetches_the_wheel_that_its_dispatcher_was_started_from(play, tmp_path, monkeypatch):
+    wheel = tmp_path / "spotfleet-9-py3-none-any.whl"
+    wheel.write_bytes(b"the very code" * 1000)
+    path = f"/v1/bundles/{hashlib.sha256(wheel.read_bytes()).hexdigest()}"
+    monkeypatch.setenv("SPOTFLEET_WHEEL", str(wheel))
+
+    async def scene(stage: Stage) -> None:
+        (host,) = await stage.up(1)
+        assert (await stage.call("GET", path, token=stage.token(host)))[1] == wheel.read_bytes()
+        assert (await stage.call("GET", path, token=stage.token("d-99"), ok=False))[0] == 401
+        other = f"/v1/bundles/{'0' * 64}"
+        assert (await stage.call("GET", other, token=stage.token(host), ok=False))[0] == 403
+
+    play(scene, spec(1))
 
 
 def test_logs_are_followed_to_their_end(play):
@@ -270,14 +296,9 @@ def test_a_checkpoint_is_kept_whole_and_comes_back_after_a_total_loss(play):
     play(scene, spec(1))
 
 
-def packed(name: str) -> bytes:
-    """A .tar.gz with one file."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
-        member = tarfile.TarInfo(name)
-        member.size = 5
-        tar.addfile(member, io.BytesIO(b"0.125"))
-    return out.getvalue()
+def piece(name: str) -> bytes:
+    """Five bytes of a worker's output."""
+    return pack_pieces([OutputPiece("append", name, 0, 5)], b"0.125")
 
 
 async def kept(stage: Stage, version: int) -> bool:
@@ -293,10 +314,12 @@ def test_the_archive_holds_what_a_user_wants_home_and_no_secret(play):
         digest = hashlib.sha256(data).hexdigest()
         await stage.call("POST", f"/v1/jobs/{job}/logs/{worker}?offset=0", token=token, data=b"hello\n")
         output = f"/v1/jobs/{job}/outputs/{worker}"
-        assert (await stage.call("PUT", output, token=token, data=b"no archive", ok=False))[0] == 400
-        assert (await stage.call("PUT", output, token=token, data=packed("../evil.txt"), ok=False))[0] == 400
-        await stage.call("PUT", output, token=token, data=packed("plots/loss.txt"))
-        await stage.call("PUT", output, token=token, data=packed("plots/loss.txt"))  # its answer was lost
+        assert (await stage.call("POST", output, token=token, data=b"no pieces", ok=False))[0] == 400
+        assert (await stage.call("POST", output, token=token, data=piece("../evil.txt"), ok=False))[0] == 400
+        for _ in range(2):  # the answer was lost
+            told = await stage.call("POST", output, token=token, data=piece("plots/loss.txt"))
+            assert told[1] == {"held": [5]}
+        assert (await stage.job(job)).output_bytes == 5
         for version in (5, 6):
             await stage.call("PUT", f"/v1/jobs/{job}/checkpoints/{version}?generation=1&digest={digest}", token=token,
                              data=data)

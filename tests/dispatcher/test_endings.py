@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import fake_fleet
 import pytest
 from fake_fleet import Stage, spec
 from fake_workers import Script
 
 from spotfleet.dispatcher import archive as archives
-from spotfleet.dispatcher import jobfile
+from spotfleet.dispatcher import jobfile, lifetime
 from spotfleet.dispatcher.endgame import FETCH_S, Endgame
 from spotfleet.dispatcher.jobfile import JobRecord
 from spotfleet.fleet.events import FleetDown
 from spotfleet.fleet.ledger import read_events
 from spotfleet.messages import JOB_KEY, Exit
-from spotfleet.model import Autostop, JobSpec, JobState
+from spotfleet.model import Autostop, AwsSpec, FleetSpec, JobSpec, JobState
 
 LONG = 10_000
 
@@ -115,6 +116,18 @@ def test_a_dispatcher_does_not_end_itself_while_its_results_are_fetched(tmp_path
         assert not endgame.alone(late)
     assert not endgame.alone(time.time() + FETCH_S - 10)
     assert endgame.alone(late + 1)
+
+
+def test_a_dispatcher_on_a_machine_that_takes_the_results_with_it_waits_a_day_for_somebody_to_fetch_them(tmp_path):
+    kept = lifetime.keep_s(FleetSpec("f", provider="aws", aws=AwsSpec()))
+    assert (kept, lifetime.keep_s(FleetSpec("f"))) == (86_400.0, 0.0)
+    endgame = Endgame(tmp_path, kept)
+    endgame.begin("idle for 60 s (autostop)", by_ourselves=True, at=1000.0)
+    assert [endgame.alone(1000.0 + at) for at in (0.0, FETCH_S, kept - 1, kept)] == [False, False, False, True]
+    assert endgame.why == ("idle for 60 s (autostop); its results wait on its dispatcher for 24 h: `spotfleet down` "
+                           "brings them home")
+    with endgame.reading():
+        assert not endgame.alone(1000.0 + kept)
 
 
 def test_an_archive_that_cannot_be_made_whole_never_looks_whole(play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -266,3 +279,42 @@ def test_no_workers_name_is_given_again_after_a_restart(play):
         assert stage.world.started[2].split("/")[0] == first
 
     play(scene)
+
+
+class OwnMachines(fake_fleet.Cloud):
+    """Machines that exist: see `providers.ExistingMachines`."""
+
+    looks = 0  # one in each tick
+
+    def machines(self) -> list[str]:
+        return []
+
+    def admit(self, fleet: str, public_key: str) -> list[str]:
+        return []
+
+    def part(self, fleet: str) -> list[str]:
+        return []
+
+    def troubles(self) -> list[str]:
+        self.looks += 1
+        return ["n7: it does not answer"]
+
+
+def test_on_a_machine_of_ones_own_the_results_of_a_fleet_that_ended_by_itself_wait_to_be_fetched(play, monkeypatch):
+    monkeypatch.setattr(fake_fleet, "Cloud", OwnMachines)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        assert "n7: it does not answer" in (await stage.call("GET", "/v1/status"))[1]["why"]
+
+        async def said() -> bool:
+            status = (await stage.call("GET", "/v1/status"))[1]
+            return status["state"] == "down" and "`spotfleet down` brings them home" in status["why"]
+
+        await stage.until("the end", said)
+        seen = stage.cloud.looks
+        await stage.until("ticks in which it would end itself elsewhere", lambda: stage.cloud.looks >= seen + 3)
+        assert stage.cloud.look(stage.boot.host)[0] and not (stage.home.parent / "archive").exists()
+        assert (await stage.call("GET", "/v1/archive"))[0] == 200
+
+    play(scene, spec(1, autostop=Autostop(idle_s=2.0)))

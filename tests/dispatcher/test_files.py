@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from spotfleet.dispatcher import archive, disk, files
+from spotfleet.dispatcher import files
 from spotfleet.dispatcher.files import TooLarge, receive
 from spotfleet.dispatcher.logs import FILE_BYTES, JobLogs
-from spotfleet.errors import DiskFull, UsageError
+from spotfleet.errors import UsageError
 
 W1, W2 = "h-1/0/1", "h-2/0/2"
 
@@ -86,23 +84,10 @@ def test_a_sender_that_stalls_is_given_up_and_leaves_nothing(tmp_path: Path, mon
 
 def test_what_a_killed_dispatcher_was_writing_is_swept_and_nothing_else(tmp_path: Path):
     left = (".down.json.1.part", "bundles/.ab.1.part", "jobs/a-1/.secrets.json.1.part",
-            "jobs/a-1/checkpoints/.9-1.1.part", "jobs/a-1/outputs/.h@0@1.tar.gz", "jobs/a-1/outputs/.h@0@1.part/half")
+            "jobs/a-1/checkpoints/.9-1.1.part", "jobs/a-1/outputs/.h@0@1.part/draft")
     kept = ("bundles/ab", "jobs/a-1/secrets.json", "jobs/a-1/checkpoints/9-1.ckpt", "jobs/a-1/outputs/h@0@1/.x.part")
     for name in (*left, *kept):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     files.sweep(tmp_path)
     assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == set(kept)
-
-
-def test_an_output_that_grows_beyond_the_room_when_it_is_unpacked_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
-    upload, folder = tmp_path / ".h@0@1.tar.gz", tmp_path / "h@0@1"
-    with tarfile.open(upload, "w:gz") as tar:
-        for name in ("small", "large"):
-            member = tarfile.TarInfo(name)
-            member.size = 1000 if name == "small" else 8 << 20
-            tar.addfile(member, io.BytesIO(bytes(member.size)))
-    monkeypatch.setattr(disk, "free_bytes", lambda _folder: disk.RESERVE_BYTES + (4 << 20))
-    with pytest.raises(DiskFull):
-        archive.keep_output(upload, folder)
-    assert list(tmp_path.iterdir()) == []

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from spotfleet.dispatcher.membership import Formed, Phase
+from spotfleet.dispatcher.checkpoints import CheckpointStore
+from spotfleet.dispatcher.explain import ENOUGH
+from spotfleet.dispatcher.membership import Formed, Orders, Phase
 from spotfleet.dispatcher.progress import Progress
+from spotfleet.dispatcher.telling import worker_orders
 from spotfleet.dispatcher.workers import Crew
-from spotfleet.fleet.events import JobResumed
+from spotfleet.fleet.events import JobProgress, JobResumed, StepExplained
+from spotfleet.messages import Assignment, StepCost
 
 
 @dataclass
@@ -16,6 +22,8 @@ class Group:
 
     phase: Phase = Phase.RUNNING
     version: int = 0
+    generation: int = 0
+    members: tuple[str, ...] = ()
 
 
 @dataclass
@@ -80,3 +88,57 @@ def test_a_restarted_dispatcher_counts_what_was_lost_while_it_was_away():
     progress.formed(Formed(12, ("b/0/2",), "resume", "", 40), restored=40)
     assert [e.repeated for e in resumed(progress, crew, now=31.0)] == [10]
     assert progress.repeated == 13
+
+
+def test_why_a_step_takes_its_time_is_told_once_all_members_of_the_generation_have_measured_it():
+    progress, crew, names = Progress("j", 0), Crew("j"), ("a/0/1", "b/0/2")
+    cost = StepCost(ENOUGH, 0.06, 1, 4000, "gloo", 0.02, "10.0.0.2", 0.02)
+
+    def told(now: float, generation: int = 3, phase: Phase = Phase.RUNNING) -> list[StepExplained]:
+        group = Group(phase, 9, generation, names)
+        events = progress.look(crew, group, Around(now, 1000.0 + now))  # type: ignore[arg-type]
+        return [e for e in events if isinstance(e, StepExplained)]
+
+    say(crew, names[0], resumed=3, step_s=0.1, cost=cost, store="10.0.0.1:7")
+    say(crew, names[1], resumed=2, step_s=0.1, cost=cost, store="10.0.0.2:7")
+    assert told(10.0) == []  # what b has measured is of another generation
+    say(crew, names[1], resumed=3)
+    assert told(10.5) == []  # it is looked at each second
+    assert told(11.5, phase=Phase.FORMING) == []
+    why = ("a step takes 0.100 s: 0.040 s computing, 0.060 s in reductions; 20 ms from a to b and back; "
+           "1 reduction of 2 round trips in a row, about 0.040 s each")
+    (found,) = told(12.0)
+    assert replace(found, compute_s=0.04) == StepExplained(
+        1012.0, "j", 3, 0.1, 0.04, 0.0, 0.06, 0.02, ("a", "b"), "", why)
+    assert progress.step_why == why
+    assert told(14.0) == []
+
+
+@dataclass
+class Told:
+    """What `worker_orders` asks of a Membership."""
+
+    places: dict[str, Assignment | None]
+    leaves_s: float | None = None
+
+    def orders_of(self, workers: Iterable[str]) -> dict[str, Orders]:
+        return {w: Orders(self.places[w], founded=True) for w in workers}
+
+
+def test_rank_0_is_told_for_its_log(tmp_path: Path):
+    members = ("a/0/1", "b/0/2")
+    places = {"a/0/1": Assignment(3, 0, members, "s:1"), "b/0/2": Assignment(3, 1, members, "s:1"),
+              "c/0/3": Assignment(3, -1, members, "s:1"), "d/0/4": None}
+    told = worker_orders(Told(places), CheckpointStore(tmp_path, 2), 60.0, places, False, "why")  # type: ignore[arg-type]
+    assert {w: o.remark for w, o in told.items()} == {"a/0/1": "why", "b/0/2": "", "c/0/3": "", "d/0/4": ""}
+
+
+def test_progress_tells_how_many_bytes_a_step_reduces_also_once_nobody_measures_them_any_more():
+    progress, crew = Progress("j", 0), Crew("j")
+    for name, moved in (("a/0/1", 4000), ("b/0/2", 4000), ("c/0/3", 0)):  # c has not measured it yet
+        say(crew, name, version=9, step_s=0.1, cost=StepCost(bytes=moved))
+    events = progress.look(crew, Group(version=9), Around(10.0))  # type: ignore[arg-type]
+    assert events == [JobProgress(0.0, "j", 9, 0.1, step_bytes=4000)]
+    crew.all.clear()
+    assert progress.last(Group(version=12), Around(11.0)) == [  # type: ignore[arg-type]
+        JobProgress(0.0, "j", 12, 0.1, step_bytes=4000)]

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from spotfleet.dispatcher.restart import Cause, End, Failed, History, cause_of, ended, progressed, ready_at
+from spotfleet.dispatcher.restart import (
+    Cause,
+    End,
+    Failed,
+    History,
+    cause_of,
+    ended,
+    progressed,
+    ready_at,
+    set_up,
+    unfit,
+)
 from spotfleet.messages import STUCK_EXIT, Exit, WorkerReport
 
 A, B = ("h-a", 0), ("h-b", 0)
@@ -36,6 +47,8 @@ def after(ends: list[End], group: frozenset[str] = frozenset({"another"}), histo
     (Exit(0, done=True), {}, Cause.DONE),
     (Exit(1), {"error": "Traceback"}, Cause.USER),
     (Exit(1), {"error": "Traceback", "blame_peer": True}, Cause.PEER),
+    (Exit(1), {"error": "setup failed", "setup_tries": 1}, Cause.SETUP),
+    (Exit(1), {"error": "setup failed", "setup_tries": 1, "blame_host": True}, Cause.HOST),
     (Exit(-9), {}, Cause.SIGNAL),
     (Exit(3), {}, Cause.USER),
     (Exit(0), {}, Cause.USER),
@@ -58,9 +71,34 @@ def test_a_script_that_fails_on_every_worker_fails_the_job_at_once_with_the_trac
     assert after([one, two], group)[1] == Failed("the script failed on every worker", "of rank 0")
 
 
-def test_a_setup_that_fails_is_not_called_a_script():
-    end = crash(error="setup failed: the command exited with status 1: pip install nothing")
-    assert after([end], frozenset({end.worker}))[1] == Failed("setup failed", end.error)
+def setup_end(slot, at=0.0, tries=1, sure=False, n=0):
+    error = "setup failed: line 1 (`pip install nothing`) exited with code 1\nits last output:\n  no"
+    return replace(crash(slot, at, n=n, cause=Cause.SETUP, error=error), tries=tries, sure=sure)
+
+
+def test_a_setup_that_fails_on_one_host_blames_the_host_and_two_tries_replace_it():
+    history, verdict = after([setup_end(A), setup_end(("h-a", 1), n=1)], frozenset({"another"}))  # they shared one try
+    assert (verdict, unfit(history, 0.0)) == (None, {})
+    history, verdict = after([setup_end(A, 900.0, tries=2, n=2)], history=history)  # a try may take long
+    assert verdict is None
+    assert unfit(history, 900.0) == {
+        "h-a": "2 workers failed there: setup failed: line 1 (`pip install nothing`) exited with code 1"}
+
+
+def test_a_setup_that_fails_on_three_hosts_in_a_row_fails_the_job_for_then_it_is_the_setup():
+    ends = [setup_end((name, 0), n=n) for n, name in enumerate("abc")]
+    assert after(ends[:2], frozenset(e.worker for e in ends[:2]))[1] is None  # though it is every worker of the job
+    why = "on 3 hosts in a row: setup failed: line 1 (`pip install nothing`) exited with code 1"
+    assert after(ends)[1] == Failed(why, ends[-1].error)
+    assert after(ends[2:], history=set_up(after(ends[:2])[0]))[1] is None  # it worked somewhere in between
+    assert after(ends[2:], history=progressed(after(ends[:2])[0], 1))[1] is None
+
+
+def test_what_another_host_would_hear_too_replaces_no_host_and_fails_the_job_at_the_third_answer():
+    ends = [setup_end(A, n=n, tries=n + 1, sure=True) for n in range(3)]
+    history, verdict = after(ends)
+    assert (unfit(history, 0.0), after(ends[:2])[1]) == ({}, None)
+    assert verdict is not None and verdict.why.endswith("(asked 3 times, from 1 hosts)")
 
 
 def test_crashes_far_apart_are_not_taken_for_one_cause():

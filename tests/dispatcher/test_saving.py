@@ -8,7 +8,7 @@ import pytest
 from fake_fleet import Stage, spec
 from fake_workers import Script
 
-from spotfleet.dispatcher.saving import JOIN_S, Saving, Sight
+from spotfleet.dispatcher.saving import HINT_S, JOIN_S, Saving, Sight
 from spotfleet.fleet.events import CheckpointInTime
 
 
@@ -19,9 +19,10 @@ class Job:
         self.saving, self.now, self.events = Saving(told), 0.0, []
 
     def look(self, reached: int, kept: int, leaves_s: float | None = None, *, trains: bool = True, held: bool = True,
-             joining: bool = False) -> None:
+             joining: bool = False, hinted: tuple[str, ...] = ()) -> None:
         self.now += 1.0
-        self.events += self.saving.look("j", 5.0, Sight(self.now, leaves_s, reached, kept, trains, held, joining))
+        self.events += self.saving.look("j", 5.0, Sight(self.now, leaves_s, reached, kept, trains, held, joining,
+                                                        frozenset(hinted)))
 
     def gone(self, kept: int, *, joining: bool = False) -> None:
         self.look(0, kept, trains=False, held=False, joining=joining)
@@ -45,6 +46,33 @@ def test_what_was_kept_while_its_hosts_still_live_was_in_time():
     assert job.saving.why == job.events[0].why
     job.look(816, 815)
     assert job.saving.why == ""
+
+
+def test_a_hint_asks_for_one_checkpoint_of_what_was_reached_and_another_hosts_for_another():
+    job = Job()
+    job.look(800, 700)
+    assert not job.saving.wanted
+    job.look(812, 700, hinted=("f-0",))
+    assert job.saving.wanted and job.saving.why == "" and job.events == []
+    job.look(815, 811, hinted=("f-0",))
+    assert job.saving.wanted
+    job.look(816, 812, hinted=("f-0",))
+    assert not job.saving.wanted
+    job.look(900, 812, hinted=("f-0",))
+    assert not job.saving.wanted  # the same hint
+    job.look(901, 812, hinted=("f-0", "f-1"))
+    assert job.saving.wanted
+    assert not job.saving.waits(812, True, job.now)  # nobody's end waits for it
+
+
+def test_a_hint_asks_for_nothing_that_is_kept_already_and_not_for_ever():
+    job = Job()
+    job.look(800, 800, hinted=("f-0",))
+    assert not job.saving.wanted
+    job.look(800, 700, hinted=("f-1",))
+    job.now += HINT_S
+    job.look(801, 700, hinted=("f-1",))
+    assert not job.saving.wanted
 
 
 @pytest.mark.parametrize(("kept", "why"), [
@@ -164,3 +192,25 @@ def test_the_ledger_hears_what_is_lost_where_it_was_not(play):
         assert event["why"] in (await stage.job(job)).why
 
     play(scene, spec(1))
+
+
+def test_a_host_that_the_cloud_may_take_soon_is_shown_and_what_was_reached_is_kept_while_training_goes_on(play):
+    async def scene(stage: Stage) -> None:
+        first, _ = await stage.up(2)
+        job = await stage.submit(Script(steps=100_000), (2, 2))
+        await stage.at_version(job, 20)
+        with stage.cloud.lock:
+            stage.cloud.market.rebalance(first, stage.cloud.clock())
+
+        def ordered() -> bool:
+            orders = [a.orders for a in stage.agents.values() if a.orders]
+            return [o.orders.checkpoint_now for told in orders for o in told.workers] == [True, True]
+
+        await stage.until("a checkpoint is ordered", ordered)
+        version = (await stage.job(job)).version
+        await stage.at_version(job, version + 20)
+        status = (await stage.call("GET", "/v1/status"))[1]
+        assert [h["why"] for h in status["hosts"] if h["host"] == first] == ["leave this host"]
+        assert not [e for e in await stage.events() if e["kind"] in ("HostDraining", "TerminateIntended")]
+
+    play(scene, spec(2))

@@ -193,10 +193,13 @@ def test_two_jobs_share_the_fleet_and_a_third_waits_and_says_for_what(play):
         await stage.at_version(first, 5)
         await stage.at_version(second, 5)
         third = await stage.submit(Script(steps=5), (1, 1), "third", wait=False)
-        waiting = await stage.stands(third, "queued")
-        await stage.until("its reason", lambda: True)
+        await stage.stands(third, "queued")
+
+        async def its_reason() -> bool:
+            return "needs 1 host" in (await stage.job(third)).why
+
+        await stage.until("its reason", its_reason)
         assert {w.host for s in (first, second) for w in (await stage.job(s)).workers} == set(stage.agents)
-        assert "needs 1 host" in (await stage.job(third)).why, waiting
         await stage.call("POST", f"/v1/jobs/{first}/cancel", {})
         await stage.stands(third, "succeeded")
 

@@ -59,7 +59,7 @@ def test_a_revoked_host_is_refused_on_every_way_at_once_and_replaced(play):
         await stage.call("POST", f"/v1/hosts/{host}/revoke", {"why": "its key leaked"})
         for method, path in (("GET", f"/v1/jobs/{job}/launch"), ("GET", f"/v1/bundles/{'0' * 64}"),
                              ("GET", f"/v1/jobs/{job}/checkpoints/5"), ("POST", f"/v1/jobs/{job}/logs/{host}/0/1"),
-                             ("PUT", f"/v1/jobs/{job}/outputs/{host}/0/1")):
+                             ("POST", f"/v1/jobs/{job}/outputs/{host}/0/1")):
             assert (await stage.call(method, path, token=stage.token(host), ok=False))[0] == 401
         assert "revoked: its key leaked" in (await greeted(stage, host)).refuse
         await stage.until("the open connection has said so", lambda: not stage.cloud.look(host)[0])

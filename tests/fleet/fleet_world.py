@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spotfleet.fleet.events import Event, TerminateIntended
 from spotfleet.fleet.fold import FleetState, apply
 from spotfleet.fleet.reconcile import Action, Calls, Observed, Wanted, create, tick
-from spotfleet.model import BillingRules, CloudState, HostState, Market, Need, Nodes, Notice, Offer, Role
+from spotfleet.model import BillingRules, CloudState, HostState, Market, Need, Nodes, Notice, Offer, Rates, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import Clock, InProcessProvider
 from spotfleet.providers.local.pools import MarketRules, Pool
 
 GPU = "gpu.small"
+RATES = Rates(80_003, 5_003, 20_000, 20_000, "test", "2026-01-01")
 POOLS = tuple(f"local/{zone}/{GPU}/spot" for zone in ("a", "b", "c"))
 
 
 def market_rules(billing: BillingRules | None = None, capacity: int = 2, period_s: int = 900,
-                 boot_s: float = 0.0) -> MarketRules:
-    """Three spot pools whose prices move, and on-demand beside them."""
+                 boot_s: float = 0.0, beside: bool = False) -> MarketRules:
+    """Three spot pools whose prices move, and on-demand beside them; with `beside`, disks and addresses cost too."""
     pools = [Pool(zone, GPU, Market.SPOT, price, capacity, 2, "EMU", swing_permille=200, period_s=period_s + 7 * i)
              for i, (zone, price) in enumerate([("a", 970_003), ("b", 990_001), ("c", 1_010_007)])]
     full = [Pool(zone, GPU, Market.ON_DEMAND, 3_060_000, 9, 2, "EMU") for zone in ("a", "b", "c")]
-    return MarketRules(tuple(pools + full), billing or BillingRules(), boot_s=boot_s, listed_after_end_s=4 * 86400.0)
+    rules = MarketRules(tuple(pools + full), billing or BillingRules(), boot_s=boot_s, listed_after_end_s=4 * 86400.0)
+    return replace(rules, rates=RATES, disk_gib=100, addresses=1) if beside else rules
 
 
 class Killed(Exception):
@@ -107,11 +109,15 @@ class World:
     skew_s: float = 0.0  # how far the reconciler's clock is off the cloud's
     peak: int = 0
     drains_seen: dict[str, float] = field(default_factory=dict)  # draining hosts -> since when, by the cloud's clock
+    cloud_type: type[Cloud] = Cloud
+    placement: str = "spread"
+    all_or_nothing: bool = False
+    on_demand: int = 0  # beside `hosts`, which are spot hosts then
 
     def __post_init__(self) -> None:
         self.clock = Clock()
         self.fuse = Fuse()
-        self.cloud = Cloud(clock=self.clock, rules=self.rules or market_rules(self.billing))
+        self.cloud = self.cloud_type(clock=self.clock, rules=self.rules or market_rules(self.billing))
         self.cloud.fuse = self.fuse
         self.market = self.cloud.market
         self.ledger = MemoryLedger(self.fuse)
@@ -127,7 +133,8 @@ class World:
         return self.ledger.state()
 
     def wanted(self) -> Wanted:
-        return Wanted("f", Role.WORKER, self.hosts, (Need(accelerator="EMU"),), self.behavior)
+        return Wanted("f", Role.WORKER, self.hosts, (Need(accelerator="EMU"),), self.behavior,
+                      placement=self.placement, all_or_nothing=self.all_or_nothing, on_demand=self.on_demand)
 
     def observed(self) -> Observed:
         """What agents say: those of hosts that run and had the time to join."""

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 
+from spotfleet.cli import bill as text
 from spotfleet.fleet.billing import PriceBook, pieces
 from spotfleet.fleet.cost import report
 from spotfleet.fleet.cost_rows import csv_rows, dollars, to_json
@@ -125,6 +126,15 @@ def test_the_same_events_always_give_the_same_bill_and_later_ones_never_change_a
     events = [created(), *host("f-0", Run(100.0, 110.0)), price(90.0, 4)]
     later = [*events, price(111.0, 900), PriceChanged(5_000.0, SPOT.pool, 1, 1)]
     assert report(events, 200.0).lines == report(events, 9e9).lines == report(later, 9e9).lines
+
+
+def test_what_was_saved_is_not_known_where_one_on_demand_price_is_not():
+    strange = Offer("fake", "r", "zone-a", "g7", Market.SPOT, 2, 36_000, 0)
+    bill = report([created(), *host("f-0", Run(0.0, 100.0), offer=strange), *host("f-1", Run(0.0, 100.0))], 1e6)
+    assert (bill.unpriced, bill.savings_percent, to_json(bill)["savings_percent"]) == ((strange.pool,), 0.0, None)
+    said = text.report(bill, 0).splitlines()
+    assert [line.split()[-1] for line in said[1:4]] == ["unknown", "$0.003000", "unknown"]
+    assert said[5] == f"what that saves is not known, for want of the on-demand price of {strange.pool}"
 
 
 def test_savings_are_against_the_same_seconds_on_demand():

@@ -73,6 +73,13 @@ def test_a_stopped_host_that_comes_back_launches_until_its_new_agent_joins():
     assert only(fold([*back, HostJoined(99.0, "f-0", "two")])).state is HostState.UP
 
 
+def test_a_host_that_was_stopped_and_is_back_before_any_listing_showed_it_launches_too():
+    noticed = [*UP, HostNoticed(40.0, "f-0", 10.0, "stop"), HostDraining(40.0, "f-0", "the cloud takes it")]
+    back = only(fold([*noticed, listed(CloudState.RUNNING, BACK, 91.0)]))
+    assert (back.state, back.since, back.notice_deadline, back.why) == (HostState.LAUNCHING, 91.0, None, "")
+    assert only(fold([*noticed, listed(CloudState.RUNNING, RUNNING, 42.0)])).state is HostState.DRAINING
+
+
 def test_a_host_whose_new_agent_is_heard_before_the_listing_shows_its_return_is_up():
     early = [*UP, listed(CloudState.STOPPED, STOPPED, 51.0), HostJoined(95.0, "f-0", "two")]
     assert only(fold([*early, listed(CloudState.RUNNING, BACK, 96.0)])).state is HostState.UP
@@ -103,7 +110,7 @@ def test_a_silence_ends_when_the_agent_joins():
 
 def test_a_rebalance_hint_sets_no_deadline():
     host = only(fold([*UP, HostNoticed(9.0, "f-0", 0.0, "terminate", "rebalance")]))
-    assert (host.rebalance, host.notice_deadline) == (True, None)
+    assert (host.hint, host.notice_deadline) == ("the cloud hints that it may take it (rebalance)", None)
     assert only(fold([*UP, HostNoticed(9.0, "f-0", 30.0, "terminate")])).notice_deadline == 39.0
 
 

@@ -84,7 +84,7 @@ def end_the_trouble(world: World) -> None:
 
 
 def live_through(history: list[tuple], hosts: int, billing: BillingRules, behavior: str) -> World:
-    world = World(hosts, behavior=behavior, rules=market_rules(billing, boot_s=2.0))
+    world = World(hosts, behavior=behavior, rules=market_rules(billing, boot_s=2.0, beside=True))
     for step in history:
         take_step(world, step)
         check(world)

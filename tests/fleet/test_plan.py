@@ -54,7 +54,7 @@ def test_a_host_with_a_notice_is_drained_and_replaced_at_the_notice():
 
 
 def test_a_rebalance_hint_drains_and_launches_nothing():
-    assert plan(want(1), given(host(0, UP, rebalance=True)), [CHEAP], NOTHING, now=0) == []
+    assert plan(want(1), given(host(0, UP, hint="leave")), [CHEAP], NOTHING, now=0) == []
 
 
 def test_a_host_that_the_user_gives_away_is_drained_and_replaced():
@@ -80,6 +80,15 @@ def test_a_host_that_the_cloud_will_stop_is_left_to_it_since_it_may_return():
     released = Observed(released=frozenset({"f-1"}))
     assert plan(want(1), given(UP, stopping), [], released, now=219) == []
     assert [type(a) for a in plan(want(1), given(UP, stopping), [], released, now=220)] == [Terminate]
+
+
+def test_a_notice_that_is_given_long_before_leaves_the_host_its_whole_time():
+    noticed = host(1, DRAINING, notice_deadline=600.0, notice_action="terminate", why="maintenance")
+    assert plan(want(1), given(UP, noticed), [], NOTHING, now=599) == []
+    assert plan(want(1), given(UP, noticed), [], NOTHING, now=600) == [
+        Terminate("f-1", "not drained within 120 s: maintenance")]
+    assert plan(want(1), given(UP, noticed), [], Observed(released=frozenset({"f-1"})), now=5) == [
+        Terminate("f-1", "drained: maintenance")]
 
 
 def test_a_host_that_never_joins_is_terminated_and_replaced():
@@ -116,6 +125,11 @@ def test_surplus_takes_idle_hosts_before_busy_ones_and_then_the_dearest():
     assert plan(want(1), state, [], busy, now=0) == [
         Drain("f-2", "3 hosts, 1 wanted"), Drain("f-1", "3 hosts, 1 wanted")]
     assert plan(want(2), state, [], NOTHING, now=0) == [Drain("f-0", "3 hosts, 2 wanted")]
+
+
+def test_surplus_takes_what_the_cloud_may_take_soon_before_what_is_dearer():
+    state = given(host(0, UP, hint="rebalance"), host(1, UP, offer=DEAR))
+    assert plan(want(1), state, [], NOTHING, now=0) == [Drain("f-0", "2 hosts, 1 wanted")]
 
 
 def test_down_drains_what_trains_and_terminates_what_does_not():
@@ -218,3 +232,12 @@ def test_an_offer_matches_a_need_that_says_less():
     for other in (Need(use_spot=False), Need(zone="zone-b"), Need(region="s"), Need(instance_type="g6"),
                   Need(accelerator="V100"), Need(accelerator="A10G", accelerator_count=2)):
         assert not matches(other, CHEAP), other
+
+
+def test_no_more_hosts_are_asked_for_than_there_is_room_for_also_in_dearer_pools():
+    one, other, dear = (replace(o, room=1) for o in (CHEAP, NEAR, replace(DEAR, price_micros_h=9_000_000)))
+    actions = plan(want(4), given(), [one, other, dear], NOTHING, now=0)
+    assert launched(actions) == ["zone-a", "zone-b", "zone-c"]
+    assert actions[-1] == Wait("1 of 4 hosts missing: what is on offer has room for no more")
+    assert launched(plan(want(4), given(), [replace(one, room=3), dear], NOTHING, now=0)) == [
+        "zone-a", "zone-a", "zone-a", "zone-c"]

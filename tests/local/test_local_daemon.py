@@ -6,6 +6,7 @@ The market's own rules are tested without processes in test_local_market.py.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import stat
@@ -13,16 +14,19 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from http.client import HTTPConnection
 
 import pytest
 from local_house import House, eventually, lives
 
 from spotfleet.errors import NoCapacity, SpotfleetError, UsageError
+from spotfleet.fleet.billing import round_half_up
 from spotfleet.interruptions.imds import ImdsSource
-from spotfleet.model import CloudState, Need, Role
+from spotfleet.model import CloudState, Need, Rates, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local import LocalCloud, LocalProvider
+from spotfleet.providers.local.pools import default_rules
 
 pytestmark = pytest.mark.slow
 
@@ -328,3 +332,19 @@ def test_two_homes_are_two_clouds(house: House, tmp_path):
         LocalCloud(other).shutdown()
     assert lives(house.daemon_pid())
 
+
+
+def test_disks_and_addresses_are_listed_and_billed_beside_machines(house: House):
+    rates = Rates(disk_micros_gib_month=80_000, address_micros_h=5_000, source="test")
+    house.cloud.reset(replace(default_rules(), rates=rates, disk_gib=10**6, addresses=2))
+    assert house.provider.rates("local") == rates
+    house.launch()
+    line = house.until(CloudState.RUNNING)
+    assert (line.disk_gib, line.addresses, line.ended_at) == (10**6, 2, None)
+    house.provider.terminate("f-1")
+    ended = house.until(CloudState.TERMINATED)
+    bill = house.cloud.invoice("f")
+    seconds = math.ceil(ended.ended_at - ended.runs[0].started_at)
+    assert bill.disks == {"f-1": round_half_up(seconds * 10**6 * 80_000, 730 * 3600)}
+    assert bill.addresses == {"f-1": round_half_up(seconds * 2 * 5_000)}
+    assert bill.micros == bill.hosts["f-1"] + bill.disks["f-1"] + bill.addresses["f-1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate
+from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate, shares
 
 A, B, C = JobNeed("a", 1, 3, 1), JobNeed("b", 2, 2, 2), JobNeed("c", 1, 1, 3)
 
@@ -153,3 +153,12 @@ def test_a_lost_host_takes_no_other_host_from_a_job(jobs, fleet, held, data):
     later = allocate(jobs, [r for r in fleet if r.host != lost], once.held)
     for job, names in once.held.items():
         assert [h for h in names if h != lost] == [h for h in later.held[job] if h in names]
+
+
+def test_shares_are_what_each_job_has_once_all_hosts_are_up():
+    one, two, three = JobNeed("one", 1, 2, 0), JobNeed("two", 1, 8, 1), JobNeed("three", 2, 2, 2)
+    assert shares([one, two], {}, hosts=4, slots=1) == {"one": 2, "two": 2}
+    assert shares([one, two], {"one": (), "two": ("f-1", "f-2", "f-3")}, hosts=4, slots=1) == {"one": 1, "two": 3}
+    assert shares([two, three], {"two": ()}, hosts=4, slots=2) == {"two": 3, "three": 1}
+    assert shares([one, three], {"three": ("f-0", "f-1")}, hosts=2, slots=1) == {"one": 0, "three": 2}
+    assert shares([one], {"one": ("f-0",)}, hosts=0, slots=1) == {"one": 0}

@@ -37,7 +37,7 @@ class WholeFleet(FleetSim):
         super().__init__(seed)
         billing = rng.choice([BillingRules(1), BillingRules(60), BillingRules(60, 300)])
         self.world = Machines(rng.randint(2, 4), behavior=rng.choice(["terminate", "stop"]),
-                              rules=market_rules(billing, capacity=rng.randint(1, 3), boot_s=2.0))
+                              rules=market_rules(billing, capacity=rng.randint(1, 3), boot_s=2.0, beside=True))
         self.world.fleet = self
         self.refill = False  # by the planner alone
         self.began_at = self.world.clock()
@@ -152,5 +152,5 @@ class WholeFleet(FleetSim):
         invoice = self.world.market.invoice(self.world.clock())
         bill = report(self.world.ledger.rows, invoice.at)
         assert bill.micros == invoice.micros, "the bill is not the cloud's"
-        assert sum(job.micros for job in bill.jobs) + bill.idle_micros == bill.micros
+        assert sum(job.micros for job in bill.jobs) + bill.idle_micros == bill.machine_micros
         assert bill.idle_micros >= 0, "jobs pay for more than there was"

@@ -271,10 +271,10 @@ class LaptopClient(Client):
 
     world: World
 
-    def _once(self, method: str, path: str, body: bytes | Path | None, headers: dict[str, str],
+    def _once(self, method: str, path: str, body: str | bytes | Path | None, headers: dict[str, str],
               timeout_s: float) -> _Reply:
-        assert body is None or isinstance(body, bytes)
-        return _Reply(200, Message(), json.dumps(self._ask(f"{method} {path}", body or b"{}")).encode())
+        assert body is None or isinstance(body, str)
+        return _Reply(200, Message(), json.dumps(self._ask(f"{method} {path}", (body or "{}").encode())).encode())
 
     def _download(self, path: str, out: BinaryIO) -> None:
         end = self.world.clock.now + self.patience_s

@@ -305,4 +305,4 @@ def test_a_worker_without_its_jobs_key_opens_no_port(tmp_path):
     member = Member({"SPOTFLEET_SOCKET": str(tmp_path / "agent.sock"), "SPOTFLEET_WORKER": "h/0/1"})
     with pytest.raises(UsageError, match="SPOTFLEET_JOB_KEY is not in this process's environment"):
         member.init()
-    assert member._store is None
+    assert member._stores == []

@@ -177,6 +177,24 @@ def test_a_generation_ends_the_communicator_of_the_last_one_before_it_makes_its_
     assert new.each(lambda g: g.allreduce(torch.ones(1)).item()) == [2.0, 2.0]
 
 
+def test_a_process_whose_host_has_another_address_by_now_leaves_since_nccl_would_stay_at_the_old_one(
+        monkeypatch: pytest.MonkeyPatch):
+    left: list[str] = []
+
+    def leave(_group: nccl.NcclGroup, why: str) -> None:
+        left.append(why)
+        raise ConnectionAbortedError(why)
+
+    monkeypatch.setattr(nccl.NcclGroup, "_leave", leave)
+    hold = nccl.Hold()
+    for address in ("127.0.0.8", "127.0.0.8", "127.0.0.9"):
+        group = StuckGroup(Assignment(1, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", address, "key", hold=hold)
+        monkeypatch.setattr(group, "_meet", lambda: (_ for _ in ()).throw(ConnectionRefusedError("nobody is there")))
+        with pytest.raises((ConnectionAbortedError, ConnectionRefusedError)):
+            group._connect()
+    assert left == ["this host is at 127.0.0.9 now, but NCCL stays at 127.0.0.8"]
+
+
 def test_an_abort_while_the_communicator_comes_to_be_ends_the_formation():
     store, address = open_store("127.0.0.1", "key")
     opened = threading.Event()

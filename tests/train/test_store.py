@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -113,3 +114,26 @@ def test_however_many_strangers_come_members_meet_at_once(monkeypatch):
     assert len(server._strangers) <= 8
     for sock in (*crowd, writer, reader):
         sock.close()
+
+
+def test_a_first_word_that_is_lost_is_said_again_for_who_can_wait():
+    """A listener whose queue is full drops what comes, as a network that loses packets does."""
+    with socket.create_server((ADDRESS, 0), backlog=0) as listener, contextlib.ExitStack() as stack:
+        address = listener.getsockname()
+        with contextlib.suppress(TimeoutError):
+            while True:
+                stack.enter_context(socket.create_connection(address, timeout=0.2))
+
+        def empty() -> None:
+            listener.settimeout(0.1)
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    listener.accept()[0].close()
+
+        timers = [threading.Timer(store.CONNECT_LIMIT_S + s, empty) for s in (0.2, 0.8)]
+        for timer in timers:
+            timer.start()
+        with pytest.raises(ConnectionError):  # it was let in, and sent away
+            Client(ADDRESS, address[1], "a/1", 10.0, KEY, connect_s=10.0)
+        for timer in timers:
+            timer.join()

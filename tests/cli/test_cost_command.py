@@ -1,0 +1,127 @@
+"""`spotfleet cost` as it is typed: which fleets, which time, cut how, in which form, to where."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from spotfleet.cli import render
+from spotfleet.cli.cost import window
+from spotfleet.errors import UsageError
+from spotfleet.fleet.cost_groups import WAYS
+from spotfleet.messages import FleetStatus
+
+TWO = "name: two\nnodes: {min: 1, target: 1}\nresources: {instance_type: cpu.small}\n"
+
+
+@pytest.fixture
+def both(up):
+    """`digits` is down, `two` lives."""
+    up.ok("down -y")
+    up.write("two.yaml", TWO)
+    up.ok("up two.yaml -y")
+    return up
+
+
+def test_every_cut_and_every_form_of_an_ended_fleet_tell_the_same_sum(up):
+    up.ok("down -y")
+    whole = json.loads(up.ok("cost -o json").out)
+    assert whole["micros"] == up.cloud.market.invoice(up.cloud.clock(), "digits").micros
+    assert sum(whole["breakdown"].values()) == whole["micros"]
+    for way in WAYS:
+        rows = list(csv.DictReader(io.StringIO(up.ok(f"cost --by {way} -o csv").out)))
+        assert sum(int(r["micros"]) for r in rows) == whole["micros"]
+        groups = json.loads(up.ok(f"cost --by {way} -o json").out)["groups"]
+        assert [g["micros"] for g in groups] == [int(r["micros"]) for r in rows]
+        last = next(line for line in up.ok(f"cost --by {way}").out.splitlines() if line.startswith("total"))
+        assert f"${whole['micros'] / 1e6:.6f}" in last
+
+
+def test_the_table_says_what_was_saved_where_it_went_and_what_interruptions_cost(up):
+    said = up.ok("cost").out
+    assert "against on-demand machines of the same types and seconds" in said
+    assert "where the money went" in said and "dispatcher" in said
+    assert "no interruptions; steps made again and pauses cost $0.000000" in said
+
+
+def test_all_fleets_have_a_line_each_and_one_sum(both):
+    found = json.loads(both.ok("cost --all -o json").out)
+    assert {(f["fleet"], f["living"]) for f in found["fleets"]} == {("digits", False), ("two", True)}
+    assert found["micros"] == sum(f["report"]["micros"] for f in found["fleets"])
+    lines = both.ok("cost digits two").out.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["fleet", "digits", "two", "total"]
+
+
+def test_html_goes_to_stdout_for_other_programs_and_to_a_file_from_a_terminal(both, monkeypatch):
+    said = both.ok("cost two -o html")
+    assert said.out.startswith("<!doctype html>") and "This fleet has cost $" in said.out and said.err == ""
+    assert "These 2 fleets have cost $" in both.ok("cost --all -o html").out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    said = both.ok("cost digits -o html")
+    assert said.out == "" and said.err == "written: digits-cost.html\n"
+    assert "This fleet cost $" in (both.work / "digits-cost.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "html"])
+def test_any_form_can_go_to_a_file(up, form):
+    said = up.ok(f"cost -o {form} --output-file bill.txt")
+    assert said.out == "" and said.err == "written: bill.txt\n"
+    assert (up.work / "bill.txt").stat().st_size > 100
+
+
+def test_a_file_that_cannot_be_written_is_an_error_with_its_name(up):
+    assert "nowhere/bill.txt" in up.fails("cost --output-file nowhere/bill.txt").err
+
+
+def test_where_no_fleet_has_been_all_of_them_have_cost_nothing(user):
+    assert user.ok("cost --all").out == "no fleet has been here: nothing has been spent\n"
+    assert json.loads(user.ok("cost --all -o json").out)["micros"] == 0
+    assert "There is no fleet to report on." in user.ok("cost --all -o html").out
+
+
+def test_the_name_of_other_tools_works_and_is_not_advertised(up):
+    assert "where the money went" in up.ok("cost-report").out
+    assert "cost-report" not in up.ok("--help").out
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("cost --by flavour", "--by: 'flavour' is none\nhint: use one of: host, pool, day, job, fleet"),
+    ("cost --since yesterday", "--since: 'yesterday' is no time\nhint: use 2026-11-22, 2026-11-22T14:30 (UTC), "),
+    ("cost --until 2026-13-01", "--until: '2026-13-01' is no time"),
+    ("cost --since 2999-01-01", "--since 2999-01-01: that has not come yet"),
+    ("cost --since 2h --until 3h", "--since 2h is not before --until 3h"),
+    ("cost digits --all", "--all is every fleet: name none beside it\nhint: spotfleet cost --all"),
+    ("cost --reconcile x.csv -o html", "--reconcile has no form html"),
+    ("cost --reconcile x.csv --since 7d", "--reconcile compares all that the file covers"),
+    ("cost --reconcile x.csv", "x.csv cannot be read: No such file or directory"),
+], ids=lambda value: value.replace("cost ", "") if value.startswith("cost") else "")
+def test_what_cannot_be_meant_is_refused_with_what_can(up, line, said):
+    assert f"error: {said}" in up.fails(line, code=2).err
+
+
+def test_an_unknown_fleet_is_named_with_those_that_are(up):
+    assert "there is no fleet 'digit'" in up.fails("cost digit").err
+    assert "there is no fleet 'other'" in up.fails("cost digits other").err
+
+
+def test_the_status_tells_what_burns_an_hour_and_what_is_spent():
+    status = FleetStatus("digits", "up", "", 1, 2, 3, burn_micros_h=1_230_000, on_demand_burn_micros_h=3_690_000)
+    line = render.fleet_status(status).splitlines()[1]
+    assert line == "1..3 hosts, target 2; 0s old; burn $1.2300/h, on demand $3.6900/h (67 % less)"
+    spent = replace(status, spent_micros=4_560_000)
+    assert render.fleet_status(spent).splitlines()[1] == f"{line}; $4.5600 spent so far"
+    assert [row.split()[-1] for row in render.fleets([status, spent]).splitlines()[1:]] == ["-", "$4.5600"]
+
+
+def test_instants_are_utc_and_spans_reach_back_from_now():
+    now = 1_795_000_000.0
+    assert window("", "", now) == (None, None)
+    assert window("7d", "36h", now) == (now - 7 * 86400, now - 36 * 3600)
+    assert window("2026-11-01", "2026-11-02T06:00", now) == (1_793_491_200.0, 1_793_491_200.0 + 30 * 3600)
+    with pytest.raises(UsageError, match="has not come yet"):
+        window("2026-11-19", "", now)

@@ -1,0 +1,156 @@
+"""What fleets of one home have cost: those that are down, whose name is used again, or whose ledgers cannot be had."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from spotfleet.api import costs as api
+from spotfleet.api import fleet as fleets
+from spotfleet.api.costs import costs, instant, reconcile
+from spotfleet.api.house import Folder, House, Keys, Record
+from spotfleet.errors import DispatcherUnreachable, NoSuchFleet, UsageError
+from spotfleet.fleet.cost_groups import WAYS, grouped
+from spotfleet.fleet.cost_groups import costs as added
+from spotfleet.fleet.events import Event, FleetCreated, FleetDown, HostListed, LaunchIntended
+from spotfleet.fleet.ledger import Ledger
+from spotfleet.model import BillingRules, CloudState, FleetSpec, Market, Nodes, Offer, Role, Run
+
+T = 1_800_000_000.0
+SECOND = 3600
+FULL = Offer("local", "local", "a", "cpu", Market.ON_DEMAND, 1, 7 * SECOND, 7 * SECOND)
+SPOT = Offer("local", "local", "a", "gpu", Market.SPOT, 1, 10 * SECOND, 30 * SECOND)
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch) -> House:
+    monkeypatch.setattr(fleets, "READ_PATIENCE_S", 0.1)
+    return House(tmp_path)
+
+
+def host(name: str, role: Role, offer: Offer, seconds: float) -> list[Event]:
+    return [LaunchIntended(T, name, role, offer, ""),
+            HostListed(T, name, f"i-{name}", CloudState.TERMINATED, (Run(T, T + seconds),))]
+
+
+def fleet(house: House, name: str, down: bool = True, brought: bool = True, workers_s: float = 100.0) -> Folder:
+    """Its dispatcher has run for 100 s, its worker for `workers_s`."""
+    folder = house.folder(name)
+    folder.make(Record(FleetSpec(name), name, T, reached=True, down_at=T + 200 if down else 0.0),
+                Keys("admin", "secret", "", ""), "")
+    made = FleetCreated(T, name, "local", Nodes(), BillingRules(1))
+    ended = [FleetDown(T + 200, "down")] if down else []
+    write(folder.ledger, [made, *host(f"{name}-d-0", Role.DISPATCHER, FULL, 100), *ended])
+    if down and brought:
+        folder.archive.mkdir()
+        write(folder.archive / "ledger.db", [made, *host(f"{name}-0", Role.WORKER, SPOT, workers_s)])
+    return folder
+
+
+def write(path: Path, events: list[Event]) -> None:
+    ledger = Ledger(path)
+    ledger.append(*events)
+    ledger.close()
+
+
+def test_a_home_without_fleets_has_cost_nothing(house):
+    found = costs(home=house.path)
+    assert (found, added(found).micros, added(found).breakdown.total) == ([], 0, 0)
+    assert all(grouped(found, way) == () for way in WAYS)
+
+
+def test_all_fleets_of_a_home_are_added_up_also_those_whose_name_is_used_again(house):
+    house.put_away(fleet(house, "digits"))
+    fleet(house, "digits", workers_s=50)
+    fleet(house, "words", workers_s=10)
+    found = costs(home=house.path)
+    assert [(b.fleet.partition("-")[0], b.report().micros) for b in found] == [
+        ("digits", 1200), ("words", 800), ("digits", 1700)]
+    assert added(found).micros == 3700
+    for way in WAYS:
+        assert sum(row.micros for row in grouped(found, way)) == 3700
+    assert [row.key for row in grouped(found[:2], "host")] == [
+        "digits: digits-0", "digits: digits-d-0", "words: words-0", "words: words-d-0"]
+
+
+def test_a_fleet_is_chosen_by_its_name(house):
+    fleet(house, "digits")
+    fleet(house, "words")
+    assert [b.fleet for b in costs(["words"], house.path)] == ["words"]
+    with pytest.raises(NoSuchFleet):
+        costs(["numbers"], house.path)
+
+
+def test_a_fleet_that_brought_nothing_home_says_so(house):
+    fleet(house, "digits", brought=False)
+    (books,) = costs(home=house.path)
+    assert books.report().micros == 700
+    assert books.missing == "its dispatcher's ledger did not come home: its worker hosts are missing here"
+    assert added([books]).missing == (f"digits: {books.missing}",)
+
+
+def test_a_lost_dispatcher_leaves_its_own_machine_in_the_bill_and_is_named(house, monkeypatch):
+    fleet(house, "digits", down=False)
+
+    def lost(_fleet, _patience_s=None):
+        raise DispatcherUnreachable("the dispatcher's machine is gone")
+
+    monkeypatch.setattr(fleets.Fleet, "_client", lost)
+    monkeypatch.setattr(fleets.downs, "settle", lambda _folder: False)
+    (books,) = costs(home=house.path)
+    assert (books.living, books.report().micros) == (True, 700)
+    assert books.missing == ("its worker hosts are missing here, as their ledger cannot be had now: the dispatcher's "
+                             "machine is gone")
+    with pytest.raises(DispatcherUnreachable):
+        fleets.Fleet("digits", house.path).cost()
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other_fleet(house):
+    (fleet(house, "digits").path / "fleet.json").write_text("{")
+    fleet(house, "words")
+    broken, words = costs(home=house.path)
+    assert (broken.fleet, broken.events, words.report().micros) == ("digits", (), 1700)
+    assert "fleet.json cannot be read" in broken.missing
+
+
+HEADER = "lineItem/ResourceId,lineItem/UsageStartDate,lineItem/UsageType,lineItem/UnblendedCost\n"
+LINE = "i-digits-0,2027-01-15T08:00:00Z,SpotUsage:gpu,0.001\n"
+
+
+@pytest.mark.parametrize("pack", [lambda data: data, gzip.compress], ids=["plain", "gzip"])
+def test_a_billing_export_is_read_as_it_is_or_compressed(house, tmp_path, pack):
+    fleet(house, "digits")
+    file = tmp_path / "export"
+    file.write_bytes(pack(("\ufeff" + HEADER + LINE).encode()))
+    (row,) = reconcile(file, home=house.path).rows
+    assert (row.resource, row.host, row.micros, row.their_micros) == ("i-digits-0", "digits-0", 1000, 1000)
+
+
+@pytest.mark.parametrize(("data", "said"), [
+    (None, "cannot be read: No such file"), (b"", "is empty"), (b"PAR1....", "is a Parquet file"),
+    (b"\xff\xfe\x00a", "is no CSV file"), (gzip.compress(HEADER.encode() * 99)[:40], "cannot be read"),
+    (b"host,dollars\na,1\n", "lacks the column line_item_resource_id"),
+], ids=["none", "empty", "parquet", "no-text", "broken-off", "other-columns"])
+def test_a_file_that_is_no_billing_export_is_refused_with_how_to_get_one(house, tmp_path, data, said):
+    file = tmp_path / "export.csv"
+    if data is not None:
+        file.write_bytes(data)
+    with pytest.raises(UsageError, match=said) as raised:
+        reconcile(file, home=house.path)
+    assert raised.value.hint == api.HOW
+
+
+@pytest.mark.parametrize(("text", "at"), [
+    ("36h", T - 36 * 3600), ("7d", T - 7 * 86400), ("1.5 h", T - 5400), ("2027-01-15", 1799971200.0),
+    ("2027-01-15T08:00", T), ("2027-01-15T08:00:00Z", T), ("2027-01-15 09:00+01:00", T),
+], ids=["hours", "days", "part-of-an-hour", "day", "minute", "utc", "elsewhere"])
+def test_instants_as_people_write_them(text, at):
+    assert instant(text, now=T) == at
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "7", "2027-13-01"], ids=["empty", "word", "no-unit", "no-month"])
+def test_what_is_no_instant_is_refused(text):
+    with pytest.raises(UsageError, match="is no time"):
+        instant(text, now=T)

@@ -1,0 +1,96 @@
+"""`up` and `train` with a policy: what the plan says of markets and money, what is refused, what a live fleet takes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from spotfleet.model import PolicySpec
+
+FILE = "name: digits\nnodes: {min: 2, target: 3}\nresources: {instance_type: cpu.small}\n"
+
+
+def plan_of(user, more: str) -> str:
+    user.write("fleet.yaml", FILE + more)
+    return user.ok("up fleet.yaml --plan").out
+
+
+def test_the_plan_has_the_hosts_of_either_market_and_the_reason(user):
+    said = plan_of(user, "on_demand_base: 1\n")
+    hosts = [line.split()[2] for line in said.splitlines() if line.startswith("host ")]
+    assert hosts == ["spot", "spot", "on-demand"]
+    assert "\npolicy: on_demand_base: 1 of 3 hosts\n" in said
+    assert re.search(r"\nof it spot \$0\.0\d+/h, on demand \$0\.1700/h\n", said)  # one host and the dispatcher
+
+
+def test_a_file_without_a_policy_has_a_plan_without_one(user):
+    said = plan_of(user, "")
+    assert "policy" not in said and "max_" not in said and "of work" not in said
+
+
+def test_the_plan_says_what_the_work_will_cost_on_spot_and_on_demand_and_that_a_policy_mixes(user):
+    said = plan_of(user, "work: 100h\ndeadline: 140h\n")
+    line = next(line for line in said.splitlines() if line.startswith("4d04h of work will cost about $1"))
+    assert "$34.00 on demand, or between the two" in line  # 3 hosts and the dispatcher at $0.085 for 100 h
+    assert "between" not in plan_of(user, "work: 100h\n")
+
+
+def test_the_plan_says_what_it_may_cost(user):
+    said = plan_of(user, "max_cost: 20\nmax_hourly_cost: 0.5\n")
+    assert "it ends in good order before $20.00 are spent (max_cost)" in said
+    assert "never more hosts than fit in $0.5000/h (max_hourly_cost)" in said
+
+
+def test_the_plan_launches_no_more_hosts_than_the_limit_has_room_for_and_says_so(user):
+    said = plan_of(user, "max_hourly_cost: 0.16\n")  # the dispatcher, and two spot hosts
+    assert sum(line.startswith("host ") for line in said.splitlines()) == 2
+    assert "in the way: 1 of 3 hosts missing: max_hourly_cost leaves $0.01" in said
+
+
+def test_the_plan_says_when_a_deadline_hangs_on_spot_as_the_limit_has_no_room_for_all_hosts_on_demand(user):
+    said = plan_of(user, "work: 10h\ndeadline: 20h\nmax_hourly_cost: 0.339\n")
+    assert ("\nthe deadline is sure only while spot hosts are to be had: 3 hosts on demand and the dispatcher cost "
+            "$0.3400/h, more than max_hourly_cost\n") in said
+    assert "is sure only" not in plan_of(user, "work: 10h\ndeadline: 20h\nmax_hourly_cost: 0.34\n")
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    ("max_hourly_cost: 0.10\n", "max_hourly_cost: $0.1000/h is less than 2 x the cheapest offer, $0.0"),
+    ("max_cost: 0.005\n", "max_cost: $0.000000 of $0.005000 are spent, and ending in good order takes up to"),
+    ("deadline: 10h\nwork: 599m59s\n", "deadline: impossible: "),
+], ids=["max_hourly_cost", "max_cost", "deadline"])
+def test_what_nothing_on_sale_can_keep_is_refused_before_anything_is_made(user, more, words):
+    user.write("fleet.yaml", FILE + more)
+    said = user.fails("up fleet.yaml -y", code=2)
+    assert f"error: {words}" in said.err and "\nhint: " in said.err
+    assert user.cloud.living() == []
+
+
+def test_a_fleet_that_is_up_takes_another_policy_over_and_a_deadline_with_the_next_job(up):
+    up.write("fleet.yaml", FILE + "spot_policy: auto\nmax_cost: 20\n")
+    said = up.ok("up fleet.yaml -y")
+    assert "fleet digits on local: up already, its policy is to change" in said.err
+    assert "the policy is changed" in said.err
+    assert up.dispatcher.policy == PolicySpec("auto", max_micros=20_000_000)
+    up.write("fleet.yaml", FILE + "spot_policy: auto\nmax_cost: 20\nwork: 3h\n")
+    said = up.ok("up fleet.yaml -y")
+    assert "changed for the next job: work" in said.err and "the policy is changed" not in said.err
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ("--deadline soon", "--deadline: expected a duration"),
+    ("--deadline 3h", "a deadline needs the work"),
+    ("--deadline 3h --work 5", "--work: expected \"48h\" (at the full number of hosts) or \"100000 steps\", got '5'"),
+], ids=["no duration", "no work", "no unit"])
+def test_train_says_what_is_wrong_with_a_deadline(up, options, words):
+    up.write("train.py", "")
+    assert f"error: {words}" in up.fails(f"train train.py {options}", code=2).err
+
+
+def test_train_hands_deadline_and_work_on(up):
+    up.write("train.py", "")
+    up.ok("train train.py -d --deadline 3h --work 2h")
+    up.ok("train train.py -d --deadline 3h --work 700steps")
+    specs = [job.spec for job in up.dispatcher.jobs.values()]
+    assert [(s.deadline_s, s.work_s, s.work_steps) for s in specs] == [(10_800.0, 7200.0, 0), (10_800.0, 0.0, 700)]

@@ -1,0 +1,148 @@
+"""The whole way on AWS, against a fake whose instances really run: from their user data alone, in an empty environment.
+
+Real are the command line, boto3, cloud-init, sshd, bootstrap, dispatcher, agents and workers; the cloud and its
+metadata servers are tests/fakes. Nothing here has ever been run against AWS itself. One fleet serves all tests; they
+build on each other, and the last ones take it down and look what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from importlib.metadata import requires
+
+import pytest
+from aws_stage import AwsStage, timed, why_not
+
+from spotfleet.providers.aws import names, policy
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
+NOTICE_S = 30.0  # EC2 gives 120; so long nobody waits here
+GOES_ON_S = 60.0  # on a machine with much else to do; what is promised is measured in bench/
+FREE = {"sts:GetCallerIdentity"}  # needs no permission
+# Allowed, and not called by this fleet. Rights that EC2 and IAM ask for beside the one of the call:
+ASKED_BESIDE = {"ec2:CreateTags", "ec2:RunInstances", "iam:PassRole", "iam:TagInstanceProfile", "iam:TagRole"}
+# And what other fleets need: of `interruption_behavior: stop`, in a placement group, with an event queue ...
+OTHER_FLEETS = {"ec2:CancelSpotInstanceRequests", "ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup",
+                "ec2:StopInstances", "events:DeleteRule", "events:ListTagsForResource", "events:RemoveTargets",
+                "sqs:DeleteQueue", "sqs:GetQueueUrl", "sqs:ListQueueTags"}
+# ... those that something went wrong with, and other commands.
+OTHER_TIMES = {"ec2:DeleteFleets", "ec2:DeleteKeyPair", "ec2:DeleteNetworkInterface", "ec2:DeleteVolume",
+               "ec2:DescribeInstanceAttribute", "ec2:GetSpotPlacementScores", "ec2:ReleaseAddress",
+               "ec2:RevokeSecurityGroupIngress", "iam:SimulatePrincipalPolicy", "servicequotas:ListServiceQuotas"}
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[AwsStage]:
+    """The laptop's user may do what `check --policy` says, and nothing else; machines what their roles say."""
+    with AwsStage.made() as stage:
+        stage.fleet_file(nodes={"min": 2, "target": 2})
+        stage.cloud.allow("laptop", permitted(stage, "laptop") | FREE)
+        yield stage
+
+
+def permitted(stage: AwsStage, who: str) -> frozenset[str]:
+    return policy.actions(json.loads(stage.cli("check", "--policy", who, "fleet.yaml").stdout))
+
+
+def test_up_shows_what_it_will_cost_and_machines_come_up_from_their_user_data_alone(stage: AwsStage):
+    shown = stage.cli("up", "fleet.yaml", "--dryrun").stdout
+    print(shown)
+    assert stage.cloud.everything() == []
+    assert re.search(r"us-east-1.*\$?0\.\d+", shown)
+    print(f"up: {timed(lambda: stage.cli('up', 'fleet.yaml', '-y')):.1f} s")
+    print(stage.said[-1])
+    workers = stage.instances("worker")
+    assert (len(workers), len(stage.instances("dispatcher"))) == (2, 1)
+    assert {view.market for view in workers} == {"spot"}
+
+
+def test_a_ready_image_installs_nothing_and_a_host_knows_no_cloud_s_sdk(stage: AwsStage):
+    for view in stage.instances("worker"):
+        ran = [line for line in (stage.home(view) / "bootstrap.log").read_text().splitlines() if " + " in line]
+        print(*ran, sep="\n")
+        assert not [line for line in ran if re.search(r"\bpip\b|\buv\b", line)]
+        assert not stage.machine(view).path("/var/log/installs.log").exists()
+        assert any("spotfleet.agent" in line for line in stage.machine(view).processes())
+    needed = " ".join(line for line in requires("spotfleet") or () if "extra" not in line or "'train'" in line)
+    assert not re.search(r"boto|google-cloud|azure", needed)
+
+
+def test_a_noticed_host_is_replaced_from_another_pool_before_it_is_lost_and_no_sample_with_it(stage: AwsStage):
+    job = stage.train((2, 2))
+    victim, survivor = before = stage.instances("worker")
+    stage.wait("two that train", lambda: stage.training(before))
+    generation = stage.job(job).generation
+    begun = time.monotonic()
+    stage.cloud.interrupt(victim.id, notice_s=NOTICE_S, room=0)
+    stage.wait("a replacement", lambda: len(stage.instances("worker")) == 3)
+    launched_s = time.monotonic() - begun
+    (new,) = [view for view in stage.instances("worker") if view.id not in (victim.id, survivor.id)]
+    assert stage.cloud.instance(victim.id).state == "running"  # not lost yet
+    assert (new.zone, new.type) != (victim.zone, victim.type)  # where there is room
+    stage.wait("both that go on", lambda: stage.training([survivor, new]))
+    next_s = next(s.at for s in stage.steps(survivor) if s.generation > generation) - begun
+    pauses = [b.at - a.at for a, b in zip(stage.steps(survivor), stage.steps(survivor)[1:], strict=False)]
+    print(f"notice: replacement launched after {launched_s:.1f} s, warm and training after {next_s:.1f} s, "
+          f"longest pause {max(pauses):.2f} s")
+    assert max(pauses) < GOES_ON_S
+    stage.wait("its end", lambda: stage.cloud.instance(victim.id).state == "terminated")
+    stage.enough()
+    stage.wait("the job's end", lambda: stage.job(job).state == "succeeded")
+
+
+def test_hosts_are_entered_through_the_dispatcher_alone(stage: AwsStage):
+    views = {view.tags[names.HOST]: view for view in stage.instances("worker")}
+    said = stage.cli("exec", "--all", "--", "hostname").stdout
+    assert {line.rpartition(": ")[2] for line in said.splitlines()} == {
+        f"ip-{view.private_ip.replace('.', '-')}" for view in views.values()}
+    host = next(iter(views))
+    assert stage.cli("ssh", host, "--", "whoami").stdout == "ubuntu\n"
+    plain = [stage.machines.laptop.run("ssh", alias, "hostname").stdout for alias in ("g5", "g5-w1")]  # the user's ssh
+    assert [len(name.split("-")) for name in plain] == [5, 5]
+    groups = stage.cloud.client("ec2", "us-east-1").describe_security_groups()["SecurityGroups"]
+    assert "0.0.0.0/0" not in json.dumps([group["IpPermissions"] for group in groups])
+    for view in views.values():  # there is no way past the dispatcher
+        past = stage.machines.laptop.run("ssh", "-oConnectTimeout=2", f"ubuntu@{view.public_ip}", ok=False)
+        assert past.returncode == 255 and "Permission denied" not in past.stderr
+
+
+def test_down_removes_all_of_it_and_proves_that(stage: AwsStage):
+    assert json.loads(stage.cli("status", "-o", "json").stdout)["state"] == "up"
+    print(f"down: {timed(lambda: stage.cli('down', '-y')):.1f} s")
+    print(stage.said[-1])
+    assert stage.cloud.everything() == [], stage.story()
+    assert list(stage.machines) == []
+    assert re.search(r"nothing of fleet g5-[0-9a-f]{4} is listed in us-east-1: 0 machines, .*0 volumes, .*0 roles",
+                     stage.said[-1])
+    leaks = stage.cli("leaks", "--all-regions", "-o", "json").stdout
+    assert json.loads(leaks) == []
+
+
+def test_every_sample_was_counted_once_in_each_epoch(stage: AwsStage):
+    assert stage.wrongly_counted() == []
+
+
+def test_the_bill_is_what_the_cloud_s_own_books_say(stage: AwsStage):
+    lines = json.loads(stage.cli("cost", "-o", "json").stdout)["lines"]
+    ours = {line["host"]: line["micros"] / 1e6 for line in lines}
+    books = stage.bills()
+    print(stage.cli("cost").stdout)
+    assert ours.keys() == books.keys()
+    for host, usd in books.items():
+        assert abs(ours[host] - usd) < 3 * usd / 60, (host, ours[host], usd)  # EC2 tells whole seconds
+
+
+def test_each_did_what_its_policy_allows_and_the_policies_allow_little_else(stage: AwsStage):
+    assert stage.denials() == []
+    (role,) = {call.principal for call in stage.cloud.calls if call.principal.startswith("role/")}
+    assert re.fullmatch("role/" + names.role("g5-[0-9a-f]{4}", "dispatcher", "us-east-1"), role)
+    for who, principal in (("laptop", "laptop"), ("dispatcher", role)):
+        called = stage.cloud.actions(principal) - FREE
+        allowed = permitted(stage, who)
+        print(f"{who}: {len(called)} actions called; allowed, not called: {sorted(allowed - called)}")
+        assert called and called <= allowed, sorted(called - allowed)
+        assert allowed - called <= ASKED_BESIDE | OTHER_FLEETS | OTHER_TIMES, sorted(allowed - called)

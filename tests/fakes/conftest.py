@@ -1,0 +1,48 @@
+"""The AWS fake as its own tests use it: one server for a module, as new for each test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from aws import AwsCloud
+
+
+class Moved:
+    """A clock that a test moves."""
+
+    now = 1_790_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[AwsCloud]:
+    with AwsCloud(clock=Moved()) as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def cloud(server: AwsCloud) -> Iterator[AwsCloud]:
+    server.clock.now = Moved.now
+    server.reset()
+    yield server
+    assert not server.bugs, server.bugs[0]
+    server.reset()
+
+
+@pytest.fixture
+def pass_s(cloud: AwsCloud):
+    """pass_s(120): so long passes."""
+
+    def move(seconds: float) -> None:
+        cloud.clock.now += seconds
+        cloud.tick()
+
+    return move

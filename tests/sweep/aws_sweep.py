@@ -1,0 +1,225 @@
+"""Kill each flow on AWS before and after each request to AWS, and print what was left in the account: nothing.
+
+    python tests/sweep/aws_sweep.py [--most N] [--at N] [--flow NAME] [--victim laptop]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from aws_sweep_world import AwsWorld
+from sweep_flows import NAME, SECRET, Point, down, lives, settled, unknown_machines
+from sweep_fuse import DISPATCHER, LAPTOP, NOBODY
+
+from spotfleet.api import leaks
+from spotfleet.api.down import take_down
+from spotfleet.api.up import bring_up
+from spotfleet.config import FleetFile
+from spotfleet.fleet.events import FleetDown
+from spotfleet.fleet.ledger import read_events
+from spotfleet.model import AwsSpec, CheckpointSpec, FleetSpec, Need, Nodes, Role
+
+AWS = AwsSpec(regions=("us-east-1",), ssh_from=("192.0.2.0/24",))
+SPEC = FleetSpec(NAME, provider="aws", nodes=Nodes(2, 2, 2), any_of=(Need(instance_type="g5.xlarge"),), aws=AWS,
+                 dispatcher=Need(instance_type="t3.small", use_spot=False), tags={"team": "vision"})
+STOPPED = replace(SPEC, interruption_behavior="stop")
+GANG = replace(SPEC, all_or_nothing=True, placement="cluster", any_of=(Need(instance_type="g5.12xlarge"),))
+RICH = replace(SPEC, aws=replace(AWS, event_queue=True), checkpoint=CheckpointSpec(target="s3://somewhere/else"))
+KINDS = ("g5.xlarge", "g5.12xlarge")
+LAGS_S = (0.0, 3.0)  # how late listings are
+UP_S = 600.0
+Act = Callable[[AwsWorld], None]
+
+
+@dataclass(frozen=True)
+class Flow:
+    name: str
+    victim: str  # who is killed
+    act: Act  # what it is killed in
+    hosts: int  # worker hosts wanted afterwards; 0: the fleet is down
+    before: Act = lambda world: None
+    again: Act | None = None  # after the kill; None: the same once more
+
+
+def up(hosts: int, spec: FleetSpec = SPEC) -> Act:
+    file = FleetFile(replace(spec, nodes=Nodes(hosts, hosts, hosts)), {"PASSWORD": SECRET})
+    return lambda world: world.laptop(lambda: bring_up(world.house, file, lambda _line: None, UP_S))
+
+
+def notice(world: AwsWorld) -> None:
+    """EC2 takes a host after a notice, and has no more room there."""
+    world.aws.interrupt(world.instance(world.living(Role.WORKER)[0]).id, notice_s=20.0)
+    world.sleep(25.0)
+    settled(world, 2)
+
+
+def loss(world: AwsWorld) -> None:
+    world.aws.take(world.instance(world.living(Role.WORKER)[0]).id)
+    world.sleep(6.0)
+    settled(world, 2)
+
+
+def revived(world: AwsWorld) -> None:
+    """EC2 stops a persistent host, and has room again after it was replaced."""
+    taken = world.instance(world.living(Role.WORKER)[0])
+    world.aws.interrupt(taken.id, notice_s=10.0)
+    world.sleep(15.0)
+    world.aws.set_room(taken.order.zone, taken.order.type, None)
+    world.sleep(10.0)
+    settled(world, 2)
+
+
+def no_room(world: AwsWorld) -> None:
+    """Two of three zones have none."""
+    for zone in ("us-east-1a", "us-east-1b"):
+        world.aws.set_room(zone, "g5.xlarge", 0)
+
+
+def discard(world: AwsWorld) -> None:
+    folder = world.house.folder(NAME)
+    world.laptop(lambda: take_down(folder, lambda _line: None, discard=True, why="asked by `down`"))
+
+
+def orphaned(world: AwsWorld) -> None:
+    """A fleet whose dispatcher's machine is gone."""
+    up(2)(world)
+    dispatcher = world.instance(world.living(Role.DISPATCHER)[0])
+    world.aws.client("ec2", "us-east-1").terminate_instances(InstanceIds=[dispatcher.id])
+    world.sleep(6.0)
+
+
+FLOWS = (
+    Flow("up", LAPTOP, up(2), 2),
+    Flow("up, given up", LAPTOP, up(2), 0, again=down),
+    Flow("up, with a queue and S3", LAPTOP, up(1, RICH), 1),
+    Flow("down", LAPTOP, down, 0, before=up(2)),
+    Flow("down, with a queue and S3", LAPTOP, down, 0, before=up(1, RICH)),
+    Flow("down --discard", LAPTOP, discard, 0, before=orphaned),
+    Flow("up", DISPATCHER, up(2), 2),
+    Flow("up, no room", DISPATCHER, up(2), 2, before=no_room),
+    Flow("up, all or nothing", DISPATCHER, up(2, GANG), 2),
+    Flow("up, to be stopped", DISPATCHER, up(2, STOPPED), 2),
+    Flow("replace after a notice", DISPATCHER, notice, 2, before=up(2)),
+    Flow("replace after a loss", DISPATCHER, loss, 2, before=up(2)),
+    Flow("stopped and revived", DISPATCHER, revived, 2, before=up(2, STOPPED)),
+    Flow("down", DISPATCHER, down, 0, before=up(2)),
+    Flow("down, to be stopped", DISPATCHER, down, 0, before=up(2, STOPPED)),
+)
+
+
+def points(flow: Flow, lag_s: float = 0.0) -> list[Point]:
+    """Where `flow` can be killed."""
+    with AwsWorld(lag_s) as world:
+        flow.before(world)
+        world.fuse.light(flow.victim)
+        flow.act(world)
+        effects = list(world.fuse.effects)
+    return [Point(flow, n, after, lag_s, what) for n, what in enumerate(effects, 1) for after in (False, True)]
+
+
+def kill(point: Point) -> None:
+    """Kill there, let the next run converge, end the fleet. AssertionError for anything lost, doubled or left."""
+    flow = point.flow
+    with AwsWorld(point.lag_s) as world:
+        flow.before(world)
+        unknown: list[set[str]] = []
+        world.fuse.witness = lambda: unknown.append(unknown_machines(world))
+        world.fuse.light(flow.victim, point.at, point.after)
+        flow.act(world)
+        assert unknown == [set()], f"machines that no ledger knows: {unknown}" if unknown else "it was not killed"
+        world.fuse.light(NOBODY)
+        if flow.victim == LAPTOP:
+            (flow.again or flow.act)(world)
+        if flow.hosts:
+            settled(world, flow.hosts)
+            down(world)
+        nothing_is_left(world)
+
+
+def nothing_is_left(world: AwsWorld) -> None:
+    """The account is empty, by its own state and by ours; each ledger tells one end."""
+    world.sleep(max(world.aws.lag_s, world.aws.new_lag_s) + 10.0)
+    left = [str(t) for t in world.aws.everything()]
+    assert not left, f"left in the account: {', '.join(left)}"
+    found = world.laptop(lambda: leaks.search(world.house, everywhere=True))
+    assert (found.suspects, found.things, found.notes) == ((), (), ()), found
+    for life in lives(world):
+        assert life.record.down_at, "a fleet that is down is not known to be"
+        ends = Counter(type(e) for e in read_events(life.ledger))[FleetDown]
+        assert ends == 1, f"down {ends} times"
+    assert not world.aws.bugs, world.aws.bugs[0]
+
+
+@dataclass
+class Line:
+    """What the kills of one flow have left."""
+
+    flow: Flow
+    points: int = 0
+    tried: int = 0
+    bad: list[tuple[Point, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.flow.victim:12}{self.flow.name:28}{self.points:8}{self.tried:8}{len(self.bad):8}"
+
+
+def sweep(flows: Sequence[Flow], most: int, tell: Callable[[object], None], lags_s: Sequence[float] = LAGS_S,
+          at: int = 0) -> list[Line]:
+    """Kill each of `flows` at all of its points, or at `most` of them, drawn by lot, 0: all; or at number `at` only."""
+    lines = []
+    for flow in flows:
+        line, found = Line(flow), [p for lag_s in lags_s for p in points(flow, lag_s) if at in (0, p.at)]
+        line.points = len(found)
+        for point in found if not most else random.sample(found, min(most, len(found))):
+            line.tried += 1
+            try:
+                kill(point)
+            except Exception:  # noqa: BLE001 - whatever it is, it is told
+                line.bad.append((point, traceback.format_exc(limit=-6)))
+                print(f"{point}\n{line.bad[-1][1]}", file=sys.stderr, flush=True)
+        lines.append(line)
+        tell(line)
+    return lines
+
+
+def table(flows: Sequence[Flow] = FLOWS, most: int = 0, tell: Callable[[object], None] = print,
+          lags_s: Sequence[float] = LAGS_S, at: int = 0) -> list[str]:
+    """Sweep, told line by line; the answer is every trouble in full."""
+    begun = time.monotonic()
+    tell(f"{'killed':12}{'in':28}{'points':>8}{'tried':>8}{'bad':>8}")
+    lines = sweep(flows, most, tell, lags_s, at)
+    total, tried = sum(line.points for line in lines), sum(line.tried for line in lines)
+    bad = [f"{point}\n{why}" for line in lines for point, why in line.bad]
+    late = " and ".join(f"{s:g}" for s in lags_s)
+    tell(f"{total} points (each request to AWS x before/after, listings late by {late} s), {tried} tried in "
+         f"{time.monotonic() - begun:.0f} s: {len(bad)} leaks or losses")
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--most", type=int, default=0, metavar="N", help="try N points of each flow only")
+    parser.add_argument("--flow", default="", help="flows of this name only")
+    parser.add_argument("--victim", default="", help="laptop or dispatcher only")
+    parser.add_argument("--at", type=int, default=0, metavar="N", help="request number N only")
+    given = parser.parse_args()
+    logging.disable()  # what dispatchers say about their deaths
+    flows = [f for f in FLOWS if given.flow in ("", f.name) and given.victim in ("", f.victim)]
+    bad = table(flows, given.most, lambda line: print(line, flush=True), at=given.at)
+    print("\n".join(bad), end="")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
