@@ -17,7 +17,7 @@ from spotfleet.fleet.policy.budget import Purse, said, too_small
 from spotfleet.fleet.policy.deadline import impossible
 from spotfleet.fleet.policy.decide import Scene, Task, decide
 from spotfleet.fleet.policy.lifetimes import BOOT_S, STALL_S, Lived
-from spotfleet.fleet.policy.mix import on_demand_needs
+from spotfleet.fleet.policy.mix import chosen, on_demand_needs
 from spotfleet.fleet.policy.values import Choice, Moment
 from spotfleet.fleet.size import first_workers, hosts_wanted
 from spotfleet.model import FleetSpec, Market, Need, Nodes, Offer, PolicySpec, Role
@@ -107,7 +107,7 @@ def preview(spec: FleetSpec, cloud_name: str, change: Change, was: FleetSpec | N
                      placement=spec.placement, all_or_nothing=spec.all_or_nothing)
     choice = None if plain else first_choice(spec, hosts, offers, now)
     if choice is not None:
-        workers = replace(workers, hosts=choice.spot, on_demand=choice.on_demand, apart=True)
+        workers = chosen(workers, choice)
     dispatcher = Wanted(cloud_name, Role.DISPATCHER, 1, (spec.dispatcher,))
     actions = plan(dispatcher, FleetState(), _offers(provider, dispatcher.any_of), Observed(), now)
     machine = next((a for a in actions if isinstance(a, Launch)), None)

@@ -27,7 +27,7 @@ from spotfleet.fleet.policy import budget
 from spotfleet.fleet.policy.deadline import impossible
 from spotfleet.fleet.policy.decide import Scene, Task, decide, is_plain
 from spotfleet.fleet.policy.lifetimes import boot_s
-from spotfleet.fleet.policy.mix import on_demand_needs
+from spotfleet.fleet.policy.mix import chosen, on_demand_needs
 from spotfleet.fleet.policy.pools import price_now
 from spotfleet.fleet.policy.seen import Worked
 from spotfleet.fleet.policy.values import Choice, Moment
@@ -52,7 +52,7 @@ class Steward:
         self.choice: Choice | None = None
         self._offers: tuple[Offer, ...] | None = None
         self._looked_at = self._count_at = -math.inf  # monotonic
-        self._written: tuple[int, int, str] | None = None
+        self._written: tuple[int, int, str, tuple[str, ...]] | None = None
         self._warned: tuple[int, int] = (0, 0)  # (limit, percent) of what was written last
         self._counted: tuple[float, int] | None = None  # (Unix, micro-dollars)
         self._counting: asyncio.Task[None] | None = None
@@ -91,7 +91,7 @@ class Steward:
             return wanted
         self.choice = choice = decide(scene, self._state, unix)
         self._write(choice, unix)
-        return replace(wanted, hosts=choice.spot, on_demand=choice.on_demand, apart=True)
+        return chosen(wanted, choice)
 
     def _scene(self, target: int, unix: float) -> Scene:
         live = [j for j in self._dispatcher.jobs.values() if not j.state.ended]
@@ -121,12 +121,12 @@ class Steward:
     def _write(self, choice: Choice, unix: float) -> None:
         """Once for each choice: figures in its reason that go on changing are no news."""
         decided = self._state.seen.decided
-        last = self._written or (decided and (decided.spot, decided.on_demand, decided.rule))
-        now = choice.spot, choice.on_demand, choice.rule
+        last = self._written or (decided and (decided.spot, decided.on_demand, decided.rule, decided.shun))
+        now = choice.spot, choice.on_demand, choice.rule, choice.shun
         self._written = now
         if now != last:
             log.info("policy: %d spot, %d on demand: %s", choice.spot, choice.on_demand, choice.why)
-            self._dispatcher.journal.note(PolicyDecided(unix, choice.spot, choice.on_demand, choice.why, choice.rule))
+            self._dispatcher.journal.note(PolicyDecided(unix, *now[:2], choice.why, choice.rule, choice.shun))
 
     # ---- jobs and their deadlines
 

@@ -27,6 +27,7 @@ class Wanted:
     on_demand: int = 0  # beside `hosts`, which are of the needs' own markets: so many that meet a need on demand
     apart: bool = False  # `hosts` are spot hosts alone, also where a need is on demand: `on_demand` counts those
     max_micros_h: int = 0  # that all of them may cost, but those that leave; 0: no limit
+    shun: tuple[str, ...] = ()  # spot pools in which nothing is to be launched, as on demand costs no more
 
     @property
     def total(self) -> int:

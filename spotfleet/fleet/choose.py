@@ -254,7 +254,7 @@ def _preference(wanted: Wanted, offer: Offer) -> int:
     """The place in the user's `any_of` of the first need that `offer` meets at its price; -1 for none."""
     for number, need in enumerate(wanted.any_of):
         if matches(need, offer) and (not need.max_micros_h or offer.price_micros_h <= need.max_micros_h):
-            return number
+            return -1 if offer.pool in wanted.shun else number
     return -1
 
 
@@ -264,7 +264,7 @@ def _preference(wanted: Wanted, offer: Offer) -> int:
 def obstacles(wanted: Wanted, state: FleetState, offers: Sequence[Offer], now: float) -> str:
     """What stands in the way of a launch, and until when; of what refuses more than a type, also why."""
     cooling: dict[str, str] = {}
-    dear = []
+    dear, shunned = [], []
     for offer in offers:
         if _preference(wanted, offer) >= 0:
             for scope, key in scope_keys(offer).items():
@@ -272,9 +272,11 @@ def obstacles(wanted: Wanted, state: FleetState, offers: Sequence[Offer], now: f
                 if until > now:
                     wide = past is not None and past.why and scope in ("region", "account")
                     cooling[key] = f"asked again at {clock(until)}" + (f": {past.why}" if wide else "")
+        elif offer.pool in wanted.shun:
+            shunned.append(f"{offer.pool} costs no less than on demand")
         elif any(matches(need, offer) for need in wanted.any_of):
             dear.append(offer)
-    reasons = [f"{key} refused, {said}" for key, said in sorted(cooling.items())]
+    reasons = [*(f"{key} refused, {said}" for key, said in sorted(cooling.items())), *sorted(shunned)]
     if dear:
         least = min(dear, key=lambda o: (o.price_micros_h, o.pool))
         limit = max(n.max_micros_h for n in wanted.any_of if matches(n, least))

@@ -163,6 +163,7 @@ class PolicyDecided:
     on_demand: int
     why: str
     rule: str = ""  # which part of the policy: "base", "auto", "deadline", "budget", ...
+    shun: tuple[str, ...] = ()  # spot pools in which nothing is launched, as on demand costs no more
 
 
 @dataclass(frozen=True)

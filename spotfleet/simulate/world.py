@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from spotfleet.dispatcher.membership.views import Tuning
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.actions import Action, Drain, Launch, Observed, Terminate, Wait, Wanted
-from spotfleet.fleet.copies import replace
 from spotfleet.fleet.events import (
     GenerationFormed,
     JobChanged,
@@ -26,6 +25,7 @@ from spotfleet.fleet.events import (
 )
 from spotfleet.fleet.fold import FleetState, cooling_until
 from spotfleet.fleet.plan import RETRY_S
+from spotfleet.fleet.policy.mix import chosen
 from spotfleet.fleet.policy.values import Choice
 from spotfleet.model import HostState, JobState, Need, Nodes, Notice, Offer, PolicySpec, Role
 from spotfleet.providers import Boot
@@ -58,7 +58,7 @@ class Setting:
         wanted = Wanted(self.fleet, Role.WORKER, self.hosts, self.any_of, placement=self.placement,
                         all_or_nothing=self.all_or_nothing, launch_timeout_s=max(600.0, 2 * self.boot_s),
                         max_micros_h=self.policy.max_micros_h)
-        return wanted if choice is None else replace(wanted, hosts=choice.spot, on_demand=choice.on_demand, apart=True)
+        return wanted if choice is None else chosen(wanted, choice)
 
 
 Decide = Callable[[float, float], Choice | None]  # (now, work left) -> how many hosts; None: as the needs say
@@ -205,7 +205,8 @@ class World:
             self.choice = choice
             self._wanted = self.setting.wanted(choice)
             if choice is not None:
-                self.ledger.append(PolicyDecided(self.now, choice.spot, choice.on_demand, choice.why, choice.rule))
+                self.ledger.append(PolicyDecided(self.now, choice.spot, choice.on_demand, choice.why, choice.rule,
+                                                 choice.shun))
         return changed
 
     def _changes_its_mind(self, due: float) -> float:
@@ -281,8 +282,8 @@ class World:
         reconcile.look(self._wanted, self.ledger, self.cloud, self.now)  # type: ignore[arg-type]
 
 
-def _essence(choice: Choice | None) -> tuple[int, int, str] | None:
-    return choice and (choice.spot, choice.on_demand, choice.rule)
+def _essence(choice: Choice | None) -> tuple[int, int, str, tuple[str, ...]] | None:
+    return choice and (choice.spot, choice.on_demand, choice.rule, choice.shun)
 
 
 def _boot(request_id: str, offer: Offer) -> Boot:

@@ -10,12 +10,14 @@ from fake_fleet import Stage, spec
 from fake_workers import Script
 
 from spotfleet.codec import to_json
+from spotfleet.dispatcher import steward
 from spotfleet.dispatcher.steward import Steward
 from spotfleet.errors import UsageError
 from spotfleet.fleet.events import GenerationFormed, JobProgress, JobResumed
 from spotfleet.fleet.fold import fold
 from spotfleet.fleet.policy.budget import ENDING_S
 from spotfleet.model import FleetSpec, JobSpec, Need, Nodes, PolicySpec
+from spotfleet.providers.local.pools import ZONES
 
 LONG = 10_000
 
@@ -96,6 +98,31 @@ async def sees(stage: Stage, market: str) -> bool:
     return market in found
 
 
+def test_a_fleet_goes_on_demand_while_spot_costs_no_less_and_says_so_and_comes_back(play, monkeypatch):
+    monkeypatch.setattr(steward, "OFFERS_S", 0.1)
+
+    async def scene(stage: Stage) -> None:
+        def sells(micros_h: int) -> None:
+            with stage.cloud.lock:
+                for zone in ZONES:
+                    stage.cloud.market.set_price(f"local/{zone}/cpu.small/spot", micros_h, stage.cloud.clock())
+
+        await stand(stage, "spot", "spot")
+        sells(85_000)
+        await stand(stage, "on-demand", "on-demand")
+        shown = (await status(stage))["policy"]
+        assert (shown["spot"], shown["on_demand"], shown["rule"]) == (0, 2, "auto")
+        dear = [e for e in await stage.events("PolicyDecided") if e["shun"]]
+        assert dear and all(e["why"].startswith("spot costs no less than on demand: $0.085") for e in dear)
+        sells(31_000)
+        await stage.until("spot is wanted again", lambda: wants(stage, 2))
+
+    async def wants(stage: Stage, spot: int) -> bool:
+        return (await status(stage))["policy"]["spot"] == spot
+
+    play(scene, spec(policy=PolicySpec("auto")))
+
+
 def test_nonsense_is_no_policy(play):
     async def scene(stage: Stage) -> None:
         for wrong in (replace(PolicySpec(), spot_policy="maybe"), PolicySpec(max_micros=-1)):
@@ -136,9 +163,9 @@ def test_work_in_hours_is_that_of_the_target_at_its_submission_however_large_the
 def test_steps_that_are_left_take_what_steps_took_with_all_that_was_between_them():
     formed = GenerationFormed(0.0, "j", 1, ("a/0/1", "b/0/1"), "start", "", 0)
     trained = [formed, JobResumed(0.0, "j", 1, 0, 0, 0.0), JobProgress(200.0, "j", 100, 1.0)]
-    steward = Steward(SimpleNamespace(journal=SimpleNamespace(state=fold(trained))))  # type: ignore[arg-type]
+    minder = Steward(SimpleNamespace(journal=SimpleNamespace(state=fold(trained))))  # type: ignore[arg-type]
     job = SimpleNamespace(id="j", spec=JobSpec("j", work_steps=1000), record=SimpleNamespace(version=0))
-    assert steward._work_left(job) == 900 * 2.0 * 2  # type: ignore[arg-type]
+    assert minder._work_left(job) == 900 * 2.0 * 2  # type: ignore[arg-type]
 
 
 def test_a_deadline_is_judged_by_the_hosts_that_the_job_can_use(play):
@@ -166,9 +193,9 @@ def test_a_fleet_that_launches_all_hosts_at_once_or_none_takes_no_deadline(play)
 
 def test_a_fleet_of_hosts_of_any_kind_on_aws_takes_no_deadline():
     fleet = FleetSpec("f", provider="aws", any_of=(Need(),))
-    steward = Steward(SimpleNamespace(boot=SimpleNamespace(spec=fleet)))  # type: ignore[arg-type]
+    minder = Steward(SimpleNamespace(boot=SimpleNamespace(spec=fleet)))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the fleet file names no kind of host"):
-        steward.check(JobSpec("j", deadline_s=7200.0, work_s=3600.0))
+        minder.check(JobSpec("j", deadline_s=7200.0, work_s=3600.0))
 
 
 def test_a_fleet_near_its_max_cost_warns_once_and_then_ends_by_itself(play):

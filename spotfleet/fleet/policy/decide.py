@@ -4,7 +4,7 @@
     on-demand   all are on demand
     auto        on-demand hosts fill in for spot hosts that are not to be had, once waiting has lasted as long as it is
                 likely to go on (`likely_s`) by what was seen before, and a boot takes less; they go again when spot
-                hosts have been up for a while
+                hosts have been up for a while. Where spot costs no less than on demand, it is on demand (`dearer`)
     deadline    a job has one: as many on demand as it takes to be in time (`deadline.py`)
 
 Whatever changes, a host that works goes only when the one which relieves it works too.
@@ -18,18 +18,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from spotfleet.fleet.actions import matches
+from spotfleet.fleet.actions import dollars, matches
 from spotfleet.fleet.copies import replace
 from spotfleet.fleet.fold import FleetState, cooling_until, scope_keys
 from spotfleet.fleet.host import Host
 from spotfleet.fleet.policy import deadline
 from spotfleet.fleet.policy.lifetimes import boot_s, stall_s
 from spotfleet.fleet.policy.memory import plenty, remember
+from spotfleet.fleet.policy.mix import on_demand_needs
+from spotfleet.fleet.policy.pools import of_use
 from spotfleet.fleet.policy.values import Choice, Memory, Moment
 from spotfleet.model import HostState, Market, Need, Offer, PolicySpec, Role
 
 TICK_S = 10.0  # between two decisions at most, where nothing happens
 SETTLED_S = 300.0  # a spot host that has been up for as long as a boot takes, or so long, relieves another
+CHEAPER = 0.95  # a pool that has cost no less than on demand is taken again once it costs so much of that
 LATE = 2.0  # a spot host that boots for so many times as long as others do counts as missing
 
 
@@ -55,13 +58,35 @@ class Scene:
     offers: tuple[Offer, ...] | None = None  # for the needs, in both markets; None: nobody has looked yet
     busy: int = 0  # hosts that jobs without a deadline have when all of the target are up
 
-    DERIVED: ClassVar = {"taken": ("any_of", "offers")}
+    DERIVED: ClassVar = {"taken": ("any_of", "offers"), "full": ("any_of", "offers"),
+                         "beside": ("any_of", "offers")}
 
     @cached_property
     def taken(self) -> list[Offer]:
         """Spot offers that a need takes at its price."""
-        return [o for o in self.offers or () if o.market is Market.SPOT and any(
-            matches(n, o) and (not n.max_micros_h or o.price_micros_h <= n.max_micros_h) for n in self.any_of)]
+        return self._sold(Market.SPOT, self.any_of)
+
+    @cached_property
+    def full(self) -> list[Offer]:
+        """On-demand offers that would fill in, of a known price."""
+        return [o for o in self._sold(Market.ON_DEMAND, on_demand_needs(self.any_of)) if o.price_micros_h]
+
+    @cached_property
+    def beside(self) -> dict[str, int]:
+        """Spot pools taken -> what the same machine costs on demand in the zone, or if it is not sold there in the
+        region; micro-dollars an hour. Without those that have no such machine beside them."""
+        prices: dict[tuple[str, ...], int] = {}
+        for o in self.full:
+            for place in (o.zone, ""):
+                key = (o.provider, o.region, o.instance_type, place)
+                prices[key] = min(o.price_micros_h, prices.get(key, o.price_micros_h))
+        found = {o.pool: prices.get((o.provider, o.region, o.instance_type, o.zone)) or prices.get(
+            (o.provider, o.region, o.instance_type, "")) for o in self.taken}
+        return {pool: price for pool, price in found.items() if price}
+
+    def _sold(self, market: Market, needs: Sequence[Need]) -> list[Offer]:
+        return [o for o in self.offers or () if o.market is market and any(
+            matches(n, o) and (not n.max_micros_h or o.price_micros_h <= n.max_micros_h) for n in needs)]
 
 
 def is_plain(scene: Scene, state: FleetState) -> bool:
@@ -160,6 +185,45 @@ def _in_time(task: Task, moment: Moment) -> Choice:
 
 
 def _auto(scene: Scene, state: FleetState, moment: Moment, base: int, now: float) -> Choice:
+    dear = dearer(scene, state, now)
+    full_refused = all(cooling_until(state, o) > now for o in scene.full)
+    if not dear or (full_refused and len(dear) < len(scene.taken)):
+        return _filled_in(scene, state, moment, base, now)
+    pool = min(dear, key=lambda p: (dear[p].micros_h, p))
+    why = f"{dear[pool]} in {pool}"
+    if len(dear) == len(scene.taken):
+        fills = scene.target - min(scene.target, moment.on_demand) if full_refused else 0
+        refused = f", but refused: {fills} spot hosts stand in" if fills else ""
+        return Choice(fills, scene.target, f"spot costs no less than on demand{refused}: {why}", "auto",
+                      shun=() if fills else tuple(sorted(dear)))
+    cheap = replace(scene, offers=tuple(o for o in scene.offers or () if o.pool not in dear))
+    choice = _filled_in(cheap, state, moment_of(cheap, state, now), base, now)
+    return replace(choice, why=f"{choice.why}; no more spot hosts at {why}", shun=tuple(sorted(dear)))
+
+
+@dataclass(frozen=True)
+class Dear:
+    """What an hour of use costs in a spot pool, and on demand."""
+
+    micros_h: int
+    full_micros_h: int
+
+    def __str__(self) -> str:
+        return f"{dollars(round(self.micros_h, -2))} of use, {dollars(self.full_micros_h)} on demand,"
+
+
+def dearer(scene: Scene, state: FleetState, now: float) -> dict[str, Dear]:
+    """The spot pools in which useful work costs no less than on the same machines on demand. One that was among them
+    when it was decided last still is, until it costs CHEAPER of that."""
+    last = state.seen.decided.shun if state.seen.decided else ()
+    beside = scene.beside
+    use = of_use(state, [o for o in scene.taken if o.pool in beside], scene.target, now) if beside else {}
+    return {pool: Dear(round(micros), beside[pool]) for pool, micros in use.items()
+            if micros >= beside[pool] * (CHEAPER if pool in last else 1.0)}
+
+
+def _filled_in(scene: Scene, state: FleetState, moment: Moment, base: int, now: float) -> Choice:
+    """On-demand hosts where spot is not to be had for long."""
     wanted = scene.target - base
     since, refused = refused_since(scene, state), moment.room == 0
     waited_s = now - since if since is not None else 0.0

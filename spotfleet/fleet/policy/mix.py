@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spotfleet.fleet.actions import Wanted
 from spotfleet.fleet.copies import replace
 from spotfleet.fleet.fold import Host
+from spotfleet.fleet.policy.values import Choice
 from spotfleet.model import Market, Need
 
 
@@ -37,6 +38,11 @@ def shares(wanted: Wanted) -> tuple[Share, ...]:
     return (Share(replace(wanted, any_of=spot, on_demand=0, apart=mixed), (Market.SPOT,),
                   "spot hosts" if mixed else "hosts"),
             Share(full, (Market.ON_DEMAND,), "on-demand hosts"))
+
+
+def chosen(wanted: Wanted, choice: Choice) -> Wanted:
+    """`wanted` as the policy divides it between the markets."""
+    return replace(wanted, hosts=choice.spot, on_demand=choice.on_demand, apart=True, shun=choice.shun)
 
 
 def is_mixed(wanted: Wanted) -> bool:

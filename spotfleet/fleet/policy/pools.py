@@ -8,7 +8,7 @@ price, and the others are told apart from it, so that prices alone decide where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from spotfleet.fleet.fold import FleetState, Host
 from spotfleet.fleet.policy.lifetimes import Lived, boot_s, lived, stall_s
@@ -49,8 +49,14 @@ def worths(state: FleetState, offers: Iterable[Offer], beside: Sequence[Host], n
             if o.pool in lives else float(o.price_micros_h) + _traffic(state, o, beside) for o in offers}
 
 
-def _waste(lives: dict[str, Lived], offer: Offer, lost_s: float) -> float:
-    return 1 + lost_s / max(1.0, lives[offer.pool].expected_s()) if offer.market is Market.SPOT else 1.0
+def of_use(state: FleetState, offers: Iterable[Offer], hosts: int, now: float) -> dict[str, float]:
+    """Pool -> micro-dollars per useful hour of a host there, one of `hosts`, beside one that is never taken."""
+    lives, lost_s = lived(state, now), boot_s(state) + stall_s(state) * hosts
+    return {o.pool: o.price_micros_h * _waste(lives, o, lost_s) for o in offers}
+
+
+def _waste(lives: Mapping[str, Lived], offer: Offer, lost_s: float) -> float:
+    return 1 + lost_s / max(1.0, lives.get(offer.pool, Lived()).expected_s()) if offer.market is Market.SPOT else 1.0
 
 
 def _traffic(state: FleetState, offer: Offer, beside: Sequence[Host]) -> float:

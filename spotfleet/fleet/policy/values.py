@@ -52,3 +52,4 @@ class Choice:
     why: str  # for people, with the figures that decided
     rule: str = ""  # as in events.PolicyDecided
     again_s: float = math.inf  # decide anew after so long, even if nothing happens
+    shun: tuple[str, ...] = ()  # spot pools in which no host is to be launched now: on demand costs no more
