@@ -58,7 +58,8 @@ class Keyring:
 
 
 class Door(Protocol):
-    """The way into one machine. Each method raises Troubled."""
+    """The way into one machine. Each method raises Troubled. Limits of time begin once the machine has let us in, for
+    which there are others."""
 
     def run(self, script: str, limit_s: float = SCRIPT_S) -> Said:
         """What the POSIX shell script says; its status is the caller's affair."""
@@ -161,8 +162,7 @@ class SshDoor:
     # ---- what is done over it
 
     def run(self, script: str, limit_s: float = SCRIPT_S) -> Said:
-        end = time.monotonic() + limit_s
-        channel = self._session(end)
+        channel, end = self._session(limit_s)
         watchdog = channels.ending(channel, end)
         try:
             channel.exec_command("exec sh -s")  # whatever the login shell is
@@ -192,14 +192,16 @@ class SshDoor:
             raise Troubled(self.machine.name, trouble.no_shell(f"{before} {err}"))
         return Said(status, after, err)
 
-    def _session(self, end: float) -> Any:
-        """A channel. A kept connection may have died meanwhile, so the second try is on a new one."""
+    def _session(self, limit_s: float) -> tuple[Any, float]:
+        """A channel, and when its time is over. A kept connection may have died meanwhile, so the second try is on a
+        new one."""
         for last in (False, True):
             transport = self.transport()
+            end = time.monotonic() + limit_s  # a machine that lets us in slowly has as much time as another
             try:
                 channel = transport.open_session(timeout=min(CONNECT_S, channels.left(end)))
                 channel.settimeout(channels.left(end))
-                return channel
+                return channel, end
             except (OSError, EOFError, channels.ssh_error()) as error:
                 self.close()
                 if last:
@@ -207,30 +209,28 @@ class SshDoor:
         raise AssertionError
 
     def put(self, folder: str, files: Mapping[str, bytes], limit_s: float) -> None:
-        end = time.monotonic() + limit_s
-
-        def work(sftp: SFTPClient) -> None:
+        def work(sftp: SFTPClient, end: float) -> None:
             for name, data in files.items():
                 sftp.get_channel().settimeout(channels.left(end))
                 _put(sftp, posixpath.join(folder, name), data)
 
-        self._with_files(work, folder, end)
+        self._with_files(work, folder, limit_s)
 
     def get(self, paths: list[str], limit_s: float = SCRIPT_S) -> list[bytes]:
         found: list[bytes] = []
 
-        def work(sftp: SFTPClient) -> None:
+        def work(sftp: SFTPClient, _end: float) -> None:
             for path in paths:
                 with sftp.open(path, "rb") as file:
                     found.append(file.read())
 
-        self._with_files(work, paths[0] if paths else "", time.monotonic() + limit_s)
+        self._with_files(work, paths[0] if paths else "", limit_s)
         return found
 
-    def _with_files(self, work: Any, where: str, end: float) -> None:
+    def _with_files(self, work: Any, where: str, limit_s: float) -> None:
         from paramiko import SFTPClient, SFTPError
 
-        channel = self._session(end)
+        channel, end = self._session(limit_s)
         watchdog = channels.ending(channel, end)
         try:
             try:
@@ -241,16 +241,16 @@ class SshDoor:
                     raise TimeoutError from error
                 said = trouble.no_sftp(str(error) or type(error).__name__, printed=channels.printed(channel))
                 raise Troubled(self.machine.name, said) from error
-            work(sftp)
+            work(sftp, end)
         except TimeoutError:
             self.close()
-            raise Troubled(self.machine.name, trouble.silent(SCRIPT_S)) from None
+            raise Troubled(self.machine.name, trouble.silent(round(limit_s, 1))) from None
         except (OSError, EOFError, SFTPError, channels.ssh_error()) as error:
             if isinstance(error, OSError) and time.monotonic() < end:
                 # the server's words, such as a bare "Failure" for a full disk
                 raise Troubled(self.machine.name, self._of_files(str(error), where)) from error
             self.close()
-            raise Troubled(self.machine.name, self._broken(error, end, SCRIPT_S)) from error
+            raise Troubled(self.machine.name, self._broken(error, end, round(limit_s, 1))) from error
         finally:
             watchdog.cancel()
             channels.closed(channel)

@@ -4,7 +4,7 @@
       '-- present: launched before          '-- linked already: somebody else was first
 
 Cut off before the listing is linked there is a claim and no host; it is cleared DEAD_CLAIM_MIN later, or by asking for
-the same host again. Every wait is bounded by LAUNCH_S in all.
+the same host again. Every wait is bounded by LAUNCH_S in all, entering the machine anew apart.
 """
 
 from __future__ import annotations
