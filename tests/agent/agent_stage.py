@@ -96,14 +96,14 @@ class Stage:
         if self.agent is not None and self.agent.poll() is None:
             self.agent.send_signal(signal.SIGTERM)
             try:
-                self.agent.wait(15)
+                self.agent.wait(60)
             except subprocess.TimeoutExpired:
                 self.agent.kill()
                 self.agent.wait()
                 raise
 
 
-def eventually(what: Callable[[], object], limit_s: float = 30.0) -> None:
+def eventually(what: Callable[[], object], limit_s: float = 60.0) -> None:
     until = time.monotonic() + limit_s
     while not what():
         assert time.monotonic() < until, "never came"

@@ -99,7 +99,7 @@ def test_a_workers_end_is_known_also_while_the_process_that_forks_them_is_stoppe
 
 @pytest.mark.slow
 def test_one_that_hangs_leaves_its_stacks_in_its_log_when_it_is_ended_and_one_that_trains_does_not(stage: Stage):
-    stage.patch = "import spotfleet.agent.worker as w; w.HANGS_S = 1.0"
+    stage.patch = "import spotfleet.agent.worker as w; w.HANGS_S = 3.0"
     stage.boot()
     stage.job(TALK + """
 def hangs_here():
@@ -108,14 +108,14 @@ version = 5
 print(version)
 say(generation=1, version=version)
 while os.environ["LOCAL_RANK"] == "1":
-    time.sleep(0.1)
+    time.sleep(0.02)
     version += 1
     say(generation=1, version=version)
 hangs_here()
 """)
     stage.order(FIRST, SECOND)
     stage.dispatcher.wait_worker(SECOND, lambda w: w.report.version > 5)
-    stage.dispatcher.wait_worker(FIRST, lambda w: w.quiet_s >= 1.0)
+    stage.dispatcher.wait_worker(FIRST, lambda w: w.quiet_s >= 3.0)
     stage.order()
     stage.dispatcher.wait(lambda r: not r.workers)
     log = stage.log(FIRST)

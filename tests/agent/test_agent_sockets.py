@@ -103,11 +103,14 @@ def test_a_worker_that_must_restore_gets_file_and_assignment_together(stage: Sta
 def test_the_newest_checkpoint_is_uploaded_and_those_overtaken_are_not(stage: Stage):
     stage.boot()
     stage.dispatcher.hold_checkpoints.clear()
-    stage.job(TALK + "say(checkpoint=checkpoint(1)); lines.readline(); time.sleep(0.5)\n"
+    stage.job(TALK + "say(checkpoint=checkpoint(1)); lines.readline()\n"
+                     "while not os.path.exists('go'): time.sleep(0.01)\n"
                      "for v in 2, 3, 4:\n    say(checkpoint=checkpoint(v)); os.unlink(f'{WORK}/ckpt-{v - 1}.pt')\n"
                      "    time.sleep(0.1)\nprint('written')\n")
     stage.order(FIRST)
-    eventually(lambda: stage.dispatcher.uploads and "written" in stage.log())
+    eventually(lambda: stage.dispatcher.uploads)  # the first is on its way
+    (stage.home / "jobs/job/source/go").touch()
+    eventually(lambda: "written" in stage.log())
     stage.dispatcher.hold_checkpoints.set()
     assert stage.dispatcher.wait_worker(FIRST, lambda w: w.exit).exit == Exit(0, done=True)
     assert stage.dispatcher.uploads == [1, 4] and stage.dispatcher.checkpoints[4] == (1, b"state 4" * 1000)

@@ -196,7 +196,7 @@ def test_sigterm_ends_the_agent_and_its_workers(stage: Stage):
     eventually(lambda: "running" in stage.log())
     family = stage.processes()
     stage.agent.send_signal(signal.SIGTERM)
-    assert stage.agent.wait(15) == 0
+    assert stage.agent.wait(60) == 0
     eventually(lambda: all_gone(family))
     assert stage.log() == "running\nleaving\n"
 

@@ -45,7 +45,7 @@ def test_an_orphan_has_its_worker_save_is_killed_while_it_stores_and_powers_off_
     eventually(lambda: all_gone(family))
     target.mkdir()
     stage.boot(wait=False)
-    assert stage.agent.wait(30) == 0
+    assert stage.agent.wait(60) == 0
 
     there, data = Durable(str(target), "fleet", stage.dispatcher.ca), b"state 8" * 1000
     named = load(Checkpoint, there.find("jobs/job/checkpoints/8-1.json").read_bytes())

@@ -71,7 +71,9 @@ def test_files_are_there_while_the_worker_still_writes_and_a_log_grows_by_its_ta
     play(scene)
 
 
-def test_a_file_that_is_rewritten_is_replaced_whole_and_not_while_it_is_being_written(play):
+def test_a_file_that_is_rewritten_is_replaced_whole_and_not_while_it_is_being_written(play, monkeypatch):
+    monkeypatch.setattr(outputs, "QUIET_S", 5.0)  # longer than this process ever stands still between two writes
+
     async def scene(stage: Stage) -> None:
         path = stage.write("metrics.json", "{old}")
         await stage.has(metrics__json=b"{old}")

@@ -151,14 +151,13 @@ def test_a_file_that_was_spoilt_here_is_fetched_again_for_the_next_worker(play, 
 
 
 def test_a_host_without_room_says_so_and_is_given_up_after_a_while(play, monkeypatch):
-    monkeypatch.setattr(restores, "FULL_S", 0.1)
-
     async def scene(host: Host) -> None:
         host.dispatcher.files[20], host.dispatcher.full = data_of(20), True
         host.given(orders(20))
         full = "this host's disk is full: 0.1 MB of 8.0 GB free"
         await until(lambda: host.restores.why("job") == f"fetching checkpoint 20, for which there is no room: {full}")
         assert host.roomless == []
+        monkeypatch.setattr(restores, "FULL_S", 0.1)
         await until(lambda: host.roomless)
         assert host.roomless[0] == ("job", f"checkpoint 20 finds no room here: {full}")
         assert host.restores.damaged() == ()
