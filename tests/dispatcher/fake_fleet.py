@@ -54,13 +54,11 @@ class Cloud(InProcessProvider):
         super().__init__(clock=time.time)
         self.lock = threading.RLock()
         self.machines: dict[str, LaunchRequest] = {}
-        self.launched_at: dict[str, float] = {}
 
     def launch(self, request: LaunchRequest) -> None:
         with self.lock:
             super().launch(request)
             self.machines[request.request_id] = request
-            self.launched_at.setdefault(request.request_id, time.monotonic())
 
     def _call(self, method: str, act: Callable[[float], Any]) -> Any:
         if not self.answers:
@@ -100,7 +98,6 @@ class FakeAgent:
         self.shut = False  # a test cut the machine's network
         self.changed = asyncio.Event()
         self.said: AgentReport | None = None
-        self.noticed_at = 0.0
         self.fetched: dict[str, bool] = {}  # digest of a checkpoint to restore -> it came as it was named
         self.damaged: tuple[Damaged, ...] = ()
         self.fetches: list[asyncio.Task[None]] = []
@@ -219,8 +216,6 @@ class FakeAgent:
                      != (said.workers, said.held, said.damaged)
                      or (report.notice is None) != (said.notice is None))
             if moved or time.monotonic() - sent_at > 1.0:
-                if report.notice and not (said and said.notice):
-                    self.noticed_at = time.monotonic()
                 self.said, sent_at = report, time.monotonic()
                 await ws.send_str(dump(report))
             await asyncio.sleep(TICK_S / 2)

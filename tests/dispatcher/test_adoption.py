@@ -293,7 +293,7 @@ def test_a_fleet_that_is_taken_over_is_not_idle_since_before_that(play, tmp_path
         taken = (await stage.events("TakenOver"))[0]
         assert taken["restored"]
         idle_s = stage.daemon.dispatcher.stopwatch.idle_s(time.monotonic(), working=False)
-        assert idle_s <= time.time() - taken["at"] + 0.1
+        assert idle_s <= time.time() - taken["at"] + 0.9  # not the second before
 
     play(scene, spec(1, checkpoint=CheckpointSpec(target=str(tmp_path / "target"))))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from fake_fleet import Stage, spec
 from fake_workers import FakeWorker, Script
 
@@ -11,6 +12,12 @@ from spotfleet.messages import Exit
 from spotfleet.model import FleetSpec, Need, Nodes
 
 LONG = 10_000  # steps: such a job does not end by itself
+
+
+@pytest.fixture
+def no_regular_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines are looked after when something has happened, and then at once; otherwise not while the test lasts."""
+    monkeypatch.setattr("spotfleet.dispatcher.machines.TICK_S", 1000.0)
 
 
 def grounds(stage: Stage, job: str) -> list[tuple[int, int]]:
@@ -38,16 +45,14 @@ def test_a_job_trains_on_all_hosts_and_succeeds(play):
     play(scene)
 
 
-def test_a_notice_launches_the_replacement_at_once_and_the_noticed_host_leaves_when_it_is_there(play):
+def test_a_notice_launches_the_replacement_at_once_and_the_noticed_host_leaves_when_it_is_there(play, no_regular_tick):
     async def scene(stage: Stage) -> None:
         first, second = await stage.up(2)
         job = await stage.submit(Script(steps=LONG))
         await stage.at_version(job, 10)
-        agent = stage.agents[second]
         stage.cloud.interrupt(second, 60.0)
         await stage.until("a replacement", lambda: len(stage.cloud.machines) == 3)
         replacement = next(h for h in stage.cloud.machines if h not in (first, second))
-        assert stage.cloud.launched_at[replacement] - agent.noticed_at < 0.3
         await stage.until("the noticed host is given back", lambda: second not in stage.agents)
 
         status = await stage.at_version(job, 20)
@@ -271,17 +276,14 @@ def test_a_host_of_two_slots_holds_two_workers_with_local_ranks(play):
     play(scene, two_slots)
 
 
-def test_a_loss_is_known_before_the_next_regular_tick_although_the_listing_lags(play):
+def test_a_loss_is_known_before_the_next_regular_tick_although_the_listing_lags(play, no_regular_tick):
     async def scene(stage: Stage) -> None:
         first, second = await stage.up(2)
         job = await stage.submit(Script(steps=LONG), (1, 2))
         await stage.at_version(job, 5)
         stage.cloud.faults.listing_lag_s = 0.3
         stage.cloud.interrupt(second, None)
-        await stage.until("the machine is gone", lambda: second not in stage.agents)
-        gone_at = time.monotonic()
         await stage.until("its replacement", lambda: len(stage.cloud.machines) == 3)
-        assert stage.cloud.launched_at[list(stage.cloud.machines)[2]] - gone_at < 0.9
         assert first in stage.agents
 
     play(scene)
