@@ -45,7 +45,7 @@ def test_a_command_that_reads_gives_up_soon_where_a_network_swallows_all(up: Use
         for command in READS:
             began = time.monotonic()
             said = up.fails(command)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 30
             assert said.out == ""
             assert said.err.startswith(f"error: no answer from the dispatcher at https://127.0.0.1:{dispatcher.port}: ")
             assert said.err.endswith("hint: is this machine online? A dispatcher is restarted by itself, and training "
@@ -67,9 +67,9 @@ def test_an_up_whose_dispatcher_does_not_come_says_what_answers_in_its_place(use
         self.stop()
 
     monkeypatch.setattr(FakeDispatcher, "start", never)
-    said = user.fails("up fleet.yaml -y --timeout 1s")
+    said = user.fails("up fleet.yaml -y --timeout 3s")
     where = f"https://127.0.0.1:{user.dispatcher.port}"
-    assert "error: no dispatcher within 1 s: its machine was launched but does not answer: nobody answers" in said.err
+    assert "error: no dispatcher within 3 s: its machine was launched but does not answer: nobody answers" in said.err
     assert f"{where} ([Errno 111] Connection refused); its log is dispatcher.log in its home" in said.err
     user.ok("down -y")
     assert user.cloud.living() == []

@@ -111,11 +111,14 @@ def test_a_dispatcher_that_restarts_late_in_a_long_down_is_waited_for_as_long_as
     def restart_after_a_while(client, progress):
         asked.append(True)
         if len(asked) == 1:
-            time.sleep(1.2)  # longer than `down` has patience with a dispatcher that it has never heard
+            time.sleep(2.2)  # longer than `down` has patience with a dispatcher that it has never heard
             dispatcher.stop()
-            threading.Timer(0.6, dispatcher.start).start()
-            client.status()
+            try:
+                client.status()
+            finally:
+                threading.Timer(0.1, dispatcher.start).start()
 
+    monkeypatch.setattr(downs, "PATIENCE_S", 2.0)
     monkeypatch.setattr(downs, "_wait_for_workers", restart_after_a_while)
     up.ok("down -y")
     assert len(asked) == 2 and up.cloud.living() == []
@@ -185,7 +188,7 @@ def test_an_up_that_never_reached_its_dispatcher_can_be_taken_down(user):
             user.dispatcher.stop()
 
     user.cloud.launch = launch_mute
-    assert "does not answer" in user.fails("up fleet.yaml -y --timeout 1s").err
+    assert "does not answer" in user.fails("up fleet.yaml -y --timeout 3s").err
     assert user.cloud.living() == ["digits-d-0"]
     assert "no dispatcher yet" in user.fails("train hello.py").err
     user.ok("down -y")

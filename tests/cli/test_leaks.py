@@ -154,8 +154,8 @@ def test_fix_ends_the_leaks_and_nothing_else(up, later):
 
 def test_a_leak_that_listings_still_show_as_alive_is_waited_for(user, later):
     forget(user)
-    user.cloud.faults.listing_lag_s = 0.4
-    time.sleep(0.5)
+    user.cloud.faults.listing_lag_s = 2.0  # longer than this process ever stands still before it lists again
+    time.sleep(2.1)
     said = user.ok("leaks --fix -y")
     assert "waiting for the cloud to end ghost-0" in said.err and "ghost-0" not in user.cloud.living()
 

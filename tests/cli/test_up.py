@@ -89,8 +89,8 @@ def test_another_change_is_refused_with_the_way_out(up):
 
 def test_an_up_that_cannot_reach_min_names_the_refusals_and_leaves_the_fleet_trying(user):
     user.cloud.market.refuse(SPOT, "type", user.cloud.clock())
-    said = user.fails("up fleet.yaml -y --timeout 1s")
-    assert "0 of at least 2 hosts are up after 1 s: " in said.err
+    said = user.fails("up fleet.yaml -y --timeout 4s")  # in which the dispatcher, that is not refused, surely comes
+    assert "0 of at least 2 hosts are up after 4 s: " in said.err
     assert "refuse" in said.err or "no room" in said.err
     assert "hint: it goes on trying" in said.err and "spotfleet down digits" in said.err
     user.cloud.market.allow(SPOT, user.cloud.clock())

@@ -67,12 +67,12 @@ def test_a_notice_is_told_on_the_host_and_kept(house: House):
     machine = house.launch()
     source = ImdsSource(machine.metadata_url)
     assert source.poll() is None
-    house.provider.interrupt("f-1", 1.5)
+    house.provider.interrupt("f-1", 4.0)
     notice = source.poll()
-    assert notice.action == "terminate" and 0.5 < notice.seconds_left <= 1.5
+    assert notice.action == "terminate" and 0.5 < notice.seconds_left <= 4.0
     assert all(map(lives, house.pids()))
     line = house.until(CloudState.TERMINATED)
-    assert line.runs[-1].taken and line.runs[-1].ended_at - line.runs[-1].started_at > 1.4
+    assert line.runs[-1].taken and line.runs[-1].ended_at - line.runs[-1].started_at > 3.9
     assert not any(map(lives, machine.processes))
 
 
@@ -103,9 +103,9 @@ def test_a_host_that_will_not_end_counts_as_running_until_it_is_gone_but_costs_n
     house.launch(stubborn="yes")
     pid = house.pids()[0]
     house.provider.terminate("f-1")
-    bill = house.cloud.invoice()
     line = house.line()
     assert (line.state, line.runs[-1].ended_at) == (CloudState.RUNNING, None) and lives(pid)
+    bill = house.cloud.invoice()
     line = house.until(CloudState.TERMINATED)
     assert not lives(pid) and house.cloud.invoice().hosts == bill.hosts
     assert line.runs[-1].ended_at is not None
