@@ -1,8 +1,8 @@
 """Files to and from a machine: rsync over our ssh, and where either side has none, tar over the same.
 
-rsync's own rules hold: a source that ends in `/` means what is in it, one that does not the folder itself; nothing is
-left out, no .gitignore counts. Far paths are relative to the user's home there, also with `~/`. tar keeps to these
-rules, without patterns such as `*.pt`, and copies everything anew.
+rsync's own rules hold: a source that ends in `/` (or is `.` or `..`, or ends in one of them) means what is in it, one
+that does not the folder itself; nothing is left out, no .gitignore counts. Far paths are relative to the user's home
+there, also with `~/`. tar keeps to these rules, without patterns such as `*.pt`, and copies everything anew.
 """
 
 from __future__ import annotations
@@ -106,11 +106,16 @@ def _modern() -> list[str]:
 
 
 def _word(text: str) -> str:
-    """A word of rsync's -e, which knows quotes but no backslash."""
-    return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else f'"{text}"' if '"' not in text else f"'{text}'"
+    """A word of rsync's -e, which knows quotes but no backslash: a quote that is doubled inside of quotes is one."""
+    return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + text.replace('"', '""') + '"'
 
 
 # --- tar
+
+
+def _inner(source: str) -> bool:
+    """Does it mean what is in the folder?"""
+    return source.rpartition("/")[2] in ("", ".", "..")
 
 
 def _tar_up(place: Place, source: str, target: str, progress: Progress) -> None:
@@ -118,7 +123,7 @@ def _tar_up(place: Place, source: str, target: str, progress: Progress) -> None:
     into = shlex.quote(target)
     if path.is_dir():
         script = f"mkdir -p {into} && tar -C {into} -xf -"
-        name = "." if source.endswith("/") else path.resolve().name
+        name = "." if _inner(source) else path.resolve().name
     else:
         script = TAKE_FILE.format(into=into, mode=f"{path.stat().st_mode & 0o777:o}")
         name = path.name
@@ -137,7 +142,7 @@ def _tar_down(place: Place, source: str, target: str, progress: Progress) -> Non
     """Through a file, so that what comes is checked before it is unpacked: the other side might be in wrong hands."""
     folder, name = os.path.split(source)
     script = f"tar -C {shlex.quote(folder or '.')} -cf - -- {shlex.quote(name)}"
-    if source.endswith("/"):
+    if _inner(source):
         script = f"tar -C {shlex.quote(source)} -cf - ."
     near = Path(target)
     to_folder = target.endswith("/") or near.is_dir()
@@ -153,7 +158,7 @@ def _tar_down(place: Place, source: str, target: str, progress: Progress) -> Non
             raise SpotfleetError(f"what {place.alias} sends for {source} is not unpacked: {error}") from None
         packed.unlink()
         single = unpacked / name
-        if not source.endswith("/") and not to_folder and not single.is_dir():
+        if not _inner(source) and not to_folder and not single.is_dir():
             single.replace(near)
         else:
             shutil.copytree(unpacked, near, symlinks=True, dirs_exist_ok=True)

@@ -19,7 +19,7 @@ from spotfleet.ssh import keys
 @pytest.fixture
 def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laptop]:
     """An account without an ~/.ssh, with no connection left at the end."""
-    home = tmp_path / "my home"
+    home = tmp_path / "o'brien's home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)

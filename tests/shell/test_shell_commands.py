@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -121,7 +122,7 @@ def test_exec_runs_in_the_login_shell_of_the_dispatchers_machine_unless_another_
 def test_exec_all_reaches_every_worker_at_once_names_its_lines_and_passes_the_first_failure(rack, types):
     meet = rack.laptop.home / "meet"
     meet.mkdir()
-    both = f"cd '{meet}' && touch $$; for i in $(seq 600); do [ $(ls | wc -l) = 2 ] && break; sleep 0.05; done"
+    both = f"cd {shlex.quote(str(meet))} && touch $$; for i in $(seq 600); do [ $(ls | wc -l) = 2 ] && break; sleep 0.05; done"
     fail = 'case "$SSH_CONNECTION" in *127.0.7.3*) exit 5;; esac'
     command = f"{both}; [ $i -lt 600 ] || exit 99; echo $SSH_CONNECTION; echo oh >&2; {fail}"
     done = types("exec", "--all", "--", command)
@@ -201,6 +202,8 @@ def test_files_go_up_and_come_down_by_rsync_or_where_there_is_none_by_tar(rack, 
     (source / "sub" / "b.bin").write_bytes(os.urandom(100_000))
     (source / "sub" / "run.sh").write_bytes(b"#!/bin/sh\n")
     (source / "sub" / "run.sh").chmod(0o755)
+    for odd in ("-rf", "it's * $HOME \n \"odd\"", "\u00fcn\u00ef:code", " "):
+        (source / "sub" / odd).write_text(odd)
 
     def copies(*words: str) -> str:
         done = types(*words, "--host", "w0")
@@ -212,10 +215,14 @@ def test_files_go_up_and_come_down_by_rsync_or_where_there_is_none_by_tar(rack, 
     copies("rsync-up", str(source), str(far))
     assert tree(far / "inner") == tree(far / "my source") == tree(source)
     assert (far / "inner" / "sub" / "run.sh").stat().st_mode & 0o777 == 0o755
+    copies("rsync-up", f"{source}/sub/..", f"{far}/dots")  # for rsync, what is in it
+    assert tree(far / "dots") == tree(source)
     copies("rsync-up", str(source / "a.txt"), f"{far}/renamed.txt")
     assert (far / "renamed.txt").read_bytes() == b"a"
     copies("rsync-down", f"{far}/inner/", "back")
     copies("rsync-down", f"{far}/inner", ".")
+    copies("rsync-down", f"{far}/inner/.", "dot")
+    assert tree(home / "dot") == tree(source)
     copies("rsync-down", f"{far}/renamed.txt", "alone.txt")
     assert tree(home / "back") == tree(home / "inner") == tree(source)
     assert (home / "alone.txt").read_bytes() == b"a"
