@@ -122,7 +122,8 @@ def test_exec_runs_in_the_login_shell_of_the_dispatchers_machine_unless_another_
 def test_exec_all_reaches_every_worker_at_once_names_its_lines_and_passes_the_first_failure(rack, types):
     meet = rack.laptop.home / "meet"
     meet.mkdir()
-    both = f"cd {shlex.quote(str(meet))} && touch $$; for i in $(seq 600); do [ $(ls | wc -l) = 2 ] && break; sleep 0.05; done"
+    here = shlex.quote(str(meet))
+    both = f"cd {here} && touch $$; for i in $(seq 600); do [ $(ls | wc -l) = 2 ] && break; sleep 0.05; done"
     fail = 'case "$SSH_CONNECTION" in *127.0.7.3*) exit 5;; esac'
     command = f"{both}; [ $i -lt 600 ] || exit 99; echo $SSH_CONNECTION; echo oh >&2; {fail}"
     done = types("exec", "--all", "--", command)
