@@ -23,6 +23,7 @@ from spotfleet.dispatcher.ear import Ear, both
 from spotfleet.dispatcher.endgame import FETCH_S, PowerOff
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.outage import Outage
+from spotfleet.dispatcher.own_bill import OwnBill
 from spotfleet.dispatcher.stopwatch import Jumps
 from spotfleet.errors import DiskFull, NeedsPerson, SpotfleetError
 from spotfleet.fleet import reconcile
@@ -61,6 +62,7 @@ class Machines:
         self.stays = isinstance(provider, ExistingMachines)  # our own machine, and the results on it, till fetched
         self._outage, self._jumps = Outage(provider.name), Jumps()
         self._dispatcher, self._provider = dispatcher, provider
+        self.own_bill = OwnBill(dispatcher.boot.fleet, dispatcher.boot.host)
         self._settle_until = time.monotonic() + max(0.0, settle_until - time.time())  # whatever the clock is set to
         self._thread = ThreadPoolExecutor(1, "provider")
         self._calls = reconcile.Calls(AT_ONCE, ThreadPoolExecutor(AT_ONCE, "machines").map,
@@ -131,6 +133,8 @@ class Machines:
         await self._ask_for_slots()
         if (steward := self._dispatcher.steward).looks(time.monotonic()):
             await self._call(lambda: steward.look(self._provider))
+        if self.own_bill.due(time.monotonic()):
+            await self._call(lambda: self.own_bill.look(self._provider, time.monotonic(), time.time()))
         if self.own is None and steward.policy.max_micros_h:  # its price is part of the limit
             with suppress(SpotfleetError, OSError):
                 self.own = await self._call(self._find_own)

@@ -20,8 +20,10 @@ from spotfleet.dispatcher.schedule import JobNeed, shares
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.fleet.actions import Wanted
 from spotfleet.fleet.cost import spent
+from spotfleet.fleet.cost_meters import MONTH_H
 from spotfleet.fleet.events import BudgetReached, Event, PolicyChanged, PolicyDecided
 from spotfleet.fleet.fold import FleetState
+from spotfleet.fleet.host import Host
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.policy import budget
 from spotfleet.fleet.policy.deadline import impossible
@@ -182,11 +184,27 @@ class Steward:
         return self._own_burn() + sum(price_now(self._state, h)[0] for h in hosts)
 
     def spent(self, unix: float) -> int | None:
-        """Micro-dollars since the fleet was made; None before they were counted first."""
+        """Micro-dollars since the fleet was made, as `spotfleet cost` has them; None before they were counted first."""
         if self._counted is None:
             return None
         at, micros = self._counted
-        return micros + int(self.burn() * max(0.0, unix - at) / 3600)
+        return micros + int((self.burn() + self._beside(*self._state.hosts, *self._own)) * max(0.0, unix - at) / 3600)
+
+    def _beside(self, *hosts: Host) -> int:
+        """Micro-dollars an hour of the disks and addresses of those that run."""
+        rates = {**self._dispatcher.machines.own_bill.state.rates, **self._state.rates}
+        found = 0.0
+        for host in hosts:
+            stamp = rates.get(f"{host.offer.provider}/{host.offer.region}")
+            if stamp is not None and host.cloud is CloudState.RUNNING:
+                found += host.disk_gib * stamp.rates.disk_micros_gib_month / MONTH_H
+                found += host.addresses * stamp.rates.address_micros_h
+        return round(found)
+
+    @property
+    def _own(self) -> list[Host]:
+        own = self._dispatcher.machines.own_bill.own
+        return [own] if own is not None else []
 
     def mind(self) -> None:
         """After each tick: count, warn, and end the fleet in time."""
@@ -196,7 +214,8 @@ class Steward:
         if not limit or spent_now is None or self._dispatcher.endgame.why:
             return
         spec = self._dispatcher.boot.spec
-        purse = budget.Purse(limit, spent_now, self.burn(), self._own_burn(), lifetime.keep_s(spec))
+        beside, kept = self._beside(*self._state.hosts, *self._own), self._own_burn() + self._beside(*self._own)
+        purse = budget.Purse(limit, spent_now, self.burn() + beside, kept, lifetime.keep_s(spec))
         percent, past = budget.level(purse), self._state.seen.reached.get("max_cost")
         told = [self._warned, (past.limit_micros, past.percent) if past else (0, 0)]
         if percent > max((said for of, said in told if of == limit), default=0):
@@ -215,8 +234,7 @@ class Steward:
         began, unix = time.monotonic(), time.time()
         ledger = self._dispatcher.journal.ledger
         try:
-            hosts = await asyncio.to_thread(lambda: spent(_all(ledger), unix))
-            self._counted = unix, hosts + self._own_spent(unix)
+            self._counted = unix, await asyncio.to_thread(lambda: self._total(ledger, unix))
         finally:
             now = time.monotonic()
             self._count_at = now + max(COUNT_S, REST * (now - began))
@@ -225,10 +243,9 @@ class Steward:
         own = self._dispatcher.machines.own
         return own.offer.price_micros_h if own is not None else 0
 
-    def _own_spent(self, unix: float) -> int:
-        own = self._dispatcher.machines.own
-        ran_s = sum((r.ended_at or unix) - r.started_at for r in own.runs) if own is not None else 0.0
-        return int(self._own_burn() * max(0.0, ran_s) / 3600)
+    def _total(self, ledger: Ledger, unix: float) -> int:
+        events = list(_all(ledger))
+        return spent([*events, *self._dispatcher.machines.own_bill.events(events)], unix)
 
     # ---- the file changes, and what is shown
 
