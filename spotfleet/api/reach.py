@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from spotfleet.api import ssh
+import socket
+
+from spotfleet.api import cloud, ssh
 from spotfleet.api.house import Folder, House
 from spotfleet.api.machine import Machine, Progress
 from spotfleet.api.ssh import Way, Ways
@@ -13,6 +15,7 @@ from spotfleet.ssh.fanout import Place
 from spotfleet.ssh.tunnel import NotConnected
 
 DISPATCHER = "dispatcher"  # another name of FLEET, beside w0, w1 ...
+LET_IN_S = 3.0  # for a connection to the dispatcher's sshd; else a cloud may not let this laptop in
 
 
 def one(house: House, text: str, progress: Progress) -> tuple[Folder, Way]:
@@ -24,6 +27,7 @@ def one(house: House, text: str, progress: Progress) -> tuple[Folder, Way]:
     for fresh in (False, True):  # a listing asks every machine
         for folder in entered:
             if way := _ways(folder, progress, fresh).find(text):
+                _knock(folder, progress)
                 return folder, way
     names = [alias for folder in entered for way in ssh.known(folder).ways for alias in way.aliases[:1]]
     raise NoSuchFleet(f"there is no fleet and no machine '{text}'",
@@ -33,6 +37,7 @@ def one(house: House, text: str, progress: Progress) -> tuple[Folder, Way]:
 def chosen(folder: Folder, host: str, progress: Progress) -> Way:
     """The machine `host` of the fleet, the dispatcher's for ""."""
     name = folder.name if host in ("", DISPATCHER) else host
+    _knock(folder, progress)
     ways = _ways(folder, progress, fresh=False)
     found = ways.find(name) if name == folder.name else None  # workers come and go
     if found is None:
@@ -48,6 +53,7 @@ def chosen(folder: Folder, host: str, progress: Progress) -> Way:
 
 def workers(folder: Folder, progress: Progress) -> list[Way]:
     """Every living worker host. Raises SpotfleetError when there is none."""
+    _knock(folder, progress)
     found = _ways(folder, progress, fresh=True).workers
     if not found:
         raise SpotfleetError(f"fleet '{folder.name}' has no worker host now",
@@ -75,6 +81,20 @@ def warm(folder: Folder) -> None:
             ssh.tunnel(folder, jump).connect()
         except NotConnected:
             return  # whoever goes there says why
+
+
+def _knock(folder: Folder, progress: Progress) -> None:
+    """This laptop may have moved since a cloud was told to let it in: where nobody answers, that is said anew."""
+    head = next((w for w in ssh.known(folder).ways if folder.name in w.aliases), None)
+    if head is None or not cloud.makes_machines(folder.record.spec):
+        return
+    try:
+        socket.create_connection((head.door.address, head.door.port), LET_IN_S).close()
+    except ConnectionRefusedError:
+        return  # it is let through
+    except OSError:
+        machine = Machine(folder)
+        cloud.open_door(machine.provider, machine.cloud_name, progress)
 
 
 def _ways(folder: Folder, progress: Progress, fresh: bool) -> Ways:
