@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import requires
 
 import pytest
-from aws_stage import AwsStage, timed, why_not
+from aws_stage import CLI, WORK, AwsStage, timed, why_not
+from machines import interrupt
 
 from spotfleet.providers.aws import names, policy
 
@@ -108,6 +110,31 @@ def test_hosts_are_entered_through_the_dispatcher_alone(stage: AwsStage):
     for view in views.values():  # there is no way past the dispatcher
         past = stage.machines.laptop.run("ssh", "-oConnectTimeout=2", f"ubuntu@{view.public_ip}", ok=False)
         assert past.returncode == 255 and "Permission denied" not in past.stderr
+
+
+def test_files_and_ports_go_both_ways_through_the_dispatcher(stage: AwsStage):
+    laptop, views = stage.machines.laptop, {view.tags[names.HOST]: view for view in stage.instances("worker")}
+    odd, text = "it's odd.txt", "one\ntwo\n"
+    stage.write(f"data/{odd}", text)
+    stage.cli("rsync-up", "--all", "data/", "given")
+    for view in views.values():
+        there = stage.machine(view).path(f"/home/ubuntu/given/{odd}")
+        assert there.read_text() == text and there.owner() != "root"
+    stage.cli("rsync-down", "--all", f"given/{odd}", "back")
+    back = {path.parent.name: path.read_text() for path in laptop.path(f"{WORK}/back").glob(f"*/{odd}")}
+    assert back == dict.fromkeys(["g5-w0", "g5-w1"], text)
+    stage.cli("rsync-up", "data", ".")  # the dispatcher's own machine
+    (head,) = stage.instances("dispatcher")
+    assert stage.machine(head).path(f"/home/ubuntu/data/{odd}").read_text() == text
+
+    host = next(iter(views))
+    server = stage.machine(views[host]).start(sys.executable, "-m", "http.server", "8080", "--bind", "127.0.0.1",
+                                              cwd="/home/ubuntu/given")
+    forward = laptop.start(CLI, "port-forward", "--host", host, "18080:8080", cwd=WORK, env=stage.env)
+    fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:18080/').read().decode())"
+    stage.wait("the far port", lambda: "s odd.txt" in laptop.run(sys.executable, "-c", fetch, ok=False).stdout)
+    interrupt(forward)
+    interrupt(server)
 
 
 def test_down_removes_all_of_it_and_proves_that(stage: AwsStage):
