@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Any
 
 from spotfleet.api.house import House
@@ -93,8 +93,8 @@ def age(source: Source, today: float | None = None) -> str:
 
 
 def days_old(source: Source, today: float | None = None) -> int:
-    here = date.fromtimestamp(time.time() if today is None else today)
-    return max(0, (here - date.fromisoformat(source.as_of)).days)
+    day = datetime.fromtimestamp(time.time() if today is None else today, UTC).date()  # as the days of sources are
+    return max(0, (day - date.fromisoformat(source.as_of)).days)
 
 
 def _json(row: Row) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -120,8 +121,14 @@ def test_each_figure_of_json_has_its_source_and_day(shopper):
 
 @pytest.mark.parametrize(("days", "word"), [
     (0, "today"), (1, "1 d"), (59, "59 d"), (60, "2 mo"), (729, "24 mo"), (730, "2 y"), (1100, "3 y")])
-def test_ages_in_words(days, word):
-    assert age(Source("a list", "2024-01-01"), today=1704067200 + (days + 0.5) * DAY_S) == word
+@pytest.mark.parametrize("zone", ["UTC0", "WEST-13", "EAST+11"])
+def test_ages_in_words_wherever_the_laptop_stands(days, word, zone, monkeypatch):
+    with monkeypatch.context() as there:
+        there.setenv("TZ", zone)
+        time.tzset()
+        told = age(Source("a list", "2024-01-01"), today=1704067200 + (days + 0.5) * DAY_S)
+    time.tzset()
+    assert told == word
 
 
 def test_an_estimated_price_is_marked(shopper):
