@@ -146,9 +146,9 @@ def test_a_dispatcher_of_another_authority_hears_no_token(dispatcher: Dispatcher
 def test_what_may_pass_is_tried_again_for_so_long_and_then_told(dispatcher, tmp_path: Path, boot, answers, why: str):
     dispatcher.answers = answers
     began = time.monotonic()
-    told, data = fetched(tmp_path / "home", dispatcher.boot(**boot), limit_s=0.5)
+    told, data = fetched(tmp_path / "home", dispatcher.boot(**boot), limit_s=3.0)
     assert (data, told.partition(f"/v1/bundles/{DIGEST}: ")[2]) == (None, f"{why}\n")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 45
     assert not answers or len(dispatcher.asked) > 1
 
 

@@ -91,7 +91,7 @@ def test_a_spare_that_fills_a_dead_ranks_place_ends_with_the_bits_of_an_undistur
 
 def test_drains_and_joins_that_keep_the_size_change_no_bit(fleets, undisturbed):
     fleet = fleets(RICH)
-    a, _, _ = fleet.start_all()
+    a, _, _ = fleet.start_all(NAP="0.05")  # else the job might end before the spare is ready
     spare = fleet.start()
     fleet.wait(lambda: fleet.report(spare).stage is Stage.READY, what="spare")
     fleet.drain(a)
@@ -153,7 +153,7 @@ def test_who_stands_in_for_a_lost_leader_saves_all_that_was_reached_and_nobody_e
     for n in (b, c):
         fleet.order(n, checkpoint_now=True, stands_in=n == c)
     fleet.wait(lambda: fleet.report(c).checkpoint is not None, what="the checkpoint")
-    assert fleet.report(c).checkpoint.version == fleet.report(c).version >= 10
+    assert fleet.report(c).checkpoint.version == fleet.report(c).version >= 9  # the tenth step may be another's alone
     assert fleet.report(b).checkpoint is None
 
 
@@ -215,7 +215,13 @@ def test_forked_loader_processes_do_not_hide_a_death(fleets):
     assert len(fleet.lines("END")) == 2
 
 
-ONCE = FAULTS + '''
+LINGER = '''
+def linger():
+    """Slow until the file "met" exists: else the job might end before a joiner has started."""
+    time.sleep(0.004 if os.path.exists(os.environ["SPOTFLEET_OUTPUT"] + "/met") else 0.05)
+'''
+
+ONCE = FAULTS + LINGER + '''
 hvd.init()
 N, B = 1009, 4
 model = torch.nn.Linear(N, 1, bias=False)
@@ -232,7 +238,7 @@ def train(state):
             model(torch.nn.functional.one_hot(torch.tensor(indices), N).float()).sum().backward()
             opt.step()
             sampler.record_batch(number, B)
-            time.sleep(0.004)
+            linger()
             state.commit()
 
 train(hvd.elastic.TorchState(model, opt, sampler=sampler, epoch=0))
@@ -244,12 +250,14 @@ def test_each_sample_counts_exactly_once_per_epoch_through_resizes(fleets):
     """Weight i falls by one each time sample i is in an applied step: all must end at minus the number of epochs."""
     fleet = fleets(ONCE)
     _, b, c = fleet.start_all()
-    fleet.wait_version(40)
+    fleet.wait_version(20)
     fleet.kill(b)
     fleet.wait(lambda: fleet.generation >= 2, what="the death")
     fleet.start()
     fleet.wait(lambda: fleet.generation >= 3, what="the join")
     fleet.drain(c)
+    fleet.wait(lambda: fleet.generation >= 4, what="the leave")
+    (fleet.folder / "met").touch()
     fleet.wait_end()
     assert fleet.generation >= 4 and set(fleet.lines("SEEN")) == {"[-3.0]"}, fleet.story()
 
@@ -291,7 +299,7 @@ def test_two_optimizers_that_step_apart_go_back_to_a_commit_together(fleets, eve
     assert set(fleet.lines("BOTH")) == {"-120.0 -120.0"}, fleet.story()
 
 
-PLAIN = FAULTS + '''
+PLAIN = FAULTS + LINGER + '''
 hvd.init()
 
 @hvd.elastic.run
@@ -300,7 +308,7 @@ def work(state):
         state.total += int(hvd.allreduce(torch.ones(1, dtype=torch.int64), op=hvd.Max))
         die_at("worked", step=state.i)
         state.i += 1
-        time.sleep(0.004)
+        linger()
         state.commit()
 
 state = hvd.elastic.ObjectState(i=0, total=0)
@@ -311,11 +319,13 @@ print("TOTAL", state.total, flush=True)
 
 def test_a_job_without_an_optimizer_keeps_what_it_commits(fleets):
     fleet = fleets(PLAIN)
-    _, _, c = fleet.start_all(DIE="h1/0/1:worked:30")
+    _, _, c = fleet.start_all(DIE="h1/0/1:worked:10")
     fleet.wait(lambda: fleet.generation >= 2, what="the death")
     fleet.start()
     fleet.wait(lambda: fleet.generation >= 3, what="the join")
     fleet.drain(c)
+    fleet.wait(lambda: fleet.generation >= 4, what="the leave")
+    (fleet.folder / "met").touch()
     fleet.wait_end()
     assert fleet.generation >= 4 and set(fleet.lines("TOTAL")) == {"100"}, fleet.story()
 
@@ -344,7 +354,7 @@ hvd.broadcast_parameters(''', 1)
 
 def test_before_elastic_run_a_joiners_broadcasts_do_nothing_and_other_collectives_say_what_to_do(fleets):
     fleet = fleets(JOINER)
-    fleet.start_all(STEPS="150")
+    fleet.start_all(STEPS="150", NAP="0.03")
     late = fleet.start(ASK="1", STEPS="150")
     fleet.target = 4
     fleet.wait(lambda: late in fleet.members, what="the join")
@@ -363,7 +373,7 @@ def test_a_founder_whose_peer_dies_before_elastic_run_goes_on_as_one_who_joins(f
 
 def test_a_worker_told_to_stop_leaves_at_a_step_boundary_with_exit_0(fleets):
     fleet = fleets(RICH)
-    a, b, c = fleet.start_all(STEPS="400")
+    a, b, c = fleet.start_all(STEPS="4000")
     fleet.wait_version(20)
     fleet.drain(b)
     fleet.wait(lambda: fleet.workers[b].exit == 0, what="b has left")
