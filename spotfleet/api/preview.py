@@ -44,6 +44,8 @@ class Estimate:
     spot_micros: int  # if spot hosts are to be had all the time; with what their interruptions waste
     on_demand_micros: int  # of the cheapest machines that fit, all on demand
     mixed: bool  # the policy takes on-demand hosts where it must: it will cost something between the two
+    base: int = 0  # so many hosts are on demand in any case, in `spot_micros` too
+    hosts: int = 0
 
 
 @dataclass(frozen=True)
@@ -213,11 +215,12 @@ def _estimate(spec: FleetSpec, hosts: int, provider: Provider, machine: Launch |
         return None
     own = machine.offer.price_micros_h if machine else 0
     waste = 1 + (BOOT_S + STALL_S * hosts) / Lived().expected_s()
-    dear = own + hosts * min(o.price_micros_h for o in full)
-    cheap = own + hosts * min((o.price_micros_h for o in spot), default=min(o.price_micros_h for o in full))
+    each = min(o.price_micros_h for o in full)
+    base = hosts if not spot or spec.policy.spot_policy == "on-demand" else min(hosts, spec.policy.on_demand_base)
+    cheap = own + base * each + (hosts - base) * min((o.price_micros_h for o in spot), default=0)
     hours = work_s / 3600
-    mixed = bool(spot) and (spec.policy.spot_policy != "spot" or spec.policy.on_demand_base > 0)
-    return Estimate(work_s, round(cheap * hours * (waste if spot else 1)), round(dear * hours), mixed)
+    return Estimate(work_s, round(cheap * hours * (waste if base < hosts else 1)), round((own + hosts * each) * hours),
+                    base < hosts and spec.policy.spot_policy != "spot", base, hosts)
 
 
 def _elsewhere(spec: FleetSpec) -> FleetSpec:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from spotfleet.api.cloud import RegionRow
-from spotfleet.api.preview import Change, UpPlan
+from spotfleet.api.preview import Change, Estimate, UpPlan
 from spotfleet.messages import FleetStatus, HostStatus, JobStatus
 from spotfleet.model import HostState, JobState, Market, Offer
 
@@ -87,10 +87,7 @@ def limits(plan: UpPlan) -> list[str]:
     lines = [f"of it spot {dollars(spot)}/h, on demand {dollars(full)}/h"] if plan.policy_why and spot + full else []
     lines += [f"policy: {plan.policy_why}"] if plan.policy_why else []
     if plan.estimate:
-        e = plan.estimate
-        between = ", or between the two as the policy takes on-demand hosts where it must" if e.mixed else ""
-        lines.append(f"{span(e.work_s)} of work will cost about {dollars(e.spot_micros, 2)} on spot hosts, "
-                     f"{dollars(e.on_demand_micros, 2)} on demand{between}")
+        lines += _estimate(plan.estimate, plan.policy.max_micros)
     if plan.policy.max_micros:
         lines.append(f"it ends in good order before {dollars(plan.policy.max_micros, 2)} are spent (max_cost)")
     if plan.policy.max_micros_h:
@@ -99,6 +96,18 @@ def limits(plan: UpPlan) -> list[str]:
         lines.append("the deadline is sure only while spot hosts are to be had: "
                      f"{plan.nodes.target} hosts on demand and the dispatcher cost {dollars(plan.sure_micros_h)}/h, "
                      "more than max_hourly_cost")
+    return lines
+
+
+def _estimate(e: Estimate, max_micros: int) -> list[str]:
+    """What the work will cost, and that a limit ends the fleet before it is done."""
+    between = ", or between the two as the policy takes on-demand hosts where it must" if e.mixed else ""
+    spot = "spot hosts" if not e.base else f"spot hosts beside {e.base} on demand"
+    costs = f"{dollars(e.spot_micros, 2)} on {spot}, " if e.base < e.hosts else ""
+    lines = [f"{span(e.work_s)} of work will cost about {costs}{dollars(e.on_demand_micros, 2)} on demand{between}"]
+    if max_micros and (least := min(e.spot_micros, e.on_demand_micros)) > max_micros:
+        lines.append(f"max_cost is too little for it: about {100 * max_micros / least:.0f} % of the work is done by "
+                     "then")
     return lines
 
 

@@ -36,6 +36,35 @@ def test_the_plan_says_what_the_work_will_cost_on_spot_and_on_demand_and_that_a_
     assert "between" not in plan_of(user, "work: 100h\n")
 
 
+def work_line(said: str) -> tuple[float, float]:
+    """What the plan says of 100 h of work: dollars on spot and on demand."""
+    found = re.search(r"\n4d04h of work will cost about (?:\$([\d.]+) on spot hosts[^,]*, )?\$([\d.]+) on demand", said)
+    assert found, said
+    return float(found[1] or 0), float(found[2])
+
+
+def test_hosts_that_are_on_demand_in_any_case_count_as_such_in_what_the_work_will_cost(user):
+    spot, full = work_line(plan_of(user, "work: 100h\n"))
+    mixed, same = work_line(plan_of(user, "work: 100h\non_demand_base: 1\n"))
+    assert full == same == 34.0
+    assert spot + 4 < mixed < full  # one of three at $0.085 an hour and not a third of that
+    assert "on spot hosts beside 1 on demand, $34.00 on demand" in plan_of(user, "work: 100h\non_demand_base: 1\n")
+
+
+@pytest.mark.parametrize("more", ["spot_policy: on-demand\n", "on_demand_base: 3\n"], ids=["policy", "base"])
+def test_of_a_fleet_that_is_all_on_demand_no_price_on_spot_is_told(user, more):
+    said = plan_of(user, "work: 100h\n" + more)
+    assert work_line(said) == (0, 34.0)
+    assert "spot hosts" not in said and "between" not in said
+
+
+def test_the_plan_says_that_a_limit_ends_the_fleet_before_its_work_is_done(user):
+    told = "max_cost is too little for it: about "
+    assert re.search(told + r"[3-8] % of the work is done by then\n", plan_of(user, "work: 100h\nmax_cost: 1\n"))
+    assert told + "50 %" in plan_of(user, "work: 100h\nmax_cost: 17\nspot_policy: on-demand\n")
+    assert told not in plan_of(user, "work: 100h\nmax_cost: 33\n")
+
+
 def test_the_plan_says_what_it_may_cost(user):
     said = plan_of(user, "max_cost: 20\nmax_hourly_cost: 0.5\n")
     assert "it ends in good order before $20.00 are spent (max_cost)" in said
