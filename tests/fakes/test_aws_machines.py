@@ -202,8 +202,9 @@ def test_nothing_is_left_of_the_machines_of_a_test_that_was_killed():
     maker = subprocess.Popen([sys.executable, "-c", MAKER.format(path=path)], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, text=True)
     pids = [int(word) for word in maker.stdout.readline().split()]
-    assert len(pids) == 2 and all(psutil.pid_exists(pid) for pid in pids)
+    assert len(pids) == 2
+    living = [psutil.Process(pid) for pid in pids]
     maker.kill()
     maker.communicate()
-    _, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=LIMIT_S)
+    _, alive = psutil.wait_procs(living, timeout=LIMIT_S)
     assert alive == []
