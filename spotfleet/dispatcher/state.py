@@ -156,8 +156,8 @@ class Dispatcher:
         if most < spec.min_workers:
             raise NoCapacity(f"the job needs {spec.min_workers} workers; the fleet has at most {most}",
                              hint="lower --np, or raise nodes.max in the fleet file and run `spotfleet up` again")
-        up = sum(v.slots for v in views if v.usable)
-        if up < spec.min_workers and (self.machines.waits or self.nodes.target * slots < spec.min_workers):
+        up, soon = sum(v.slots for v in views if v.usable), self.steward.held * slots
+        if up + soon < spec.min_workers and (self.machines.waits or self.nodes.target * slots < spec.min_workers):
             raise NoCapacity(f"the job needs {spec.min_workers} workers and {up} are up"
                              + (f"; {self.machines.waits}" if self.machines.waits else ""),
                              hint="add --wait to queue it until capacity comes, or lower --np", scope="region")

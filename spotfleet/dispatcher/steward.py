@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 OFFERS_S = 30.0  # what is on sale is looked up again after this, where that decides something
+IDLE_S = 600.0  # without a job for so long nothing hurries; on-demand hosts that go earlier would only boot again
 COUNT_S = 10.0  # what was spent is counted again after this; between, the burn goes on
 PAGE = 5000  # events that are read at once: others wait for the ledger meanwhile
 REST = 30.0  # or after so many times as long as counting took: a ledger of months is long
@@ -101,7 +102,18 @@ class Steward:
         held = self._shares(live, target) if due else {}
         tasks = tuple(self._task(j, held[j.id], unix) for j in due)
         busy = sum(held[j.id] for j in live if not j.spec.deadline_s) if due else 0
-        return Scene(self.policy, self._dispatcher.boot.spec.any_of, target, tasks, self._offers, busy)
+        needed = self._dispatcher.nodes.min if not live and self._is_idle() else None
+        return Scene(self.policy, self._dispatcher.boot.spec.any_of, target, tasks, self._offers, busy, needed)
+
+    def _is_idle(self) -> bool:
+        """Has there been no job for long, and do hosts hold no worker, as of a job that is not adopted yet?"""
+        idle_s = self._dispatcher.stopwatch.idle_s(time.monotonic(), working=False)
+        return idle_s >= IDLE_S and not any(s.report.workers for s in self._dispatcher.seats.values())
+
+    @property
+    def held(self) -> int:
+        """On-demand hosts that fill in once there is a job."""
+        return self.choice.held if self.choice is not None else 0
 
     def _shares(self, live: list[Job], target: int) -> dict[str, int]:
         """How many hosts each job has once all of the target are up."""

@@ -46,12 +46,12 @@ async def told(stage: Stage, policy: PolicySpec) -> None:
     await stage.call("PUT", "/v1/policy", to_json(policy))
 
 
-async def submit(stage: Stage, deadline_s: float, work_s: float, *, workers: int = 2,
-                 ok: bool = True) -> tuple[int, dict]:
+async def submit(stage: Stage, deadline_s: float, work_s: float, *, workers: int = 2, ok: bool = True,
+                 wait: bool = True) -> tuple[int, dict]:
     stage.world.scripts["train"] = Script(LONG)
     job = JobSpec("train", argv=("train.py",), min_workers=workers, max_workers=workers, deadline_s=deadline_s,
                   work_s=work_s)
-    return await stage.call("POST", "/v1/jobs", {"spec": to_json(job), "secrets": {}, "wait": True}, ok=ok)
+    return await stage.call("POST", "/v1/jobs", {"spec": to_json(job), "secrets": {}, "wait": wait}, ok=ok)
 
 
 def test_what_is_decided_is_written_once_also_across_a_restart(play):
@@ -121,6 +121,21 @@ def test_a_fleet_goes_on_demand_while_spot_costs_no_less_and_says_so_and_comes_b
         return (await status(stage))["policy"]["spot"] == spot
 
     play(scene, spec(policy=PolicySpec("auto")))
+
+
+def test_on_demand_hosts_go_while_no_job_runs_but_nodes_min_and_come_for_the_next_job(play, monkeypatch):
+    async def scene(stage: Stage) -> None:
+        await stand(stage, "on-demand", "on-demand")
+        monkeypatch.setattr(steward, "IDLE_S", 0.0)
+        await stand(stage, "on-demand")
+        why = (await status(stage))["policy"]["why"]
+        assert why.startswith("no job runs or waits, so on-demand hosts fill in up to nodes.min, 1, alone: no spot ")
+        job = (await submit(stage, 0.0, 0.0, wait=False))[1]["job"]
+        await stand(stage, "on-demand", "on-demand")
+        await stage.at_version(job, 5)
+
+    dear = Need(instance_type="cpu.small", max_micros_h=1)  # no spot host is on sale at this
+    play(scene, replace(spec(policy=PolicySpec("auto")), any_of=(dear,)))
 
 
 def test_nonsense_is_no_policy(play):

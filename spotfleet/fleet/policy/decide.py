@@ -4,7 +4,8 @@
     on-demand   all are on demand
     auto        on-demand hosts fill in for spot hosts that are not to be had, once waiting has lasted as long as it is
                 likely to go on (`likely_s`) by what was seen before, and a boot takes less; they go again when spot
-                hosts have been up for a while. Where spot costs no less than on demand, it is on demand (`dearer`)
+                hosts have been up for a while. Where spot costs no less than on demand, it is on demand (`dearer`).
+                Once no job runs or waits, on-demand hosts fill in up to nodes.min alone
     deadline    a job has one: as many on demand as it takes to be in time (`deadline.py`)
 
 Whatever changes, a host that works goes only when the one which relieves it works too.
@@ -57,6 +58,7 @@ class Scene:
     tasks: tuple[Task, ...] = ()
     offers: tuple[Offer, ...] | None = None  # for the needs, in both markets; None: nobody has looked yet
     busy: int = 0  # hosts that jobs without a deadline have when all of the target are up
+    needed: int | None = None  # on-demand hosts fill in up to so many, as no job runs or waits; None: up to the target
 
     DERIVED: ClassVar = {"taken": ("any_of", "offers"), "full": ("any_of", "offers"),
                          "beside": ("any_of", "offers")}
@@ -252,7 +254,10 @@ def _filled_in(scene: Scene, state: FleetState, moment: Moment, base: int, now: 
         why = f"spot is refused for {_span(waited_s)}: wait, on-demand hosts take {_span(moment.boot_s)} to boot"
     else:
         why = "spot hosts are to be had"
-    return Choice(wanted, base + extra, why, "auto")
+    held = 0 if scene.needed is None else max(0, extra - max(0, scene.needed - base - moment.spot_ready))
+    if held:
+        why = f"no job runs or waits, so on-demand hosts fill in up to nodes.min, {scene.needed}, alone: {why}"
+    return Choice(wanted, base + extra - held, why, "auto", held=held)
 
 
 def likely_s(memory: Memory, waited_s: float) -> float:

@@ -52,4 +52,5 @@ class Choice:
     why: str  # for people, with the figures that decided
     rule: str = ""  # as in events.PolicyDecided
     again_s: float = math.inf  # decide anew after so long, even if nothing happens
+    held: int = 0  # on-demand hosts that would fill in if a job ran or waited
     shun: tuple[str, ...] = ()  # spot pools in which no host is to be launched now: on demand costs no more
