@@ -30,7 +30,7 @@ def workers_of(stage: Stage) -> dict[str, tuple[int, ...]]:
 def steps(stage: Stage, host: str) -> int:
     """Lines in the log of the host's worker, on its own disk: one per step."""
     machine = next(m for m in stage.cloud.truth() if m.request_id == host)
-    return sum(p.read_text().count("step") for p in Path(machine.folder).rglob("workers/*/log"))
+    return sum(p.read_text().count("step") for p in Path(machine.folder).glob("jobs/*/workers/*/log"))
 
 
 def lose_and_come_back(stage: Stage, fleet: Fleet, job: Job) -> Job:
