@@ -14,7 +14,7 @@ from machines import Build, why_not
 from ssh_stage import CLI, WORK, SshStage
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 GOOD = ("w0", "w1")
 BAD = {  # machine -> what is said of it, and what is said to do
@@ -27,7 +27,7 @@ BAD = {  # machine -> what is said of it, and what is said to do
 }
 MORE = (Build("forged", "bond1", forged=True), Build("stranger", "wan7"), Build("bare", "eno1", python=False),
         Build("full", "enp0s3", disk_mib=1), Build("mute", "eth1", door="silent"), Build("stuck", "ib0"))
-BOUND_S = 90.0  # about 25 s on a quiet machine
+BOUND_S = 150.0  # about 25 s on a quiet machine, 60 s on one with six times as much to do as it can
 
 
 @pytest.fixture
