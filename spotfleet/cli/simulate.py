@@ -26,9 +26,10 @@ REDRAW_S = 0.2
 def run(file: str, *, traces: list[str], output: str, polarity: str, work: str, deadline: str, every: str, boot: str,
         notice: str, windows: int, hosts: int, each: bool, price: str, on_demand_price: str) -> None:
     spec = config.load(Path(file)).spec
-    wish = Wish(tuple(dict.fromkeys(traces)), polarity, _seconds("--work", work), _seconds("--deadline", deadline),
-                _every(every), windows, hosts, _seconds("--boot", boot), _seconds("--notice", notice),
-                each, Said(_micros("--price", price), _micros("--on-demand-price", on_demand_price)))
+    between = _some("--every", every, "windows begin at least a minute apart")
+    wish = Wish(tuple(dict.fromkeys(traces)), polarity, _some("--work", work), _some("--deadline", deadline), between,
+                windows, hosts, _seconds("--boot", boot), _seconds("--notice", notice), each,
+                Said(_micros("--price", price), _micros("--on-demand-price", on_demand_price)))
     asked = prepare(spec, wish, say)
     report = simulate(asked.fleet, asked.plan, asked.records, asked.notes, _progress())
     if output == "json":
@@ -66,10 +67,11 @@ def _seconds(option: str, text: str) -> float:
         raise UsageError(f"{option}: {error}", hint="such as 48h, 2h30m, 3d") from None
 
 
-def _every(text: str) -> float:
-    seconds = _seconds("--every", text)
+def _some(option: str, text: str, hint: str = "leave it out, or give more than nothing: 48h, 2h30m, 3d") -> float:
+    """0 where nothing is said, and only there."""
+    seconds = _seconds(option, text)
     if text and not seconds:
-        raise UsageError(f"--every: {text}", hint="windows begin at least a minute apart")
+        raise UsageError(f"{option}: {text}", hint=hint)
     return seconds
 
 

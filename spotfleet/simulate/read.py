@@ -14,6 +14,7 @@ from spotfleet.simulate.trace import Trace
 
 POLARITIES = (AVAILABLE, UNAVAILABLE)
 GZIP = b"\x1f\x8b"
+MOST_BYTES = 256 << 20  # of a file; records of public markets have a few MiB
 BESIDE = re.compile(r"LICEN[CS]E.*|README.*|SOURCE.*|COPYING.*|\..*", re.IGNORECASE)  # no traces, in any folder
 KNOWN = ("known are: JSON of spot-traces or Frontier-CS (or a .tar.gz of them), Bamboo's CSV and counts, Parcae's JSON "
          "lines, training_on_a_dime's logs, AWS spot price histories, Azure's and GCP's price tables")
@@ -57,13 +58,17 @@ def traces_in(folder: Path | str) -> list[Path]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
     except IsADirectoryError:
         raise wrong(path, "is a folder", "give the files in it") from None
     except FileNotFoundError:
         raise wrong(path, "there is no such file", "give the path of a trace") from None
     except OSError as error:
         raise wrong(path, f"cannot be read: {error.strerror}", "give the path of a trace that you may read") from None
+    if len(raw) > MOST_BYTES:
+        raise wrong(path, f"is larger than {MOST_BYTES >> 20} MiB", "give a part of it: fewer pools, or a shorter time")
+    return raw
 
 
 def _read_object(raw: bytes, path: Path, polarity: str, warn: Callable[[str], None]) -> list[Trace]:

@@ -30,6 +30,7 @@ from spotfleet.simulate.world import Setting, World
 
 EPOCH = 1_700_000_000.0  # of records that do not say when they began
 EVERY_S = 4 * 3600.0
+APART_S = 60.0  # two windows begin at least; the same one twice says nothing more
 AT_ONCE = 8  # windows that one process does before it reports
 
 
@@ -127,8 +128,9 @@ def _starts(plan: Plan, whole_s: float, length_s: float) -> Iterator[float]:
     if room_s < -1e-6:
         return
     if plan.windows:
-        for k in range(plan.windows):
-            yield room_s * k / max(1, plan.windows - 1)
+        count = min(plan.windows, math.floor((room_s + 1e-6) / APART_S) + 1)
+        for k in range(count):
+            yield room_s * k / max(1, count - 1)
         return
     for k in range(math.floor((room_s + 1e-6) / plan.every_s) + 1):
         yield k * plan.every_s

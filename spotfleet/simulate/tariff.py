@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from itertools import takewhile
 
 from spotfleet.catalog.values import Catalog, Price, sources
 from spotfleet.errors import UsageError
@@ -41,6 +43,8 @@ def tariff(trace: Trace, spec: FleetSpec, catalog: Catalog, said: Said = Said())
     full, full_by = (said.on_demand_micros_h, "--on-demand-price") if said.on_demand_micros_h else (
         (trace.on_demand_micros_h, "the record") if trace.on_demand_micros_h and same else (0, ""))
     dated = f"the catalog of {max((s.as_of for s in sources([price])), default='?')}" if price is not None else ""
+    if price is not None and price.region != trace.region:
+        dated += f", in {price.region}"
     if not spot and price is not None and price.spot_micros_h:
         spot, spot_by = ((0.0, price.spot_micros_h),), dated
     if not full and price is not None and price.on_demand_micros_h:
@@ -72,10 +76,17 @@ def _named(wish: Need, spec: FleetSpec, catalog: Catalog) -> list[Price]:
 
 
 def _nearest(found: list[Price], trace: Trace, wish: Need) -> Price:
-    """In the record's region if it is sold there, else in the fleet's, else where it costs least."""
+    """In the record's region if it is sold there, else in the fleet's, else in one whose name begins like the record's
+    ("us-east", or "us"), else where it costs least."""
     both = [p for p in found if p.spot_micros_h and p.on_demand_micros_h] or found
-    return min(both, key=lambda p: (p.region != trace.region, p.region != wish.region,
+    return min(both, key=lambda p: (p.region != trace.region, p.region != wish.region, -_alike(p.region, trace.region),
                                     p.spot_micros_h or p.on_demand_micros_h, p.key))
+
+
+def _alike(region: str, other: str) -> int:
+    """How many words the names of two regions have in common at their beginning: of us-east-1 and us-east-2 two."""
+    pairs = zip(re.findall(r"[a-z]+", region), re.findall(r"[a-z]+", other), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _of_trace(trace: Trace, catalog: Catalog) -> Price | None:

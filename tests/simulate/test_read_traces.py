@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotfleet.errors import UsageError
+from spotfleet.simulate import read as reading
 from spotfleet.simulate.read import read, traces_in
 from spotfleet.simulate.trace import Trace
 
@@ -219,6 +220,15 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
     for path, said in ((tmp_path / "no.json", "there is no such file"), (tmp_path, "is a folder")):
         with pytest.raises(UsageError, match=said):
             read(path)
+
+
+def test_what_has_no_end_is_not_read_to_it(write, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_BYTES", 2 << 20)
+    with pytest.raises(UsageError, match="/dev/zero: is larger than 2 MiB"):
+        read("/dev/zero")
+    path = write(pings([1]))
+    monkeypatch.setattr(reading, "MOST_BYTES", path.stat().st_size)
+    assert read(path)
 
 
 def test_an_unknown_polarity_is_refused(write):

@@ -70,6 +70,13 @@ def test_html_is_one_page(run):
     assert out.startswith("<!doctype html>") and "Uniform Progress" in out and "<svg" in out
 
 
+@pytest.mark.parametrize(("deadline", "windows"), [("24h", 1), ("23h58m", 3)])
+def test_windows_begin_at_least_a_minute_apart_however_many_are_asked_for(run, deadline, windows):
+    out, _ = run(f"f.yaml --trace {RECORD} --work 4h --deadline {deadline} --windows 1000 -o json")
+    starts = [w["start_s"] for w in json.loads(out)["outcomes"][0]["windows"]]
+    assert starts == [60.0 * k for k in range(windows)]
+
+
 def test_several_files_may_follow_the_option(run):
     out, _ = run(f"f.yaml --trace {RECORD} b.csv {SHORT} --price 1 --on-demand-price 3 -o json")
     assert [p["name"] for p in json.loads(out)["pools"]] == ["us-west-2a_v100_1", "b"]
@@ -102,6 +109,8 @@ WRONG = {
     "no number of windows": (f"f.yaml --trace {RECORD} --windows 0", "--windows"),
     "too many ways": (f"f.yaml --trace {RECORD} --windows 2 --every 1h", "--every and --windows exclude each other"),
     "windows at once": (f"f.yaml --trace {RECORD} --every 0h", "--every: 0h"),
+    "no time at all": (f"f.yaml --trace {RECORD} --work 4h --deadline 0h", "--deadline: 0h"),
+    "nothing to do": (f"f.yaml --trace {RECORD} --work 0s --deadline 8h", "--work: 0s"),
     "another polarity": (f"f.yaml --trace {RECORD} --polarity up", "'up'"),
     "upside down": (f"f.yaml --trace {RECORD} --polarity unavailable", "data[0] is 2, but where 1 means unavailable"),
     "no fleet file": (f"no.yaml --trace {RECORD}", "there is no file no.yaml"),
@@ -143,6 +152,13 @@ def test_the_catalog_prices_the_records_machine_in_its_region():
     expected = Tariff("p3.2xlarge", ((0.0, 970_000),), 3_060_000, "the catalog of 2026-07-30")
     assert tariff(OF_V100, ANY, BOOK) == expected
     assert tariff(OF_V100, WISHES_V100, BOOK) == expected
+
+
+def test_a_machine_that_is_not_sold_in_the_records_region_is_priced_in_the_most_alike_and_that_is_said():
+    east, sydney = replace(OF_V100, region="us-east-2"), replace(V100, region="ap-southeast-2", spot_micros_h=400_000)
+    book = Catalog((V100, sydney, replace(V100, region="us-east-1", spot_micros_h=600_000)))
+    assert tariff(east, ANY, book) == Tariff("p3.2xlarge", ((0.0, 600_000),), 3_060_000,
+                                             "the catalog of 2026-07-30, in us-east-1")
 
 
 def test_the_records_own_prices_count_before_the_catalogs():
