@@ -71,6 +71,7 @@ class Cloud:
         self._pools = {p.offer.pool: p for p in self.pools}
         self._held: dict[str, dict[str, Machine]] = {name: {} for name in self._pools}  # live ones, by pool
         self._live: dict[str, Machine] = {}
+        self._listed: dict[str, Machine] = {}  # these, and those that ended of late, in the order of their launches
         self._fresh: dict[str, Machine] = {}  # ended, still listed
         self.machines: dict[str, Machine] = {}
         self.changes = 0  # that the cloud itself has made to hosts, notices included
@@ -87,8 +88,8 @@ class Cloud:
             for name, pool in self._pools.items():
                 self._take(name, pool, until)
         self.now = until
-        if self._fresh:
-            self._fresh = {n: m for n, m in self._fresh.items() if until - (m.ended_at or 0.0) < LISTED_S}
+        for name in [n for n, m in self._fresh.items() if until - (m.ended_at or 0.0) >= LISTED_S]:
+            del self._fresh[name], self._listed[name]
 
     def next_due(self) -> float:
         """When something happens to a host that exists; infinite if nothing will."""
@@ -194,13 +195,14 @@ class Cloud:
         else:
             offer = request.offer
         machine = Machine(request, offer, self.now)
-        self.machines[request.request_id] = self._live[request.request_id] = machine
+        for those in (self.machines, self._listed, self._live):
+            those[request.request_id] = machine
         self.version += 1
         if name in self._held:
             self._held[name][request.request_id] = machine
 
     def hosts(self, fleet: str) -> list[CloudHost]:
-        return [m.line for m in (*self._fresh.values(), *self._live.values())]
+        return [m.line for m in self._listed.values()]
 
     def terminate(self, request_id: str) -> None:
         machine = self._live.get(request_id)

@@ -85,6 +85,7 @@ class World:
         self.finished_at: float | None = None
         self._ready_at: dict[str, float] = {}  # host -> when its agent joins
         self._ready_as_of = -1  # version of the cloud
+        self._resumes: JobResumed | None = None  # unless others form a generation in the same instant
         self._decide = self.decider(self)
         self._tick_at = self.now
         reconcile.create(self.ledger, self.cloud, self.setting.fleet, Nodes(1, self.setting.hosts, self.setting.hosts),
@@ -117,6 +118,9 @@ class World:
         news = self._ask() or news
         if news or self.now >= self._tick_at:
             self._tick()
+        if self._resumes is not None:
+            self.ledger.append(self._resumes)
+            self._resumes = None
         self.now = self._next()
         self.work.advance(self.now)
         return False
@@ -166,15 +170,12 @@ class World:
         self._tick_at = self.now
         if formed.repeated_s:
             self.ledger.append(JobProgress(self.now, JOB, self._version, 1.0))
-        if formed.members:
-            self.generation += 1
-            names = tuple(f"{m}/0/1" for m in formed.members)
-            self.ledger.append(
-                GenerationFormed(self.now, JOB, self.generation, names, formed.cause, "", self._version),
-                JobResumed(self.now, JOB, self.generation, self._version,
-                           round(formed.repeated_s / len(formed.members)), formed.pause_s))
-        else:
-            self.ledger.append(GenerationFormed(self.now, JOB, self.generation, (), formed.cause, "", self._version))
+        self.generation += bool(formed.members)
+        self.ledger.append(GenerationFormed(self.now, JOB, self.generation, tuple(f"{m}/0/1" for m in formed.members),
+                                            formed.cause, "", self._version))
+        self._resumes = JobResumed(
+            self.now, JOB, self.generation, self._version, round(formed.repeated_s / len(formed.members)),
+            formed.pause_s) if formed.members else None
 
     def _leaves_at(self, name: str, since: float) -> float:
         """When a draining host leaves though nobody has come for it."""

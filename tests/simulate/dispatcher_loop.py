@@ -39,7 +39,7 @@ from spotfleet.simulate.world import JOB, Setting, World
 
 BEGAN = 1_700_000_000.0
 SPOT, FULL = 970_000, 3_060_000
-STEPS_PER_S = 1024
+STEPS_PER_S = 2**20  # so fine that no decision hangs on the work of a step
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class History:
     hosts: int
     pools: tuple[tuple[tuple[int, int], ...], ...]
     policy: PolicySpec = field(default_factory=PolicySpec)
-    work_s: float = 900.0  # at all hosts
+    work_s: float = 900.00037  # at all hosts; odd, as else pauses of whole milliseconds bring two choices to a draw
     length_s: int = 1800
     boot_s: int = 30
     notice_s: int = 120
@@ -120,12 +120,14 @@ class Loop:
                                            work_s=self.history.work_s),
                               sizing=SimpleNamespace(places=self.history.hosts),
                               held=lambda: [(host, 0) for host in self.work.members])
-        return SimpleNamespace(journal=Journal(), boot=SimpleNamespace(spec=spec), jobs={JOB: job}, nodes=spec.nodes,
+        boot = SimpleNamespace(spec=spec, fleet="f", host="")
+        return SimpleNamespace(journal=Journal(), boot=boot, jobs={JOB: job}, nodes=spec.nodes,
                                machines=SimpleNamespace(own=None))
 
     def run(self) -> Loop:
         for _ in range(self.history.length_s):
             self._move_cloud()
+            self._resume()
             self._train(lost=True)
             self._progress()
             for _ in range(20):
@@ -199,13 +201,14 @@ class Loop:
             self.ledger.append(GenerationFormed(self.clock(), JOB, self.generation,
                                                 tuple(f"{m}/0/1" for m in formed.members), formed.cause, "",
                                                 int(self.trained_s * STEPS_PER_S)))
-            if formed.members:
-                self.resumes = JobResumed(self.clock() + formed.pause_s, JOB, self.generation,
-                                          int(self.trained_s * STEPS_PER_S), 0, formed.pause_s)
+            self.resumes = JobResumed(self.clock() + formed.pause_s, JOB, self.generation,
+                                      int(self.trained_s * STEPS_PER_S), 0, formed.pause_s) if formed.members else None
 
-    def _progress(self) -> None:
-        """Reported each second, so that the dispatcher knows as much as the simulator does."""
+    def _resume(self) -> None:
         if self.resumes is not None and self.resumes.at <= self.clock():
             self.ledger.append(self.resumes)
             self.resumes = None
+
+    def _progress(self) -> None:
+        """Reported each second, so that the dispatcher knows as much as the simulator does."""
         self.ledger.append(JobProgress(self.clock(), JOB, int(self.trained_s * STEPS_PER_S), 1 / STEPS_PER_S))

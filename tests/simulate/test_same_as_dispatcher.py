@@ -62,6 +62,8 @@ def histories(draw) -> History:
 
 
 LOST_AND_BACK = History(2, (((0, 2), (400, 0), (800, 2), (1100, 1)),), DEADLINE)
+TAKEN_IN_TWO_POOLS = History(4, (((0, 3), (428, 0)), ((0, 3), (428, 0))), PolicySpec("auto"), boot_s=10, notice_s=0)
+TWO_JOINS_IN_A_SECOND = History(4, (((0, 1), (561, 0), (1316, 3)), ((0, 1),)), DEADLINE, boot_s=10, notice_s=0)
 
 
 @settings(max_examples=4, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -70,11 +72,15 @@ LOST_AND_BACK = History(2, (((0, 2), (400, 0), (800, 2), (1100, 1)),), DEADLINE)
 @example(History(3, (((0, 1), (300, 3)), ((0, 0), (150, 2), (700, 0))), PolicySpec("auto")))
 @example(History(1, (((0, 0), (1400, 1)),), DEADLINE))
 @example(History(1, (((0, 0), (39, 1), (200, 0)),), PolicySpec("auto"), boot_s=10, notice_s=25))
+@example(TAKEN_IN_TWO_POOLS)
+@example(TWO_JOINS_IN_A_SECOND)
 def test_the_simulator_decides_what_a_dispatcher_decides(history):
     with pytest.MonkeyPatch.context() as patch:
         loop, world = Loop(history, patch).run(), simulated(history)
     assert decided(world.ledger.rows) == decided(loop.ledger.rows)
     assert world.now == loop.clock()
+    knows, known = world.state.seen, loop.ledger.state().seen
+    assert (knows.memory, knows.boots, knows.stalls) == (known.memory, known.boots, known.stalls)
     mine, theirs = world.cloud.invoice(), loop.market.invoice(loop.clock())
     assert mine == theirs
     assert report(world.ledger.rows, world.now).micros == mine.micros
