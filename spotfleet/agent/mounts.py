@@ -294,6 +294,7 @@ def _write(cache: Path, item: Item, number: int, data: bytes) -> None:
         while view:
             done = os.pwrite(descriptor, view, at)
             view, at = view[done:], at + done
+        os.fsync(descriptor)  # a machine that loses power may keep the next line, and forget this
     finally:
         os.close(descriptor)
     journal = os.open(cache / f"{item.id}.pieces", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -134,6 +134,43 @@ def test_a_fetch_that_was_killed_goes_on_where_it_was(tmp_path: Path, cloud: Clo
     assert (tmp_path / "job/data/large").read_bytes() == data
 
 
+def test_what_counts_as_fetched_is_on_the_disk_should_the_machine_lose_power(tmp_path: Path, cloud: Cloud, monkeypatch):
+    """A file's new size may be on the disk before its contents are: then there are zeros."""
+    monkeypatch.setattr(mounts, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(mounts, "AT_ONCE", 1)
+    for name, value in cloud.env.items():
+        monkeypatch.setenv(name, value)
+    large, small = os.urandom(4500), os.urandom(500)
+    cloud.put(a_large=large, a_small=small, b_never=b"x")
+    order = Order({"data": "s3://data"}, str(tmp_path / "mounts"), str(tmp_path / "job"))
+    asked, real, write = [], mounts.Bucket.piece, os.pwrite
+    waiting: dict[int, list[tuple[bytes, int]]] = {}  # in memory alone, by descriptor
+
+    def remember(descriptor: int, data: memoryview, at: int) -> int:
+        waiting.setdefault(descriptor, []).append((bytes(data), at))
+        return write(descriptor, bytes(len(data)), at)
+
+    def sync(descriptor: int) -> None:
+        for data, at in waiting.pop(descriptor, []):
+            write(descriptor, data, at)
+
+    def until_the_power_is_gone(self, item, number, stop):
+        if item.path == "b_never":
+            raise KeyboardInterrupt
+        return real(self, item, number, stop)
+
+    with monkeypatch.context() as running:
+        running.setattr(mounts.os, "pwrite", remember)
+        running.setattr(mounts.os, "fsync", sync)
+        running.setattr(mounts.Bucket, "piece", until_the_power_is_gone)
+        with pytest.raises(KeyboardInterrupt):
+            mounts.bring(order)
+    monkeypatch.setattr(mounts.Bucket, "piece", lambda s, i, n, stop: asked.append(i.path) or real(s, i, n, stop))
+    mounts.bring(order)
+    assert asked == ["b_never"]
+    assert contents(tmp_path / "job") == {"data/a_large": large, "data/a_small": small, "data/b_never": b"x"}
+
+
 def test_an_object_that_changes_while_it_is_fetched_is_fetched_anew_and_never_mixed(tmp_path, cloud, monkeypatch):
     monkeypatch.setattr(mounts, "PIECE_BYTES", 1000)
     monkeypatch.setattr(mounts, "AT_ONCE", 1)
