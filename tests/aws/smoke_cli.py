@@ -69,7 +69,7 @@ def main(words: list[str], ec2: Any) -> int:
                 launch(ec2, name, f"{name}-{n}", "worker")
             print("launching dispatcher", file=sys.stderr, flush=True)
             if "slow" in trouble:
-                time.sleep(25)
+                time.sleep(150)
             return 1 if "up" in trouble else 0
         case "train":
             state = json.loads(STATE.read_text())

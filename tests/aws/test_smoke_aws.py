@@ -152,7 +152,7 @@ def test_when_the_money_is_spent_it_stops_in_the_middle_of_a_command(cloud, smok
     begun = time.monotonic()
     code, report = smoke("slow", "--no-fis", "--max-usd", "1", price=3600.0, kind=smoke_aws.Smoke)
     assert code == 1 and "the estimate has reached --max-usd 1" in report
-    assert left(cloud) == [] and time.monotonic() - begun < 45
+    assert left(cloud) == [] and time.monotonic() - begun < 120  # it was ended
 
 
 def test_without_fis_a_host_is_ended_by_our_own_means(cloud, smoke, fis):
