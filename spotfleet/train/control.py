@@ -114,7 +114,7 @@ class Control:
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not self._closed and (left := end - time.monotonic()) > 0:
-            select.select([self._wake_r], [], [], min(left, self._patience(left)))
+            _readable(min(left, self._patience(left)), self._wake_r)
             self._drain_wake()
 
     def _patience(self, left_s: float) -> float:
@@ -130,7 +130,7 @@ class Control:
                 told = self._send(sock)
                 due = now + PERIOD_S
             wait_s = self._patience(max(0.0, due - time.monotonic()))
-            readable, _, _ = select.select([sock, self._wake_r], [], [], wait_s)
+            readable = _readable(wait_s, sock, self._wake_r)
             if self._wake_r in readable:
                 self._drain_wake()
             if sock in readable:
@@ -179,3 +179,13 @@ def silence(fds: list[int]) -> None:
     for fd in fds:
         os.dup2(null, fd)
     os.close(null)
+
+
+def _readable(wait_s: float, *socks: socket.socket) -> list[socket.socket]:
+    """Those from which something can be read, waiting so long for the first. A script may have thousands of files open:
+    `select.select` takes no descriptor beyond 1023."""
+    poll = select.poll()
+    for sock in socks:
+        poll.register(sock, select.POLLIN)
+    found = {descriptor for descriptor, _ in poll.poll(1000 * wait_s)}
+    return [sock for sock in socks if sock.fileno() in found]

@@ -57,7 +57,7 @@ def _mac(key: str, side: bytes, server_nonce: bytes, client_nonce: bytes) -> byt
 
 
 class Server:
-    """Serves until the process ends; each worker has one, and the lowest rank's serves a generation."""
+    """Serves until it or the process ends; each worker has one, and the lowest rank's serves a generation."""
 
     def __init__(self, address: str, key: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -70,20 +70,33 @@ class Server:
         self._values: dict[bytes, bytes] = {}
         self._waiting: dict[bytes, list[socket.socket]] = {}
         self._strangers: dict[socket.socket, _Peer] = {}  # oldest first
+        self._closed = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         threading.Thread(target=self._serve, name="spotfleet-store", daemon=True).start()
 
+    def close(self) -> None:
+        """Serve nobody any more: its thread ends and lets go of all connections. Any thread."""
+        if not self._closed:
+            self._closed = True
+            self._listener.shutdown(socket.SHUT_RDWR)  # which its thread sees
+
     def _serve(self) -> None:
-        while True:
-            for key, _ in self._selector.select(_SWEEP_S if self._strangers else None):
-                if key.data is None:
-                    self._accept()
-                elif key.fileobj.fileno() >= 0:  # type: ignore[union-attr]  # not cut off since
-                    self._read(key.fileobj, key.data)  # type: ignore[arg-type]
-            late = [s for s, p in self._strangers.items() if time.monotonic() - p.since > HELLO_LIMIT_S]
-            for sock in late:
-                self._cut_off(sock)
+        with self._selector:
+            while not self._closed:
+                self._serve_once()
+            for key in list(self._selector.get_map().values()):
+                key.fileobj.close()  # type: ignore[union-attr]
+
+    def _serve_once(self) -> None:
+        for key, _ in self._selector.select(_SWEEP_S if self._strangers else None):
+            if key.data is None:
+                self._accept()
+            elif key.fileobj.fileno() >= 0:  # type: ignore[union-attr]  # not cut off since
+                self._read(key.fileobj, key.data)  # type: ignore[arg-type]
+        late = [s for s, p in self._strangers.items() if time.monotonic() - p.since > HELLO_LIMIT_S]
+        for sock in late:
+            self._cut_off(sock)
 
     def _accept(self) -> None:
         try:

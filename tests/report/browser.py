@@ -109,8 +109,9 @@ class Browser:
     def _read(self) -> dict[str, Any]:
         deadline = time.monotonic() + ANSWER_S
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._in], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, "Chromium does not answer"
+            poll = select.poll()
+            poll.register(self._in, select.POLLIN)
+            assert poll.poll(1000 * max(0.0, deadline - time.monotonic())), "Chromium does not answer"
             data = os.read(self._in, 1 << 20)
             assert data, "Chromium has ended"
             self._rest += data

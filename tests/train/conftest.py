@@ -10,6 +10,22 @@ from spotfleet.messages import Assignment
 from spotfleet.train import runtime
 from spotfleet.train.gloo import GlooGroup
 from spotfleet.train.group import open_store
+from spotfleet.train.store import Server
+
+
+@pytest.fixture(autouse=True)
+def no_store_left(monkeypatch):
+    """Bootstrap stores serve as long as their process, which here is that of all tests."""
+    made, begin = [], Server.__init__
+
+    def begin_and_note(store: Server, *args) -> None:
+        begin(store, *args)
+        made.append(store)
+
+    monkeypatch.setattr(Server, "__init__", begin_and_note)
+    yield
+    for store in made:
+        store.close()
 
 
 @pytest.fixture(scope="session")

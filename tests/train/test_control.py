@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import threading
 
@@ -49,6 +50,29 @@ def line(tmp_path):
     yield agent, control, path
     agent.close()
     control.close()
+
+
+@pytest.fixture
+def thousands_of_files():
+    """Open as long as the test runs: what is opened next has a descriptor beyond 1023."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] != resource.RLIM_INFINITY and before[1] < 2000:
+        pytest.skip("this process may have no more than 1023 files open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2000), before[1]))
+    with contextlib.ExitStack() as files:
+        while files.enter_context(open(os.devnull)).fileno() < 1023:
+            continue
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_script_may_have_thousands_of_files_open(thousands_of_files, line):
+    agent, control, _ = line
+    assert min(control.descriptors()) > 1023 and agent.hear().stage is Stage.STARTING
+    control.update(stage=Stage.READY)
+    assert agent.hear().stage is Stage.READY
+    agent.say(dump(WorkerOrders(stop=True)))
+    assert obeyed(control, lambda o: o.stop)
 
 
 def obeyed(control: Control, wanted) -> bool:

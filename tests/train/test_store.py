@@ -137,3 +137,16 @@ def test_a_first_word_that_is_lost_is_said_again_for_who_can_wait():
             Client(ADDRESS, address[1], "a/1", 10.0, KEY, connect_s=10.0)
         for timer in timers:
             timer.join()
+
+
+def test_a_store_that_is_closed_lets_go_of_all_and_nobody_gets_in_any_more():
+    server = Server(ADDRESS, KEY)
+    member, unknown = client(server), stranger(server)
+    server.close()
+    assert is_cut_off(unknown)
+    with pytest.raises(OSError):
+        member.get("key")
+    with pytest.raises(ConnectionRefusedError):
+        stranger(server)
+    for sock in (member, unknown):
+        sock.close()

@@ -209,7 +209,7 @@ class Fleet:
     def _serve(self) -> None:
         due = 0.0
         while not self._closed:
-            readable, _, _ = select.select([self._listener, *self._socks], [], [], 0.01)
+            readable = self._readable(0.01)
             with self.cv:
                 for sock in readable:
                     self._read(sock)
@@ -220,6 +220,12 @@ class Fleet:
                     for worker in self.workers.values():
                         self._send(worker)
                 self.cv.notify_all()
+
+    def _readable(self, wait_s: float) -> list[socket.socket]:
+        poll, socks = select.poll(), {sock.fileno(): sock for sock in (self._listener, *self._socks)}
+        for descriptor in socks:  # any: a process that runs many tests has more than `select.select` takes
+            poll.register(descriptor, select.POLLIN)
+        return [socks[descriptor] for descriptor, _ in poll.poll(1000 * wait_s)]
 
     def _read(self, sock: socket.socket) -> None:
         if sock is self._listener:
