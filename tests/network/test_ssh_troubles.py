@@ -39,7 +39,7 @@ def steps_s(stage: SshStage, names: tuple[str, ...], seconds: float) -> None:
     """These go on training for so long, together."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        stage.wait("steps of all", lambda at=time.monotonic(): all(stage.first_after(n, at) for n in names), 15.0)
+        stage.wait("steps of all", lambda at=time.monotonic(): all(stage.first_after(n, at) for n in names))
 
 
 def test_an_sshd_that_stops_answering_costs_the_job_nothing_and_is_named(stage: SshStage):
