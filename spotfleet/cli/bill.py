@@ -15,9 +15,10 @@ from spotfleet.fleet.cost_reconcile import Difference, Reconciliation
 NAMES = {"useful": "training", "boot": "starting machines", "repeated": "steps made again", "pause": "pauses",
          "disks": "disks", "addresses": "public addresses", "traffic": "traffic between zones (estimated)"}
 SHOWN = 40  # differences of a reconciliation
+UNRATED = "disks, public addresses and traffic{of} are not counted: no rate for them is in the ledger"
 
 
-def report(found: CostReport, times: int) -> str:
+def report(found: CostReport, times: int, rated: bool = True) -> str:
     """Of one fleet, interrupted so many times: each run of each machine, what that saved, where it went, each job."""
     rows = [(line.host, line.role, line.pool, span(line.seconds), "taken" if line.taken else "",
              dollars(line.micros, 6), full(line.micros, line.on_demand_micros, 6)) for line in found.lines]
@@ -26,7 +27,7 @@ def report(found: CostReport, times: int) -> str:
     rows.append(("total", "", "", "", "", dollars(found.micros, 6), _on_demand(found)))
     lines = [table(["host", "role", "pool", "billed", "", "cost", "on demand"], rows, ["billed", "cost", "on demand"]),
              "", *summary(found.micros, breakdown(found), _saved(found), times, found.micros_per_1000_steps),
-             *_lost((found,))]
+             *_lost((found,)), *([UNRATED.format(of="")] if found.lines and not rated else [])]
     return "\n".join([*lines, "", jobs(found)] if found.jobs else lines)
 
 
@@ -35,7 +36,7 @@ def costs(found: Costs, groups: Sequence[Group], by: str, times: int) -> str:
     detail = any(g.detail for g in groups)
     rows = [(g.key, *([g.detail] if detail else []), span(g.seconds) if g.seconds else "-", dollars(g.micros, 6),
              full(g.micros, g.on_demand_micros, 6)) for g in groups]
-    sums = sum(g.seconds for g in groups)
+    sums = 0 if any(g.seconds is None for g in groups) else sum(g.seconds or 0 for g in groups)
     rows.append(("total", *([""] if detail else []), span(sums) if sums else "-", dollars(found.micros, 6),
                  _on_demand(found)))
     steps = sum(f.report.useful_steps for f in found.fleets)
@@ -43,6 +44,8 @@ def costs(found: Costs, groups: Sequence[Group], by: str, times: int) -> str:
                    ["billed", "cost", "on demand"]), "",
              *summary(found.micros, found.breakdown, _saved(found), times,
                       round(found.micros * 1000 / steps) if steps else None), *_lost(f.report for f in found.fleets)]
+    if unrated := found.unrated:
+        lines.append(UNRATED.format(of="" if len(unrated) == len(found.fleets) else f" of {', '.join(unrated)}"))
     return "\n".join([*lines, *(f"incomplete: {line}" for line in found.missing)])
 
 
@@ -92,6 +95,7 @@ def reconciled(found: Reconciliation) -> str:
     lines += [f"not compared: {dollars(micros, 6)} reckoned here {when} what the export covers"
               for micros, when in ((found.earlier_micros, "before"), (found.later_micros, "after")) if micros]
     lines += [f"not compared: {dollars(micros, 6)} of {name}" for name, micros in found.left_out]
+    lines += [f"not compared: {', '.join(found.elsewhere)}, not on AWS"] if found.elsewhere else []
     return "\n".join([*lines, *(f"incomplete: {line}" for line in found.incomplete)])
 
 
@@ -107,6 +111,8 @@ def _differences(rows: Sequence[Difference]) -> str:
 def _saved(found: CostReport | Costs) -> str:
     if found.unpriced:
         return unpriced(found.unpriced)
+    if not found.micros and not found.on_demand_micros:
+        return "nothing was spent" + (" in this time" if (found.since, found.until) != (None, None) else "")
     return f"saved {found.savings_percent:.1f} % against on-demand machines of the same types and seconds"
 
 

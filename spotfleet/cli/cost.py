@@ -106,14 +106,15 @@ def _text(ask: Ask, found: Sequence[Books], since: float | None, until: float | 
     way = _way(ask, found)
     times = sum(len(interruptions(series(b.events, b.now, since, until, points=2).marks)) for b in found)
     if not way:
-        return bill.report(found[0].report(since, until), times)
+        return bill.report(found[0].report(since, until), times, found[0].rated)
     return bill.costs(costs(found, since, until), grouped(found, way, since, until), way, times)
 
 
 def _json(ask: Ask, found: Sequence[Books], since: float | None, until: float | None) -> None:
     """Of one fleet its report; of many the totals and each report. With --by also the rows, as `groups`."""
     one = len(found) == 1 and not ask.everything
-    data = cost_rows.to_json(found[0].report(since, until)) if one else cost_rows.costs_json(costs(found, since, until))
+    data = cost_rows.to_json(found[0].report(since, until)) | {"rated": found[0].rated} if one else \
+        cost_rows.costs_json(costs(found, since, until))
     if ask.by:
         data["groups"] = cost_rows.groups_json(grouped(found, ask.by, since, until))
     _write(ask, json.dumps(data, indent=1) + "\n")

@@ -25,7 +25,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[st
 
 
 def dollars(micros: int, digits: int = 4) -> str:
-    return f"${micros / 1e6:,.{digits}f}"
+    return f"{'-' if micros < 0 else ''}${abs(micros) / 1e6:,.{digits}f}"
 
 
 def span(seconds: float) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from spotfleet.errors import UsageError
 from spotfleet.fleet.cost import CostReport, Meter
-from spotfleet.fleet.events import Event
+from spotfleet.fleet.events import Event, RatesStamped
 from spotfleet.model import Market
 
 DAY_S = 86400.0
@@ -66,13 +66,14 @@ class Group:
     key: str
     micros: int
     on_demand_micros: int  # the same on demand
-    spot_micros: int = 0  # of it the spot machines
-    seconds: int = 0  # of machines, as billed
+    spot_micros: int | None = 0  # of it the spot machines; None: jobs share machines, so nobody counts
+    seconds: int | None = 0  # of machines, as billed; None as above
     detail: str = ""  # of a host its role and pool, of a job its name
 
     def __add__(self, other: Group) -> Group:
         return Group(self.key, self.micros + other.micros, self.on_demand_micros + other.on_demand_micros,
-                     self.spot_micros + other.spot_micros, self.seconds + other.seconds, self.detail or other.detail)
+                     _both(self.spot_micros, other.spot_micros), _both(self.seconds, other.seconds),
+                     self.detail or other.detail)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class Books:
     missing: str = ""  # what of the ledgers could not be had; empty: nothing
     provider: str = ""
 
+    @property
+    def rated(self) -> bool:
+        """Are rates of disks, addresses and traffic known? Else none of these is in the bill."""
+        return any(isinstance(event, RatesStamped) for event in self.events)
+
     def report(self, since: float | None = None, until: float | None = None) -> CostReport:
         return Meter(self.events, self.now).report(since, until)
 
@@ -96,6 +102,7 @@ class FleetCost:
     living: bool
     missing: str
     report: CostReport
+    rated: bool = True  # as of Books
 
 
 @dataclass(frozen=True)
@@ -130,12 +137,18 @@ class Costs:
         return sum((breakdown(f.report) for f in self.fleets), Breakdown())
 
     @property
+    def unrated(self) -> tuple[str, ...]:
+        """Fleets with machines whose disks, addresses and traffic are not in the bill, as no rate is known."""
+        return tuple(f.fleet for f in self.fleets if f.report.lines and not f.rated)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         return tuple(f"{f.fleet}: {f.missing}" for f in self.fleets if f.missing)
 
 
 def costs(books: Iterable[Books], since: float | None = None, until: float | None = None) -> Costs:
-    return Costs(tuple(FleetCost(b.fleet, b.living, b.missing, b.report(since, until)) for b in books), since, until)
+    return Costs(tuple(FleetCost(b.fleet, b.living, b.missing, b.report(since, until), b.rated) for b in books),
+                 since, until)
 
 
 def by_host(report: CostReport) -> tuple[Group, ...]:
@@ -143,7 +156,7 @@ def by_host(report: CostReport) -> tuple[Group, ...]:
     rows = [Group(line.host, line.micros, line.on_demand_micros, _spot(line.market, line.micros), line.seconds,
                   f"{line.role}, {line.pool}") for line in report.lines]
     rows += [Group(f"(traffic of {e.name})" if e.kind == "traffic" else e.name, e.micros, e.micros,
-                   detail="" if e.kind == "traffic" else f"{e.role}, {e.pool}") for e in report.extras]
+                   detail="" if e.kind == "traffic" else f"{e.role}, {e.pool}") for e in report.extras if e.micros]
     return added_up(rows)
 
 
@@ -151,14 +164,14 @@ def by_pool(report: CostReport) -> tuple[Group, ...]:
     """Disks and addresses belong to the pool of their host."""
     rows = [Group(line.pool, line.micros, line.on_demand_micros, _spot(line.market, line.micros), line.seconds)
             for line in report.lines]
-    rows += [Group(e.pool or "(traffic)", e.micros, e.micros) for e in report.extras]
+    rows += [Group(e.pool or "(traffic)", e.micros, e.micros) for e in report.extras if e.micros]
     return added_up(rows)
 
 
 def by_job(report: CostReport) -> tuple[Group, ...]:
     """Each job's share of its hosts, with its traffic; then what is no job's."""
-    rows = [Group(job.job, job.micros + job.traffic_micros, job.on_demand_micros + job.traffic_micros,
-                  detail=job.name) for job in report.jobs]
+    rows = [Group(job.job, job.micros + job.traffic_micros, job.on_demand_micros + job.traffic_micros, None, None,
+                  job.name) for job in report.jobs]
     listed = {job.job for job in report.jobs}
     rows += [Group(e.name, e.micros, e.micros) for e in report.extras
              if e.kind == "traffic" and e.name not in listed]
@@ -166,7 +179,7 @@ def by_job(report: CostReport) -> tuple[Group, ...]:
     full = sum(line.on_demand_micros for line in dispatcher)
     machines_full = sum(line.on_demand_micros for line in report.lines)
     idle_full = machines_full - full - sum(job.on_demand_micros for job in report.jobs)
-    rows.append(Group("(no job)", report.idle_micros, idle_full, detail="worker hosts that boot or wait"))
+    rows.append(Group("(no job)", report.idle_micros, idle_full, None, None, "worker hosts that boot or wait"))
     spot = sum(_spot(line.market, line.micros) for line in dispatcher)
     rows.append(Group("(dispatcher)", report.dispatcher_micros, full, spot, sum(line.seconds for line in dispatcher)))
     rows.append(Group("(disks)", report.disk_micros, report.disk_micros))
@@ -245,6 +258,10 @@ def day(at: float) -> str:
     shifted = (5 * of_year + 2) // 153
     month = shifted + 3 if shifted < 10 else shifted - 9
     return f"{year + era * 400 + (month <= 2):04d}-{month:02d}-{of_year - (153 * shifted + 2) // 5 + 1:02d}"
+
+
+def _both(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
 
 
 def _spot(market: str, micros: int) -> int:

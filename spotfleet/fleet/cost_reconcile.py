@@ -69,6 +69,7 @@ class Reconciliation:
     earlier_micros: int = 0  # ours, before it
     left_out: tuple[tuple[str, int], ...] = ()  # taxes, credits, fees on our resources: (type, micro-dollars)
     incomplete: tuple[str, ...] = ()  # fleets whose ledgers could not be had
+    elsewhere: tuple[str, ...] = ()  # fleets on no cloud of AWS, which are not compared
 
     @property
     def micros(self) -> int:
@@ -164,7 +165,9 @@ def compare(books: Sequence[Books], header: Sequence[str], rows: Iterable[Mappin
         theirs.take(row, number)
     if theirs.since > theirs.until:
         return Reconciliation(None, None, incomplete=_incomplete(books))
-    ours = {key: micros for fleet, meter in theirs.meters.items()
+    elsewhere = _elsewhere(theirs)
+    compared = {fleet: meter for fleet, meter in theirs.meters.items() if fleet not in elsewhere}
+    ours = {key: micros for fleet, meter in compared.items()
             for key, micros in _ours(fleet, meter, theirs.since, theirs.until).items()}
     found = _with_traffic(theirs)
     rows_, unknown, missing = [], [], []
@@ -180,12 +183,13 @@ def compare(books: Sequence[Books], header: Sequence[str], rows: Iterable[Mappin
             rows_.append(line)
         elif line.micros:
             missing.append(line)
-    meters = theirs.meters.values()
+    meters = compared.values()
     return Reconciliation(
         theirs.since, theirs.until, tuple(sorted(rows_, key=lambda d: -abs(d.difference))),
         tuple(sorted(unknown, key=lambda d: -d.their_micros)), tuple(sorted(missing, key=lambda d: -d.micros)),
         sum(m.micros(theirs.until) for m in meters), sum(m.micros(until=theirs.since) for m in meters),
-        tuple((name, _micros(dollars)) for name, dollars in sorted(theirs.left_out.items())), _incomplete(books))
+        tuple((name, _micros(dollars)) for name, dollars in sorted(theirs.left_out.items())), _incomplete(books),
+        elsewhere)
 
 
 def kind_of(usage_type: str) -> str:
@@ -224,6 +228,13 @@ def _note(kind: str, billed: bool, known: bool) -> str:
 
 def _incomplete(books: Sequence[Books]) -> tuple[str, ...]:
     return tuple(f"{b.fleet}: {b.missing}" for b in books if b.missing)
+
+
+def _elsewhere(theirs: Theirs) -> tuple[str, ...]:
+    """Fleets that no bill of AWS can have: of another provider, and nothing in the export is theirs."""
+    billed = {fleet for fleet, _, _ in theirs.found}
+    return tuple(fleet for fleet, meter in theirs.meters.items()
+                 if meter.created and meter.created.provider != "aws" and fleet not in billed)
 
 
 def _tags(text: str) -> dict[str, str]:

@@ -37,7 +37,8 @@ def costs_json(costs: Costs) -> dict[str, Any]:
     return {**_with_dollars(totals), "since": costs.since, "until": costs.until,
             "savings_percent": None if costs.unpriced else round(costs.savings_percent, 2),
             "breakdown": dict(costs.breakdown.parts()), "missing": list(costs.missing),
-            "fleets": [{"fleet": f.fleet, "living": f.living, "missing": f.missing, "report": to_json(f.report)}
+            "fleets": [{"fleet": f.fleet, "living": f.living, "missing": f.missing, "rated": f.rated,
+                        "report": to_json(f.report)}
                        for f in costs.fleets]}
 
 
@@ -51,7 +52,7 @@ def reconciliation_json(found: Reconciliation) -> dict[str, Any]:
         "since": found.since, "until": found.until, "micros": found.micros, "their_micros": found.their_micros,
         "later_micros": found.later_micros, "earlier_micros": found.earlier_micros, "rows": rows(found.rows),
         "unknown": rows(found.unknown), "missing": rows(found.missing), "left_out": dict(found.left_out),
-        "incomplete": list(found.incomplete)})
+        "incomplete": list(found.incomplete), "elsewhere": list(found.elsewhere)})
 
 
 def groups_json(groups: Iterable[Group]) -> list[dict[str, Any]]:
@@ -74,10 +75,14 @@ def csv_rows(report: CostReport) -> list[tuple[str, ...]]:
 
 
 def group_rows(groups: Iterable[Group]) -> list[tuple[str, ...]]:
-    """A cut as CSV, its header first; no total."""
+    """A cut as CSV, its header first; no total. What nobody counts is empty."""
     return [("key", "micros", "on_demand_micros", "spot_micros", "seconds", "dollars", "on_demand_dollars", "detail"),
-            *((g.key, str(g.micros), str(g.on_demand_micros), str(g.spot_micros), str(g.seconds), dollars(g.micros),
-               dollars(g.on_demand_micros), g.detail) for g in groups)]
+            *((g.key, str(g.micros), str(g.on_demand_micros), _count(g.spot_micros), _count(g.seconds),
+               dollars(g.micros), dollars(g.on_demand_micros), g.detail) for g in groups)]
+
+
+def _count(n: int | None) -> str:
+    return "" if n is None else str(n)
 
 
 def _with_dollars(data: dict[str, Any]) -> dict[str, Any]:

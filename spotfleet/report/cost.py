@@ -120,8 +120,11 @@ def _notes(view: CostView) -> Safe | None:
         if fleet.report.missing_before is not None:
             said.append(f"A ledger of {fleet.fleet} was lost at {instant(fleet.report.missing_before)}: machines and "
                         "jobs that had ended before may be missing here.")
-    if not view.rated and not view.empty:
-        said.append("Disks, public addresses and traffic are not counted: this ledger holds no rates for them.")
+    if unrated := view.costs.unrated:
+        some = len(unrated) < len(view.costs.fleets)
+        of = f" of {', '.join(unrated)}" if some else ""
+        said.append(f"Disks, public addresses and traffic{of} are not counted: "
+                    f"{'the ledger there' if some else 'this ledger'} holds no rates for them.")
     if view.costs.unpriced:
         said.append(f"No on-demand price is known for {', '.join(view.costs.unpriced)}.")
     return note(*said)

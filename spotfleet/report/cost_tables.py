@@ -42,7 +42,7 @@ def _groups(view: CostView, title: str, says: str, head: str, groups: Sequence[G
     rows = [[g.key, *([g.detail] if detail else []), *([span(g.seconds) if g.seconds else "-"] if time else []),
              *_amounts(g.micros, g.on_demand_micros, places)] for g in groups]
     known = not view.costs.unpriced
-    total = ["in all", *([""] if detail else []), *([span(sum(g.seconds for g in groups))] if time else []),
+    total = ["in all", *([""] if detail else []), *([span(sum(g.seconds or 0 for g in groups))] if time else []),
              *_amounts(sum(g.micros for g in groups), sum(g.on_demand_micros for g in groups) if known else 0, places)]
     return table(title, says, columns, rows, total)
 

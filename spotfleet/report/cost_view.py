@@ -10,7 +10,7 @@ from spotfleet.fleet.billing import PriceBook
 from spotfleet.fleet.cost_facts import Host, hosts
 from spotfleet.fleet.cost_groups import Books, Costs, Group, costs, grouped
 from spotfleet.fleet.cost_series import Mark, Series, series, together
-from spotfleet.fleet.events import PriceChanged, RatesStamped
+from spotfleet.fleet.events import PriceChanged
 from spotfleet.model import Market, Role
 
 POINTS = 160  # of a curve
@@ -38,7 +38,6 @@ class CostView:
     by_pool: tuple[Group, ...]
     by_day: tuple[Group, ...]
     by_host: tuple[Group, ...]
-    rated: bool  # rates of disks, addresses and traffic are known somewhere
 
     @property
     def living(self) -> bool:
@@ -62,8 +61,7 @@ def view(books: Sequence[Books], at: float, since: float | None = None, until: f
         at, found, together([series(b.events, b.now, since, until, POINTS) for b in books]), _prices(
             books, since, until, by_pool),
         *(grouped(books, by, since, until) for by in ("fleet", "job")), by_pool,
-        *(grouped(books, by, since, until) for by in ("day", "host")),
-        any(isinstance(e, RatesStamped) for b in books for e in b.events))
+        *(grouped(books, by, since, until) for by in ("day", "host")))
 
 
 def interruptions(marks: Iterable[Mark]) -> tuple[Mark, ...]:

@@ -49,6 +49,33 @@ def test_the_table_says_what_was_saved_where_it_went_and_what_interruptions_cost
     assert "no interruptions; steps made again and pauses cost $0.000000" in said
 
 
+def test_that_nobody_knows_what_disks_addresses_and_traffic_cost_is_said_in_every_cut(up):
+    told = "disks, public addresses and traffic are not counted: no rate for them is in the ledger"
+    for line in ("cost", "cost --by pool", "cost --all"):
+        assert told in up.ok(line).out
+    assert json.loads(up.ok("cost -o json").out)["rated"] is False
+    assert [f["rated"] for f in json.loads(up.ok("cost --all -o json").out)["fleets"]] == [False]
+
+
+def test_by_job_no_machine_time_is_told_that_jobs_share(up):
+    rows = list(csv.DictReader(io.StringIO(up.ok("cost --by job -o csv").out)))
+    assert {r["key"]: (bool(r["spot_micros"]), bool(r["seconds"])) for r in rows} == {
+        "(no job)": (False, False), "(dispatcher)": (True, True)}
+    assert [g["spot_dollars"] for g in json.loads(up.ok("cost --by job -o json").out)["groups"]] == [None, "0.000000"]
+    total = next(line for line in up.ok("cost --by job").out.splitlines() if line.startswith("total"))
+    assert total.split()[1] == "-"
+
+
+def test_a_time_in_which_nothing_was_spent_has_an_empty_report_that_says_so(up):
+    said = up.ok("cost --until 2020-01-01").out
+    assert "nothing was spent in this time\n" in said and "saved" not in said and "not counted" not in said
+    assert "nothing was spent in this time\n" in up.ok("cost --until 2020-01-01 --by day").out
+
+
+def test_a_credit_has_its_sign_before_the_dollar():
+    assert (render.dollars(-24, 6), render.dollars(24, 6)) == ("-$0.000024", "$0.000024")
+
+
 def test_all_fleets_have_a_line_each_and_one_sum(both):
     found = json.loads(both.ok("cost --all -o json").out)
     assert {(f["fleet"], f["living"]) for f in found["fleets"]} == {("digits", False), ("two", True)}

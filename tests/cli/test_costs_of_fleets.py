@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from spotfleet.api import fleet as fleets
 from spotfleet.api.costs import costs, instant, reconcile
 from spotfleet.api.house import Folder, House, Keys, Record
 from spotfleet.errors import DispatcherUnreachable, NoSuchFleet, UsageError
-from spotfleet.fleet.cost_groups import WAYS, grouped
+from spotfleet.fleet.cost_groups import WAYS, by_host, by_pool, grouped
 from spotfleet.fleet.cost_groups import costs as added
+from spotfleet.fleet.cost_meters import ExtraLine
 from spotfleet.fleet.events import Event, FleetCreated, FleetDown, HostListed, LaunchIntended
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import BillingRules, CloudState, FleetSpec, Market, Nodes, Offer, Role, Run
@@ -113,6 +115,16 @@ def test_a_folder_that_cannot_be_read_hides_no_other_fleet(house):
     broken, words = costs(home=house.path)
     assert (broken.fleet, broken.events, words.report().micros) == ("digits", (), 1700)
     assert "fleet.json cannot be read" in broken.missing
+
+
+def test_traffic_without_a_rate_has_no_row_that_says_it_cost_nothing(house):
+    fleet(house, "digits")
+    (books,) = costs(home=house.path)
+    moved = ExtraLine("traffic", "words-1", "", "", "local/local", "between zones", 0.2, "GiB", 0)
+    report = replace(books.report(), extras=(moved,))
+    assert by_pool(report) == by_pool(books.report()) and by_host(report) == by_host(books.report())
+    charged = replace(report, extras=(replace(moved, micros=5),))
+    assert (by_pool(charged)[-1].key, by_host(charged)[-1].key) == ("(traffic)", "(traffic of words-1)")
 
 
 HEADER = "lineItem/ResourceId,lineItem/UsageStartDate,lineItem/UsageType,lineItem/UnblendedCost\n"

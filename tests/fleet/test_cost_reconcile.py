@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from spotfleet.cli.bill import reconciled
 from spotfleet.errors import UsageError
 from spotfleet.fleet.cost_groups import Books
 from spotfleet.fleet.cost_reconcile import LAG, Difference, Reconciliation, columns, compare, kind_of
@@ -213,3 +214,13 @@ def test_a_reconciliation_travels_as_json():
         "resource": "i-1", "kind": "machine", "fleet": "f", "host": "f-a1b2-0", "micros": 800_000, "note": "",
         "their_micros": 810_000, "difference_micros": 10_000, "percent": 1.25, "dollars": "0.800000",
         "their_dollars": "0.810000", "difference_dollars": "0.010000"}
+
+
+def test_a_fleet_on_no_cloud_of_aws_is_not_missing_from_its_bill_but_named():
+    created, *others = books(("l-1-0", "i-9", 2.0), fleet="l", cloud_name="l-1").events
+    local = Books("l", (replace(created, provider="local"), *others), T + 10 * HOUR)
+    found, alone = compared(legacy(*WHOLE), ONE, local), compared(legacy(*WHOLE), ONE)
+    assert found == replace(alone, elsewhere=("l",))
+    assert reconciliation_json(found)["elsewhere"] == ["l"]
+    assert "not compared: l, not on AWS" in reconciled(found) and "not on AWS" not in reconciled(alone)
+    assert compared(legacy(item("i-9", "BoxUsage:x", "1")), local).elsewhere == ()  # what the bill has is compared
