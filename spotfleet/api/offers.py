@@ -71,7 +71,7 @@ def _nothing(known: Catalog, wish: Wish, answered: Sequence[str]) -> SpotfleetEr
     if words:
         return UsageError(words, hint="" if answered else UPDATE)
     markets = " or ".join(m.value for m in wish.markets)
-    there = ranking.elsewhere(known, wish.need)
+    there = ranking.elsewhere(known, wish.need, wish.markets)
     sold = f"; it is sold in {', '.join(there[:6])}{' ...' if len(there) > 6 else ''}" if there else ""
     return SpotfleetError(f"no {markets} price is known of what was asked for{sold}", hint=UPDATE)
 

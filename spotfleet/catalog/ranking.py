@@ -82,14 +82,23 @@ def unknown(catalog: Catalog, need: Need, provider: str = "") -> str:
         return f"{where} has no region '{need.region}'{_near(catalog, need.region, regions)}"
     names = sorted({p.machine.name for p in here})
     if need.instance_type and need.instance_type not in names:
-        return f"{where} has no instance type '{need.instance_type}'{_near(catalog, need.instance_type, names)}"
+        sellers = _sellers(p for p in catalog.prices if p.machine.name == need.instance_type)
+        near = sellers or _near(catalog, need.instance_type, names)
+        return f"{where} has no instance type '{need.instance_type}'{near}"
     kinds = sorted({p.machine.accelerator for p in here} - {""})
     if need.accelerator and not any(alike(need.accelerator, k) for k in kinds):
-        return f"{where} has no GPU '{need.accelerator}'{_near(catalog, need.accelerator, kinds) or _all(kinds)}"
+        sellers = _sellers(p for p in catalog.prices if alike(need.accelerator, p.machine.accelerator))
+        near = sellers or _near(catalog, need.accelerator, kinds) or _all(kinds)
+        return f"{where} has no GPU '{need.accelerator}'{near}"
     counts = sorted({p.machine.count for p in here if alike(need.accelerator, p.machine.accelerator)})
     if need.accelerator and need.accelerator_count and need.accelerator_count not in counts:
         return (f"no type has {need.accelerator_count} of '{need.accelerator}': there are types with "
                 f"{', '.join(map(str, counts))}")
+    machine = catalog.machines.get(need.instance_type)
+    if machine and need.accelerator and not (alike(need.accelerator, machine.accelerator)
+                                             and need.accelerator_count in (0, machine.count)):
+        has = f"{machine.accelerator}:{machine.count}" if machine.count else "no GPU"
+        return f"{machine.name} has {has}, not {need.accelerator}{f':{n}' if (n := need.accelerator_count) else ''}"
     return ""
 
 
@@ -98,12 +107,18 @@ def _near(catalog: Catalog, word: str, among: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 
+def _sellers(prices: Iterable[Price]) -> str:
+    found = sorted({p.machine.provider for p in prices})
+    return f"; it is sold by {', '.join(found)}" if found else ""
+
+
 def _all(kinds: Sequence[str]) -> str:
     return f"; there are {', '.join(kinds)}"
 
 
-def elsewhere(catalog: Catalog, need: Need) -> list[str]:
-    """Where what `need` asks for is sold, its place left aside: "aws/us-east-1"."""
+def elsewhere(catalog: Catalog, need: Need, markets: Sequence[Market] = BOTH) -> list[str]:
+    """Where what `need` asks for is sold in one of `markets`, its place left aside: "aws/us-east-1"."""
     anywhere = Need(instance_type=need.instance_type, accelerator=need.accelerator,
                     accelerator_count=need.accelerator_count)
-    return sorted({f"{p.machine.provider}/{p.region}" for p in catalog.matching(anywhere)})
+    return sorted({f"{p.machine.provider}/{p.region}" for p in catalog.matching(anywhere)
+                   if any(p.micros_h(m) for m in markets)})

@@ -152,7 +152,7 @@ def schedule(text: str) -> dict[int, int]:
 def due(deadline: str, work: str) -> tuple[float, tuple[float, int]]:
     """Seconds until the deadline, and the work: seconds at full target, or steps. 0 is none of each."""
     try:
-        deadline_s = duration_s(deadline) if deadline else 0.0
+        deadline_s = values.deadline(deadline) if deadline else 0.0
     except ValueError as error:
         raise UsageError(f"--deadline: {error}", hint="--deadline 60h counts from now") from None
     try:

@@ -22,6 +22,7 @@ NOT_OURS = {  # SkyPilot's and dstack's keys that we refuse, with what to do ins
 Count = Annotated[int, BeforeValidator(values.count)]
 Text = Annotated[str, BeforeValidator(values.text)]
 Duration = Annotated[float, BeforeValidator(values.duration)]
+Deadline = Annotated[float, BeforeValidator(values.deadline)]
 Flag = Annotated[bool, BeforeValidator(values.flag)]
 Price = Annotated[int, BeforeValidator(values.price)]
 Money = Annotated[int, BeforeValidator(values.money)]
@@ -174,7 +175,7 @@ class FileSection(_Section):
     environment: EnvironmentSection | None = None
     spot_policy: Literal["spot", "auto", "on-demand"] | None = None
     on_demand_base: Annotated[int, BeforeValidator(values.whole)] = 0
-    deadline: Duration = 0.0
+    deadline: Deadline = 0.0
     work: Annotated[tuple[float, int], BeforeValidator(values.work)] = (0.0, 0)
     max_cost: Money = 0
     max_hourly_cost: Price = 0

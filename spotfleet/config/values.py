@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from datetime import date
 from decimal import Decimal
 from importlib.metadata import entry_points
 from typing import Any
@@ -25,7 +26,8 @@ def duration_s(text: str) -> float:
 
 
 def _wrong(expected: str, value: Any, more: str = "") -> ValueError:
-    return ValueError(f"expected {expected}, got {value!r}{more}")
+    shown = value.isoformat() if isinstance(value, date) else repr(value)  # YAML makes a date of 2026-12-01
+    return ValueError(f"expected {expected}, got {shown}{more}")
 
 
 def did_you_mean(word: Any, known: list[str]) -> str:
@@ -92,16 +94,31 @@ def duration(value: Any) -> Any:
     return duration_s(value)
 
 
+def deadline(value: Any) -> Any:
+    """Seconds from a job's submission on; none is no deadline, but 0 is one that nothing keeps."""
+    seconds = duration(value)
+    if not seconds:
+        raise _wrong('a duration above 0, such as "60h" from a job\'s submission on', value)
+    return seconds
+
+
 def price(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e6:
-        raise _wrong("US dollars per hour, above 0", value)
+        raise _wrong("US dollars per hour, above 0", value, _plain_number(value))
     return round(Decimal(str(value)) * 1_000_000)
 
 
 def money(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
-        raise _wrong("US dollars, above 0", value)
+        raise _wrong("US dollars, above 0", value, _plain_number(value))
     return round(Decimal(str(value)) * 1_000_000)
+
+
+def _plain_number(value: Any) -> str:
+    """The fix for "$25", "25 dollars" and the like."""
+    found = re.fullmatch(r"(?:US)?\$?\s*(\d+(?:\.\d+)?)\s*(?:\$|USD|dollars?)?(?:\s*/\s*h)?", value) \
+        if isinstance(value, str) else None
+    return f"; write {found[1]}" if found else ""
 
 
 def dollars(micros: int) -> str:

@@ -190,6 +190,10 @@ def test_the_emulated_cloud_is_asked_by_name_alone(shopper, monkeypatch):
 
 @pytest.mark.parametrize(("line", "said"), [
     ("--gpus A10O:8", "no GPU 'A10O'; did you mean 'A10' or 'A10G' or 'A100'?"),
+    ("--gpus V100:1 --infra gcp", "gcp has no GPU 'V100'; it is sold by aws, azure\n"),
+    ("-t p4d.24xlarge --infra gcp", "gcp has no instance type 'p4d.24xlarge'; it is sold by aws\n"),
+    ("-t p4d.24xlarge --gpus A100:4", "p4d.24xlarge has A100:8, not A100:4\n"),
+    ("-t t3.small --gpus T4", "t3.small has no GPU, not T4\n"),
     ("--gpus A100:3", "no type has 3 of 'A100': there are types with 1, 2, 4, 8, 16"),
     ("--instance-type p3.8xlrage", "no instance type 'p3.8xlrage'; did you mean 'p3.8xlarge'"),
     ("--infra aws/us-est-1", "aws has no region 'us-est-1'; did you mean"),
@@ -206,6 +210,11 @@ def test_words_that_name_nothing_are_answered_with_the_nearest(shopper, line, sa
 def test_what_is_not_sold_there_is_shown_where_it_is(shopper):
     told = shopper.fails("offers --gpus A100:8 --infra aws/eu-west-1 --no-live", 1)
     assert "it is sold in aws/us-east-1, " in told.err and "catalog update" in told.err
+
+
+def test_where_it_is_sold_only_on_demand_is_not_named_to_who_wants_spot(shopper):
+    told = shopper.fails("offers --gpus A100:8 --infra azure --spot --no-live", 1)
+    assert "it is sold in aws/us-east-1, gcp/" in told.err and "azure/" not in told.err
 
 
 def test_a_wish_without_place_or_name_is_never_unknown():

@@ -110,8 +110,9 @@ def test_a_fleet_that_is_up_takes_another_policy_over_and_a_deadline_with_the_ne
 @pytest.mark.parametrize(("options", "words"), [
     ("--deadline soon", "--deadline: expected a duration"),
     ("--deadline 3h", "a deadline needs the work"),
+    ("--deadline 0h --work 2h", "--deadline: expected a duration above 0"),
     ("--deadline 3h --work 5", "--work: expected \"48h\" (at the full number of hosts) or \"100000 steps\", got '5'"),
-], ids=["no duration", "no work", "no unit"])
+], ids=["no duration", "no work", "no time", "no unit"])
 def test_train_says_what_is_wrong_with_a_deadline(up, options, words):
     up.write("train.py", "")
     assert f"error: {words}" in up.fails(f"train train.py {options}", code=2).err

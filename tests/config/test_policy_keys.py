@@ -40,13 +40,19 @@ def test_a_limit_of_the_fleet_is_another_than_that_of_a_host():
     ("spot_policy: auto\nresources: {use_spot: false}", "1: spot_policy: is auto, but `use_spot: false` allows no spot "
                                                         "host; remove one of them"),
     ("work: 5", 'expected "48h" (at the full number of hosts) or "100000 steps", got 5'),
+    ("deadline: 0h\nwork: 4h", '1: deadline: expected a duration above 0, such as "60h" from a job\'s submission on, '
+                               "got '0h'"),
+    ("deadline: 2026-12-01\nwork: 4h", '1: deadline: expected a duration such as "90s", "10m" or "2h", got 2026-12-01'),
     ("max_cost: 0", "1: max_cost: expected US dollars, above 0, got 0"),
+    ("max_cost: $25", "1: max_cost: expected US dollars, above 0, got '$25'; write 25"),
+    ("max_cost: 25 EUR", "1: max_cost: expected US dollars, above 0, got '25 EUR'"),
+    ("max_hourly_cost: 0.5/h", "1: max_hourly_cost: expected US dollars per hour, above 0, got '0.5/h'; write 0.5"),
     ("max_cost: 1\nmax_hourly_cost: 90", "1: max_cost: $1.00 is spent within a minute at max_hourly_cost $90.00/h; "
                                          "raise it"),
     ("resources: {spot_policy: auto}", "1: resources.spot_policy: unknown key; it belongs to the top of the file"),
     ("max_budget: 3", "1: max_budget: unknown key; use `max_cost`"),
-], ids=["word", "base", "negative", "no work", "impossible", "spot", "no spot", "no unit", "nothing", "minute", "place",
-        "other word"])
+], ids=["word", "base", "negative", "no work", "impossible", "spot", "no spot", "no unit", "no time", "a day",
+        "nothing", "dollars", "no dollars", "by the hour", "minute", "place", "other word"])
 def test_what_does_not_fit_together_is_said_with_the_way_out(text, said):
     assert problems(text)[0].endswith(said)
 
