@@ -141,11 +141,12 @@ class Machine:
 
     def start(self, *command: str, env: dict[str, str] | None = None, cwd: str = "/root",
               **options: Any) -> subprocess.Popen[Any]:
-        """A process of its root user, whose environment is `env` and little else."""
+        """A process of its root user, whose environment is `env` and little else. It hears SIGINT also where the tests
+        were started in the background, which makes a shell have it ignored."""
         words = [f"{k}={v}" for k, v in {**environment(), **(env or {})}.items()]
         into = ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
         there = ["sh", "-c", 'cd "$0" && exec "$@"', cwd]
-        return subprocess.Popen([*into, "env", "-i", *words, *there, *command], **options)
+        return subprocess.Popen([*into, "env", "-i", "--default-signal=INT", *words, *there, *command], **options)
 
     def run(self, *command: str, ok: bool = True, timeout_s: float = LIMIT_S, **options: Any) -> Any:
         """Run it to its end; its subprocess.CompletedProcess with text."""
