@@ -89,7 +89,8 @@ def limits(plan: UpPlan) -> list[str]:
     if plan.estimate:
         lines += _estimate(plan.estimate, plan.policy.max_micros)
     if plan.policy.max_micros:
-        lines.append(f"it ends in good order before {dollars(plan.policy.max_micros, 2)} are spent (max_cost)")
+        digits = 4 if plan.policy.max_micros % 10_000 else 2  # never more than what the file says
+        lines.append(f"it ends in good order before {dollars(plan.policy.max_micros, digits)} are spent (max_cost)")
     if plan.policy.max_micros_h:
         lines.append(f"never more hosts than fit in {dollars(plan.policy.max_micros_h)}/h (max_hourly_cost)")
     if plan.sure_micros_h:
