@@ -71,6 +71,7 @@ class Offer:
     on_demand_micros_h: int  # the same type and region on demand, for savings
     accelerator: str = ""  # "V100", or "" on a CPU host
     room: int = 0  # for so many more hosts; 0: nobody knows
+    life_s: float = 0.0  # expected of a spot host, by how often the cloud says that it takes such; 0: nobody knows
 
     @cached_property
     def pool(self) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from spotfleet.api.preview import Change, preview
+from spotfleet.catalog import load
+from spotfleet.catalog.useful import expected_lifetime_s
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import AwsNetwork, FleetSpec, Market, Need, Offer
 
 BOTH = ("us-east-1", "us-west-2")
 ANY_A10G = Need(accelerator="A10G", accelerator_count=1)
 DISPATCHER = Need(use_spot=False)
+LIFE_S = expected_lifetime_s(load().band("aws", "g5.xlarge", "us-east-1"))
 
 
 def zones(offers: list[Offer]) -> set[str]:
@@ -25,7 +29,8 @@ def test_a_need_for_one_accelerator_is_every_type_and_zone_of_it_at_live_prices(
     assert {o.instance_type for o in found} == {"g5.xlarge", "g5.2xlarge"}
     assert zones(found) == {"us-east-1a", "us-east-1b", "us-east-1c"}
     assert [o for o in found if o.pool == "aws/us-east-1a/g5.xlarge/spot"] == [
-        Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 410_000, 1_006_000, "A10G")]
+        Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 410_000, 1_006_000, "A10G", life_s=LIFE_S)]
+    assert LIFE_S > 0 and {o.life_s for o in aws().offers(replace(ANY_A10G, use_spot=False))} == {0.0}
 
 
 def test_slots_are_the_accelerators_of_a_machine(aws):

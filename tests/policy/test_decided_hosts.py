@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 
+from pytest import approx
+
+from spotfleet.catalog.useful import expected_lifetime_s
 from spotfleet.fleet.actions import Drain, Launch, Observed, Terminate, Wait, Wanted
 from spotfleet.fleet.events import JobProgress, PriceChanged, RatesStamped
 from spotfleet.fleet.fold import FleetState, fold, scope_keys
 from spotfleet.fleet.host import Host
 from spotfleet.fleet.plan import lacking, plan
-from spotfleet.fleet.policy.lifetimes import BOOT_S, PRIOR_LIFE_S, STALL_S, Lived
+from spotfleet.fleet.policy.lifetimes import BOOT_S, PRIOR_LIFE_S, STALL_S, Lived, prior_s
 from spotfleet.fleet.policy.pools import worths
 from spotfleet.model import CloudState, HostState, Market, Need, Offer, Rates, Role, Run
 
@@ -178,6 +182,22 @@ def test_a_pool_whose_hosts_were_taken_soon_is_worth_more_than_its_price_by_the_
     lost_s = BOOT_S + STALL_S
     assert worths(state, [SPOT], [], 6000.0)[SPOT] == (
         1_000_000 * (1 + lost_s / life_s) / (1 + lost_s / PRIOR_LIFE_S))
+
+
+def test_before_lives_were_seen_the_clouds_interruption_band_tells_of_them():
+    """A life of 1.64 h, which was measured in the highest band, and log(1 - 25 %) / log(1 - share) of it in others."""
+    most_s = 273.1 * 3600 / 167
+    assert [expected_lifetime_s(b) for b in (4, 0)] == approx([most_s, most_s * log(1 - 0.25) / log(1 - 0.025)])
+    often = replace(SPOT, life_s=expected_lifetime_s(4))
+    seldom = replace(OTHER, price_micros_h=1_020_000, life_s=expected_lifetime_s(0))
+    assert prior_s(often) == expected_lifetime_s(4) and prior_s(SPOT) == PRIOR_LIFE_S
+    lost_s, full = BOOT_S + STALL_S, replace(FULL, life_s=60.0)
+    worth = worths(FleetState(), [often, seldom, full], [], 0.0)
+    assert worth[often] == approx(1_000_000 * (1 + lost_s / most_s) / (1 + lost_s / PRIOR_LIFE_S))
+    assert worth[full] == 3_000_000.0
+    assert plan(want(1, 0), FleetState(), [often, seldom], NOTHING, 0)[0].offer == seldom, "2 % dearer, and lasts"
+    seen = FleetState(ended=ran(often, 50 * 3600.0, taken=20))
+    assert plan(want(1, 0), seen, [often, seldom], NOTHING, now=2e7)[0].offer == often, "what was seen counts more"
 
 
 def test_the_dearer_pool_is_taken_where_hosts_of_the_cheaper_one_never_last_and_the_reason_says_so():

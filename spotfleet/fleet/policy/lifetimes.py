@@ -8,6 +8,7 @@ from functools import lru_cache
 from statistics import median
 
 from spotfleet.fleet.fold import FleetState
+from spotfleet.model import Offer
 
 BOOT_S = 180.0  # of a cloud's machine until it trains, before any was seen
 STALL_S = 0.5  # for which all hosts wait when one is lost, before that was seen
@@ -25,6 +26,14 @@ class Lived:
         """The mean life to come. Lives are taken as exponential, their rate as gamma-distributed with one loss in
         `prior_s` before anything was seen; this is the inverse of its mean then."""
         return (self.seconds + prior_s) / (self.taken + 1)
+
+
+def prior_s(offer: Offer) -> float:
+    """What counts before lives were seen: what the cloud's interruption band tells of them, where it publishes one.
+
+    Of band b it is 1.64 h x log(1 - 25 %) / log(1 - share taken in b): `catalog/useful.py`, which the provider asks.
+    """
+    return offer.life_s or PRIOR_LIFE_S
 
 
 def lived(state: FleetState, now: float) -> Mapping[str, Lived]:

@@ -2,8 +2,9 @@
 
     price x (1 + (boot + stall of all hosts) / expected life) + bytes that more edges between zones carry
 
-An expected life follows from the fleet's own hosts, see `lifetimes.py`. A pool of which nothing is known costs its
-price, and the others are told apart from it, so that prices alone decide where nothing else is known.
+An expected life follows from the fleet's own hosts, and before them from the interruption band of the offer, see
+`lifetimes.py`. A pool of which nothing is known costs its price, and the others are told apart from it, so that prices
+alone decide where nothing else is known.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from spotfleet.fleet.fold import FleetState, Host
-from spotfleet.fleet.policy.lifetimes import Lived, boot_s, lived, stall_s
+from spotfleet.fleet.policy.lifetimes import Lived, boot_s, lived, prior_s, stall_s
 from spotfleet.model import HostState, Market, Offer
 
 GIB = 2**30
@@ -45,8 +46,12 @@ def worths(state: FleetState, offers: Iterable[Offer], beside: Sequence[Host], n
     """Micro-dollars per useful hour of one more host in each pool, beside those that stay."""
     lives, lost_s = lived(state, now), boot_s(state) + stall_s(state) * (len(beside) + 1)
     unknown = 1 + lost_s / Lived().expected_s()
-    return {o: o.price_micros_h * _waste(lives, o, lost_s) / unknown + _traffic(state, o, beside)
-            if o.pool in lives else float(o.price_micros_h) + _traffic(state, o, beside) for o in offers}
+    return {o: (o.price_micros_h * _waste(lives, o, lost_s) / unknown if _is_known(lives, o)
+                else float(o.price_micros_h)) + _traffic(state, o, beside) for o in offers}
+
+
+def _is_known(lives: Mapping[str, Lived], offer: Offer) -> bool:
+    return offer.market is Market.SPOT and (offer.pool in lives or offer.life_s > 0)
 
 
 def of_use(state: FleetState, offers: Iterable[Offer], hosts: int, now: float) -> dict[str, float]:
@@ -56,7 +61,9 @@ def of_use(state: FleetState, offers: Iterable[Offer], hosts: int, now: float) -
 
 
 def _waste(lives: Mapping[str, Lived], offer: Offer, lost_s: float) -> float:
-    return 1 + lost_s / max(1.0, lives.get(offer.pool, Lived()).expected_s()) if offer.market is Market.SPOT else 1.0
+    if offer.market is not Market.SPOT:
+        return 1.0
+    return 1 + lost_s / max(1.0, lives.get(offer.pool, Lived()).expected_s(prior_s(offer)))
 
 
 def _traffic(state: FleetState, offer: Offer, beside: Sequence[Host]) -> float:

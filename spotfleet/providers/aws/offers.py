@@ -6,9 +6,11 @@ one without a known price would look free. While some region answers, those that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from spotfleet.catalog import load
+from spotfleet.catalog.useful import expected_lifetime_s
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import Market, Need, Offer
 from spotfleet.providers.aws import catalog, network, prices
@@ -82,14 +84,23 @@ def _in_region(account: Account, region: str, need: Need) -> list[Offer] | Spotf
     if not need.use_spot and types and not listed.micros_h and listed.trouble is not None and account.settings.laptop:
         return listed.trouble  # on the dispatcher, which has none on offer then, spot hosts matter more
     market = Market.SPOT if need.use_spot else Market.ON_DEMAND
+    lives_s = _lives_s(region, types) if need.use_spot else {}
     found = []
     for name, facts in sorted(types.items()):
         regular = listed.micros_h.get((region, name), 0)
         for zone in sorted(sold[name] & places):
             price = spot.get((zone, name), 0) if need.use_spot else regular
             if price and (not need.max_micros_h or price <= need.max_micros_h):
-                found.append(Offer("aws", region, zone, name, market, facts.slots, price, regular, facts.accelerator))
+                found.append(Offer("aws", region, zone, name, market, facts.slots, price, regular, facts.accelerator,
+                                   life_s=lives_s.get(name, 0.0)))
     return found
+
+
+def _lives_s(region: str, types: Iterable[str]) -> dict[str, float]:
+    """How long spot hosts last of each type of which our catalog has the Spot Instance Advisor's band."""
+    known = load()
+    bands = {name: known.band("aws", name, region) for name in types}
+    return {name: expected_lifetime_s(band) for name, band in bands.items() if band is not None}
 
 
 def _usable(account: Account, types: dict[str, TypeFacts], need: Need) -> dict[str, TypeFacts]:
