@@ -91,6 +91,7 @@ class Loop:
         rules = MarketRules((*pools, *full), BillingRules(1), reclaim_s=0.0, listed_after_end_s=30.0)
         self.cloud = InProcessProvider(clock=self.clock, rules=rules)
         self.market, self.pools = self.cloud.market, pools
+        self._terminate, self.cloud.terminate = self.cloud.terminate, self._end  # type: ignore[method-assign]
         self.ledger = MemoryLedger()
         self.work = Work(history.hosts, history.work_s * history.hosts, BEGAN)
         self.generation, self.trained_s = 0, 0.0
@@ -148,6 +149,7 @@ class Loop:
             self.work.advance(self.clock())
             if self.work.members:
                 self.trained_s += (self.work.useful_s - before) / len(self.work.members)
+        self._resume()
         reconcile.look(self.wanted, self.ledger, self.cloud, self.clock())  # type: ignore[arg-type]
         return self
 
@@ -169,9 +171,20 @@ class Loop:
                     for name in staying[:max(0, len(staying) - room)]:
                         self.taken_at[name] = BEGAN + at
                         self.market.interrupt(name, BEGAN + at - now, now)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        now, history = self.clock(), self.history
+        second = now - BEGAN
+        for i, pool in enumerate(self.pools):
             later = [n for at, n in history.pools[i] if second < at <= second + history.notice_s]
             warned = sum(n in self.taken_at for n in self._live(pool.name))
             self.market.set_capacity(pool.name, min([history.room(i, second), *later]) + warned, now)
+
+    def _end(self, request_id: str) -> None:
+        """Nobody else has the place of a warned host, also if it leaves before it is taken."""
+        self._terminate(request_id)
+        self._make_room()
 
     # ---- agents and workers
 

@@ -65,8 +65,11 @@ LOST_AND_BACK = History(2, (((0, 2), (400, 0), (800, 2), (1100, 1)),), DEADLINE)
 TAKEN_IN_TWO_POOLS = History(4, (((0, 3), (428, 0)), ((0, 3), (428, 0))), PolicySpec("auto"), boot_s=10, notice_s=0)
 TWO_JOINS_IN_A_SECOND = History(4, (((0, 1), (561, 0), (1316, 3)), ((0, 1),)), DEADLINE, boot_s=10, notice_s=0)
 
+WARNED_AND_GONE_AT_ONCE = History(4, (((0, 5), (327, 3), (551, 5), (552, 1)), ((0, 0), (324, 2), (905, 0), (906, 2))),
+                                  PolicySpec("auto"), boot_s=10)
 
-@settings(max_examples=4, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(histories())
 @example(LOST_AND_BACK)
 @example(History(3, (((0, 1), (300, 3)), ((0, 0), (150, 2), (700, 0))), PolicySpec("auto")))
@@ -74,6 +77,7 @@ TWO_JOINS_IN_A_SECOND = History(4, (((0, 1), (561, 0), (1316, 3)), ((0, 1),)), D
 @example(History(1, (((0, 0), (39, 1), (200, 0)),), PolicySpec("auto"), boot_s=10, notice_s=25))
 @example(TAKEN_IN_TWO_POOLS)
 @example(TWO_JOINS_IN_A_SECOND)
+@example(WARNED_AND_GONE_AT_ONCE)
 def test_the_simulator_decides_what_a_dispatcher_decides(history):
     with pytest.MonkeyPatch.context() as patch:
         loop, world = Loop(history, patch).run(), simulated(history)
