@@ -133,8 +133,6 @@ class Machines:
         await self._ask_for_slots()
         if (steward := self._dispatcher.steward).looks(time.monotonic()):
             await self._call(lambda: steward.look(self._provider))
-        if self.own_bill.due(time.monotonic()):
-            await self._call(lambda: self.own_bill.look(self._provider, time.monotonic(), time.time()))
         if self.own is None and steward.policy.max_micros_h:  # its price is part of the limit
             with suppress(SpotfleetError, OSError):
                 self.own = await self._call(self._find_own)
@@ -144,8 +142,11 @@ class Machines:
         try:
             done = await self._call(lambda: reconcile.tick(
                 wanted, ledger, self._provider, self._boot, observed, self._now(ledger), self._calls))
-            if self.own is None and not any(isinstance(a, reconcile.Unanswered) for a in done):
+            answers = not any(isinstance(a, reconcile.Unanswered) for a in done)
+            if self.own is None and answers:
                 self.own = await self._call(self._find_own)
+            if answers and self.own_bill.due(time.monotonic()):
+                await self._call(lambda: self.own_bill.look(self._provider, time.monotonic(), time.time()))
             if self.stays:
                 await self._call(self._look_at_existing)
         except (SpotfleetError, OSError) as error:
