@@ -14,7 +14,7 @@ from spotfleet.train.store import Server
 
 
 @pytest.fixture(autouse=True)
-def no_store_left(monkeypatch):
+def no_store_left():
     """Bootstrap stores serve as long as their process, which here is that of all tests."""
     made, begin = [], Server.__init__
 
@@ -22,8 +22,9 @@ def no_store_left(monkeypatch):
         begin(store, *args)
         made.append(store)
 
-    monkeypatch.setattr(Server, "__init__", begin_and_note)
-    yield
+    with pytest.MonkeyPatch.context() as patch:  # not the tests' own: theirs ends before their groups do
+        patch.setattr(Server, "__init__", begin_and_note)
+        yield
     for store in made:
         store.close()
 

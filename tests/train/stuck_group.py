@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
-from spotfleet.train import gloo
+from spotfleet.train import gloo, nccl
 from spotfleet.train.group import store_ports
 from spotfleet.train.nccl import Hold, NcclGroup
 from spotfleet.train.sockets import shut
 
 GARBAGE = 7e7
+nccl.ABORT_LIMIT_S = nccl.IDLE_LIMIT_S = 60.0  # the made-up device is a thread, which a busy machine may let wait
 
 
 def spoil(tensor: torch.Tensor, size: int) -> torch.Tensor:

@@ -14,10 +14,11 @@ STUCK = '''
 import os
 from spotfleet.train import group, nccl
 from stuck_group import StuckGroup
-nccl.ABORT_LIMIT_S = 0.5
+hangs = os.environ.get("HANGS") == os.environ["SPOTFLEET_WORKER"]
+if hangs:
+    nccl.ABORT_LIMIT_S = 0.5
 
 def make_group(*args):
-    hangs = os.environ.get("HANGS") == os.environ["SPOTFLEET_WORKER"]
     return StuckGroup(*args, hold=nccl.HOLD, garbage=True, abort_hangs=hangs)
 
 group.make_group = make_group
