@@ -27,13 +27,21 @@ PARQUET = b"PAR1"
 
 def costs(names: Sequence[str] = (), home: Path | str | None = None) -> list[Books]:
     """The ledgers of the fleets of these names, or of all that this home remembers, those that are down and those whose
-    name is used again too; [] when there is none. A fleet whose ledgers cannot be had, or not whole, says so in
-    `missing`. Cut them with `fleet.cost_groups`. Raises NoSuchFleet for an unknown name."""
+    name is used again too, under the names that they have here; [] when there is none. A fleet whose ledgers cannot be
+    had, or not whole, says so in `missing`. Cut them with `fleet.cost_groups`. Raises NoSuchFleet for an unknown name.
+    """
     house = House(home)
     if names:
-        return [Fleet(house.find(name).name, home).books() for name in dict.fromkeys(names)]
+        return [_old(old) if (old := _ended(house, name)) else Fleet(house.find(name).name, home).books()
+                for name in dict.fromkeys(names)]
     house.sweep()
     return [*(_books(folder, home) for folder in house.fleets()), *(_old(folder) for folder in house.old())]
+
+
+def whole(name: str = "", home: Path | str | None = None) -> Books:
+    """As `costs` of one fleet, or of the only one there is; raises SpotfleetError where its ledgers cannot be had."""
+    old = _ended(House(home), name)
+    return reports.ended_books(old) if old else Fleet(name, home).books(whole=True)
 
 
 def reconcile(file: Path, names: Sequence[str] = (), home: Path | str | None = None) -> Reconciliation:
@@ -83,6 +91,11 @@ def _books(folder: Folder, home: Path | str | None) -> Books:
         return Fleet(folder.name, home).books()
     except (SpotfleetError, OSError, sqlite3.Error) as error:
         return Books(folder.name, (), time.time(), missing=str(error))
+
+
+def _ended(house: House, name: str) -> Folder | None:
+    """The fleet of an earlier life, by the name that `cost --all` shows."""
+    return next((folder for folder in house.old() if folder.name == name), None)
 
 
 def _old(folder: Folder) -> Books:

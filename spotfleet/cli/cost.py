@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotfleet.api import Fleet
 from spotfleet.api import costs as books
 from spotfleet.cli import bill
 from spotfleet.cli.talk import say
@@ -92,7 +91,7 @@ def _books(ask: Ask) -> list[Books]:
         return books.costs()
     if len(ask.fleets) > 1:
         return books.costs(ask.fleets)
-    return [Fleet(ask.fleets[0] if ask.fleets else "").books(whole=True)]
+    return [books.whole(ask.fleets[0] if ask.fleets else "")]
 
 
 def _way(ask: Ask, found: Sequence[Books]) -> str:

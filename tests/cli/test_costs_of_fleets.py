@@ -117,6 +117,16 @@ def test_a_folder_that_cannot_be_read_hides_no_other_fleet(house):
     assert "fleet.json cannot be read" in broken.missing
 
 
+def test_an_earlier_fleet_of_a_name_is_asked_for_by_the_name_that_all_of_them_are_listed_with(house):
+    house.put_away(fleet(house, "digits"))
+    fleet(house, "digits", workers_s=50)
+    earlier = costs(home=house.path)[-1].fleet
+    assert api.whole(earlier, house.path).report().micros == 1700 == costs([earlier], house.path)[0].report().micros
+    assert api.whole("digits", house.path).report().micros == 1200
+    with pytest.raises(NoSuchFleet, match="no fleet 'digits-2020'"):
+        api.whole("digits-2020", house.path)
+
+
 def test_traffic_without_a_rate_has_no_row_that_says_it_cost_nothing(house):
     fleet(house, "digits")
     (books,) = costs(home=house.path)
