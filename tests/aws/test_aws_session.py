@@ -160,6 +160,19 @@ def test_an_endpoint_that_nobody_listens_at_is_a_passing_trouble(cloud, monkeypa
     assert type(told.value) is SpotfleetError
 
 
+def test_a_region_that_is_not_there_is_answered_with_the_nearest():
+    from botocore.exceptions import EndpointConnectionError
+
+    def said(region: str) -> str:
+        error = EndpointConnectionError(endpoint_url=f"https://sts.{region}.amazonaws.com/")
+        return str(Account(Settings()).broke(error, f"aws {region}"))
+
+    assert said("eu-centrl-1") == ("aws eu-centrl-1: AWS does not answer, and no region of that name is known; "
+                                 "did you mean 'eu-central-1'?")
+    assert "is known: af-south-1, " in said("mars")
+    assert said("us-east-1").startswith("aws us-east-1: AWS does not answer: Could not connect")
+
+
 def test_we_say_who_we_are(cloud, aws):
     assert "spotfleet/" in aws().account.client("ec2").raw.meta.config.user_agent
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from spotfleet import __version__
 from spotfleet.codec import from_json
+from spotfleet.config.values import did_you_mean
 from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
 from spotfleet.model import AwsSpec, EnvironmentSpec
 from spotfleet.providers.aws import errors
@@ -263,10 +264,22 @@ class Account:
 
     def broke(self, error: Exception, where: str) -> SpotfleetError:
         """Ours for what botocore raises that is no answer."""
+        if misspelt := self._misspelt(str(error), where):
+            return SpotfleetError(f"{where}: AWS does not answer, and no region of that name is known{misspelt}",
+                                  hint="correct the region, in the fleet file or in AWS_REGION")
         ours = errors.broken(where, type(error).__name__, str(error), self.asker)
         if isinstance(ours, NeedsPerson):
             self._renew()
         return ours
+
+    def _misspelt(self, message: str, where: str) -> str:
+        """The nearest known region, or all, where no host of one that botocore does not know was found; else ""."""
+        region = next(iter(where.split()[1:]), "")
+        if not region or f".{region}.amazonaws.com" not in message:
+            return ""
+        boto = self._boto()
+        known = [r for p in boto.get_available_partitions() for r in boto.get_available_regions("ec2", p)]
+        return "" if region in known else did_you_mean(region, known) or f": {', '.join(known)}"
 
     @property
     def asker(self) -> errors.Asker:
