@@ -44,9 +44,10 @@ def figure(chart: Chart) -> Safe:
 
 def frame(chart: Chart, width: int, ticks: list[Tick]) -> Frame:
     height = 180 if chart.small else 300 if width == WIDE else 240
-    left = max(len(t.label) for t in ticks) * CHARACTER + 12
-    return Frame(width, height, left, width - 26, 24 if chart.marks else 10, height - 38, chart.begin, chart.end,
-                 ticks[-1].at)
+    half = max((len(said) for t in _ticks(chart, width) for said in (t.label, t.below)), default=0) * CHARACTER / 2 + 2
+    left = max(max(len(t.label) for t in ticks) * CHARACTER + 12, half)
+    return Frame(width, height, left, width - max(26, half), 24 if chart.marks else 10, height - 38, chart.begin,
+                 chart.end, ticks[-1].at)
 
 
 def _draw(chart: Chart, width: int, name: str) -> Safe:
@@ -72,11 +73,14 @@ def _grid(f: Frame, ticks: list[Tick]) -> Safe:
 
 
 def _times(f: Frame, chart: Chart) -> Safe:
-    ticks = time_ticks(chart.begin, chart.end, chart.clock, 9 if f.width == WIDE else 5)
     return tag("g", *(join(
         tag("line", x1=_n(f.x(t.at)), x2=_n(f.x(t.at)), y1=_n(f.bottom), y2=_n(f.bottom + 5), class_="axis"),
         _text(f.x(t.at), f.bottom + 18, t.label, "middle"),
-        _text(f.x(t.at), f.bottom + 33, t.below, "middle") if t.below else None) for t in ticks))
+        _text(f.x(t.at), f.bottom + 33, t.below, "middle") if t.below else None) for t in _ticks(chart, f.width)))
+
+
+def _ticks(chart: Chart, width: float) -> list[Tick]:
+    return time_ticks(chart.begin, chart.end, chart.clock, 9 if width == WIDE else 5)
 
 
 def _curve(f: Frame, curve: Curve) -> Safe:

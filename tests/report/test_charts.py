@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotfleet.report.axes import Clock, Tick, Unit, time_ticks, value_ticks
 from spotfleet.report.charts import Band, Chart, Curve, Look, Mark, stacked, thinned
-from spotfleet.report.svg import NARROW, WIDE, figure, frame
+from spotfleet.report.svg import CHARACTER, NARROW, WIDE, figure, frame
 from spotfleet.report.words import civil, count, hours, instant, money, percent, span
 
 DAY = 86_400.0
@@ -53,6 +53,18 @@ def test_whatever_is_drawn_lies_in_the_plot(points, steps):
     assert paths
     for x, y in (corner for path in paths for corner in corners(path)):
         assert f.left - 0.01 <= x <= f.right + 0.01 and f.top - 0.01 <= y <= f.bottom + 0.01
+
+
+@given(moments, st.floats(1, 4e7))
+def test_words_at_the_edges_of_a_drawing_lie_in_it(begin, length):
+    chart = Chart("k", "t", "d", Unit.HOSTS, begin, begin + length, (Curve("c", Look.SPOT, ((begin, 3.0),)),))
+    for drawing, width in zip(figure(chart).split("</svg>"), (WIDE, NARROW), strict=False):
+        said = re.findall(r'<text x="([-\d.]+)" y="[-\d.]+" text-anchor="(\w+)">([^<]*)</text>', drawing)
+        assert said
+        for x, anchor, words in said:
+            half = len(words) * CHARACTER / 2
+            middle = float(x) - half if anchor == "end" else float(x)
+            assert half <= middle <= width - half, words
 
 
 def test_a_curve_goes_through_its_points_and_steps_hold_until_the_next():
