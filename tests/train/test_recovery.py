@@ -174,6 +174,7 @@ def test_a_checkpoint_ordered_now_is_written_at_the_next_step_and_the_last_one_h
 
 
 LOADER = FAULTS + '''
+torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 3600.0  # until then none asks whether its parent lives
 hvd.init()
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 4000
@@ -204,12 +205,12 @@ print("END", flush=True)
 
 
 def test_forked_loader_processes_do_not_hide_a_death(fleets):
-    """They outlive the process that dies by seconds and would hold its sockets open."""
+    """They outlive the process that dies, here for as long as the test runs, and would hold its sockets open."""
     fleet = fleets(LOADER)
     fleet.start_all(DIE="h1/0/1:recorded:600")
     fleet.hold = True  # nobody tells the others: they have only their sockets to know it from
     fleet.wait(lambda: not fleet.workers["h1/0/1"].alive, what="the death")
-    fleet.wait(lambda: fleet.report("h0/0/1").failed == 1, 2.5, "its peers notice at once")
+    fleet.wait(lambda: fleet.report("h0/0/1").failed == 1, what="its peers notice while they live")
     fleet.hold = False
     fleet.wait_end()
     assert len(fleet.lines("END")) == 2
