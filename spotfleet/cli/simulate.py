@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -14,13 +15,15 @@ from spotfleet.cli.talk import say
 from spotfleet.codec import to_json
 from spotfleet.config.values import duration_s
 from spotfleet.errors import UsageError
-from spotfleet.simulate.ask import Wish, prepare
+from spotfleet.simulate.ask import Asked, Wish, prepare
 from spotfleet.simulate.result import PARTS, Outcome, SimulationReport, Story
 from spotfleet.simulate.run import simulate
 from spotfleet.simulate.tariff import Said
 
 SHOWN = 12  # decisions of the window that is told
 REDRAW_S = 0.2
+FIRST_LINE_S, LINE_S = 10.0, 30.0  # of lines about progress, where nothing can be drawn again
+LONG_S = 30 * 86400.0  # of a window; it is said that it is
 
 
 def run(file: str, *, traces: list[str], output: str, polarity: str, work: str, deadline: str, every: str, boot: str,
@@ -31,6 +34,7 @@ def run(file: str, *, traces: list[str], output: str, polarity: str, work: str, 
                 windows, hosts, _seconds("--boot", boot), _seconds("--notice", notice), each,
                 Said(_micros("--price", price), _micros("--on-demand-price", on_demand_price)))
     asked = prepare(spec, wish, say)
+    _warn_of_long(asked)
     report = simulate(asked.fleet, asked.plan, asked.records, asked.notes, _progress())
     if output == "json":
         print(json.dumps(to_json(report), indent=1))
@@ -42,20 +46,32 @@ def run(file: str, *, traces: list[str], output: str, polarity: str, work: str, 
         print(text(report))
 
 
-def _progress() -> Callable[[int, int], None]:
-    """On a terminal one line that is drawn again; else nothing."""
-    shown, began = sys.stderr.isatty(), time.monotonic()
-    drawn = 0.0
+def _warn_of_long(asked: Asked) -> None:
+    """Without a deadline a window is as long as the records, which may take minutes."""
+    plan, pools = asked.plan, asked.records
+    length_s = max(r.trace.length_s for r in pools) if plan.each else min(r.trace.length_s for r in pools)
+    if math.isinf(plan.deadline_s) and length_s >= LONG_S:
+        work = "" if math.isinf(plan.work_s) else ", or until the work is done"
+        say(f"no deadline is given, so a window is as long as the records{work}: up to {span(length_s)} of "
+            f"{_count(len(pools), 'pool')}, which may take minutes; --work 48h --deadline 60h tries many short windows")
 
-    def tell(done: int, of: int) -> None:
-        nonlocal drawn
+
+def _progress() -> Callable[[float, int], None]:
+    """On a terminal one line that is drawn again; else a line now and then, if it takes long."""
+    redraws, began = sys.stderr.isatty(), time.monotonic()
+    due = began if redraws else began + FIRST_LINE_S
+
+    def tell(done: float, of: int) -> None:
+        nonlocal due
         now = time.monotonic()
-        if not shown or (done < of and now - drawn < REDRAW_S):
+        if redraws and done >= of:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        if now < due or done >= of:
             return
-        drawn = now
-        left = (now - began) / done * (of - done)
-        end = "\r\x1b[K" if done == of else ""
-        print(f"\r\x1b[Ksimulating: {done} of {of} runs, {span(left)} left{end}", end="", file=sys.stderr, flush=True)
+        due = now + (REDRAW_S if redraws else LINE_S)
+        left = f", {span((now - began) / done * (of - done))} left" if done else ""
+        said = f"simulating: {100 * done / of:.0f}%, {int(done)} of {of} runs{left}"
+        print(f"\r\x1b[K{said}" if redraws else said, end="" if redraws else "\n", file=sys.stderr, flush=True)
 
     return tell
 

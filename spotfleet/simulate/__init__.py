@@ -8,6 +8,7 @@
     world.py      one fleet on one window: jumps from one instant that matters to the next
     deciding.py   who decides: our policy as the dispatcher asks it, and others (baselines.py)
     run.py        every window under every strategy          story.py      one window in detail
+    spread.py     runs on all cores
     ask.py        from a fleet file and wishes to a plan     result.py     what was found
     windows.py    smaller worlds, for thousands of pieces    foresight.py  what cannot be undercut (`bench/policy.py`)
 """

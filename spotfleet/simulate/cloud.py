@@ -78,6 +78,8 @@ class Cloud:
         self.version = 0  # of everything that runs
         self._due = (-1, math.inf)  # as of that version
         self._offers: dict[tuple[str, int], Offer] = {}
+        self._sold: tuple[float, tuple[int, ...]] = (-math.inf, ())  # at that instant
+        self._room = (-math.inf, -1, 0)  # at that instant, as of that version
 
     # ---- time
 
@@ -166,6 +168,14 @@ class Cloud:
         staying = sum(m.taken_at is None for m in self._held[name].values())
         return max(0, room - staying)
 
+    def room(self) -> int:
+        """How many more hosts all pools take now."""
+        at, version, room = self._room
+        if (at, version) != (self.now, self.version):
+            room = sum(self.free(name) for name in self._pools)
+            self._room = self.now, self.version, room
+        return room
+
     # ---- Provider
 
     def check(self) -> None:
@@ -219,6 +229,7 @@ class Cloud:
         machine = self._live.get(request_id)
         if machine is not None:
             machine.taken_at = self.now + (notice_s or 0.0)
+            self.version += 1
 
     # ---- money
 
@@ -238,7 +249,9 @@ class Cloud:
 
     def sold(self) -> tuple[int, ...]:
         """The spot prices of this moment, by pool: while they stay, so do all `offers`."""
-        return tuple(self._price(p) for p in self._pools.values())
+        if self._sold[0] != self.now:
+            self._sold = self.now, tuple(self._price(p) for p in self._pools.values())
+        return self._sold[1]
 
     def _price(self, pool: SpotPool) -> int:
         return pool.prices[max(0, bisect_right(pool.prices, self.now, key=lambda s: s[0]) - 1)][1]

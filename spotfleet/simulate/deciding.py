@@ -39,7 +39,8 @@ def ours(world: World) -> Decide:
             offers: dict[str, Offer] = {o.pool: o for n in needs for o in cloud.offers(n)}
             scenes.clear()
             scenes[sold] = Scene(setting.policy, setting.any_of, setting.hosts, offers=tuple(offers.values()))
-        scene = replace(scenes[sold], tasks=tasks)
+            _ = scenes[sold].taken  # derived once: copies keep it
+        scene = replace(scenes[sold], tasks=tasks) if tasks else scenes[sold]
         return None if is_plain(scene, world.state) else decide(scene, world.state, now)
 
     return asked
@@ -54,7 +55,7 @@ def told(world: World, choose: Choose) -> Decide:
     scene = Scene(PolicySpec(), setting.any_of, setting.hosts)
 
     def asked(now: float, left_s: float) -> Choice | None:
-        room = sum(cloud.free(p.offer.pool) for p in cloud.pools)
+        room = cloud.room()
         seen = moment_of(scene, world.state, now)
         hosts, could = setting.hosts, seen.spot + room >= setting.hosts
         held = seen.spot >= hosts

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +17,8 @@ from spotfleet.model import Market, Offer
 from spotfleet.simulate import measured
 from spotfleet.simulate.cloud import Cloud, SpotPool, on_demand_like
 from spotfleet.simulate.deciding import decider, strategies
-from spotfleet.simulate.result import PARTS, Outcome, Pool, SimulationReport, Window
+from spotfleet.simulate.result import PARTS, Outcome, Pool, SimulationReport, Story, Window
+from spotfleet.simulate.spread import Watch, spread
 from spotfleet.simulate.story import tell
 from spotfleet.simulate.strategy import Job, Strategy
 from spotfleet.simulate.tariff import Tariff
@@ -31,7 +29,8 @@ from spotfleet.simulate.world import Setting, World
 EPOCH = 1_700_000_000.0  # of records that do not say when they began
 EVERY_S = 4 * 3600.0
 APART_S = 60.0  # two windows begin at least; the same one twice says nothing more
-AT_ONCE = 8  # windows that one process does before it reports
+AT_ONCE = 8  # windows that one process does before it reports, at most
+AT_ONCE_S = 40 * 86400.0  # and no more time of all pools together, for that of a day takes milliseconds
 
 
 @dataclass(frozen=True)
@@ -187,16 +186,26 @@ def judged(plan: Plan, scene: Scene, done: World) -> Window:
         tuple((name, parts[name]) for name in PARTS))
 
 
-def one(plan: Plan, task: tuple[Strategy, Scene]) -> Window:
-    strategy, scene = task
-    done = world(plan, strategy, scene)
+@dataclass(frozen=True)
+class Run:
+    """One strategy, by its name since functions do not travel to another process, on one window."""
+
+    strategy: str
+    scene: Scene
+    told: bool = False  # in detail
+
+
+def one(plan: Plan, run: Run, watch: Watch = lambda share: None) -> tuple[Window, Story | None]:
+    done = world(plan, next(s for s in strategies() if s.name == run.strategy), run.scene)
+    done.watch = watch
     done.run()
-    return judged(plan, scene, done)
+    window = judged(plan, run.scene, done)
+    return window, tell(run.strategy, done, window) if run.told else None
 
 
 def simulate(fleet: str, plan: Plan, records: Sequence[Record], notes: Sequence[str] = (),
-             progress: Callable[[int, int], None] = lambda done, of: None, processes: int = 0) -> SimulationReport:
-    """`progress` is told how many of how many runs are done; `processes` 0: one for each core.
+             progress: Callable[[float, int], None] = lambda done, of: None, processes: int = 0) -> SimulationReport:
+    """`progress` is told how many of how many runs are done, parts of runs included; `processes` 0: one for each core.
 
     Raises UsageError for an impossible deadline, and for records shorter than a window.
     """
@@ -205,48 +214,32 @@ def simulate(fleet: str, plan: Plan, records: Sequence[Record], notes: Sequence[
     kinds = strategies()
     if math.isinf(plan.deadline_s):  # without an end there is no slack to speak of
         kinds = tuple(k for k in kinds if k.timeless)
-    tasks = [(kind.name, scene) for kind in kinds for scene in places]
-    windows = _all(plan, tasks, progress, processes)
+    single = len(places) == 1
+    runs = [Run(kind.name, scene, told=single) for kind in kinds for scene in places]
+    of = len(runs) if single else len(runs) + len(kinds)
+    progress(0.0, of)
+    found = _all(plan, runs, lambda done: progress(done, of), processes)
+    windows = [window for window, _ in found]
     full = _full_micros(plan, records)
     outcomes = tuple(_outcome(plan, kind, windows[i * len(places):(i + 1) * len(places)], records)
                      for i, kind in enumerate(kinds))
-    typical = min(range(len(places)), key=lambda i: abs(outcomes[0].windows[i].micros - outcomes[0].mean_micros))
-    stories = []
-    for kind in kinds:
-        done = world(plan, kind, places[typical])
-        done.run()
-        stories.append(tell(kind.name, done, judged(plan, places[typical], done)))
+    if not single:
+        typical = min(range(len(places)), key=lambda i: abs(outcomes[0].windows[i].micros - outcomes[0].mean_micros))
+        again = [Run(kind.name, places[typical], told=True) for kind in kinds]
+        found = _all(plan, again, lambda done: progress(len(runs) + done, of), processes)
+    progress(float(of), of)
     return SimulationReport(
         fleet, tuple(_pool(r) for r in records), not plan.each, plan.setting.hosts, _finite(plan.work_s),
         _finite(plan.deadline_s), places[0].length_s, plan.every_s, plan.setting.boot_s, plan.notice_s, full, outcomes,
-        tuple(stories), tuple((f.name, f.seconds, f.source) for f in measured.ALL), tuple(notes))
+        tuple(story for _, story in found if story is not None),
+        tuple((f.name, f.seconds, f.source) for f in measured.ALL), tuple(notes))
 
 
-def _all(plan: Plan, tasks: Sequence[tuple[str, Scene]], progress: Callable[[int, int], None],
-         processes: int) -> list[Window]:
-    workers = min(processes or os.cpu_count() or 1, -(-len(tasks) // AT_ONCE))
-    found: list[Window] = []
-
-    def counted(windows: Iterable[Window]) -> list[Window]:
-        for window in windows:
-            found.append(window)
-            progress(len(found), len(tasks))
-        return found
-
-    if workers <= 1:
-        return counted(map(partial(_named, plan), tasks))
-    with ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
-        try:
-            return counted(pool.map(partial(_named, plan), tasks, chunksize=AT_ONCE))
-        except BaseException:  # interrupted: what has not begun is not begun
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _named(plan: Plan, task: tuple[str, Scene]) -> Window:
-    """By name, for functions do not travel to another process."""
-    name, scene = task
-    return one(plan, (next(s for s in strategies() if s.name == name), scene))
+def _all(plan: Plan, runs: Sequence[Run], progress: Callable[[float], None],
+         processes: int) -> list[tuple[Window, Story | None]]:
+    longest_s = max(run.scene.length_s * len(run.scene.records) for run in runs)
+    at_once = max(1, min(AT_ONCE, math.floor(AT_ONCE_S / max(1.0, longest_s))))
+    return spread(partial(one, plan), runs, progress, at_once, processes)
 
 
 def _full_micros(plan: Plan, records: Sequence[Record]) -> int:

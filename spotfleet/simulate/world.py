@@ -74,6 +74,7 @@ class World:
     deadline: float = math.inf  # Unix seconds
     sees_room: bool = False  # the strategy is told at once when room changes
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
+    watch: Callable[[float], None] = lambda share: None  # told which share of the time is over; may raise
 
     def __post_init__(self) -> None:
         self.now = self.began_at = self.cloud.now
@@ -105,6 +106,8 @@ class World:
 
     def step(self) -> bool:
         """Do all that is due now, and jump to the next instant; True at the end."""
+        if self.now < self.until:
+            self.watch((self.now - self.began_at) / (self.until - self.began_at))
         before = self.cloud.changes
         self.cloud.advance(self.now)
         news = self.cloud.changes != before or self._someone_joins()
@@ -220,6 +223,7 @@ class World:
         last = math.ceil((due - self.began_at) / TICK_S) - 1  # the last second before `due`
         while same < last:
             later = min(same + LOOK, last)
+            self.watch(later * TICK_S / (self.until - self.began_at))
             if not self._differs(later):
                 same = later
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -185,3 +186,17 @@ def test_a_price_that_nobody_says_is_asked_for():
 def test_a_fleet_on_the_local_cloud_costs_what_that_says():
     found = tariff(Trace("t", 1.0, ((0.0, 1),)), FleetSpec("f", "local", (Need(instance_type="gpu.small"),)), BOOK)
     assert (found.instance_type, found.on_demand_micros_h, found.by) == ("gpu.small", 3_060_000, "the local cloud")
+
+
+def test_a_window_as_long_as_a_long_record_is_announced_and_its_progress_told(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("spotfleet.cli.simulate.FIRST_LINE_S", 0.0)
+    monkeypatch.setattr("spotfleet.cli.simulate.LINE_S", 0.0)
+    (tmp_path / "long.json").write_text(json.dumps({"metadata": {"gap_seconds": 86400}, "data": [2] * 40}))
+    _, err = run("f.yaml --trace long.json")
+    lines = err.splitlines()
+    assert lines[0].startswith("no deadline is given, so a window is as long as the records: up to 40d00h of 1 pool, ")
+    assert lines[1] == "simulating: 0%, 0 of 3 runs"
+    middle = [line for line in lines[2:] if re.fullmatch(r"simulating: \d+%, 0 of 3 runs, \S+ left", line)]
+    assert len(middle) > 10, "of the first window alone"
+    assert not [line for line in lines[1:] if not line.startswith("simulating: ")]

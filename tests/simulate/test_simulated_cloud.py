@@ -36,6 +36,22 @@ def test_there_is_room_for_as_many_as_the_record_says():
     assert listed(it) == {"f-0": RUNS, "f-1": RUNS}
 
 
+def test_the_room_of_all_pools_and_their_prices_are_those_of_the_moment():
+    it = cloud((0.0, 3), (1000.0, 2), (2000.0, 4), prices=((0.0, 1_000_000), (500.0, 2_000_000)))
+    seen = [(it.room(), it.sold())]
+    launch(it, "f-0")
+    seen.append((it.room(), it.sold()))
+    it.interrupt("f-0", 3000.0)
+    seen.append((it.room(), it.sold()))
+    for at in (900.0, 1900.0, 2000.0):
+        it.advance(at)
+        seen.append((it.room(), it.sold()))
+    it.terminate("f-0")
+    seen.append((it.room(), it.sold()))
+    assert seen == [(3, (1_000_000,)), (2, (1_000_000,)), (3, (1_000_000,)), (2, (2_000_000,)), (2, (2_000_000,)),
+                    (4, (2_000_000,)), (4, (2_000_000,))]
+
+
 def test_a_launch_that_is_asked_for_again_makes_no_second_host():
     it = cloud((0.0, 1))
     launch(it, "f-0"), launch(it, "f-0")

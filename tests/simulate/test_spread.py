@@ -1,0 +1,57 @@
+"""Runs on all cores."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import pytest
+
+from spotfleet.simulate.spread import spread
+
+
+def double(task, watch):
+    watch(0.5)
+    return 2 * task
+
+
+def fail(task, watch):
+    raise ValueError(f"task {task}")
+
+
+def last(folder, task, watch):
+    """Half a minute unless it is given up; then it leaves a file."""
+    for n in range(3000):
+        watch(n / 3000)
+        time.sleep(0.01)
+    (folder / str(task)).touch()
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_what_was_found_comes_in_the_order_of_the_tasks(processes, at_once):
+    told = []
+    assert spread(double, range(10), told.append, at_once, processes) == [2 * n for n in range(10)]
+    assert told == sorted(told) and 0 <= told[0] <= told[-1] <= 10
+
+
+def test_one_process_tells_parts_of_runs():
+    told = []
+    spread(double, range(3), told.append, 1, 1)
+    assert told == [0.5, 1.5, 2.5]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_of_a_run_goes_on(processes):
+    with pytest.raises(ValueError, match="task 0"):
+        spread(fail, [0], lambda done: None, 1, processes)
+
+
+def test_other_processes_tell_parts_of_runs_that_go_on_and_give_up_what_nobody_waits_for(tmp_path):
+    def interrupted(done):
+        if done > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        spread(partial(last, tmp_path), range(8), interrupted, 2, 2)
+    assert not list(tmp_path.iterdir())
