@@ -99,8 +99,8 @@ class Account:
             time.sleep(0.02)
 
     def ssh(self, view: InstanceView, *command: str, wait_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
-        return self.machines.laptop.run("ssh", "-oBatchMode=yes", "-oStrictHostKeyChecking=no",
-                                        f"-oConnectTimeout={wait_s:.0f}", f"ubuntu@{view.public_ip}", *command, ok=False)
+        options = ("-oBatchMode=yes", "-oStrictHostKeyChecking=no", f"-oConnectTimeout={wait_s:.0f}")
+        return self.machines.laptop.run("ssh", *options, f"ubuntu@{view.public_ip}", *command, ok=False)
 
 
 @pytest.fixture(scope="module")
