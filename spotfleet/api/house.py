@@ -212,6 +212,10 @@ class House:
     def __init__(self, path: Path | str | None = None) -> None:
         chosen = path or os.environ.get("SPOTFLEET_HOME") or "~/.spotfleet"
         self.path = Path(chosen).expanduser().absolute()
+        there = next(p for p in (self.path, *self.path.parents) if p.exists())
+        if not there.is_dir():  # else it would look like a home where no fleet has been
+            raise UsageError(f"SPOTFLEET_HOME is {self.path}, and {there} is no folder",
+                             hint="set SPOTFLEET_HOME to a folder, or unset it for ~/.spotfleet")
 
     def folder(self, name: str) -> Folder:
         return Folder(self.path / "fleets" / name)

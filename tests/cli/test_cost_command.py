@@ -111,6 +111,15 @@ def test_where_no_fleet_has_been_all_of_them_have_cost_nothing(user):
     assert "There is no fleet to report on." in user.ok("cost --all -o html").out
 
 
+@pytest.mark.parametrize("inside", [".", "deeper"])
+def test_a_home_that_is_a_file_is_no_home_where_no_fleet_has_been(user, monkeypatch, inside):
+    user.write("plain", "")
+    monkeypatch.setenv("SPOTFLEET_HOME", str(user.work / "plain" / inside))
+    for line in ("cost --all", "status"):
+        said = user.fails(line, code=2).err
+        assert f"{user.work / 'plain'} is no folder" in said and "set SPOTFLEET_HOME to a folder" in said
+
+
 def test_the_name_of_other_tools_works_and_is_not_advertised(up):
     assert "where the money went" in up.ok("cost-report").out
     assert "cost-report" not in up.ok("--help").out
