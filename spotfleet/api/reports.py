@@ -11,6 +11,7 @@ from spotfleet.api.machine import Machine, watch
 from spotfleet.client import Client
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.cost import CostReport
+from spotfleet.fleet.cost_facts import hosts
 from spotfleet.fleet.cost_groups import Books
 from spotfleet.fleet.events import (
     Event,
@@ -124,7 +125,18 @@ def ended_status(folder: Folder) -> FleetStatus:
     reasons = [e.why for e in events if isinstance(e, FleetDown)][-1:]
     why = "; ".join([*reasons, "nothing of it is left", *([] if events else ["nothing was brought home"])])
     return FleetStatus(folder.name, "down", why, nodes.min, nodes.target, nodes.max, jobs=_jobs(events),
-                       age_s=record.down_at - record.made_at)
+                       age_s=_end(folder, events) - record.made_at)
+
+
+def _end(folder: Folder, events: Sequence[Event]) -> float:
+    """When the last of its machines ended, as far as its bill knows; where one has no end in it, when that was seen
+    here, which may be long after."""
+    record = folder.record
+    runs = [run for host in hosts([*events, *laptop_events(folder)]).values() for run in host.runs]
+    ends = [run.ended_at for run in runs if run.ended_at is not None]
+    if not runs or len(ends) < len(runs):
+        return record.down_at
+    return min(record.down_at, max(record.made_at, *ends))
 
 
 def _jobs(events: Sequence[Event]) -> tuple[JobStatus, ...]:

@@ -16,6 +16,7 @@ from cli_user import FILE
 
 from spotfleet.api import Fleet
 from spotfleet.api import down as downs
+from spotfleet.api.house import House
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.events import FleetDown, GenerationFormed, JobProgress, JobResumed
 from spotfleet.model import Role
@@ -274,6 +275,9 @@ def test_the_status_of_an_ended_fleet_says_why_it_ended_how_long_it_lived_and_wh
     assert "next: spotfleet cost digits" in said.err
     found = json.loads(up.ok("status -o json").out)
     assert found["age_s"] > 0
+    folder = House(up.home).folder("digits")
+    folder.update(down_at=folder.record.down_at + 600)  # as if nobody had looked for ten minutes
+    assert json.loads(up.ok("status -o json").out)["age_s"] == found["age_s"]
 
 
 def test_status_calls_a_fleet_by_its_own_name_also_where_the_cloud_knows_it_by_another(up):
