@@ -46,7 +46,7 @@ def spread(do: Callable[[Task, Watch], Found], tasks: Sequence[Task], progress: 
             return [found for piece in asked for found in piece.result()]
         except BaseException:  # what goes on ends at its next word, what has not begun is not begun
             stop.value = 1
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
 
 
