@@ -79,6 +79,7 @@ class Cloud:
         self._due = (-1, math.inf)  # as of that version
         self._offers: dict[tuple[str, int], Offer] = {}
         self._sold: tuple[float, tuple[int, ...]] = (-math.inf, ())  # at that instant
+        self._price_at = -math.inf
         self._room = (-math.inf, -1, 0)  # at that instant, as of that version
 
     # ---- time
@@ -110,6 +111,14 @@ class Cloud:
             if place < len(pool.capacity):
                 found = min(found, exact(pool.capacity[place][0]))
         return found
+
+    def next_price(self) -> float:
+        """When some spot price changes next."""
+        if self.now >= self._price_at:
+            later = (bisect_right(p.prices, self.now, key=lambda s: s[0]) for p in self._pools.values())
+            self._price_at = min((exact(p.prices[i][0]) for p, i in zip(self._pools.values(), later, strict=True)
+                                  if i < len(p.prices)), default=math.inf)
+        return self._price_at
 
     def _next(self, pool: SpotPool, held: dict[str, Machine]) -> float:
         due = min((m.taken_at for m in held.values() if m.taken_at is not None), default=math.inf)

@@ -72,7 +72,7 @@ class World:
     decider: Callable[[World], Decide]
     until: float  # Unix seconds: the deadline, or the end of the records
     deadline: float = math.inf  # Unix seconds
-    sees_room: bool = False  # the strategy is told at once when room changes
+    sees_room: bool = False  # the strategy is told at once when room changes, and of no price
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
     watch: Callable[[float], None] = lambda share: None  # told which share of the time is over; may raise
 
@@ -87,6 +87,7 @@ class World:
         self._ready_at: dict[str, float] = {}  # host -> when its agent joins
         self._ready_as_of = -1  # version of the cloud
         self._resumes: JobResumed | None = None  # unless others form a generation in the same instant
+        self._sold = self.cloud.sold()
         self._decide = self.decider(self)
         self._tick_at = self.now
         reconcile.create(self.ledger, self.cloud, self.setting.fleet, Nodes(1, self.setting.hosts, self.setting.hosts),
@@ -118,7 +119,7 @@ class World:
         if self.work.done or self.now >= self.until:
             self._close()
             return True
-        news = self._ask() or news
+        news = self._ask() or self._price_changed() or news
         if news or self.now >= self._tick_at:
             self._tick()
         if self._resumes is not None:
@@ -135,7 +136,7 @@ class World:
             finish = exact(finish) + TICK
         due = min(self._tick_at, self.cloud.next_due(), self._next_leave(),
                   min((at for at in self._ready().values() if at > self.now), default=math.inf),
-                  self.cloud.next_change() if self.sees_room else math.inf)
+                  self.cloud.next_change() if self.sees_room else self.cloud.next_price())
         due = exact(max(min(due, self.until), self.now + TICK))
         return self._changes_its_mind(min(due, finish))
 
@@ -147,6 +148,11 @@ class World:
             self._ready_as_of = self.cloud.version
             self._ready_at = {n: exact(at + self.setting.boot_s) for n, at in self.cloud.live().items()}
         return self._ready_at
+
+    def _price_changed(self) -> bool:
+        """May the planner launch at a price that it did not pay before?"""
+        before, self._sold = self._sold, self.cloud.sold()
+        return before != self._sold and any(n.max_micros_h for n in self.setting.any_of)
 
     def _someone_joins(self) -> bool:
         ready = self._ready()

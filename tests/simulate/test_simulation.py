@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,7 +12,7 @@ from scenes import HOUR, plan, record
 
 from spotfleet.errors import UsageError
 from spotfleet.fleet.cost import report
-from spotfleet.model import PolicySpec
+from spotfleet.model import Need, PolicySpec
 from spotfleet.simulate.deciding import strategies
 from spotfleet.simulate.result import PARTS
 from spotfleet.simulate.run import Record, check, judged, scenes, simulate, world
@@ -111,6 +112,21 @@ def test_an_auto_fleet_fills_in_on_demand_and_gives_it_back():
     assert 0 < window.on_demand_s < 4 * HOUR
     assert window.finished_s < 9 * HOUR
     assert [a.offer.market.value for a in done.state.hosts] == ["spot"]
+
+
+def test_an_auto_fleet_goes_on_demand_for_as_long_as_spot_costs_more():
+    """Though nothing else happens all the while."""
+    asked = plan(work_h=20, deadline_h=math.inf, policy=PolicySpec("auto"))
+    done, window = one(asked, record(*QUIET, prices=((0.0, 1_000_000), (5.0, 5_000_000), (12.0, 1_000_000))))
+    assert window.on_demand_s == pytest.approx(7 * HOUR, abs=900)
+    assert [a.offer.market.value for a in done.state.hosts] == ["spot"]
+
+
+def test_a_fleet_with_a_highest_price_waits_until_spot_costs_that():
+    asked = plan(work_h=2, deadline_h=math.inf, policy=PolicySpec("spot"))
+    asked = replace(asked, setting=replace(asked.setting, any_of=(Need(max_micros_h=2_000_000),)))
+    _, window = one(asked, record(*QUIET, prices=((0.0, 3_000_000), (5.0, 2_000_000))))
+    assert window.finished_s == pytest.approx(7 * HOUR + 180, abs=5)
 
 
 def test_an_on_demand_fleet_touches_no_spot_host():
