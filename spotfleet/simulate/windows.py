@@ -24,6 +24,7 @@ from .trace import Trace
 HOUR_S = 3600.0
 EPSILON_S = 1e-6
 ASK_S = 60.0  # `Moment.tick_s` in `alone`; who asks for less is asked sooner
+SOONEST_S = 1e-4  # between two questions in `alone`: the last moment that keeps a deadline is no whole second
 
 Strategy = Callable[[Moment], Choice]
 Remember = Callable[[Memory, float, bool], Memory]
@@ -129,7 +130,7 @@ def alone(piece: Piece, task: Task, choose: Strategy, remember: Remember = forge
         if wanted != host:
             host, pending = wanted, task.changeover_s if wanted else 0.0
             changes += bool(wanted)
-        until = min(now + max(choice.again_s, 1.0), 2 * task.deadline_s)
+        until = min(now + max(choice.again_s, SOONEST_S), 2 * task.deadline_s)
         if step < last:
             until = min(until, piece.changes[step + 1][0])
         if host:
