@@ -32,7 +32,8 @@ class Longer(hypothesis.settings):
 
 
 # No example fails because the machine was busy while it ran: a test that hangs meets pytest's own limit.
-hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("ours", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow],
+                                     derandomize=bool(os.environ.get("SPOTFLEET_SAME_EXAMPLES")))
 hypothesis.settings.load_profile("ours")
 if os.environ.get("SPOTFLEET_LONG"):
     hypothesis.settings.register_profile("long", max_examples=LONGER * hypothesis.settings().max_examples)
