@@ -1,4 +1,4 @@
-"""The aims for speed and memory, and whether a run's figures hold them. Pure: figures in, lines out.
+"""Aims for speed and memory, compared with a run's figures. Pure: figures in, lines out.
 
 Figures are what recovery.py and overhead.py print with `-o json`. A line without figures says "not measured".
 """
@@ -26,7 +26,7 @@ EVENTS = {"worker": "kill worker", "host": "kill host", "silent": "silent host l
 
 @dataclass(frozen=True)
 class Aim:
-    """One line of the table. `holds` is None where nothing was measured."""
+    """One line of the table. `holds` is None if nothing was measured."""
 
     line: str
     aim: str
@@ -43,7 +43,7 @@ def beyond_s(outcome: dict[str, Any]) -> float:
 
 
 def judge(found: dict[str, Any]) -> list[Aim]:
-    """Every line of the table. An event of ours after which training did not go on holds no line."""
+    """Return every line of the table. After a spotfleet event without further training, its lines do not hold."""
     lost = {event: sum(r["outcome"] is None for r in found["rows"] if (r["system"], r["event"]) == (OURS, event))
             for event in EVENTS}
     return [replace(a, measured=f"{a.measured}, {lost[e]} FAILED", holds=False) if (e := _event(a)) and lost[e] else a
@@ -114,9 +114,9 @@ def _step(found: dict[str, Any]) -> Iterable[Aim]:
             if not figures:
                 yield Aim(line, aim, "not measured", None)
                 continue
-            said = (f"{_ratio(figures)} of {len(found['step']['blocks'])} pairs, "
+            text = (f"{_ratio(figures)} of {len(found['step']['blocks'])} pairs, "
                     f"{1000 * figures['ours_s']:.0f} against {1000 * figures['theirs_s']:.0f} ms")
-            yield Aim(line, aim, said, figures["ratio"] <= STEP_RATIO if aim else None)
+            yield Aim(line, aim, text, figures["ratio"] <= STEP_RATIO if aim else None)
 
 
 def _copy(found: dict[str, Any]) -> Aim:
@@ -148,7 +148,7 @@ def table(found: dict[str, Any]) -> list[str]:
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """All systems side by side, a heading first."""
+    """Return all systems side by side, with a heading first."""
     lines = [("system", "event", "n", "next step: median (min-max), s", "pause beyond one step, s", "repeated",
              "failed")]
     names = dict.fromkeys(r["system"] for r in found["rows"])

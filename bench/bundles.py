@@ -1,14 +1,14 @@
-"""A working directory from the laptop to the dispatcher and on to one host, side by side with rsync, on loopback.
+"""Benchmark of a working directory's way from laptop to dispatcher to one host, beside rsync, on loopback.
 
     python bench/bundles.py [--files 20000] [--megabytes 300] [-o json]
 
 The tree is synthetic: most files are small text, a tenth of the bytes are one large file that cannot be compressed.
-The dispatcher is `python -m spotfleet.dispatcher`, a process of its own, over TLS; the laptop is `api/ship.py`, the
-host `agent/blobs.py`, both in this process. rsync goes the same two ways, from and to a daemon of its own that writes
-no logs and encrypts nothing, so it has less to do: it is timed as it is and with -z.
+The dispatcher is `python -m spotfleet.dispatcher`, a separate process, over TLS; the laptop is
+`api/lifecycle/upload.py`, the host `agent/files/blobs.py`, both in this process. rsync copies the same two ways, from
+and to its own daemon, without logs and encryption, so it has less to do: it is timed as it is and with -z.
 
 - first: nothing is there yet        - again: nothing has changed
-- line: one line of one small file has changed; `moved` is what travelled of it, manifest included
+- line: one line of one small file has changed; `moved` is the bytes sent for it, manifest included
 - unpack: from pieces on the host to the working directory of a job
 """
 
@@ -30,15 +30,15 @@ from pathlib import Path
 import aiohttp
 from scale import ADMIN, HOST, Bench
 
-from spotfleet import certs
-from spotfleet.agent.blobs import Blobs
+from spotfleet.agent.endpoint import DispatcherEndpoint
+from spotfleet.agent.files.blobs import Blobs
 from spotfleet.agent.transfer import Transfers
-from spotfleet.agent.whereabouts import Whereabouts
-from spotfleet.api.ship import Shipped, ship
-from spotfleet.client import Client, Endpoint
+from spotfleet.api.lifecycle.upload import Shipped, ship
+from spotfleet.transport import certs
+from spotfleet.transport.client import DispatcherClient, Endpoint
 
 WORDS = ["alpha", "beta", "loss", "model", "batch", "tensor", "rank", "gradient", "return", "import", "def", "class"]
-SETTLE_S = 3.0  # after a write, until its time is old enough to be believed
+SETTLE_S = 3.0  # after a write, until its time is old enough to be trusted
 
 
 def plant(folder: Path, files: int, megabytes: int) -> None:
@@ -57,25 +57,25 @@ class Ours:
     def __init__(self, folder: Path, work: Path) -> None:
         self.bench, self.work, self.folder = Bench(folder, 1), work, folder
         self.bench.start_dispatcher()
-        self.client = Client(Endpoint(f"https://{HOST}:{self.bench.port}", ADMIN, self.bench.ca))
-        self.said: list[str] = []
+        self.client = DispatcherClient(Endpoint(f"https://{HOST}:{self.bench.port}", ADMIN, self.bench.ca))
+        self.messages: list[str] = []
 
     def laptop(self) -> Shipped:
-        return ship(self.client, self.work, {}, self.folder / "house", (), self.said.append)
+        return ship(self.client, self.work, {}, self.folder / "house", (), self.messages.append)
 
     async def host(self, shipped: Shipped, name: str) -> tuple[float, float]:
         """Seconds to fetch, and to unpack."""
         connector = aiohttp.TCPConnector(ssl=certs.client_context(self.bench.ca))
         async with aiohttp.ClientSession(connector=connector, headers={"Authorization": f"Bearer {ADMIN}"}) as session:
-            blobs = Blobs(self.folder / "host", Transfers(session, Whereabouts(self.client.endpoint.url)))
+            blobs = Blobs(self.folder / "host", Transfers(session, DispatcherEndpoint(self.client.endpoint.url)))
             into, marks = self.folder / "host" / name, [time.monotonic()]
 
-            def say(words: str) -> None:
+            def log(words: str) -> None:
                 if words.startswith("unpacking"):
                     marks.append(time.monotonic())
 
             into.mkdir(parents=True)
-            await blobs.fill(name, shipped.sha256, into, say)
+            await blobs.fill(name, shipped.sha256, into, log)
             return marks[1] - marks[0], time.monotonic() - marks[1]
 
     def held(self) -> int:
@@ -118,9 +118,9 @@ class Rsync:
         return {"up_s": up_s, "down_s": time.monotonic() - began, "moved": moved}
 
     def _copy(self, source: str, target: str) -> int:
-        said = subprocess.run(["rsync", "-a", "--stats", *self.flags, source, target], check=True, text=True,
+        output = subprocess.run(["rsync", "-a", "--stats", *self.flags, source, target], check=True, text=True,
                               capture_output=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin:/usr/local/bin"}).stdout
-        return sum(int(n.replace(",", "")) for n in re.findall(r"Total bytes (?:sent|received): ([\d,]+)", said))
+        return sum(int(n.replace(",", "")) for n in re.findall(r"Total bytes (?:sent|received): ([\d,]+)", output))
 
     def close(self) -> None:
         self.daemon.terminate()

@@ -1,7 +1,7 @@
-"""What the workers' diaries say of an event: latency, pause, repeated steps. And the statistics of the benches. Pure.
+"""Figures of an event from the workers' diaries: latency, pause, repeated steps. And the benches' statistics. Pure.
 
-A worker notes a line after each optimizer step. `label` tells memberships apart: every rank of one has the same, and no
-other membership has it. All instants are of the machine's monotonic clock.
+A worker writes a line after each optimizer step. `label` identifies a membership: all its ranks have the same label,
+and no other membership has it. All instants are of the machine's monotonic clock.
 
     latency    event -> the last member of the next membership has finished its first step in it
     pause      the longest time that a survivor spent between its last step of the old membership and its first of the
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-SETTLED = 3  # gaps between steps that tell how long a step takes
+SETTLED = 3  # gaps between steps that suffice for the step time
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an event cost."""
+    """Cost of an event."""
 
     latency_s: float
     pause_s: float
@@ -54,15 +54,15 @@ class Outcome:
 
 
 class Diary:
-    """Reads the notes in a folder as they are written."""
+    """Reader of the notes in a folder while they are written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.notes: list[Note] = []
         self._read: dict[Path, int] = {}
 
-    def look(self, since: float = 0.0) -> list[Note]:
-        """The notes since then, by time. A line that is still being written is left for the next call."""
+    def read(self, since: float = 0.0) -> list[Note]:
+        """Return all notes from `since` on, by time. An unfinished line is left for the next call."""
         known = len(self.notes)
         for path in self.folder.glob("*.jsonl"):
             with path.open("rb") as file:
@@ -77,7 +77,7 @@ class Diary:
 
 
 def by_label(notes: Sequence[Note]) -> dict[str, list[Note]]:
-    """Memberships in the order of their first step."""
+    """Group notes by membership, in the order of the memberships' first steps."""
     found: dict[str, list[Note]] = {}
     for note in sorted(notes, key=lambda n: n.at):
         found.setdefault(note.label, []).append(note)
@@ -85,7 +85,7 @@ def by_label(notes: Sequence[Note]) -> dict[str, list[Note]]:
 
 
 def step_s(notes: Sequence[Note]) -> float | None:
-    """Median time between two steps of one process; None where too few are known."""
+    """Return the median time between two steps of one process; None if too few are known."""
     gaps = []
     for pid in {n.pid for n in notes}:
         gaps += [b - a for a, b in pairwise(sorted(n.at for n in notes if n.pid == pid))]
@@ -93,14 +93,14 @@ def step_s(notes: Sequence[Note]) -> float | None:
 
 
 def is_whole(notes: Sequence[Note], world: int, steps: int) -> bool:
-    """The newest membership has `world` ranks, and each has noted so many steps in it."""
+    """Return whether the newest membership has `world` ranks, each with at least so many noted steps."""
     newest = notes[-1].label if notes else ""
     recent = [n for n in notes if n.label == newest and n.world == world]
     return all(sum(n.rank == r for n in recent) >= steps for r in range(world))
 
 
 def changed(notes: Sequence[Note], event_at: float) -> str | None:
-    """The first membership that began after `event_at`, once each of its ranks has done a step."""
+    """Return the first membership that began after `event_at`, once each of its ranks has done a step."""
     memberships = by_label(notes)
     for label, held in memberships.items():
         if held[0].at > event_at and len({n.rank for n in held}) == held[0].world:
@@ -109,7 +109,7 @@ def changed(notes: Sequence[Note], event_at: float) -> str | None:
 
 
 def outcome(notes: Sequence[Note], event_at: float, label: str = "") -> Outcome:
-    """What the event at `event_at` led to: the change to membership `label`, by default the first after it."""
+    """Return the outcome of the event at `event_at`: the change to membership `label`, by default the next one."""
     label = label or changed(notes, event_at) or ""
     memberships = by_label(notes)
     if label not in memberships:
@@ -130,14 +130,14 @@ def outcome(notes: Sequence[Note], event_at: float, label: str = "") -> Outcome:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed."""
+    """Return the smallest value that at least `share` of all do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)]
 
 
 def interval(values: Sequence[float], statistic: Callable[[Sequence[float]], float] = statistics.median,
              rounds: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """The 95 % bootstrap interval of a statistic of `values`."""
+    """Return the 95 % bootstrap interval of a statistic of `values`."""
     draw = random.Random(seed)
     found = sorted(statistic(draw.choices(values, k=len(values))) for _ in range(rounds))
     return found[int(0.025 * rounds)], found[int(0.975 * rounds) - 1]

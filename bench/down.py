@@ -1,4 +1,4 @@
-"""Seconds that `spotfleet down` takes for a fleet of four hosts, while every call of the cloud takes half a second.
+"""Benchmark of `spotfleet down`: seconds for a fleet of four hosts, if every call of the cloud takes half a second.
 
     python bench/down.py [--hosts 4] [--latency 0.5] [--repeat 3] [-o json]
 
@@ -23,19 +23,19 @@ from spotfleet.providers.local import LocalCloud
 LIMIT_S = 120.0
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def down_s(home: Path, hosts: int, latency_s: float) -> float:
-    """Bring a fleet up without latency, then take it down with it."""
+    """Start a fleet without latency, then time its `down` with latency."""
     cloud = LocalCloud(home)
     fleet = Fleet(FleetSpec("bench", any_of=(Need(instance_type="cpu.small"),), nodes=Nodes(hosts, hosts, hosts)), home)
     try:
         fleet.up(timeout_s=LIMIT_S)
         cloud.latency(latency_s)
         began = time.monotonic()
-        fleet.down(progress=lambda line: say(f"  {time.monotonic() - began:5.2f} s  {line}"))
+        fleet.down(progress=lambda line: log(f"  {time.monotonic() - began:5.2f} s  {line}"))
         took_s = time.monotonic() - began
         cloud.latency(0.0)
         assert not cloud.truth(), f"left behind: {cloud.truth()}"
@@ -53,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["SPOTFLEET_LOCAL_OWNER_PID"] = str(os.getpid())
     found, load = [], os.getloadavg()[0]
-    say(f"{args.hosts} hosts, {args.latency:g} s a call; {os.cpu_count()} cores, load average {load:.2f}")
+    log(f"{args.hosts} hosts, {args.latency:g} s a call; {os.cpu_count()} cores, load average {load:.2f}")
     for _ in range(args.repeat):
         with tempfile.TemporaryDirectory(prefix="spotfleet-down-") as home:
             found.append(down_s(Path(home), args.hosts, args.latency))

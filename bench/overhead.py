@@ -1,4 +1,4 @@
-"""What spotfleet costs while nothing happens: per step against plain DDP, a new worker's start, a copy, memory.
+"""Cost of spotfleet without any event: per step against plain DDP, a new worker's start, a copy, memory.
 
     python bench/overhead.py [--only step,start,copy,memory] [--pairs N] [-o json]
 
@@ -7,8 +7,8 @@
           the same with gradient_as_bucket_view. CPU is that of the workers' processes with all their threads, summed;
           wall is the slowest rank's. One ratio per pair of blocks; the figure is their median, with its 95 % bootstrap
           interval.
-- memory  what /proc says of the workers of these worlds after those steps: resident (RSS), the same with shared pages
-          divided among their holders (PSS), and pages of their own (USS)
+- memory  values of /proc for the workers of these worlds after those steps: resident (RSS), the same with shared pages
+          divided among their holders (PSS), and private pages (USS)
 - start   from the order to fork a worker until it reports READY, out of a real warm zygote; it builds the same model.
           The bench plays the agent: it serves the worker's socket and notes when the report arrives.
 - copy    `State.keep_copy` of model and Adam against `Tensor.copy_` of the same tensors into buffers that are warm,
@@ -44,12 +44,12 @@ COPIES = 25
 NEVER_S = 86400.0
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 class Metered:
-    """The bench's side of steps.py's Meter: tells three workers to run steps, and hears what they took."""
+    """The bench's side of steps.py's Meter: orders steps from three workers and receives their times."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -61,7 +61,7 @@ class Metered:
         self.pids: list[int] = []
 
     def meet(self) -> None:
-        """All workers have done their first step."""
+        """Wait until all workers have done their first step."""
         for i in range(WORLD):
             try:
                 sock, _ = self._listener.accept()
@@ -71,13 +71,13 @@ class Metered:
             self._files.append(sock.makefile("rw"))
 
     def block(self, steps: int) -> tuple[float, float]:
-        """(wall seconds of the slowest rank, CPU seconds of all) of so many steps."""
+        """Return (wall seconds of the slowest rank, CPU seconds of all) of so many steps."""
         for file in self._files:
             file.write(f"{steps}\n")
             file.flush()
-        told = [json.loads(file.readline()) for file in self._files]
-        self.pids = [t["pid"] for t in told]
-        return max(t["wall_s"] for t in told), sum(t["cpu_s"] for t in told)
+        reports = [json.loads(file.readline()) for file in self._files]
+        self.pids = [t["pid"] for t in reports]
+        return max(t["wall_s"] for t in reports), sum(t["cpu_s"] for t in reports)
 
     def close(self) -> None:
         for file in self._files:
@@ -104,7 +104,7 @@ def all_worlds() -> Iterator[dict[str, Metered]]:
 
 
 def steps_and_memory(pairs: int) -> dict[str, Any]:
-    """Figures of `step` and `memory`."""
+    """Return the figures of `step` and `memory`."""
     with all_worlds() as meters:
         for meter in meters.values():
             meter.block(WARM_STEPS)
@@ -115,7 +115,7 @@ def steps_and_memory(pairs: int) -> dict[str, Any]:
             rows.append({name: dict(zip(("wall_s", "cpu_s"), meters[name].block(BLOCK_STEPS), strict=True))
                          for name in order})
             ours, ddp = rows[-1]["spotfleet"], rows[-1]["ddp"]
-            say(f"  pair {i}: CPU {ours['cpu_s'] / ddp['cpu_s']:.3f}, wall {ours['wall_s'] / ddp['wall_s']:.3f}")
+            log(f"  pair {i}: CPU {ours['cpu_s'] / ddp['cpu_s']:.3f}, wall {ours['wall_s'] / ddp['wall_s']:.3f}")
         held = {name: memory_of(meter.pids) for name, meter in meters.items()}
     figures: dict[str, Any] = {"block_steps": BLOCK_STEPS, "blocks": rows}
     for name in ("ddp", "ddp views"):
@@ -125,7 +125,7 @@ def steps_and_memory(pairs: int) -> dict[str, Any]:
 
 
 def compare(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """The median of the ratios of pairs with its 95 % interval, and both medians."""
+    """Return the median of the ratios of pairs with its 95 % interval, and both medians."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     low, high = interval(ratios)
     return {"ratio": statistics.median(ratios), "low": low, "high": high, "ours_s": statistics.median(ours),
@@ -133,7 +133,7 @@ def compare(ours: list[float], theirs: list[float]) -> dict[str, float]:
 
 
 def memory_of(pids: list[int]) -> dict[str, float]:
-    """Medians over the processes, in MB (10^6 bytes)."""
+    """Return medians over the processes, in MB (10^6 bytes)."""
     found: dict[str, list[float]] = {"rss_mb": [], "pss_mb": [], "uss_mb": []}
     for pid in pids:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
@@ -145,25 +145,25 @@ def memory_of(pids: list[int]) -> dict[str, float]:
 
 
 async def _starts(folder: Path) -> list[float]:
-    from spotfleet.agent.zygote_client import ZygoteClient
+    from spotfleet.agent.processes.zygote_client import ZygoteClient
 
     client = ZygoteClient(lambda: None)
-    keeper = asyncio.create_task(client.run())
+    connection = asyncio.create_task(client.run())
     try:
         async with asyncio.timeout(LIMIT_S):
             while not client.warm:
                 await asyncio.sleep(0.05)
         return [await _start_one(client, folder, i) for i in range(STARTS)]
     finally:
-        keeper.cancel()
+        connection.cancel()
         await client.close(5.0)
-        await asyncio.gather(keeper, return_exceptions=True)
+        await asyncio.gather(connection, return_exceptions=True)
 
 
 async def _start_one(client: Any, folder: Path, number: int) -> float:
     """Seconds from the order until the worker's report that it is READY has arrived."""
-    from spotfleet.agent.child import ChildSpec
-    from spotfleet.messages import JOB_KEY
+    from spotfleet.agent.processes.child import ChildSpec
+    from spotfleet.protocol.messages import JOB_KEY
 
     path, name = str(folder / f"{number}.sock"), f"h{number}/0/1"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -184,8 +184,8 @@ async def _start_one(client: Any, folder: Path, number: int) -> float:
 
 
 def _ready_at(listener: socket.socket) -> float:
-    """Answer one worker as the agent of a job that trains already; the instant at which it is READY."""
-    from spotfleet.messages import Stage, WorkerOrders, WorkerReport, dump, load
+    """Answer one worker as the agent of a job that trains already. Returns the instant at which it is READY."""
+    from spotfleet.protocol.messages import Stage, WorkerOrders, WorkerReport, dump, load
 
     listener.settimeout(LIMIT_S)
     sock, _ = listener.accept()
@@ -201,15 +201,15 @@ def _ready_at(listener: socket.socket) -> float:
 
 
 def starts() -> dict[str, Any]:
-    """Figures of `start`."""
+    """Return the figures of `start`."""
     with tempfile.TemporaryDirectory(prefix="spotfleet-bench-", ignore_cleanup_errors=True) as name:
         found = asyncio.run(_starts(Path(name)))
-    say(f"  from the zygote to READY: {', '.join(f'{s:.3f}' for s in found)} s")
+    log(f"  from the zygote to READY: {', '.join(f'{s:.3f}' for s in found)} s")
     return {"start": {"seconds": found, "median_s": statistics.median(found)}}
 
 
 def copies() -> dict[str, Any]:
-    """Figures of `copy`: the whole of `State.keep_copy`, again and again as a job in copy mode does."""
+    """Return the figures of `copy`: the whole of `State.keep_copy`, repeatedly, as a job in copy mode does."""
     from steps import loss_of, make
 
     import spotfleet.train as hvd
@@ -237,16 +237,16 @@ def copies() -> dict[str, Any]:
 
 
 def measure(wanted: set[str], pairs: int) -> dict[str, Any]:
-    """The figures of the parts that are wanted."""
+    """Return the figures of the wanted parts."""
     found: dict[str, Any] = {}
     if wanted & {"step", "memory"}:
-        say("steps under spotfleet and under DDP, by turns")
+        log("steps under spotfleet and under DDP, by turns")
         found |= steps_and_memory(pairs)
     if "start" in wanted:
         found |= starts()
     if "copy" in wanted:
         found |= copies()
-        say(f"  a copy of {found['copy']['mb']:.0f} MB: {1000 * found['copy']['ours_s']:.1f} ms, memcpy "
+        log(f"  a copy of {found['copy']['mb']:.0f} MB: {1000 * found['copy']['ours_s']:.1f} ms, memcpy "
             f"{1000 * found['copy']['theirs_s']:.1f} ms")
     return found
 

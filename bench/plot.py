@@ -1,4 +1,4 @@
-"""PNG of a run of recovery.py: each system's steps around its first events, and all latencies on a log axis."""
+"""PNG plots of a run of recovery.py: each system's steps around its first events, and all latencies on a log axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BEFORE_S, AFTER_S = 3.0, 20.0
 
 
 def draw(path: Path, timelines: Sequence[Any], rows: Sequence[dict[str, Any]]) -> None:
-    """`timelines` and `rows` as recovery.py makes them. The first event of each kind of each system is drawn."""
+    """Draw `timelines` and `rows` of recovery.py: the first event of each kind of each system."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,13 +1,13 @@
-"""What strategies cost on recorded spot markets: ours beside others, in the worlds of spotfleet.simulate.windows.
+"""Benchmark of strategies on recorded spot markets: ours beside others, in the worlds of policy_worlds.py.
 
     python bench/policy.py FOLDER [--only B1,B3] [-o json] [--plots FOLDER] [--sensitivity] [--jobs 2] [--every 4]
 
-Files are told by their content (spotfleet.simulate.read); which table took which, and why others were left out, is said
-under each table. What is called preemption*, and a log of many pools, tells of hosts that were held until
-taken, other files of what could have been had: where both kinds are found, B1 takes the second.
+Files are recognized by their content (spotfleet.simulate.read). A line under each table names the files used, and why
+others were left out. Files named preemption*, and logs of many pools, record hosts that were held until taken; other
+files record available hosts. If both kinds are found, B1 uses the second.
 
     B1  48 h of work on one host, deadlines of 52, 60, 70 h, changeovers of 0.05 and 0.2 h; records of one host
-    UP  what B1's Uniform Progress does to the hours that its authors report
+    UP  hours of B1's Uniform Progress beside the hours that its authors report
     B2  useful work on spot alone, N the most that a record had
     B3  48 h x N hosts, deadlines of 53, 60, 70 h, spot and on demand mixed; records of 4 and 16 hosts
     B5  the ledger's bill for a host, from a price log, beside the integral of the prices
@@ -34,14 +34,14 @@ from results import markdown
 
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.simulate.read import read, traces_in
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.values.trace import Trace
 
 TABLES = ("B1", "UP", "B2", "B3", "B5")
 
 
 @dataclass(frozen=True)
 class Table:
-    """`rows`: the first is the head. `used`, and `skipped` with a reason each, are names of files or pools in them."""
+    """Table of results; the first row is the head. `used`, and `skipped` with a reason each, name files or pools."""
 
     name: str
     title: str
@@ -52,8 +52,8 @@ class Table:
     figures: dict[str, Any] = field(default_factory=dict)  # for plots and programs
 
 
-def load(folder: Path, say: Callable[[str], None]) -> tuple[list[Trace], dict[str, str]]:
-    """All pools of all files of `folder`, named by their path in it, and why files could not be read."""
+def load(folder: Path, log: Callable[[str], None]) -> tuple[list[Trace], dict[str, str]]:
+    """Return all pools of all files of `folder`, named by their path in it, and why files could not be read."""
     found: list[Trace] = []
     unread: dict[str, str] = {}
     for path in traces_in(folder):
@@ -66,22 +66,22 @@ def load(folder: Path, say: Callable[[str], None]) -> tuple[list[Trace], dict[st
         for trace in traces:
             parts = name if len(traces) == 1 else f"{name}: {trace.name}"
             found.append(Trace(**{**{k: getattr(trace, k) for k in trace.__dataclass_fields__}, "name": parts}))
-    say(f"read {len({t.name.split(': ')[0] for t in found})} files, {len(found)} pools; {len(unread)} not to be read")
+    log(f"read {len({t.name.split(': ')[0] for t in found})} files, {len(found)} pools; {len(unread)} not to be read")
     if not found:
         why = "; ".join(f"{name}: {reason}" for name, reason in list(unread.items())[:3])
         raise UsageError(f"{folder} has no trace that can be read ({why})", hint="give a folder of spot records")
     return found, unread
 
 
-def run(function: Callable[..., Any], tasks: Sequence[tuple], jobs: int, say: Callable[[str], None],
+def run(function: Callable[..., Any], tasks: Sequence[tuple], jobs: int, log: Callable[[str], None],
         what: str) -> list[Any]:
-    """`function(*task)` of each, in `jobs` processes, in the tasks' order."""
+    """Return `function(*task)` of each task, computed in `jobs` processes, in the tasks' order."""
     done, began = [], time.monotonic()
     with ProcessPoolExecutor(jobs) as pool:
         for k, result in enumerate(pool.map(function, *zip(*tasks, strict=True)) if tasks else ()):
             done.append(result)
             if (k + 1) % max(1, len(tasks) // 20) == 0:
-                say(f"{what}: {k + 1} of {len(tasks)}, {time.monotonic() - began:.0f} s")
+                log(f"{what}: {k + 1} of {len(tasks)}, {time.monotonic() - began:.0f} s")
     return done
 
 
@@ -98,7 +98,7 @@ def show(table: Table, unread: dict[str, str]) -> str:
 
 
 def _names(names: Sequence[str], most: int = 24) -> str:
-    """The files' names, with how many of a file's pools are meant."""
+    """Return the files' names, with the number of pools used of each."""
     files = [f"{file} ({n} pools)" if n > 1 else file for file, n in Counter(n.split(": ")[0] for n in names).items()]
     shown = ", ".join(files[:most]) + (f" and {len(files) - most} more" if len(files) > most else "")
     return f": {shown}." if names else "."
@@ -111,9 +111,9 @@ def commit() -> str:
 
 
 def tables(traces: Sequence[Trace], only: Iterable[str], args: argparse.Namespace,
-           say: Callable[[str], None]) -> Iterator[Table]:
+           log: Callable[[str], None]) -> Iterator[Table]:
     def each(function: Callable[..., Any], tasks: Sequence[tuple], what: str) -> list[Any]:
-        return run(function, tasks, args.jobs, say, what)
+        return run(function, tasks, args.jobs, log, what)
 
     makers = {"B1": policy_tables.one_host, "UP": policy_tables.published, "B2": policy_goodput.goodput,
               "B3": policy_tables.many_hosts, "B5": policy_prices.bills}
@@ -137,18 +137,18 @@ def main() -> int:
     if unknown := [name for name in args.only.split(",") if name not in TABLES]:
         parser.error(f"no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     try:
-        traces, unread = load(args.folder, say)
+        traces, unread = load(args.folder, log)
     except SpotfleetError as error:
-        say(f"error: {error}\nhint: {error.hint}")
+        log(f"error: {error}\nhint: {error.hint}")
         return 2
     if args.output == "text":
         print(f"{time.strftime('%Y-%m-%d', time.gmtime())}, commit {commit() or 'unknown'}\n")
     found = []
-    for table in tables(traces, args.only.split(","), args, say):
+    for table in tables(traces, args.only.split(","), args, log):
         found.append(table)
         if args.output == "text":
             print(show(table, unread), flush=True)
@@ -160,9 +160,9 @@ def main() -> int:
 
         args.plots.mkdir(parents=True, exist_ok=True)
         for path in policy_plot.draw(args.plots, found):
-            say(f"wrote {path}")
+            log(f"wrote {path}")
     if not any(table.used for table in found):
-        say("error: none of the tables found a record of use to it\nhint: the lines above say why, for each of them")
+        log("error: none of the tables found a record of use to it\nhint: the lines above say why, for each of them")
         return 2
     return 0
 

@@ -1,4 +1,4 @@
-"""Table B2 of policy.py: how much of what a spot market offers becomes useful work, by how a system takes changes."""
+"""Table B2 of policy.py: share of a spot market's offer that becomes useful work, by a system's handling of changes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from spotfleet.simulate.measured import BOOT_S, JOIN, LOSS, REDONE
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.constants import BOOT_S, JOIN, LOSS, REDONE
+from spotfleet.simulate.values.trace import Trace
 
 Each = Callable[[Callable[..., Any], Sequence[tuple], str], list[Any]]
 HOUR_S = 3600.0
-SPOT_SHARE = 0.30  # of the on-demand price
+SPOT_SHARE = 0.30  # share of the on-demand price
 SHORTEST_S = 2 * HOUR_S
 
 
 @dataclass(frozen=True)
 class System:
-    """`loss_s`, `join_s`: all wait so long when hosts are lost or join. A loss takes back what came after the last
-    checkpoint, one each `checkpoint_s` of work (0: nothing is lost)."""
+    """Handling of changes by a system. `loss_s`, `join_s`: wait of all hosts when hosts are lost or join.
+
+    A loss undoes the work after the last checkpoint, one each `checkpoint_s` of work (0: nothing is lost).
+    """
 
     name: str
     loss_s: float
@@ -51,7 +53,7 @@ class Goodput:
 
 
 def summary(cells: Sequence[Goodput]) -> tuple[float, float, float, float]:
-    """G, E, L %, $: useful of N T; useful of what was offered; share computed again; price of useful work, 1 on demand.
+    """Return G, E, L %, $: useful of N T; useful of the offer; share computed again; price of useful work, 1 on demand.
 
     Each record counts the same, whatever its length and N. L and $ are ratios of such means, since a system may do
     nothing useful in one record.
@@ -63,8 +65,9 @@ def summary(cells: Sequence[Goodput]) -> tuple[float, float, float, float]:
 
 
 def goodput_of(trace: Trace, system: System, boot_s: float = BOOT_S) -> Goodput:
-    """All that is offered is taken at once and paid; a host works after `boot_s`. Of hosts the youngest are lost first.
-    A gang takes hosts only while all N are offered.
+    """Run a system that takes and pays all offered hosts at once; a host works after `boot_s`.
+
+    The youngest hosts are lost first. A gang takes hosts only while all N are offered.
 
     Exact: from one instant that matters to the next. `ideal` boots in no time.
     """
@@ -73,7 +76,7 @@ def goodput_of(trace: Trace, system: System, boot_s: float = BOOT_S) -> Goodput:
     times = sorted({at for at, _ in steps} | {at + boot_s for at, _ in steps if at + boot_s < trace.length_s})
     ends = [*times[1:], trace.length_s]
     cohorts: list[list[float]] = []  # (ready at, hosts)
-    working, waits_until, since_s = 0, 0.0, 0.0  # of work since the last checkpoint
+    working, waits_until, since_s = 0, 0.0, 0.0  # since_s: work since the last checkpoint
     useful = redone = paid = 0.0
     place, capacity = 0, 0
     for now, end in zip(times, ends, strict=True):
@@ -83,7 +86,7 @@ def goodput_of(trace: Trace, system: System, boot_s: float = BOOT_S) -> Goodput:
         lost = 0
         while held > capacity:
             gone = min(held - capacity, int(cohorts[-1][1]))
-            lost += gone if cohorts[-1][0] < now else 0  # one that gets ready now has done nothing yet
+            lost += gone if cohorts[-1][0] < now else 0  # a host that becomes ready now has done nothing yet
             cohorts[-1][1] -= gone
             held -= gone
             if not cohorts[-1][1]:

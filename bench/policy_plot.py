@@ -1,4 +1,4 @@
-"""PNGs of policy.py's tables: one for each table that has figures."""
+"""PNG plots of policy.py's tables, one for each table with figures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 OURS = "spotfleet"
 ACROSS = 4  # panels of a row
-TALLEST = 100  # rows of a picture; what is left is told in its title
+TALLEST = 100  # rows of a picture; its title states how many panels are left out
 
 
 def draw(folder: Path, tables: Sequence[Any]) -> list[Path]:
-    """The files written. `tables` are `policy.Table`s."""
+    """Draw `tables`, which are `policy.Table`s. Returns the files written."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -47,14 +47,14 @@ def draw(folder: Path, tables: Sequence[Any]) -> list[Path]:
 
 
 def laid_out(panels: int) -> tuple[int, int, int]:
-    """Columns, rows, and how many of `panels` they hold: a picture has no more than 65536 pixels either way."""
+    """Return columns, rows, and how many of `panels` they hold: a picture has at most 65536 pixels either way."""
     across = min(panels, ACROSS)
     down = min(-(-panels // across), TALLEST)
     return across, down, min(panels, across * down)
 
 
 def _groups(table: Any) -> list[tuple[str, list[str], Mapping[str, Sequence[float]]]]:
-    """(title, labels of the x axis, values of each system) of each panel."""
+    """Return (title, labels of the x axis, values of each system) of each panel."""
     figures = table.figures
     if not table.used or not figures:
         return []

@@ -1,6 +1,6 @@
-"""Table B5 of policy.py: what the ledger's bill says of hosts whose price moves, beside the integral of the prices.
+"""Table B5 of policy.py: the ledger's bill of hosts whose price moves, beside the integral of the prices.
 
-It measures the bill's arithmetic: the ledger has each change at its instant. How late one is heard of does not show.
+It measures the bill's arithmetic: the ledger has each change at its instant. Delayed price news is not part of it.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from fractions import Fraction
 from statistics import fmean
 from typing import Any
 
-from spotfleet.fleet.cost import report
-from spotfleet.fleet.events import Event, FleetCreated, HostListed, LaunchIntended, PriceChanged
+from spotfleet.fleet.cost.meter import report
+from spotfleet.fleet.domain.events import Event, FleetCreated, HostListed, LaunchIntended, PriceChanged
 from spotfleet.model import BillingRules, CloudState, Market, Nodes, Offer, Role, Run
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.values.trace import Trace
 
 Each = Callable[[Callable[..., Any], Sequence[tuple], str], list[Any]]
 HOUR_S = 3600
-WINDOWS_H = ((180 * 24, 720), (168, 168))  # logs of so many hours at least are taken in windows of so many hours
+WINDOWS_H = ((180 * 24, 720), (168, 168))  # minimum length of a log in hours -> length of its windows in hours
 
 
 def window_h(trace: Trace) -> int:
-    """0: too short."""
+    """Return the hours of a window for a log; 0 if the log is too short."""
     return next((hours for least, hours in WINDOWS_H if trace.length_s >= least * HOUR_S), 0)
 
 
 def bill_cell(trace: Trace, hours: int) -> list[tuple[float, float, float]]:
-    """Of windows that follow one another: errors in % of the bill and of holding the launch price, and savings in %."""
+    """Return for adjacent windows: errors in % of the bill and of a fixed launch price, and savings in %."""
     found, length = [], hours * HOUR_S
     for begin in range(0, int(trace.length_s) - length + 1, length):
         truth = integral(trace, begin, begin + length)
         if truth <= 0:
             continue
-        told = report(ledger(trace, begin, begin + length), float(begin + length))
+        bill = report(ledger(trace, begin, begin + length), float(begin + length))
         held = Fraction(trace.price_at(begin) * length, HOUR_S)
-        savings = 100.0 * (1 - told.micros / told.on_demand_micros) if told.on_demand_micros else 0.0
-        found.append((float(abs(told.micros - truth) / truth * 100), float(abs(held - truth) / truth * 100), savings))
+        savings = 100.0 * (1 - bill.micros / bill.on_demand_micros) if bill.on_demand_micros else 0.0
+        found.append((float(abs(bill.micros - truth) / truth * 100), float(abs(held - truth) / truth * 100), savings))
     return found
 
 
 def integral(trace: Trace, begin: int, end: int) -> Fraction:
-    """Micro-dollars of a host from `begin` to `end`: a second costs the price in force when it begins."""
+    """Return micro-dollars of a host from `begin` to `end`: a second costs the price in force when it begins."""
     total = 0
     ends = [*(at for at, _ in trace.prices[1:]), trace.length_s]
     for (at, micros_h), until in zip(trace.prices, ends, strict=True):
@@ -50,7 +50,7 @@ def integral(trace: Trace, begin: int, end: int) -> Fraction:
 
 
 def ledger(trace: Trace, begin: int, end: int) -> list[Event]:
-    """What the dispatcher would have written: the offer at the launch, the host, each change of price as it came."""
+    """Return the dispatcher's events: the offer at the launch, the host, each change of price at its instant."""
     full = trace.on_demand_micros_h
     offer = Offer("recorded", trace.region or "r", trace.zone or "z", trace.instance_type or "host", Market.SPOT, 1,
                   trace.price_at(begin), full)

@@ -1,4 +1,4 @@
-"""Tables B1, UP, B3 and the sensitivity of policy.py. Each maker returns a `policy.Table`'s fields but its name."""
+"""Tables B1, UP, B3 and sensitivity of policy.py. Each function returns a `policy.Table`'s fields except its name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import fields, replace
 from statistics import fmean
 from typing import Any
 
+import policy_foresight as foresight
+from policy_worlds import HOUR_S, Outcome, Task, alone, forget, pieces, together
+
+from spotfleet.fleet.domain.availability import observe
 from spotfleet.fleet.policy import deadline
-from spotfleet.fleet.policy.memory import remember
-from spotfleet.simulate import baselines, foresight
-from spotfleet.simulate.measured import BOOT_S, LOSS
-from spotfleet.simulate.trace import Trace
-from spotfleet.simulate.windows import HOUR_S, Outcome, Strategy, Task, alone, forget, pieces, together
+from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
+from spotfleet.simulate.constants import BOOT_S, LOSS
+from spotfleet.simulate.strategies import baselines
+from spotfleet.simulate.strategies.strategy import Choose
+from spotfleet.simulate.values.trace import Trace
 
 Each = Callable[[Callable[..., Any], Sequence[tuple], str], list[Any]]
 OURS = "spotfleet"
@@ -21,21 +25,49 @@ CELLS = tuple((r, d) for d in (0.05, 0.2) for r in (52, 60, 70))
 LONGEST_H = max(r for r, _ in CELLS)  # a record is used in every column or in none
 FORESIGHT, BOUND = "with foresight, exact", "lower bound: one change to on demand is enough"
 
-ALONE: dict[str, Callable[[Task], Strategy]] = {
+ALONE: dict[str, Callable[[Task], Choose]] = {
     OURS: lambda task: deadline.choose,
     "on demand": lambda task: baselines.on_demand,
     "greedy": lambda task: baselines.greedy,
-    "Uniform Progress": baselines.uniform_progress,
-    "Uniform Progress, waits when ahead": lambda task: baselines.uniform_progress(task, idle=True),
+    "Uniform Progress": lambda task: baselines.uniform_progress(task.work_s, task.deadline_s),
+    "Uniform Progress, waits when ahead":
+        lambda task: baselines.uniform_progress(task.work_s, task.deadline_s, idle=True),
 }
-TOGETHER: dict[str, Callable[[Task], Strategy]] = {
+
+
+def elastic_hybrid(task: Task) -> Choose:
+    """Return a strategy for N hosts: all available spot hosts, and the rest on demand while progress is behind.
+
+    Behind means below e(t), see `baselines.uniform_progress`, until it is ahead by two changeovers. It uses on demand
+    alone once the slack is down to two changes.
+    """
+    pace = task.work_s / task.deadline_s
+
+    def choose(moment: DecisionInput) -> MarketTarget:
+        hosts, change_s = moment.hosts, baselines.change_s(moment)
+        slack_s = moment.left_s - moment.work_s / hosts - 2 * change_s - moment.tick_s
+        if slack_s < 0:
+            return MarketTarget(0 if moment.on_demand_ready >= hosts else moment.spot, hosts, "no slack left",
+                                "safety-net")
+        ahead_s = task.work_s - moment.work_s / hosts - moment.now * pace
+        if ahead_s < 0 or (moment.on_demand and ahead_s < 2 * change_s * pace):
+            again_s = min(slack_s, max(0.0, 2 * change_s * pace - ahead_s) / (1 - pace + 1e-9))
+            return MarketTarget(hosts, hosts - moment.spot_ready, "behind", "hybrid",
+                                again_s=max(moment.tick_s, again_s))
+        again_s = max(moment.tick_s, min(slack_s, ahead_s / pace))
+        return MarketTarget(hosts, 0, "ahead, so wait for spot", "hybrid", again_s=again_s)
+
+    return choose
+
+
+TOGETHER: dict[str, Callable[[Task], Choose]] = {
     OURS: lambda task: deadline.choose,
-    "elastic hybrid": baselines.elastic_hybrid,
+    "elastic hybrid": elastic_hybrid,
 }
 
 
 def _kept(trace: Trace) -> bool:
-    """Whether it tells of hosts that were held until taken: a log of many pools does, and what is called preemption."""
+    """Return whether it records hosts that were held until taken: a log of many pools, or a file named preemption."""
     parts = trace.name.lower().replace("\\", "/").split("/")
     return ": " in trace.name or any(part.startswith("preemption") for part in parts)
 
@@ -58,14 +90,14 @@ def _one_host(traces: Sequence[Trace]) -> tuple[list[Trace], dict[str, str]]:
 
 
 def alone_cell(name: str, trace: Trace, task: Task, every_s: float) -> tuple[list[float], int]:
-    """Cost % of each window of `trace`, and how many missed the deadline."""
+    """Return the cost in % of each window of `trace`, and how many missed the deadline."""
     windows = list(pieces(trace, task.deadline_s, every_s))
     if name == FORESIGHT:
         return [foresight.alone(w, task).cost_percent(task) for w in windows], 0
     if name == BOUND:
         return [foresight.alone_bound_percent(w, task) for w in windows], 0
     choose = ALONE[name](task)
-    outcomes = [alone(w, task, choose, remember if name == OURS else forget) for w in windows]
+    outcomes = [alone(w, task, choose, observe if name == OURS else forget) for w in windows]
     return [o.cost_percent(task) for o in outcomes], sum(o.missed(task) for o in outcomes)
 
 
@@ -100,19 +132,19 @@ CHECKED = Task(WORK_S, 60 * HOUR_S, 0.2 * HOUR_S)
 
 
 def hours_cell(name: str, trace: Trace) -> tuple[float, float]:
-    """Mean hours of work on demand and on spot, without changeovers; windows from every hour of the first 13 days."""
+    """Return mean hours of work on demand and on spot, without changeovers; a window from each hour of 13 days."""
     short = replace(trace, length_s=min(trace.length_s, 13 * 24 * HOUR_S))
     windows = pieces(short, CHECKED.deadline_s, HOUR_S)
     if name == FORESIGHT:
         plans = [foresight.alone(w, CHECKED) for w in windows]
         return (fmean(p.on_demand_s - p.on_demand_changes * CHECKED.changeover_s for p in plans) / HOUR_S,
                 fmean(p.spot_s - p.spot_changes * CHECKED.changeover_s for p in plans) / HOUR_S)
-    outcomes = [alone(w, CHECKED, ALONE[name](CHECKED), remember if name == OURS else forget) for w in windows]
+    outcomes = [alone(w, CHECKED, ALONE[name](CHECKED), observe if name == OURS else forget) for w in windows]
     return fmean(o.useful_on_demand_s for o in outcomes) / HOUR_S, fmean(o.useful_spot_s for o in outcomes) / HOUR_S
 
 
 def published(traces: Sequence[Trace], every_s: float, each: Each) -> dict[str, Any]:
-    """The eight records of October 2022: one host, 600 s apart, 649 h; those of another length are not the authors'."""
+    """Return the eight records of October 2022: one host, 600 s apart, 649 h; other lengths are not the authors'."""
     used, skipped = _one_host(traces)
     for trace in list(used):
         if round(trace.length_s / 600) != 3895:
@@ -138,19 +170,19 @@ GANG, GANG_WAITS, FLUID = "gang, Uniform Progress", "gang, Uniform Progress, wai
 
 
 def together_cell(name: str, stall_s: float, trace: Trace, hours: float, every_s: float) -> tuple[float, int, int]:
-    """Mean cost %, misses, windows."""
+    """Return mean cost in %, misses, windows."""
     task = Task(WORK_S, hours * HOUR_S, BOOT_S, stall_s, trace.most)
     windows = list(pieces(trace, task.deadline_s, every_s))
     if name == FLUID:
         full = task.hosts * task.work_s * task.on_demand_micros_h / HOUR_S
         return fmean(100 * foresight.fluid_micros(w, task) / full for w in windows), 0, len(windows)
-    if name in (GANG, GANG_WAITS):  # one host to its strategy
+    if name in (GANG, GANG_WAITS):  # one host for its strategy
         task = replace(task, hosts=1, stall_s=0.0)
-        choose = baselines.uniform_progress(task, idle=name == GANG_WAITS)
+        choose = baselines.uniform_progress(task.work_s, task.deadline_s, idle=name == GANG_WAITS)
         outcomes = [alone(w.lowest(trace.most), task, choose) for w in windows]
     else:
         choose = TOGETHER[name](task)
-        outcomes = [together(w, task, choose, remember if name == OURS else forget) for w in windows]
+        outcomes = [together(w, task, choose, observe if name == OURS else forget) for w in windows]
     return fmean(o.cost_percent(task) for o in outcomes), sum(o.missed(task) for o in outcomes), len(windows)
 
 
@@ -183,7 +215,7 @@ def many_hosts(traces: Sequence[Trace], every_s: float, each: Each) -> dict[str,
             "figures": {"deadlines_h": DEADLINES_H, "cost": figures}}
 
 
-# ---- what other constants would cost
+# ---- the cost of other constants
 
 FACTORS = (0.0, 0.5, 2.0)
 TRIED = ((60, 0.05), (60, 0.2))
@@ -193,15 +225,15 @@ def tuned_cell(name: str, value: float, trace: Trace, hours: float, change_h: fl
                every_s: float) -> tuple[list[float], int]:
     tuning = replace(deadline.TUNED, **{name: value}) if name else deadline.TUNED
     task = Task(WORK_S, hours * HOUR_S, change_h * HOUR_S)
-    found: list[Outcome] = [alone(w, task, lambda m: deadline.choose(m, tuning), remember)
+    found: list[Outcome] = [alone(w, task, lambda m: deadline.choose(m, tuning), observe)
                             for w in pieces(trace, task.deadline_s, every_s)]
     return [o.cost_percent(task) for o in found], sum(o.missed(task) for o in found)
 
 
 def sensitivity(traces: Sequence[Trace], every_s: float, each: Each) -> dict[str, Any]:
-    """B1 at R = 60, each constant of the policy nought, half and twice what it is."""
+    """Return B1 at R = 60, with each constant of the policy at zero, half and twice its value."""
     used, skipped = _one_host(traces)
-    names = [("", 0.0)] + [(f.name, factor * getattr(deadline.TUNED, f.name)) for f in fields(deadline.Tuning)
+    names = [("", 0.0)] + [(f.name, factor * getattr(deadline.TUNED, f.name)) for f in fields(deadline.DeadlineTuning)
                            for factor in FACTORS]
     cells = [(*name, trace, *cell, every_s) for name in names for cell in TRIED for trace in used]
     found = iter(each(tuned_cell, cells, "sensitivity"))

@@ -1,21 +1,21 @@
-"""What an interruption costs: spotfleet, torchrun and torchft side by side in one run, on this machine, over gloo.
+"""Cost of an interruption: spotfleet, torchrun and torchft side by side in one run, on this machine, over gloo.
 
     python bench/recovery.py [-o json] [--only worker,host,...] [--rounds N] [--plot FILE.png] [--raw FILE]
 
-Three workers train an MLP of 10.2 million parameters (bench/steps.py); then, again and again, one is lost or comes:
+Three workers train an MLP of 10.2 million parameters (bench/steps.py); then, repeatedly, one is lost or joins:
 
 - worker   SIGKILL to a worker's process
 - host     SIGKILL to an agent, its zygote and its worker at once; the machine does not come back
-- silent   a host's network link goes down and nothing more is heard of it (needs root: network namespaces)
-- leave    a notice of 5 s, and no other host to be had: the worker leaves at a step boundary. Peers: SIGTERM to the
+- silent   a host's network link goes down and nothing more arrives from it (needs root: network namespaces)
+- leave    a notice of 5 s, and no other host available: the worker leaves at a step boundary. Peers: SIGTERM to the
            host's process
 - join     the replacement enters; survivors train until it is warm
-- step, start, copy, memory: what it costs when nothing happens (bench/overhead.py)
+- step, start, copy, memory: the cost without any event (bench/overhead.py)
 
-Every figure is computed from the workers' diaries (bench/diary.py says how), one line per step with the machine's
-monotonic clock; nothing a system says of itself is used. `latency` runs until the slowest rank of the next membership
-has finished its first step. torchrun runs once tuned and once with its defaults as far as they work; so does torchft,
-if it can be imported here or by --torchft-python. The exit status is 0 whatever the result.
+Every figure is computed from the workers' diaries (see bench/diary.py), one line per step with the machine's monotonic
+clock; no system's own report is used. `latency` runs until the slowest rank of the next membership has finished its
+first step. torchrun runs once tuned and once with its defaults as far as they work; so does torchft, if it can be
+imported here or by --torchft-python. The exit status is 0 whatever the result.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from worlds import LIMIT_S, WORLD, Shrinking, Spotfleet, Torchft, Torchrun, Tune
 from worlds import World as System
 
 EVENTS = ("worker", "host", "silent", "leave", "join")
-STEADY_STEPS = 5  # of each rank before the next event
+STEADY_STEPS = 5  # number for each rank before the next event
 LOOK_S = 0.1
-BEFORE_S = 60.0  # what is read of the time before an event: long enough for the steps that it may repeat
-PEER_LIMIT_S = 75.0  # a peer that has not trained on after so long counts as hung
-REJOIN_LIMIT_S = 45.0  # the same for a third worker that does not come
+BEFORE_S = 60.0  # time before an event that is read: long enough for the steps that it may repeat
+PEER_LIMIT_S = 75.0  # a peer that has not continued training after this time counts as hung
+REJOIN_LIMIT_S = 45.0  # the same for a third worker that does not join
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a system's workers did, for the plot."""
+    """Steps of a system's workers, for the plot."""
 
     system: str
     notes: list[Note]
@@ -75,7 +75,7 @@ class Hung(Exception):
     """Training did not go on in time."""
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -88,7 +88,7 @@ def wait_for(what: str, condition: Callable[[], object], limit_s: float) -> None
 
 
 class Rounds:
-    """Plays events on one system and keeps what came of them."""
+    """Runner of events on one system, with their outcomes."""
 
     def __init__(self, make: Callable[[Path], System], limit_s: float) -> None:
         self._make, self._limit_s = make, limit_s
@@ -103,17 +103,17 @@ class Rounds:
             events: list[tuple[str, float]] = []
             self._events = events
             with world:
-                say(f"{world.name}: starting")
+                log(f"{world.name}: starting")
                 self._whole(world, LIMIT_S)
                 yield world
-            self.timelines.append(Timeline(world.name, list(world.diary.look()), events))
+            self.timelines.append(Timeline(world.name, list(world.diary.read()), events))
 
     def _whole(self, world: System, limit_s: float) -> None:
         since = time.monotonic()
-        wait_for("three workers that train", lambda: is_whole(world.diary.look(since), WORLD, STEADY_STEPS), limit_s)
+        wait_for("three workers that train", lambda: is_whole(world.diary.read(since), WORLD, STEADY_STEPS), limit_s)
 
     def play(self, world: System, event: str, act: Callable[[], float]) -> None:
-        """One event on a whole world, and then the way back to a whole world. Raises Hung when that fails."""
+        """Play one event on a complete world, and wait until it is complete again. Raises Hung when that fails."""
         at = act()
         self._events.append((event, at))
         try:
@@ -121,12 +121,12 @@ class Rounds:
         except Hung as hung:
             self._keep(Row(world.name, event, at, None, str(hung)))
             raise
-        self._keep(Row(world.name, event, at, outcome(world.diary.look(at - BEFORE_S), at)))
+        self._keep(Row(world.name, event, at, outcome(world.diary.read(at - BEFORE_S), at)))
         self._rejoin(world, event, at)
 
     def _told(self, world: System, at: float) -> bool:
-        """The next membership has trained long enough to know how long its steps take, or has ended."""
-        notes = world.diary.look(at - BEFORE_S)
+        """Return whether the next membership has trained long enough for its step time, or has ended."""
+        notes = world.diary.read(at - BEFORE_S)
         label = changed(notes, at)
         if label is None:
             return False
@@ -134,8 +134,8 @@ class Rounds:
         return step_s(held[label]) is not None or list(held)[-1] != label
 
     def _rejoin(self, world: System, event: str, at: float) -> None:
-        """Wait for the third worker, or bring it; its coming is an event of its own."""
-        if not world.replaces or is_whole(world.diary.look(at), WORLD, 1):
+        """Wait for the third worker, or start it; its join is a separate event."""
+        if not world.replaces or is_whole(world.diary.read(at), WORLD, 1):
             return
         comes = world.rejoins if event == "worker" else world.host_returns
         if not comes:
@@ -146,7 +146,7 @@ class Rounds:
         except Hung as hung:
             self._keep(Row(world.name, "join", at, None, str(hung)))
             raise
-        notes = world.diary.look(at - BEFORE_S)
+        notes = world.diary.read(at - BEFORE_S)
         whole = next((label for label, held in by_label(notes).items() if held[0].at > at and held[0].world == WORLD),
                      None)
         if whole is not None:
@@ -155,13 +155,13 @@ class Rounds:
     def _keep(self, row: Row) -> None:
         self.rows.append(row)
         o = row.outcome
-        said = (f"next step {o.latency_s:6.3f} s, pause {o.pause_s:6.3f} s, step {o.step_s:.3f} s, "
+        text = (f"next step {o.latency_s:6.3f} s, pause {o.pause_s:6.3f} s, step {o.step_s:.3f} s, "
                 f"{o.repeated} repeated, {o.world_before} -> {o.world_after} workers") if o else row.problem
-        say(f"{row.system:15} {row.event:7} {said}")
+        log(f"{row.system:15} {row.event:7} {text}")
 
 
 def spotfleet_rounds(counts: dict[str, int]) -> Rounds:
-    """Kills of workers and hosts take turns, so that no slot fails so often that it is left alone for a while."""
+    """Kill workers and hosts by turns, so that no slot fails so often that it is skipped for a while."""
     rounds = Rounds(Spotfleet, LIMIT_S)
     plan = [(event, i) for i in range(max(counts.values(), default=0)) for event in ("worker", "host")
             if i < counts.get(event, 0)]
@@ -171,7 +171,7 @@ def spotfleet_rounds(counts: dict[str, int]) -> Rounds:
 
 
 def leaves(count: int) -> Rounds:
-    """Each in a fleet of its own, for nobody comes in the place of who left."""
+    """Play each leave in its own fleet, because no host replaces the one that left."""
     rounds = Rounds(Shrinking, LIMIT_S)
     for i in range(count):
         _play_all(rounds, [("leave", i)])
@@ -179,14 +179,14 @@ def leaves(count: int) -> Rounds:
 
 
 def peer_rounds(make: Callable[[Path], System], counts: dict[str, int], limit_s: float = PEER_LIMIT_S) -> Rounds:
-    """One kind of event after the other."""
+    """Play one kind of event after the other."""
     rounds = Rounds(make, limit_s)
     _play_all(rounds, [(event, i) for event, count in counts.items() for i in range(count)])
     return rounds
 
 
 def _play_all(rounds: Rounds, plan: list[tuple[str, int]]) -> None:
-    """A world that hangs is ended, and the events left are played on a new one."""
+    """Play all events. A world that hangs is ended, and the remaining events are played on a new one."""
     while plan:
         try:
             with rounds.system() as world:
@@ -196,7 +196,7 @@ def _play_all(rounds: Rounds, plan: list[tuple[str, int]]) -> None:
                     event, i = plan.pop(0)
                     rounds.play(world, event, partial(acts[event], i % WORLD))
         except Hung as hung:
-            say(f"  gave it up: {hung}")
+            log(f"  gave it up: {hung}")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def peers(args: argparse.Namespace, events: list[str], skipped: dict[str, str]
           ) -> Iterator[tuple[Callable[[Path], System], dict[str, int]]]:
-    """The other systems, each with how often which event is played on it."""
+    """Return the other systems, each with the number of events of each kind."""
     if not events or not args.peer_rounds:
         return
     few = {event: 1 if event == "leave" else args.peer_rounds for event in events}
@@ -243,7 +243,7 @@ def peers(args: argparse.Namespace, events: list[str], skipped: dict[str, str]
 
 
 def commit() -> str:
-    """The commit measured, with a plus where the working tree differs."""
+    """Return the measured commit, with a plus if the working tree differs."""
     run = partial(subprocess.run, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     changes = run(["git", "status", "--porcelain", "-uno"]).stdout
     return run(["git", "rev-parse", "--short", "HEAD"]).stdout.strip() + ("+" if changes else "")
@@ -280,7 +280,7 @@ def main() -> None:
     import torch
 
     os.environ["SPOTFLEET_LOCAL_OWNER_PID"] = str(os.getpid())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no process is left then, either
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no process is left then
     about = {"at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit(),
              "cores": os.cpu_count(), "torch": torch.__version__, "load_before": os.getloadavg()[0]}
     found = about | measure(args)

@@ -1,4 +1,4 @@
-"""The tables of the section "CPU" of bench/RESULTS.md, from what `recovery.py -o json` printed.
+"""Tables of the section "CPU" of bench/RESULTS.md, from the output of `recovery.py -o json`.
 
     python bench/recovery.py -o json > run.json && python bench/results.py run.json [--machine TEXT]
 
@@ -22,7 +22,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def joined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of several runs as those of one, which began with the first and ended with the last."""
+    """Join the figures of several runs into one, which began with the first and ended with the last."""
     found: dict[str, Any] = {"rows": [], "skipped": {}}
     for run in runs:
         found |= run | {"rows": [*found["rows"], *run["rows"]], "skipped": found["skipped"] | run["skipped"]}
@@ -30,7 +30,7 @@ def joined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def section(found: dict[str, Any], machine: str) -> list[str]:
-    """Its lines: where and when, all systems, the aims."""
+    """Return the section's lines: where and when, all systems, the aims."""
     words = {True: "yes", False: "no", None: "-"}
     judged = [(a.line, a.aim, a.measured, words[a.holds]) for a in aims.judge(found)]
     load = f"load average {found['load_before']:.1f} before and {found['load_after']:.1f} after"

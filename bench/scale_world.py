@@ -1,8 +1,8 @@
-"""What `bench/scale.py` surrounds one dispatcher with: an emulated cloud whose hosts run nothing, and their agents.
+"""Surroundings of one dispatcher for `bench/scale.py`: an emulated cloud whose hosts run nothing, and their agents.
 
 The cloud is the market of the `local` provider, kept in the benchmark's process and reached over a local port; the
-dispatcher loads `RemoteCloud` as a provider plugin. Each agent is a coroutine with a TLS WebSocket, token and whole
-reports of its own; it does what a real agent and its workers would report, at once:
+dispatcher loads `RemoteCloud` as a provider plugin. Each agent is a coroutine with its own TLS WebSocket, token and
+complete reports; it immediately reports what a real agent and its workers would report:
 
     STARTING -> INIT -> (founded) READY -> generation g -> a peer died: failed g -> generation g+1 ...
 """
@@ -24,18 +24,18 @@ from typing import Any
 import aiohttp
 
 from spotfleet import model
-from spotfleet.certs import client_context
-from spotfleet.messages import AgentReport, Exit, Stage, WorkerReport, WorkerState, dump
 from spotfleet.model import CloudState, Notice, Role
+from spotfleet.protocol.messages import AgentReport, Exit, Stage, WorkerReport, WorkerState, dump
 from spotfleet.providers import LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
-from spotfleet.providers.local.pools import MarketRules, Pool
+from spotfleet.providers.local.market.pools import LocalPool, MarketRules
+from spotfleet.transport.certs import client_context
 
 PERIOD_S = 1.0  # between two reports of an agent, as in spotfleet/agent/link.py
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 2.0  # the same
 CONNECT_S = 10.0
-STEP_S = 0.25  # of the training that agents tell of
-LOOK_S = 0.1  # between two looks at which machines run
+STEP_S = 0.25  # length of a step in the training that agents report
+LOOK_S = 0.1  # between two listings of the running machines
 TYPE = "bench.small"
 ORDERED = re.compile(r'"worker":"([^"]+)","job":"([^"]+)","slot":(\d+)')
 FOUNDED = re.compile(r'"founded":true')
@@ -43,12 +43,12 @@ PLACE = re.compile(r'"assignment":\{"generation":(\d+),"rank":(-?\d+)')
 
 
 class Cloud(InProcessProvider):
-    """Room for `hosts` and some more, in four zones; safe to call from several threads."""
+    """Emulated cloud with room for `hosts` and some more, in four zones; safe for several threads."""
 
     def __init__(self, hosts: int) -> None:
-        zones = [Pool(f"local-{z}", TYPE, model.Market.SPOT, 970_000 + 10_000 * i, hosts, 1)
+        zones = [LocalPool(f"local-{z}", TYPE, model.Market.SPOT, 970_000 + 10_000 * i, hosts, 1)
                  for i, z in enumerate("abcd")]
-        own = Pool("local-a", TYPE, model.Market.ON_DEMAND, 3_060_000, 1, 1)
+        own = LocalPool("local-a", TYPE, model.Market.ON_DEMAND, 3_060_000, 1, 1)
         super().__init__(clock=time.time, rules=MarketRules((*zones, own)))
         self.requests: dict[str, LaunchRequest] = {}
         self._lock = threading.RLock()
@@ -63,7 +63,7 @@ class Cloud(InProcessProvider):
             return super()._call(method, act)
 
     def machines(self) -> dict[str, float | None]:
-        """Worker hosts that run, each with the seconds left of its notice."""
+        """Return the running worker hosts, each with the seconds left of its notice."""
         with self._lock:
             now = self.clock()
             self.market.advance(now)
@@ -73,14 +73,14 @@ class Cloud(InProcessProvider):
 
 
 class _Manager(BaseManager):
-    """Carries calls from the dispatcher's process to the cloud in ours."""
+    """Manager for calls from the dispatcher's process to the cloud in this process."""
 
 
 _Manager.register("cloud")
 
 
 class RemoteCloud:
-    """The provider plugin that the dispatcher loads."""
+    """Provider plugin that the dispatcher loads."""
 
     name = "scale"
 
@@ -107,7 +107,7 @@ def serve(cloud: Cloud, key: str) -> int:
 
 
 def plugin(folder: Path) -> list[str]:
-    """Makes `scale` a provider's name for processes that have these folders in PYTHONPATH."""
+    """Register `scale` as a provider's name for processes that have these folders in PYTHONPATH."""
     info = folder / "spotfleet_scale-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spotfleet-scale\nVersion: 0\n")
@@ -127,13 +127,14 @@ class Worker:
 
 
 class Agent:
-    """One host's agent with its worker, and what it was ordered last."""
+    """Agent of one host with its worker and its newest orders."""
 
     def __init__(self, boot: dict[str, Any], session: aiohttp.ClientSession, tls: ssl.SSLContext) -> None:
         self.boot, self._session, self._tls = boot, session, tls
         self.host: str = boot["host"]
         self.worker: Worker | None = None
-        self.generation, self.rank, self.ordered_at = 0, -1, 0.0  # of the newest orders that changed them
+        self.generation, self.rank = 0, -1  # from the newest orders
+        self.places: list[tuple[int, int, float]] = []  # each (generation, rank) so far, and when it was ordered
         self.answered_at = 0.0  # first orders on the present connection; 0: none yet
         self.ready_at = 0.0  # when its present worker became READY
         self.notice_until: float | None = None
@@ -142,16 +143,20 @@ class Agent:
         self.task = asyncio.create_task(self._run())
 
     def kill_worker(self) -> None:
-        """Its process dies by SIGKILL."""
+        """Simulate that its process dies by SIGKILL."""
         assert self.worker is not None
         self.worker.exit, self.ready_at = Exit(-9), 0.0
         self._changed.set()
 
     def lose_peer(self, generation: int) -> None:
-        """A collective broke, as it does on every member when one dies."""
+        """Simulate a broken collective, which every member has when one dies."""
         if self.worker is not None and self.worker.exit is None and self.worker.report.generation == generation:
             self.worker.report = replace(self.worker.report, failed=generation)
             self._changed.set()
+
+    def first_above(self, generation: int, least_rank: int = -1) -> tuple[int, float]:
+        """Return the first generation above `generation` that orders at least that rank, and when; (0, 0) if none."""
+        return next(((g, at) for g, rank, at in self.places if g > generation and rank >= least_rank), (0, 0.0))
 
     def notice(self, seconds_left: float) -> None:
         if self.notice_until is None:
@@ -168,7 +173,7 @@ class Agent:
                                 (worker.state,) if worker else (), notice))
 
     def _obey(self, text: str) -> None:
-        """Read only what decides; a thousand members' names are no news to a simulation."""
+        """Read only the deciding fields; a simulation does not need a thousand members' names."""
         self.answered_at = self.answered_at or time.monotonic()
         ordered = ORDERED.search(text)
         if ordered is None:
@@ -183,7 +188,8 @@ class Agent:
             asyncio.get_running_loop().call_later(0.05, self._started, self.worker)
         place, founded = PLACE.search(text), FOUNDED.search(text) is not None
         if place is not None and (int(place[1]), int(place[2])) != (self.generation, self.rank):
-            self.generation, self.rank, self.ordered_at = int(place[1]), int(place[2]), time.monotonic()
+            self.generation, self.rank = int(place[1]), int(place[2])
+            self.places.append((self.generation, self.rank, time.monotonic()))
         self._follow(self.worker, founded)
 
     def _started(self, worker: Worker) -> None:
@@ -239,7 +245,7 @@ class Agent:
 
 
 class World:
-    """The machines of one cloud, each with its agent."""
+    """Machines of one cloud, each with its agent."""
 
     def __init__(self, cloud: Cloud, ca: str) -> None:
         self.cloud = cloud
@@ -262,7 +268,7 @@ class World:
         await self._session.close()
 
     def training(self) -> list[Agent]:
-        """Those whose workers hold the newest generation that was ordered."""
+        """Return the agents whose workers hold the newest ordered generation."""
         newest = max((a.generation for a in self.agents.values()), default=0)
         return [a for a in self.agents.values() if newest and a.worker is not None and a.worker.exit is None
                 and a.worker.report.generation == newest and a.rank >= 0]

@@ -1,8 +1,8 @@
-"""A host that falls silent: its network link goes down, its processes live on, nobody is told. Linux, root and `ip`.
+"""A silent host: its network link goes down without notice, its processes live on. Needs Linux, root and `ip`.
 
-The fleet is that of tests/network: dispatcher and agents are real processes, each host in a network namespace of its
-own on one bridge. The event is the moment before the link goes down. Afterwards the link returns and the host is let
-back in, so that the next round begins with three workers.
+The fleet is that of tests/network: dispatcher and agents are real processes, each host in its own network namespace on
+one bridge. The event is the moment before the link goes down. Afterwards the link returns and the host rejoins, so that
+the next round begins with three workers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ NETWORK = Path(__file__).parent.parent / "tests" / "network"
 
 
 def why_not() -> str:
-    """Why this cannot be measured here; empty where it can."""
+    """Return why this cannot be measured here; empty if it can."""
     if not NETWORK.is_dir():
         return "needs tests/network of the source tree"
     sys.path.insert(0, str(NETWORK))
-    from namespaces import why_not as missing
+    from tests.support.network.namespaces import why_not as why_no_namespaces
 
-    return missing()
+    return why_no_namespaces()
 
 
 class Silent(World):
@@ -33,7 +33,7 @@ class Silent(World):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        from network_fleet import NetworkFleet
+        from tests.support.network.network_fleet import NetworkFleet
 
         self.fleet = NetworkFleet(folder / "net", WORLD)
         self._job = ""
@@ -55,7 +55,7 @@ class Silent(World):
         self.fleet.stop()
 
     def cut(self, rank: int) -> float:
-        from network_fleet import host_of
+        from tests.support.network.network_fleet import host_of
 
         host = host_of(self.fleet.members(self._job)[rank])
         self._cut.append(host)
@@ -66,7 +66,7 @@ class Silent(World):
     kill_host = leave = cut
 
     def join(self) -> float:
-        """The link returns; the fleet may have replaced the host before."""
+        """Restore the link; the fleet may have replaced the host before."""
         at = time.monotonic()
         while self._cut:
             self.fleet.restore(self._cut.pop())

@@ -1,13 +1,13 @@
-"""The workload of recovery.py and overhead.py, the same under every system: an MLP of 10.2 million float32 parameters.
+"""Workload of recovery.py and overhead.py, the same under every system: an MLP of 10.2 million float32 parameters.
 
 1024-3072-1024-3072-256, mean squared error, Adam, batch 16 per worker, one thread, random data made from the step.
 Each process appends a JSON line {pid, rank, world, step, at, label} per finished step to FOLDER/PID.jsonl; `at` is the
-machine's monotonic clock, `label` tells memberships apart (see diary.py). Committing is each system's own: spotfleet
-commits at every step, torchrun's rank 0 saves every tenth step (to memory, /dev/shm, where there is one) as in the
-published measurements, torchft commits at every step.
+machine's monotonic clock, `label` identifies the membership (see diary.py). Each system commits in its own way:
+spotfleet commits at every step, torchrun's rank 0 saves every tenth step (to memory, /dev/shm, if there is one) as in
+the published measurements, torchft commits at every step.
 
-With --meter PATH a worker takes orders from overhead.py over that Unix socket: "N" is answered by a JSON line with what
-N steps took. Needs torch alone (and what it runs under): torchft may live in another interpreter.
+With --meter PATH a worker takes orders from overhead.py over that Unix socket: it answers "N" with a JSON line with the
+times of N steps. Needs only torch (and the measured system): torchft may be in another interpreter.
 """
 # ruff: noqa: B020  `for state.step in range(state.step, ...)` is how a loop starts where training stands
 
@@ -30,7 +30,7 @@ from torch.nn import functional as F
 WIDTHS = (1024, 3072, 1024, 3072, 256)
 BATCH = 16
 STEPS = 1_000_000
-SAVE_EVERY = 10  # of torchrun
+SAVE_EVERY = 10  # number of torchrun's steps between two checkpoints
 
 
 class Diary:
@@ -44,7 +44,7 @@ class Diary:
 
 
 class Meter:
-    """Runs steps when told to; without a path it never waits."""
+    """Runner of steps on request; without a path it never waits."""
 
     def __init__(self, path: str) -> None:
         self.left, self.file = 0, None
@@ -54,7 +54,7 @@ class Meter:
             self.file = sock.makefile("rw")
 
     def step_done(self) -> None:
-        """Between two steps: say what the last block took when it is over, and wait for the next."""
+        """Report the times of the last block when it is over, and wait for the next."""
         if self.file is None:
             return
         if self.left == 0:
@@ -114,7 +114,7 @@ def with_spotfleet(args: argparse.Namespace) -> None:
 
 
 def with_ddp(args: argparse.Namespace) -> None:
-    """DistributedDataParallel, by itself; RANK, WORLD_SIZE and MASTER_* come from the environment."""
+    """Train with plain DistributedDataParallel; RANK, WORLD_SIZE and MASTER_* come from the environment."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -155,8 +155,10 @@ def with_torchrun(args: argparse.Namespace) -> None:
 
 
 def with_torchft(args: argparse.Namespace) -> None:
-    """Three replica groups of one. Its own DistributedDataParallel asserts in survivors when a peer dies (torchft 0.2.0
-    under torch 2.13), so gradients are averaged by one flat managed allreduce."""
+    """Train with torchft, in three replica groups of one.
+
+    Its own DistributedDataParallel asserts in survivors when a peer dies (torchft 0.2.0 under torch 2.13), so gradients
+    are averaged by one flat managed allreduce."""
     import torch.distributed as dist
     from torchft import Manager, Optimizer, ProcessGroupGloo
 
@@ -184,7 +186,7 @@ def with_torchft(args: argparse.Namespace) -> None:
             world = manager.num_participants()  # a joiner takes part one step after its quorum has begun
             diary.note(manager.participating_rank(), world, step, f"{manager._quorum_id}/{world}")
     manager.shutdown()
-    os._exit(0)  # its threads would keep this process
+    os._exit(0)  # its threads would keep this process alive
 
 
 if __name__ == "__main__":

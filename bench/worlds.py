@@ -1,7 +1,7 @@
-"""Systems that train bench/steps.py with three workers on three "hosts" of this machine, and what can be done to them.
+"""Systems that train bench/steps.py with three workers on three "hosts" of this machine, and the events on them.
 
-A host under torchrun is its agent with one worker; under torchft it is one process, its worker and manager at once;
-under spotfleet an agent, its zygote and one worker. Every world's processes are gone when its context ends.
+A host under torchrun is its agent with one worker; under torchft it is one process, worker and manager at once; under
+spotfleet it is an agent, its zygote and one worker. Every world's processes are gone when its context ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOTICE_S = 5.0  # short, so that the worker leaves at once
 
 
 def kill_all(pids: Iterable[int]) -> float:
-    """SIGKILL to each, one right after the other; when the first was sent."""
+    """Send SIGKILL to each process, one right after the other. Returns when the first was sent."""
     at = time.monotonic()
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -41,7 +41,7 @@ def kill_all(pids: Iterable[int]) -> float:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all it has started, the process first, so that nobody lives to tell of the others' deaths."""
+    """Return a process and all its children, the process first, so that none survives to report the others' deaths."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [pid, *(p.pid for p in psutil.Process(pid).children(recursive=True))]
     return []
@@ -54,12 +54,12 @@ def free_port() -> int:
 
 
 class World(ABC):
-    """What all systems have. `kill_*`, `leave` and `join` return the instant of the event."""
+    """Common part of all systems. `kill_*`, `leave` and `join` return the instant of the event."""
 
     name = ""
     rejoins = True  # a lost worker comes back by itself
     host_returns = False  # a lost host too
-    replaces = True  # somebody comes in the place of one that left
+    replaces = True  # another host replaces one that left
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,10 +71,10 @@ class World(ABC):
 
     @abstractmethod
     def __exit__(self, *_: object) -> None:
-        """No process is left."""
+        """End training; no process is left."""
 
     def pid_of(self, rank: int) -> int:
-        return next(n.pid for n in reversed(self.diary.look()) if n.rank == rank)
+        return next(n.pid for n in reversed(self.diary.read()) if n.rank == rank)
 
     def kill_worker(self, rank: int) -> float:
         return kill_all([self.pid_of(rank)])
@@ -85,11 +85,11 @@ class World(ABC):
 
     @abstractmethod
     def leave(self, rank: int) -> float:
-        """The host of that rank is asked to go."""
+        """Ask the host of that rank to leave."""
 
     @abstractmethod
     def join(self) -> float:
-        """Bring a host in the place of the one that left."""
+        """Start a host in the place of the one that left."""
 
 
 class Spotfleet(World):
@@ -121,7 +121,7 @@ class Spotfleet(World):
         return next(m.request_id for m in self.cloud.truth() if pid in m.processes)
 
     def kill_host(self, rank: int) -> float:
-        """All its processes at once, and the machine is gone for good."""
+        """Kill all its processes at once; the machine is gone for good."""
         pid = self.pid_of(rank)
         machine = next(m for m in self.cloud.truth() if pid in m.processes)
         at = kill_all(machine.processes)
@@ -135,13 +135,14 @@ class Spotfleet(World):
         return at
 
     def join(self) -> float:
-        """The fleet has begun to replace the host at the notice; this only waits."""
+        """Wait for the replacement, which the fleet began at the notice."""
         return time.monotonic()
 
 
 class Shrinking(Spotfleet):
-    """The cloud has no other host for one that leaves: its start would take one of this machine's few cores, where on
-    a cloud it would take its own."""
+    """Fleet without a replacement for a host that leaves.
+
+    The replacement's start would use one of this machine's few cores; on a cloud it would use its own."""
 
     replaces = False
 
@@ -152,7 +153,7 @@ class Shrinking(Spotfleet):
 
 
 class Processes(World):
-    """A world whose hosts are processes that we start."""
+    """World whose hosts are processes that we start."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -186,7 +187,7 @@ class Processes(World):
 
     @abstractmethod
     def host(self, index: int) -> subprocess.Popen[bytes]:
-        """Start one."""
+        """Start one host."""
 
     def join(self) -> float:
         index = next(i for i, h in enumerate(self.hosts) if h.poll() is not None)
@@ -200,7 +201,7 @@ class Processes(World):
 
 
 class Ddp(Processes):
-    """No elasticity: how long a step takes."""
+    """Plain DDP without elasticity, for the step time."""
 
     name = "ddp"
 
@@ -218,7 +219,7 @@ class Ddp(Processes):
 
 
 class DdpViews(Ddp):
-    """Tuned: gradients are views of the buckets, which saves a copy of each; not its default."""
+    """Tuned DDP: gradients are views of the buckets, which saves a copy of each; not its default."""
 
     name = "ddp views"
 
@@ -227,7 +228,7 @@ class DdpViews(Ddp):
 
 
 class Torchrun(Processes):
-    """torch.distributed.run: one agent a host, the rendezvous store in a process of its own that is never killed."""
+    """torch.distributed.run: one agent per host, and the rendezvous store in a process that is never killed."""
 
     name = "torchrun"
     settings = ""
@@ -253,23 +254,23 @@ class Torchrun(Processes):
                    "--max-restarts", "100", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}",
                    "--rdzv-id", "bench", "--rdzv-conf", conf, "--monitor-interval", "0.1", "--local-addr", "127.0.0.1",
                    str(STEPS), "--under", "torchrun", "--folder", str(self.folder)]  # fmt: skip
-        # torch 2.13 gives a restarted worker the store of its predecessor, with addresses where nobody listens any
+        # torch 2.13 gives a restarted worker the store of its predecessor, with addresses where nothing listens any
         # more; without this setting torchrun needs a second restart, or all of them.
         return self.start(command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
 class TunedTorchrun(Torchrun):
-    """Keep-alives of 1 s, two of which may be missed, and no 30 s wait for latecomers."""
+    """torchrun with keep-alives of 1 s, two of which may be missed, and without the 30 s wait for latecomers."""
 
     name = "torchrun tuned"
     settings = "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1"
 
 
 class Torchft(Processes):
-    """Its own defaults: heartbeats may be missed for 5 s, and a quorum waits 60 s for those that are alive."""
+    """torchft with its defaults: heartbeats may be missed for 5 s; a quorum waits 60 s for live members."""
 
     name = "torchft"
-    rejoins = False  # a torchft worker is restarted by somebody else: here by `join`
+    rejoins = False  # torchft does not restart a worker itself: here `join` does
     lighthouse: tuple[str, ...] = ()
     limit_s = 5.0
 
@@ -298,9 +299,9 @@ class Torchft(Processes):
 
 
 class TunedTorchft(Torchft):
-    """Heartbeats of 100 ms may be missed for 0.5 s, and a collective may take 1.5 s, some five steps.
+    """torchft with heartbeats of 100 ms that may be missed for 0.5 s, and collectives of up to 1.5 s, some five steps.
 
-    A quorum that waits for stragglers for 0.1 s alone goes on in about 0.3 s, but then no lost worker ever came back.
+    A quorum that waits for stragglers for only 0.1 s goes on in about 0.3 s, but then no lost worker ever came back.
     """
 
     name = "torchft tuned"

@@ -4,9 +4,9 @@
     spotfleet train examples/digits.py --np 2:3        on the fleet, with two or three workers
 
 Writes metrics.json (accuracy, sha256 of the weights, the world size of each step) to the job's output folder.
-`reference_digits.py` replays it in plain torch.distributed and must reach the same bits.
+`reference_digits.py` replays the run in plain torch.distributed and must reach the same bits.
 """
-# ruff: noqa: B020  `for state.epoch in range(state.epoch, ...)` is how a loop starts where training stands
+# ruff: noqa: B020  `for state.epoch in range(state.epoch, ...)` starts a loop at the position of training
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ batches = net.batches_per_epoch(len(images))
 
 
 def note_world_size(state: hvd.elastic.TorchState) -> None:
-    """Keep [first step, world size] for each stretch of steps. A step that is tried again counts as it succeeded."""
+    """Keep [first step, world size] for each stretch of steps. A repeated step counts with its last world size."""
     step = state.epoch * batches + state.batch
     worlds = [stretch for stretch in state.worlds if stretch[0] < step]
     if not worlds or worlds[-1][1] != hvd.size():
@@ -51,9 +51,9 @@ def train(state: hvd.elastic.TorchState) -> None:
     for state.epoch in range(state.epoch, args.epochs):
         for state.batch in range(state.batch, batches):
             note_world_size(state)
-            mine = net.samples_for(len(images), state.epoch, state.batch, hvd.rank(), hvd.size())
+            indices = net.samples_for(len(images), state.epoch, state.batch, hvd.rank(), hvd.size())
             optimizer.zero_grad()
-            loss = net.loss_of(model(images[mine]), labels[mine], hvd.size())
+            loss = net.loss_of(model(images[indices]), labels[indices], hvd.size())
             loss.backward()
             optimizer.step()
             state.commit()

@@ -1,4 +1,4 @@
-"""The model, the data and the order of samples that digits.py and its reference run share. No spotfleet in here."""
+"""The model, data and order of samples for digits.py and its reference run. It does not use spotfleet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEST_SAMPLES = 360
 
 
 class Net(nn.Module):
-    """Images (B, 1, 8, 8) to logits (B, 10)."""
+    """Convolutional network from images (B, 1, 8, 8) to logits (B, 10)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 def make() -> tuple[Net, torch.optim.Optimizer]:
-    """The same untrained model and optimizer in every process."""
+    """Make the same untrained model and optimizer in every process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -40,7 +40,7 @@ def make() -> tuple[Net, torch.optim.Optimizer]:
 
 
 def load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """1437 training and 360 test images (N, 1, 8, 8) in 0..1, labels (N,): real handwriting, in scikit-learn."""
+    """Load scikit-learn's handwritten digits: 1437 training and 360 test images (N, 1, 8, 8) in 0..1, labels (N,)."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -54,14 +54,14 @@ def batches_per_epoch(samples: int) -> int:
 
 
 def samples_for(samples: int, epoch: int, batch: int, rank: int, world_size: int) -> Tensor:
-    """The training samples of one rank in one step: its share of the next GLOBAL_BATCH of the epoch's permutation."""
+    """Return one rank's training samples in one step: its share of the next GLOBAL_BATCH in the epoch's permutation."""
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(1000 + epoch))
-    mine = order[batch * GLOBAL_BATCH : (batch + 1) * GLOBAL_BATCH]
-    return mine[rank * GLOBAL_BATCH // world_size : (rank + 1) * GLOBAL_BATCH // world_size]
+    global_batch = order[batch * GLOBAL_BATCH : (batch + 1) * GLOBAL_BATCH]
+    return global_batch[rank * GLOBAL_BATCH // world_size : (rank + 1) * GLOBAL_BATCH // world_size]
 
 
 def loss_of(logits: Tensor, labels: Tensor, world_size: int) -> Tensor:
-    """Scaled so that the mean over the ranks is the mean over the global batch, also when ranks hold unequal shares."""
+    """Return the loss, scaled so that its mean over ranks is the global batch's mean, also for unequal shares."""
     return F.cross_entropy(logits, labels, reduction="sum") * (world_size / GLOBAL_BATCH)
 
 
@@ -71,7 +71,7 @@ def accuracy(model: Net, images: Tensor, labels: Tensor) -> float:
 
 
 def digest(model: nn.Module) -> str:
-    """sha256 of the weights' bytes, in the order of state_dict."""
+    """Return the sha256 of the weights' bytes, in the order of state_dict."""
     sha = hashlib.sha256()
     for tensor in model.state_dict().values():
         sha.update(tensor.contiguous().numpy().tobytes())

@@ -3,8 +3,8 @@
     python examples/gpt.py --short                     alone, about a minute on a CPU
     spotfleet train examples/gpt.py --np 1:3           on the fleet
 
-The text is real and on every machine that has Python. Each sample is seen once per epoch through any number of
-interruptions and changes of the world size: `ElasticSampler` keeps the place in one global order.
+The text is real and on every machine that has Python. Each sample is used once per epoch through any number of
+interruptions and changes of the world size: `ElasticSampler` keeps the position in one global order.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Sources(Dataset):
 
 
 class Block(nn.Module):
+    """Transformer block: causal self-attention and an MLP."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -52,7 +54,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C)."""
+        """Map (B, T, C) to (B, T, C)."""
         b, t, c = x.shape
         q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, dim=-1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -61,6 +63,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
+    """Byte-level language model."""
+
     def __init__(self, width: int = 128, heads: int = 4, layers: int = 4) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
@@ -71,13 +75,13 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Bytes (B, T) to logits of the next byte (B, T, 256)."""
+        """Map bytes (B, T) to logits of the next byte (B, T, 256)."""
         hidden = self.bytes(x) + self.places(torch.arange(x.shape[1]))
         return self.head(self.norm(self.blocks(hidden)))
 
     @torch.no_grad()
     def write(self, start: bytes, count: int) -> str:
-        """`start` and the `count` bytes that the model finds most likely after it."""
+        """Return `start` followed by `count` bytes, each the most likely one after those before it."""
         text = list(start)
         for _ in range(count):
             window = torch.tensor([text[-CONTEXT:]])

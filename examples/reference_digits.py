@@ -1,14 +1,13 @@
-"""Replay a run of digits.py in plain torch.distributed and print the sha256 of the weights. No spotfleet in here.
+"""Replay a run of digits.py in plain torch.distributed, without spotfleet, and print the sha256 of the weights.
 
     python examples/reference_digits.py metrics.json
 
-Takes from metrics.json which world size did which steps, and nothing else. One process per rank stays up for the whole
-replay; process r takes part in the steps whose world size is above r, and one that returns after a pause is sent
-weights and optimizer state by rank 0. No process is ever lost here, so equal digests show that interruptions changed
-no bit.
+It reads the world size of each step from metrics.json, and nothing else. One process per rank runs for the whole
+replay. Process r takes part in the steps whose world size is above r; when it returns after a pause, rank 0 sends it
+weights and optimizer state. No process is ever lost here, so equal digests prove that interruptions changed no bit.
 
 Floating-point sums depend on their order, and gloo's order depends on the length of the tensor it reduces. So the
-gradients travel as spotfleet's do: one flat tensor (the model is smaller than a bucket), parameters in reverse order,
+gradients travel as in spotfleet: one flat tensor (the model is smaller than a bucket), parameters in reverse order,
 then a tail of the same length as spotfleet's; see `spotfleet/train/reducer.py`.
 """
 
@@ -26,16 +25,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TAIL = 3  # a change waits, world check, a checkpoint is due; and one use count per parameter
+TAIL = 3  # flag for a change, world check, flag for a checkpoint; use counts, one per parameter, follow
 
 
 def world_sizes(worlds: list[list[int]], steps: int) -> list[int]:
-    """The world size of each step, from stretches [first step, world size]."""
+    """Return the world size of each step, from stretches [first step, world size]."""
     ends = [first for first, _ in worlds[1:]] + [steps]
     return [size for (first, size), end in zip(worlds, ends, strict=True) for _ in range(first, end)]
 
 
 class Replica:
+    """One rank of the replay."""
+
     def __init__(self, rank: int, largest: int) -> None:
         self.rank = rank
         self.model, self.optimizer = net.make()
@@ -44,7 +45,7 @@ class Replica:
         self.groups = {n: dist.new_group(list(range(n))) for n in range(1, largest + 1)}
 
     def average_gradients(self, size: int) -> None:
-        """Mean over the first `size` ranks, through one flat tensor laid out as spotfleet's."""
+        """Average gradients over the first `size` ranks, through one flat tensor with spotfleet's layout."""
         grads = [p.grad for p in reversed(self.params)]
         flat = torch.cat([g.flatten() for g in grads]) / size
         flat = torch.cat([flat, torch.zeros(TAIL + len(grads))])
@@ -55,7 +56,7 @@ class Replica:
             at += grad.numel()
 
     def catch_up(self, size: int) -> None:
-        """Everyone among the first `size` ranks gets rank 0's weights and optimizer state."""
+        """Copy rank 0's weights and optimizer state to the first `size` ranks."""
         held: list[object] = [self.model.state_dict(), self.optimizer.state_dict()]
         dist.broadcast_object_list(held, src=0, group=self.groups[size])
         self.model.load_state_dict(held[0])  # type: ignore[arg-type]
@@ -63,9 +64,9 @@ class Replica:
 
     def step(self, step: int, size: int) -> None:
         epoch, batch = divmod(step, net.batches_per_epoch(len(self.images)))
-        mine: Tensor = net.samples_for(len(self.images), epoch, batch, self.rank, size)
+        indices: Tensor = net.samples_for(len(self.images), epoch, batch, self.rank, size)
         self.optimizer.zero_grad()
-        net.loss_of(self.model(self.images[mine]), self.labels[mine], size).backward()
+        net.loss_of(self.model(self.images[indices]), self.labels[indices], size).backward()
         self.average_gradients(size)
         self.optimizer.step()
 

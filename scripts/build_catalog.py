@@ -27,8 +27,8 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from statistics import median
 
-from spotfleet.catalog.table import parsed, written
-from spotfleet.catalog.values import PROVIDERS, Catalog, Machine, Price, Source
+from spotfleet.catalog.pricing.table import parsed, written
+from spotfleet.catalog.pricing.values import PROVIDERS, Catalog, CatalogPrice, MachineType, Source
 from spotfleet.model import Rates
 
 HERE = Path(__file__).parent
@@ -57,11 +57,12 @@ LIKE_FACTOR = Decimal("1.005")
 SIZES = {"small": 1, "medium": 2, "large": 4, "xlarge": 8}
 AWS_CPU = ("t3.small", "t3.medium", "t3a.small", "t3a.medium", "m5.large", "m5a.large", "m6a.large", "m7i.large",
            "c5.xlarge", "c6i.xlarge")
-AZURE_CPU = {"standardb2s": Machine("azure", "Standard_B2s", 2, 4), "standardd2sv3": Machine(
-    "azure", "Standard_D2s_v3", 2, 8), "standardd2asv4": Machine("azure", "Standard_D2as_v4", 2, 8)}
+AZURE_CPU = {"standardb2s": MachineType("azure", "Standard_B2s", 2, 4), "standardd2sv3": MachineType(
+    "azure", "Standard_D2s_v3", 2, 8), "standardd2asv4": MachineType("azure", "Standard_D2as_v4", 2, 8)}
 CLOSED = ("usgov", "germanycentral", "germanynortheast")
-GCP_CPU = {Machine("gcp", "e2-small", 2, 2): (Decimal("0.5"), 2), Machine("gcp", "e2-medium", 2, 4): (Decimal(1), 4),
-           Machine("gcp", "e2-standard-2", 2, 8): (Decimal(2), 8)}  # cores that are paid for, GiB
+GCP_CPU = {MachineType("gcp", "e2-small", 2, 2): (Decimal("0.5"), 2),
+           MachineType("gcp", "e2-medium", 2, 4): (Decimal(1), 4),
+           MachineType("gcp", "e2-standard-2", 2, 8): (Decimal(2), 8)}  # cores that are paid for, GiB
 # GiB-month of the disk that fleets use, hour of a public IPv4 address, GiB between zones (both ends), between regions.
 RATES = {
     ("aws", ""): Rates(80_000, 5_000, 20_000, 20_000, "AWS price pages, us-east-1: EBS gp3, VPC public IPv4, EC2 data "
@@ -77,18 +78,18 @@ def micros(dollars: str | float | Decimal) -> int:
     return int((Decimal(str(dollars)) * 1_000_000).to_integral_value(ROUND_HALF_UP))
 
 
-def licensed(folder: Path) -> Iterator[Price]:
+def licensed(folder: Path) -> Iterator[CatalogPrice]:
     """Rows of gpu_catalog.csv from licensed sources; zones of one region with one price are one row."""
-    groups: dict[tuple[str, str, str], Price] = {}
+    groups: dict[tuple[str, str, str], CatalogPrice] = {}
     with (folder / "gpu_catalog.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             source = SOURCES.get(row["price_src"])
             if source is None or not row["price_usd_h"] or row["accelerator"] in LEFT_OUT:
                 continue
-            machine = Machine(row["provider"], row["instance_type"], int(row["vcpu"]), float(row["mem_gib"]),
+            machine = MachineType(row["provider"], row["instance_type"], int(row["vcpu"]), float(row["mem_gib"]),
                               row["accelerator"], int(row["count"]))
             by = SOURCES.get(row["spot_src"])
-            price = Price(machine, row["region"], micros(row["price_usd_h"]),
+            price = CatalogPrice(machine, row["region"], micros(row["price_usd_h"]),
                           micros(row["spot_usd_h"]) if by and row["spot_usd_h"] else 0, source,
                           by if row["spot_usd_h"] else None, zones=(row["zone"],) if row["zone"] else ())
             before = groups.get(price.key)
@@ -97,15 +98,15 @@ def licensed(folder: Path) -> Iterator[Price]:
     yield from groups.values()
 
 
-def by_hand() -> Iterator[Price]:
+def by_hand() -> Iterator[CatalogPrice]:
     with (HERE / "catalog_facts.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            yield Price(Machine(row["provider"], row["type"], int(row["vcpus"]), float(row["memory_gib"]),
+            yield CatalogPrice(MachineType(row["provider"], row["type"], int(row["vcpus"]), float(row["memory_gib"]),
                                 row["accelerator"], int(row["count"] or 0)),
                         row["region"], micros(row["on_demand_usd_h"]), 0, SOURCES[row["source"]])
 
 
-def from_libcloud(path: Path) -> Iterator[Price]:
+def from_libcloud(path: Path) -> Iterator[CatalogPrice]:
     """Small CPU machines of all three."""
     compute, source = json.loads(path.read_text())["compute"], SOURCES["apache-libcloud 3.9.1"]
     machines = {p.machine.name: p.machine for p in by_hand()}
@@ -113,21 +114,21 @@ def from_libcloud(path: Path) -> Iterator[Price]:
     for name, regions in compute["ec2_linux"].items():
         if name.partition(".")[0] in families and name.partition(".")[2] in SIZES:
             for region, dollars in regions.items():
-                machine = machines.get(name, Machine("aws", name))
+                machine = machines.get(name, MachineType("aws", name))
                 if dollars and region.count("-") == 2 and not region.startswith("us-gov"):
-                    yield Price(machine, region, micros(dollars), 0, source)
+                    yield CatalogPrice(machine, region, micros(dollars), 0, source)
     for name, machine in AZURE_CPU.items():
         for region, dollars in compute["azure_linux"].get(name, {}).items():
             if dollars and not region.startswith(CLOSED):
-                yield Price(machine, region, micros(dollars), 0, source)
+                yield CatalogPrice(machine, region, micros(dollars), 0, source)
     cores, memory = (compute["gce_instances"]["e2"][part]["on_demand"] for part in ("cpu", "ram"))
     for machine, (count, gib) in GCP_CPU.items():
         for region in cores:
             each = count * Decimal(str(cores[region]["price"])) + gib * Decimal(str(memory[region]["price"]))
-            yield Price(machine, region, micros(each), 0, source)
+            yield CatalogPrice(machine, region, micros(each), 0, source)
 
 
-def of_shared_tenancy(prices: list[Price]) -> list[Price]:
+def of_shared_tenancy(prices: list[CatalogPrice]) -> list[CatalogPrice]:
     """Without those of libcloud for EC2 that are dedicated tenancy's, or may be; see above."""
     base = {p.machine.name: p.on_demand_micros_h for p in prices
             if p.region == "us-east-1" and p.on_demand_source != SOURCES["apache-libcloud 3.9.1"]}
@@ -144,7 +145,7 @@ def of_shared_tenancy(prices: list[Price]) -> list[Price]:
     return [p for p in prices if p.key not in dropped or p.on_demand_source != SOURCES["apache-libcloud 3.9.1"]]
 
 
-def by_factor(prices: list[Price], folder: Path) -> Iterator[Price]:
+def by_factor(prices: list[CatalogPrice], folder: Path) -> Iterator[CatalogPrice]:
     """What the regions sell besides, as Spot Instance Advisor says, in families whose factor there is known."""
     advisor = json.loads((folder / "spot-advisor-data.json").read_text())["spot_advisor"]
     base = {p.machine.name: p for p in prices if p.machine.provider == "aws" and p.region == "us-east-1"}
@@ -158,10 +159,11 @@ def by_factor(prices: list[Price], folder: Path) -> Iterator[Price]:
         for p in base.values():
             sold = p.machine.name in advisor.get(region, {}).get("Linux", {})
             if family(p) == name and sold and ("aws", p.machine.name, region) not in have:
-                yield Price(p.machine, region, int(p.on_demand_micros_h * min(some) + Decimal("0.5")), 0, BY_FACTOR)
+                yield CatalogPrice(p.machine, region, int(p.on_demand_micros_h * min(some) + Decimal("0.5")), 0,
+                                   BY_FACTOR)
 
 
-def whole(prices: list[Price]) -> list[Price]:
+def whole(prices: list[CatalogPrice]) -> list[CatalogPrice]:
     """Without machines that lack parts; see above."""
     by_type: dict[tuple[str, str], list[int]] = defaultdict(list)
     for p in prices:
@@ -169,12 +171,12 @@ def whole(prices: list[Price]) -> list[Price]:
     return [p for p in prices if p.on_demand_micros_h > median(by_type[p.key[:2]]) / LACKING]
 
 
-def suspects(prices: list[Price]) -> list[Price]:
+def suspects(prices: list[CatalogPrice]) -> list[CatalogPrice]:
     return [p for p in prices
             if p.machine.provider == "aws" and p.on_demand_source == SOURCES["apache-libcloud 3.9.1"]]
 
 
-def family(price: Price) -> str:
+def family(price: CatalogPrice) -> str:
     return price.machine.name.partition(".")[0]
 
 
@@ -187,7 +189,7 @@ def _by_size(name: str, base: Mapping[str, int]) -> Decimal | None:
     return None
 
 
-def advised(prices: list[Price], folder: Path) -> Iterator[Price]:
+def advised(prices: list[CatalogPrice], folder: Path) -> Iterator[CatalogPrice]:
     """With band and estimated spot price from the Spot Instance Advisor, where AWS sells the type as spot."""
     advisor = json.loads((folder / "spot-advisor-data.json").read_text())["spot_advisor"]
     for p in prices:
@@ -206,7 +208,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     everything = [*by_hand(), *licensed(given.folder), *(from_libcloud(given.libcloud) if given.libcloud else ())]
-    newest: dict[tuple[str, str, str], Price] = {}
+    newest: dict[tuple[str, str, str], CatalogPrice] = {}
     for p in of_shared_tenancy(everything):
         if p.key not in newest or newest[p.key].on_demand_source.as_of < p.on_demand_source.as_of:
             newest[p.key] = p

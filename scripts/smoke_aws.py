@@ -36,7 +36,7 @@ from smoke_report import Report
 
 from spotfleet import Fleet, __version__
 from spotfleet.errors import SpotfleetError
-from spotfleet.providers.aws import names
+from spotfleet.providers.aws.mapping import names
 
 BESIDES_USD_H = 0.04  # 110 GiB of gp3, three public addresses
 EXPECTED_H = 0.6  # the whole of it
@@ -71,14 +71,14 @@ class Smoke:
     name: str
     region: str
     max_usd: float
-    folder: Path  # of fleet file and script
+    folder: Path  # folder of fleet file and script
     report: Report
     session: Any  # boto3.Session
-    role: str = ""  # of FIS; empty: made
+    role: str = ""  # role for FIS; empty: made
     fis: bool = True
     poll_s: float = POLL_S
     command: Sequence[str] = (sys.executable, "-m", "spotfleet.cli")
-    price_usd_h: Callable[[Path], float] | None = None  # of the machines; None: the plan's
+    price_usd_h: Callable[[Path], float] | None = None  # price of the machines; None: the plan's
     usd_h: float = 0.0
     begun: float | None = None  # `up`, on the monotonic clock
     extra_usd: float = 0.0

@@ -17,7 +17,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from spotfleet.providers.aws import names
+from spotfleet.providers.aws.mapping import names
 
 ACTION = "aws:ec2:send-spot-instance-interruptions"
 NOTICE = "PT2M"  # the least: the notice comes at once

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from spotfleet.api import Fleet, Job
-from spotfleet.messages import HostStatus
+from spotfleet.protocol.messages import HostStatus
 from spotfleet.providers.local import LocalCloud
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -121,10 +121,10 @@ def tell(stage: Stage) -> None:
     changes(stage, fleet, job)
     stage.say("What it cost, at the prices of each moment, against the same hours on demand.")
     stage.run("cost")
-    stage.say("Take it all down. The results come home first.")
+    stage.say("Take it all down. The results are copied here first.")
     stage.run("down", "-y")
     bill(stage, fleet)
-    weights(stage, next(fleet.house.folder(fleet.name).archive.glob("jobs/*/outputs/*/metrics.json"), None))
+    weights(stage, next(fleet.home.folder(fleet.name).archive.glob("jobs/*/outputs/*/metrics.json"), None))
     nothing_left(stage, fleet)
 
 

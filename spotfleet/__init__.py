@@ -1,10 +1,10 @@
-"""spotfleet: train deep-learning models on spot machines of any cloud, cheaply and without losing work."""
+"""spotfleet: train PyTorch models on spot machines without losing work."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from spotfleet.version import __version__
 
 if TYPE_CHECKING:
     from spotfleet.api import Fleet, Job

@@ -1,4 +1,4 @@
-"""How addresses are written, read and compared: IPv4, IPv6 and names. Layer 0."""
+"""Reading, writing and comparing of addresses: IPv4, IPv6 and names. Layer 0."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def plain(address: str) -> str:
-    """The one way to write an address: a kernel may write an IPv4 one as ::ffff:10.0.0.7, a user 2001:DB8:0:0::7. What
-    is no address stays as it is."""
+    """Return the canonical form of an address; other text is returned unchanged.
+
+    A kernel may write an IPv4 address as ::ffff:10.0.0.7, a user an IPv6 one as 2001:DB8:0:0::7.
+    """
     number = _number(address)
     return str(number) if number is not None else address
 
 
 def is_number(address: str) -> bool:
-    """Is it an address, not a name?"""
+    """Return whether `address` is an IP address and no name."""
     return _number(address) is not None
 
 
@@ -25,12 +27,12 @@ def is_loopback(address: str) -> bool:
 
 
 def joined(address: str, port: int | str) -> str:
-    """ "ADDRESS:PORT", with an IPv6 address in brackets."""
+    """Format "ADDRESS:PORT", with an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def split(text: str) -> tuple[str, int]:
-    """What `joined` made; ValueError if there is no port."""
+    """Split the output of `joined`; ValueError if there is no port."""
     address, _, port = text.rpartition(":")
     return address.removeprefix("[").removesuffix("]"), int(port)
 
@@ -40,7 +42,7 @@ def url(address: str, port: int) -> str:
 
 
 def host_of(url: str) -> str:
-    """The address or name in https://ADDRESS:PORT, or in ADDRESS:PORT; empty if there is none."""
+    """Return the address or name in https://ADDRESS:PORT or ADDRESS:PORT; empty if there is none."""
     place = url.rpartition("://")[2].partition("/")[0]
     name, colon, _ = place.rpartition(":")
     return (name if colon and not place.endswith("]") else place).removeprefix("[").removesuffix("]")
@@ -48,19 +50,19 @@ def host_of(url: str) -> str:
 
 @lru_cache(maxsize=4096)
 def unfit(advertised: str, dispatcher: str) -> str:
-    """Why no other host can reach one that advertises this address, as far as the address itself tells; "" if they may.
+    """Explain why no other host can reach the advertised address, judged by the addresses alone; "" if it may be valid.
 
-    `dispatcher`: where the hosts reach the dispatcher. What is no address is not judged.
+    `dispatcher`: the address where hosts reach the dispatcher. Names are not judged.
     """
-    mine, theirs = _number(advertised), _number(dispatcher)
-    if mine is None or theirs is None:
+    own, remote = _number(advertised), _number(dispatcher)
+    if own is None or remote is None:
         return ""
-    if mine.is_loopback and not theirs.is_loopback:
-        return f"it advertises {mine}, which every machine takes for itself; {FIX}"
-    if mine.is_link_local and not (mine.version == 4 and theirs.is_link_local):
-        return f"it advertises {mine}, which means nothing beyond one link; {FIX}"
-    if mine.is_unspecified or mine.is_multicast:
-        return f"it advertises {mine}, which is no machine's address; {FIX}"
+    if own.is_loopback and not remote.is_loopback:
+        return f"it advertises {own}, which every machine takes for itself; {FIX}"
+    if own.is_link_local and not (own.version == 4 and remote.is_link_local):
+        return f"it advertises {own}, which means nothing beyond one link; {FIX}"
+    if own.is_unspecified or own.is_multicast:
+        return f"it advertises {own}, which is no machine's address; {FIX}"
     return ""
 
 

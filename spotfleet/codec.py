@@ -1,8 +1,8 @@
-"""Frozen dataclasses <-> plain JSON values, in both directions, without a library.
+"""Codec between frozen dataclasses and plain JSON values, without a library.
 
-The training runtime may need nothing but torch and the standard library, and the CLI must start fast,
-so the wire and the ledger use this instead of pydantic. Enums travel as their values, tuples as lists.
-Unknown keys are ignored (a newer peer may say more); a missing key takes the field's default.
+The training runtime may depend only on torch and the standard library, and the CLI must start fast. The wire and the
+ledger therefore use this module instead of pydantic. Enums travel as their values, tuples as lists.
+Unknown keys are ignored (a newer peer may send more); a missing key takes the field's default.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def to_json(value: Any) -> Any:
-    """The JSON form of a dataclass, Enum, tuple, list, dict or plain value."""
+    """Return the JSON form of a dataclass, Enum, tuple, list, dict or plain value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -32,7 +32,7 @@ def to_json(value: Any) -> Any:
 
 
 def to_text(value: Any) -> str:
-    """`to_json(value)` as JSON text without spaces, made in one go."""
+    """Return `to_json(value)` as JSON text without spaces, in one pass."""
     kind = type(value)
     leaf = _LEAVES.get(kind)
     if leaf is not None:
@@ -54,20 +54,20 @@ _LEAVES: dict[type, Callable[[Any], str]] = {
 
 @functools.lru_cache(maxsize=64)
 def _strings(values: tuple[str, ...]) -> str:
-    """A thousand hosts are told the same thousand names: the text is made once."""
+    """Encode a tuple of strings once: a thousand hosts receive the same thousand names."""
     return json.dumps(values, separators=(",", ":"))
 
 
 @functools.cache
 def _keys(kind: type) -> tuple[tuple[str, str], ...] | None:
-    """Of a dataclass: each field's name, and the text that stands before its value."""
+    """Return each field's name and the text before its value; None for anything but a dataclass."""
     if not dataclasses.is_dataclass(kind):
         return None
     return tuple((f.name, f"{json.dumps(f.name)}:") for f in dataclasses.fields(kind))
 
 
 def parse(text: str | bytes) -> Any:
-    """JSON from somebody who may mean harm: ValueError also for NaN, infinities and nesting without end."""
+    """Parse untrusted JSON: ValueError also for NaN, infinities and endless nesting."""
     try:
         return json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
@@ -86,7 +86,7 @@ def _finite(text: str) -> float:
 
 
 def from_json(kind: Any, data: Any) -> Any:
-    """Rebuild `kind` (a dataclass or an annotation used in one) from `data`; ValueError says what differs."""
+    """Rebuild `kind` (a dataclass or an annotation used in one) from `data`; ValueError names the difference."""
     if type(data) is kind and kind in _LEAVES:
         return data
     origin, args = _shape(kind)
@@ -154,7 +154,7 @@ def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...] | None:
-    """Of a dataclass: each field's name and annotation, and whether it must be given."""
+    """Return each field's name, annotation and whether it is required; None for anything but a dataclass."""
     if not dataclasses.is_dataclass(kind):
         return None
     hints = typing.get_type_hints(kind)

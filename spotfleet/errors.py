@@ -1,13 +1,13 @@
 """Errors, one class per reaction. Each carries a `hint`: the next thing to try.
 
-    SpotfleetError                exit 1   something failed; the message says what
-    |-- UsageError                exit 2   the caller gave something wrong: file, line, key, nearest right word
-    |-- NeedsPerson               exit 3   credentials, permissions, quota: only a person can go on
-    |-- NoSuchFleet               exit 1   nothing of that name; `status` lists what exists
+    SpotfleetError                exit 1   something failed; the message gives the reason
+    |-- UsageError                exit 2   invalid input: file, line, key, nearest valid word
+    |-- NeedsPerson               exit 3   credentials, permissions, a limit of resources: only a person can continue
+    |-- NoSuchFleet               exit 1   no fleet of that name; `status` lists the fleets
     |-- NoCapacity                exit 1   a pool, type or region refuses now (`scope`); try elsewhere or later
     |-- DispatcherUnreachable     exit 1   it may come back by itself: callers retry, then report
-    |-- DiskFull                 exit 1   a disk takes no more: nothing is lost, callers try again
-    |-- NoticeFormat              exit 1   a metadata server said something unknown: watch on
+    |-- DiskFull                 exit 1   a disk is full: nothing is lost, callers retry
+    |-- NoticeFormat              exit 1   a metadata server sent an unknown format: keep watching
     `-- JobFailed                 exit 1   the user's script failed; the message holds its traceback
 """
 
@@ -39,8 +39,11 @@ class NoSuchFleet(SpotfleetError):
 
 
 class NoCapacity(SpotfleetError):
-    """`scope` is what refused: "pool", "type", "region" or "account"; everything in it cools down. `pools`: where a
-    launch named several, those that did; empty: the first."""
+    """Refusal of a launch for lack of capacity.
+
+    `scope` is "pool", "type", "region" or "account"; everything in it cools down. `pools` holds the refusing pools of a
+    launch that named several; empty: the first.
+    """
 
     def __init__(self, message: str, *, hint: str = "", scope: str = "pool", pools: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint=hint)
@@ -56,7 +59,7 @@ class DiskFull(SpotfleetError):
 
 
 def is_full(error: BaseException) -> bool:
-    """Does `error` say that a disk has no room?"""
+    """Return whether `error` means a full disk."""
     return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in FULL)
 
 
@@ -69,6 +72,6 @@ class JobFailed(SpotfleetError):
 
 
 def room(free_bytes: int, total_bytes: int) -> str:
-    """12.5 MB of 1.5 GB free"""
+    """Format free space, such as "12.5 MB of 1.5 GB free"."""
     free, total = (f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB" for n in (free_bytes, total_bytes))
     return f"{free} of {total} free"

@@ -13,7 +13,8 @@ from typing import Any
 import hypothesis
 import psutil
 import pytest
-import side_by_side
+
+from tests.support.lanes import Lanes, is_worker
 
 RUN_MARK = "TEST_RUN_OF_SPOTFLEET"  # in the environment of every process that a test starts, so that none is overlooked
 LEFTOVERS_S = "TEST_LEFTOVERS_S"  # so long a process may take to end after the last test
@@ -41,7 +42,8 @@ if os.environ.get("SPOTFLEET_LONG"):
     hypothesis.settings = Longer  # before any test module imports it
 
 sys.path.insert(0, NETGUARD)
-os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (NETGUARD, os.environ.get("PYTHONPATH", "")) if p)
+TOP = str(Path(__file__).parents[1])  # so that processes that tests start can import `tests.support`
+os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (NETGUARD, TOP, os.environ.get("PYTHONPATH", "")) if p)
 os.environ.pop("SPOTFLEET_HOME", None)  # no test may touch the user's fleets
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for _name in [n for n in os.environ if n.startswith("AWS_")]:
@@ -49,26 +51,12 @@ for _name in [n for n in os.environ if n.startswith("AWS_")]:
 os.environ.update(AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
 
 
-def one_of_several(config: pytest.Config) -> bool:
-    """Is this one of the processes that share a run (pytest-xdist), not the one that started them?"""
-    return hasattr(config, "workerinput")
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    if not one_of_several(config):
+    if not is_worker(config):
         os.environ[RUN_MARK] = uuid.uuid4().hex
     sys.modules["netguard"] = guard = netguard()
     os.environ[guard.NAMESPACE] = guard.namespace()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if one_of_several(config):
-        side_by_side.order(items)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    return side_by_side.scheduler(config, log)
+    config.pluginmanager.register(Lanes(config), "lanes")
 
 
 def netguard() -> ModuleType:
@@ -121,7 +109,7 @@ def describe(process: psutil.Process) -> str:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A process that is left fails the run; it is ended, by its number. Where several share a run, the one that started
     them looks at the end."""
-    if one_of_several(session.config):
+    if is_worker(session.config):
         return
     _, alive = psutil.wait_procs(processes_of_this_run(), timeout=float(os.environ.get(LEFTOVERS_S, 30)))
     if not alive:

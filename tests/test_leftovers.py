@@ -20,7 +20,8 @@ def test_that_forgets(tmp_path):
 
 def run_pytest(folder: Path, text: str, *more: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(text)
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
+    tests = Path(__file__).parent
+    path = os.pathsep.join([str(tests), str(tests.parent), os.environ["PYTHONPATH"]])
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "--rootdir", str(folder), "test_it.py", *more]
     env = os.environ | {"PYTHONPATH": path, "TEST_LEFTOVERS_S": "0.5"}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)

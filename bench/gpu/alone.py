@@ -1,9 +1,9 @@
-"""NCCL at world size 1 on one CUDA device: what forming, aborting and waiting cost. A row of JSON per finding.
+"""Cost of forming, aborting and waiting with NCCL at world size 1 on one CUDA device. A row of JSON per result.
 
     python bench/gpu/alone.py card reform spin steps [--times 100] [--pairs 30]
 
-Of a world of one much can be measured (latencies, the cost of hooks and of the event that gates a step) and one thing
-can not: a kernel that waits for a dead peer. `spin` puts a long kernel in its place.
+World size 1 is enough for latencies and for the cost of hooks and of the event that gates a step. It has no kernel that
+waits for a dead peer; `spin` uses a long kernel instead.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spotfleet.messages import Assignment
-from spotfleet.train.errors import CommBroken
-from spotfleet.train.group import Group, open_store
-from spotfleet.train.nccl import NcclGroup
+from spotfleet.protocol.messages import Assignment
+from spotfleet.train.comm.group import Group
+from spotfleet.train.comm.nccl import NcclGroup
 from spotfleet.train.reducer import WORLD, Reducer
+from spotfleet.worker.errors import CommBroken
+from spotfleet.worker.store import open_store
 
 ADDRESS, KEY = "127.0.0.1", "key"
 SPIN_CYCLES = 3_000_000_000  # one to two seconds
@@ -35,18 +36,18 @@ STEPS = 20  # a block of a pair
 
 
 class Alone(NcclGroup):
-    """A real communicator at world size 1, where a group would do without one."""
+    """Group with a real communicator at world size 1, which a usual group of one does not make."""
 
     def form(self) -> None:
         self.forming = True
         try:
             self._connect_abortably()
         finally:
-            self._mine, self.forming = {}, False
+            self._own_sockets, self.forming = {}, False
 
 
 class Counted(Reducer):
-    """Reduces although its rank is alone: the world size that it reads back is made up."""
+    """Reducer that reduces although its rank is alone: it writes the expected world size into the tail itself."""
 
     def _write_tail(self, group: Group, used: list[bool]) -> None:
         super()._write_tail(group, used)
@@ -71,7 +72,7 @@ def card(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def reform(options: argparse.Namespace) -> dict[str, Any]:
-    """Form, reduce, abort and form again; what is left on the device afterwards."""
+    """Measure forming, reducing, aborting and forming again, and the device memory lost by it."""
     _held, store = open_store(ADDRESS, KEY)
     data = torch.ones(1 << 20, device="cuda")
     forms, aborts, free = [], [], []
@@ -88,13 +89,13 @@ def reform(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def spin(options: argparse.Namespace) -> dict[str, Any]:
-    """An abort while a kernel runs: never blocks its caller, fails the wait, leaves a device that works."""
+    """Abort while a kernel runs: it must not block its caller, must fail the wait and leave a working device."""
     _held, store = open_store(ADDRESS, KEY)
     group, data = formed(1, store), torch.ones(1000, device="cuda")
     torch.cuda._sleep(SPIN_CYCLES)
     work = group.launch(data)
-    told: list[float] = []
-    order = threading.Timer(0.1, lambda: told.append(timed(group.abort)))
+    abort_s: list[float] = []
+    order = threading.Timer(0.1, lambda: abort_s.append(timed(group.abort)))
     order.start()
     began = time.perf_counter()
     try:
@@ -109,12 +110,12 @@ def spin(options: argparse.Namespace) -> dict[str, Any]:
     data.fill_(3.0)
     again.finish([again.launch(data)])
     again.end()
-    return {"what": "spin", "wait_failed": failed, "abort_call_ms": 1e3 * told[0], "waited_ms": 1e3 * waited_s,
+    return {"what": "spin", "wait_failed": failed, "abort_call_ms": 1e3 * abort_s[0], "waited_ms": 1e3 * waited_s,
             "works_after": bool((data == 3.0).all())}
 
 
 def steps(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Wall time of a step, interleaved: plain, under DDP, under our reducer, whose last event the host awaits."""
+    """Measure the wall time of a step, interleaved: plain, with DDP, with Reducer, whose last event the host awaits."""
     with tempfile.NamedTemporaryFile() as file:
         torch.cuda.set_device(0)
         dist.init_process_group("nccl", init_method=f"file://{file.name}", rank=0, world_size=1)
@@ -145,7 +146,7 @@ def compare(what: str, build: Callable[[], tuple[nn.Module, torch.Tensor]], pair
     for pair in range(pairs + 1):
         for name, run in runs.items():
             took = run()
-            if pair:  # the first of each pays for what is made once
+            if pair:  # the first of each includes one-time costs
                 found[name].append(took)
     group.end()
     row: dict[str, Any] = {"what": f"steps, {what}", **{f"{name}_ms": spread(took) for name, took in found.items()}}

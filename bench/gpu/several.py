@@ -1,9 +1,9 @@
-"""Three ranks on one device over gloo: one is killed, a spare takes its place, and the bits are those of a quiet run.
+"""Three ranks on one device over gloo: one is killed, a spare takes its place, and the bits equal an undisturbed run's.
 
     python bench/gpu/several.py [--device cuda]     a row of JSON; status 1 if the bits differ
 
-Real worker processes under the tests' own small dispatcher (tests/train/train_stage.py). NCCL itself refuses two ranks
-on one device.
+It runs real worker processes under the tests' own small dispatcher (tests/support/train/train_stage.py). NCCL itself
+refuses two ranks on one device.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).parent.parent.parent
-sys.path[:0] = [str(TOP), str(TOP / "tests" / "train")]
+sys.path.insert(0, str(TOP))
 
-from train_scripts import FAULTS  # noqa: E402
-from train_stage import Fleet, Zygote  # noqa: E402
-
-from spotfleet.messages import Stage  # noqa: E402
+from spotfleet.protocol.messages import Stage  # noqa: E402
+from tests.support.train.train_scripts import FAULTS  # noqa: E402
+from tests.support.train.train_stage import Fleet, Zygote  # noqa: E402
 
 FOUNDERS = ["h0/0/1", "h1/0/1", "h2/0/1"]
 STEPS, KILLED_AT = 60, 30
@@ -56,7 +55,7 @@ print("DIGEST", digest([t.cpu() for t in [*model.parameters(), *held]]), flush=T
 
 
 def train(zygote: Zygote, folder: Path, device: str, spares: int, **env: str) -> dict[str, Any]:
-    """What the workers of one run ended with."""
+    """Run one training and return the workers' results."""
     folder.mkdir()
     fleet = Fleet(zygote, folder, SCRIPT)
     env |= {"DEVICE": device, "STEPS": str(STEPS), "SPOTFLEET_BACKEND": "gloo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -1,7 +1,7 @@
-"""`python -m spotfleet.agent --home DIR`: the daemon on a host.
+"""Entry point of the agent, the daemon on a host: `python -m spotfleet.agent --home DIR`.
 
-A status of 0 is the host's own wish to power off, for whoever started us: the local cloud ends the machine, and
-`bootstrap.sh` powers off one that a cloud lent. After any other we are to be started again.
+Exit status 0 asks the parent process to power off the machine: the local cloud ends it, and `bootstrap.sh` powers off
+a cloud's machine. After any other status the parent process restarts the agent.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from spotfleet.agent.boot import read_boot
 from spotfleet.agent.daemon import serve
-from spotfleet.agent.keeper import is_useless
-from spotfleet.agent.link import Refused
+from spotfleet.agent.link import AgentRefused
+from spotfleet.agent.shutdown.controller import is_useless
 from spotfleet.errors import SpotfleetError
 
 
@@ -28,7 +28,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     try:
         asyncio.run(serve(read_boot(home), home))
-    except Refused as error:  # said over TLS that only our own dispatcher can speak: nobody needs this machine
+    except AgentRefused as error:  # sent over TLS that only our own dispatcher can serve: the machine is not needed
         logging.warning("powering off: %s", error)
     except SpotfleetError as error:
         print(f"spotfleet agent: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def power_off() -> int:
-    """The status to leave with when this machine is to stop, and with it the bill."""
+    """Return the exit status that powers the machine off, which also ends its bill."""
     return 0
 
 

@@ -1,9 +1,9 @@
-"""The address at which peers reach this host: for control, bootstrap stores, gloo and NCCL.
+"""Address at which peers reach this host: for control, bootstrap stores, gloo and NCCL.
 
-    asked for by whoever made the host, and on one of its interfaces --> that one
+    requested by the provider, and on one of the host's interfaces --> that one
     else --> the local address of the connection to the dispatcher: the kernel chose it for the route there
 
-Asked anew with each report, so that it follows a dispatcher that moves, and an interface that gets another address.
+The choice is repeated for each report: it follows a dispatcher that moves, and an interface whose address changes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from spotfleet.addresses import is_number, plain
 log = logging.getLogger("spotfleet.agent")
 
 
-class Advertised:
+class AdvertisedAddress:
+    """The advertised address, and the reason if it is not the requested one."""
+
     def __init__(self, asked: str) -> None:
         """`asked`: SPOTFLEET_HOST_ADDRESS, or ""."""
-        self.address = plain(asked) if asked and is_held(asked) else ""  # "": not known before the first connection
-        self.why = ""  # why it is not the one that was asked for
+        self.address = plain(asked) if asked and is_held(asked) else ""  # "": unknown until the first connection
+        self.why = ""  # why it is not the requested one
         self._asked = asked
 
     def connected(self, local: str) -> str:
-        """The address to advertise while `local` is that of the connection to the dispatcher."""
+        """Return the address to advertise while `local` is the local address of the connection to the dispatcher."""
         self.why = why_not(self._asked) if self._asked else ""
         found = plain(local if self.why or not self._asked else self._asked)
         if found != self.address:
@@ -34,7 +36,7 @@ class Advertised:
 
 
 def why_not(asked: str) -> str:
-    """Why this host cannot be reached at the address that was asked for; "" if it can."""
+    """Explain why this host cannot advertise the requested address; "" if it can."""
     if not is_number(asked):
         return f"{asked!r} cannot be advertised: it is a name, not an IP address"
     if not is_held(asked):
@@ -43,7 +45,7 @@ def why_not(asked: str) -> str:
 
 
 def is_held(address: str) -> bool:
-    """Has this machine that address now?"""
+    """Return whether an interface of this machine has `address` now."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in plain(address) else socket.AF_INET) as probe:
             probe.bind((plain(address), 0))

@@ -1,4 +1,4 @@
-"""What a host knows at its start: `boot.json` and three words of the environment."""
+"""Boot configuration of a host: `boot.json` and two environment variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spotfleet.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Boot:
+class AgentBoot:
     fleet: str
     host: str  # the host's request_id
     provider: str
@@ -21,16 +21,16 @@ class Boot:
     dispatcher: str  # https://ADDRESS:PORT
     ca: str  # PEM; the only authority this agent trusts
     token: str = field(repr=False)
-    orphan_after_s: float = 0.0  # without a dispatcher for so long this host ends itself; 0: never
-    lifetime_s: float = 0.0  # from the first start of the agent on; 0: no limit
+    orphan_after_s: float = 0.0  # time without a dispatcher after which this host ends itself; 0: never
+    lifetime_s: float = 0.0  # counted from the first start of the agent; 0: no limit
     target: str = ""  # CheckpointSpec.target
 
 
-def read_boot(home: Path) -> Boot:
-    """DIR/boot.json, checked; UsageError names the field that does not fit."""
+def read_boot(home: Path) -> AgentBoot:
+    """Read and check `home`/boot.json; UsageError names the invalid field."""
     path = home / "boot.json"
     try:
-        boot = from_json(Boot, json.loads(path.read_text()))
+        boot = from_json(AgentBoot, json.loads(path.read_text()))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}",
                          hint="pass --home DIR, the folder that the provider filled") from error
@@ -44,14 +44,15 @@ def read_boot(home: Path) -> Boot:
 
 
 def host_address() -> str:
-    """The address to advertise, if the provider gave the host one of its own; else ""."""
+    """Return the address that the provider requests the host to advertise; "" if it requests none."""
     return os.environ.get("SPOTFLEET_HOST_ADDRESS", "")
 
 
 def local_source(asked: str, dispatcher: str) -> str:
-    """The address to dial a dispatcher on this very machine from, of all that are loopback's; "": as the kernel says.
+    """Return the source address of connections to the dispatcher; "": the kernel chooses.
 
-    Elsewhere an address that was asked for may stand in another network than the one that the dispatcher is reached by.
+    It is `asked` only where `asked` and the dispatcher's address are both loopback addresses. Elsewhere the requested
+    address may belong to another network than the route to the dispatcher.
     """
     return asked if is_loopback(asked) and is_loopback(host_of(dispatcher)) else ""
 

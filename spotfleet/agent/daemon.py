@@ -1,4 +1,4 @@
-"""The agent's parts, put together: see ARCHITECTURE.md for what it does, and each module for how."""
+"""Agent process: creates the agent's components, connects them and runs them. ARCHITECTURE.md describes its tasks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import signal
 from pathlib import Path
 
 from spotfleet.agent import disk
-from spotfleet.agent.address import Advertised
-from spotfleet.agent.boot import Boot, host_address, local_source, metadata_url
-from spotfleet.agent.bundles import Bundles, clear_leftovers
-from spotfleet.agent.keeper import Around, Keeper, moment, read_life
-from spotfleet.agent.link import Link
+from spotfleet.agent.address import AdvertisedAddress
+from spotfleet.agent.boot import AgentBoot, host_address, local_source, metadata_url
+from spotfleet.agent.endpoint import DispatcherEndpoint
+from spotfleet.agent.files.bundles import Bundles, clear_leftovers
+from spotfleet.agent.files.setup import Setups
+from spotfleet.agent.files.uploads import CheckpointShipper
+from spotfleet.agent.link import DispatcherLink
 from spotfleet.agent.notices import NoticeWatch, tag_reader
-from spotfleet.agent.orphan import Phase
-from spotfleet.agent.setup import Setups
-from spotfleet.agent.ship import CheckpointShipper
-from spotfleet.agent.sockets import WorkerSockets
+from spotfleet.agent.policy.orphan import OrphanPhase
+from spotfleet.agent.processes.zygote_client import ZygoteClient
+from spotfleet.agent.shutdown.controller import ShutdownController, ShutdownDeps, moment, read_life
 from spotfleet.agent.transfer import Transfers, open_session
-from spotfleet.agent.whereabouts import Whereabouts
-from spotfleet.agent.worker import Host
-from spotfleet.agent.workers import Workers
-from spotfleet.agent.zygote_client import ZygoteClient
-from spotfleet.messages import AgentOrders, AgentReport
+from spotfleet.agent.workers.sockets import WorkerSockets
+from spotfleet.agent.workers.supervisor import Workers
+from spotfleet.agent.workers.worker import HostContext
+from spotfleet.protocol.messages import AgentOrders, AgentReport
 from spotfleet.providers import DISPATCHER_TAG
 
 log = logging.getLogger("spotfleet.agent")
@@ -33,22 +33,22 @@ _CLOSE_S = 2.0
 
 
 class Agent:
-    """One agent process: its incarnation is its identity, so that a new one means that the old one's workers ended."""
+    """One agent process. A new incarnation name implies that the workers of the earlier one have ended."""
 
-    def __init__(self, boot: Boot, home: Path) -> None:
+    def __init__(self, boot: AgentBoot, home: Path) -> None:
         self._boot, self._home = boot, home
         self._incarnation = secrets.token_hex(6)
-        self._advertised = Advertised(host_address())
+        self._advertised = AdvertisedAddress(host_address())
         self._source = local_source(host_address(), boot.dispatcher)
-        self._line = open_session(boot, self._source, keep=False)
+        self._session = open_session(boot, self._source, keep=False)
         self._renewing: set[asyncio.Task[None]] = set()
-        where = Whereabouts(boot.dispatcher, tag_reader(boot.provider, metadata_url(), DISPATCHER_TAG))
-        self._transfers = transfers = Transfers(open_session(boot, self._source), where)
-        self._link = Link(self._line, where, self._report, self._receive)
+        endpoint = DispatcherEndpoint(boot.dispatcher, tag_reader(boot.provider, metadata_url(), DISPATCHER_TAG))
+        self._transfers = transfers = Transfers(open_session(boot, self._source), endpoint)
+        self._link = DispatcherLink(self._session, endpoint, self._report, self._receive)
         self._zygote = ZygoteClient(self._link.changed)
         self._notices = NoticeWatch(boot.provider, metadata_url(), self._link.changed)
         self._checkpoints = CheckpointShipper(transfers)
-        self._workers = Workers(Host(
+        self._workers = Workers(HostContext(
             home, transfers, self._zygote, Bundles(home, transfers), Setups(transfers, self._zygote),
             self._checkpoints, self._link.changed,
             noticed=lambda: self._notices.notice() is not None,
@@ -56,21 +56,23 @@ class Agent:
             socket=lambda: self._sockets.path, address=lambda: self._advertised.address))
         self._sockets = WorkerSockets(self._workers, home)
         self._workers.on_orders(self._sockets.push)
-        self._keeper = Keeper(boot, home, Around(self._workers, self._link, self._checkpoints, self._notices.notice))
+        self._shutdown = ShutdownController(boot, home,
+                                          ShutdownDeps(self._workers, self._link, self._checkpoints,
+                                                       self._notices.notice))
 
     async def run(self) -> None:
-        """Work until SIGTERM, SIGINT or this host's own end. Raises Refused when the dispatcher will not have it."""
+        """Run until SIGTERM, SIGINT or the host's shutdown. Raises AgentRefused when the dispatcher refuses it."""
         stop = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         await self._sockets.start()
-        parts = [asyncio.create_task(part.run(), name=type(part).__name__)
-                 for part in (self._zygote, self._link, self._sockets, self._checkpoints, self._notices, self._keeper)]
+        components = (self._zygote, self._link, self._sockets, self._checkpoints, self._notices, self._shutdown)
+        parts = [asyncio.create_task(part.run(), name=type(part).__name__) for part in components]
         stopped = asyncio.create_task(stop.wait())
         try:
             done, _ = await asyncio.wait([stopped, *parts], return_when=asyncio.FIRST_COMPLETED)
             for part in done - {stopped}:
-                part.result()  # the keeper alone ends without an error
+                part.result()  # only the shutdown controller ends without an error
         finally:
             await self._workers.close(_CLOSE_S)
             for task in (*parts, stopped):
@@ -78,7 +80,7 @@ class Agent:
             await asyncio.gather(*parts, stopped, return_exceptions=True)
             await self._sockets.close()
             await self._zygote.close(1.0)
-            await asyncio.gather(*self._renewing, self._transfers.close(), self._line.close())
+            await asyncio.gather(*self._renewing, self._transfers.close(), self._session.close())
 
     def _report(self, address: str) -> AgentReport:
         before, address = self._advertised.address, self._advertised.connected(address)
@@ -92,7 +94,7 @@ class Agent:
             held=self._workers.held(), damaged=self._workers.damaged())
 
     def _move(self) -> None:
-        """This host has another address."""
+        """Apply the host's new address: push orders to the workers, and open a new session."""
         self._workers.moved()
         renewing = asyncio.create_task(self._transfers.renew(open_session(self._boot, self._source)))
         self._renewing.add(renewing)
@@ -103,7 +105,7 @@ class Agent:
             self._workers.order(orders)
 
 
-async def serve(boot: Boot, home: Path) -> None:
-    if read_life(home, moment()).phase is not Phase.OFF:  # then they are all that is left to be brought away
+async def serve(boot: AgentBoot, home: Path) -> None:
+    if read_life(home, moment()).phase is not OrphanPhase.OFF:  # when OFF, the leftovers are still to be stored
         clear_leftovers(home)
     await Agent(boot, home).run()

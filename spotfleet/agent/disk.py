@@ -1,4 +1,4 @@
-"""Room on this host's disk: who fails for want of it has not failed by itself."""
+"""Check for a full disk on this host: a failure caused by it is not the worker's own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ FULL_BYTES = 4 << 20
 
 
 def why(folder: Path) -> str:
-    """"" while there is room."""
+    """Explain that the disk is full; "" while there is room."""
     usage = shutil.disk_usage(folder)
     if usage.free >= FULL_BYTES:
         return ""
     return f"this host's disk is full: {room(usage.free, usage.total)}"
 
 
-def told(error: OSError, folder: Path) -> OSError | DiskFull:
-    """`error`, or what it means when the disk is full: then it is not the network's, and no other try helps at once."""
+def as_disk_full(error: OSError, folder: Path) -> OSError | DiskFull:
+    """Return DiskFull if `error` means a full disk, else `error`.
+
+    DiskFull is no network error, so callers do not retry it at once.
+    """
     if not is_full(error):
         return error
     return DiskFull(why(folder) or f"this host's disk is full: {error.strerror}", hint="another host is tried")

@@ -1,10 +1,10 @@
-"""The one long-lived connection to the dispatcher: reports up, orders down, reconnected for ever.
+"""Long-lived connection to the dispatcher: sends reports, receives orders, reconnects without limit.
 
     away --connect (backoff 50 ms .. 2 s)--> connected --EOF, TCP keepalive, silence--> away
-                                                 '-- refused --> Refused
+                                                 '-- refused --> AgentRefused
 
-Workers do not notice: they train on while the dispatcher is away. One that does not know our token counts as away: it
-is not ours, or not yet; `orphan.py` says how long that may last.
+Workers train on while the dispatcher is away. A dispatcher that does not know our token counts as away: it is another
+fleet's, or has only just taken over; `orphan.py` limits how long that may last.
 """
 
 from __future__ import annotations
@@ -16,60 +16,63 @@ from collections.abc import Callable
 
 import aiohttp
 
-from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, TROUBLE
-from spotfleet.agent.whereabouts import Whereabouts
+from spotfleet.agent.endpoint import DispatcherEndpoint
+from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, RETRYABLE
 from spotfleet.errors import SpotfleetError
-from spotfleet.messages import AgentOrders, AgentReport, dump, load
+from spotfleet.protocol.messages import AgentOrders, AgentReport, dump, load
+from spotfleet.retry import Backoff
 
 log = logging.getLogger("spotfleet.agent")
 
 PERIOD_S = 1.0
 _CONNECT_S = 10.0
-_SILENCE_S = 15.0  # orders are repeated each 5 s: a dispatcher that is alive does not say nothing for so long
+_SILENCE_S = 15.0  # orders are repeated each 5 s: a live dispatcher is never silent for this long
 _UNKNOWN_TOKEN = 4401  # close code
 _ORDER_BYTES = 16 << 20
 
 
-class Refused(SpotfleetError):
-    """The dispatcher will not have this agent."""
+class AgentRefused(SpotfleetError):
+    """The dispatcher's refusal of this agent."""
 
 
-class Link:
-    def __init__(self, session: aiohttp.ClientSession, where: Whereabouts, report: Callable[[str], AgentReport],
-                 receive: Callable[[AgentOrders], None]) -> None:
+class DispatcherLink:
+    """Connection loop of the agent; `connected` and `orders_received` show its state."""
+
+    def __init__(self, session: aiohttp.ClientSession, endpoint: DispatcherEndpoint,
+                 report: Callable[[str], AgentReport], receive: Callable[[AgentOrders], None]) -> None:
         self._session = session
-        self._where = where
-        self._report = report  # of the local address of the connection
+        self._endpoint = endpoint
+        self._report = report  # its argument is the local address of the connection
         self._receive = receive
         self._changed = asyncio.Event()
         self.connected = False
-        self.heard = 0  # how many times a dispatcher has given orders
+        self.orders_received = 0  # number of orders received
 
     def changed(self) -> None:
-        """Report at once."""
+        """Send a report at once."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Stay connected until cancelled. Raises Refused."""
-        backoff_s, told = FIRST_BACKOFF_S, set[str]()
+        """Stay connected until cancelled. Raises AgentRefused."""
+        backoff, logged = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S), set[str]()
         while True:
             try:
                 if await self._once():
-                    backoff_s, told = FIRST_BACKOFF_S, set()
-            except TROUBLE as error:
-                if (said := str(error) or type(error).__name__) not in told:
-                    log.warning("dispatcher: %s; trying again", said)
-                told.add(said)
-            if await self._where.failed():
-                backoff_s = FIRST_BACKOFF_S
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+                    backoff.reset()
+                    logged.clear()
+            except RETRYABLE as error:
+                if (problem := str(error) or type(error).__name__) not in logged:
+                    log.warning("dispatcher: %s; trying again", problem)
+                logged.add(problem)
+            if await self._endpoint.failed():
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _once(self) -> bool:
-        """One connection, from its beginning to its end; whether the dispatcher has given orders on it."""
-        place = self._where.next()
+        """Run one connection to its end; return whether it brought orders."""
+        url = self._endpoint.next()
         async with asyncio.timeout(_CONNECT_S):
-            ws = await self._session.ws_connect(place + "/v1/agent", autoping=False, heartbeat=None,
+            ws = await self._session.ws_connect(url + "/v1/agent", autoping=False, heartbeat=None,
                                                 max_msg_size=_ORDER_BYTES)
         sock, name = ws.get_extra_info("socket"), ws.get_extra_info("sockname")
         if sock is None or not name:
@@ -77,14 +80,14 @@ class Link:
         notice_dead_peer(sock)
         sender = asyncio.create_task(self._send(ws, name[0]))
         try:
-            return await self._listen(ws, place)
+            return await self._listen(ws, url)
         finally:
             self.connected = False
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
             await ws.close()
 
-    async def _listen(self, ws: aiohttp.ClientWebSocketResponse, place: str) -> bool:
+    async def _listen(self, ws: aiohttp.ClientWebSocketResponse, url: str) -> bool:
         while True:
             message = await ws.receive(timeout=_SILENCE_S)
             if message.type is aiohttp.WSMsgType.PING:
@@ -101,11 +104,11 @@ class Link:
                 log.error("dispatcher sent orders that do not fit: %s", error)
                 continue
             if orders.refuse:
-                raise Refused(f"the dispatcher refuses this agent: {orders.refuse}")
-            self.heard += 1
+                raise AgentRefused(f"the dispatcher refuses this agent: {orders.refuse}")
+            self.orders_received += 1
             if not self.connected:
-                log.info("connected to %s", place)
-                self._where.answered(place)
+                log.info("connected to %s", url)
+                self._endpoint.answered(url)
                 self.connected = True
             self._receive(orders)
 
@@ -121,7 +124,7 @@ class Link:
 
 
 def notice_dead_peer(sock: socket.socket) -> None:
-    """A vanished dispatcher shows within about 3 s, from the kernel alone."""
+    """Set the TCP options by which the kernel reports a vanished dispatcher within about 3 s."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 2000),
                           ("TCP_NODELAY", 1)):

@@ -1,4 +1,4 @@
-"""Watches the host's metadata server. A notice is kept with a deadline on our own clock."""
+"""Watch of the host's metadata server for notices. A notice is kept with a deadline on our own clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOVED_S = 1.0  # polls of one notice differ by latency; a deadline moves only b
 
 
 @dataclass(frozen=True)
-class Held:
+class PendingNotice:
     notice: Notice
     deadline: float  # time.monotonic()
 
@@ -26,29 +26,31 @@ class Held:
         return replace(self.notice, seconds_left=self.deadline - at)
 
 
-def hold(held: Held | None, notice: Notice | None, at: float) -> Held | None:
-    """What is in force after a poll at `at` said `notice`; `held` itself when nothing of weight has changed."""
+def hold(held: PendingNotice | None, notice: Notice | None, at: float) -> PendingNotice | None:
+    """Return the notice in force after a poll at `at` returned `notice`; `held` itself without a relevant change."""
     if notice is None:
         return None
-    new = Held(notice, at + notice.seconds_left)
+    new = PendingNotice(notice, at + notice.seconds_left)
     if held is None or replace(notice, seconds_left=0.0) != replace(held.notice, seconds_left=0.0):
         return new
     if notice.kind != "interruption":
-        return held  # the seconds of a hint mean nothing
+        return held  # `seconds_left` of a hint means nothing
     return new if abs(new.deadline - held.deadline) > _MOVED_S else held
 
 
 class NoticeWatch:
+    """Poller of the provider's notice source; calls `changed` when the notice in force changes."""
+
     def __init__(self, provider: str, metadata_url: str, changed: Callable[[], None]) -> None:
         self._provider = provider
         self._url = metadata_url
         self._changed = changed
-        self._held: Held | None = None
-        self._period_s = 0.5 if provider in ("local", "ssh") else 2.0  # there it costs nobody anything
-        self._trouble = ""
+        self._held: PendingNotice | None = None
+        self._period_s = 0.5 if provider in ("local", "ssh") else 2.0  # polling these two is free
+        self._problem = ""
 
     def notice(self) -> Notice | None:
-        """The notice in force, with the seconds left now."""
+        """Return the notice in force, with the seconds left now."""
         return self._held.now(time.monotonic()) if self._held else None
 
     async def run(self) -> None:
@@ -68,12 +70,12 @@ class NoticeWatch:
         try:
             notice = await asyncio.to_thread(source.poll)
         except Exception as error:  # noqa: BLE001 - mostly NoticeFormat and OSError; a plugin's bug must not end training
-            # Nobody has withdrawn anything: keep what is held.
-            if str(error) != self._trouble:
-                self._trouble = str(error)
+            # A failed poll withdraws nothing: the held notice stays in force.
+            if str(error) != self._problem:
+                self._problem = str(error)
                 log.warning("metadata server: %s", error or type(error).__name__)
             return
-        self._trouble = ""
+        self._problem = ""
         held = hold(self._held, notice, time.monotonic())
         if held is not self._held:
             log.info("notice: %s", notice)
@@ -82,14 +84,14 @@ class NoticeWatch:
 
 
 def tag_reader(provider: str, metadata_url: str, key: str) -> Callable[[], str] | None:
-    """Reads a tag of this host, as `NoticeSource.tag`; None where there is nobody to ask."""
+    """Return a reader of this host's tag `key`, as `NoticeSource.tag`; None without a metadata server."""
     source = _source(provider, metadata_url)
     return None if source is None else lambda: source.tag(key)
 
 
 def _source(provider: str, metadata_url: str) -> NoticeSource | None:
     if provider == "local" and not metadata_url:
-        return None  # the local cloud names each host's server; the clouds' own lie at a known address
+        return None  # each local host has its own URL; the clouds' is well known
     try:
         return load(provider, metadata_url)
     except SpotfleetError as error:

@@ -1,10 +1,13 @@
 """The Python API. The CLI is a thin shell over it.
 
     fleet.py     Fleet: the one class to start from      job.py      Job: a handle of one job
-    up.py        fleet file -> hosts                     preview.py  what `up` will do and cost, before it does
-    train.py     script -> job                           down.py     bring home, end, prove
-    machine.py   the dispatcher's machine                reports.py  status, events and cost, also after the end
-    house.py     SPOTFLEET_HOME                          offers.py   what is on sale, by providers and catalog
+    lifecycle/   up, down, attach and the plan of `up`   train.py    script -> job
+    machine.py   the dispatcher's machine                cloud.py    provider configuration, region of a new fleet
+    home.py      SPOTFLEET_HOME                          reports.py  status and events, also after the fleet's end
+    access/      SSH from the laptop to the machines     account/    listings of cloud accounts, leaks
+    costs.py     ledgers of one fleet or all             outputs.py  files that workers wrote
+    check.py     checks before a fleet is made           offers.py   offers of providers and the catalog
+    policies.py  IAM policies
 """
 
 from spotfleet.api.fleet import Fleet

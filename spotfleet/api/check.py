@@ -1,4 +1,4 @@
-"""`check`: may a fleet be made here? What each provider finds out, before anything is launched or paid for."""
+"""`check`: findings of each provider about whether a fleet can be made, before anything is launched or paid for."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotfleet import config, providers
-from spotfleet.api.house import Folder, House
+from spotfleet.api.home import FleetDir, Home
 from spotfleet.api.machine import load_provider, provider_config
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import FleetSpec
-from spotfleet.providers import ExistingMachines, Finding, Furnished, Provider
+from spotfleet.providers import ExistingMachines, Finding, ManagedResources, Provider
 
 OVER_SSH = ("aws", "ssh")  # providers whose machines the command line reaches by the system's ssh
 
 
 @dataclass(frozen=True)
-class Section:
-    """What is found out about one provider. `findings` come one by one, and are asked for by going through them."""
+class CheckSection:
+    """Findings about one provider. `findings` is lazy: iterating over it sends the provider's requests."""
 
     provider: str
-    fleet: str  # that it is about; "": any
+    fleet: str  # the fleet that it is about; "": any
     findings: Iterable[Finding]
 
 
-def sections(house: House, provider: str = "", file: Path | None = None) -> Iterator[Section]:
-    """Of one provider, or of all that are installed; exactly for the fleet of `file`, or for the only one there is.
+def sections(home: Home, provider: str = "", file: Path | None = None) -> Iterator[CheckSection]:
+    """Yield the section of one provider, or of all that are installed; exactly for the fleet of `file`, or for the
+    only fleet there is.
 
     Raises UsageError for a file that is wrong or names another provider.
     """
@@ -36,50 +37,50 @@ def sections(house: House, provider: str = "", file: Path | None = None) -> Iter
         if provider not in ("", spec.provider):
             raise UsageError(f"{file} is of provider {spec.provider}, not {provider}",
                              hint=f"spotfleet check {spec.provider} {file}")
-        yield Section(spec.provider, spec.name, _of_file(house, spec))
+        yield CheckSection(spec.provider, spec.name, _of_file(home, spec))
         return
-    alone = _only(house)
+    folder = _only_fleet(home)
     for name in [provider] if provider else providers.names():
-        if alone is not None and alone.record.spec.provider == name:
-            yield Section(name, alone.name, _of_fleet(alone))
+        if folder is not None and folder.record.spec.provider == name:
+            yield CheckSection(name, folder.name, _of_fleet(folder))
         else:
-            yield Section(name, "", _of_any(house, name, wanted=bool(provider)))
+            yield CheckSection(name, "", _of_any(home, name, wanted=bool(provider)))
 
 
 def needs_person(findings: Iterable[Finding]) -> bool:
     return any(f.level == "blocker" for f in findings)
 
 
-def _only(house: House) -> Folder | None:
-    living = [f for f in house.living() if f.readable]
+def _only_fleet(home: Home) -> FleetDir | None:
+    living = [f for f in home.living() if f.readable]
     return living[0] if len(living) == 1 else None
 
 
-def _of_file(house: House, spec: FleetSpec) -> Iterator[Finding]:
-    """Of a fleet that is made already, as its folder says: a key of its own opens its machines."""
-    folder = house.folder(spec.name)
+def _of_file(home: Home, spec: FleetSpec) -> Iterator[Finding]:
+    """Yield findings for the spec of a file. A fleet that exists already is checked with its own SSH key."""
+    folder = home.folder(spec.name)
     if folder.exists and folder.readable and not folder.is_down and folder.record.spec.provider == spec.provider:
-        yield from _asked(lambda: load_provider(replace(folder.record, spec=spec), folder), spec, wanted=True)
+        yield from _load_findings(lambda: load_provider(replace(folder.record, spec=spec), folder), spec, wanted=True)
     else:
-        yield from _asked(lambda: providers.load(spec.provider, provider_config(house, spec)), spec, wanted=True)
+        yield from _load_findings(lambda: providers.load(spec.provider, provider_config(home, spec)), spec, wanted=True)
 
 
-def _of_fleet(folder: Folder) -> Iterator[Finding]:
-    yield from _asked(lambda: load_provider(folder.record, folder), folder.record.spec, wanted=True)
+def _of_fleet(folder: FleetDir) -> Iterator[Finding]:
+    yield from _load_findings(lambda: load_provider(folder.record, folder), folder.record.spec, wanted=True)
 
 
-def _of_any(house: House, name: str, *, wanted: bool) -> Iterator[Finding]:
+def _of_any(home: Home, name: str, *, wanted: bool) -> Iterator[Finding]:
     if name == "ssh":
         level = "blocker" if wanted else "absent"
         yield Finding("machines that exist are named in a fleet file; none was given", level,
                       "spotfleet check FILE   (docs/machines.md: how to write one)", "machines")
         return
     spec = FleetSpec("", provider=name)
-    yield from _asked(lambda: providers.load(name, provider_config(house, spec)), None, wanted=wanted)
+    yield from _load_findings(lambda: providers.load(name, provider_config(home, spec)), None, wanted=wanted)
 
 
-def _asked(load: Callable[[], Provider], spec: FleetSpec | None, *, wanted: bool) -> Iterator[Finding]:
-    """What the provider finds; "absent" is a blocker to whoever wants it."""
+def _load_findings(load: Callable[[], Provider], spec: FleetSpec | None, *, wanted: bool) -> Iterator[Finding]:
+    """Yield the provider's findings. With `wanted`, "absent" becomes a blocker."""
     try:
         provider = load()
         for finding in _findings(provider, spec):
@@ -89,7 +90,7 @@ def _asked(load: Callable[[], Provider], spec: FleetSpec | None, *, wanted: bool
 
 
 def _findings(provider: Provider, spec: FleetSpec | None) -> Iterator[Finding]:
-    if isinstance(provider, Furnished):
+    if isinstance(provider, ManagedResources):
         yield from provider.findings(spec)
     else:
         provider.check()
@@ -101,10 +102,10 @@ def _findings(provider: Provider, spec: FleetSpec | None) -> Iterator[Finding]:
 
 
 def _machines(provider: ExistingMachines) -> Iterator[Finding]:
-    names, troubles = provider.machines(), provider.troubles()
+    names, problems = provider.machines(), provider.problems()
     yield Finding(f"{len(names)} named: {', '.join(names)}", about="machines")
-    for trouble in troubles:
-        yield Finding(trouble, "warning", "see docs/machines.md, \"When something is wrong\"", "machines")
+    for problem in problems:
+        yield Finding(problem, "warning", "see docs/machines.md, \"When something is wrong\"", "machines")
 
 
 def _ssh_here() -> Finding:

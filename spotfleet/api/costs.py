@@ -1,4 +1,4 @@
-"""What fleets have cost, of one or of all of this home, living or down; and beside the cloud's own bill."""
+"""Ledgers of one fleet or of all fleets of this home, running or down, and their comparison with the cloud's bill."""
 
 from __future__ import annotations
 
@@ -15,55 +15,62 @@ from typing import IO
 
 from spotfleet.api import reports
 from spotfleet.api.fleet import Fleet
-from spotfleet.api.house import Folder, House
+from spotfleet.api.home import FleetDir, Home
 from spotfleet.errors import SpotfleetError, UsageError
-from spotfleet.fleet import cost_reconcile
-from spotfleet.fleet.cost_groups import Books
-from spotfleet.fleet.cost_reconcile import HOW, Reconciliation
+from spotfleet.fleet.cost import compare
+from spotfleet.fleet.cost.compare import HOW, Reconciliation
+from spotfleet.fleet.cost.groups import FleetLedgers
 
 UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 PARQUET = b"PAR1"
 
 
-def costs(names: Sequence[str] = (), home: Path | str | None = None) -> list[Books]:
-    """The ledgers of the fleets of these names, or of all that this home remembers, those that are down and those whose
-    name is used again too, under the names that they have here; [] when there is none. A fleet whose ledgers cannot be
-    had, or not whole, says so in `missing`. Cut them with `fleet.cost_groups`. Raises NoSuchFleet for an unknown name.
+def costs(names: Sequence[str] = (), home: Path | str | None = None) -> list[FleetLedgers]:
+    """Return the ledgers of the fleets of these names, or of all in this home; [] when there is none.
+
+    All includes fleets that are down and those whose name is used again, under their names here. `missing` explains
+    which ledgers of a fleet could not be read, wholly or in part. `fleet.cost.groups` groups them. Raises NoSuchFleet
+    for an unknown name.
     """
-    house = House(home)
+    folders = Home(home)
     if names:
-        return [_old(old) if (old := _ended(house, name)) else Fleet(house.find(name).name, home).books()
-                for name in dict.fromkeys(names)]
-    house.sweep()
-    return [*(_books(folder, home) for folder in house.fleets()), *(_old(folder) for folder in house.old())]
+        return [_ended_ledgers(ended) if (ended := _find_ended(folders, name)) else
+                Fleet(folders.find(name).name, home).books() for name in dict.fromkeys(names)]
+    folders.sweep()
+    return [*(_ledgers(folder, home) for folder in folders.fleets()),
+            *(_ended_ledgers(folder) for folder in folders.old_fleets())]
 
 
-def whole(name: str = "", home: Path | str | None = None) -> Books:
-    """As `costs` of one fleet, or of the only one there is; raises SpotfleetError where its ledgers cannot be had."""
-    old = _ended(House(home), name)
-    return reports.ended_books(old) if old else Fleet(name, home).books(whole=True)
+def whole(name: str = "", home: Path | str | None = None) -> FleetLedgers:
+    """Return the complete ledgers of one fleet, or of the only one there is. Raises SpotfleetError if one cannot be
+    read."""
+    ended = _find_ended(Home(home), name)
+    return reports.ended_ledgers(ended) if ended else Fleet(name, home).books(whole=True)
 
 
 def reconcile(file: Path, names: Sequence[str] = (), home: Path | str | None = None) -> Reconciliation:
-    """Compare the ledgers with a billing export of AWS, CSV or CSV in gzip: those of the fleets of these names, or of
-    all. Raises UsageError for a file that is no such export."""
-    books = costs(names, home)
+    """Compare the ledgers of the fleets of these names, or of all, with a billing export of AWS, CSV or CSV in gzip.
+
+    Raises UsageError for a file that is no such export.
+    """
+    ledgers = costs(names, home)
     try:
         with _opened(file) as text:
             lines = csv.DictReader(text, strict=True)
             header = list(lines.fieldnames or [])
             if not header:
                 raise UsageError(f"{file} is empty", hint=HOW)
-            return cost_reconcile.compare(books, header, lines, everything=not names)
+            return compare.compare(ledgers, header, lines, everything=not names)
     except (OSError, EOFError) as error:
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"{file} cannot be read: {said}", hint=HOW) from None
+        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{file} cannot be read: {message}", hint=HOW) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is no CSV file: {error}", hint=HOW) from None
 
 
 def instant(text: str, now: float | None = None) -> float:
-    """Unix seconds of "2026-11-22", "2026-11-22T14:30" (UTC, unless it says otherwise) or "36h", "7d" before `now`."""
+    """Return Unix seconds for "2026-11-22", "2026-11-22T14:30" (UTC unless it has a zone) or "36h", "7d" before `now`.
+    """
     now = time.time() if now is None else now
     if found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhdw])", text.strip()):
         return now - float(found[1]) * UNITS_S[found[2]]
@@ -75,7 +82,7 @@ def instant(text: str, now: float | None = None) -> float:
 
 
 def _opened(file: Path) -> IO[str]:
-    """The text of a plain or a compressed file, by what it begins with."""
+    """Open the text of a plain or a gzip file; its first bytes decide."""
     raw = file.open("rb")
     begins = raw.read(4)
     raw.seek(0)
@@ -86,21 +93,21 @@ def _opened(file: Path) -> IO[str]:
     return io.TextIOWrapper(data, encoding="utf-8-sig", newline="")  # type: ignore[arg-type]
 
 
-def _books(folder: Folder, home: Path | str | None) -> Books:
+def _ledgers(folder: FleetDir, home: Path | str | None) -> FleetLedgers:
     try:
         return Fleet(folder.name, home).books()
     except (SpotfleetError, OSError, sqlite3.Error) as error:
-        return Books(folder.name, (), time.time(), missing=str(error))
+        return FleetLedgers(folder.name, (), time.time(), missing=str(error))
 
 
-def _ended(house: House, name: str) -> Folder | None:
-    """The fleet of an earlier life, by the name that `cost --all` shows."""
-    return next((folder for folder in house.old() if folder.name == name), None)
+def _find_ended(folders: Home, name: str) -> FleetDir | None:
+    """Find an ended fleet whose name is used again, by the name that `cost --all` shows."""
+    return next((folder for folder in folders.old_fleets() if folder.name == name), None)
 
 
-def _old(folder: Folder) -> Books:
-    """Of a fleet whose name is used again."""
+def _ended_ledgers(folder: FleetDir) -> FleetLedgers:
+    """Return the ledgers of a fleet whose name is used again."""
     try:
-        return reports.ended_books(folder)
+        return reports.ended_ledgers(folder)
     except (SpotfleetError, OSError, sqlite3.Error) as error:
-        return Books(folder.name, (), time.time(), missing=str(error))
+        return FleetLedgers(folder.name, (), time.time(), missing=str(error))

@@ -1,4 +1,4 @@
-"""The Python API: `Fleet`. Every method may be called from any process; nothing is kept in the object."""
+"""The Python API: `Fleet`. Every method may be called from any process; the object holds no state of the fleet."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spotfleet.api import cloud, outputs, reports, ssh
-from spotfleet.api import down as downs
-from spotfleet.api.attach import attach
-from spotfleet.api.house import Folder, House
+from spotfleet.api import cloud, outputs, reports
+from spotfleet.api.access import ssh
+from spotfleet.api.home import FleetDir, Home
 from spotfleet.api.job import Job
-from spotfleet.api.machine import Machine, Progress
-from spotfleet.api.preview import UpPlan
-from spotfleet.api.train import Ask, submit
-from spotfleet.api.up import Up, bring_up, plan_up
-from spotfleet.client import Client
+from spotfleet.api.lifecycle.attach import attach
+from spotfleet.api.lifecycle.down import DownResult, close_if_ended, take_down
+from spotfleet.api.lifecycle.preview import UpPlan
+from spotfleet.api.lifecycle.up import UpResult, bring_up, plan_up
+from spotfleet.api.machine import DispatcherMachine, Progress
+from spotfleet.api.train import TrainRequest, submit
 from spotfleet.config import FleetFile, load
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError, UsageError
-from spotfleet.fleet.cost import CostReport
-from spotfleet.fleet.cost_groups import Books
-from spotfleet.messages import FleetStatus, HostStatus
+from spotfleet.fleet.cost.groups import FleetLedgers
+from spotfleet.fleet.cost.meter import CostReport
 from spotfleet.model import FleetSpec, Role
+from spotfleet.protocol.messages import FleetStatus, HostStatus
+from spotfleet.transport.client import DispatcherClient
 
 UP_TIMEOUT_S = 600.0
 PATIENCE_S = 30.0  # for a dispatcher that restarts
-READ_PATIENCE_S = 8.0  # the same, for commands that only look
+READ_PATIENCE_S = 8.0  # the same, for commands that only read
 
 
 def _silent(_line: str) -> None:
@@ -47,7 +48,7 @@ class Fleet:
 
     def __init__(self, source: FleetSpec | FleetFile | Path | str = "", home: Path | str | None = None,
                  secrets: Mapping[str, str] | None = None) -> None:
-        self.house = House(home)
+        self.home = Home(home)
         self._file: FleetFile | None = None
         if isinstance(source, FleetSpec):
             self._file = FleetFile(source, dict(secrets or {}))
@@ -55,29 +56,30 @@ class Fleet:
             self._file = source
         elif isinstance(source, Path) or source.endswith((".yaml", ".yml")) or os.sep in source:
             self._file = load(Path(source))
-        self.name = self._file.spec.name if self._file else self.house.find(str(source)).name
+        self.name = self._file.spec.name if self._file else self.home.find(str(source)).name
 
     @classmethod
     def attach(cls, name: str = "", provider: str = "local", home: Path | str | None = None,
                file: Path | None = None) -> Fleet:
-        """A fleet that another machine has made, found by its tags, or on the machines that its `file` names. Raises
-        NoSuchFleet, naming what there is."""
+        """Attach a fleet that another machine has made, found by its tags, or on the machines that its `file` names.
+        Raises NoSuchFleet, naming the fleets that exist."""
         asked = load(file).spec if file else None
-        return cls(attach(House(home), name, asked.provider if asked else provider, asked).fleet, home)
+        return cls(attach(Home(home), name, asked.provider if asked else provider, asked).fleet, home)
 
     # --- changing
 
     def plan(self) -> UpPlan:
-        """What `up` would do, and what it costs; changes nothing."""
-        return plan_up(self.house, self._given().spec)
+        """Return what `up` would do, and its cost; changes nothing."""
+        return plan_up(self.home, self._require_file().spec)
 
-    def up(self, *, progress: Progress = _silent, timeout_s: float = UP_TIMEOUT_S, agreed: UpPlan | None = None) -> Up:
+    def up(self, *, progress: Progress = _silent, timeout_s: float = UP_TIMEOUT_S,
+           agreed: UpPlan | None = None) -> UpResult:
         """Bring the fleet up, or change a running one's size; returns once `nodes.min` hosts are up. Idempotent.
-        `agreed`: the plan that was shown, whose choice of a region holds.
+        `agreed`: the plan that the user accepted; its region is used.
 
         Raises NoCapacity when that takes longer than `timeout_s`; the fleet stays and goes on trying.
         """
-        return bring_up(self.house, self._given(), progress, timeout_s, agreed.region if agreed else "")
+        return bring_up(self.home, self._require_file(), progress, timeout_s, agreed.region if agreed else "")
 
     def train(self, script: str = "", args: Sequence[str] = (), *, np: tuple[int, int] | None = None, name: str = "",
               envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None, down: bool = False,
@@ -90,15 +92,15 @@ class Fleet:
         `np` is (fewest, most) workers. Without `wait`, NoCapacity is raised, and no job is left, when fewer can start
         now. Rank 0's output goes to `output` (default: stdout). With `detach` it returns at once. Raises JobFailed.
         `down` ends the fleet after the job, also with this machine off. `spares` more workers wait, warm and paid for,
-        to fill a lost one's place. `resize_policy` and `growth`, {from this epoch: workers}, go before the fleet
-        file's `resize`; so do `deadline_s`, from now on, and what is to be done by then: `work_s` at the fleet's full
-        target, or `work_steps`.
+        to replace lost ones. `resize_policy` and `growth`, {from this epoch: workers}, override the fleet file's
+        `resize`. The same holds for `deadline_s`, counted from now, and the work to be done by then: `work_s` at the
+        fleet's full target, or `work_steps`.
         """
-        ask = Ask(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait, spares,
-                  resize_policy, tuple((growth or {}).items()), deadline_s, work_s, work_steps)
+        request = TrainRequest(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait, spares,
+                               resize_policy, tuple((growth or {}).items()), deadline_s, work_s, work_steps)
         folder, client = self._folder(), self._client()
         record = folder.record
-        job = Job(client, submit(self.house, record, folder.keys.secrets, client, ask, progress))
+        job = Job(client, submit(self.home, record, folder.keys.secrets, client, request, progress))
         if detach:
             return job
         for data in job.logs(follow=True):
@@ -107,30 +109,31 @@ class Fleet:
         return job
 
     def drain(self, host: str) -> None:
-        """Give `host` back once its workers have left; the fleet replaces it."""
+        """Release `host` once its workers have left; the fleet replaces it."""
         self._client().drain(host)
 
     def interrupt(self, host: str, notice_s: float | None) -> None:
-        """Make the cloud take `host` after a notice of `notice_s` seconds, or at once for None."""
+        """Make the cloud interrupt `host` after a notice of `notice_s` seconds, or at once for None."""
         self._client().interrupt(host, notice_s)
 
     def revoke(self, host: str, why: str = "") -> None:
-        """Trust `host` no more: its token is refused at once and for good, its machine is ended and replaced."""
+        """Revoke the trust in `host`: its token is refused at once and for good, its machine is ended and replaced."""
         self._client().revoke(host, why)
 
-    def down(self, *, discard: bool = False, progress: Progress = _silent) -> downs.Down:
-        """Bring the results home and end everything; returns when the provider lists nothing of the fleet.
+    def down(self, *, discard: bool = False, progress: Progress = _silent) -> DownResult:
+        """Fetch the results and end everything; returns when the provider lists nothing of the fleet.
 
         Raises SpotfleetError when something would be lost, unless `discard`.
         """
-        return downs.take_down(self._folder(), progress, discard=discard, why="asked by `down`")
+        return take_down(self._folder(), progress, discard=discard, why="asked by `down`")
 
-    # --- looking
+    # --- reading
 
     def status(self) -> FleetStatus:
-        """The fleet now; after its end, what its archive says. Raises DispatcherUnreachable in between."""
-        found = self._look(lambda client: client.status(), lambda: reports.ended_status(self._folder()))
-        self._follow(found)
+        """Return the present status; after the fleet's end, the one from its archive. Raises DispatcherUnreachable
+        if the dispatcher does not answer and the fleet has not ended."""
+        found = self._ask_dispatcher(lambda client: client.status(), lambda: reports.ended_status(self._folder()))
+        self._refresh_ssh(found)
         return replace(found, fleet=self.name)  # the dispatcher knows the name in the cloud, which may be a longer one
 
     def hosts(self) -> list[HostStatus]:
@@ -141,27 +144,27 @@ class Fleet:
         return [Job(client, j.job) for j in client.jobs()]
 
     def job(self, job: str) -> Job:
-        """The job of that name. Raises SpotfleetError when there is none."""
+        """Return the job of that name. Raises SpotfleetError when there is none."""
         found = Job(self._client(), job)
         found.status()
         return found
 
     def logs(self, job: str, *, follow: bool = False, rank: int = 0, worker: str = "") -> Iterator[bytes]:
-        """Output of a job: of one rank, or of one worker; after the fleet's end from its archive. Raises
-        SpotfleetError where no such rank or worker can be."""
-        def living(client: Client) -> Iterator[bytes]:
+        """Yield the output of one rank or one worker of a job; after the fleet's end from its archive. Raises
+        SpotfleetError for a rank or worker that the job cannot have."""
+        def living(client: DispatcherClient) -> Iterator[bytes]:
             reports.check_source(client, job, rank, worker)
             return Job(client, job).logs(follow=follow, rank=rank, worker=worker)
 
-        return self._look(living, lambda: reports.archived_logs(self._folder(), job, rank, worker))
+        return self._ask_dispatcher(living, lambda: reports.archived_logs(self._folder(), job, rank, worker))
 
     def setup_logs(self, job: str, host: str = "") -> Iterator[tuple[str, bytes]]:
-        """(host, what `setup` printed there) of a job, of one host or of all; after the fleet's end from its archive.
-        Raises SpotfleetError where there is none."""
-        def living(client: Client) -> list[str]:
+        """Yield (host, output of `setup` there) for a job, of one host or of all; after the fleet's end from its
+        archive. Raises SpotfleetError when there is none."""
+        def living(client: DispatcherClient) -> list[str]:
             return [name for name in client.log_workers(job) if name.endswith(reports.SETUP)]
 
-        there = self._look(living, lambda: reports.archived_setups(self._folder(), job))
+        there = self._ask_dispatcher(living, lambda: reports.archived_setups(self._folder(), job))
         chosen = [name for name in there if not host or name == f"{host}{reports.SETUP}"]
         if not chosen:
             where = ", ".join(name.removesuffix(reports.SETUP) for name in there)
@@ -169,100 +172,100 @@ class Fleet:
                                  hint=f"it ran on {where}" if where else "see `setup` in the fleet file")
         return ((n.removesuffix(reports.SETUP), b"".join(self.logs(job, worker=n))) for n in chosen)
 
-    def outputs(self, job: str, into: Path) -> outputs.Brought:
-        """Bring what the workers of a job have left in SPOTFLEET_OUTPUT so far to the folder `into`, by worker; after
-        the fleet's end from its archive."""
-        return self._look(lambda client: outputs.living(client, job, into),
-                          lambda: outputs.archived(self._folder(), job, into))
+    def outputs(self, job: str, into: Path) -> outputs.DownloadedOutputs:
+        """Copy the files that the workers of a job have written to SPOTFLEET_OUTPUT so far to the folder `into`, by
+        worker; after the fleet's end from its archive."""
+        return self._ask_dispatcher(lambda client: outputs.living(client, job, into),
+                                    lambda: outputs.archived(self._folder(), job, into))
 
     def events(self) -> list[dict[str, Any]]:
-        """Everything that happened, oldest first: {"ledger", "seq", "kind", "at", ...}."""
+        """Return all events, oldest first: {"ledger", "seq", "kind", "at", ...}."""
         folder = self._folder()
         return reports.merged(self._dispatcher_events(), reports.laptop_events(folder))
 
     def cost(self, since: float | None = None, until: float | None = None) -> CostReport:
-        """The bill until now, or until the fleet's end; of what fell due in [since, until), Unix seconds. Raises
-        DispatcherUnreachable where `books` says what is missing."""
+        """Return the bill until now, or until the fleet's end; only the part in [since, until), Unix seconds. Raises
+        DispatcherUnreachable where `books` reports a missing ledger."""
         return self._books().report(since, until)
 
-    def books(self, *, whole: bool = False) -> Books:
-        """Its ledgers, as far as they can be had, for every cut of what it has cost (`fleet.cost_groups`). With `whole`
-        it raises DispatcherUnreachable instead of saying in `missing` what cannot be had now."""
+    def books(self, *, whole: bool = False) -> FleetLedgers:
+        """Return the fleet's ledgers, as far as they can be read, for grouping its cost (`fleet.cost.groups`). With
+        `whole` it raises DispatcherUnreachable instead of reporting in `missing` what cannot be read now."""
         try:
             return self._books()
         except DispatcherUnreachable as error:
             if whole:
                 raise
             laptop = reports.laptop_events(self._folder())
-            return reports.books(self.name, (), laptop, missing=f"its worker hosts are missing here, as their ledger "
-                                 f"cannot be had now: {error}")
+            missing = f"its worker hosts are missing here, as the records of them cannot be read now: {error}"
+            return reports.fleet_ledgers(self.name, (), laptop, missing=missing)
 
-    def _books(self) -> Books:
+    def _books(self) -> FleetLedgers:
         folder = self._folder()
 
-        def living(client: Client) -> Books:
+        def living(client: DispatcherClient) -> FleetLedgers:
             events = reports.dispatcher_events(client)
-            return reports.books(self.name, events, reports.laptop_events(folder), client.ahead_s)
+            return reports.fleet_ledgers(self.name, events, reports.laptop_events(folder), client.ahead_s)
 
-        return self._look(living, lambda: reports.ended_books(folder))
+        return self._ask_dispatcher(living, lambda: reports.ended_ledgers(folder))
 
     @property
-    def client(self) -> Client:
-        """The dispatcher's API, for what has no method here."""
+    def client(self) -> DispatcherClient:
+        """Client of the dispatcher's API, for requests that have no method here."""
         return self._client()
 
     @property
     def ended(self) -> bool:
-        """Is nothing of it left? By our books; `status` asks the provider."""
+        """Whether fleet.json records the fleet's end; `status` asks the provider."""
         return bool(self._folder().record.down_at)
 
     # --- inside
 
-    def _follow(self, found: FleetStatus) -> None:
-        """Let OpenSSH know the hosts of now."""
+    def _refresh_ssh(self, found: FleetStatus) -> None:
+        """Update the SSH files to the present hosts."""
         folder = self._folder()
         if not folder.record.down_at:
             workers = [h.host for h in found.hosts if h.role == Role.WORKER.value]
-            ssh.follow(folder, workers, lambda: Machine(folder).left())
+            ssh.refresh_if_changed(folder, workers, lambda: DispatcherMachine(folder).left())
 
-    def _given(self) -> FleetFile:
+    def _require_file(self) -> FleetFile:
         if self._file is None:
             raise UsageError(f"fleet '{self.name}' was named, but its file is needed here", hint="spotfleet up FILE")
         return self._file
 
-    def _folder(self) -> Folder:
-        return self.house.find(self.name)
+    def _folder(self) -> FleetDir:
+        return self.home.find(self.name)
 
     def _dispatcher_events(self) -> list:
         folder = self._folder()
-        return self._look(reports.dispatcher_events, lambda: reports.archived_events(folder))
+        return self._ask_dispatcher(reports.dispatcher_events, lambda: reports.archived_events(folder))
 
-    def _look(self, living: Callable[[Client], Any], ended: Callable[[], Any]) -> Any:
-        """Ask the dispatcher; if it does not answer because the fleet has ended, use what came home."""
+    def _ask_dispatcher(self, living: Callable[[DispatcherClient], Any], ended: Callable[[], Any]) -> Any:
+        """Ask the dispatcher; if it does not answer because the fleet has ended, use the archive."""
         folder = self._folder()
         if folder.record.down_at:
             return ended()
         try:
             return living(self._client(READ_PATIENCE_S))
         except DispatcherUnreachable:
-            if downs.settle(folder):
+            if close_if_ended(folder):
                 return ended()
             raise
 
-    def _client(self, patience_s: float | None = None) -> Client:
-        """A client of the dispatcher where it was last, or where the provider lists it now."""
+    def _client(self, patience_s: float | None = None) -> DispatcherClient:
+        """Return a client of the dispatcher at its last known URL, or where the provider lists it now."""
         patience_s = PATIENCE_S if patience_s is None else patience_s
         folder = self._folder()
         record = folder.record
         if record.down_at:
             raise SpotfleetError(f"fleet '{self.name}' is down", hint="`spotfleet up FILE` makes it anew")
-        machine = Machine(folder)
+        machine = DispatcherMachine(folder)
         client = machine.client(record.url, patience_s) if record.url else None
         if client and client.healthy():
             return client
         if client and cloud.makes_machines(record.spec) and machine.locate() == record.url:
-            # It is there, so this laptop may have moved.
-            cloud.open_door(machine.provider, machine.cloud_name)
+            # The machine exists, so this laptop's address may have changed.
+            cloud.allow_access(machine.provider, machine.cloud_name)
             if client.healthy():
                 return client
         if not record.reached:

@@ -1,4 +1,4 @@
-"""One job of a fleet: a handle that holds nothing but its name, so that any process may make one."""
+"""Handle of one job of a fleet. It holds only the job's name, so any process can make one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from spotfleet.errors import JobFailed, SpotfleetError
-from spotfleet.messages import JobStatus
 from spotfleet.model import JobState
+from spotfleet.protocol.messages import JobStatus
 
 if TYPE_CHECKING:
-    from spotfleet.client import Client, LogChunk
+    from spotfleet.transport.client import DispatcherClient, LogChunk
 
 POLL_S = 0.5
 
 
 class Job:
-    def __init__(self, client: Client, job: str) -> None:
+    def __init__(self, client: DispatcherClient, job: str) -> None:
         self._client = client
         self.id = job
 
@@ -42,16 +42,16 @@ class Job:
         return succeeded(status)
 
     def logs(self, *, follow: bool = False, rank: int = 0, worker: str = "") -> Iterator[bytes]:
-        """Output of the worker that holds `rank`, whichever process that is, or of one worker; with `follow` until
-        the job has ended."""
+        """Yield the output of the worker that has `rank`, whichever process that is, or of one worker; with `follow`
+        until the job has ended."""
         return (chunk.data for chunk in self.chunks(follow=follow, rank=rank, worker=worker))
 
     def chunks(self, offset: int = 0, *, follow: bool, rank: int = 0, worker: str = "") -> Iterator[LogChunk]:
-        """As `logs`, each piece with the offset at which to go on."""
+        """Yield the same as `logs`, each piece with the offset at which to continue."""
         return self._client.stream(self.id, offset, rank=rank, worker=worker, follow=follow)
 
     def cancel(self) -> None:
-        """Ask for the job's end. An ended job stays as it is."""
+        """Request the job's cancellation. An ended job stays as it is."""
         self._client.cancel(self.id)
 
 

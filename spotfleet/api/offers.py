@@ -1,4 +1,4 @@
-"""`offers`: what is on sale, by the word of providers that are set up here and of the catalog for all others."""
+"""`offers`: current offers of the providers that are set up here, and the catalog's prices for all others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from spotfleet import catalog, providers
-from spotfleet.api.house import House
+from spotfleet.api.home import Home
 from spotfleet.api.machine import provider_config
-from spotfleet.catalog import ranking
-from spotfleet.catalog.ranking import Row
+from spotfleet.catalog.pricing import ranking
+from spotfleet.catalog.pricing.ranking import OfferRow
+from spotfleet.catalog.pricing.values import PROVIDERS, Catalog, CatalogPrice
 from spotfleet.catalog.store import Store
-from spotfleet.catalog.values import PROVIDERS, Catalog, Price
 from spotfleet.config.values import did_you_mean
 from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
 from spotfleet.model import AwsSpec, FleetSpec, Market, Need, Offer
@@ -22,7 +22,7 @@ UPDATE = "`spotfleet catalog update` fetches what its providers sell today"
 
 
 @dataclass(frozen=True)
-class Wish:
+class OffersQuery:
     need: Need
     provider: str = ""  # "": all
     markets: tuple[Market, ...] = ranking.BOTH
@@ -31,7 +31,8 @@ class Wish:
 
 
 def place(infra: str) -> tuple[str, str, str]:
-    """(provider, region, zone) of "aws", "aws/us-east-1" or "aws/us-east-1/us-east-1a"; "" for what is not said."""
+    """Parse "aws", "aws/us-east-1" or "aws/us-east-1/us-east-1a" into (provider, region, zone); "" for what is left
+    out."""
     provider, region, zone, *more = [*(part.strip() for part in infra.split("/")), "", ""]
     known = [*PROVIDERS, "local"]
     if provider == "ssh":
@@ -43,87 +44,92 @@ def place(infra: str) -> tuple[str, str, str]:
     return provider, region, zone
 
 
-def offers(house: House, wish: Wish, tell: Callable[[str], None]) -> list[Row]:
-    """Cheapest work first. `tell` gets a line for each provider that was asked in vain.
+def offers(home: Home, query: OffersQuery, progress: Callable[[str], None]) -> list[OfferRow]:
+    """Return matching offers, cheapest work first. `progress` receives a line for each provider that did not answer.
 
-    Raises UsageError for words that name nothing; SpotfleetError when nothing satisfies the wish, saying where else.
+    Raises UsageError for words that name nothing; SpotfleetError, with the places that sell it, when nothing matches.
     """
-    known = catalog.load(house.path)
-    for trouble in Store(house.path).troubles():
-        tell(f"{trouble}; what the package carries counts instead")
-    found, answered = _live(house, wish, tell) if wish.live is not False else ([], [])
+    known = catalog.load(home.path)
+    for trouble in Store(home.path).problems():
+        progress(f"{trouble}; what the package carries counts instead")
+    found, answered = _live(home, query, progress) if query.live is not False else ([], [])
     known = ranking.with_live(known, found, time.strftime("%Y-%m-%d", time.gmtime()))
-    rows = ranking.ranked(_wanted(known, wish), wish.markets)
+    rows = ranking.ranked(_wanted(known, query), query.markets)
     if not rows:
-        raise _nothing(known, wish, answered)
+        raise _no_offer(known, query, answered)
     return rows
 
 
-def _wanted(known: Catalog, wish: Wish) -> list[Price]:
-    # The limit is on the price in the market of the need, and every market that was asked for has to be looked at.
-    matching = known.matching(replace(wish.need, max_micros_h=0), wish.provider)
-    named = wish.need.instance_type or wish.need.accelerator or wish.provider == "local"
-    return [p for p in matching if named or wish.cpus or p.machine.count]
+def _wanted(known: Catalog, query: OffersQuery) -> list[CatalogPrice]:
+    # A need's price limit holds for its own market, but all requested markets are compared: so no limit here.
+    matching = known.matching(replace(query.need, max_micros_h=0), query.provider)
+    named = query.need.instance_type or query.need.accelerator or query.provider == "local"
+    return [p for p in matching if named or query.cpus or p.machine.count]
 
 
-def _nothing(known: Catalog, wish: Wish, answered: Sequence[str]) -> SpotfleetError:
-    words = ranking.unknown(known, wish.need, wish.provider)
+def _no_offer(known: Catalog, query: OffersQuery, answered: Sequence[str]) -> SpotfleetError:
+    words = ranking.unknown(known, query.need, query.provider)
     if words:
         return UsageError(words, hint="" if answered else UPDATE)
-    markets = " or ".join(m.value for m in wish.markets)
-    there = ranking.elsewhere(known, wish.need, wish.markets)
-    sold = f"; it is sold in {', '.join(there[:6])}{' ...' if len(there) > 6 else ''}" if there else ""
+    markets = " or ".join(m.value for m in query.markets)
+    places = ranking.elsewhere(known, query.need, query.markets)
+    sold = f"; it is sold in {', '.join(places[:6])}{' ...' if len(places) > 6 else ''}" if places else ""
     return SpotfleetError(f"no {markets} price is known of what was asked for{sold}", hint=UPDATE)
 
 
 # ---- asking providers
 
 
-def _live(house: House, wish: Wish, tell: Callable[[str], None]) -> tuple[list[Offer], list[str]]:
-    """What providers say now, and which have. Only a provider that is named or meant must be there: of the others, one
-    that has no credentials here is passed over in silence."""
+def _live(home: Home, query: OffersQuery, progress: Callable[[str], None]) -> tuple[list[Offer], list[str]]:
+    """Return current offers and the providers that sent them.
+
+    A provider without credentials here is reported only if it was named or `live` was requested.
+    """
     found: list[Offer] = []
     answered: list[str] = []
-    asked = [wish.provider] if wish.provider else ["aws"]
+    asked = [query.provider] if query.provider else ["aws"]
     installed = providers.names()
     for name in asked:
-        if name == "aws" and not (wish.need.instance_type or wish.need.accelerator):
-            if wish.live:
-                tell("aws: name a GPU or an instance type to ask what it costs now; the catalog answers")
+        if name == "aws" and not (query.need.instance_type or query.need.accelerator):
+            if query.live:
+                progress("aws: name a GPU or an instance type to ask what it costs now; the catalog answers")
             continue  # prices of everything take minutes: that is what `catalog update` is for
         if name not in installed:
-            if wish.live:
-                tell(f"{name}: this release cannot ask it what it sells now; the catalog answers")
+            if query.live:
+                progress(f"{name}: this release cannot ask it what it sells now; the catalog answers")
             continue
         try:
-            found += _offers_of(house, name, wish)
+            found += _offers_of(home, name, query)
             answered.append(name)
         except NeedsPerson as error:
-            if wish.provider or wish.live:
-                tell(f"{name} was not asked: {error}; the catalog answers")
+            if query.provider or query.live:
+                progress(f"{name} was not asked: {error}; the catalog answers")
         except SpotfleetError as error:
             if name == "local":
                 raise
-            tell(f"{name} did not answer: {error}; the catalog answers")
+            progress(f"{name} did not answer: {error}; the catalog answers")
     return found, answered
 
 
-def _offers_of(house: House, name: str, wish: Wish) -> list[Offer]:
+def _offers_of(home: Home, name: str, query: OffersQuery) -> list[Offer]:
     spec = FleetSpec("", provider=name)
     if name == "aws":
-        if not _may_have_credentials() and not wish.live:
+        if not _may_have_credentials() and not query.live:
             raise NeedsPerson("there are no credentials here")
-        region = wish.need.region or wish.need.zone.rstrip("abcdef")
+        region = query.need.region or query.need.zone.rstrip("abcdef")
         spec = replace(spec, aws=AwsSpec(regions=(region,) if region else ()))
-    provider = providers.load(name, provider_config(house, spec))
+    provider = providers.load(name, provider_config(home, spec))
     found: list[Offer] = []
-    for market in wish.markets:
-        found += provider.offers(replace(wish.need, use_spot=market is Market.SPOT, max_micros_h=0))
+    for market in query.markets:
+        found += provider.offers(replace(query.need, use_spot=market is Market.SPOT, max_micros_h=0))
     return found
 
 
 def _may_have_credentials() -> bool:
-    """Without asking anybody: a machine that has none should not wait seconds for its metadata."""
+    """Check environment and files for credentials.
+
+    Sends no request: without credentials the SDK would wait seconds for a metadata server.
+    """
     named = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
              "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
     files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",

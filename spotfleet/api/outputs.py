@@ -1,4 +1,4 @@
-"""What workers have left in their output folders, brought to a folder here: while a job runs, or from the archive."""
+"""Download of the files that workers wrote to their output folders: while a job runs, or from the archive."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotfleet.api.house import Folder
+from spotfleet.api.home import FleetDir
 from spotfleet.bundle import extract
-from spotfleet.client import Client
 from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.transport.client import DispatcherClient
 
 
 @dataclass(frozen=True)
-class Brought:
+class DownloadedOutputs:
     files: int
     bytes: int
 
 
-def living(client: Client, job: str, into: Path) -> Brought:
-    """All that the dispatcher has collected of `job` by now, each file whole; other files in `into` stay."""
+def living(client: DispatcherClient, job: str, into: Path) -> DownloadedOutputs:
+    """Download all files of `job` that the dispatcher has collected so far, each complete; other files in `into`
+    stay."""
     with _beside(into) as draft:
         packed, files = draft / "outputs.tar.gz", draft / "files"
         with packed.open("wb") as out:
@@ -34,8 +35,8 @@ def living(client: Client, job: str, into: Path) -> Brought:
         return _moved(files, into)
 
 
-def archived(folder: Folder, job: str, into: Path) -> Brought:
-    """As `living`, from what `down` has brought home."""
+def archived(folder: FleetDir, job: str, into: Path) -> DownloadedOutputs:
+    """Copy the output files of `job` from the archive that `down` has fetched."""
     home = folder.archive / "jobs" / job / "outputs"
     if not (folder.archive / "jobs" / job).is_dir():
         there = ", ".join(sorted(p.name for p in (folder.archive / "jobs").glob("*")))
@@ -48,7 +49,7 @@ def archived(folder: Folder, job: str, into: Path) -> Brought:
 
 @contextmanager
 def _beside(into: Path) -> Iterator[Path]:
-    """A folder on the same disk as `into`."""
+    """Make a temporary folder on the same disk as `into`."""
     if into.exists() and not into.is_dir():
         raise UsageError(f"{into} is no folder", hint="name one; it is made if need be")
     into.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ def _beside(into: Path) -> Iterator[Path]:
         yield Path(draft)
 
 
-def _moved(draft: Path, into: Path) -> Brought:
+def _moved(draft: Path, into: Path) -> DownloadedOutputs:
     files = [p for p in sorted(draft.rglob("*")) if p.is_file()]
     size = sum(p.stat().st_size for p in files)
     for path in files:
@@ -66,4 +67,4 @@ def _moved(draft: Path, into: Path) -> Brought:
             path.replace(place)
         except OSError as error:
             raise UsageError(f"{place} cannot be written: {error.strerror}", hint="name an empty folder") from None
-    return Brought(len(files), size)
+    return DownloadedOutputs(len(files), size)

@@ -1,4 +1,4 @@
-"""What is known of a fleet, also after its end: from the dispatcher while it answers, else from what came home."""
+"""Events, costs, logs and status of a fleet, also after its end: from the dispatcher, or else from the archive."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from spotfleet.api.house import Folder
-from spotfleet.api.machine import Machine, watch
-from spotfleet.client import Client
+from spotfleet.api.home import FleetDir
+from spotfleet.api.machine import DispatcherMachine, record_machine
 from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.cost import CostReport
-from spotfleet.fleet.cost_facts import hosts
-from spotfleet.fleet.cost_groups import Books
-from spotfleet.fleet.events import (
+from spotfleet.fleet.cost.facts import hosts
+from spotfleet.fleet.cost.groups import FleetLedgers
+from spotfleet.fleet.domain.events import (
     Event,
     FleetDown,
     GenerationFormed,
@@ -25,20 +23,22 @@ from spotfleet.fleet.events import (
     event_from_json,
     event_to_json,
 )
-from spotfleet.fleet.ledger import Damaged, Ledger, problem, read_events
-from spotfleet.messages import FleetStatus, JobStatus
+from spotfleet.fleet.ledger import Ledger, LedgerDamaged, problem, read_events
 from spotfleet.model import JobState
+from spotfleet.protocol.messages import FleetStatus, JobStatus
+from spotfleet.transport.client import DispatcherClient
 
-SETUP = "#setup"  # ends the name of a host's log of that
-SKEW_S = 5.0  # less is the way of an answer, and the dispatcher tells whole seconds
+SETUP = "#setup"  # suffix of the name of a host's setup log
+SKEW_S = 5.0  # a smaller difference may be the answer's delay; the dispatcher sends whole seconds
 
 
-def laptop_events(folder: Folder) -> list[Event]:
-    """What happened to the dispatcher's machine. A damaged ledger is set aside, and begun anew from what is listed."""
+def laptop_events(folder: FleetDir) -> list[Event]:
+    """Return the events of the dispatcher's machine. A damaged ledger is set aside and started again from the
+    provider's list."""
     if not folder.ledger.exists():
         return []
-    if isinstance(problem(folder.ledger), Damaged):
-        watch(Machine(folder), time.time())
+    if isinstance(problem(folder.ledger), LedgerDamaged):
+        record_machine(DispatcherMachine(folder), time.time())
     ledger = Ledger(folder.ledger)
     try:
         return [event for _, event in ledger.events()]
@@ -46,14 +46,14 @@ def laptop_events(folder: Folder) -> list[Event]:
         ledger.close()
 
 
-def archived_events(folder: Folder) -> list[Event]:
-    """The dispatcher's ledger as it came home; [] when nothing did."""
+def archived_events(folder: FleetDir) -> list[Event]:
+    """Return the dispatcher's ledger from the archive; [] without an archive."""
     path = folder.archive / "ledger.db"
     return read_events(path) if path.exists() else []
 
 
-def dispatcher_events(client: Client) -> list[Event]:
-    """The dispatcher's whole ledger."""
+def dispatcher_events(client: DispatcherClient) -> list[Event]:
+    """Fetch the dispatcher's whole ledger."""
     found: list[Event] = []
     after = 0
     while page := client.events(after):
@@ -63,36 +63,32 @@ def dispatcher_events(client: Client) -> list[Event]:
 
 
 def merged(dispatcher: Sequence[Event], laptop: Sequence[Event]) -> list[dict[str, Any]]:
-    """Both ledgers in one list, in the order of time, as {"ledger", "seq", "kind", "at", ...}."""
+    """Merge both ledgers into one list, in the order of time, as {"ledger", "seq", "kind", "at", ...}."""
     rows = [{"ledger": name, "seq": seq, **event_to_json(event)}
             for name, events in (("dispatcher", dispatcher), ("laptop", laptop))
             for seq, event in enumerate(events, 1)]
     return sorted(rows, key=lambda row: row["at"])
 
 
-def books(fleet: str, dispatcher: Sequence[Event], laptop: Sequence[Event], ahead_s: float = 0.0,
-          missing: str = "") -> Books:
-    """All ledgers of a fleet up to its end, or up to now while it lives. `ahead_s`: of our clock, against the
-    dispatcher's; the cloud's is taken to go with that one."""
+def fleet_ledgers(fleet: str, dispatcher: Sequence[Event], laptop: Sequence[Event], ahead_s: float = 0.0,
+                  missing: str = "") -> FleetLedgers:
+    """Return all ledgers of a fleet up to its end, or up to now while it is up. `ahead_s`: by how much our clock is
+    ahead of the dispatcher's; the cloud's clock is assumed to agree with the dispatcher's."""
     down = [e.at for e in laptop if isinstance(e, FleetDown)]
     now = time.time() - (ahead_s if abs(ahead_s) > SKEW_S else 0.0)
-    return Books(fleet, (*dispatcher, *laptop), down[-1] if down else now, not down, missing)
+    return FleetLedgers(fleet, (*dispatcher, *laptop), down[-1] if down else now, not down, missing)
 
 
-def cost(dispatcher: Sequence[Event], laptop: Sequence[Event], ahead_s: float = 0.0) -> CostReport:
-    return books("", dispatcher, laptop, ahead_s).report()
-
-
-def ended_books(folder: Folder) -> Books:
-    """Of a fleet that is down, from what came home."""
+def ended_ledgers(folder: FleetDir) -> FleetLedgers:
+    """Return the ledgers of a fleet that is down, from its archive."""
     dispatcher = archived_events(folder)
-    unsaid = folder.record.reached and not dispatcher
-    missing = "its dispatcher's ledger did not come home: its worker hosts are missing here" if unsaid else ""
-    return books(folder.name, dispatcher, laptop_events(folder), missing=missing)
+    lost = folder.record.reached and not dispatcher
+    missing = "its dispatcher's records were not copied here: its worker hosts are missing here" if lost else ""
+    return fleet_ledgers(folder.name, dispatcher, laptop_events(folder), missing=missing)
 
 
-def check_source(client: Client, job: str, rank: int, worker: str) -> None:
-    """Refuse to show the output of a rank or a worker that the job cannot have, which would be empty for ever."""
+def check_source(client: DispatcherClient, job: str, rank: int, worker: str) -> None:
+    """Raise SpotfleetError for a rank or a worker that the job cannot have: its output would stay empty for ever."""
     if worker:
         there = [*client.log_workers(job), *(w.worker for w in client.job(job).workers)]
         if worker not in there:
@@ -102,8 +98,8 @@ def check_source(client: Client, job: str, rank: int, worker: str) -> None:
         raise SpotfleetError(f"job '{job}' has no rank {rank}", hint=f"it has at most {most} workers: 0..{most - 1}")
 
 
-def archived_logs(folder: Folder, job: str, rank: int, worker: str) -> Iterator[bytes]:
-    """A job's output as it came home. Raises SpotfleetError when there is none."""
+def archived_logs(folder: FleetDir, job: str, rank: int, worker: str) -> Iterator[bytes]:
+    """Return a job's output from the archive. Raises SpotfleetError when there is none."""
     logs = folder.archive / "jobs" / job / "logs"
     path = logs / (f"{worker.replace('/', '@')}.log" if worker else f"rank-{rank}.log")
     if not path.is_file():
@@ -113,24 +109,24 @@ def archived_logs(folder: Folder, job: str, rank: int, worker: str) -> Iterator[
     return iter([path.read_bytes()])
 
 
-def archived_setups(folder: Folder, job: str) -> list[str]:
-    """The logs of `setup` that came home, by the names that `archived_logs` takes."""
+def archived_setups(folder: FleetDir, job: str) -> list[str]:
+    """Return the names of the archived logs of `setup`, for `archived_logs`."""
     return sorted(p.name.removesuffix(".log") for p in (folder.archive / "jobs" / job / "logs").glob(f"*{SETUP}.log"))
 
 
-def ended_status(folder: Folder) -> FleetStatus:
-    """The status of a fleet of which nothing is left, from its archive."""
+def ended_status(folder: FleetDir) -> FleetStatus:
+    """Return the status of an ended fleet, from its archive."""
     record, events = folder.record, archived_events(folder)
     nodes = [record.spec.nodes, *(e.nodes for e in events if isinstance(e, NodesChanged))][-1]
     reasons = [e.why for e in events if isinstance(e, FleetDown)][-1:]
-    why = "; ".join([*reasons, "nothing of it is left", *([] if events else ["nothing was brought home"])])
+    why = "; ".join([*reasons, "nothing of it is left", *([] if events else ["no results were copied here"])])
     return FleetStatus(folder.name, "down", why, nodes.min, nodes.target, nodes.max, jobs=_jobs(events),
                        age_s=_end(folder, events) - record.made_at)
 
 
-def _end(folder: Folder, events: Sequence[Event]) -> float:
-    """When the last of its machines ended, as far as its bill knows; where one has no end in it, when that was seen
-    here, which may be long after."""
+def _end(folder: FleetDir, events: Sequence[Event]) -> float:
+    """Return when the last of its machines ended according to the ledgers. If the end of one is not recorded, return
+    when this machine noticed the fleet's end, which may be much later."""
     record = folder.record
     runs = [run for host in hosts([*events, *laptop_events(folder)]).values() for run in host.runs]
     ends = [run.ended_at for run in runs if run.ended_at is not None]
@@ -140,7 +136,7 @@ def _end(folder: Folder, events: Sequence[Event]) -> float:
 
 
 def _jobs(events: Sequence[Event]) -> tuple[JobStatus, ...]:
-    """What each job had reached; `age_s` is how long it took."""
+    """Return each job's last state; `age_s` is its duration."""
     return tuple(_job(submitted, [e for e in events if getattr(e, "job", "") == submitted.job])
                  for submitted in events if isinstance(submitted, JobSubmitted))
 

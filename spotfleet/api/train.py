@@ -1,4 +1,4 @@
-"""From a script on this machine to a job on the fleet."""
+"""Submission of a script on this machine as a job of the fleet."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spotfleet import bundle
-from spotfleet.api.house import House, Record
+from spotfleet.api.home import FleetRecord, Home
+from spotfleet.api.lifecycle.upload import Shipped, ship
 from spotfleet.api.machine import Progress
-from spotfleet.api.ship import Shipped, ship
-from spotfleet.client import Client
 from spotfleet.errors import UsageError
-from spotfleet.messages import FleetStatus
 from spotfleet.model import RESIZE_POLICIES, FleetSpec, HostState, JobSpec, ResizeSpec, Role
+from spotfleet.protocol.messages import FleetStatus
+from spotfleet.transport.client import DispatcherClient
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What the caller of `train` wants."""
+class TrainRequest:
+    """Arguments of `train`."""
 
     script: str = ""  # empty: the fleet file's `run`
     args: tuple[str, ...] = ()
@@ -30,51 +30,54 @@ class Ask:
     down: bool = False
     wait: bool = False
     spares: int = 0
-    resize_policy: str = ""  # this and the next go before the fleet file's
+    resize_policy: str = ""  # this and the next override the fleet file's
     growth: tuple[tuple[int, int], ...] = ()
-    deadline_s: float = 0.0  # from its submission; it and the work go before the fleet file's
+    deadline_s: float = 0.0  # from its submission; it and the work override the fleet file's
     work_s: float = 0.0  # at the fleet's full target
     work_steps: int = 0
 
 
-def job_spec(spec: FleetSpec, ask: Ask, status: FleetStatus) -> JobSpec:
-    """The job, without its bundle. Raises UsageError for a script that is missing or outside the working directory."""
-    if not ask.script and not spec.run:
+def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> JobSpec:
+    """Build the job's spec, without its bundle. Raises UsageError for a script that is missing or outside the working
+    directory."""
+    if not request.script and not spec.run:
         raise UsageError("nothing to run: no script is given, and the fleet file has no `run`",
                          hint="spotfleet train SCRIPT.py [args]")
-    argv = (inside(Path(ask.script), Path(spec.workdir)), *ask.args) if ask.script else ()
-    least, most = ask.np or default_np(spec, status)
+    argv = (inside(Path(request.script), Path(spec.workdir)), *request.args) if request.script else ()
+    least, most = request.np or default_np(status)
     if not 1 <= least <= most:
         raise UsageError(f"np: expected 1 <= MIN <= MAX, got {least}, {most}", hint="np=(2, 4) means 2 to 4 workers")
-    if ask.spares < 0:
-        raise UsageError(f"spares: expected 0 or more, got {ask.spares}", hint="spares=1 keeps one warm worker ready")
+    if request.spares < 0:
+        raise UsageError(f"spares: expected 0 or more, got {request.spares}",
+                         hint="spares=1 keeps one warm worker ready")
     policy = spec.policy
-    deadline_s = ask.deadline_s or policy.deadline_s
-    work_s, work_steps = (ask.work_s, ask.work_steps) if ask.work_s or ask.work_steps else (
+    deadline_s = request.deadline_s or policy.deadline_s
+    work_s, work_steps = (request.work_s, request.work_steps) if request.work_s or request.work_steps else (
         policy.work_s, policy.work_steps)
     if deadline_s and not (work_s or work_steps):
         raise UsageError("a deadline needs the work, or nobody knows what is to be done by then",
                          hint='--work 48h (at full target), or --work "100000 steps"')
-    if not ask.np:
-        most = max(least, most - ask.spares)  # else every slot would train
+    if not request.np:
+        most = max(least, most - request.spares)  # else every slot would train
     return JobSpec(
-        name=ask.name or job_name(ask.script, spec), argv=argv, run="" if argv else spec.run, setup=spec.setup,
-        min_workers=least, max_workers=most, envs={**spec.envs, **ask.envs}, down=ask.down,
-        checkpoint=spec.checkpoint, spares=ask.spares, resize=resize_of(spec.resize, ask, least, most),
+        name=request.name or job_name(request.script, spec), argv=argv, run="" if argv else spec.run, setup=spec.setup,
+        min_workers=least, max_workers=most, envs={**spec.envs, **request.envs}, down=request.down,
+        checkpoint=spec.checkpoint, spares=request.spares, resize=resize_of(spec.resize, request, least, most),
         setup_timeout_s=spec.setup_timeout_s, file_mounts={n: s for n, s in spec.file_mounts.items() if "://" in s},
         deadline_s=deadline_s, work_s=work_s, work_steps=work_steps,
     )
 
 
-def resize_of(resize: ResizeSpec, ask: Ask, least: int, most: int) -> ResizeSpec:
-    """What the fleet file says, and over it what was asked for. Raises UsageError for a growth out of range."""
-    if ask.resize_policy:
-        if ask.resize_policy not in RESIZE_POLICIES:
-            raise UsageError(f"resize policy {ask.resize_policy!r} is unknown",
+def resize_of(resize: ResizeSpec, request: TrainRequest, least: int, most: int) -> ResizeSpec:
+    """Return the fleet file's resize settings, overridden by the request. Raises UsageError for a growth out of range.
+    """
+    if request.resize_policy:
+        if request.resize_policy not in RESIZE_POLICIES:
+            raise UsageError(f"resize policy {request.resize_policy!r} is unknown",
                              hint=f"--resize-policy {'|'.join(RESIZE_POLICIES)}")
-        warmup_steps = resize.warmup_steps if ask.resize_policy == "scale-lr" else 0
-        resize = replace(resize, policy=ask.resize_policy, warmup_steps=warmup_steps)
-    resize = replace(resize, growth=ask.growth or resize.growth)
+        warmup_steps = resize.warmup_steps if request.resize_policy == "scale-lr" else 0
+        resize = replace(resize, policy=request.resize_policy, warmup_steps=warmup_steps)
+    resize = replace(resize, growth=request.growth or resize.growth)
     for epoch, workers in resize.growth:
         if not least <= workers <= most:
             raise UsageError(f"growth: {workers} workers from epoch {epoch}, but the job may have {least} to {most}",
@@ -83,7 +86,7 @@ def resize_of(resize: ResizeSpec, ask: Ask, least: int, most: int) -> ResizeSpec
 
 
 def inside(script: Path, workdir: Path) -> str:
-    """The script's path relative to the working directory, looked for from here and from there."""
+    """Return the script's path relative to the working directory; it is searched in the current directory first."""
     found = next((p.resolve() for p in (script, workdir / script) if p.is_file()), None)
     if found is None:
         raise UsageError(f"there is no script {script}",
@@ -94,8 +97,8 @@ def inside(script: Path, workdir: Path) -> str:
     return str(found.relative_to(workdir.resolve()))
 
 
-def default_np(spec: FleetSpec, status: FleetStatus) -> tuple[int, int]:
-    """As many workers as the fleet has slots at its smallest and at its largest."""
+def default_np(status: FleetStatus) -> tuple[int, int]:
+    """Return the numbers of slots of the fleet at its smallest and at its largest: least and most workers."""
     slots = [h.slots for h in status.hosts if h.role == Role.WORKER.value and h.state != HostState.GONE.value] or [1]
     return max(status.min, 1) * min(slots), max(status.max, 1) * max(slots)
 
@@ -105,34 +108,35 @@ def job_name(script: str, spec: FleetSpec) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-") or "job"
 
 
-def submit(house: House, record: Record, secrets: Mapping[str, str], client: Client, ask: Ask,
+def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: DispatcherClient, request: TrainRequest,
            progress: Progress) -> str:
-    """Ship the working directory unless the fleet has it, and submit; the answer is the job's name."""
-    job = job_spec(record.spec, ask, client.status())
-    secrets = {**secrets, **ask.secrets}
+    """Ship the working directory unless the fleet has it, submit the job and return its name."""
+    job = job_spec(record.spec, request, client.status())
+    secrets = {**secrets, **request.secrets}
     refuse_leaks(job, secrets)
-    shipped = _ship(house, record, secrets, client, progress)
+    shipped = _ship(home, record, secrets, client, progress)
     for line in shipped.left_out:
         progress(f"left out of the bundle: {line}")
     if argv_left_out := [n for n in shipped.left_out if job.argv and n.startswith(f"{job.argv[0]}: ")]:
         raise UsageError(f"the script cannot be shipped: {argv_left_out[0]}",
                          hint="read the secret from the environment instead")
     try:
-        return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=ask.wait)
+        return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=request.wait)
     except UsageError:
-        if not client.lacking(shipped.blobs):
+        if not client.missing_blobs(shipped.blobs):
             raise
-        shipped = _ship(house, record, secrets, client, progress)  # the dispatcher has lost its disk meanwhile
-        return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=ask.wait)
+        shipped = _ship(home, record, secrets, client, progress)  # the dispatcher has lost its disk meanwhile
+        return client.submit(replace(job, bundle=shipped.sha256), dict(secrets), wait=request.wait)
 
 
-def _ship(house: House, record: Record, secrets: Mapping[str, str], client: Client, progress: Progress) -> Shipped:
+def _ship(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: DispatcherClient,
+          progress: Progress) -> Shipped:
     mounts = {name: Path(source) for name, source in record.spec.file_mounts.items() if "://" not in source}
-    return ship(client, Path(record.spec.workdir), mounts, house.path, tuple(secrets.values()), progress)
+    return ship(client, Path(record.spec.workdir), mounts, home.path, tuple(secrets.values()), progress)
 
 
 def refuse_leaks(job: JobSpec, secrets: Mapping[str, str]) -> None:
-    """A secret in the arguments or plain variables would be shown by `ps`, `status` and the ledger."""
+    """Raise UsageError for a secret in arguments or plain variables: `ps`, `status` and the ledger would show it."""
     for name, value in secrets.items():
         if len(value) >= bundle.SHORTEST_SECRET:
             places = [f"argument {i}" for i, a in enumerate(job.argv) if value in a]

@@ -1,39 +1,39 @@
-"""What a machine does to become a host: one readable script, the same in cloud-init's user data and over SSH.
+"""Bootstrap of a machine to a host: one readable script, the same in cloud-init's user data and over SSH.
 
-Everything of ours lies in one folder of the machine, ROOT (default `~/.spotfleet-host`):
+All our files lie in one folder of the machine, ROOT (default `~/.spotfleet-host`):
 
-    ROOT/claim                  the REQUEST_ID that has this machine; made without clobbering: one host per machine
-    ROOT/REQUEST_ID/            a host; the home of its process (`--home`)
+    ROOT/claim                  the REQUEST_ID that has this machine; never overwritten: one host per machine
+    ROOT/REQUEST_ID/            a host; the home directory of its process (`--home`)
         listing.json            model.CloudHost as it was at its launch; the last file written before bootstrap.sh runs
         boot.json, ...          Boot.files, mode 0600
-        bootstrap.sh            puts the environment in place, then supervises; settings.sh holds its variables
-        remove.sh               ends every process of the host, removes all of it and environments that nobody uses
+        bootstrap.sh            makes the environment, then supervises; settings.sh holds its variables
+        remove.sh               ends every process of the host, removes all its files and unused environments
         state                   one line `STATE AT WHY`: installing, running, off or failed; AT in Unix seconds
-        bootstrap.log           what the script did; console.log: what the process said
-        wheel/                  the wheel, where it was brought along
-    ROOT/envs/DIGEST/           an isolated environment; `complete` in it marks one that is whole
+        bootstrap.log           log of the script; console.log: output of the process
+        wheel/                  the wheel, if it was copied to the machine
+    ROOT/envs/DIGEST/           an isolated environment; the file `complete` in it marks a whole one
 
-Whoever has a machine puts `script.files(plan)` there, each mode 0600, and runs `script.start(root, request_id)`: it
-returns at once, and the rest shows in `state`. `script.look` says the state as it truly is: a host whose processes were
-all killed, or whose machine was restarted without systemd, has `failed`. `script.removal` gives the text that removes a
-host, and is run by `sh -s` from stdin: it works whatever is left of the host's folder.
+The owner of a machine puts `script.files(plan)` there, each mode 0600, and runs `script.start(root, request_id)`. The
+command returns at once, and `state` shows the progress. `bootstrap.sh look` prints the actual state: a host is
+`failed` if all its processes were killed, or if its machine was restarted without systemd. `script.removal` returns
+the text that removes a host. `sh -s` runs it from stdin, so it works whatever is left of the host's folder.
 
     installing --environment complete--> running --status 0--> off
         |  ^ run again                      '--other status--> running, after a back-off
         v  |
-       failed: a step failed, or none has said a word for INSTALLING_S
+       failed: a step failed, or no process of the script runs any more
 
-The script is idempotent: run again, it finishes what is unfinished and starts nothing twice. The process's status 0
-means that the host wants to be off (`state` off); after any other it is started again, with a back-off. A step that
-fails ends in `failed`, with the script's line, the command and the end of its output; a full disk and a missing Python
-by name. Each step says in `state` what it is at, and has a limit of time: one that is older than INSTALLING_S is dead.
+The script is idempotent: run again, it finishes unfinished steps and starts nothing twice. Status 0 of the process
+means that the host wants to be off (`state` off). After any other status the process is restarted, with a back-off. A
+step that fails ends in `failed`, with the script's line, the command and the end of its output. A full disk and a
+missing Python are named. Each step writes its name to `state` and has a time limit.
 
-A machine that a cloud lent (`power_off`) powers itself off when its host is off, and FAILED_S of bootstrap.sh after it
-has failed: until then somebody may look why, mend it and run `start` again.
+A machine that a cloud lent (`power_off`) powers itself off when its host is off, and FAILED_S (bootstrap.sh) after its
+host has failed. Until then a person may find the reason, fix it and run `start` again.
 
-The process finds SPOTFLEET_HOST_ADDRESS (of a dispatcher, or where the user set one), SPOTFLEET_HOST_PORT,
-SPOTFLEET_METADATA_URL (this folder, for provider ssh), SPOTFLEET_WHEEL (the wheel's path) and, on everything that it
-starts, SPOTFLEET_HOST_MARK=REQUEST_ID, by which remove.sh knows the host's processes.
+The process gets these variables: SPOTFLEET_HOST_ADDRESS (for a dispatcher, or where the user set one),
+SPOTFLEET_HOST_PORT, SPOTFLEET_METADATA_URL (this folder, for provider ssh), SPOTFLEET_WHEEL (the wheel's path) and
+SPOTFLEET_HOST_MARK=REQUEST_ID. All its children inherit the last one, by which remove.sh finds the host's processes.
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ from dataclasses import dataclass, field
 
 from spotfleet.model import EnvironmentSpec, Role
 
-CLAIM, LISTING, STATE = "claim", "listing.json", "state"
+CLAIM = "claim"
 MARK = "SPOTFLEET_HOST_MARK"
 WHEEL = "SPOTFLEET_WHEEL"
-INSTALLING_S = 2400.0  # longer than the longest step of bootstrap.sh: since so long no word means that nobody is at it
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """The very code that runs here, as a wheel; the same code gives the same bytes."""
+    """Wheel of the running code; the same code gives the same bytes."""
 
-    name: str  # of the file
+    name: str  # file name
     sha256: str
     data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What one machine shall become."""
+    """Plan of the host on one machine."""
 
     request_id: str
     fleet: str
@@ -70,11 +69,14 @@ class HostPlan:
     wheel_sha256: str
     environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
     root: str = "~/.spotfleet-host"
-    address: str = ""  # to advertise; empty: for a dispatcher the address at which SSH reached it, for an agent none
-    port: int = 0  # where a dispatcher listens
+    # address to advertise; empty: a dispatcher uses the address at which SSH reached it, an agent uses none
+    address: str = ""
+    port: int = 0  # port where a dispatcher listens
     metadata_url: str = ""  # empty: ROOT/REQUEST_ID
-    # The wheel is brought along to `wheel/`, or fetched: from `wheel_url` (https: or file:), else by an agent from the
-    # dispatcher in its boot.json (`dispatcher`, `ca`, `token`): GET /v1/bundles/SHA256. Its digest is checked anyway.
+    # The wheel is copied to `wheel/`, or fetched: from `wheel_url` (https: or file:), else by an agent from the
+    # dispatcher in its boot.json (`dispatcher`, `ca`, `token`): GET /v1/bundles/SHA256. Its digest is always checked.
     wheel_url: str = ""
-    power_off: bool = False  # the machine, once its host is off or has failed for good; never somebody's own
-    extras: tuple[str, ...] = ()  # of our distribution, beside what the role needs: ("aws",) for a dispatcher on EC2
+    # power off the machine once its host is off or has failed for good; never set for a user's own machine
+    power_off: bool = False
+    # extras of our distribution, in addition to those of the role: ("aws",) for a dispatcher on EC2
+    extras: tuple[str, ...] = ()

@@ -1,19 +1,19 @@
 #!/bin/bash
-# Make this machine a host of a fleet: bring the code, make a Python environment for it, keep its process running.
+# Make this machine a host of a fleet: fetch the code, make a Python environment for it, keep its process running.
 #   bootstrap.sh start      begin in the background, in a session of its own
 #   bootstrap.sh run        the same in the foreground, until systemd has taken over or, without systemd, for ever
-#   bootstrap.sh supervise  what systemd runs, also after a restart of the machine
-#   bootstrap.sh look       print `STATE AT WHY` as it truly is
-#   bootstrap.sh expire     wait a while, and power the machine off if nobody has made the host good
-#   bootstrap.sh unit       print the unit of systemd
-# Idempotent: killed at any point and run again, it goes on. One line per machine tells how far it is: the file `state`.
+#   bootstrap.sh supervise  entry point of systemd, also after a restart of the machine
+#   bootstrap.sh look       print the actual `STATE AT WHY`
+#   bootstrap.sh expire     wait a while, and power the machine off if the host still fails
+#   bootstrap.sh unit       print systemd's unit
+# Idempotent: killed at any point and run again, it goes on. The file `state` has one line with the progress.
 set -u -o pipefail
 umask 077
 export LC_ALL=C
 unset "${!PYTHON@}" PIP_USER PIP_TARGET PIP_PREFIX VIRTUAL_ENV
 host=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P) || exit 1
 root=$(dirname "$host")
-cd "$host" || exit 1 # Python looks for modules in the folder where it is started
+cd "$host" || exit 1 # Python searches modules in its start folder
 # shellcheck disable=SC1091
 . "$host/settings.sh" || exit 1
 environment=$root/envs/$ENVIRONMENT
@@ -22,14 +22,14 @@ log=$host/bootstrap.log
 unit=spotfleet-$REQUEST_ID.service
 
 NEEDS_PYTHON=3.11
-ROOM_MIB=3000 DISPATCHER_ROOM_MIB=400 INHERIT_ROOM_MIB=48 # free on the disk before an environment is made
-WHEEL_S=900                                              # to be brought, or to be fetched
-ENVIRONMENT_S=120 PACKAGES_S=1800 QUICK_S=60             # to make an empty one; to fill it; for what is local
-START_S=10                                               # from the start until something runs that can be seen
-LOCK_S=2100                                              # for another host of this machine that makes an environment
-BACKOFFS=(0.5 1 2 4 8 15 30) STEADY_S=60                 # before the process is started again; after so long, as new
-GIVEN_UP=100                                             # times in a row, an hour or two: then a lent machine goes off
-FAILED_S=900 FAILED_LOOK_S=2                             # a lent machine is on in vain, for somebody to see why
+ROOM_MIB=3000 DISPATCHER_ROOM_MIB=400 INHERIT_ROOM_MIB=48 # needed on the disk before an environment is made
+WHEEL_S=900                                              # to receive or fetch the wheel
+ENVIRONMENT_S=120 PACKAGES_S=1800 QUICK_S=60             # to make an empty environment; to fill it; for local steps
+START_S=10                                               # from the start until a running process is visible
+LOCK_S=2100                                              # wait for another host here that makes an environment
+BACKOFFS=(0.5 1 2 4 8 15 30) STEADY_S=60                 # before the process is restarted; after STEADY_S, as new
+GIVEN_UP=100                                             # failures in a row, in an hour or two: a lent machine goes off
+FAILED_S=900 FAILED_LOOK_S=2                             # a failed lent machine stays on, so that a person can check
 CONSOLE_BYTES=8388608
 TRY='import importlib, importlib.util, sys
 package = importlib.util.find_spec(sys.argv[1]).submodule_search_locations
@@ -47,13 +47,13 @@ for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::
         break'
 HELD=200 # the status of a process that finds another one running
 
-# --- what is said ---------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------------
 
 say() { printf '%s %s\n' "$(date -u +%FT%TZ)" "$*" || :; }
 
 hide_passwords() { sed -u 's#://[^/@ ]*@#://***@#g'; }
 
-state() { # WORD WHY: a reader sees the old line or the new one; a full disk has room for it that was put aside
+state() { # WORD WHY: a reader sees the old line or the new one; space for it is reserved on a full disk
   local line=${2//[[:cntrl:]]/ } new=$host/.state.$BASHPID
   line="$1 $(date +%s) ${line:0:1500}"
   if printf '%s\n' "$line" 2>/dev/null >"$new" || { rm -f "$host/.reserve"; printf '%s\n' "$line" >"$new"; }; then
@@ -78,8 +78,8 @@ disk_is_full() { # TEXT
   [ -n "$free" ] && [ "$free" -lt 4 ]
 }
 
-advice="" # what to say first if the next command fails
-making="" # the environment that is half made
+advice="" # prefix of the message if the next command fails
+making="" # the half-made environment
 
 fail_command() { # LINE STATUS LIMIT_S COMMAND OUTPUT
   local why="ended with status $2"
@@ -87,28 +87,28 @@ fail_command() { # LINE STATUS LIMIT_S COMMAND OUTPUT
   if disk_is_full "$5"; then
     local free
     free=$(free_mib)
-    [ -z "$making" ] || rm -rf "$making" # else there would be no room to say so
+    [ -z "$making" ] || rm -rf "$making" # otherwise there would be no room for the message
     fail "the disk of $root is full ($free MiB free): make room there or set another folder. bootstrap.sh line $1: $4: ${5:-$why}"
   fi
   fail "${advice:+$advice. }bootstrap.sh line $1: $4: $why: ${5:-no output}"
 }
 
-run() { # LIMIT_S COMMAND...: its output is in the log; its failure ends the script and is told with its last lines
+run() { # LIMIT_S COMMAND...: its output is in the log; its failure ends the script and is reported with its last lines
   local limit_s=$1 line=${BASH_LINENO[0]} size status=0
   shift
   say "+ ${*%%$'\n'*}"
   size=$(stat -c %s "$log" 2>/dev/null || echo 0)
-  # Locks are the script's own: a command that outlives it must not hold them.
+  # Locks belong to the script: a command that outlives it must not hold them.
   timeout -k 5 "$limit_s" "$@" </dev/null 7>&- 8>&- 9>&- || status=$?
   [ "$status" = 0 ] || fail_command "$line" "$status" "$limit_s" "${*%%$'\n'*}" \
     "$(tail -c "+$((size + 1))" "$log" 2>/dev/null | grep -v '^$' | tail -n 6 | hide_passwords | tr '\n' '|' | sed 's/|$//; s/|/ | /g')"
 }
 
-quick() { timeout -k 5 "$QUICK_S" "$@" </dev/null 9>&-; } # a question to an interpreter, which may lie on a slow disk
+quick() { timeout -k 5 "$QUICK_S" "$@" </dev/null 9>&-; } # query an interpreter, which may lie on a slow disk
 
-# --- one at a time --------------------------------------------------------------------------------------------------
+# --- locks ----------------------------------------------------------------------------------------------------------
 
-held() { # FILE: whether somebody has its lock
+held() { # FILE: whether its lock is held
   [ -e "$1" ] && ! flock -sn "$1" true 9>&-
 }
 
@@ -125,12 +125,12 @@ marked() { # pids of this host's processes other than this one
   local file pid
   for file in $(grep -lszxF "SPOTFLEET_HOST_MARK=$REQUEST_ID" /proc/[0-9]*/environ); do
     pid=${file#/proc/} pid=${pid%/environ}
-    # Looked at twice: the first look finds itself.
+    # Checked twice: the first check finds itself.
     [ "$pid" = $$ ] || [ "$pid" = "$BASHPID" ] || ! grep -qszxF "SPOTFLEET_HOST_MARK=$REQUEST_ID" "$file" || echo "$pid"
   done
 }
 
-end_leftovers() { # of an earlier run that was killed: an installer that writes still, workers without their agent
+end_leftovers() { # processes of an earlier, killed run: an installer that still writes, workers without their agent
   held "$host/process.lock" && return
   local pid
   for pid in $(marked); do
@@ -150,7 +150,7 @@ check_tools() {
 }
 
 check_python() {
-  state installing "looks for Python"
+  state installing "searches for Python"
   local name found tried=""
   for name in "$PYTHON" $([ "$PYTHON" != python3 ] || echo python3.14 python3.13 python3.12 python3.11); do
     [ "${name#\~/}" = "$name" ] || name=${HOME:-/root}/${name#\~/}
@@ -183,7 +183,7 @@ fetch_wheel() {
   if wheel_is_whole; then return; fi
   if [ -n "$WHEEL_URL" ] || grep -qs '"dispatcher": *"https' "$host/boot.json"; then
     state installing "fetches the code${WHEEL_URL:+ from ${WHEEL_URL%%\?*}}"
-    export SPOTFLEET_WHEEL_URL=$WHEEL_URL # not as an argument: it may be signed
+    export SPOTFLEET_WHEEL_URL=$WHEEL_URL # not an argument: it may be signed
     run "$WHEEL_S" "$python" "$host/fetch.py" "$host" "$WHEEL_NAME" "$WHEEL_SHA256"
   else
     state installing "waits for its code: $WHEEL_NAME, to be put into $host/wheel"
@@ -197,7 +197,7 @@ fetch_wheel() {
 
 is_whole() { [ -e "$environment/complete" ] && quick "$environment/bin/python" -c 'import spotfleet' >/dev/null 2>&1; }
 
-make_environment() { # in a shell of its own: its variables are no affair of the process
+make_environment() { # in a subshell: its variables must not reach the process
   is_whole || (make_environment_here) 9>&- || exit 1
 }
 
@@ -209,7 +209,7 @@ make_environment_here() {
     state installing "makes a Python environment: ${python}${INHERIT:+ and what it has installed}"
     export TMPDIR=$host/tmp PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_DEFAULT_TIMEOUT=20
     export UV_CACHE_DIR=$root/.spotfleet-cache UV_NO_PROGRESS=1 UV_HTTP_TIMEOUT=30
-    if [ -n "$INDEX_URL" ]; then # by the environment: it may hold a password
+    if [ -n "$INDEX_URL" ]; then # through the environment: it may hold a password
       export PIP_INDEX_URL=$INDEX_URL UV_INDEX_URL=$INDEX_URL UV_DEFAULT_INDEX=$INDEX_URL
     fi
     making=$environment
@@ -245,7 +245,7 @@ find_uv() {
   uv=$(PATH="$PATH:${HOME:-/root}/.local/bin:${HOME:-/root}/.cargo/bin" command -v uv)
 }
 
-install() { # packages that the user named first, so that their versions hold; then ours with what it requires
+install() { # the user's packages first, so that their versions hold; then ours with its requirements
   local uri installer
   uri=$(quick "$python" -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).as_uri())' "$wheel")
   { cat "$host/packages.txt"; echo "spotfleet$EXTRAS @ $uri"; } >"$host/.all.txt"
@@ -282,7 +282,7 @@ make_empty_with_pip() {
 
 # --- the process ----------------------------------------------------------------------------------------------------
 
-advertised() { # the address where a dispatcher listens: as set, as SSH reached this machine, or that of its way out
+advertised() { # the address where a dispatcher listens: as set, as SSH reached this machine, or that of its route out
   if [ -n "$ADDRESS" ] || [ "$ROLE" != dispatcher ]; then
     echo "$ADDRESS"
   elif [ -s "$host/address" ]; then
@@ -292,7 +292,7 @@ advertised() { # the address where a dispatcher listens: as set, as SSH reached 
   fi
 }
 
-note_surroundings() { # what the first caller knows and systemd does not
+note_surroundings() { # facts that the first caller has and systemd lacks
   local there name
   read -r _ _ there _ <<<"${SSH_CONNECTION:-}"
   [ -z "$there" ] || printf '%s\n' "${there#::ffff:}" >"$host/address" || return 1
@@ -301,14 +301,14 @@ note_surroundings() { # what the first caller knows and systemd does not
   done >"$host/.found.$$" && mv -f "$host/.found.$$" "$host/found.sh"
 }
 
-run_process() { # becomes the process; its lock is held as long as it lives, whatever becomes of us
+run_process() { # becomes the process, which holds its lock as long as it lives, even without us
   local address
   exec 7>>"$host/process.lock"
   flock -n 7 || exit $HELD
   address=$(advertised)
   unset "${!SSH_@}" "${!SYSTEMD_@}" INVOCATION_ID JOURNAL_STREAM NOTIFY_SOCKET SPOTFLEET_WHEEL_URL LC_ALL BASH_ENV ENV
   export SPOTFLEET_WHEEL=$wheel SPOTFLEET_METADATA_URL=${METADATA_URL:-$host}
-  # What compilers keep goes with the host too: torch makes a folder in /tmp when it is imported, others in the home.
+  # Caches of compilers are removed with the host: torch makes a folder in /tmp on import, others in the home.
   export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$host/cache/inductor}
   export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$host/cache/triton} CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$host/cache/cuda}
   [ "$PORT" = 0 ] || export SPOTFLEET_HOST_PORT=$PORT
@@ -330,7 +330,7 @@ keep_running() {
     wait_for_child
     [ -z "$stopping" ] || break
     [ $status != 0 ] || power_off
-    if [ $status = $HELD ]; then # a supervisor before us was killed and its process lives: wait for its end
+    if [ $status = $HELD ]; then # an earlier supervisor was killed and its process lives: wait for its end
       pause 1
       continue
     fi
@@ -342,10 +342,10 @@ keep_running() {
     say "$MODULE ended with status $status; started again in $wait_s s"
     pause "$wait_s"
   done
-  say "told to stop"
+  say "received a signal to stop"
 }
 
-give_up() { # what ends a lent machine by the clock lives in the process: one that never runs would be paid for, for ever
+give_up() { # the timers that end a lent machine run in the process: without it, it would be billed for ever
   [ -n "$POWER_OFF" ] && [ $failures -ge $GIVEN_UP ] || return 0
   trap - TERM INT HUP
   fail "$MODULE ended $failures times within $STEADY_S s of its start, at last with status $status: $(tail -n 1 "$host/console.log")"
@@ -365,7 +365,7 @@ pause() {
   wait "$child" || :
 }
 
-power_off() { # the process wants its machine off
+power_off() { # the process requests it
   state off "$MODULE has ended: the host wants to be off"
   [ -z "$POWER_OFF" ] || ! switch_off || trap - EXIT
   exit 0
@@ -376,12 +376,12 @@ switch_off() {
   systemctl poweroff 2>/dev/null || shutdown -h now 2>/dev/null || poweroff -f || { say "this machine cannot be powered off"; return 1; }
 }
 
-expire() { # a machine that a cloud lent is paid for: one that bears no host is powered off, unless it is started again
+expire() { # a lent machine is billed: one without a host is powered off, unless the host is started again
   [ -n "$POWER_OFF" ] && { is failed || is off; } || return 0
   exec 9>&-
   local said end=$((SECONDS + FAILED_S))
   said=$(cat "$host/state")
-  say "this machine bears no host: it is powered off in $FAILED_S s, unless bootstrap.sh is started again"
+  say "this machine has no host: it is powered off in $FAILED_S s, unless bootstrap.sh is started again"
   while [ $SECONDS -lt $end ]; do
     sleep "$FAILED_LOOK_S"
     [ "$(cat "$host/state" 2>/dev/null)" = "$said" ] || return 0
@@ -429,7 +429,7 @@ WantedBy=$target
 END
 }
 
-linger() { # a user's units end with the user's last session otherwise
+linger() { # otherwise a user's units end with the user's last session
   local who
   who=$(id -un)
   [ "$(id -u)" = 0 ] || [ -e "/var/lib/systemd/linger/$who" ] && return 0
@@ -437,7 +437,7 @@ linger() { # a user's units end with the user's last session otherwise
   : >"$host/linger"
 }
 
-hand_over_to_systemd() { # status 0 when it has taken over: then neither a logout nor a restart of the machine ends this
+hand_over_to_systemd() { # status 0 when it has taken over: then neither a logout nor a reboot ends the host
   find_systemd || return 1
   linger && mkdir -p "$units" && print_unit >"$units/$unit" && ask_systemd daemon-reload &&
     ask_systemd enable "$unit" || { say "systemd does not take units of $(id -un)"; rm -f "$units/$unit"; return 1; }
@@ -446,23 +446,23 @@ hand_over_to_systemd() { # status 0 when it has taken over: then neither a logou
   say "systemd runs $unit"
 }
 
-# --- the ways in ----------------------------------------------------------------------------------------------------
+# --- entry points ---------------------------------------------------------------------------------------------------
 
 is() { case $(cat "$host/state" 2>/dev/null) in "$1 "*) return 0 ;; *) return 1 ;; esac; }
 
-mark() { # everything that we start bears the mark; what a shell exports shows in its children only
+mark() { # everything that we start has the mark; an export reaches only a shell's children
   [ "${SPOTFLEET_HOST_MARK:-}" = "$REQUEST_ID" ] || exec env SPOTFLEET_HOST_MARK="$REQUEST_ID" bash "$host/bootstrap.sh" "$@"
   exec >>"$log" 2>&1 </dev/null
 }
 
-take_lock() { # of this host; a second script has nothing to do
+take_lock() { # this host's lock; a second script has nothing to do
   exec 9>>"$host/run.lock"
   flock -w "$1" 9 || { say "another bootstrap.sh is at work"; exit 0; }
 }
 
 start() {
   if is off && [ -z "$POWER_OFF" ]; then return; fi
-  if held "$host/run.lock"; then # by a script at work, or by what one that was killed has left: `run` waits and sees
+  if held "$host/run.lock"; then # by a running script, or by leftovers of a killed one: `run` waits for them
     SPOTFLEET_HOST_MARK=$REQUEST_ID setsid bash "$host/bootstrap.sh" run </dev/null >>"$log" 2>&1 &
     return
   fi
@@ -485,7 +485,7 @@ install_all() {
 }
 
 run_all() {
-  take_lock 10 # longer than a look at it, or the children of a killed script
+  take_lock 10 # longer than a `look`, or the children of a killed script
   trap expire EXIT
   ! is off || exit 0
   state installing "starts"

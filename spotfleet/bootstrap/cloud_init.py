@@ -1,11 +1,11 @@
-"""User data for a machine that a cloud makes: the files and the script as over SSH, run by cloud-init as root.
+"""User data for a machine that a cloud makes: the same files and script as over SSH, run by cloud-init as root.
 
-It is text that a person can read. GCP takes it as it is; EC2 and Azure take `packed`, which cloud-init unpacks. The
-wheel is never in it: a host fetches it by digest, or it is brought over SSH once the machine answers with the host key
-that it was given here. remove.sh is not either, since such a machine goes as a whole.
+The text is readable. GCP takes it unchanged; EC2 and Azure take `packed`, which cloud-init unpacks. It never contains
+the wheel. A host fetches the wheel by digest, or the laptop copies it over SSH once the machine answers with the host
+key that it was given here. It does not contain remove.sh either, since such a machine is removed as a whole.
 
-A machine that the cloud stops and starts again becomes the same host: systemd runs its unit, and where there is none a
-script of cloud-init's for each boot begins anew.
+A machine that the cloud stops and starts again becomes the same host: systemd runs its unit. Without systemd, a
+per-boot script of cloud-init starts the host again.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from spotfleet.bootstrap import CLAIM, HostPlan, script
 from spotfleet.errors import UsageError
 from spotfleet.ssh.keys import KeyPair
 
-LIMIT_BYTES = 16_384  # EC2's, before base64
+LIMIT_BYTES = 16_384  # EC2's limit, before base64
 HOME = "/root"
-ROOT = f"{HOME}/.spotfleet-host"  # of a plan that names no other
+ROOT = f"{HOME}/.spotfleet-host"  # for a plan that names no other root
 EACH_BOOT = "/var/lib/cloud/scripts/per-boot"
 EACH = """#!/bin/sh
 # At the first boot `runcmd` starts it.
 [ ! -e {host}/state ] || exec {start}
 """
-PACKAGES = ("python3-venv",)  # cloud images of Debian and Ubuntu can make no virtual environment without
+PACKAGES = ("python3-venv",)  # without it, cloud images of Debian and Ubuntu cannot make a virtual environment
 
 
 def user_data(plan: HostPlan, *, user: str, authorized_keys: Sequence[str], host_key: KeyPair | None,
               packages: Sequence[str] | None = None, key_pair: bool = False) -> str:
-    """A `#cloud-config` for this plan; `user` enters by `authorized_keys`, and the machine shows `host_key` alone.
+    """Return a `#cloud-config` for this plan; `user` logs in with `authorized_keys`, and the machine shows only
+    `host_key`.
 
-    With `key_pair`, a key that the cloud itself hands to the machine opens it too, as the image's own user.
-    `packages` are the system's; None: what an environment is made with, and nothing where one is inherited, so that a
-    ready image asks no server for anything.
+    With `key_pair`, a key that the cloud itself installs is accepted too, for the image's own user. `packages` are
+    system packages; None: the packages needed to make an environment, and none where one is inherited, so that a ready
+    image contacts no server.
     """
     if packages is None:
         packages = () if plan.environment.inherit else PACKAGES
@@ -61,7 +62,7 @@ def user_data(plan: HostPlan, *, user: str, authorized_keys: Sequence[str], host
 
 
 def packed(text: str) -> bytes:
-    """`user_data` for a cloud that takes LIMIT_BYTES; UsageError when it would not fit."""
+    """Compress `user_data` for a cloud with LIMIT_BYTES. Raises UsageError when it would not fit."""
     data = gzip.compress(text.encode(), mtime=0)
     if len(data) > LIMIT_BYTES:
         raise UsageError(f"user data has {len(data)} bytes packed, and a cloud takes {LIMIT_BYTES}",
@@ -76,7 +77,7 @@ def _wanted(name: str, plan: HostPlan) -> bool:
 def _doors(user: str, keys: list[str], key_pair: bool) -> dict[str, Any]:
     if user == "root":
         return {"disable_root": False, "users": ["default"], "ssh_authorized_keys": keys}
-    # cloud-init gives the cloud's key to its `default` user alone; of the same name, both entries become one
+    # cloud-init gives the cloud's key only to its `default` user; with the same name, both entries become one
     return {"disable_root": True, "users": [*(["default"] if key_pair else []), {
         "name": user, "shell": "/bin/bash", "lock_passwd": True, "sudo": "ALL=(ALL) NOPASSWD:ALL",
         "ssh_authorized_keys": keys,
@@ -88,7 +89,7 @@ def _file(path: str, text: str, mode: str = "0600") -> dict[str, str]:
 
 
 def to_yaml(config: dict[str, Any]) -> str:
-    """Texts of several lines stand there line by line."""
+    """Return YAML with texts of several lines printed line by line."""
     import yaml
 
     class Dumper(yaml.SafeDumper):

@@ -1,8 +1,8 @@
-"""`python fetch.py HOME NAME SHA256`: bring the wheel to HOME/wheel/NAME. Run by the machine's own Python.
+"""`python fetch.py HOME NAME SHA256`: fetch the wheel to HOME/wheel/NAME. Run by the machine's own Python.
 
 Without SPOTFLEET_WHEEL_URL it comes from the dispatcher in HOME/boot.json, by digest and with the host's token, over
-TLS of the fleet's own authority. Nothing counts but the digest. Tried again with a back-off until LIMIT_S are over;
-then one line says why it did not come.
+TLS of the fleet's own authority. Only the digest counts. Retried with a back-off until LIMIT_S are over; then one line
+gives the reason of the failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 LIMIT_S, SILENCE_S = 300.0, 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0
 MOST_BYTES = 64 << 20
-HOPELESS = {400, 405, 426}  # asked again, the same answer; 401 to 404 may end when the dispatcher knows us or the wheel
+# a retry gives the same answer; 401 to 404 may end when the dispatcher knows us or the wheel
+HOPELESS = {400, 405, 426}
 
 
 def main() -> int:
@@ -39,7 +40,7 @@ def main() -> int:
             hopeless = isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError)
         else:
             if (found := hashlib.sha256(data).hexdigest()) == digest:
-                return _put(Path(home, "wheel"), name, data)  # a full disk is not tried again: bootstrap.sh says so
+                return _put(Path(home, "wheel"), name, data)  # a full disk is not retried: bootstrap.sh reports it
             why, hopeless = f"what came has digest {found}, not {digest}", True
         left_s = end - time.monotonic()
         if hopeless or left_s < backoff_s:
@@ -55,7 +56,7 @@ def _request(home: Path, digest: str, url: str) -> tuple[urllib.request.Request,
     boot = json.loads((home / "boot.json").read_text())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # this authority signs nothing but the dispatcher
+    context.check_hostname = False  # this authority signs only the dispatcher
     context.load_verify_locations(cadata=boot["ca"])
     headers = {"Authorization": f"Bearer {boot['token']}"}
     return urllib.request.Request(f"{boot['dispatcher'].rstrip('/')}/v1/bundles/{digest}", headers=headers), context

@@ -1,8 +1,8 @@
-"""User data for several machines that a cloud makes by one call: each finds out which it is from its launch index.
+"""User data for several machines that a cloud makes in one call; each machine selects its host by launch index.
 
-All get the same text. What every host has alike lies in ROOT/gang, what is each one's own in `members.json` there; the
-first command, gang_place.py, makes the host's folder of both, goes on as a single machine does and removes ROOT/gang.
-Who can read the user data of one machine has the tokens of all: they come and go together.
+All machines get the same text. ROOT/gang holds the common part, and `members.json` there holds the individual parts.
+The first command, gang_place.py, makes the host's folder from both, continues like a single machine and removes
+ROOT/gang. A reader of the user data of one machine has the tokens of all: they come and go together.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from spotfleet.bootstrap import HostPlan, cloud_init, script
 from spotfleet.errors import UsageError
 from spotfleet.ssh.keys import KeyPair
 
-GANG = "gang"  # in place of a request_id
+GANG = "gang"  # used instead of a request_id
 PLACE, MEMBERS = "gang_place.py", "members.json"
 HEAD = "#cloud-config\n"
 
 
 def user_data(plans: Sequence[HostPlan], *, user: str, authorized_keys: Sequence[str],
               host_keys: Sequence[KeyPair | None], key_pair: bool = False) -> str:
-    """`cloud_init.user_data` of each plan, as one text; the machine with launch index I becomes the host of plan I."""
+    """Merge the `cloud_init.user_data` of all plans; the machine with launch index I becomes the host of plan I."""
     each = [parsed(cloud_init.user_data(plan, user=user, authorized_keys=authorized_keys, host_key=key,
                                         key_pair=key_pair))
             for plan, key in zip(plans, host_keys, strict=True)]
@@ -51,7 +51,7 @@ def user_data(plans: Sequence[HostPlan], *, user: str, authorized_keys: Sequence
 
 
 def packed(text: str, hosts: int) -> bytes:
-    """As `cloud_init.packed`; UsageError names the number of hosts, which decides."""
+    """Compress as `cloud_init.packed`. The UsageError names the number of hosts, which determines the size."""
     try:
         return cloud_init.packed(text)
     except UsageError as error:
@@ -60,7 +60,7 @@ def packed(text: str, hosts: int) -> bytes:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """A `#cloud-config`; UsageError for another text."""
+    """Parse a `#cloud-config`. Raises UsageError for another text."""
     import yaml
 
     try:
@@ -73,7 +73,8 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def files_of(text: str, request_id: str) -> dict[str, str]:
-    """Name -> text in the folder of this host, from the user data of one or several; {} if it is not among them."""
+    """Map names to texts in the folder of this host, from user data of one or several hosts; {} if the host is not in
+    it."""
     found: dict[str, str] = {}
     alike: dict[str, str] = {}
     for file in parsed(text)["write_files"]:
@@ -95,7 +96,7 @@ def _general(path: str, request_id: str) -> str:
 
 
 def _folder(config: dict[str, Any], request_id: str) -> str:
-    """ROOT/gang."""
+    """Return ROOT/gang."""
     inside = next(f["path"] for f in config["write_files"] if f"/{request_id}/" in f["path"])
     return f"{inside.partition(f'/{request_id}/')[0]}/{GANG}"
 

@@ -1,6 +1,6 @@
 """`python3 gang_place.py METADATA_URL` in ROOT/gang: become the host of this machine's launch index. Run as root.
 
-Killed at any line and run again, it goes on: ROOT/gang goes last. Until then each boot runs this, and starts the host.
+Idempotent: ROOT/gang is removed last. Until then each boot runs this again and starts the host.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def write(path: Path, text: str, mode: int) -> None:
 
 
 def show(key: dict[str, str]) -> None:
-    """The machine shows this host key alone."""
+    """Make this the machine's only host key."""
     for other in glob.glob(f"{SSHD}/ssh_host_*"):
         if "ed25519" not in other:
             os.unlink(other)
     write(Path(SSHD, "ssh_host_ed25519_key"), key["ed25519_private"], 0o600)
     write(Path(SSHD, "ssh_host_ed25519_key.pub"), key["ed25519_public"].rstrip("\n") + "\n", 0o644)
-    for unit in ("ssh", "sshd"):  # Debian's name, the others' name; one that nobody has entered yet need not run
+    for unit in ("ssh", "sshd"):  # Debian's name, the others' name; a unit activated by socket may not run yet
         if subprocess.run(["systemctl", "try-restart", unit], capture_output=True, check=False).returncode == 0:
             return
     with suppress(OSError, ValueError):  # no systemd

@@ -1,7 +1,7 @@
-"""`python inherit.py ENVIRONMENT WHEEL`: an isolated environment that sees what this interpreter has installed.
+"""`python inherit.py ENVIRONMENT WHEEL`: an isolated environment that uses the packages of this interpreter.
 
-A virtual environment made by one of another sees only the packages of the interpreter below both, so the folders are
-named one by one. Our wheel holds Python alone: it is unpacked, without an index, a network or pip.
+A virtual environment made from another one sees only the packages of the base interpreter, so the folders are listed
+one by one. Our wheel holds only Python: it is unpacked, without an index, a network or pip.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from configparser import ConfigParser
 from importlib.util import find_spec
 from pathlib import Path
 
-PTH = "zz_inherited.pth"  # last: what the environment has itself comes first
+PTH = "zz_inherited.pth"  # sorted last: the environment's own packages come first
 SCRIPT = """#!/bin/sh
 '''exec' {python} "$0" "$@"
 ' '''

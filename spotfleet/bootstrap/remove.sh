@@ -1,8 +1,8 @@
 #!/bin/sh
-# Remove a host from this machine: its unit, every process that bears its mark, its folder, environments that no host
-# uses, its claim, and the root folder when nothing is left in it.
-#   remove.sh [--keep-environments] [ROOT REQUEST_ID]    default: the host in whose folder this file lies
-# Idempotent, also when it was killed half-way, and needs no room on the disk. What is left is said on stderr, status 1.
+# Remove a host from this machine: its unit, every process with its mark, its folder, unused environments, its claim,
+# and the root folder when it is empty.
+#   remove.sh [--keep-environments] [ROOT REQUEST_ID]    default: the host in this file's folder
+# Idempotent, also when killed half-way; needs no disk space. Leftovers are listed on stderr, status 1.
 set -u
 [ -z "${SPOTFLEET_HOST_MARK:-}" ] || [ ! -f "$0" ] || exec env -u SPOTFLEET_HOST_MARK sh "$0" "$@" # not to end itself
 TERM_S=5 KILL_S=10 SYSTEMD_S=25 LOCK_S=10 RM_S=60
@@ -12,7 +12,7 @@ marked() { # pids of the host's processes
   grep -lszxF "SPOTFLEET_HOST_MARK=$id" /proc/[0-9]*/environ | sed 's#^/proc/##; s#/environ$##'
 }
 
-with_children() { # PIDS: and of what they started, should that have cleaned its environment
+with_children() { # PIDS: and their children, which may have cleaned their environment
   for pid in "$@"; do
     echo "$pid"
     # shellcheck disable=SC2046
@@ -20,7 +20,7 @@ with_children() { # PIDS: and of what they started, should that have cleaned its
   done
 }
 
-signal_all() { # SIGNAL: status 1 when there was nobody
+signal_all() { # SIGNAL: status 1 without any process
   # shellcheck disable=SC2046
   set -- "$1" $(with_children $(marked) | sort -un)
   [ $# -gt 1 ] || return 1
@@ -64,11 +64,11 @@ remove_unit() {
 
 remove_folder() { # FOLDER
   [ -n "$1" ] && [ -e "$1" ] || return 0
-  timeout "$RM_S" rm -rf "$1" 2>/dev/null || timeout "$RM_S" rm -rf "$1" # what was written meanwhile
+  timeout "$RM_S" rm -rf "$1" 2>/dev/null || timeout "$RM_S" rm -rf "$1" # files written meanwhile
   [ ! -e "$1" ] || left="$left $1"
 }
 
-others() { # FILE: of every other host here
+others() { # FILE: that of every other host here
   for other in "$root"/*/"$1"; do
     [ "$other" = "$root/$id/$1" ] || [ ! -e "$other" ] || echo "$other"
   done
@@ -83,7 +83,7 @@ remove_host() {
   [ -z "$lingers" ] || timeout "$SYSTEMD_S" loginctl disable-linger "$(id -un)" || left="$left linger"
 }
 
-remove_environments() { # those that no host names; ours alone: the folder that we were given may hold the user's too
+remove_environments() { # unused ones, and only ours: the given folder may hold the user's too
   [ -d "$root/envs" ] || return 0
   kept=""
   for environment in "$root/envs"/*; do
@@ -100,7 +100,7 @@ remove_environments() { # those that no host names; ours alone: the folder that 
   rmdir "$root/envs" 2>/dev/null
 }
 
-remove_claim() { # last: as long as it stands no other host comes here
+remove_claim() { # last: while it exists, no other host comes here
   holder=$(cat "$root/claim" 2>/dev/null)
   if [ "$holder" = "$id" ] || { [ -z "$holder" ] && [ -z "$(others settings.sh)" ]; }; then
     rm -f "$root/claim"
@@ -125,9 +125,9 @@ main() {
     if [ ! -e "$root/lock" ] || { exec 8<"$root/lock" && flock -w "$LOCK_S" 8; }; then
       [ -n "$keep" ] || remove_environments
       [ -z "$id" ] || remove_claim
-      [ -n "$keep" ] || [ -n "$(others settings.sh)" ] || rm -f "$root/lock" # who waits for it makes a new one
+      [ -n "$keep" ] || [ -n "$(others settings.sh)" ] || rm -f "$root/lock" # a waiting script makes a new one
       rmdir "$root" 2>/dev/null
-    else # another host makes an environment here, and removes what nobody uses when it goes itself
+    else # another host makes an environment here, and removes unused ones when it ends
       remove_claim
     fi
   fi

@@ -1,4 +1,4 @@
-"""The files that make a machine a host, and the commands that start, look at and remove one. Texts only."""
+"""Files of a host, and the commands that start, check and remove one. Texts only."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from spotfleet.model import Role
 
 SETTINGS = "settings.sh"
 SCRIPTS = ("bootstrap.sh", "remove.sh", "fetch.py", "inherit.py")
-REMOVE_S = 90.0  # remove.sh is done by then, or says what is left
-_LAYOUT = 1  # of an environment: another one is another digest
+_LAYOUT = 1  # version of an environment's layout: another one is another digest
 _MODULES = {"aws": "boto3", "gcp": "google.cloud.compute_v1", "azure": "azure.mgmt.compute"}  # what an extra brings
 _OURS = {SETTINGS, *SCRIPTS, "claim", "listing.json", "state", "found.sh", "wheel", "packages.txt", "console.log",
          "bootstrap.log"}
 
 
 def files(plan: HostPlan) -> dict[str, str]:
-    """Name -> text of all to lie in ROOT/REQUEST_ID, mode 0600, before `start`; wheel and listing.json apart.
+    """Map names to texts of all files for ROOT/REQUEST_ID, mode 0600, before `start`; without wheel and listing.json.
 
-    UsageError for a plan that no machine can follow.
+    Raises UsageError for a plan that no machine can follow.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", plan.request_id):
         raise UsageError(f"request_id: {plan.request_id!r} is no name for a folder", hint="letters, digits, - _ .")
@@ -39,12 +38,12 @@ def files(plan: HostPlan) -> dict[str, str]:
 
 
 def text(name: str) -> str:
-    """Of a script of this package."""
+    """Return the text of a script of this package."""
     return (package_files("spotfleet.bootstrap") / name).read_text("utf-8")
 
 
 def settings(plan: HostPlan) -> str:
-    """settings.sh: what bootstrap.sh has to know, one assignment per line."""
+    """Return settings.sh: the variables of bootstrap.sh, one assignment per line."""
     wanted = plan.environment
     values: dict[str, str] = {
         "REQUEST_ID": plan.request_id,
@@ -72,39 +71,35 @@ def settings(plan: HostPlan) -> str:
 
 
 def environment_digest(plan: HostPlan) -> str:
-    """Names the environment: the same for all plans whose environments are the same."""
+    """Return the name of the environment: equal for all plans with equal environments."""
     said = f"{_LAYOUT} {to_text(plan.environment)} {plan.wheel_sha256} {extras(plan)} {needs(plan)}"
     return hashlib.sha256(said.encode()).hexdigest()[:24]
 
 
 def extras(plan: HostPlan) -> str:
-    """Of our own requirements: workers train; and what is inherited is taken as it is."""
+    """Return the extras of our own requirements: workers train; an inherited environment is used unchanged."""
     wanted = [*(["train"] if plan.role is Role.WORKER else []), *plan.extras]
     return f"[{','.join(wanted)}]" if wanted and not plan.environment.inherit else ""
 
 
 def needs(plan: HostPlan) -> str:
-    """The modules that must be there besides our own: those of the extras that the plan names."""
+    """Return the modules that must be importable besides our own: those of the extras in the plan."""
     return " ".join(_MODULES[extra] for extra in plan.extras)
 
 
 def shell_path(path: str) -> str:
-    """`path` quoted for a shell on the machine; a leading ~/ is the home there."""
+    """Quote `path` for a shell on the machine; a leading ~/ is the home directory there."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 def start(root: str, request_id: str) -> str:
-    """The command that begins, or goes on, and returns at once; status 0 when it is under way (or was, or is done)."""
+    """Return the command that starts or continues the bootstrap; it returns at once, with status 0 if the bootstrap
+    runs or is done."""
     return f"bash {shell_path(root)}/{shlex.quote(request_id)}/bootstrap.sh start"
 
 
-def look(root: str, request_id: str) -> str:
-    """The command that prints `STATE AT WHY` as it truly is now."""
-    return f"bash {shell_path(root)}/{shlex.quote(request_id)}/bootstrap.sh look"
-
-
 def removal(root: str, request_id: str, *, keep_environments: bool = False) -> str:
-    """The command that removes a host, reading `text("remove.sh")` from stdin; status 0 when nothing of it is left,
-    else stderr says what. An empty `request_id` removes only what no host uses."""
+    """Return the command that removes a host, reading `text("remove.sh")` from stdin. Its status is 0 when nothing of
+    the host is left, else stderr lists the rest. With an empty `request_id` it removes only unused files."""
     keep = "--keep-environments " if keep_environments else ""
     return f"env -u SPOTFLEET_HOST_MARK sh -s -- {keep}{shell_path(root)} {shlex.quote(request_id)}"

@@ -1,8 +1,8 @@
-"""The very code that runs here, as a wheel.
+"""Wheel of the running code.
 
-In a checkout its metadata is made of the pyproject.toml beside the package, since that of an editable installation is
-as old as its last `pip install`; elsewhere it is that of the installed distribution, unchanged: a wheel that is built
-on a machine which runs such a wheel is the same wheel, byte for byte. Nothing is compressed: compressors differ.
+In a checkout its metadata is made from the pyproject.toml beside the package, since that of an editable installation is
+as old as its last `pip install`. Elsewhere it is the unchanged metadata of the installed distribution. So a machine
+that runs such a wheel builds the same wheel, byte for byte. Nothing is compressed: compressors differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-import spotfleet
 from spotfleet import bootstrap
 from spotfleet.bootstrap import Wheel
 from spotfleet.errors import UsageError
@@ -29,7 +28,7 @@ LEFT_OUT = (".pyc", ".pyo", "~")
 
 
 def running() -> Wheel:
-    """What this machine was made a host with, byte for byte; else, on a laptop, one that is built here."""
+    """Return the wheel that this machine was made a host with, byte for byte; on a laptop, one that is built here."""
     path = os.environ.get(bootstrap.WHEEL, "")
     return _read(path) if path else build()
 
@@ -43,11 +42,11 @@ def _read(path: str) -> Wheel:
 @cache
 def build() -> Wheel:
     """Built once per process. UsageError if this code has no metadata to be found."""
-    return build_from(Path(spotfleet.__file__).parent)
+    return build_from(Path(bootstrap.__file__).parent.parent)
 
 
 def build_from(package: Path) -> Wheel:
-    """A wheel of the package in this folder, named by the metadata that belongs to it."""
+    """Build a wheel of the package in this folder, with the metadata that belongs to it."""
     pyproject = package.parent / "pyproject.toml"
     about, entry_points = _declared(pyproject) or _installed()
     version = next(line.removeprefix("Version: ") for line in about.splitlines() if line.startswith("Version: "))
@@ -71,7 +70,7 @@ def _sources(package: Path) -> list[Path]:
 
 
 def _declared(pyproject: Path) -> tuple[str, str] | None:
-    """METADATA and entry_points.txt of what the file declares; None when it is not ours."""
+    """Return METADATA and entry_points.txt as the file declares them; None if the file is not ours."""
     project = tomllib.loads(pyproject.read_text("utf-8")).get("project", {}) if pyproject.is_file() else {}
     if project.get("name") != NAME:
         return None
@@ -97,7 +96,7 @@ def _installed() -> tuple[str, str]:
         found = metadata.distribution(NAME)
     except metadata.PackageNotFoundError:
         raise UsageError(f"the {NAME} that runs here was not installed: it has no metadata to make a wheel of",
-                         hint="install it: pip install spotfleet, or pip install -e CHECKOUT") from None
+                         hint="`pip install .` in a clone of spotfleet") from None
     about = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
     return about, found.read_text("entry_points.txt") or ""
 
@@ -111,7 +110,7 @@ def _zip(files: dict[str, bytes]) -> bytes:
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for name, data in sorted(files.items()):
             entry = zipfile.ZipInfo(name, BORN)
-            entry.create_system = 3  # Unix, whose modes the next line holds
+            entry.create_system = 3  # Unix; the next line sets its modes
             entry.external_attr = 0o100644 << 16
             archive.writestr(entry, data)
     return out.getvalue()

@@ -1,13 +1,14 @@
-"""The working directory in pieces by digest, so that after a change only what has changed travels.
+"""Bundles: a working directory in content-addressed pieces, so that only changed pieces travel.
 
-    tree.py      what belongs to it: `.gitignore`, `file_mounts`, links        ignore.py    which names are left out
-    grouping.py  how its files are laid in a row and cut into pieces
-    blob.py      a group of files -> a compressed blob; what this machine remembers, so that it need not read again
-    manifest.py  which pieces make which files: the bundle's own blob, whose sha256 is `JobSpec.bundle`
-    unpack.py    manifest and pieces -> a folder on a host                     archive.py   the same for a .tar.gz
+    tree.py      lists the files: `.gitignore`, `file_mounts`, links        ignore.py    ignore rules for names
+    grouping.py  orders the files and cuts them into pieces
+    blob.py      compresses a group of files to a blob; a cache on this machine saves reading the files again
+    manifest.py  maps pieces to files: the bundle's own blob, with the sha256 that is `JobSpec.bundle`
+    unpack.py    makes a folder on a host from manifest and pieces           archive.py   does the same from a .tar.gz
 
-Manifest and pieces depend on names, contents and executable bits only: the same content has the same digest. They are
-blobs of one kind for everybody on the way (`/v1/bundles/SHA256`); laptop: `api/ship.py`, host: `agent/blobs.py`.
+Manifest and pieces depend on names, contents and executable bits only: the same content has the same digest. All of
+them travel as blobs of one kind (`/v1/bundles/SHA256`); laptop: `api/lifecycle/upload.py`, host:
+`agent/files/blobs.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spotfleet.bundle.archive import extract
-from spotfleet.bundle.blob import SHORTEST_SECRET, Made, Memory, Needles, make
+from spotfleet.bundle.blob import SHORTEST_SECRET, PackedGroup, PieceCache, SecretValues, make
 from spotfleet.bundle.grouping import Group, group
-from spotfleet.bundle.manifest import FileEntry, Manifest, Piece, dump, is_manifest, load, pieces_of
+from spotfleet.bundle.manifest import BundlePiece, FileEntry, Manifest, dump, is_manifest, load, pieces_of
 from spotfleet.bundle.tree import Tree, scan
 from spotfleet.bundle.unpack import DamagedPiece, unpack
 
-__all__ = ["SHORTEST_SECRET", "DamagedPiece", "FileEntry", "Group", "Made", "Manifest", "Memory", "Needles", "Packed",
-           "Piece", "Tree", "assemble", "dump", "extract", "group", "is_manifest", "load", "make", "pack", "pieces_of",
-           "scan", "unpack"]
+__all__ = [
+    "SHORTEST_SECRET",
+    "BundlePiece",
+    "DamagedPiece",
+    "FileEntry",
+    "Group",
+    "Manifest",
+    "Packed",
+    "PackedGroup",
+    "PieceCache",
+    "SecretValues",
+    "Tree",
+    "assemble",
+    "dump",
+    "extract",
+    "group",
+    "is_manifest",
+    "load",
+    "make",
+    "pack",
+    "pieces_of",
+    "scan",
+    "unpack",
+]
 
 
 @dataclass(frozen=True)
@@ -33,8 +55,8 @@ class Packed:
     left_out: tuple[str, ...]
 
 
-def assemble(tree: Tree, groups: Sequence[Group], made: Sequence[Made]) -> Packed:
-    """The manifest of what was read of `tree`, one `Made` for each group."""
+def assemble(tree: Tree, groups: Sequence[Group], made: Sequence[PackedGroup]) -> Packed:
+    """Return the manifest of the files that were read from `tree`; `made` has one `PackedGroup` for each group."""
     sizes: dict[str, int] = {}
     order: list[tuple[str, bool]] = []
     left_out = list(tree.left_out)
@@ -52,8 +74,8 @@ def assemble(tree: Tree, groups: Sequence[Group], made: Sequence[Made]) -> Packe
     return Packed(Manifest(pieces, tree.folders, tree.links, files), tuple(sorted(set(left_out))))
 
 
-def pack(tree: Tree, put: Callable[[Made], object], *, needles: Needles = Needles()) -> Packed:
-    """All of `tree`, each piece given to `put`: the plain way of what `api/ship.py` does with memory and threads."""
+def pack(tree: Tree, put: Callable[[PackedGroup], object], *, needles: SecretValues = SecretValues()) -> Packed:
+    """Pack all of `tree` and pass each piece to `put`. `api/lifecycle/upload.py` adds a cache and threads."""
     groups, made = group(tree.files), []
     for members in groups:
         result = make(members, needles)

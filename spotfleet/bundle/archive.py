@@ -1,4 +1,4 @@
-"""A .tar.gz unpacked so that nothing is written outside its folder: outputs of workers, and bundles made by hand."""
+"""Safe unpacking of a .tar.gz: outputs of workers, and bundles made by hand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 
 def extract(archive: Path, into: Path, look: Callable[[int], object] | None = None) -> None:
-    """Unpack; nothing is written outside `into`. Raises ValueError for an archive that tries, or is none.
+    """Unpack `archive`; write nothing outside `into`. Raises ValueError for an archive that tries, or that is no
+    archive.
 
-    `look` hears the size of each member before it is written, and may raise.
+    `look` gets the size of each member before it is written, and may raise.
     """
     def taken(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
         if look is not None:
@@ -31,8 +32,11 @@ def extract(archive: Path, into: Path, look: Callable[[int], object] | None = No
 
 
 def _inside(member: tarfile.TarInfo, into: str) -> tarfile.TarInfo:
-    """tarfile's data filter, but an absolute name is an attack, not something to repair, and nothing is unpacked by way
-    of a link: in Python before 3.11.13 and 3.12.11 a long chain of links leads out past that filter (CVE-2025-4517)."""
+    """Apply tarfile's data filter, with two stricter rules.
+
+    An absolute name is refused, not repaired. Nothing is unpacked by way of a link: in Python before 3.11.13 and
+    3.12.11 a long chain of links leads out past that filter (CVE-2025-4517).
+    """
     if member.name.startswith(("/", "\\")):
         raise tarfile.AbsolutePathError(member)
     kept = tarfile.data_filter(member, into)
@@ -43,7 +47,7 @@ def _inside(member: tarfile.TarInfo, into: str) -> tarfile.TarInfo:
     if not kept.issym():
         return kept
     here = os.path.dirname(kept.name)
-    target = os.path.normpath(os.path.join(here, kept.linkname))  # links on the way to it count for nothing
+    target = os.path.normpath(os.path.join(here, kept.linkname))  # links on the way to it are ignored
     if target.split("/")[0] == "..":
         raise tarfile.LinkOutsideDestinationError(member, target)
     return kept.replace(linkname=os.path.relpath(target, here or "."))

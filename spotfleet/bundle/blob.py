@@ -1,9 +1,9 @@
-"""From a group of files to the blob that travels, and what this machine remembers of it.
+"""Compression of a group of files to the blob that travels, and the cache of earlier results.
 
-The memory (`Memory`, a file in spotfleet's house) says which blob a group of files with these paths, sizes, times and
-inodes made: such a group is not read again. Times within RACY_S of the look are not trusted, as a second write of the
-same size within one tick of the file system's clock would not show; nor is a file whose `stat` changed while it was
-read. What was read is what counts: a file that changes meanwhile travels as it was read, with that length and digest.
+The cache (`PieceCache`, a file in spotfleet's home directory) maps a group of files with these paths, sizes, times and
+inodes to its blob, so that the group is not read again. Times within RACY_S of the scan are not trusted: a second write
+of the same size within one tick of the file system's clock would not show. A file with a `stat` that changed while it
+was read is not trusted either. A file that changes meanwhile travels as it was read, with that length and digest.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from spotfleet.bundle.grouping import Group, Slice
-from spotfleet.bundle.manifest import Piece
+from spotfleet.bundle.manifest import BundlePiece
 from spotfleet.bundle.tree import File, shown
+from spotfleet.storage import atomic
 
-SHORTEST_SECRET = 6  # a shorter one would be found in innocent files by chance
-RACY_S = 2.5  # FAT's clock ticks each 2 s
+SHORTEST_SECRET = 6  # shorter ones would occur in innocent files by chance
+RACY_S = 2.5  # FAT's clock ticks every 2 s
 LEVEL = 3
 SAMPLE_BYTES = 64 << 10
-WORTH = 0.95  # what the sample does not shrink below is stored as it is
+WORTH = 0.95  # a group is stored uncompressed if the sample does not shrink below this share
 CHUNK = 1 << 20
 FORMAT = 1
-KEEP_DAYS = 60  # without use
-ROUNDS = 50_000  # of PBKDF2: the memory must not tell what the secrets are
+KEEP_DAYS = 60  # an entry is removed after this time without use
+ROUNDS = 50_000  # rounds of PBKDF2: the cache must not disclose the secrets
 
 
-class Needles:
-    """Values that must not travel."""
+class SecretValues:
+    """Secret values that must not travel."""
 
     def __init__(self, values: Sequence[bytes] = ()) -> None:
         self.values = tuple(values)
@@ -43,14 +45,14 @@ class Needles:
         self._searched: dict[File, bool] = {}
 
     @staticmethod
-    def of(given: Sequence[str]) -> Needles:
-        return Needles(sorted({s.encode() for s in given if len(s) >= SHORTEST_SECRET}))
+    def of(given: Sequence[str]) -> SecretValues:
+        return SecretValues(sorted({s.encode() for s in given if len(s) >= SHORTEST_SECRET}))
 
     def in_data(self, data: bytes) -> bool:
         return any(value in data for value in self.values)
 
     def in_file(self, file: File) -> bool:
-        """Of a file in several pieces, before the first of them travels. Searched once."""
+        """Search a file of several pieces, once, before the first of them travels."""
         with self._lock:
             if self.values and file not in self._searched:
                 self._searched[file] = self._search(file.path)
@@ -67,24 +69,25 @@ class Needles:
         return False
 
 
-NONE = Needles()
+NONE = SecretValues()
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a group has become. `piece` is None when nothing was in it."""
+class PackedGroup:
+    """Result of reading a group. `piece` is None if the group had no bytes."""
 
-    piece: Piece | None
-    sizes: tuple[int, ...]  # of each slice; -1 for one that was left out
+    piece: BundlePiece | None
+    sizes: tuple[int, ...]  # length of each slice; -1 for a slice that was left out
     left_out: tuple[str, ...] = ()
-    steady: bool = False  # it would be the same again, as far as `stat` tells
+    steady: bool = False  # a second read would give the same, as far as `stat` shows
     blob: bytes = b""
 
 
-class Memory:
-    """Which piece a group made. A file that is damaged, or cannot be written, costs the reading of files only."""
+class PieceCache:
+    """Cache from groups to pieces. If it is damaged or cannot be written, files are read again and nothing else
+    happens."""
 
-    def __init__(self, path: Path, needles: Needles = NONE) -> None:
+    def __init__(self, path: Path, needles: SecretValues = NONE) -> None:
         self.path = path
         self._lock = threading.Lock()
         said = _read(path)
@@ -94,16 +97,16 @@ class Memory:
         text = b"\0".join(needles.values)
         self._needles = hashlib.pbkdf2_hmac("sha256", text, self._salt.encode(), ROUNDS) if text else b""
 
-    def find(self, group: Group) -> Made | None:
+    def find(self, group: Group) -> PackedGroup | None:
         key = self._key(group)
         with self._lock:
             row = self._pieces.get(key)
             if row is None:
                 return None
             row[3] = self._today
-        return Made(Piece(*row[:3]), tuple(s.bytes for s in group), steady=True)
+        return PackedGroup(BundlePiece(*row[:3]), tuple(s.bytes for s in group), steady=True)
 
-    def keep(self, group: Group, made: Made) -> None:
+    def keep(self, group: Group, made: PackedGroup) -> None:
         if made.steady and made.piece is not None:
             row = [made.piece.sha256, made.piece.bytes, made.piece.unpacked_bytes, self._today]
             with self._lock:
@@ -113,14 +116,9 @@ class Memory:
         with self._lock:
             pieces = {k: row for k, row in self._pieces.items() if row[3] > self._today - KEEP_DAYS}
             text = json.dumps({"format": FORMAT, "salt": self._salt, "pieces": pieces})
-        part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
-        try:
+        with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(text)
-            part.replace(self.path)
-        except OSError:
-            part.unlink(missing_ok=True)
+            atomic.write(self.path, text, sync=False)
 
     def _key(self, group: Group) -> str:
         seen = hashlib.sha256(b"%d %d " % (FORMAT, LEVEL) + self._needles)
@@ -138,14 +136,14 @@ def _read(path: Path) -> dict:
                 len(row) == 4 and isinstance(row[0], str) and all(isinstance(n, int) for n in row[1:]) for row in rows):
             return said
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # none yet, or no good: everything is read once more
+        pass  # missing or damaged: every file is read again
     return {"salt": secrets.token_hex(16), "pieces": {}}
 
 
-def make(group: Group, needles: Needles = NONE, now: float | None = None) -> Made:
+def make(group: Group, needles: SecretValues = NONE, now: float | None = None) -> PackedGroup:
     """Read a group and compress it. Files that hold a secret or cannot be read are left out and named.
 
-    `now` is Unix; a file that was changed within RACY_S before it does not make a steady piece.
+    `now` is Unix time; a file that was changed within RACY_S before it makes the piece unsteady.
     """
     fresh_ns = int(((time.time() if now is None else now) - RACY_S) * 1e9)
     parts: list[bytes] = []
@@ -161,14 +159,14 @@ def make(group: Group, needles: Needles = NONE, now: float | None = None) -> Mad
         sizes.append(-1 if why else len(data))
     raw = b"".join(parts)
     if not raw:
-        return Made(None, tuple(sizes), tuple(left_out))
+        return PackedGroup(None, tuple(sizes), tuple(left_out))
     blob = compress(raw)
-    piece_made = Piece(hashlib.sha256(blob).hexdigest(), len(blob), len(raw))
-    return Made(piece_made, tuple(sizes), tuple(left_out), steady, blob)
+    piece_made = BundlePiece(hashlib.sha256(blob).hexdigest(), len(blob), len(raw))
+    return PackedGroup(piece_made, tuple(sizes), tuple(left_out), steady, blob)
 
 
-def _slice(piece: Slice, needles: Needles) -> tuple[bytes, str, bool]:
-    """What it holds, why it is left out, and whether it is what `stat` said before and after."""
+def _slice(piece: Slice, needles: SecretValues) -> tuple[bytes, str, bool]:
+    """Return the bytes, the reason why they are left out, and whether `stat` was the same before and after."""
     file = piece.file
     try:
         if piece.bytes < file.bytes and needles.in_file(file):
@@ -189,7 +187,7 @@ def _same(file: File, now: os.stat_result) -> bool:
 
 
 def compress(raw: bytes) -> bytes:
-    """zlib, or zlib's way to store what does not become smaller, such as pictures and weights."""
+    """Compress with zlib, or store uncompressed data that does not shrink, such as pictures and weights."""
     middle = max(0, len(raw) // 2 - SAMPLE_BYTES // 2)
     sample = raw[middle:middle + SAMPLE_BYTES]
     worth = len(zlib.compress(sample, 1)) < WORTH * len(sample)

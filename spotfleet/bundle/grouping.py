@@ -1,12 +1,12 @@
-"""How the files of a tree are laid in a row and cut into pieces.
+"""Order of the files of a tree, and the cuts between pieces.
 
     small files, by name, one after the other    |..piece..|....piece....|.piece.|
     large files, by name, each by itself         |piece|piece|piece|  |piece|
 
-A cut between small files depends on the name of the file before it, without its folder, and on sizes: not on what is
-far away, nor on what files hold. So a changed file changes one piece, an inserted one moves the cuts near it only, and
-a renamed folder keeps its pieces but the first and the last. Large files are cut each RANGE_BYTES: one that is changed
-in place sends the changed ranges; one that grows in its middle sends what follows, too.
+A cut between small files depends on sizes and on the name of the file before it, without its folder. It depends neither
+on distant files nor on contents. So a changed file changes one piece, and an inserted one moves only the cuts near it.
+A renamed folder keeps its pieces except the first and the last. Large files are cut every RANGE_BYTES: a change in
+place sends the changed ranges, and an insertion also sends everything after it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from spotfleet.bundle.tree import File
 
-LEAST_BYTES = 256 << 10  # no cut before
-USUAL_BYTES = 1 << 20  # after LEAST_BYTES, on average
-MOST_BYTES = 4 << 20  # a cut at last
-LARGE_BYTES = 2 << 20  # a file of this size has pieces of its own
+LEAST_BYTES = 256 << 10  # a piece has at least this size
+USUAL_BYTES = 1 << 20  # expected size beyond LEAST_BYTES
+MOST_BYTES = 4 << 20  # a piece has at most this size
+LARGE_BYTES = 2 << 20  # a file of this size gets its own pieces
 RANGE_BYTES = 16 << 20
-ENTRY_BYTES = 256  # a file costs so much beyond what it holds: an empty one, too, has to be opened
+ENTRY_BYTES = 256  # overhead of a file in addition to its bytes: even an empty file has to be opened
 LARGEST_PIECE_BYTES = RANGE_BYTES  # before compression
 
 _SPAN = 1 << 64
@@ -35,7 +35,7 @@ class Slice(NamedTuple):
     bytes: int
 
 
-Group = tuple[Slice, ...]  # what goes into one piece, in this order
+Group = tuple[Slice, ...]  # the slices of one piece, in order
 
 
 def group(files: Sequence[File]) -> list[Group]:
@@ -52,11 +52,11 @@ def group(files: Sequence[File]) -> list[Group]:
 
 
 def _cuts(weights: Iterable[tuple[str, int]]) -> list[int]:
-    """After how many of them each piece ends. Each is a name and a weight in bytes."""
+    """Return the number of files after which each piece ends. Each weight is a name and a size in bytes."""
     weights = list(weights)
     cuts: list[int] = []
     begin, filled = 0, 0
-    best, best_at = (_SPAN, _SPAN), 0  # where a piece that must end is cut: at the name with the lowest number
+    best, best_at = (_SPAN, _SPAN), 0  # forced cut: the position after the name with the lowest hash
     at = 0
     while at < len(weights):
         name, weight = weights[at]

@@ -1,9 +1,9 @@
-"""Which names `.gitignore` and `.spotfleetignore` leave out, byte for byte as git decides it.
+"""Ignore rules of `.gitignore` and `.spotfleetignore`, matched byte for byte as git does.
 
-The rules of git's dir.c and wildmatch.c, compared with the real `git check-ignore` by `tests/cli/test_ignore_rules.py`:
-the later line wins, `.spotfleetignore` after `.gitignore`, deeper folders after higher ones. Not read are `.git/info/
-exclude`, `core.excludesFile` and the ignore files of folders above the one that is shipped: another machine, or another
-user, would ship something else.
+The rules are those of git's dir.c and wildmatch.c; `tests/bundle/test_ignore_rules.py` compares them with the real `git
+check-ignore`. A later line wins, `.spotfleetignore` comes after `.gitignore`, deeper folders after higher ones.
+`.git/info/exclude`, `core.excludesFile` and ignore files above the shipped folder are not read: with them, another
+machine or another user would ship something else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 IGNORE_FILES = (".gitignore", ".spotfleetignore")
-LARGEST_BYTES = 4 << 20  # of an ignore file; the rest of one is not read
+LARGEST_BYTES = 4 << 20  # limit for one ignore file; the rest is not read
 SPECIAL = re.compile(rb"[*?\[\\]")
 NEVER = b"(?!)"
 
@@ -25,30 +25,30 @@ Matcher = re.Pattern[bytes]
 @dataclass(frozen=True)
 class _Rule:
     pattern: Matcher
-    by_name: bool  # matched with the last part of a path, else with the path from the ignore file's folder
+    by_name: bool  # matched against the last part of a path; otherwise against the path from the ignore file's folder
     folders_only: bool
     keep: bool
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Of one ignore file; `prefix` is the path of its folder with a slash at its end, or empty."""
+    """Rules of one ignore file; `prefix` is the path of its folder with a slash at its end, or empty."""
 
     prefix: bytes
     rules: tuple[_Rule, ...]
-    any_name: Matcher  # quick answers: most names are matched by nothing
+    any_name: Matcher  # fast path: no rule matches most names
     any_path: Matcher
 
 
 def read(folder: str, prefix: bytes) -> list[Rules]:
-    """The rules that the ignore files in `folder` give. A link is not followed, as git does not."""
+    """Return the rules of the ignore files in `folder`. A link is not followed, as in git."""
     found = []
     for name in IGNORE_FILES:
         try:
             with open(os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
                 text = file.read(LARGEST_BYTES)
         except OSError:
-            continue  # none, a link, or not for us to read
+            continue  # missing, a link, or not readable for us
         found += [rules] if (rules := parse(text, prefix)).rules else []
     return found
 
@@ -61,8 +61,8 @@ def parse(text: bytes, prefix: bytes = b"") -> Rules:
 
 
 def ignored(name: bytes, is_folder: bool, all_rules: Sequence[Rules]) -> bool:
-    """Is `name`, a path from the top, left out by the last rule that speaks of it? Of what lies in a folder that is
-    left out nothing is asked."""
+    """Return whether the last matching rule leaves out `name`, a path from the top. Names in a folder that is left out
+    are not passed to this function."""
     last = name.rpartition(b"/")[2]
     for rules in reversed(all_rules):
         path = name[len(rules.prefix):]
@@ -93,20 +93,20 @@ def _rule(line: bytes) -> _Rule | None:
         text = text[1:]
     special = SPECIAL.search(text)
     literal = special.start() if special else len(text)
-    # What is literal at the beginning is compared first, and the rest as if it stood alone: so git reads `a**/b`.
+    # The literal beginning is compared first, and the rest as if it stood alone: git reads `a**/b` this way.
     body = re.escape(text[:literal]) + _regex(text[literal:], paths=not by_name)
     return _Rule(re.compile(b"(?:" + body + b")", re.DOTALL), by_name, folders_only, keep)
 
 
 def _without_spaces_at_end(line: bytes) -> bytes:
-    """A space that a backslash stands before stays."""
+    """Strip spaces at the end, except a space after a backslash."""
     stripped = line.rstrip(b" ")
     backslashes = len(stripped) - len(stripped.rstrip(b"\\"))
     return stripped + (b" " if backslashes % 2 and len(stripped) < len(line) else b"")
 
 
 def _regex(pattern: bytes, *, paths: bool) -> bytes:
-    """As wildmatch reads it: with `paths`, nothing but `**` matches a slash."""
+    """Translate a pattern as wildmatch does: with `paths`, only `**` matches a slash."""
     out, at = b"", 0
     while at < len(pattern):
         char = pattern[at:at + 1]
@@ -133,7 +133,7 @@ def _regex(pattern: bytes, *, paths: bool) -> bytes:
 
 
 def _stars(pattern: bytes, begin: int, end: int, paths: bool) -> tuple[bytes, int]:
-    """The stars from `begin` to `end`, and where to go on."""
+    """Translate the stars from `begin` to `end`; return the regex and the position to continue from."""
     if not paths:
         return b".*", end
     rest = pattern[end:]
@@ -153,7 +153,8 @@ CLASSES: dict[bytes, bytes] = {
 
 
 def _bracket(pattern: bytes, at: int, paths: bool) -> tuple[bytes, int]:
-    """A set from after its `[`, and where to go on; -1 when it never ends, which matches nothing."""
+    """Translate a set from after its `[`; return the regex and the next position, or -1 for a set without end, which
+    matches nothing."""
     negated = pattern[at:at + 1] in (b"!", b"^")
     at += negated
     chars: set[int] = set()
@@ -172,7 +173,7 @@ def _bracket(pattern: bytes, at: int, paths: bool) -> tuple[bytes, int]:
 
 
 def _one_of_set(pattern: bytes, at: int, before: int, chars: set[int]) -> tuple[int, int]:
-    """Add what stands at `at` to `chars`; where the next begins, and what a `-` there would reach from."""
+    """Add the element at `at` to `chars`; return the next position, and the start of a range if a `-` follows."""
     char, after = pattern[at], pattern[at + 1:at + 2]
     if char == ord("-") and before >= 0 and after not in (b"", b"]"):
         at += 1 + (after == b"\\")

@@ -1,16 +1,16 @@
-"""What a bundle is: which files, and which pieces hold their bytes.
+"""Manifest of a bundle: its files, and the pieces with their bytes.
 
     spotfleet bundle 1\\n  zlib of lines of JSON:
         {"bytes": B, "entries": N, "pieces": [[SHA256, BYTES, UNPACKED_BYTES], ...]}
-        ["d", NAME]    ["l", NAME, TARGET]    ["f", NAME, BYTES]    ["x", NAME, BYTES], which may be executed
+        ["d", NAME]    ["l", NAME, TARGET]    ["f", NAME, BYTES]    ["x", NAME, BYTES], which is executable
 
-The pieces, unpacked and one after the other, are the files' bytes in the order of their lines: so a file's place needs
-no words, and pieces that overlap cannot be said. No file has a digest of its own: its pieces have, and 32 random bytes
-for each file would be most of what travels after a change of one line. Names are sorted within what is alike, a folder
-before what lies in it. The sha256 of the whole is what a job calls its bundle.
+The pieces, unpacked and concatenated, are the files' bytes in the order of their lines. So the format needs no
+positions and cannot express overlaps. Files have no digest of their own, because pieces have one: 32 random bytes for
+each file would dominate the traffic after a change of one line. Names of one kind are sorted, and a folder stands
+before its contents. A job refers to its bundle by the sha256 of the whole manifest.
 
-Hosts read what others have made, so `load` refuses whatever no packer of ours writes. An archive (.tar.gz), which a
-test or a tool makes by hand, is taken for a bundle, too: it is one piece of its own and has no manifest.
+Hosts read manifests that others have made, so `load` refuses everything that our packer never writes. An archive
+(.tar.gz), made by hand by a test or a tool, is accepted as a bundle, too: it is a single piece and has no manifest.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from spotfleet.bundle.tree import PATH_BYTES
 MAGIC = b"spotfleet bundle 1\n"
 OTHERS = re.compile(rb"spotfleet bundle (\d{1,9})\n")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-LIMIT_BYTES = 256 << 30  # of all files together
+LIMIT_BYTES = 256 << 30  # limit for all files together
 LIMIT_ENTRIES = 2_000_000
 LIMIT_PIECES = 300_000
-LIMIT_BLOB_BYTES = 512 << 20  # of one upload: a manifest of as many entries, a piece, or an archive made by hand
+LIMIT_BLOB_BYTES = 512 << 20  # limit for one upload: a manifest of as many entries, a piece, or an archive made by hand
 LIMIT_MANIFEST_BYTES = 1 << 30  # unpacked
 LEVEL = 6
 CHUNK = 1 << 20
-NAME_BYTES = 255  # what Linux takes
+NAME_BYTES = 255  # limit of Linux
 TARGET_BYTES = 4095
 
 
 @dataclass(frozen=True)
-class Piece:
-    sha256: str  # of what travels, compressed
+class BundlePiece:
+    sha256: str  # digest of the compressed bytes, which travel
     bytes: int
     unpacked_bytes: int
 
@@ -57,7 +57,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[BundlePiece, ...] = ()
     folders: tuple[str, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
     files: tuple[FileEntry, ...] = ()
@@ -68,7 +68,7 @@ class Manifest:
 
 
 def dump(manifest: Manifest) -> bytes:
-    """The same manifest, the same bytes."""
+    """Serialize; equal manifests give equal bytes."""
     pack = zlib.compressobj(LEVEL)
     out = [MAGIC]
     lines: list[str] = []
@@ -95,7 +95,7 @@ def _lines(manifest: Manifest) -> Iterator[str]:
 
 
 def is_manifest(path: Path) -> bool:
-    """Or is it an archive? ValueError for a manifest of another version."""
+    """Return whether `path` is a manifest and not an archive. Raises ValueError for a manifest of another version."""
     with path.open("rb") as file:
         begin = file.read(len(MAGIC) + 9)
     if begin.startswith(MAGIC):
@@ -105,13 +105,13 @@ def is_manifest(path: Path) -> bool:
     return False
 
 
-def pieces_of(path: Path) -> tuple[Piece, ...]:
-    """The pieces that the bundle at `path` needs beside itself; of an archive none. Reads no more than its head."""
+def pieces_of(path: Path) -> tuple[BundlePiece, ...]:
+    """Return the pieces that the bundle at `path` needs, none for an archive. Reads only the head of the file."""
     return _head(_text_lines(path))[0] if is_manifest(path) else ()
 
 
 def load(path: Path) -> Manifest:
-    """ValueError for what is damaged or was made to harm."""
+    """Read a manifest. Raises ValueError for a damaged or malicious one."""
     if not is_manifest(path):
         raise ValueError("not a manifest")
     lines = _text_lines(path)
@@ -146,7 +146,8 @@ def _take(entry: Any, folders: dict[str, None], links: dict[str, str], files: di
 
 
 def _new(name: str, folders: dict[str, None], *others: dict[str, Any]) -> None:
-    """ValueError unless `name` is new, safe, and lies in a folder that has been named: so never behind a link."""
+    """Raise ValueError unless `name` is new, safe, and lies in a folder that was named before: so never behind a link.
+    """
     parent, _, last = name.rpartition("/")
     coded = _coded(name)
     if not last or last in (".", "..") or "\0" in name or name.startswith("/") or len(coded) > PATH_BYTES \
@@ -166,7 +167,7 @@ def _coded(text: str) -> bytes:
 
 
 def _safe_target(name: str, target: str) -> str:
-    """Where a link leads by its text, links on the way to it counting for nothing; never out of the bundle."""
+    """Return the target of a link by its text, ignoring links on the way; never outside the bundle."""
     at = name.split("/")[:-1]
     found = list(at)
     for part in target.split("/"):
@@ -182,8 +183,8 @@ def _safe_target(name: str, target: str) -> str:
     return "/".join([*[".."] * (len(at) - shared), *found[shared:]]) or "."
 
 
-def _head(lines: Iterator[bytes]) -> tuple[tuple[Piece, ...], int, int]:
-    """The pieces, the number of entries, the bytes of all files."""
+def _head(lines: Iterator[bytes]) -> tuple[tuple[BundlePiece, ...], int, int]:
+    """Return the pieces, the number of entries, and the bytes of all files."""
     match _json(next(lines, b"")):
         case {"bytes": int(size), "entries": int(entries), "pieces": list(rows)}:
             pieces = tuple(map(_piece, _few(rows)))
@@ -202,11 +203,11 @@ def _few(rows: Sequence[Any]) -> Sequence[Any]:
     return rows
 
 
-def _piece(row: Any) -> Piece:
+def _piece(row: Any) -> BundlePiece:
     match row:
         case [str(sha256), int(size), int(unpacked)] if SHA256.fullmatch(sha256) and 0 < size <= LIMIT_BLOB_BYTES \
                 and 0 < unpacked <= LARGEST_PIECE_BYTES:
-            return Piece(sha256, size, unpacked)
+            return BundlePiece(sha256, size, unpacked)
     raise ValueError(f"the manifest holds what is no piece: {str(row)[:100]}")
 
 
@@ -218,7 +219,7 @@ def _json(line: bytes) -> Any:
 
 
 def _text_lines(path: Path) -> Iterator[bytes]:
-    """The lines after MAGIC. ValueError where they break off, or are more than a manifest has."""
+    """Yield the lines after MAGIC. Raises ValueError if they are cut off, or are more than a manifest has."""
     unpack, rest, size = zlib.decompressobj(), b"", 0
     with path.open("rb") as file:
         file.seek(len(MAGIC))

@@ -1,7 +1,7 @@
-"""What of the working directory and of `file_mounts` travels: names and what `stat` says, nothing is read.
+"""Inventory of the working directory and of `file_mounts`: names and `stat` results; no contents are read.
 
-Left out, always: `.git`, `__pycache__`, `.venv` and any other virtual environment, spotfleet's own house, sockets
-and devices, symbolic links that lead out of the directory; and what `ignore.py` says.
+Always left out: `.git`, `__pycache__`, `.venv` and any other virtual environment, spotfleet's own home directory,
+sockets and devices, symbolic links that lead out of the directory; also the names that `ignore.py` leaves out.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from spotfleet.bundle import ignore
 from spotfleet.errors import UsageError
 
 ALWAYS = frozenset({".git", "__pycache__", ".venv"})
-TELL_EACH = 1000  # entries
-PATH_BYTES = 3000  # a host's system takes 4096, with its own folder before it
+TELL_EACH = 1000  # progress is reported after so many entries
+PATH_BYTES = 3000  # a host's system takes 4096, including its own folder
 
 
 class File(NamedTuple):
     name: str  # in the bundle
-    path: str  # here
+    path: str  # on this machine
     bytes: int
     mtime_ns: int
     ctime_ns: int
@@ -33,12 +33,12 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """Everything sorted by name."""
+    """Everything that travels, sorted by name."""
 
     folders: tuple[str, ...]
-    links: tuple[tuple[str, str], ...]  # name, where it leads
+    links: tuple[tuple[str, str], ...]  # name, target
     files: tuple[File, ...]
-    left_out: tuple[str, ...]  # "NAME: why", for what the user might miss; ignored files are not listed
+    left_out: tuple[str, ...]  # "NAME: why", for entries that the user might miss; ignored files are not listed
 
     @property
     def bytes(self) -> int:
@@ -54,7 +54,7 @@ class _Walk:
         self._shut, self._tell, self._seen = shut, tell, 0
 
     def below(self, top: str, prefix: str) -> None:
-        """What lies in `top`, which is resolved, so that `shut` can be compared."""
+        """Add the contents of `top`, which is resolved, so that it can be compared with `shut`."""
         left: list[tuple[str, str, list[ignore.Rules]]] = [(top, prefix, [])]
         while left:
             path, prefix, above = left.pop()
@@ -78,7 +78,7 @@ class _Walk:
                     left.append((entry.path, name + "/", rules))
 
     def one(self, name: str, path: str, look: Callable[..., os.stat_result]) -> None:
-        """A file or a link."""
+        """Add a file or a link."""
         self._seen += 1
         if not self._seen % TELL_EACH:
             self._tell(self._seen)
@@ -101,7 +101,7 @@ class _Walk:
             self.left_out.append(f"{shown(name)}: neither file nor folder")
 
     def mount(self, name: str, source: Path) -> None:
-        """`source` at `name`, in the place of whatever the working directory has there."""
+        """Add `source` at `name`, replacing the entry of the working directory there."""
         parts = name.split("/")
         for end in range(1, len(parts)):
             self._clear("/".join(parts[:end]), keep_folder=True)
@@ -125,8 +125,8 @@ class _Walk:
 
 def scan(workdir: Path, *, mounts: Mapping[str, Path] | None = None, houses: Iterable[Path] = (),
          tell: Callable[[int], object] = lambda count: None) -> Tree:
-    """What would be shipped. `mounts` puts further files or folders at names inside the bundle; `houses` are
-    spotfleet's own folders. `tell` hears how many files were seen so far.
+    """Return the inventory. `mounts` puts further files or folders at names inside the bundle; `houses` are spotfleet's
+    own folders. `tell` gets the number of files found so far.
 
     Raises UsageError when something named does not exist.
     """
@@ -144,6 +144,6 @@ def scan(workdir: Path, *, mounts: Mapping[str, Path] | None = None, houses: Ite
 
 
 def shown(name: str) -> str:
-    """A name that a terminal can print, whatever bytes it has."""
+    """Return a name in a form that a terminal can print, whatever bytes it has."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 

@@ -1,4 +1,4 @@
-"""A working directory out of its manifest and its pieces, or out of an archive."""
+"""Unpacking of a working directory from its manifest and pieces, or from an archive."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spotfleet.bundle import archive
-from spotfleet.bundle.manifest import FileEntry, Manifest, Piece, is_manifest, load
+from spotfleet.bundle.manifest import BundlePiece, FileEntry, Manifest, is_manifest, load
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class DamagedPiece(ValueError):
-    """What lies here under the name of a piece is not it; `sha256` says which."""
+    """Error for a file that does not have the content of the piece it is named after; `sha256` names the piece."""
 
     def __init__(self, sha256: str, why: str) -> None:
         super().__init__(f"piece {sha256[:12]} is damaged: {why}")
@@ -23,10 +23,11 @@ class DamagedPiece(ValueError):
 
 
 def unpack(bundle: Path, blob: Callable[[str], Path], into: Path, look: Callable[[int], object] | None = None) -> None:
-    """Unpack the manifest or archive at `bundle`; `blob(sha256)` is where a piece lies.
+    """Unpack the manifest or archive at `bundle`; `blob(sha256)` returns the path of a piece.
 
-    Nothing is written outside `into`, which is new or empty. Raises ValueError for a bundle that is damaged or tries,
-    and DamagedPiece for a piece that is. `look` hears the size of each piece before it is written, and may raise.
+    Nothing is written outside `into`, which is new or empty. Raises ValueError for a bundle that is damaged or tries to
+    write outside, and DamagedPiece for a damaged piece. `look` gets the size of each piece before it is written, and
+    may raise.
     """
     if not is_manifest(bundle):
         archive.extract(bundle, into, look)
@@ -36,12 +37,12 @@ def unpack(bundle: Path, blob: Callable[[str], Path], into: Path, look: Callable
     for name in manifest.folders:
         os.mkdir(into / name, 0o755)
     _write_files(manifest, _contents(manifest, blob, look), str(into))
-    for name, target in manifest.links:  # last, so that nothing was written by way of one
+    for name, target in manifest.links:  # links come last, so that no file is written through one
         os.symlink(target, into / name)
 
 
-def read_piece(piece: Piece, path: Path) -> bytes:
-    """What `piece` holds, unpacked; DamagedPiece if the file at `path` is not that piece."""
+def read_piece(piece: BundlePiece, path: Path) -> bytes:
+    """Return the unpacked bytes of `piece`. Raises DamagedPiece if the file at `path` is not that piece."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

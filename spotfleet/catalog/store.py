@@ -1,4 +1,4 @@
-"""Catalog files: the package's, and over them those in the user's folder, SPOTFLEET_HOME/catalog/PROVIDER.csv."""
+"""Catalog files: the package's, overridden by those in the user's folder, SPOTFLEET_HOME/catalog/PROVIDER.csv."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from spotfleet.catalog.table import Unreadable, parsed, written
-from spotfleet.catalog.values import PROVIDERS, Catalog
+from spotfleet.catalog.pricing.table import CatalogError, parsed, written
+from spotfleet.catalog.pricing.values import PROVIDERS, Catalog
+from spotfleet.storage import atomic
 
 PACKAGED = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is there of one provider, in one place."""
+    """Catalog of one provider from one place."""
 
     provider: str
     path: Path
@@ -29,7 +30,7 @@ class Store:
         self.folder = Path(chosen).expanduser().absolute() / "catalog"
 
     def load(self) -> Catalog:
-        """A file of the user's that cannot be read is passed over; `troubles` names it."""
+        """Load all catalogs. An unreadable file of the user is skipped; `problems` names it."""
         return _loaded(tuple((str(p), _stamp(p)) for provider in PROVIDERS
                              for p in (PACKAGED / f"{provider}.csv", self.path(provider))))
 
@@ -37,32 +38,24 @@ class Store:
         return self.folder / f"{provider}.csv"
 
     def part(self, provider: str, packaged: bool = False) -> Part | None:
-        """What the user's folder, or the package, has of `provider`; None for nothing."""
+        """Return the part of `provider` in the user's folder, or in the package; None if there is none."""
         path = PACKAGED / f"{provider}.csv" if packaged else self.path(provider)
         try:
             return Part(provider, path, parsed(path.read_text()))
         except FileNotFoundError:
             return None
-        except (Unreadable, OSError, UnicodeDecodeError) as error:
+        except (CatalogError, OSError, UnicodeDecodeError) as error:
             return Part(provider, path, None, f"{path} cannot be read: {error}")
 
-    def troubles(self) -> list[str]:
+    def problems(self) -> list[str]:
         return [part.why for provider in PROVIDERS if (part := self.part(provider)) and part.why]
 
     def save(self, provider: str, catalog: Catalog) -> Path:
-        """Replace what the user's folder has of `provider`, whole or not at all."""
+        """Replace the user's part of `provider`, whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path, text = self.path(provider), written(provider, catalog)
         parsed(text)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with fresh.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-        finally:
-            fresh.unlink(missing_ok=True)
+        atomic.write(path, text, mode=atomic.BY_UMASK)
         return path
 
 
@@ -82,7 +75,7 @@ def _loaded(files: tuple[tuple[str, tuple[int, int] | None], ...]) -> Catalog:
             continue
         try:
             whole = parsed(Path(path).read_text()).over(whole)
-        except (Unreadable, OSError, UnicodeDecodeError):
+        except (CatalogError, OSError, UnicodeDecodeError):
             if Path(path).parent == PACKAGED:
                 raise
     return whole

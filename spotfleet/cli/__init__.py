@@ -1,14 +1,14 @@
 """The command line: a thin shell over `spotfleet.api`.
 
-    app.py      commands, their options and help; imports nothing heavy, so that `--help` is quick
-    money.py    the same, of commands about money
-    change.py   up, train, cancel, drain, chaos, down      talk.py     what is said, asked and confirmed
-    look.py     status, hosts, jobs, events, logs          render.py   values -> tables and lines
-    attend.py   what an attached job waits for             story.py    events -> sentences
-    options.py  arguments of several commands              check.py    check
-    offers.py   offers                                     catalog.py  catalog, catalog update
+    app.py         commands, their options and help; imports nothing heavy, so that `--help` is quick
+    options.py     options of several commands             console.py  messages and questions on stderr
+    render.py      values -> tables and lines              tables.py   tables that fit the terminal
+    event_text.py  events -> sentences
+    commands/      one module per group of commands: `write` has up, train, cancel, drain, chaos, revoke, down;
+                   `read` has status, hosts, jobs, events, logs, outputs; `cost_options` has help and options of the
+                   commands about money
 
-stdout is data, stderr is talk. Exit codes: 0 done, 1 failed, 2 usage, 3 needs a person, 130 interrupted,
+stdout is data; messages go to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 needs a person, 130 interrupted,
 143 terminated.
 """
 
@@ -18,8 +18,8 @@ import sys
 
 
 def main() -> None:
-    """The console script."""
-    from spotfleet.cli.app import heed_sigterm, run
+    """Run the console script."""
+    from spotfleet.cli.app import handle_sigterm, run
 
-    heed_sigterm()
+    handle_sigterm()
     sys.exit(run(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Commands, options and help. What a command does is in `change.py` and `look.py`, imported when it runs."""
+"""Commands, options and help. The code of a command is in `commands/`, imported when it runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from spotfleet import __version__
-from spotfleet.cli import money
+from spotfleet.cli.commands import cost_options
 from spotfleet.cli.options import (
     TAIL,
     Cluster,
     Everywhere,
     Format,
     Host,
+    Interrupted,
     Name,
     OnHost,
     Output,
@@ -27,55 +27,58 @@ from spotfleet.cli.options import (
     call,
 )
 from spotfleet.errors import SpotfleetError
+from spotfleet.version import __version__
 
-INTERRUPTED, TERMINATED = 130, 143  # as shells say it
+INTERRUPTED, TERMINATED = 130, 143  # as in shells
 
 app = typer.Typer(
     name="spotfleet", no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train deep-learning models on spot machines of any cloud, cheaply and without losing work.",
+    help="Train PyTorch models on spot machines. Providers: local (a cloud emulated on this machine), ssh (machines "
+         "that you have) and aws (tested against an emulation of AWS, never on the real one).",
     epilog="To begin: `spotfleet up FILE`, `spotfleet train SCRIPT.py`, `spotfleet status`, `spotfleet down`.",
 )
-chaos = typer.Typer(no_args_is_help=True, help="Interrupt hosts on purpose.",
+chaos = typer.Typer(no_args_is_help=True, help="Interrupt hosts on purpose, to see training go on.",
                     context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(chaos, name="chaos")
 
 
 def run(argv: list[str]) -> int:
-    """Run one command line; the exit code. Errors are told in two lines and never as a traceback."""
+    """Run one command line and return the exit code. Errors are printed in two lines and never as a traceback."""
     try:
         code = app(args=argv, standalone_mode=False) or 0
-        if code == INTERRUPTED:  # newer typer has swallowed it
+        if code == INTERRUPTED:  # newer typer catches the exception and returns this
             raise KeyboardInterrupt
         return code
     except SpotfleetError as error:
-        _tell(str(error), error.hint)
+        _print_error(str(error), error.hint)
         return error.exit_code
     except typer.Exit as leave:
         return leave.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
+    except (typer.Abort, KeyboardInterrupt, Interrupted) as leave:
+        if not isinstance(leave, Interrupted):
+            print("interrupted", file=sys.stderr)
         return TERMINATED if _signals else INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has closed the pipe: `| head`
         return 1
     except OSError as error:
         home = os.environ.get("SPOTFLEET_HOME") or "~/.spotfleet"
-        _tell(str(error), f"look at that path and who may write there; spotfleet keeps its own files in {home}")
+        _print_error(str(error), f"look at that path and who may write there; spotfleet keeps its own files in {home}")
         return 1
     except Exception as error:
-        if not hasattr(error, "format_message"):  # of the option parser
+        if not hasattr(error, "format_message"):  # not an error of the option parser
             raise
         context = getattr(error, "ctx", None)
-        _tell(error.format_message(), f"{context.command_path} --help" if context else "")
+        _print_error(error.format_message(), f"{context.command_path} --help" if context else "")
         return 2
 
 
-_signals: list[int] = []  # that asked this process to end
+_signals: list[int] = []  # received SIGTERM signals
 
 
-def heed_sigterm() -> None:
-    """As after Ctrl-C, a command says what it leaves and what goes on with it."""
+def handle_sigterm() -> None:
+    """Handle SIGTERM like Ctrl-C: a command prints what it leaves behind and how to continue."""
 
     def terminate(number: int, _frame: object) -> None:
         _signals.append(number)
@@ -84,8 +87,11 @@ def heed_sigterm() -> None:
     signal.signal(signal.SIGTERM, terminate)
 
 
-def _tell(message: str, hint: str) -> None:
-    print(f"error: {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr)
+def _print_error(message: str, hint: str) -> None:
+    """Print the message wrapped at spaces, and the hint unwrapped, since it may hold a command to copy."""
+    from spotfleet.cli.tables import columns, flow  # not loaded for --help
+
+    print(flow(f"error: {message}", columns(sys.stderr)) + (f"\nhint: {hint}" if hint else ""), file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:
@@ -108,11 +114,11 @@ def up(
     timeout: Annotated[str, typer.Option(metavar="DURATION",
                                           help="How long to wait for nodes.min hosts, such as 90s.")] = "10m",
 ) -> None:
-    """Bring a fleet up, or change the size of a running one.
+    """Start a fleet, or change the size of a running one.
 
     A small fleet file:  {name: digits, nodes: {min: 2, target: 3}, resources: {instance_type: cpu.small}}
     """
-    call("change", "up", file, dryrun=dryrun, yes=yes, timeout=timeout)
+    call("write", "up", file, dryrun=dryrun, yes=yes, timeout=timeout)
 
 
 @app.command()
@@ -123,9 +129,10 @@ def check(
                                                           "dispatcher, or of hosts.")] = False,
     output: Format = Output.TABLE,
 ) -> None:
-    """Find out whether a fleet can be made: credentials, permissions, quotas, networks, images.
+    """Check whether a fleet can be made.
 
-    Nothing is made or changed. Exit code 3 if a person must act first; each line says how.
+    Checks credentials, permissions, quotas, networks and images, and changes nothing. Exit code 3 if a person must
+    act first; each line says how.
     """
     call("check", "check", words or [], policy=policy, as_json=output is Output.JSON)
 
@@ -139,7 +146,7 @@ def attach(
     file: Annotated[Path | None, typer.Option("--file", metavar="FLEET.yaml", show_default=False,
                                               help="The fleet's file: machines over SSH are found by it.")] = None,
 ) -> None:
-    """Work from this machine with a fleet that another one has made.
+    """Use a fleet here that another machine made.
 
     It is found by its tags, with the credentials of the account; machines over SSH by the fleet's file.
     """
@@ -164,12 +171,13 @@ def train(
     resize_policy: Annotated[str, typer.Option("--resize-policy", metavar="POLICY", show_default=False,
                                                help="keep-global-batch, scale-lr or none; see docs/resizing.md.")] = "",
     growth: Annotated[str, typer.Option("--growth", metavar="EPOCH:WORKERS,...", show_default=False,
-                                        help="So many workers from each epoch on: 0:2,30:4,60:8.")] = "",
+                                        help="The number of workers from each epoch on: 0:2,30:4,60:8.")] = "",
     deadline: Annotated[str, typer.Option("--deadline", metavar="DURATION", show_default=False,
-                                          help="Be done by then, counted from now, at least cost: 60h.")] = "",
+                                          help="Finish within this time, at minimum cost: 60h.")] = "",
     work: Annotated[str, typer.Option("--work", metavar="WORK", show_default=False,
-                                      help='What is to be done: 48h at full target, or "100000 steps".')] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Queue the job when MIN workers cannot start now.")] = False,
+                                      help='The amount of work: 48h with all hosts, or "100000 steps".')] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Accept the job although the provider has no capacity "
+                                                "for MIN workers now. Jobs wait for busy hosts in any case.")] = False,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", show_default=False,
                                                   help="A variable for the job; K alone takes yours.")] = None,
     secret: Annotated[list[str] | None, typer.Option("--secret", metavar="K", show_default=False,
@@ -182,44 +190,43 @@ def train(
     The working directory is shipped when it has changed.
     Ctrl-C leaves the job running. Options of spotfleet may also stand after SCRIPT, up to a `--`.
     """
-    call("change", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
+    call("write", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
           secret=secret or [], name_of_job=name, spares=spares, resize_policy=resize_policy, growth=growth,
          deadline=deadline, work=work)
 
 
 @app.command()
 def status(fleet: Name = "", watch: Watch = False, output: Format = Output.TABLE) -> None:
-    """What the fleet, its hosts and its jobs do, and what they wait for."""
-    call("look", "status", fleet, watch=watch, as_json=output is Output.JSON)
+    """Show the fleet, its hosts and its jobs, with reasons."""
+    call("read", "status", fleet, watch=watch, as_json=output is Output.JSON)
 
 
 @app.command()
 def hosts(fleet: Name = "", output: Format = Output.TABLE) -> None:
-    """The hosts that are up, one `address:slots` a line.
+    """List the hosts that are up, as `address:slots` lines.
 
     That is what a Horovod host-discovery script prints.
-   """
-    call("look", "hosts", fleet, as_json=output is Output.JSON)
+    """
+    call("read", "hosts", fleet, as_json=output is Output.JSON)
 
 
 @app.command()
 def jobs(fleet: Name = "", output: Format = Output.TABLE) -> None:
-    """The jobs of the fleet."""
-    call("look", "jobs", fleet, as_json=output is Output.JSON)
+    """List the jobs of the fleet."""
+    call("read", "jobs", fleet, as_json=output is Output.JSON)
 
 
 @app.command()
 def events(
     fleet: Name = "", watch: Watch = False,
-    everything: Annotated[bool, typer.Option("-a", "--all", help="Also each change of a price and each report of "
-                                                                  "progress.")] = False,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Also price changes and progress reports.")] = False,
     output: Format = Output.TABLE,
 ) -> None:
-    """Everything that happened, oldest first, in UTC.
+    """List everything that happened, oldest first, in UTC.
 
     With -o json every event with all its fields: a list, or when watching one object a line.
     """
-    call("look", "events", fleet, watch=watch, as_json=output is Output.JSON, everything=everything)
+    call("read", "events", fleet, watch=watch, as_json=output is Output.JSON, everything=everything)
 
 
 @app.command()
@@ -228,14 +235,14 @@ def logs(
     cluster: Cluster = "",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="Whose output.")] = 0,
-    worker: Annotated[str, typer.Option("--worker", metavar="HOST/SLOT/INCARNATION", help="Of one process.",
-                                        show_default=False)] = "",
+    worker: Annotated[str, typer.Option("--worker", metavar="HOST/SLOT/INCARNATION", show_default=False,
+                                        help="One process, as in `status -o json`.")] = "",
     setup: Annotated[bool, typer.Option("--setup", help="What `setup` printed, on each host.")] = False,
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="With --setup: on one.",
                                       show_default=False)] = "",
 ) -> None:
-    """The output of a job, also after the fleet's end."""
-    call("look", "logs", cluster, job, follow=follow, rank=rank, worker=worker, setup=setup, host=host)
+    """Print the output of a job, also after the fleet's end."""
+    call("read", "logs", cluster, job, follow=follow, rank=rank, worker=worker, setup=setup, host=host)
 
 
 @app.command()
@@ -244,11 +251,11 @@ def outputs(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Where they go, by worker.")] = "outputs",
     cluster: Cluster = "",
 ) -> None:
-    """Bring here what a job's workers have left in SPOTFLEET_OUTPUT: so far, or after the fleet's end."""
-    call("look", "outputs", cluster, job, folder)
+    """Copy the files here that a job wrote to SPOTFLEET_OUTPUT."""
+    call("read", "outputs", cluster, job, folder)
 
 
-money.register(app)
+cost_options.register(app)
 
 
 @app.command()
@@ -256,25 +263,25 @@ def cancel(
     job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False)], cluster: Cluster = "",
 ) -> None:
     """End a job; the fleet stays."""
-    call("change", "cancel", cluster, job)
+    call("write", "cancel", cluster, job)
 
 
 @app.command()
 def drain(host: Host, cluster: Cluster = "") -> None:
-    """Give a host back without losing work; the fleet replaces it."""
-    call("change", "drain", cluster, host)
+    """Release a host without losing work; it is replaced."""
+    call("write", "drain", cluster, host)
 
 
 @app.command()
 def leaks(
-    fix: Annotated[bool, typer.Option("--fix", help="End them.")] = False, yes: Yes = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Terminate them.")] = False, yes: Yes = False,
     everywhere: Annotated[bool, typer.Option("--all-regions", help="Look in every region of a cloud's account, also "
                                                                    "where no fleet of this machine is.")] = False,
     output: Format = Output.TABLE,
 ) -> None:
-    """Find machines of the account that nothing accounts for, and what fleets have left there besides machines.
+    """Find orphaned machines and other leftovers.
 
-    Those of other machines' fleets and those that are just starting are shown and left alone.
+    Machines of fleets that other laptops made, and machines that are just starting, are listed and never ended.
     Exit code 1 if there are leaks and they were not ended.
     """
     call("leaks", "leaks", fix=fix, yes=yes, as_json=output is Output.JSON, everywhere=everywhere)
@@ -288,7 +295,7 @@ def ssh(
     words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", show_default=False,
                                                       help="For ssh: options and a command.")] = None,
 ) -> None:
-    """A shell on a machine of the fleet.
+    """Open a shell on a machine of the fleet.
 
     Plain `ssh FLEET`, `ssh FLEET-w0`, scp and editors know the same names while the fleet is up.
     """
@@ -304,9 +311,10 @@ def execute(
                                          help="For each host, such as 90s; what runs there is ended too.")] = "",
     output: Format = Output.TABLE,
 ) -> None:
-    """Run a command in the user's login shell on the dispatcher's machine, on one host, or on all workers at once.
+    """Run a command on one machine, or on all hosts.
 
-    With --all each line of output bears its host's name. Exit code: the first that is not 0; 255 for a host that
+    In the user's login shell; default: the dispatcher's machine.
+    With --all each line of output starts with its host's name. Exit code: the first that is not 0; 255 for a host that
     cannot be entered, 124 for one that was not done in time.
     """
     call("shell", "execute", cluster, words or [], ctx.meta.get(TAIL), everywhere=everywhere, host=host,
@@ -319,10 +327,10 @@ def rsync_up(
     words: Annotated[list[str] | None, typer.Argument(metavar="[FLEET] SRC DST", show_default=False)] = None,
     everywhere: Everywhere = False, host: OnHost = "", cluster: Cluster = "",
 ) -> None:
-    """Copy files to a machine, or to all workers, by rsync (by tar where there is none).
+    """Copy files to a machine, or to all hosts.
 
-    As rsync does it: SRC/ means what is in it, nothing is ignored, DST is relative to the home there. Words after `--`
-    go to rsync: `-- --delete --exclude .git`.
+    By rsync, or tar where there is none. As with rsync, SRC/ means its content; nothing is ignored, DST is relative to
+    the home there. Words after `--` go to rsync: `-- --delete --exclude .git`.
     """
     call("shell", "rsync", cluster, words or [], ctx.meta.get(TAIL), everywhere=everywhere, host=host, upwards=True)
 
@@ -333,9 +341,10 @@ def rsync_down(
     words: Annotated[list[str] | None, typer.Argument(metavar="[FLEET] SRC DST", show_default=False)] = None,
     everywhere: Everywhere = False, host: OnHost = "", cluster: Cluster = "",
 ) -> None:
-    """Copy files from a machine, or from all workers to DST/HOST each, by rsync (by tar where there is none).
+    """Copy files from a machine, or from all hosts.
 
-    As rsync does it: SRC is relative to the home there, SRC/ means what is in it. Words after `--` go to rsync.
+    By rsync, or tar where there is none; with --all into DST/HOST each. SRC is relative to the home there, and SRC/
+    means its content. Words after `--` go to rsync.
     """
     call("shell", "rsync", cluster, words or [], ctx.meta.get(TAIL), everywhere=everywhere, host=host, upwards=False)
 
@@ -345,9 +354,9 @@ def port_forward(
     words: Annotated[list[str] | None, typer.Argument(metavar="[FLEET] PORT[:HOST:PORT]", show_default=False)] = None,
     host: OnHost = "", cluster: Cluster = "",
 ) -> None:
-    """Let ports of this machine lead to ports of a machine of the fleet, until Ctrl-C.
+    """Forward local ports to a machine of the fleet.
 
-    8888 is the same port on both sides; 8080:80 is 80 there; 5432:db:5432 is a third machine's, as that one sees it.
+    Until Ctrl-C. 8888 is the same port on both sides; 8080:80 is 80 there; 5432:db:5432 is a port of machine db.
     """
     call("shell", "port_forward", cluster, words or [], host)
 
@@ -357,8 +366,8 @@ def revoke(
     host: Host, cluster: Cluster = "", yes: Yes = False,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="For the record.", show_default=False)] = "",
 ) -> None:
-    """Trust a host no more: refuse it at once and for good, end it and replace it."""
-    call("revoke", "revoke", cluster, host, why=why, yes=yes)
+    """Stop trusting a host: reject, end and replace it."""
+    call("write", "revoke", cluster, host, why=why, yes=yes)
 
 
 @chaos.command()
@@ -366,21 +375,24 @@ def preempt(
     host: Host, cluster: Cluster = "",
     notice: Annotated[float, typer.Option("--notice", min=0, metavar="SECONDS", help="Warning before it goes.")] = 120,
 ) -> None:
-    """Let the cloud take a host, after a notice."""
-    call("change", "interrupt", cluster, host, notice)
+    """Interrupt a host after a notice."""
+    call("write", "interrupt", cluster, host, notice)
 
 
 @chaos.command()
 def kill(host: Host, cluster: Cluster = "") -> None:
-    """Let the cloud take a host now, without a notice."""
-    call("change", "interrupt", cluster, host, None)
+    """Interrupt a host now, without a notice."""
+    call("write", "interrupt", cluster, host, None)
 
 
 @app.command()
 def down(
     fleet: Name = "", yes: Yes = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Give up results that cannot be brought home.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Give up results that cannot be copied here.")] = False,
     output: Format = Output.TABLE,
 ) -> None:
-    """Bring the results home, end every machine and remove what the fleet had in its cloud besides."""
-    call("change", "down", fleet, yes=yes, discard=discard, as_json=output is Output.JSON)
+    """Copy the results here and end every machine.
+
+    Everything else that the fleet created at its provider is removed too.
+    """
+    call("write", "down", fleet, yes=yes, discard=discard, as_json=output is Output.JSON)

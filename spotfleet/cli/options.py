@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and the way from a command to what it does."""
+"""Arguments and options of several commands, and the lazy import of a command's code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM, after the command has printed what continues it."""
 
 
 class Output(StrEnum):
@@ -40,11 +44,11 @@ Host = Annotated[str, typer.Argument(help="A host's name or address, as `status`
 Everywhere = Annotated[bool, typer.Option("--all", help="Every worker host.")]
 OnHost = Annotated[str, typer.Option("--host", metavar="HOST", show_default=False,
                                      help="w0, w1 ..., a host's name or address; default: the dispatcher's machine.")]
-TAIL = "spotfleet.tail"  # in a context: what stands after `--`
+TAIL = "spotfleet.tail"  # key in a context: the words after `--`
 
 
 class Tailed(TyperCommand):
-    """Keeps what stands after `--` apart: words of another program."""
+    """Command that keeps the words after `--` apart, for another program."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -54,4 +58,5 @@ class Tailed(TyperCommand):
 
 
 def call(module: str, function: str, *values: Any, **options: Any) -> None:
-    getattr(importlib.import_module(f"spotfleet.cli.{module}"), function)(*values, **options)
+    """Import a module of `commands` and call its function."""
+    getattr(importlib.import_module(f"spotfleet.cli.commands.{module}"), function)(*values, **options)

@@ -1,4 +1,4 @@
-"""The fleet file: YAML in, `FleetSpec` and secrets out, or every problem at once with its line.
+"""Parser of the fleet file: YAML in; `FleetSpec` and secrets out, or all problems at once with their lines.
 
     name: digits                  # default: the file's name
     provider: local               # or resources.infra: PROVIDER/REGION/ZONE
@@ -13,29 +13,29 @@
     resize: {policy: scale-lr, warmup_steps: 100, growth: {0: 2, 30: 4}, max_join: 1, max_leave: 1, every: 60s}
     autostop: {idle_minutes: 10, down: true}
     max_lifetime: 12h
-    orphan_after: 1h              # hosts that hear of no dispatcher for so long end themselves
-    envs: {EPOCHS: 3}             # no value: taken from your environment
-    secrets: {HF_TOKEN: }         # the same; kept apart from all else
+    orphan_after: 1h              # hosts without a dispatcher for this long end themselves
+    envs: {EPOCHS: 3}             # no value: read from your environment
+    secrets: {HF_TOKEN: }         # the same; kept apart from everything else
     file_mounts: {data: ../data, more: s3://bucket/more}  # name in the working directory: file, folder or bucket
-    setup: pip install -r requirements.txt        # once on each host, before a job's first worker
-    setup_timeout: 30m            # of one try; 0s: no limit
-    run: python train.py          # what `train` runs without a script
+    setup: pip install -r requirements.txt        # once per host, before a job's first worker
+    setup_timeout: 30m            # for one try; 0s: no limit
+    run: python train.py          # run by `train` without a script
     tags: {team: vision}
-    provider: ssh                 # machines that exist; with sections `ssh` and `environment`: docs/machines.md
+    provider: ssh                 # existing machines; with sections `ssh` and `environment`: docs/machines.md
     ssh: {dispatcher: head, hosts: [node1, "node2:8"], user: ubuntu, identity_file: ~/.ssh/id_ed25519}
     environment: {python: /usr/bin/python3.11, packages: [torch==2.13.0]}
-    provider: aws                 # with sections `aws`, each key of which has a default, and `environment`
-    aws: {regions: [us-east-1, us-west-2], profile: research, disk: 200}   # settles on the cheapest region
-    placement: cluster            # over pools (spread), all in one zone, or there in a placement group
+    provider: aws                 # with sections `aws` (every key has a default) and `environment`
+    aws: {regions: [us-east-1, us-west-2], profile: research, disk: 200}   # uses the cheapest region
+    placement: cluster            # over pools (spread), in one zone (zone), or there in a placement group
     all_or_nothing: true          # at its first launch, all hosts at once in one pool, or none
     spot_policy: auto             # on-demand hosts fill in for spot ones; or spot, on-demand: docs/policy.md
-    on_demand_base: 1             # so many hosts of the target are always on demand
-    deadline: 60h                 # of each job, from its submission: as much on demand as it takes to be in time
+    on_demand_base: 1             # number of hosts of the target that are always on demand
+    deadline: 60h                 # of each job, from its submission: adds on-demand hosts as needed
     work: 48h                     # of each job, at full target; or "100000 steps"
-    max_cost: 250                 # dollars, of the whole fleet: it ends in good order before that is spent
-    max_hourly_cost: 4.5          # dollars, of the whole fleet
+    max_cost: 250                 # dollars, whole fleet: it shuts down cleanly before that is spent
+    max_hourly_cost: 4.5          # dollars, whole fleet
 
-Names are SkyPilot's where it has one.
+Keys have SkyPilot's names where it has one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet.config.aws import aws_spec
-from spotfleet.config.document import Document, Place, read
+from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.machines import environment_spec, ssh_dispatcher, ssh_needs, ssh_nodes, ssh_paths, ssh_spec
 from spotfleet.config.money import policy_spec
 from spotfleet.config.sections import NOT_OURS, AlternativeSection, AutostopSection, FileSection, PlaceSection
@@ -61,52 +61,58 @@ from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes, Re
 
 @dataclass(frozen=True)
 class FleetFile:
+    """Contents of a checked fleet file."""
+
     spec: FleetSpec
     secrets: dict[str, str] = field(repr=False)
 
 
 def load(path: Path, environ: Mapping[str, str] | None = None) -> FleetFile:
-    """Read and check a fleet file. Raises UsageError that lists every problem as `FILE:LINE: KEY: ...`."""
+    """Read and check a fleet file. UsageError lists every problem as `FILE:LINE: KEY: ...`."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}", hint="give the path of a fleet file (YAML)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="give the path of a fleet file (YAML text)") from None
-    return parse(text, path, os.environ if environ is None else environ, look=True)
+    return parse(text, path, os.environ if environ is None else environ, check_files=True)
 
 
-def parse(text: str, path: Path, environ: Mapping[str, str], *, look: bool = False) -> FleetFile:
-    """As `load`, of the text of `path`; paths in it are relative to the folder of `path`. `look`: must they exist?"""
+def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: bool = False) -> FleetFile:
+    """Check the text of a fleet file, as `load` does; relative paths in it start at the folder of `path`.
+
+    With `check_files`, the named files must exist.
+    """
     document = read(text, path)
     section = _check(document)
     if section is None:
         document.raise_problems()
         raise AssertionError("a section is missing, yet no problem was found")
     spec = _spec(document, section, environ)
-    secrets = _taken(document, "secrets", section.secrets, environ)
+    secrets = _resolve_values(document, "secrets", section.secrets, environ)
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
     workdir = _local(path, spec.workdir)
-    if look and not workdir.is_dir():
+    if check_files and not workdir.is_dir():
         document.add(("workdir",), f"expected a folder, but there is none at {workdir}")
     mounts = {name: source if "://" in source else _local(path, source) for name, source in spec.file_mounts.items()}
     for name, source in ((n, s) for n, s in mounts.items() if isinstance(s, Path)):
-        if look and not source.exists():
+        if check_files and not source.exists():
             document.add(("file_mounts", name), f"expected a file or folder, but there is none at {source}")
     if spec.ssh is not None:
-        spec = replace(spec, ssh=ssh_paths(document, spec.ssh, lambda text: _local(path, text), look=look))
+        local = ssh_paths(document, spec.ssh, lambda text: _local(path, text), check_files=check_files)
+        spec = replace(spec, ssh=local)
     document.raise_problems()
     mounted = {name: str(source) for name, source in mounts.items()}
     return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets)
 
 
 def _local(file: Path, text: str) -> Path:
-    """`text` of the fleet file as an absolute path: relative ones start at its folder."""
+    """Resolve a path of the fleet file; relative ones start at its folder."""
     return (file.parent / Path(text).expanduser()).resolve()
 
 
-# --- the shape: pydantic's problems in our words
+# --- the schema: pydantic's problems as messages to users
 
 
 def _check(document: Document) -> FileSection | None:
@@ -148,14 +154,14 @@ def _unknown_key(place: Place) -> str:
     known = list(section.model_fields) if section else []
     if near := did_you_mean(word, known):
         return "unknown key" + near
-    home = next((path for path, keys in _homes() if word in keys and path != _dotted(place[:-1])), "")
-    if home:
-        return f"unknown key; it belongs under `{home}`"
+    here = _dotted(place[:-1])
+    if other := next((path for path, keys in _sections_by_place() if word in keys and path != here), ""):
+        return f"unknown key; it belongs under `{other}`"
     if word in NOT_OURS:
         return f"unknown key; {NOT_OURS[word]}"
-    if any(word in keys for path, keys in _homes() if path == ""):
+    if any(word in keys for path, keys in _sections_by_place() if path == ""):
         return "unknown key; it belongs to the top of the file"
-    return f"unknown key; expected one of {', '.join(known)}"
+    return f"unknown key{EXPECTED}{', '.join(known)}"
 
 
 def _keys_hint(place: Place) -> str:
@@ -164,9 +170,9 @@ def _keys_hint(place: Place) -> str:
 
 
 def _section(place: Place) -> type[BaseModel] | None:
-    """The section class at `place`, through optionals, annotations and lists."""
+    """Return the section class at `place`, through optionals, annotations and lists."""
     section: type[BaseModel] = FileSection
-    by_name = False  # the next part is a name of the user's own choice
+    by_name = False  # the next part is a name chosen by the user
     for part in place:
         if isinstance(part, int) or by_name:
             by_name = False
@@ -186,8 +192,8 @@ def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _sections_in(argument)
 
 
-def _homes() -> Iterator[tuple[str, list[str]]]:
-    """(dotted place, its keys) of every section, the top last."""
+def _sections_by_place() -> Iterator[tuple[str, list[str]]]:
+    """Yield (dotted place, its keys) for every section, the top last."""
     for name, held in FileSection.model_fields.items():
         for section in _sections_in(held.annotation):
             yield name, list(section.model_fields)
@@ -198,7 +204,7 @@ def _dotted(place: Place) -> str:
     return ".".join(str(p) for p in place if not isinstance(p, int))
 
 
-# --- the meaning: what only several keys together tell
+# --- the spec: rules that involve several keys
 
 
 def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> FleetSpec:
@@ -218,7 +224,7 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> 
         max_lifetime_s=file.max_lifetime,
         orphan_after_s=file.orphan_after,
         workdir=file.workdir,
-        envs=_taken(document, "envs", file.envs, environ),
+        envs=_resolve_values(document, "envs", file.envs, environ),
         file_mounts=file.file_mounts,
         setup=file.setup, setup_timeout_s=file.setup_timeout,
         run=file.run,
@@ -256,7 +262,7 @@ def _nodes(document: Document, file: FileSection) -> Nodes:
     if file.nodes is None:
         return Nodes(file.num_nodes or 1, file.num_nodes or 1, file.num_nodes or 1)
     if file.num_nodes is not None:
-        document.add(("num_nodes",), "nodes says the same; keep one of them")
+        document.add(("num_nodes",), "nodes means the same; keep one of them")
     given = file.nodes
     target = given.target or given.max or given.min or 1
     nodes = Nodes(given.min or 1, target, given.max or target)
@@ -270,7 +276,7 @@ def _nodes(document: Document, file: FileSection) -> Nodes:
 
 
 def _needs(file: FileSection) -> tuple[Need, ...]:
-    """Every alternative: `any_of` on top of the common lines, times the accelerators of each."""
+    """Return every alternative: `any_of` on top of the common lines, times the accelerators of each."""
     found: list[Need] = []
     for alternative in file.resources.any_of or [AlternativeSection()]:
         use_spot = next((v for v in (alternative.use_spot, file.resources.use_spot) if v is not None), True)
@@ -304,14 +310,14 @@ def _resize(document: Document, file: FileSection) -> ResizeSpec:
     return ResizeSpec(given.policy, given.warmup_steps, given.growth, given.max_join, given.max_leave, given.every)
 
 
-def _taken(document: Document, section: str, values: Mapping[str, str | None], environ: Mapping[str, str],
-           ) -> dict[str, str]:
-    """The values, those without one from the environment."""
-    taken = {}
+def _resolve_values(document: Document, section: str, values: Mapping[str, str | None], environ: Mapping[str, str],
+                    ) -> dict[str, str]:
+    """Return the values; an empty one is read from the environment."""
+    found = {}
     for name, value in values.items():
         held = environ.get(name) if value is None else value
         if held is None:
             document.add((section, name), f"has no value here and none in your environment; `export {name}=...`")
         else:
-            taken[name] = held
-    return taken
+            found[name] = held
+    return found

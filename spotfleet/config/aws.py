@@ -1,4 +1,4 @@
-"""The meaning of section `aws`, and of `placement` and `all_or_nothing`, which only it has."""
+"""Parser of section `aws`, and of `placement` and `all_or_nothing`, which only provider aws has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ ONLY_AWS = "is for provider aws, but the fleet's is '{}'; write `provider: aws`,
 
 
 def aws_spec(document: Document, file: FileSection, provider: str, needs: tuple[Need, ...]) -> AwsSpec | None:
-    """The section as a spec, with the regions of the needs where it names none; None where the fleet has none. Notes
-    every problem."""
+    """Convert the section to a spec; None for another provider. Notes every problem.
+
+    If the section names no regions, the spec takes those of the needs.
+    """
     if provider != "aws":
         _refuse_elsewhere(document, file, provider)
         return None
@@ -48,7 +50,10 @@ def _refuse_stop_in_a_group(document: Document, file: FileSection) -> None:
 
 
 def _regions(document: Document, file: FileSection, given: AwsSection, needs: tuple[Need, ...]) -> tuple[str, ...]:
-    """Those that the section names; else those of `resources` and `dispatcher`. Notes one that is outside."""
+    """Return the regions of the section, or else those of the needs.
+
+    Notes a zone outside its region, and a place outside the section's regions.
+    """
     alternatives = file.resources.any_of or []
     places: list[tuple[Place, str, str]] = [
         (place, section.infra[1] if section.infra else section.region or "",
@@ -67,7 +72,7 @@ def _regions(document: Document, file: FileSection, given: AwsSection, needs: tu
 
 
 def _check(document: Document, spec: AwsSpec) -> None:
-    """What only several keys of the section tell."""
+    """Note problems that involve several keys of the section."""
     known = {n.region: n for n in spec.networks}
     for region in known.keys() - set(spec.regions) if spec.regions else ():
         document.add(("aws", "networks", region), f"is of a region where the fleet may not be; aws.regions has "

@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d+")
-ZONE = re.compile(rf"({REGION.pattern})(-[a-z]+-\d+)?[a-z]")  # with those outside of a region's own places
+ZONE = re.compile(rf"({REGION.pattern})(-[a-z]+-\d+)?[a-z]")  # including local and wavelength zones
 IMAGE = re.compile(r"ami-[0-9a-f]{8,17}|/[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)+")
 KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:(key|alias)/[\w/-]+|alias/[\w/-]+|(mrk-)?[0-9a-f-]{32,36}")
 PROFILE = re.compile(r"[\w+=,.@-]{1,128}")
 DISK_GIB = (8, 16_384)
-TAGS = 40  # EC2 takes 50, of which some are ours
-TAG_NAME = re.compile(r"[\w+=.,:@-]{1,128}")  # what the metadata server shows; EC2's own would take more
+TAGS = 40  # EC2 allows 50, some of which are ours
+TAG_NAME = re.compile(r"[\w+=.,:@-]{1,128}")  # the metadata server's characters; EC2 itself allows more
 TAG_VALUE = re.compile(r"[\w +=.:/@-]{0,256}")
 RESERVED = ("aws:", "spotfleet")
 
@@ -31,13 +31,13 @@ def region(value: Any) -> str:
 
 
 def region_of(zone: str) -> str:
-    """The region of a zone; "" where its name does not say."""
+    """Return the region of a zone; "" if its name holds none."""
     found = ZONE.fullmatch(zone)
     return found[1] if found else ""
 
 
 def regions(value: Any) -> Any:
-    """A list of them, or one."""
+    """Check a list of regions, or a single one."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -83,7 +83,7 @@ def security_groups(value: Any) -> Any:
 
 
 def networks_from(value: Any) -> Any:
-    """CIDRs of a list of them, or of one; an address is a network of its own."""
+    """Check a list of CIDRs, or a single one; an address is a network of its own."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
@@ -100,7 +100,7 @@ def _cidr(value: Any) -> str:
         raise _wrong(expected, value, f"; {more}" if more else "") from None
     if found.prefixlen == 0:
         raise _wrong(expected, value, "; that is the whole world, to which nothing of a fleet is open: leave it out, "
-                                      "and `up` opens the door for the address that you have then")
+                                      "and `up` allows SSH from the address that you have then")
     return str(found)
 
 
@@ -139,7 +139,7 @@ def instance_profile(value: Any) -> Any:
 
 
 def wrong_tags(tags: dict[str, str]) -> list[tuple[str, str]]:
-    """(name, what is wrong with it) of those that EC2 would not take, or that are ours; "" for all of them."""
+    """Return (name, problem) for tags that EC2 would reject or that are reserved; "" stands for all tags."""
     found = [("", f"are {len(tags)}; an instance takes {TAGS} beside ours")] if len(tags) > TAGS else []
     for name, value in tags.items():
         if prefix := next((p for p in RESERVED if name.lower().startswith(p)), ""):

@@ -1,9 +1,9 @@
-"""A YAML file with the line of each of its keys and values."""
+"""YAML document with the line of each of its keys and values."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,18 @@ from spotfleet.errors import UsageError
 
 HINT = "nothing was changed; correct the file, and look at its plan with `spotfleet up FILE --dryrun`"
 
+EXPECTED = "; expected one of "  # before a list of the keys that may stand there
+
 Place = tuple[str | int, ...]  # keys and list positions from the top
 
 
 @dataclass(frozen=True)
 class Problem:
+    """A problem of the file, with its line."""
+
     line: int
     key: str  # dotted; empty: the file as a whole
-    text: str
+    text: str  # after EXPECTED, a list of keys
 
     def __str__(self) -> str:
         return f"{self.line}: {self.key}: {self.text}" if self.key else f"{self.line}: {self.text}"
@@ -28,6 +32,8 @@ class Problem:
 
 @dataclass
 class Document:
+    """A parsed YAML file that collects its problems."""
+
     file: str
     data: dict[str, Any]
     lines: dict[Place, int] = field(default_factory=dict)
@@ -46,14 +52,23 @@ class Document:
     def raise_problems(self) -> None:
         if not self.problems:
             return
-        lines = [f"{self.file}:{p}" for p in sorted(self.problems, key=lambda p: p.line)]
+        lines = [f"{self.file}:{p}" for p in _lists_once(sorted(self.problems, key=lambda p: p.line))]
         if len(lines) == 1:
             raise UsageError(lines[0], hint=HINT)
         raise UsageError("\n  ".join([f"{self.file} has {len(lines)} problems", *lines]), hint=HINT)
 
 
+def _lists_once(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield the problems; a list of keys is left out if an earlier problem has the same one."""
+    given: set[str] = set()
+    for problem in problems:
+        text, expected, keys = problem.text.partition(EXPECTED)
+        yield replace(problem, text=text) if keys in given else problem
+        given |= {keys} if expected else set()
+
+
 def read(text: str, path: Path) -> Document:
-    """Parse; UsageError where it is no YAML mapping. Keys that occur twice are noted as problems."""
+    """Parse `text`; UsageError unless it is a YAML mapping. Duplicate keys are noted as problems."""
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()

@@ -1,6 +1,6 @@
 """Values of sections `ssh` and `environment`. Each function returns the checked value or raises ValueError.
 
-Names and folders become words of commands on other machines, so only harmless letters are taken.
+Names and folders become words of commands on other machines, so only harmless characters are allowed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}")
 FOLDER = re.compile(r"(~/|/)[A-Za-z0-9._+@-]+(/[A-Za-z0-9._+@-]+)*/?")
 PYTHON = re.compile(r"[A-Za-z0-9._+@/~-]+")
-MOST_SLOTS = 256  # what is more is a port that was taken for slots
+MOST_SLOTS = 256  # a larger number is a port mistaken for slots
 KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa",
              "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com")
 
@@ -28,7 +28,7 @@ def _wrong(expected: str, value: Any, more: str = "") -> ValueError:
 
 
 def name(value: Any) -> Any:
-    """A host name, or an IPv4 or IPv6 address without brackets."""
+    """Check a host name, or an IPv4 or IPv6 address without brackets."""
     expected = "the name or the address of a machine"
     if not isinstance(value, str) or not value:
         raise _wrong(expected, value)
@@ -51,7 +51,7 @@ def name(value: Any) -> Any:
 
 
 def address(value: Any) -> Any:
-    """An IPv4 or IPv6 address: who advertises a name would leave it to each peer what it means."""
+    """Check an IPv4 or IPv6 address. Names are rejected: each peer could resolve a name differently."""
     expected = "an IP address of one of the machine's own interfaces, such as 10.1.0.7 or fd00::7"
     if not isinstance(value, str) or "%" in value:
         raise _wrong(expected, value)
@@ -62,8 +62,10 @@ def address(value: Any) -> Any:
 
 
 def line(text: str) -> tuple[str, int]:
-    """(host, slots) of "host", "host:slots", "fd00::1" or "[fd00::1]:slots": a line of the list, or of what a
-    host-discovery script prints. Raises ValueError."""
+    """Return (host, slots) for "host", "host:slots", "fd00::1" or "[fd00::1]:slots". Raises ValueError.
+
+    Such lines stand in the list of hosts and in the output of a host-discovery script.
+    """
     expected = "HOST or HOST:SLOTS, such as node2:8 or [fd00::1]:8"
     word = text.strip()
     if bracketed := re.fullmatch(r"(\[[^\]]*\])(?::(.*))?", word):
@@ -86,7 +88,7 @@ def slots(value: Any) -> Any:
 
 
 def machine(value: Any) -> Any:
-    """{host, slots} of a short form; a mapping as it is."""
+    """Return {host, slots} for a short form; a mapping is returned unchanged."""
     if isinstance(value, str):
         host, count = line(value)
         return {"host": host, "slots": count}
@@ -106,7 +108,7 @@ def machine_list(value: Any) -> Any:
 def dispatcher(value: Any) -> Any:
     given = machine(value)
     if "slots" in given and (not isinstance(value, str) or given["slots"] != 1):
-        raise ValueError("the dispatcher's machine bears no workers, so it has no slots; remove them")
+        raise ValueError("the dispatcher's machine runs no workers, so it has no slots; remove them")
     return given
 
 
@@ -123,7 +125,7 @@ def port(value: Any) -> Any:
 
 
 def folder(value: Any) -> Any:
-    """A folder of a machine that we may make and remove."""
+    """Check a folder of a machine that we may create and remove."""
     if not isinstance(value, str) or not FOLDER.fullmatch(value) or ".." in value.split("/"):
         raise _wrong("a folder of our own on the machine, such as ~/.spotfleet-host or /scratch/spotfleet", value,
                      "; without spaces" if isinstance(value, str) and " " in value else "")
@@ -132,12 +134,12 @@ def folder(value: Any) -> Any:
 
 def accelerator(value: Any) -> Any:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][\w-]*", value):
-        raise _wrong("the name of an accelerator such as A100; how many there are say the slots", value)
+        raise _wrong("the name of an accelerator such as A100; `slots` gives their number", value)
     return value
 
 
 def host_key(value: Any) -> Any:
-    """"TYPE BASE64" of a line of a .pub file or of known_hosts."""
+    """Return "TYPE BASE64" from a line of a .pub file or of known_hosts."""
     expected = 'a public host key such as "ssh-ed25519 AAAA...", as in /etc/ssh/ssh_host_ed25519_key.pub'
     words = value.split() if isinstance(value, str) else []
     if isinstance(value, str) and value.startswith("SHA256:"):

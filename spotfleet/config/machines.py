@@ -1,4 +1,4 @@
-"""The meaning of sections `ssh` and `environment`: machines that exist, and the Python that they get."""
+"""Parser of sections `ssh` and `environment`: existing machines, and their Python."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from spotfleet.config.document import Document, Place
 from spotfleet.config.sections import EnvironmentSection, FileSection, MachineSection
 from spotfleet.model import EnvironmentSpec, Need, Nodes, SshMachine, SshSpec
 
-DISPATCHER, WORKER = "dispatcher", "machine"  # instance types of what provider ssh offers: a machine's one use
+DISPATCHER, WORKER = "dispatcher", "machine"  # instance types of provider ssh's offers: a machine's one use
 
 
 def ssh_spec(document: Document, file: FileSection, provider: str) -> SshSpec | None:
-    """The section as a spec, paths as they are written; None where the fleet has none. Notes every problem."""
+    """Convert the section to a spec, paths as written; None for another provider. Notes every problem."""
     given = file.ssh
     if provider != "ssh":
         if given is not None:
@@ -25,9 +25,9 @@ def ssh_spec(document: Document, file: FileSection, provider: str) -> SshSpec | 
         document.add(("ssh",), "is missing: it lists the machines, such as "
                                "`ssh: {dispatcher: head, hosts: [node1, node2:8]}`")
         return None
-    _refuse_what_clouds_have(document, file)
+    _refuse_cloud_keys(document, file)
     if given.dispatcher is None:
-        document.add(("ssh", "dispatcher"), "is missing: the machine that bears the dispatcher, and no workers; any "
+        document.add(("ssh", "dispatcher"), "is missing: the machine that runs the dispatcher, and no workers; any "
                                             "small one that all others can reach")
     if not given.hosts and not given.discovery_script:
         document.add(("ssh", "hosts"), "lists no machine; write `hosts: [node1, node2:8]`, or name a "
@@ -38,7 +38,7 @@ def ssh_spec(document: Document, file: FileSection, provider: str) -> SshSpec | 
         user=given.user, port=given.port, identity_file=given.identity_file, known_hosts=given.known_hosts,
         discovery_script=given.discovery_script, discovery_timeout_s=given.discovery_timeout, folder=given.folder,
     )
-    _refuse_twins(document, spec)
+    _refuse_duplicates(document, spec)
     return spec
 
 
@@ -47,24 +47,24 @@ def _machine(given: MachineSection) -> SshMachine:
                       given.accelerator, given.hourly_cost, given.folder)
 
 
-def _refuse_what_clouds_have(document: Document, file: FileSection) -> None:
+def _refuse_cloud_keys(document: Document, file: FileSection) -> None:
     for key in file.dispatcher.model_fields_set:
         document.add(("dispatcher", key), "means nothing for machines over SSH; name the machine under "
                                           "`ssh.dispatcher`")
-    asked = [(("resources", "use_spot"), file.resources.use_spot)]
-    asked += [(("resources", "any_of", i, "use_spot"), a.use_spot) for i, a in enumerate(file.resources.any_of or [])]
-    for place, use_spot in asked:
+    markets = [(("resources", "use_spot"), file.resources.use_spot)]
+    markets += [(("resources", "any_of", i, "use_spot"), a.use_spot) for i, a in enumerate(file.resources.any_of or [])]
+    for place, use_spot in markets:
         if use_spot:
             document.add(place, "machines over SSH are on no spot market; remove this")
     if file.interruption_behavior == "stop":
         document.add(("interruption_behavior",), "machines over SSH are never stopped; remove this")
 
 
-def _refuse_twins(document: Document, spec: SshSpec) -> None:
-    """One machine has one host on it, and the dispatcher's has none."""
+def _refuse_duplicates(document: Document, spec: SshSpec) -> None:
+    """Note machines listed twice: a machine runs one host, and the dispatcher's machine runs none."""
     seen: dict[tuple[str, int], str] = {}
     if spec.dispatcher is not None:
-        seen[_identity(spec, spec.dispatcher)] = "bears the dispatcher, and so no workers; remove it here, or name " \
+        seen[_identity(spec, spec.dispatcher)] = "runs the dispatcher, and so no workers; remove it here, or name " \
                                                  "another machine under `ssh.dispatcher`"
     for index, machine in enumerate(spec.hosts):
         found = _identity(spec, machine)
@@ -78,27 +78,27 @@ def _identity(spec: SshSpec, machine: SshMachine) -> tuple[str, int]:
 
 
 def ssh_nodes(document: Document, file: FileSection, nodes: Nodes) -> Nodes:
-    """`nodes`, which are all machines of the list where the file does not say how many. Notes what cannot be."""
+    """Return `nodes`; without a number in the file, all machines of the list. Notes impossible numbers."""
     given = file.ssh
-    said = file.nodes is not None or file.num_nodes is not None
+    is_given = file.nodes is not None or file.num_nodes is not None
     if given is None:
         return nodes
     listed = len(given.hosts)
     if given.discovery_script:
-        if not said:
-            document.add(("nodes",), "is missing: say how many of the machines that the script finds shall work, such "
-                                     "as `nodes: 1..8`")
+        if not is_given:
+            document.add(("nodes",), "is missing: write how many of the machines that the script finds shall work, "
+                                     "such as `nodes: 1..8`")
         return nodes
-    if not said and listed:
+    if not is_given and listed:
         return Nodes(1, listed, listed)
-    if said and listed and nodes.min > listed:
+    if is_given and listed and nodes.min > listed:
         document.add(("nodes", "min") if file.nodes is not None else ("num_nodes",),
                      f"asks for {nodes.min} hosts, but ssh.hosts lists {listed}; list more machines, or ask for fewer")
     return nodes
 
 
 def ssh_needs(needs: tuple[Need, ...]) -> tuple[Need, ...]:
-    """The same, of machines for workers: nobody takes them away, as a spot market would."""
+    """Return the needs for workers' machines, without spot: no market reclaims these machines."""
     return tuple(Need(n.region, n.zone, n.instance_type or WORKER, n.accelerator, n.accelerator_count, False,
                       n.max_micros_h) for n in needs)
 
@@ -116,21 +116,24 @@ def environment_spec(document: Document, given: EnvironmentSection | None, provi
     return EnvironmentSpec(given.python, given.packages, given.inherit, given.index_url, given.installer)
 
 
-def ssh_paths(document: Document, spec: SshSpec, local: Callable[[str], Path], *, look: bool) -> SshSpec:
-    """`spec` with absolute paths of what lies on this machine. `look`: must it be there, and of use?"""
+def ssh_paths(document: Document, spec: SshSpec, local: Callable[[str], Path], *, check_files: bool) -> SshSpec:
+    """Return `spec` with absolute paths of the laptop's files.
+
+    With `check_files`, notes those that are missing or unusable.
+    """
     changed = {}
     for key in ("identity_file", "known_hosts", "discovery_script"):
         text = getattr(spec, key)
         if text:
             changed[key] = str(local(text))
-            if look and (trouble := _trouble(key, Path(changed[key]))):
+            if check_files and (problem := _file_problem(key, Path(changed[key]))):
                 place: Place = ("ssh", key)
-                document.add(place, trouble)
+                document.add(place, problem)
     return SshSpec(**{**spec.__dict__, **changed})
 
 
-def _trouble(key: str, path: Path) -> str:
-    """Why that file cannot be used; "" if it can."""
+def _file_problem(key: str, path: Path) -> str:
+    """Explain why the file of `key` cannot be used; "" if it can."""
     if not path.is_file():
         return f"expected a file, but there is none at {path}"
     if not os.access(path, os.R_OK):

@@ -1,4 +1,4 @@
-"""Keys about markets, deadlines and money: what only several of them together tell."""
+"""Parser of the keys about markets, deadlines and money."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from spotfleet.config.document import Document
 from spotfleet.config.sections import FileSection
-from spotfleet.config.values import dollars
 from spotfleet.model import Need, Nodes, PolicySpec
+from spotfleet.words import dollars
 
 
 def policy_spec(document: Document, file: FileSection, provider: str, nodes: Nodes,
                 needs: Sequence[Need]) -> PolicySpec:
-    """The policy; adds what does not fit to the document's problems."""
+    """Return the policy; note combinations that do not fit as problems of the document."""
     (work_s, work_steps), spot = file.work, any(n.use_spot for n in needs)
     if file.spot_policy in ("spot", "auto") and not spot:
         document.add(("spot_policy",), f"is {file.spot_policy}, but `use_spot: false` allows no spot host; "
@@ -37,8 +37,8 @@ def policy_spec(document: Document, file: FileSection, provider: str, nodes: Nod
         document.add(("all_or_nothing",), "launches all hosts in one pool, so they are of one market; "
                                           "remove it, or use spot_policy: spot or on-demand alone")
     if file.max_cost and file.max_hourly_cost and file.max_cost < file.max_hourly_cost / 60:
-        document.add(("max_cost",), f"{dollars(file.max_cost)} is spent within a minute at max_hourly_cost "
-                                    f"{dollars(file.max_hourly_cost)}/h; raise it")
+        document.add(("max_cost",), f"{dollars(file.max_cost, 2)} is spent within a minute at max_hourly_cost "
+                                    f"{dollars(file.max_hourly_cost, 2)}/h; raise it")
     return PolicySpec(file.spot_policy or ("auto" if file.deadline else "spot"), file.on_demand_base, file.deadline,
                       work_s, work_steps, file.max_cost, file.max_hourly_cost)
 

@@ -1,4 +1,4 @@
-"""The shape of the fleet file, section by section. A key that is not here is an error."""
+"""Schema of the fleet file, section by section. An unlisted key is an error."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from spotfleet.config import aws_values as cloud
-from spotfleet.config import machine_values as machines
-from spotfleet.config import values
+from spotfleet.config import aws_values, machine_values, values
 
 NOT_OURS = {  # SkyPilot's and dstack's keys that we refuse, with what to do instead
     "cpus": "choose the size by `instance_type`", "memory": "choose the size by `instance_type`",
@@ -26,14 +24,14 @@ Deadline = Annotated[float, BeforeValidator(values.deadline)]
 Flag = Annotated[bool, BeforeValidator(values.flag)]
 Price = Annotated[int, BeforeValidator(values.price)]
 Money = Annotated[int, BeforeValidator(values.money)]
-MachineName = Annotated[str, BeforeValidator(machines.name)]
-User = Annotated[str, BeforeValidator(machines.user)]
-Port = Annotated[int, BeforeValidator(machines.port)]
-Slots = Annotated[int, BeforeValidator(machines.slots)]
-HostFolder = Annotated[str, BeforeValidator(machines.folder)]
-Image = Annotated[str, BeforeValidator(cloud.image)]
-Disk = Annotated[int, BeforeValidator(cloud.disk)]
-InstanceProfile = Annotated[str, BeforeValidator(cloud.instance_profile)]
+MachineName = Annotated[str, BeforeValidator(machine_values.name)]
+User = Annotated[str, BeforeValidator(machine_values.user)]
+Port = Annotated[int, BeforeValidator(machine_values.port)]
+Slots = Annotated[int, BeforeValidator(machine_values.slots)]
+HostFolder = Annotated[str, BeforeValidator(machine_values.folder)]
+Image = Annotated[str, BeforeValidator(aws_values.image)]
+Disk = Annotated[int, BeforeValidator(aws_values.disk)]
+InstanceProfile = Annotated[str, BeforeValidator(aws_values.instance_profile)]
 Variables = Annotated[dict[str, str | None], BeforeValidator(values.variables)]
 
 
@@ -48,7 +46,7 @@ class NodesSection(_Section):
 
 
 class PlaceSection(_Section):
-    """What the dispatcher's machine may be."""
+    """Requirements for the dispatcher's machine."""
 
     infra: Annotated[tuple[str, str, str], BeforeValidator(values.infra)] | None = None
     region: Text | None = None
@@ -94,54 +92,55 @@ class MachineSection(_Section):
     slots: Slots = 1
     port: Port = 0
     user: User = ""
-    host_key: Annotated[str, BeforeValidator(machines.host_key)] = ""
-    address: Annotated[str, BeforeValidator(machines.address)] = ""
-    accelerator: Annotated[str, BeforeValidator(machines.accelerator)] = ""
+    host_key: Annotated[str, BeforeValidator(machine_values.host_key)] = ""
+    address: Annotated[str, BeforeValidator(machine_values.address)] = ""
+    accelerator: Annotated[str, BeforeValidator(machine_values.accelerator)] = ""
     hourly_cost: Price = 0
     folder: HostFolder = ""
 
 
 class SshSection(_Section):
-    dispatcher: Annotated[MachineSection, BeforeValidator(machines.dispatcher)] | None = None
-    hosts: Annotated[list[Annotated[MachineSection, BeforeValidator(machines.machine)]],
-                     BeforeValidator(machines.machine_list)] = Field(default_factory=list)
+    dispatcher: Annotated[MachineSection, BeforeValidator(machine_values.dispatcher)] | None = None
+    hosts: Annotated[list[Annotated[MachineSection, BeforeValidator(machine_values.machine)]],
+                     BeforeValidator(machine_values.machine_list)] = Field(default_factory=list)
     user: User = ""
     port: Port = 22
     identity_file: Text = ""
     known_hosts: Text = ""
     discovery_script: Text = ""
-    discovery_timeout: Annotated[float, BeforeValidator(machines.timeout)] = 10.0
+    discovery_timeout: Annotated[float, BeforeValidator(machine_values.timeout)] = 10.0
     folder: HostFolder = "~/.spotfleet-host"
 
 
 class EnvironmentSection(_Section):
-    python: Annotated[str, BeforeValidator(machines.python)] = "python3"
-    packages: Annotated[tuple[str, ...], BeforeValidator(machines.packages)] = ()
+    python: Annotated[str, BeforeValidator(machine_values.python)] = "python3"
+    packages: Annotated[tuple[str, ...], BeforeValidator(machine_values.packages)] = ()
     inherit: Flag = False
-    index_url: Annotated[str, BeforeValidator(machines.index_url)] = ""
+    index_url: Annotated[str, BeforeValidator(machine_values.index_url)] = ""
     installer: Literal["auto", "uv", "pip"] = "auto"
 
 
 class AwsNetworkSection(_Section):
-    vpc: Annotated[str, BeforeValidator(cloud.vpc)] = ""
-    subnets: Annotated[tuple[str, ...], BeforeValidator(cloud.subnets)] = ()
-    security_groups: Annotated[tuple[str, ...], BeforeValidator(cloud.security_groups)] = ()
+    vpc: Annotated[str, BeforeValidator(aws_values.vpc)] = ""
+    subnets: Annotated[tuple[str, ...], BeforeValidator(aws_values.subnets)] = ()
+    security_groups: Annotated[tuple[str, ...], BeforeValidator(aws_values.security_groups)] = ()
 
 
 class AwsSection(_Section):
-    regions: Annotated[tuple[str, ...], BeforeValidator(cloud.regions)] = ()
+    regions: Annotated[tuple[str, ...], BeforeValidator(aws_values.regions)] = ()
     joined: Flag = False
-    networks: Annotated[dict[str, AwsNetworkSection], BeforeValidator(cloud.networks)] = Field(default_factory=dict)
+    networks: Annotated[dict[str, AwsNetworkSection],
+                        BeforeValidator(aws_values.networks)] = Field(default_factory=dict)
     profile: Text = ""
     public_addresses: Flag = True
-    ssh_from: Annotated[tuple[str, ...], BeforeValidator(cloud.networks_from)] = ()
+    ssh_from: Annotated[tuple[str, ...], BeforeValidator(aws_values.networks_from)] = ()
     image: Image = ""
     dispatcher_image: Image = ""
     user: User = "ubuntu"
     disk: Disk = 100
     dispatcher_disk: Disk = 30
-    kms_key: Annotated[str, BeforeValidator(cloud.kms_key)] = ""
-    key_pair: Annotated[str, BeforeValidator(cloud.key_pair)] = ""
+    kms_key: Annotated[str, BeforeValidator(aws_values.kms_key)] = ""
+    key_pair: Annotated[str, BeforeValidator(aws_values.key_pair)] = ""
     dispatcher_profile: InstanceProfile = ""
     host_profile: InstanceProfile = ""
     event_queue: Flag = False

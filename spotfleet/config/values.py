@@ -18,7 +18,7 @@ UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration_s(text: str) -> float:
-    """Seconds of "90s", "10m", "2h", "1d" or "1h30m". Raises ValueError."""
+    """Return the seconds of "90s", "10m", "2h", "1d" or "1h30m". Raises ValueError."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
     if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
         raise ValueError(f'expected a duration such as "90s", "10m" or "2h", got {text!r}')
@@ -26,12 +26,12 @@ def duration_s(text: str) -> float:
 
 
 def _wrong(expected: str, value: Any, more: str = "") -> ValueError:
-    shown = value.isoformat() if isinstance(value, date) else repr(value)  # YAML makes a date of 2026-12-01
+    shown = value.isoformat() if isinstance(value, date) else repr(value)  # YAML parses 2026-12-01 as a date
     return ValueError(f"expected {expected}, got {shown}{more}")
 
 
 def did_you_mean(word: Any, known: list[str]) -> str:
-    """"; did you mean 'X'?", or nothing when no known word is near."""
+    """Return "; did you mean 'X'?", or "" when no known word is near."""
     near = difflib.get_close_matches(str(word), known, 1, 0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
 
@@ -49,7 +49,7 @@ def whole(value: Any) -> Any:
 
 
 def growth(value: Any) -> Any:
-    """((from this epoch, so many workers), ...) of {0: 2, 30: 4} or "0:2,30:4"."""
+    """Return ((from this epoch, number of workers), ...) for {0: 2, 30: 4} or "0:2,30:4"."""
     pairs = list(value.items()) if isinstance(value, dict) else []
     if isinstance(value, str) and re.fullmatch(r"\d+:\d+(,\s*\d+:\d+)*", value):
         pairs = [tuple(map(int, pair.split(":"))) for pair in value.split(",")]
@@ -82,7 +82,7 @@ def text(value: Any) -> Any:
 def name(value: Any) -> Any:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise _wrong("small letters, digits and '-', a letter first, at most 40", value)
-    if value.endswith("-d"):  # its hosts would be called like the dispatchers of the fleet without the ending
+    if value.endswith("-d"):  # its hosts would share names with dispatchers of the fleet without the ending
         raise _wrong("a name that does not end in '-d'", value)
     return value
 
@@ -95,7 +95,7 @@ def duration(value: Any) -> Any:
 
 
 def deadline(value: Any) -> Any:
-    """Seconds from a job's submission on; none is no deadline, but 0 is one that nothing keeps."""
+    """Return seconds from a job's submission. 0 is rejected: no job can meet it; leave the key out for no deadline."""
     seconds = duration(value)
     if not seconds:
         raise _wrong('a duration above 0, such as "60h" from a job\'s submission on', value)
@@ -115,18 +115,14 @@ def money(value: Any) -> Any:
 
 
 def _plain_number(value: Any) -> str:
-    """The fix for "$25", "25 dollars" and the like."""
+    """Suggest the number in "$25", "25 dollars" and the like."""
     found = re.fullmatch(r"(?:US)?\$?\s*(\d+(?:\.\d+)?)\s*(?:\$|USD|dollars?)?(?:\s*/\s*h)?", value) \
         if isinstance(value, str) else None
     return f"; write {found[1]}" if found else ""
 
 
-def dollars(micros: int) -> str:
-    return f"${micros / 1e6:,.2f}"
-
-
 def work(value: Any) -> Any:
-    """(seconds at full target, 0) of "48h", or (0, optimizer steps) of "100000 steps"."""
+    """Return (seconds at full target, 0) for "48h", or (0, optimizer steps) for "100000 steps"."""
     steps = re.fullmatch(r"([1-9]\d*)\s*steps?", value) if isinstance(value, str) else None
     if steps:
         return 0.0, int(steps[1])
@@ -150,7 +146,7 @@ def nodes(value: Any) -> Any:
 
 
 def accelerators(value: Any) -> Any:
-    """[(name, count)] of "V100", "V100:8", {V100: 8} and lists of these."""
+    """Return [(name, count)] for "V100", "V100:8", {V100: 8} and lists of these."""
     if isinstance(value, dict) and value:
         return [(text(k), count(v)) for k, v in value.items()]
     if isinstance(value, list) and value:
@@ -173,7 +169,7 @@ def autostop(value: Any) -> Any:
 
 
 def providers() -> list[str]:
-    """Names of the installed provider plugins, without importing them."""
+    """List the names of the installed provider plugins, without importing them."""
     return sorted({e.name for e in entry_points(group="spotfleet.providers")})
 
 
@@ -185,7 +181,7 @@ def provider(value: Any) -> Any:
 
 
 def infra(value: Any) -> Any:
-    """(provider, region, zone) of "aws/us-east-1/us-east-1a"; "*" is any."""
+    """Return (provider, region, zone) for "aws/us-east-1/us-east-1a"; "*" means any."""
     parts = text(value).split("/")
     if len(parts) > 3 or not all(parts):
         raise _wrong("PROVIDER/REGION/ZONE", value)
@@ -196,7 +192,7 @@ def infra(value: Any) -> Any:
 
 def variables(value: Any) -> Any:
     if not isinstance(value, dict):
-        raise ValueError("expected NAME: value pairs")  # never says what it got: it may be a secret
+        raise ValueError("expected NAME: value pairs")  # no value in the message: it may be a secret
     for key, held in value.items():
         if not isinstance(key, str) or not VARIABLE.fullmatch(key) or key.startswith("SPOTFLEET_"):
             raise ValueError(f"expected the name of an environment variable, got {key!r}"

@@ -1,4 +1,4 @@
-"""`python -m spotfleet.dispatcher --home DIR`: what a dispatcher's machine runs."""
+"""Entry point of the dispatcher's process: `python -m spotfleet.dispatcher --home DIR`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 
 from spotfleet import providers
-from spotfleet.dispatcher.boot import listen_at, read_boot
-from spotfleet.dispatcher.daemon import Daemon
+from spotfleet.dispatcher.daemon import DispatcherDaemon
 from spotfleet.errors import SpotfleetError
+from spotfleet.transport.boot import listen_at, read_boot
 
 LOG_BYTES = 8 << 20
 
 
 async def serve(home: Path) -> None:
     boot = read_boot(home)
-    daemon = Daemon(boot, home, providers.load(boot.spec.provider, boot.provider_config))
+    daemon = DispatcherDaemon(boot, home, providers.load(boot.spec.provider, boot.provider_config))
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -38,13 +38,13 @@ async def serve(home: Path) -> None:
         await daemon.stop()
 
 
-async def _work(daemon: Daemon) -> None:
+async def _work(daemon: DispatcherDaemon) -> None:
     await daemon.start(*listen_at())
     await daemon.wait()
 
 
 def raise_file_limit() -> None:
-    """Each agent is an open connection, and many a machine allows 1024 unless asked."""
+    """Raise the limit of open files: each agent holds a connection, and many machines allow 1024 by default."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--home", type=Path, required=True, help="the folder with boot.json; all state is kept there")
     home = parser.parse_args().home
     raise_file_limit()
-    os.umask(0o077)  # ledger, logs and outputs are their owner's affair
+    os.umask(0o077)  # only the owner may read ledger, logs and outputs
     if not home.is_dir():
         print(f"--home: {home} is no folder", file=sys.stderr)
         return 2

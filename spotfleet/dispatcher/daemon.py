@@ -1,4 +1,4 @@
-"""The dispatcher as one thing that starts and stops: server, loop and machines."""
+"""Dispatcher daemon: starts and stops the server, the loop and the background tasks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from pathlib import Path
 from aiohttp import web
 
 from spotfleet.addresses import url
-from spotfleet.dispatcher import code, disk
-from spotfleet.dispatcher.app import make_app
-from spotfleet.dispatcher.begin import begin
-from spotfleet.dispatcher.boot import DispatcherBoot, server_tls
-from spotfleet.dispatcher.files import sweep
+from spotfleet.dispatcher.disk import space, wheel
+from spotfleet.dispatcher.disk.files import sweep
+from spotfleet.dispatcher.dispatcher import Dispatcher
+from spotfleet.dispatcher.http.app import make_app
 from spotfleet.dispatcher.journal import Journal
-from spotfleet.dispatcher.state import Dispatcher
+from spotfleet.dispatcher.recovery.first_start import begin
 from spotfleet.errors import UsageError
 from spotfleet.providers import Provider
+from spotfleet.transport.boot import DispatcherBoot, server_tls
 
 log = logging.getLogger(__name__)
-IDLE_S = 30.0  # a connection whose request is not here in full by then is closed; callers leave theirs before that
+IDLE_S = 30.0  # a connection without a complete request by then is closed; clients close theirs earlier
 BACKLOG = 1024  # after a restart all agents connect at once
 PORT_AGAIN_S = 1.0
-CLOSE_S = 2.0  # open requests get so long at the end
+CLOSE_S = 2.0  # time for open requests at the end
 
 
-class Daemon:
+class DispatcherDaemon:
+    """Server and tasks of one dispatcher process."""
+
     def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider) -> None:
         self._boot, self._home, self._provider = boot, home, provider
         self._runner: web.AppRunner | None = None
@@ -35,10 +37,10 @@ class Daemon:
         self.dispatcher: Dispatcher | None = None
 
     async def start(self, address: str, port: int) -> str:
-        """Listen and begin; returns our URL. Waits for a provider that does not answer yet."""
+        """Listen and start the tasks; return our URL. Waits for a provider that does not answer yet."""
         sweep(self._home)
-        disk.lay_by(self._home)
-        await asyncio.to_thread(code.keep, self._home)
+        space.reserve(self._home)
+        await asyncio.to_thread(wheel.keep, self._home)
         ledger = await begin(self._boot, self._home, self._provider)
         self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))
         self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,
@@ -46,17 +48,17 @@ class Daemon:
         await self._runner.setup()
         await self._listen(address, port)
         port = self._runner.addresses[0][1]
-        self.dispatcher.url = url(address, port)
+        self.dispatcher.core.url = url(address, port)
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),
-                       asyncio.create_task(self.dispatcher.upkeep.run()),
-                       asyncio.create_task(self.dispatcher.announcer.run()),
-                       asyncio.create_task(self.dispatcher.keeper.run())]
-        log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.url)
-        return self.dispatcher.url
+                       asyncio.create_task(self.dispatcher.maintenance.run()),
+                       asyncio.create_task(self.dispatcher.endpoint_tagger.run()),
+                       asyncio.create_task(self.dispatcher.backup.run())]
+        log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.core.url)
+        return self.dispatcher.core.url
 
     async def _listen(self, address: str, port: int) -> None:
-        """Wait for the port: everybody was told this one, so another would be of no use."""
-        told = False
+        """Listen, waiting until the port is free: every host knows this one, so another would be useless."""
+        logged = False
         while True:
             try:
                 site = web.TCPSite(self._runner, address, port, ssl_context=server_tls(self._boot), backlog=BACKLOG)
@@ -69,14 +71,14 @@ class Daemon:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 await site.stop()
-            if not told:
+            if not logged:
                 log.error("port %d of %s is taken by another program: end that program; tried again each %g s", port,
                           address, PORT_AGAIN_S)
-            told = True
+            logged = True
             await asyncio.sleep(PORT_AGAIN_S)
 
     async def wait(self) -> None:
-        """Until something fails; raises it. Another process starts in our place and reads everything from disk."""
+        """Wait until a task fails, and raise its error. The next process reads everything from disk."""
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
@@ -86,5 +88,5 @@ class Daemon:
         if self._runner is not None:
             await self._runner.cleanup()
         if self.dispatcher is not None:
-            await self.dispatcher.journal.close()
-            self.dispatcher.journal.ledger.close()
+            await self.dispatcher.core.journal.close()
+            self.dispatcher.core.journal.ledger.close()

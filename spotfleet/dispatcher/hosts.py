@@ -1,4 +1,4 @@
-"""The hosts as the loop sees them: what their agents say, beside what the ledger knows."""
+"""Views of hosts: the reports of their agents, combined with the ledger's records."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from spotfleet.addresses import unfit
-from spotfleet.fleet.fold import FleetState, Host
-from spotfleet.messages import AgentOrders, AgentReport, StepCost
+from spotfleet.fleet.domain.state import FleetState, Host
 from spotfleet.model import HostState, Notice, Role
+from spotfleet.protocol.messages import AgentOrders, AgentReport, StepCost
 
-SAY_AGAIN_S = 5.0  # orders go out when they change, and again after this: an agent doubts a dispatcher silent for 15 s
-DRAIN_S = 120.0  # a drain without a notice should be over by then; `fleet/plan.py` ends the host
+RESEND_S = 5.0  # unchanged orders are sent again after this: an agent doubts a dispatcher that is silent for 15 s
+DRAIN_S = 120.0  # a drain without a notice should be over by then; `fleet/planner/plan.py` ends the host
 
 
 @dataclass
-class Seat:
-    """One connection of a host's agent."""
+class AgentConnection:
+    """A connection of a host's agent."""
 
     host: str
     report: AgentReport
     wake: Callable[[], None]
     connected: bool = True
     away_since: float = 0.0  # monotonic, while not connected
-    heard_at: float | None = None  # monotonic: the newest report
+    last_report_at: float | None = None  # monotonic: arrival of the newest report
     notice_until: float | None = None  # monotonic
     orders: AgentOrders | None = None
-    due: bool = True  # an answer is owed
-    say_again_at: float = 0.0  # monotonic; a report after that is owed an answer though the orders are as before
+    due: bool = True  # an answer is due
+    resend_at: float = 0.0  # monotonic; a report after that is answered even if the orders are unchanged
 
-    def hear(self, report: AgentReport, now: float) -> None:
-        self.heard_at = now
-        self.report, self.due = report, self.due or now >= self.say_again_at
+    def receive(self, report: AgentReport, now: float) -> None:
+        self.last_report_at = now
+        self.report, self.due = report, self.due or now >= self.resend_at
         notice = report.notice
         self.notice_until = now + notice.seconds_left if notice and notice.kind == "interruption" else None
 
     def notice(self, now: float) -> Notice | None:
-        """The notice in force with the seconds left now."""
+        """Return the current notice, with the seconds left at `now`."""
         notice = self.report.notice
         if notice is None or self.notice_until is None:
             return notice
@@ -44,8 +44,8 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """A host that will go."""
+class Departure:
+    """Planned end of a host."""
 
     seconds_left: float
     why: str  # "notice" or "drain"
@@ -53,29 +53,29 @@ class Leaving:
 
 @dataclass(frozen=True)
 class HostView:
-    """One worker host of the ledger with what is known of its agent now."""
+    """A worker host of the ledger, and the current state of its agent."""
 
     host: Host
     connected: bool
     slots: int
-    leaving: Leaving | None = None
-    claims: int = 0  # slots that its agent claims, where they are more than the cloud sold
-    workers: tuple[str, ...] = ()  # processes that its agent reports, of any job
-    unfit: str = ""  # why its peers cannot reach it at the address that it advertises: nothing is placed on it then
+    leaving: Departure | None = None
+    claims: int = 0  # slots that its agent claims, if more than the cloud sold; else 0
+    workers: tuple[str, ...] = ()  # processes of any job that its agent reports
+    unfit: str = ""  # why its peers cannot reach its advertised address: then it gets no workers
 
     @property
     def usable(self) -> bool:
-        """May new workers be placed here?"""
+        """True if new workers may be placed here."""
         return self.connected and not self.closed
 
     @property
     def closed(self) -> bool:
-        """Must no new worker be placed here, whether it is connected or not?"""
+        """True if no new worker may be placed here, connected or not."""
         return self.leaving is not None or not self.host.counts or bool(self.unfit)
 
 
 def differs(before: AgentReport, after: AgentReport) -> bool:
-    """Does `after` say more than how far training has come? That much can wait for the next step."""
+    """Return whether two reports differ in more than training progress. Progress alone can wait for the next step."""
     return _without_progress(before) != _without_progress(after)
 
 
@@ -86,29 +86,30 @@ def _without_progress(report: AgentReport) -> AgentReport:
         for w in report.workers))
 
 
-def look(state: FleetState, seats: dict[str, Seat], drains: dict[str, str], now: float, unix: float,
-         dispatcher: str = "") -> list[HostView]:
-    """Every worker host that the ledger does not list as gone. `dispatcher`: our own address."""
+def host_views(state: FleetState, connections: dict[str, AgentConnection], drains: dict[str, str], now: float,
+               unix: float, dispatcher: str = "") -> list[HostView]:
+    """Return a view of every worker host that the ledger does not list as gone. `dispatcher`: our own address."""
     views = []
     for host in state.hosts:
         if host.role is not Role.WORKER:
             continue
-        seat = seats.get(host.request_id)
-        connected = seat is not None and seat.connected
-        said = seat.report.slots if seat and connected else host.offer.slots
-        slots, claims = min(said, host.offer.slots), said if said > host.offer.slots else 0
-        workers = tuple(w.report.worker for w in seat.report.workers) if seat else ()
-        unreachable = unfit(seat.report.address, dispatcher) if seat and connected else ""
-        views.append(HostView(host, connected, slots, _leaving(host, seat, drains, now, unix), claims, workers,
+        connection = connections.get(host.request_id)
+        connected = connection is not None and connection.connected
+        claimed = connection.report.slots if connection and connected else host.offer.slots
+        slots, claims = min(claimed, host.offer.slots), claimed if claimed > host.offer.slots else 0
+        workers = tuple(w.report.worker for w in connection.report.workers) if connection else ()
+        unreachable = unfit(connection.report.address, dispatcher) if connection and connected else ""
+        views.append(HostView(host, connected, slots, _leaving(host, connection, drains, now, unix), claims, workers,
                               unreachable))
     return views
 
 
-def _leaving(host: Host, seat: Seat | None, drains: dict[str, str], now: float, unix: float) -> Leaving | None:
-    if seat is not None and seat.notice_until is not None:
-        return Leaving(max(0.0, seat.notice_until - now), "notice")
+def _leaving(host: Host, connection: AgentConnection | None, drains: dict[str, str], now: float,
+             unix: float) -> Departure | None:
+    if connection is not None and connection.notice_until is not None:
+        return Departure(max(0.0, connection.notice_until - now), "notice")
     if host.notice_deadline is not None:
-        return Leaving(max(0.0, host.notice_deadline - unix), "notice")
+        return Departure(max(0.0, host.notice_deadline - unix), "notice")
     if host.state is HostState.DRAINING:
-        return Leaving(max(0.0, host.since + DRAIN_S - unix), "drain")
-    return Leaving(DRAIN_S, "drain") if host.request_id in drains else None
+        return Departure(max(0.0, host.since + DRAIN_S - unix), "drain")
+    return Departure(DRAIN_S, "drain") if host.request_id in drains else None

@@ -1,5 +1,6 @@
-"""The ledger as the loop sees it: written in a thread, in the order of `note`. Only what follows from it is in memory:
-a fleet of a thousand hosts writes a hundred thousand events a day.
+"""Journal: asynchronous access of the loop to the ledger. A thread writes the events in the order of `note`.
+
+Only the state folded from the events is in memory: a fleet of a thousand hosts writes a hundred thousand events a day.
 """
 
 from __future__ import annotations
@@ -8,26 +9,27 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
-from spotfleet.dispatcher.bell import Bell
+from spotfleet.dispatcher.signal import Signal
 from spotfleet.errors import DiskFull
-from spotfleet.fleet.events import Event
-from spotfleet.fleet.fold import FleetState
+from spotfleet.fleet.domain.events import Event
+from spotfleet.fleet.domain.state import FleetState
 from spotfleet.fleet.ledger import Ledger
 
 log = logging.getLogger(__name__)
 AGAIN_S = 1.0
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 class Journal:
-    """One thread writes, so that a slow disk never blocks the loop. The reconciler writes to the same ledger.
+    """Writer and reader of the ledger for the loop.
 
-    While the disk is full what was noted waits in memory and is tried again each AGAIN_S; `full` says so.
+    One thread writes, so that a slow disk never blocks the loop. The reconciler writes to the same ledger. While the
+    disk is full, noted events wait in memory, are tried again each AGAIN_S, and `full` holds the error.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.bell = Bell()  # rings when the ledger has grown
+        self.signal = Signal()  # notified when the ledger has grown
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._last, self.state = self._read()
         self.full: DiskFull | None = None
@@ -35,39 +37,40 @@ class Journal:
         self._writer: asyncio.Task[None] | None = None
 
     def note(self, *events: Event) -> None:
-        """Have `events` written soon."""
+        """Queue `events` to be written soon."""
         self._noted.extend(events)
         if self._noted and (self._writer is None or self._writer.done()):
             self.check()
             self._writer = asyncio.create_task(self._write())
 
     def check(self) -> None:
-        """Raise what the last writing raised: without its ledger a dispatcher must not go on."""
+        """Raise the error of the last write: a dispatcher must not continue without its ledger."""
         if self._writer is not None and self._writer.done() and self._writer.exception():
             raise self._writer.exception()  # type: ignore[misc]
 
     async def flush(self) -> None:
-        """Return when everything noted is on disk and in `state`. Raises DiskFull as long as that cannot be."""
+        """Return when everything noted is on disk and in `state`. Raises DiskFull while the disk is full."""
         while self._writer is not None and not self._writer.done():
-            await asyncio.wait([self._writer], timeout=LOOK_S)
+            await asyncio.wait([self._writer], timeout=POLL_S)
             if self.full is not None:
                 raise self.full
         self.check()
         await self.catch_up()
 
     async def catch_up(self) -> None:
-        """See what others, such as the reconciler, have written."""
+        """Update `state` with events of other writers, such as the reconciler."""
         last, state = await asyncio.get_running_loop().run_in_executor(self._thread, self._read)
         if last > self._last:
             self._last, self.state = last, state
-            self.bell.ring()
+            self.signal.notify()
 
     def after(self, seq: int) -> list[tuple[int, Event]]:
-        """All events above `seq`. For the start of a process: it waits for the disk."""
+        """Return all events above `seq`. Blocks on the disk: only for the start of a process."""
         return self.ledger.events(seq)
 
     async def page(self, seq: int, limit: int) -> list[tuple[int, Event]]:
-        """The next `limit` events above `seq`; [], without a wait in which one could be missed, if there is none."""
+        """Return the next `limit` events above `seq`. Return [] at once, without an await that
+        could miss one, if there is none."""
         if seq >= self._last:
             return []
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.ledger.events, seq, limit)
@@ -89,17 +92,17 @@ class Journal:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self.ledger.append, *batch)
             except DiskFull as error:
                 self._noted = [*batch, *self._noted]
-                self._tell(error)
+                self._set_full(error)
                 await asyncio.sleep(AGAIN_S)
                 continue
-            self._tell(None)
+            self._set_full(None)
             await self.catch_up()
 
-    def _tell(self, error: DiskFull | None) -> None:
+    def _set_full(self, error: DiskFull | None) -> None:
         if (error is None) != (self.full is None):
             log.warning("%s", "the ledger can be written again" if error is None else f"{error}; tried again")
         self.full = error
 
     def _read(self) -> tuple[int, FleetState]:
-        last = self.ledger.append()  # of nothing: only the newest number, read first so that the state is no older
+        last = self.ledger.append()  # returns the newest number; read first, so that the state is no older
         return last, self.ledger.state()

@@ -1,7 +1,7 @@
-"""What an agent may say: about its own host and that host's workers only, in numbers that make sense. Pure.
+"""Validation of agents' reports: only their own host and its workers, with plausible numbers. Pure.
 
-A host may be in a stranger's hands. What it says of itself can cost the jobs that it works for; nothing that it says
-may name another host, end the dispatcher's loop, or fill its ledger.
+An intruder may control a host. Its false reports can harm the jobs that it works for; no report may name another host,
+end the dispatcher's loop, or fill its ledger.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import is_dataclass, replace
 from typing import Any
 
 from spotfleet.codec import from_json, parse
-from spotfleet.messages import AgentReport, WorkerState
+from spotfleet.protocol.messages import AgentReport, WorkerState
 
 WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}/[0-9]{1,6}/[A-Za-z0-9_.-]{1,64}")
-LOG_NAME = re.compile(rf"{WORKER_NAME.pattern}|[A-Za-z0-9_.-]{{1,128}}#setup")  # a worker's, or that of a host's setup
-LARGEST = 1 << 53  # beyond it JSON's numbers are not exact
-MOST_WORKERS = 4096  # of one host, those that have ended among them
+LOG_NAME = re.compile(rf"{WORKER_NAME.pattern}|[A-Za-z0-9_.-]{{1,128}}#setup")  # a worker's, or a host's setup's
+LARGEST = 1 << 53  # JSON numbers beyond it are not exact
+MOST_WORKERS = 4096  # on one host, including ended ones
 TEXT_CHARS = 1024
-TALK_CHARS = 16_384  # of a traceback, or of what a host waits for: what is longer is cut
+MESSAGE_CHARS = 16_384  # limit of a traceback or of a host's `why`; longer text is cut
 
 
 def read(text: str | bytes) -> AgentReport:
-    """The report in `text`; ValueError names the field that does not fit."""
-    said: AgentReport = from_json(AgentReport, parse(text))
-    report = replace(said, why=cut(said.why), workers=tuple(map(_cut, said.workers)))
+    """Parse a report; ValueError names the invalid field."""
+    parsed: AgentReport = from_json(AgentReport, parse(text))
+    report = replace(parsed, why=cut(parsed.why), workers=tuple(map(_cut, parsed.workers)))
     _check(report, "AgentReport")
     if report.slots < 1:
         raise ValueError(f"AgentReport.slots: {report.slots} is not 1 or more")
@@ -39,19 +39,20 @@ def read(text: str | bytes) -> AgentReport:
 
 
 def cut(text: str) -> str:
-    """At most TALK_CHARS; the end says most, so the middle goes."""
-    return text if len(text) <= TALK_CHARS else f"{text[:TALK_CHARS // 4]}\n[...]\n{text[-TALK_CHARS // 2:]}"
+    """Shorten `text` to TALK_CHARS by dropping the middle: the end holds the most information."""
+    return text if len(text) <= MESSAGE_CHARS else f"{text[:MESSAGE_CHARS // 4]}\n[...]\n{text[-MESSAGE_CHARS // 2:]}"
 
 
 def _cut(worker: WorkerState) -> WorkerState:
     error = worker.report.error
-    return worker if len(error) <= TALK_CHARS else replace(worker, report=replace(worker.report, error=cut(error)))
+    return worker if len(error) <= MESSAGE_CHARS else replace(worker, report=replace(worker.report, error=cut(error)))
 
 
 def _check(value: Any, where: str) -> None:
-    """Numbers from 0 to LARGEST, but for exit codes and seconds that are over; texts of bounded length."""
+    """Check that numbers are from 0 to LARGEST (exit codes, seconds left and versions may be negative) and that texts
+    have bounded lengths."""
     if isinstance(value, str):
-        if len(value) > (TALK_CHARS if where.endswith((".why", ".error")) else TEXT_CHARS):
+        if len(value) > (MESSAGE_CHARS if where.endswith((".why", ".error")) else TEXT_CHARS):
             raise ValueError(f"{where}: {len(value)} characters are too many")
     elif isinstance(value, (int, float)):
         least = -LARGEST if where.endswith((".code", ".seconds_left")) else -1 if where.endswith(".version") else 0
@@ -62,5 +63,5 @@ def _check(value: Any, where: str) -> None:
             _check(item, where)
     elif is_dataclass(value):
         for name, inner in vars(value).items():
-            if name != "held":  # scripts of users; believed only by a dispatcher that has asked
+            if name != "held":  # users' scripts; only a dispatcher that requested it uses it, and checks it
                 _check(inner, f"{where}.{name}")

@@ -1,7 +1,7 @@
-"""The fleet's memory: an append-only sqlite file of events. Nothing in it is ever changed.
+"""Ledger of a fleet: an append-only sqlite file of events. No event is ever changed.
 
-A file that is damaged raises Damaged and is left as it is; `open_sound` keeps it aside and begins a new ledger, which
-says so: what the cloud lists and what agents hold is then taken up again by whoever uses it.
+A damaged file raises LedgerDamaged and stays as it is. `open_sound` sets it aside and begins a new ledger with a
+HistoryLost event; its user then adopts the hosts that the cloud lists and the state that agents hold.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spotfleet.errors import DiskFull, SpotfleetError
-from spotfleet.fleet.events import Event, HistoryLost, event_from_json, event_to_json
-from spotfleet.fleet.fold import FleetState, apply
+from spotfleet.fleet.domain.events import Event, HistoryLost, event_from_json, event_to_json
+from spotfleet.fleet.domain.state import FleetState, apply
 
 SCHEMA = 1  # PRAGMA user_version
-APPLICATION = 0x5F0F1EE7  # PRAGMA application_id: tells our files from other people's
+APPLICATION = 0x5F0F1EE7  # PRAGMA application_id: distinguishes our files from other programs'
 BUSY_S = 10.0  # how long a writer waits for another process's transaction
 
-NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary codes; room may come back, and a disk too
+NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary codes; room, or the disk, may come back
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 CREATE = """
@@ -35,25 +35,25 @@ CREATE TABLE IF NOT EXISTS events (
 """
 
 
-class Damaged(SpotfleetError):
-    """The file cannot be read as a ledger of this release: it is set aside, or moved away by a person."""
+class LedgerDamaged(SpotfleetError):
+    """The file is not a readable ledger of this release: it is set aside, or a person moves it away."""
 
 
 class OtherSchema(SpotfleetError):
-    """Written by another release. A person with that release can read it."""
+    """The ledger was written by another release. A person with that release can read it."""
 
 
 class Ledger:
-    """May be used from several threads, and opened by several processes at once.
+    """Ledger in a file, safe for several threads and several processes at once.
 
-    What `append` returned from survives a power failure: write-ahead log, synchronous FULL.
+    Events survive a power failure once `append` has returned: write-ahead log, synchronous FULL.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
         self._state = FleetState()
-        self._folded = 0  # sequence number up to which `_state` holds
+        self._folded = 0  # sequence number of the last event in `_state`
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._db = _open(self.path, str(self.path))
         with _explained(self.path):
@@ -66,7 +66,7 @@ class Ledger:
             self._db.execute("COMMIT")
 
     def append(self, *events: Event) -> int:
-        """Write all of `events` or, when killed meanwhile, none. Returns the last sequence number."""
+        """Write all of `events`, or none if killed meanwhile. Returns the last sequence number."""
         rows = [(e.at, type(e).__name__, json.dumps(event_to_json(e))) for e in events]
         with self._lock, _explained(self.path):
             if rows:
@@ -80,19 +80,19 @@ class Ledger:
             return self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
 
     def events(self, after: int = 0, limit: int = -1) -> list[tuple[int, Event]]:
-        """The events with a sequence number above `after`, in order; at most `limit` if that is given."""
+        """Return the events with a sequence number above `after`, in order; at most `limit` if given."""
         with self._lock:
             return _read(self._db, self.path, after, limit)
 
     def state(self) -> FleetState:
-        """All events folded; costs only those written since the last call, by whichever process."""
+        """Return all events folded. Reads only those written since the last call, by any process."""
         with self._lock:
             for seq, event in _read(self._db, self.path, self._folded):
                 self._state, self._folded = apply(self._state, event), seq
             return self._state
 
     def check(self) -> None:
-        """Read all of it; Damaged if that is not possible."""
+        """Read the whole ledger. Raises LedgerDamaged if that is not possible."""
         with self._lock, _explained(self.path):
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
@@ -100,7 +100,7 @@ class Ledger:
         self.events()
 
     def copy_to(self, path: Path | str) -> None:
-        """A consistent copy in one file, without a write-ahead log beside it; replaces `path`."""
+        """Write a consistent copy into one file, without a write-ahead log beside it. Replaces `path`."""
         target = Path(path)
         target.unlink(missing_ok=True)
         copy = sqlite3.connect(target, isolation_level=None)
@@ -112,7 +112,7 @@ class Ledger:
             copy.close()
 
     def copy_of(self) -> bytes:
-        """As `copy_to`, in memory: for a disk that is full."""
+        """Return the same copy in memory, for a full disk."""
         copy = sqlite3.connect(":memory:", isolation_level=None)
         try:
             with self._lock, _explained(self.path):
@@ -126,13 +126,13 @@ class Ledger:
             self._db.close()
 
 
-def problem(path: Path) -> Damaged | OtherSchema | None:
-    """What is wrong with the ledger at `path`; None if it can be gone on with."""
+def problem(path: Path) -> LedgerDamaged | OtherSchema | None:
+    """Return what is wrong with the ledger at `path`; None if it is usable."""
     ledger: Ledger | None = None
     try:
         ledger = Ledger(path)
         ledger.check()
-    except (Damaged, OtherSchema) as error:
+    except (LedgerDamaged, OtherSchema) as error:
         return error
     finally:
         if ledger is not None:
@@ -141,34 +141,34 @@ def problem(path: Path) -> Damaged | OtherSchema | None:
 
 
 def open_sound(path: Path) -> tuple[Ledger, str]:
-    """A ledger to go on with, and what was wrong with the one that was there: "" if nothing was.
+    """Open a usable ledger; also return what was wrong with the existing one, "" if nothing was.
 
-    A damaged one is kept beside it as PATH.corrupt-TIME; a new one begins with what happened to it.
+    A damaged ledger is kept beside it as PATH.corrupt-TIME; the new one begins with a HistoryLost event.
     """
     found = problem(path)
     if found is None:
         return Ledger(path), ""
     if isinstance(found, OtherSchema):
         raise found
-    aside = set_aside(path)
+    damaged = set_aside(path)
     fresh = Ledger(path)
-    fresh.append(HistoryLost(time.time(), aside.name, str(found)))
-    return fresh, f"{found}; it is kept as {aside.name}, and a new one is begun"
+    fresh.append(HistoryLost(time.time(), damaged.name, str(found)))
+    return fresh, f"{found}; it is kept as {damaged.name}, and a new one is begun"
 
 
 def set_aside(path: Path) -> Path:
-    """Keep the damaged ledger under another name, with what sqlite keeps beside it."""
+    """Rename the damaged ledger, together with sqlite's files beside it."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    aside = path.with_name(f"{path.name}.corrupt-{stamp}")
-    for ending in ("-wal", "-shm", ""):  # the ledger last: killed before, we begin again
+    damaged = path.with_name(f"{path.name}.corrupt-{stamp}")
+    for ending in ("-wal", "-shm", ""):  # the ledger last: after a kill before that, we begin again
         part = path.with_name(path.name + ending)
         if part.exists():
-            part.rename(aside.with_name(aside.name + ending))
-    return aside
+            part.rename(damaged.with_name(damaged.name + ending))
+    return damaged
 
 
 def read_events(path: Path | str) -> list[Event]:
-    """The events of a ledger that nobody writes to any more, such as one that came home."""
+    """Return the events of a ledger without writers, such as one fetched by `down`."""
     path = Path(path)
     if not path.is_file():
         raise SpotfleetError(f"{path}: there is no ledger", hint="`spotfleet status` lists the fleets that exist")
@@ -183,7 +183,7 @@ def read_events(path: Path | str) -> list[Event]:
 
 
 def _write_ahead(db: sqlite3.Connection) -> None:
-    """Switch to a write-ahead log. Where another process does so too, sqlite does not wait by itself."""
+    """Switch to a write-ahead log. Retries while another process switches too, because sqlite does not wait then."""
     deadline = time.monotonic() + BUSY_S
     while True:
         try:
@@ -196,20 +196,20 @@ def _write_ahead(db: sqlite3.Connection) -> None:
 
 
 def _open(path: Path, target: str) -> sqlite3.Connection:
-    """A connection to a file that is empty or a ledger of this schema; transactions are explicit."""
+    """Connect to a file that is empty or a ledger of this schema. Transactions are explicit."""
     with _explained(path):
         db = sqlite3.connect(target, timeout=BUSY_S, isolation_level=None, check_same_thread=False,
                              uri=target.startswith("file:"))
     try:
         with _explained(path):
-            db.execute("BEGIN")  # one look: another process may be just making it
+            db.execute("BEGIN")  # one consistent read: another process may just be creating it
             tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             version = db.execute("PRAGMA user_version").fetchone()[0]
             owner = db.execute("PRAGMA application_id").fetchone()[0]
             db.execute("COMMIT")
         if (tables or version or owner) and owner != APPLICATION:
-            raise Damaged(f"{path} is a database of another program, not a ledger",
-                          hint="move it away, or give another path")
+            raise LedgerDamaged(f"{path} is a database of another program, not a ledger",
+                                hint="move it away, or give another path")
         if version not in (0, SCHEMA):
             raise OtherSchema(f"{path} was written with ledger schema {version}; this spotfleet reads {SCHEMA}",
                               hint="use the spotfleet release that wrote it, or a newer one; or move it away: a new "
@@ -238,18 +238,19 @@ def _read(db: sqlite3.Connection, path: Path, after: int = 0, limit: int = -1) -
 
 
 def _without_wal(image: bytes) -> bytes:
-    """Bytes 18 and 19 of the header tell readers to look for a write-ahead log; 1 is none."""
+    """Mark the copy as having no write-ahead log: 1 in bytes 18 and 19 of the header."""
     return image[:18] + b"\x01\x01" + image[20:]
 
 
-def _damaged(path: Path, what: str) -> Damaged:
-    return Damaged(f"{path} is damaged: {what}",
-                   hint="move it away: a new one is begun from what the cloud lists; the bill lacks what was before")
+def _damaged(path: Path, what: str) -> LedgerDamaged:
+    return LedgerDamaged(f"{path} is damaged: {what}",
+                         hint="move it away: a new one is begun from what the cloud lists; the bill lacks what was "
+                              "before")
 
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turns sqlite's errors about `path` into ours."""
+    """Translate sqlite's errors about `path` into ours."""
     try:
         yield
     except sqlite3.ProgrammingError:

@@ -1,7 +1,8 @@
-"""The only code that changes machines. One tick: observe, plan, write the intent, act. Safe to kill at any line.
+"""Reconciler, the only code that changes machines. One tick: observe, plan, write the intent, act.
 
-A row is written before the provider is called, under an id that makes no second host however often it is asked for;
-what the provider lists is written down when it differs from what the ledger says. Nothing is remembered elsewhere.
+It is safe to kill at any line. A row is written before the provider is called, under an id that makes no second host
+however often it is requested. The provider's listing is written down where it differs from the ledger. There is no
+other memory.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from spotfleet.errors import DiskFull, NeedsPerson, NoCapacity, SpotfleetError
-from spotfleet.fleet import sightings
-from spotfleet.fleet.actions import clock
-from spotfleet.fleet.events import (
+from spotfleet.fleet.domain.events import (
     ClockSetBack,
     Event,
     FleetCreated,
@@ -30,9 +29,11 @@ from spotfleet.fleet.events import (
     RatesStamped,
     TerminateIntended,
 )
-from spotfleet.fleet.fold import FleetState, Host, cooling_until, hint_of
+from spotfleet.fleet.domain.state import FleetState, Host, cooling_until, hint_of
 from spotfleet.fleet.ledger import Ledger
-from spotfleet.fleet.plan import (
+from spotfleet.fleet.planner import listing_diff
+from spotfleet.fleet.planner.listing_diff import MISSING_S
+from spotfleet.fleet.planner.plan import (
     Action,
     Drain,
     Launch,
@@ -40,27 +41,27 @@ from spotfleet.fleet.plan import (
     Terminate,
     Wait,
     Wanted,
-    lacking,
+    missing_needs,
     plan,
     settling,
     urgent,
 )
-from spotfleet.fleet.sightings import MISSING_S
 from spotfleet.model import CloudHost, CloudState, HostState, Market, Nodes, Notice, Offer, PricePoint, Rates, Role
-from spotfleet.providers import Boot, Gangs, LaunchRequest, Meters, Provider
+from spotfleet.providers import Boot, GroupLaunch, LaunchRequest, Provider, RateSource
+from spotfleet.words import clock_utc
 
-ASK_AGAIN_S = 5.0  # an intended host that is not listed is asked for again after this; doubles with each time
-CLOCK_BACK_S = 60.0  # a clock that shows so much less than before was set; a tick that takes long looks a little late
-PRICES_TOGETHER_S = 86400.0  # pools whose newest known prices lie no further apart are looked up in one call
-RATES_S = 86400.0  # the rates of a region are asked for no more often
+ASK_AGAIN_S = 5.0  # an intended host that is not listed is requested again after this; doubles with each time
+CLOCK_BACK_S = 60.0  # a clock that is so much behind its last value was set; a long tick has a slightly late `now`
+PRICES_TOGETHER_S = 86400.0  # pools whose newest known prices are no further apart share one request
+RATES_S = 86400.0  # shortest interval between two requests for the rates of a region
 NOTICE_MOVED_S = 2.0  # deadlines that differ by less are the same notice
 
 __all__ = ["MISSING_S", "Action", "Calls", "Drain", "Launch", "Observed", "Terminate", "Wait", "Wanted", "create",
-           "leftovers", "look", "tick"]
+           "leftovers", "record_listing", "tick"]
 
 
 @dataclass(frozen=True)
-class Unanswered(Wait):
+class NoAnswer(Wait):
     """The provider did not answer."""
 
     error: str = ""
@@ -68,9 +69,9 @@ class Unanswered(Wait):
 
 @dataclass(frozen=True)
 class Calls:
-    """How a tick changes machines: up to `width` calls at once, by `map`; their intents are one write.
+    """Concurrency of a tick's calls: up to `width` at once, by `map`; their intents are one write.
 
-    `scout`: the first launch of a region goes alone, so that a quota that is used up is run into once.
+    `scout`: the first launch of a region goes alone, so that an exhausted quota causes one refusal.
     """
 
     width: int = 1
@@ -79,37 +80,37 @@ class Calls:
 
 
 def create(ledger: Ledger, provider: Provider, fleet: str, nodes: Nodes, now: float) -> None:
-    """Stamp fleet and billing rules into an empty ledger; change nothing in one that has them and is not down."""
+    """Write fleet and billing rules into an empty ledger. Change nothing in one that has them and is not down."""
     state = ledger.state()
     if state.created is None or state.down is not None:
         ledger.append(FleetCreated(now, fleet, provider.name, nodes, provider.billing()))
 
 
 def leftovers(provider: Provider, fleet: str, role: Role | None = None) -> list[CloudHost]:
-    """What still exists of `fleet` by the cloud's word; a stopped host exists."""
+    """Return the hosts of `fleet` that the cloud lists as existing; a stopped host exists."""
     return [h for h in provider.hosts(fleet)
             if h.state is not CloudState.TERMINATED and role in (None, h.role)]
 
 
-def look(wanted: Wanted, ledger: Ledger, provider: Provider, now: float) -> None:
-    """Write down what the cloud lists and what it costs by now, and change nothing. What the provider raises goes on.
+def record_listing(wanted: Wanted, ledger: Ledger, provider: Provider, now: float) -> None:
+    """Write the cloud's listing and prices into the ledger; change no machine. The provider's errors are passed on.
 
-    For a report between the ticks of a caller that ticks seldom, such as the laptop about its dispatcher.
+    For a report between the ticks of a caller that ticks seldom, such as the laptop for its dispatcher.
     """
     ledger.append(*_observe(wanted, ledger.state(), provider, Observed(), now))
 
 
 def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str, Offer], Boot],
          observed: Observed, now: float, calls: Calls = Calls()) -> list[Action]:
-    """Move the fleet one step towards `wanted`; returns what was done and what is waited for.
+    """Move the fleet one step towards `wanted`. Returns the actions done and the waits.
 
-    Raises NeedsPerson, after it is written down, when the provider cannot go on without a person. A provider that does
-    not answer ends the tick with Unanswered: calling again is always safe.
+    Raises NeedsPerson, after writing it down, when the provider cannot go on without a person. A provider that does
+    not answer ends the tick with a NoAnswer: calling again is always safe.
     """
     back_s = ledger.state().clock - now
     if back_s > CLOCK_BACK_S:
         ledger.append(ClockSetBack(now, back_s))
-    ledger.append(*_heard(wanted, ledger.state(), observed, now))
+    ledger.append(*_agent_events(wanted, ledger.state(), observed, now))
     done: list[Action] = []
     for drain in urgent(wanted, ledger.state(), observed):  # a notice waits for no provider
         ledger.append(HostDraining(now, drain.request_id, drain.why))
@@ -118,33 +119,33 @@ def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str
         ledger.append(*_observe(wanted, ledger.state(), provider, observed, now))
         state = ledger.state()
         planned = _planned(wanted, state, provider, observed, now)
-        hands = _Hands(wanted, ledger, provider, boot, calls, now)
-        for alike in _batches([*_asked_again(wanted, state, planned, observed, now), *planned], calls.width):
-            done += hands.do(alike)
+        executor = _Executor(wanted, ledger, provider, boot, calls, now)
+        for alike in _batches([*_repeated_launches(wanted, state, planned, observed, now), *planned], calls.width):
+            done += executor.do(alike)
     except (NeedsPerson, DiskFull):
-        raise  # without its intent on disk no call is made
+        raise  # no call is made without its intent on disk
     except (OSError, SpotfleetError) as error:
-        said = str(error) or type(error).__name__
-        done.append(Unanswered(f"{provider.name}: {said}; the next tick asks again", said))
+        message = str(error) or type(error).__name__
+        done.append(NoAnswer(f"{provider.name}: {message}; the next tick asks again", message))
     return done
 
 
 def _planned(wanted: Wanted, state: FleetState, provider: Provider, observed: Observed, now: float) -> list[Action]:
     offers: dict[str, Offer] = {}
-    for need in lacking(wanted, state, observed, now):  # without its limit: the plan can say how far off the price is
+    for need in missing_needs(wanted, state, observed, now):  # no limit: the plan reports how far off the price is
         offers.update((o.pool, o) for o in provider.offers(replace(need, max_micros_h=0)))
     return plan(wanted, state, list(offers.values()), observed, now)
 
 
-def _heard(wanted: Wanted, state: FleetState, observed: Observed, now: float) -> list[Event]:
-    """What agents say that the ledger does not know yet."""
+def _agent_events(wanted: Wanted, state: FleetState, observed: Observed, now: float) -> list[Event]:
+    """Return events for agents' joins, silences and notices that the ledger lacks."""
     events: list[Event] = []
     for host in state.hosts:
         if host.role is not wanted.role:
             continue
         incarnation = observed.joined.get(host.request_id)
         if incarnation is not None:
-            back = host.state is HostState.LAUNCHING  # also with the agent that it had: its machine was merely cut off
+            back = host.state is HostState.LAUNCHING  # also with the same agent: its machine was merely disconnected
             if incarnation != host.incarnation or host.silent_since is not None or back:
                 events.append(HostJoined(now, host.request_id, incarnation))
         elif host.state is HostState.UP and host.silent_since is None and now >= observed.settle_until:
@@ -161,39 +162,41 @@ def _is_new(notice: Notice, host: Host, now: float) -> bool:
         return host.hint != hint_of(notice.kind, notice.why)
     deadline = now + notice.seconds_left
     if len(host.runs) > 1 and deadline < host.runs[-1].started_at + NOTICE_MOVED_S:
-        return False  # the run before ended by it
+        return False  # this notice ended the run before
     if host.notice_deadline is None or host.notice_action != notice.action:
         return True
     return abs(deadline - host.notice_deadline) > NOTICE_MOVED_S
 
 
 def _observe(wanted: Wanted, state: FleetState, provider: Provider, observed: Observed, now: float) -> list[Event]:
-    """What the cloud lists, and the prices of every pool concerned, as one piece.
+    """Return events for the cloud's listing, and for the prices and rates of every pool concerned.
 
-    One piece, because the last price of a host that has ended is not looked up again once its end is written.
+    They are written together, because the last price of an ended host is not requested again once its end is written.
     """
     lines = (h for h in provider.hosts(wanted.fleet) if h.role is wanted.role)
-    listed = sightings.read(lines, state, observed, now)
+    listed = listing_diff.merge_lines(lines, state, observed, now)
     events: list[Event] = []
     fresh: set[str] = set()
     for line in listed.values():
-        if news := sightings.news(state.host(line.request_id), line, now):
-            events += news
+        if found := listing_diff.new_events(state.host(line.request_id), line, now):
+            events += found
             fresh.add(line.request_id)
-    mine = [h for h in state.hosts if h.role is wanted.role]
-    for host in mine:
+    own = [h for h in state.hosts if h.role is wanted.role]
+    for host in own:
         if host.request_id not in listed:
-            events += sightings.absent(host, observed, now)
+            events += listing_diff.absence_events(host, observed, now)
     events += _rates(state, provider, listed, fresh, now)
-    return events + _prices(state, provider, *sightings.priced_pools(state, listed, fresh, mine, now))
+    return events + _prices(state, provider, *listing_diff.priced_pools(state, listed, fresh, own, now))
 
 
 def _rates(state: FleetState, provider: Provider, listed: dict[str, CloudHost], fresh: set[str],
            now: float) -> list[RatesStamped]:
-    """What regions charge beside machines, where the ledger lacks it: since the first run of a host in them, and when
-    it has changed, which is asked for each RATES_S."""
-    regions = sightings.metered_regions(state, listed, fresh, now)
-    if not regions or not isinstance(provider, Meters):
+    """Return the charges of regions besides machines that the ledger lacks.
+
+    They count from the first run of a host in the region. Changes are requested every RATES_S.
+    """
+    regions = listing_diff.metered_regions(state, listed, fresh, now)
+    if not regions or not isinstance(provider, RateSource):
         return []
     stamps: list[RatesStamped] = []
     for place, name, since in regions:
@@ -209,14 +212,16 @@ def _rates(state: FleetState, provider: Provider, listed: dict[str, CloudHost], 
 
 
 def _same_rates(one: Rates, other: Rates) -> bool:
-    """Whatever the date on which they were read."""
+    """Return whether the rates are equal, whatever the date on which they were read."""
     return replace(one, source="", as_of="") == replace(other, source="", as_of="")
 
 
 def _prices(state: FleetState, provider: Provider, pools: dict[str, Offer],
             starts: dict[str, float]) -> list[PriceChanged]:
-    """Every change in `pools` that the ledger lacks: after the newest it has, and before the oldest where a run began
-    earlier than that."""
+    """Return every price change in `pools` that the ledger lacks.
+
+    These are changes after the newest known one, and before the oldest known one if a run began earlier.
+    """
     wanted: dict[str, float] = {}  # pool -> since
     for pool in sorted(pools):
         first, last = state.priced_from.get(pool, math.inf), state.prices.get(pool)
@@ -225,7 +230,7 @@ def _prices(state: FleetState, provider: Provider, pools: dict[str, Offer],
         if since < math.inf:
             wanted[pool] = since
     changes: list[PriceChanged] = []
-    for names in _asked_together(wanted):
+    for names in _price_requests(wanted):
         points: dict[str, list[PricePoint]] = {name: [] for name in names}
         for point in sorted(provider.prices(names, wanted[names[0]]), key=lambda p: p.at):
             points[point.pool].append(point)
@@ -234,9 +239,11 @@ def _prices(state: FleetState, provider: Provider, pools: dict[str, Offer],
     return changes
 
 
-def _asked_together(wanted: dict[str, float]) -> list[list[str]]:
-    """The pools of one call each, the longest silent first: a call takes long, and one pool's very long silence must
-    not fetch the others' history."""
+def _price_requests(wanted: dict[str, float]) -> list[list[str]]:
+    """Group pools into requests, the one without news for longest first.
+
+    A request takes long, and a pool without news for very long must not cause the others' whole history to be fetched.
+    """
     groups: list[list[str]] = []
     for name in sorted(wanted, key=lambda n: wanted[n]):
         if groups and wanted[name] - wanted[groups[-1][0]] <= PRICES_TOGETHER_S:
@@ -247,13 +254,13 @@ def _asked_together(wanted: dict[str, float]) -> list[list[str]]:
 
 
 def _from(points: list[PricePoint], since: float) -> list[PricePoint]:
-    """The point in force at `since` and all later ones."""
+    """Return the point in force at `since` and all later ones."""
     before = sum(p.at <= since for p in points)
     return points[max(0, before - 1):]
 
 
 def _changes(state: FleetState, offer: Offer, points: Iterable[PricePoint]) -> list[PriceChanged]:
-    """Those of one pool's `points` that the ledger lacks."""
+    """Return the changes of one pool's `points` that the ledger lacks."""
     last, first = state.prices.get(offer.pool), state.priced_from.get(offer.pool, -math.inf)
     at, micros_h = (last.at, last.micros_h) if last else (-math.inf, None)
     changes = []
@@ -267,23 +274,23 @@ def _changes(state: FleetState, offer: Offer, points: Iterable[PricePoint]) -> l
     return changes
 
 
-def _asked_again(wanted: Wanted, state: FleetState, planned: list[Action], observed: Observed,
+def _repeated_launches(wanted: Wanted, state: FleetState, planned: list[Action], observed: Observed,
                  now: float) -> list[Launch]:
-    """Launches that were written down and never listed: we died before the call, or its answer was lost."""
+    """Return intended launches that were never listed: we died before the call, or its answer was lost."""
     if settling(wanted, state, observed, now):
         return []
     unwanted = {action.request_id for action in planned if isinstance(action, Terminate)}
     due = [h for h in state.hosts
            if h.role is wanted.role and h.state is HostState.LAUNCHING and not h.provider_id
            and h.request_id not in unwanted and now - h.asked_at >= ASK_AGAIN_S * 2 ** (h.asks - 1)]
-    names = dict.fromkeys(name for h in due for name in (h.together or (h.request_id,)))  # a gang is asked for whole
+    names = dict.fromkeys(name for h in due for name in (h.together or (h.request_id,)))  # a gang is requested whole
     known = [h for name in names if (h := state.host(name)) is not None]
-    return [Launch(h.request_id, h.offer, f"asked again: not listed since {clock(h.asked_at)}", h.alternatives,
+    return [Launch(h.request_id, h.offer, f"asked again: not listed since {clock_utc(h.asked_at)}", h.alternatives,
                    h.together) for h in known]
 
 
 def _batches(actions: list[Action], width: int) -> Iterator[list[Action]]:
-    """Actions of one kind that stand side by side, at most `width` of them, in their order; a gang whole."""
+    """Yield adjacent actions of one kind in their order, at most `width` at once; a gang whole."""
     for (_, together), alike in groupby(actions, key=lambda a: (type(a), getattr(a, "together", ()))):
         same = list(alike)
         step = len(same) if together else width
@@ -291,8 +298,8 @@ def _batches(actions: list[Action], width: int) -> Iterator[list[Action]]:
 
 
 @dataclass(frozen=True)
-class _Hands:
-    """Does what was planned. Every call's intent is on disk before it."""
+class _Executor:
+    """Executor of planned actions. Every call's intent is on disk before the call."""
 
     wanted: Wanted
     ledger: Ledger
@@ -302,7 +309,7 @@ class _Hands:
     now: float
 
     def do(self, alike: list[Action]) -> list[Action]:
-        """What was done of these actions of one kind. Raises what the provider raised, once all have been tried."""
+        """Carry out actions of one kind; return those done. Raises the provider's error once all have been tried."""
         match alike[0]:
             case Launch():
                 return self._launch(alike)
@@ -320,12 +327,12 @@ class _Hands:
         done: list[Action] = []
         for wave in self._waves(launches):
             state = self.ledger.state()
-            # a pool that has refused another host of this tick is left out; the next tick plans without it
+            # a pool that has refused another host in this tick is skipped; the next tick plans without it
             done += self._launch_wave([a for a in wave if cooling_until(state, a.offer) <= self.now])
         return done
 
     def _waves(self, launches: Sequence[Any]) -> list[Sequence[Any]]:
-        """The first of each region, if it is to find out for the others, and then those."""
+        """Return the launches in waves: with `scout` the first of each region, then the rest."""
         if not self.calls.scout or launches[0].together:
             return [launches]
         by_region: dict[tuple, list[Launch]] = defaultdict(list)
@@ -342,30 +349,33 @@ class _Hands:
                                   a.alternatives) for a in launches]
         self.ledger.append(*(LaunchIntended(self.now, a.request_id, self.wanted.role, a.offer, a.why, a.alternatives,
                                             a.together) for a in launches))
-        errors = self._ask(launches, requests)
+        errors = self._call_launch(launches, requests)
         done: list[Action] = []
         for action, error in zip(launches, errors, strict=True):
             if isinstance(error, (NoCapacity, NeedsPerson)):
                 scope, pools = (error.scope, error.pools) if isinstance(error, NoCapacity) else ("account", ())
-                said = _with_hint(error) if scope in ("region", "account") else str(error)
-                self.ledger.append(LaunchRefused(self.now, action.request_id, scope, said, pools))
+                message = _with_hint(error) if scope in ("region", "account") else str(error)
+                self.ledger.append(LaunchRefused(self.now, action.request_id, scope, message, pools))
                 if isinstance(error, NoCapacity):
-                    done += [action, Wait(f"{action.request_id} refused: {said}")]
+                    done += [action, Wait(f"{action.request_id} refused: {message}")]
             elif error is None:
                 done.append(action)
         _raise_first([e for e in errors if isinstance(e, NeedsPerson)])
         _raise_first([e for e in errors if not isinstance(e, NoCapacity)])
         return done
 
-    def _ask(self, launches: Sequence[Any], requests: list[LaunchRequest]) -> list[Exception | None]:
-        """What each launch raised. A gang's hosts share one answer where the provider launches them together; where it
-        does not, the plan gives back what came of a gang that was refused in part."""
-        if launches and launches[0].together and isinstance(self.provider, Gangs):
+    def _call_launch(self, launches: Sequence[Any], requests: list[LaunchRequest]) -> list[Exception | None]:
+        """Launch; return the error of each launch, None for a success.
+
+        A gang's hosts share one answer if the provider launches them together. Otherwise the plan ends the launched
+        part of a gang with a refusal.
+        """
+        if launches and launches[0].together and isinstance(self.provider, GroupLaunch):
             return self._call(self.provider.launch_together, [requests]) * len(requests)
         return self._call(self.provider.launch, requests)
 
     def _call(self, method: Callable[[Any], None], each: list[Any]) -> list[Exception | None]:
-        """What every call raised, if anything."""
+        """Call `method` for each argument; return the error of each call, None for a success."""
         def attempt(argument: Any) -> Exception | None:
             try:
                 method(argument)
@@ -377,7 +387,7 @@ class _Hands:
 
 
 def _with_hint(error: SpotfleetError) -> str:
-    """What a person can do about it may help where whole regions refuse, such as a quota."""
+    """Return the error with its hint: a person may be able to help where whole regions refuse, such as a quota."""
     return f"{error} ({error.hint})" if error.hint else str(error)
 
 

@@ -1,9 +1,9 @@
-"""Notices and tags that lie in the host's own folder: of machines over SSH. Standard library only.
+"""Notices and tags in the host's own folder, for machines over SSH. Standard library only.
 
-    notice.json     {"ends_at": Unix seconds by the machine's own clock}; withdrawn when it is removed
+    notice.json     {"ends_at": Unix seconds by the machine's own clock}; removing it withdraws the notice
     tags.json       {key: value}
 
-Both are written beside and renamed, so that a reader sees a whole file or none.
+Both are written to another name and renamed, so that a reader sees a whole file or none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOTICE, TAGS = "notice.json", "tags.json"
 
 
 class FolderSource:
-    """`metadata_url` is the host's folder."""
+    """Notice source that reads files; `metadata_url` is the host's folder."""
 
     def __init__(self, metadata_url: str, now: Callable[[], float] = time.time) -> None:
         self._folder = Path(metadata_url)
@@ -42,7 +42,7 @@ class FolderSource:
         return str((self._read(TAGS) or {}).get(key, ""))
 
     def _read(self, name: str) -> dict[str, object] | None:
-        """None where there is no such file."""
+        """Read a file; None if it does not exist."""
         try:
             data = json.loads((self._folder / name).read_text())
         except FileNotFoundError:

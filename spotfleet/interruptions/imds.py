@@ -1,4 +1,4 @@
-"""Notices from a metadata server that speaks AWS IMDSv2: EC2, and the local provider. Standard library only.
+"""Notices from a metadata server with AWS IMDSv2: EC2's, and that of the local provider. Standard library only.
 
     PUT /latest/api/token                                   a token for TOKEN_TTL_S
     GET /latest/meta-data/spot/instance-action              404, or {"action": "stop", "time": "2017-09-18T08:22:00Z"}
@@ -7,7 +7,7 @@
                                                             "NotBefore": "21 Jan 2019 09:00:43 GMT", ...}]
     GET /latest/meta-data/tags/instance/KEY                 404, or the tag (where the launch allowed tags in metadata)
 
-spot/termination-time is not asked: it is older, and may hold a time that has passed, or none.
+spot/termination-time is not used: it is older, and may hold a time that has passed, or none.
 
 Source: EC2 User Guide, "Spot Instance interruption notices", "EC2 instance rebalance recommendations", "Scheduled
 events for your instances" and "View tags for your EC2 instances using instance metadata".
@@ -29,18 +29,18 @@ from spotfleet.model import Notice
 
 AWS_URL = "http://169.254.169.254"
 TOKEN_TTL_S = 21600
-TOKEN_SPARE_S = 15  # a token is renewed so long before its end
-POLL_S = 2.0  # all requests of one poll together
+TOKEN_SPARE_S = 15  # a token is renewed this long before its end
+POLL_S = 2.0  # limit for all requests of one poll together
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
 TAG_PATH = "/latest/meta-data/tags/instance/"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
 MAINTENANCE_PATH = "/latest/meta-data/events/maintenance/scheduled"
-MAINTENANCE_S = 30.0  # it is planned days before
+MAINTENANCE_S = 30.0  # pause between two requests; maintenance is planned days before
 ACTIONS = ("terminate", "stop", "hibernate")
 
 
 class ImdsSource:
-    """Polls one metadata server; keeps a token between polls."""
+    """Notice source that polls one metadata server; it keeps a token between polls."""
 
     def __init__(self, metadata_url: str, now: Callable[[], float] = time.time) -> None:
         split = urlsplit(metadata_url or AWS_URL)
@@ -49,12 +49,13 @@ class ImdsSource:
         self._token = ""
         self._token_until = 0.0  # on the monotonic clock
         self._planned: tuple[Planned, ...] = ()
-        self._planned_until = 0.0  # on the monotonic clock: asked again then
+        self._planned_until = 0.0  # on the monotonic clock: time of the next request
 
     def poll(self) -> Notice | None:
-        """The interruption notice in force, else that of maintenance, else a hint, else None. Takes at most about 2 s.
+        """Return the interruption notice in force, else a maintenance notice, else a hint, else None. Takes at most
+        about 2 s.
 
-        Raises NoticeFormat for an answer it cannot read, OSError when nobody answers in time.
+        Raises NoticeFormat for an answer it cannot read, OSError when no answer comes in time.
         """
         deadline = time.monotonic() + POLL_S
         if (action := self._get(ACTION_PATH, deadline)) is not None:
@@ -66,8 +67,8 @@ class ImdsSource:
         return planned
 
     def _maintenance(self, deadline: float) -> tuple[Planned, ...]:
-        """What is planned for this machine. Where it cannot be read, one poll in MAINTENANCE_S says so, and the others
-        go by what was read last."""
+        """Return the maintenance planned for this machine. If the answer cannot be read, one poll in MAINTENANCE_S
+        raises, and the others use the last answer that was read."""
         if time.monotonic() >= self._planned_until:
             self._planned_until = time.monotonic() + MAINTENANCE_S
             body = self._get(MAINTENANCE_PATH, deadline)
@@ -79,7 +80,7 @@ class ImdsSource:
         return self._get(TAG_PATH + quote(key), time.monotonic() + POLL_S) or ""
 
     def _get(self, path: str, deadline: float) -> str | None:
-        """The body; None for 404. A refused token is renewed once."""
+        """Return the body; None for 404. A refused token is renewed once."""
         for renew in (False, True):
             token = self._fresh_token(deadline, renew)
             status, body = self._ask("GET", path, {"X-aws-ec2-metadata-token": token}, deadline)
@@ -163,7 +164,7 @@ def _json(body: str) -> object:
 
 
 def _instant(key: str, text: object) -> float:
-    """Unix seconds of an ISO time; without a zone it is UTC."""
+    """Parse an ISO time to Unix seconds; without a zone it is UTC."""
     try:
         at = datetime.fromisoformat(str(text))
     except ValueError:

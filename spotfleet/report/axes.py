@@ -1,4 +1,4 @@
-"""Where ticks stand on an axis, and what they are called."""
+"""Ticks of an axis: positions and labels."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from spotfleet.report.words import DAY_S, MONTHS, civil, clock
+from spotfleet.words import DAY_S, MONTHS, civil, clock
 
 TIME_STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 10_800, 21_600, 43_200,
                 *(DAY_S * n for n in (1, 2, 4, 7, 14, 28, 56, 112, 365, 730, 3650)))
 
 
-class Clock(Enum):
+class TimeAxis(Enum):
     UTC = "utc"  # instants
     ELAPSED = "elapsed"  # seconds since a beginning
-    SHARE = "share"  # percent
+    SHARE = "share"  # per cent
 
 
 class Unit(Enum):
@@ -33,7 +33,7 @@ class Tick:
 
 
 def value_ticks(most: float, unit: Unit, wanted: int = 4) -> list[Tick]:
-    """From 0 to the first tick that is not below `most`: 3 to about 2 x `wanted` of them."""
+    """Return ticks from 0 to the first one that is not below `most`: 3 to about 2 x `wanted` of them."""
     scale = 1e6 if unit in (Unit.DOLLARS, Unit.DOLLARS_H) else 1.0
     top = max(most / scale, 1e-6 if scale > 1 else 1.0)
     rough = top / wanted
@@ -56,9 +56,12 @@ def _value(value: float, step: float, unit: Unit) -> str:
     return f"${value:,.{digits}f}"
 
 
-def time_ticks(begin: float, end: float, kind: Clock, most: int) -> list[Tick]:
-    """At most `most`, at round instants between `begin` and `end`; the day stands below where it begins or changes."""
-    if kind is Clock.SHARE:
+def time_ticks(begin: float, end: float, kind: TimeAxis, most: int) -> list[Tick]:
+    """Return about `most` ticks at round instants between `begin` and `end`, or those of a share in percent.
+
+    Below a tick stands the day where it begins or changes, or the year if ticks are days apart.
+    """
+    if kind is TimeAxis.SHARE:
         return [Tick(float(at), f"{at} %") for at in range(0, 101, 20)]
     length = max(end - begin, 1e-9)
     step = next((s for s in TIME_STEPS_S if length / s <= most), TIME_STEPS_S[-1] * math.ceil(length / 3.15e8))
@@ -66,7 +69,7 @@ def time_ticks(begin: float, end: float, kind: Clock, most: int) -> list[Tick]:
     ticks, shown = [], None
     for i in range(int((end - first + 1e-3) // step) + 1 if first <= end else 0):
         at = first + i * step
-        if kind is Clock.ELAPSED:
+        if kind is TimeAxis.ELAPSED:
             ticks.append(Tick(at, _elapsed(at, step)))
             continue
         today = civil(at)

@@ -1,4 +1,4 @@
-"""What a chart shows, before anything is drawn. Instants are Unix seconds, or seconds since a beginning."""
+"""Values of a chart, without any drawing. Instants are Unix seconds, or seconds since a beginning."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from spotfleet.report.axes import Clock, Unit
+from spotfleet.report.axes import TimeAxis, Unit
 
 Points = tuple[tuple[float, float], ...]
 MOST_POINTS = 500
 
 
-class Look(Enum):
-    """How it is drawn: a colour, and a shape that tells it from the others without colour."""
+class SeriesStyle(Enum):
+    """Drawing style: a colour, and a shape that distinguishes it without colour."""
 
     SPOT = "spot"
     ON_DEMAND = "ondemand"  # hatched, or dashed
@@ -30,29 +30,29 @@ class Look(Enum):
 
 @dataclass(frozen=True)
 class Curve:
-    """A line. `steps`: each value holds until the next point; else straight between them."""
+    """Line of a chart. `steps`: each value holds until the next point; else straight between them."""
 
     name: str
-    look: Look
+    style: SeriesStyle
     points: Points
     steps: bool = False
     filled: bool = False
-    value: str = ""  # beside its name in the legend
+    value: str = ""  # shown beside its name in the legend
 
 
 @dataclass(frozen=True)
 class Band:
-    """A stretch of a stack: (instant, from, to), each holding until the next."""
+    """Layer of a stack: (instant, from, to), each valid until the next."""
 
     name: str
-    look: Look
+    style: SeriesStyle
     points: tuple[tuple[float, float, float], ...]
     value: str = ""
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Something that happened: a triangle on the upper edge and a line down."""
+class ChartMark:
+    """Event on a chart: a triangle on the upper edge and a line down."""
 
     at: float
     text: str
@@ -60,58 +60,59 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    key: str  # of its elements' ids; unique in a document
+    key: str  # prefix of its elements' ids; unique in a document
     title: str
-    desc: str  # what it shows, for those who cannot see it
+    desc: str  # description for readers who cannot see the chart
     unit: Unit
     begin: float
     end: float
     curves: tuple[Curve, ...] = ()
     bands: tuple[Band, ...] = ()
-    marks: tuple[Mark, ...] = ()
-    marked: str = ""  # what the marks are, for the legend
-    clock: Clock = Clock.UTC
-    small: bool = False  # one of several beside each other
+    marks: tuple[ChartMark, ...] = ()
+    marked: str = ""  # legend of the marks
+    clock: TimeAxis = TimeAxis.UTC
+    small: bool = False  # one of several charts beside each other
 
     @property
     def most(self) -> float:
-        """The highest value that must fit."""
+        """Return the highest value that must fit."""
         values = [v for c in self.curves for _, v in c.points] + [high for b in self.bands for _, _, high in b.points]
         return max(values, default=0.0)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a list of amounts."""
+    """Row of a list of amounts."""
 
     name: str
-    look: Look
+    style: SeriesStyle
     micros: int
-    says: str  # what it is, in a few words
+    description: str  # description in a few words
     note: str = field(default="")
 
 
-def stacked(layers: Iterable[tuple[str, Look, Points, str]]) -> tuple[Band, ...]:
-    """Step functions piled up on each other: (name, look, points, legend's value), the lowest first."""
+def stacked(layers: Iterable[tuple[str, SeriesStyle, Points, str]]) -> tuple[Band, ...]:
+    """Stack step functions: (name, look, points, legend's value), the lowest first."""
     layers = list(layers)
     instants = sorted({at for _, _, points, _ in layers for at, _ in points})
     floor = [0.0] * len(instants)
     bands = []
-    for name, look, points, value in layers:
+    for name, style, points, value in layers:
         tops = [low + step_at(points, at) for low, at in zip(floor, instants, strict=True)]
-        bands.append(Band(name, look, tuple(zip(instants, floor, tops, strict=True)), value))
+        bands.append(Band(name, style, tuple(zip(instants, floor, tops, strict=True)), value))
         floor = tops
     return tuple(bands)
 
 
 def step_at(points: Sequence[tuple[float, float]], at: float) -> float:
-    """The value of a step function; 0 before its first point."""
+    """Return the value of a step function; 0 before its first point."""
     place = bisect_right(points, at, key=lambda point: point[0])
     return points[place - 1][1] if place else 0.0
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> Points:
-    """At most about `most` of them, with every peak and trough: of each stretch the first, lowest, highest and last."""
+    """Thin a curve to about `most` points, keeping every peak and trough: the first, lowest, highest and last of each
+    stretch."""
     if len(points) <= most:
         return points
     size = -(-len(points) * 4 // most)

@@ -1,26 +1,26 @@
-"""What fleets have cost, as a page for people who have never seen the tool."""
+"""Cost report of fleets, as a page for people who have never seen the tool."""
 
 from __future__ import annotations
 
 from spotfleet.report import cost_tables
 from spotfleet.report.axes import Unit
-from spotfleet.report.charts import Bar, Chart, Curve, Look, Mark, Points, stacked, step_at, thinned
+from spotfleet.report.charts import Bar, Chart, ChartMark, Curve, Points, SeriesStyle, stacked, step_at, thinned
 from spotfleet.report.cost_view import CostView, PoolPrices
-from spotfleet.report.html import Safe, tag
+from spotfleet.report.html import SafeHtml, tag
 from spotfleet.report.page import Tile, bars, chart, definitions, document, header, note, section
-from spotfleet.report.words import clock, count, day, instant, money, percent, span
+from spotfleet.words import clock, count, day, instant, money, percent, span
 
-POOLS = 6  # with a chart of their own
+POOLS = 6  # pools with a chart of their own
 PARTS = {
-    "useful": ("training", Look.USEFUL, "machines while a job made steps that count"),
-    "boot": ("starting machines", Look.WASTED, "from when a machine is billed until it can work"),
-    "repeated": ("steps made again", Look.WASTED, "work in flight when a machine was lost"),
-    "pause": ("pauses", Look.WASTED, "machines that waited while the group changed"),
-    "idle": ("idle", Look.WASTED, "machines that no job held"),
-    "dispatcher": ("dispatcher", Look.AROUND, "the small machine that watches over the others"),
-    "disks": ("disks", Look.AROUND, "of all machines"),
-    "addresses": ("public addresses", Look.AROUND, "of all machines"),
-    "traffic": ("traffic between zones", Look.AROUND, "estimated from the size of a step"),
+    "useful": ("training", SeriesStyle.USEFUL, "machines while a job made steps that count"),
+    "boot": ("starting machines", SeriesStyle.WASTED, "from when a machine is billed until it can work"),
+    "repeated": ("repeated steps", SeriesStyle.WASTED, "work in flight when a machine was lost"),
+    "pause": ("pauses", SeriesStyle.WASTED, "machines that waited while the group changed"),
+    "idle": ("idle", SeriesStyle.WASTED, "machines that no job held"),
+    "dispatcher": ("dispatcher", SeriesStyle.AROUND, "the small machine that watches over the others"),
+    "disks": ("disks", SeriesStyle.AROUND, "of all machines"),
+    "addresses": ("public addresses", SeriesStyle.AROUND, "of all machines"),
+    "traffic": ("traffic between zones", SeriesStyle.AROUND, "estimated from the size of a step"),
 }
 AROUND = ("disks", "addresses", "traffic")
 DEFINITIONS = (
@@ -35,18 +35,18 @@ DEFINITIONS = (
     ("job, step", "A job is one training run. A step is one update of the model; steps that count are those in the "
      "result, each once."),
     ("dispatcher", "A small on-demand machine that looks for machines, replaces lost ones and keeps the records."),
-    ("how it is reckoned", "From the fleet's own ledger: when each machine ran, by the cloud's clock, and the price of "
-     "each second as it was then. Each begun second counts. Later changes of prices change nothing. Taxes, discounts "
-     "and credits of an account are not known here, and traffic is an estimate; “spotfleet cost --reconcile FILE” "
-     "compares with the cloud's own bill."),
+    ("how it is reckoned", "From the fleet's own records: when each machine ran, by the cloud's clock, and the price "
+     "of each second as it was then. Each begun second counts. Later changes of prices change nothing. Taxes, "
+     "discounts and credits of an account are not known here, and traffic is an estimate; “spotfleet cost "
+     "--reconcile FILE” compares with the cloud's own bill."),
 )
 
 
 def cost_page(view: CostView) -> str:
-    """The whole document. An empty ledger gives an honest empty page."""
+    """Return the whole document. An empty ledger gives an honest empty page."""
     names = [f.fleet for f in view.costs.fleets]
     title = names[0] if len(names) == 1 else count(len(names), "fleet")
-    top = header(_kicker(view), title, _said(view), () if view.empty else _tiles(view))
+    top = header(_kicker(view), title, _summary(view), () if view.empty else _tiles(view))
     if view.empty:
         return document(f"Cost of {title}", top, _notes(view), _definitions(), _footer(view))
     return document(f"Cost of {title}", top, _notes(view), _spend(view), _where(view), _hosts(view), _prices(view),
@@ -65,8 +65,8 @@ def _kicker(view: CostView) -> str:
     return f"Cost report, {instant(first)} to {end} UTC ({length}{so_far})"
 
 
-def _said(view: CostView) -> list[str]:
-    """The result, in a sentence or two."""
+def _summary(view: CostView) -> list[str]:
+    """Return the result in a sentence or two."""
     fleets, many = view.costs.fleets, len(view.costs.fleets) != 1
     if view.empty:
         what = "These fleets have" if many else "This fleet has"
@@ -82,7 +82,7 @@ def _said(view: CostView) -> list[str]:
 def _against(view: CostView) -> str:
     full, paid = view.costs.on_demand_micros, view.costs.micros
     if view.costs.unpriced or not full:
-        return "; what that saves is not known, for want of an on-demand price"
+        return "; the saving is unknown, as there is no on-demand price"
     if paid == full:
         return ", as much as on demand"
     return f", {percent(abs(full - paid), full)} {'less' if paid < full else 'more'} than on demand ({money(full)})"
@@ -97,7 +97,7 @@ def _interrupted(view: CostView) -> str:
         return (f"{count(times, 'interruption').capitalize()} cost {money(lost)} in repeated steps and pauses, "
                 f"{percent(lost, view.costs.micros)} of the bill.")
     if lost:
-        return f"It was never interrupted; {money(lost)} went into pauses and steps made again when the group changed."
+        return f"It was never interrupted; {money(lost)} went into pauses and repeated steps when the group changed."
     return "The cloud took no machine away."
 
 
@@ -105,7 +105,7 @@ def _tiles(view: CostView) -> list[Tile]:
     paid, full = view.costs.micros, view.costs.on_demand_micros
     known = full and not view.costs.unpriced
     steps = sum(f.report.useful_steps for f in view.costs.fleets)
-    tiles = [Tile("cost so far" if view.living else "cost", money(paid), "machines, disks, addresses, traffic"),
+    tiles = [Tile("cost so far" if view.living else "cost", money(paid), _counted(view)),
              Tile("on demand", money(full) if known else "unknown", "the same machines and seconds"),
              Tile("saved", percent(full - paid, full) if known else "unknown", money(full - paid) if known else ""),
              Tile("interruptions", f"{len(view.interruptions):,}", "machines that the cloud took")]
@@ -114,111 +114,119 @@ def _tiles(view: CostView) -> list[Tile]:
     return tiles
 
 
-def _notes(view: CostView) -> Safe | None:
-    said = [f"Not everything could be read: {line}" for line in view.costs.missing]
+def _counted(view: CostView) -> str:
+    """Return the parts of the total. Where a fleet's other prices are unknown, a note says so."""
+    if len(view.costs.unrated) == len(view.costs.fleets):
+        return "machines only"
+    return "machines, disks, addresses, traffic" + (" where known" if view.costs.unrated else "")
+
+
+def _notes(view: CostView) -> SafeHtml | None:
+    lines = [f"Not everything could be read: {line}" for line in view.costs.missing]
     for fleet in view.costs.fleets:
         if fleet.report.missing_before is not None:
-            said.append(f"A ledger of {fleet.fleet} was lost at {instant(fleet.report.missing_before)}: machines and "
+            lines.append(f"Records of {fleet.fleet} were lost at {instant(fleet.report.missing_before)}: machines and "
                         "jobs that had ended before may be missing here.")
     if unrated := view.costs.unrated:
         some = len(unrated) < len(view.costs.fleets)
         of = f" of {', '.join(unrated)}" if some else ""
-        said.append(f"Disks, public addresses and traffic{of} are not counted: "
-                    f"{'the ledger there' if some else 'this ledger'} holds no rates for them.")
+        lines.append(f"Disks, public addresses and traffic{of} are not counted: "
+                    f"{'their' if some else 'the'} prices are not known.")
     if view.costs.unpriced:
-        said.append(f"No on-demand price is known for {', '.join(view.costs.unpriced)}.")
-    return note(*said)
+        lines.append(f"No on-demand price is known for {', '.join(view.costs.unpriced)}.")
+    return note(*lines)
 
 
-def _spend(view: CostView) -> Safe:
+def _spend(view: CostView) -> SafeHtml:
     spend, known = view.series.spend, not view.costs.unpriced
-    says = f"The solid line is what had been spent by each moment{', so far' if view.living else ''}."
-    curves = [Curve("spent", Look.SPOT, tuple((s.at, s.micros) for s in spend), filled=True,
+    text = f"The solid line is what had been spent by each moment{', so far' if view.living else ''}."
+    curves = [Curve("spent", SeriesStyle.SPOT, tuple((s.at, s.micros) for s in spend), filled=True,
                     value=money(view.costs.micros))]
     if known:
-        says += (" The dashed one is what the same machines would have cost on demand; the gap between them is what "
+        text += (" The dashed one is what the same machines would have cost on demand; the gap between them is what "
                  "was saved.")
-        curves.append(Curve("the same on demand", Look.ON_DEMAND, tuple((s.at, s.all_on_demand_micros) for s in spend),
+        curves.append(Curve("the same on demand", SeriesStyle.ON_DEMAND,
+                            tuple((s.at, s.all_on_demand_micros) for s in spend),
                             value=money(view.costs.on_demand_micros)))
     drawn = Chart("spend", "Spend over time", f"Dollars spent in all, rising from nothing to {money(view.costs.micros)}"
                   + (f", and to {money(view.costs.on_demand_micros)} on demand." if known else "."),
                   Unit.DOLLARS, view.series.since, view.series.until, tuple(curves))
-    return section("Spend over time", says, chart(drawn))
+    return section("Spend over time", text, chart(drawn))
 
 
-def _hosts(view: CostView) -> Safe:
+def _hosts(view: CostView) -> SafeHtml:
     spot: Points = tuple((p.at, float(p.spot)) for p in view.series.hosts)
     full: Points = tuple((p.at, float(p.on_demand)) for p in view.series.hosts)
-    marks = tuple(Mark(m.at, f"{instant(m.at)}: {m.host} in {m.pool}") for m in view.interruptions)
+    marks = tuple(ChartMark(m.at, f"{instant(m.at)}: {m.host} in {m.pool}") for m in view.interruptions)
     most = int(max((p.spot + p.on_demand for p in view.series.hosts), default=0))
-    says = "How many machines ran for training, the dispatcher left out: spot at the bottom, on demand on top of it."
+    text = "How many machines ran for training, the dispatcher left out: spot at the bottom, on demand on top of it."
     if marks:
-        says += " Each triangle is a machine that the cloud took away."
+        text += " Each triangle is a machine that the cloud took away."
     times = count(len(marks), "interruption")
     drawn = Chart("hosts", "Hosts over time", f"Up to {count(most, 'host')} at a time; {times}.", Unit.HOSTS,
                   view.series.since, view.series.until,
                   bands=thin_stack(spot, full, view.series.since, view.series.until), marks=marks,
                   marked=times)
-    return section("Hosts over time", says, chart(drawn))
+    return section("Hosts over time", text, chart(drawn))
 
 
 def thin_stack(spot: Points, full: Points, since: float, until: float) -> tuple:
-    """Both layers at the same instants; of a long history at a choice of them that keeps highs and lows."""
+    """Return both layers at the same instants; a long history is thinned to instants that keep highs and lows."""
     both = tuple((at, n + step_at(full, at)) for at, n in spot)
     kept = {at for at, _ in thinned(both)} | {since}
-    layers = [("spot", Look.SPOT, spot), ("on demand", Look.ON_DEMAND, full)]
-    return stacked((name, look, tuple((at, step_at(points, at)) for at in sorted(kept)),
-                    _hours(points, until)) for name, look, points in layers if any(n for _, n in points))
+    layers = [("spot", SeriesStyle.SPOT, spot), ("on demand", SeriesStyle.ON_DEMAND, full)]
+    return stacked((name, style, tuple((at, step_at(points, at)) for at in sorted(kept)),
+                    _hours(points, until)) for name, style, points in layers if any(n for _, n in points))
 
 
 def _hours(points: Points, until: float) -> str:
-    """Machine-hours of a layer."""
+    """Return the machine-hours of a layer."""
     ends = [at for at, _ in points[1:]] + [until]
     hours = sum(n * (end - at) for (at, n), end in zip(points, ends, strict=True)) / 3600
     return f"{hours:,.1f} machine-hours" if hours >= 0.1 else f"{hours * 60:.1f} machine-minutes"
 
 
-def _prices(view: CostView) -> Safe:
+def _prices(view: CostView) -> SafeHtml:
     if not view.prices:
         return section("Prices", "No machine for training ran on spot, so there is no spot price to show.")
     left = len(view.prices) - POOLS
-    says = ("What an hour of one machine cost in each pool while machines ran there: the solid line on spot, the "
+    text = ("What an hour of one machine cost in each pool while machines ran there: the solid line on spot, the "
             "dashed one on demand.")
     if left > 0:
-        says += f" Shown are the {POOLS} pools in which the most was spent; {left} more are in the table of pools."
-    return section("Spot prices against on-demand prices", says,
+        text += f" Shown are the {POOLS} pools in which the most was spent; {left} more are in the table of pools."
+    return section("Spot prices against on-demand prices", text,
                    tag("div", *(_pool(p, i) for i, p in enumerate(view.prices[:POOLS])), class_="pools"))
 
 
-def _pool(prices: PoolPrices, place: int) -> Safe:
+def _pool(prices: PoolPrices, place: int) -> SafeHtml:
     paid = thinned(tuple((at, p) for at, p, _ in prices.steps))
     full = thinned(tuple((at, p) for at, _, p in prices.steps))
     low, high = min(p for _, p in paid), max(p for _, p in paid)
-    said = f"{money(low)}/h" if money(low) == money(high) else f"{money(low)} to {money(high)}/h"
-    curves = [Curve("spot", Look.SPOT, paid, steps=True, value=said)]
+    price = f"{money(low)}/h" if money(low) == money(high) else f"{money(low)} to {money(high)}/h"
+    curves = [Curve("spot", SeriesStyle.SPOT, paid, steps=True, value=price)]
     if all(p for _, p in full):
-        curves.append(Curve("on demand", Look.ON_DEMAND, full, steps=True, value=f"{money(int(full[-1][1]))}/h"))
-    drawn = Chart(f"pool-{place}", f"Prices in {prices.pool}", f"Spot cost {said}.", Unit.DOLLARS_H, prices.since,
+        curves.append(Curve("on demand", SeriesStyle.ON_DEMAND, full, steps=True, value=f"{money(int(full[-1][1]))}/h"))
+    drawn = Chart(f"pool-{place}", f"Prices in {prices.pool}", f"Spot cost {price}.", Unit.DOLLARS_H, prices.since,
                   prices.until, tuple(curves), small=True)
     return chart(drawn, prices.pool)
 
 
-def _where(view: CostView) -> Safe:
+def _where(view: CostView) -> SafeHtml:
     found = view.costs.breakdown
-    rows = [Bar(name, look, micros, says) for key, micros in found.parts() for name, look, says in [PARTS[key]]
+    rows = [Bar(name, style, micros, text) for key, micros in found.parts() for name, style, text in [PARTS[key]]
             if micros or key not in AROUND]
     wasted = found.boot + found.repeated + found.pause + found.idle
-    says = (f"Of each dollar {percent(found.useful, found.total)} went into training and "
+    text = (f"Of each dollar {percent(found.useful, found.total)} went into training and "
             f"{percent(wasted, found.total)} into machines that did nothing useful at the time; the rest is what a "
             "fleet needs besides. Each bar begins where the one above it ends, and together they are the whole bill."
             ) if found.total else ""
-    return section("Where the money went", says, bars(rows, found.total, "what it was for"))
+    return section("Where the money went", text, bars(rows, found.total, "what it was for"))
 
 
-def _definitions() -> Safe:
+def _definitions() -> SafeHtml:
     return definitions(DEFINITIONS)
 
 
-def _footer(view: CostView) -> Safe:
-    return tag("footer", f"Made by spotfleet on {instant(view.at)} UTC from the fleet's own ledger. All times are UTC, "
-               "all amounts US dollars. This file is complete in itself and loads nothing.")
+def _footer(view: CostView) -> SafeHtml:
+    return tag("footer", f"Made by spotfleet on {instant(view.at)} UTC from the fleet's own records. All times are "
+               "UTC, all amounts US dollars. This file is complete in itself and loads nothing.")

@@ -1,20 +1,20 @@
-"""The tables of a cost report: the same money by fleet, job, pool, day and host."""
+"""Tables of a cost report: the same money by fleet, job, pool, day and host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spotfleet.fleet.cost_groups import Group
+from spotfleet.fleet.cost.groups import CostGroup
 from spotfleet.report.cost_view import CostView
-from spotfleet.report.html import Safe
+from spotfleet.report.html import SafeHtml
 from spotfleet.report.page import Column, digits, table
-from spotfleet.report.words import instant, money, percent, span
+from spotfleet.words import instant, money, percent, span
 
 MONEY = (Column("cost", True), Column("on demand", True), Column("saved", True))
 
 
-def tables(view: CostView) -> list[Safe]:
-    """Each but the jobs' and the interruptions' adds up to the whole bill."""
+def tables(view: CostView) -> list[SafeHtml]:
+    """Return all tables. Each but the jobs' and the interruptions' adds up to the whole bill."""
     found = []
     if len(view.costs.fleets) > 1:
         found.append(_groups(view, "By fleet", "What each fleet cost.", "fleet", view.by_fleet, time=True))
@@ -31,12 +31,12 @@ def tables(view: CostView) -> list[Safe]:
     return found
 
 
-def _dearest(groups: Sequence[Group]) -> list[Group]:
+def _dearest(groups: Sequence[CostGroup]) -> list[CostGroup]:
     return sorted(groups, key=lambda g: -g.micros)
 
 
-def _groups(view: CostView, title: str, says: str, head: str, groups: Sequence[Group], *, time: bool = False,
-            detail: str = "") -> Safe:
+def _groups(view: CostView, title: str, says: str, head: str, groups: Sequence[CostGroup], *, time: bool = False,
+            detail: str = "") -> SafeHtml:
     columns = [Column(head), *([Column(detail)] if detail else []), *([Column("billed", True)] if time else []), *MONEY]
     places = digits(view.costs.micros)
     rows = [[g.key, *([g.detail] if detail else []), *([span(g.seconds) if g.seconds else "-"] if time else []),
@@ -48,13 +48,13 @@ def _groups(view: CostView, title: str, says: str, head: str, groups: Sequence[G
 
 
 def _amounts(micros: int, full: int, places: int) -> list[str]:
-    """Cost, on demand, saved: the last two are unknown where nobody knows the price on demand."""
+    """Return cost, on-demand cost and saving; the last two are unknown without an on-demand price."""
     if micros and not full:
         return [money(micros, places), "unknown", "unknown"]
     return [money(micros, places), money(full, places), percent(full - micros, full) if full else "-"]
 
 
-def _jobs(view: CostView) -> Safe:
+def _jobs(view: CostView) -> SafeHtml:
     many = len(view.costs.fleets) > 1
     columns = [*([Column("fleet")] if many else []), Column("job"), Column("name"), *MONEY, Column("steps", True),
                Column("per 1,000 steps", True), Column("repeated", True), Column("lost", True)]
@@ -69,7 +69,7 @@ def _jobs(view: CostView) -> Safe:
     return table("By job", says, columns, rows)
 
 
-def _events(view: CostView) -> Safe:
+def _events(view: CostView) -> SafeHtml:
     heads = ("when (UTC)", "what", "host or job", "pool", "words")
     rows = [[instant(m.at), m.kind, m.host, m.pool or "-", m.why] for m in view.series.marks]
     return table("What happened", "Machines that the cloud took or announced to take, what jobs came to, and limits on "

@@ -1,5 +1,5 @@
-"""The style sheet of all reports. Colours after Okabe and Ito, told apart by people who see two of the three, and each
-has its own shape besides."""
+"""Style sheet of all reports. Colours after Okabe and Ito, so that readers with colour blindness can distinguish them;
+each also has its own shape."""
 
 from __future__ import annotations
 

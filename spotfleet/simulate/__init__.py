@@ -1,14 +1,12 @@
-"""Fleets on recorded spot markets under a virtual clock: the product's own policy and planner beside other strategies.
+"""Simulation of fleets on recorded spot markets: the product's own policy and planner beside other strategies.
 
-    trace.py      what a record of a market is
-    read.py       records from files, in the formats of formats/
-    tariff.py     what hosts cost in it                      measured.py   how long this release itself takes
-    cloud.py      a cloud made of records                    ledger.py     a ledger in memory
-    work.py       training, as host-seconds
-    world.py      one fleet on one window: jumps from one instant that matters to the next
-    deciding.py   who decides: our policy as the dispatcher asks it, and others (baselines.py)
-    run.py        every window under every strategy          story.py      one window in detail
-    spread.py     runs on all cores
-    ask.py        from a fleet file and wishes to a plan     result.py     what was found
-    windows.py    smaller worlds, for thousands of pieces    foresight.py  what cannot be undercut (`bench/policy.py`)
+    request.py     fleet file and options -> a plan       run.py         every window under every strategy
+    read.py        records from files, see formats/       parallel.py    runs on all cores
+    tariff.py      prices of hosts                        narrative.py   one window in detail
+    constants.py   durations measured for this release    values/        records and results
+    world/         one fleet on one window, under a virtual clock that jumps to the next relevant instant:
+                   cloud.py a cloud made of records, work.py training as host-seconds, deciders.py the choices
+    strategies/    the strategies for comparison
+
+`bench/policy_worlds.py` has smaller worlds for thousands of pieces, `bench/policy_foresight.py` lower bounds.
 """

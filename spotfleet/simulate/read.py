@@ -1,4 +1,4 @@
-"""Records of spot markets, read from files in whatever format others wrote them (`simulate/formats/`)."""
+"""Records of spot markets, read from files in the formats of other projects (`simulate/formats/`)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from pathlib import Path
 from spotfleet.simulate.formats import members, pings, prices, probes
 from spotfleet.simulate.formats.pings import AVAILABLE, UNAVAILABLE
 from spotfleet.simulate.formats.text import wrong
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.values.trace import Trace
 
 POLARITIES = (AVAILABLE, UNAVAILABLE)
 GZIP = b"\x1f\x8b"
-MOST_BYTES = 256 << 20  # of a file; records of public markets have a few MiB
-BESIDE = re.compile(r"LICEN[CS]E.*|README.*|SOURCE.*|COPYING.*|\..*", re.IGNORECASE)  # no traces, in any folder
+MOST_BYTES = 256 << 20  # limit for one file; records of public markets have a few MiB
+# files that are no traces, in any folder
+BESIDE = re.compile(r"LICEN[CS]E.*|README.*|SOURCE.*|COPYING.*|\..*", re.IGNORECASE)
 KNOWN = ("known are: JSON of spot-traces or Frontier-CS (or a .tar.gz of them), Bamboo's CSV and counts, Parcae's JSON "
          "lines, training_on_a_dime's logs, AWS spot price histories, Azure's and GCP's price tables")
 
 
 def read(path: Path | str, polarity: str = "", warn: Callable[[str], None] = lambda text: None) -> list[Trace]:
-    """The pools in a file, at least one. The format is told by the content.
+    """Read the pools in a file, at least one. The content determines the format.
 
-    `polarity`: what 1 means in JSON of 0 and 1, "available" or "unavailable"; "" lets the format say. `warn` is told
-    what looks suspicious and is read nevertheless. Raises UsageError, naming file and line or field, for what cannot be
-    read.
+    `polarity`: meaning of 1 in JSON of 0 and 1, "available" or "unavailable"; with "" the format determines it. `warn`
+    gets messages about suspicious content that is read nevertheless. Raises UsageError, naming file and line or field,
+    for unreadable content.
     """
     path = Path(path)
     if polarity not in ("", *POLARITIES):
@@ -46,7 +47,7 @@ def read(path: Path | str, polarity: str = "", warn: Callable[[str], None] = lam
 
 
 def traces_in(folder: Path | str) -> list[Path]:
-    """The files of a folder and those below that should be traces, by name; licences and the like are none."""
+    """Return the files of a folder and its subfolders that should be traces, by name, without licences and the like."""
     folder = Path(folder)
     if not folder.is_dir():
         raise wrong(folder, "is no folder", "give a folder of traces")

@@ -1,4 +1,4 @@
-"""`simulate(...)`: our policy and others over every window of some records."""
+"""Simulation of every strategy on every window (a period of the records that could hold one job)."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from spotfleet.errors import UsageError
-from spotfleet.fleet import cost
-from spotfleet.fleet.cost_groups import breakdown
-from spotfleet.fleet.events import LaunchRefused
+from spotfleet.fleet.cost import meter
+from spotfleet.fleet.cost.groups import breakdown
+from spotfleet.fleet.domain.events import LaunchRefused
 from spotfleet.fleet.policy import deadline
-from spotfleet.fleet.policy.values import Moment
+from spotfleet.fleet.policy.values import DecisionInput
 from spotfleet.model import Market, Offer
-from spotfleet.simulate import measured
-from spotfleet.simulate.cloud import Cloud, SpotPool, on_demand_like
-from spotfleet.simulate.deciding import decider, strategies
-from spotfleet.simulate.result import PARTS, Outcome, Pool, SimulationReport, Story, Window
-from spotfleet.simulate.spread import Watch, spread
-from spotfleet.simulate.story import tell
-from spotfleet.simulate.strategy import Job, Strategy
+from spotfleet.simulate import constants
+from spotfleet.simulate.narrative import story_of
+from spotfleet.simulate.parallel import Watch, spread
+from spotfleet.simulate.strategies.strategy import Strategy, WindowJob
 from spotfleet.simulate.tariff import Tariff
-from spotfleet.simulate.trace import Trace
-from spotfleet.simulate.work import Pauses, Work
-from spotfleet.simulate.world import Setting, World
+from spotfleet.simulate.values.result import PARTS, PoolResult, SimulationReport, Story, StrategyOutcome, Window
+from spotfleet.simulate.values.trace import Trace
+from spotfleet.simulate.world.cloud import SimulatedCloud, SpotPool, on_demand_like
+from spotfleet.simulate.world.deciders import decider, strategies
+from spotfleet.simulate.world.work import Pauses, Work
+from spotfleet.simulate.world.world import Setting, SimulatedWorld
 
-EPOCH = 1_700_000_000.0  # of records that do not say when they began
+EPOCH = 1_700_000_000.0  # begin of records that do not state theirs
 EVERY_S = 4 * 3600.0
-APART_S = 60.0  # two windows begin at least; the same one twice says nothing more
-AT_ONCE = 8  # windows that one process does before it reports, at most
-AT_ONCE_S = 40 * 86400.0  # and no more time of all pools together, for that of a day takes milliseconds
+APART_S = 60.0  # minimum distance between the starts of two windows; the same window twice adds no information
+AT_ONCE = 8  # most windows that one process does before it reports
+# Most record time, over all pools, that one process does before it reports: a day of it takes milliseconds.
+AT_ONCE_S = 40 * 86400.0
 
 
 @dataclass(frozen=True)
-class Record:
-    """A trace with what its hosts cost."""
+class PricedTrace:
+    """Trace with the prices of its hosts."""
 
     trace: Trace
     tariff: Tariff
@@ -43,21 +44,21 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is simulated."""
+class SimulationPlan:
+    """Plan of a simulation."""
 
     setting: Setting
     work_s: float = math.inf  # at all hosts
     deadline_s: float = math.inf
-    window_s: float = 0.0  # where there is neither; 0: a whole record
+    window_s: float = 0.0  # used without a deadline; 0: a whole record
     every_s: float = EVERY_S
-    windows: int = 0  # so many, evenly spread, instead of one every `every_s`
-    notice_s: float = measured.NOTICE_S
+    windows: int = 0  # number of evenly spread windows, instead of one every `every_s`
+    notice_s: float = constants.NOTICE_S
     each: bool = False  # every record is a market of its own; else all are pools of one fleet
 
     @property
-    def job(self) -> Job:
-        return Job(self.setting.hosts, self.work_s, self.deadline_s)
+    def job(self) -> WindowJob:
+        return WindowJob(self.setting.hosts, self.work_s, self.deadline_s)
 
     def length_s(self, shortest_s: float) -> float:
         if not math.isinf(self.deadline_s):
@@ -66,17 +67,17 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One window: records, and where in each it begins."""
+class RunInput:
+    """Records and the start of one window in each."""
 
-    records: tuple[Record, ...]
+    records: tuple[PricedTrace, ...]
     starts_s: tuple[float, ...]
     length_s: float
     name: str = ""
 
 
-def check(plan: Plan, records: Sequence[Record]) -> None:
-    """Raises UsageError for a plan that cannot be simulated on `records`."""
+def check(plan: SimulationPlan, records: Sequence[PricedTrace]) -> None:
+    """Raise UsageError for a plan that cannot be simulated on `records`."""
     if not records:
         raise UsageError("there is no trace to simulate", hint="give one or more with --trace FILE")
     if plan.setting.hosts < 1:
@@ -87,33 +88,32 @@ def check(plan: Plan, records: Sequence[Record]) -> None:
         return
     if math.isinf(plan.work_s):
         raise UsageError("a deadline needs to know the work", hint="give --work, or `work` in the fleet file")
-    moment = Moment(0.0, plan.setting.hosts, left_s=plan.deadline_s, work_s=plan.work_s * plan.setting.hosts,
-                    boot_s=plan.setting.boot_s, stall_s=measured.JOIN.seconds)
+    moment = DecisionInput(0.0, plan.setting.hosts, left_s=plan.deadline_s, work_s=plan.work_s * plan.setting.hosts,
+                           boot_s=plan.setting.boot_s, stall_s=constants.JOIN.seconds)
     if why := deadline.impossible(moment):
         raise UsageError(f"the deadline cannot be met: {why}", hint="a later --deadline, less --work, or more hosts")
 
 
-def scenes(plan: Plan, records: Sequence[Record]) -> list[Scene]:
-    """The windows, in the order of time. Raises UsageError if no record is as long as one."""
+def run_inputs(plan: SimulationPlan, records: Sequence[PricedTrace]) -> list[RunInput]:
+    """Return the windows, ordered by time. Raises UsageError if none fits: into any record alone for `each`, else into
+    the time that all records have in common."""
     groups = [(r,) for r in records] if plan.each else [tuple(records)]
-    found: list[Scene] = []
+    found: list[RunInput] = []
     for group in groups:
         begun, shortest_s = _aligned(group)
         length_s = plan.length_s(shortest_s)
         for start_s in _starts(plan, shortest_s, length_s):
             name = group[0].trace.name if len(group) == 1 else ""
-            found.append(Scene(group, tuple(b + start_s for b in begun), length_s, name))
+            found.append(RunInput(group, tuple(b + start_s for b in begun), length_s, name))
     if not found:
-        longest = max(records, key=lambda r: r.trace.length_s)
-        raise UsageError(
-            f"{longest.path or longest.trace.name}: {_hours(longest.trace.length_s)} long, shorter than a window of "
-            f"{_hours(plan.length_s(0.0))}", hint="give longer traces, or a shorter --deadline")
+        raise UsageError(f"{_common_length(max(groups, key=lambda g: _aligned(g)[1]))}, shorter than a window of "
+                         f"{_hours(plan.length_s(0.0))}", hint="give longer traces, or a shorter --deadline")
     return found
 
 
-def _aligned(group: Sequence[Record]) -> tuple[list[float], float]:
-    """Where in each record the first window begins, and how long all of them last from there: by the calendar where
-    all say when they began and overlap, else each from its beginning."""
+def _aligned(group: Sequence[PricedTrace]) -> tuple[list[float], float]:
+    """Return the start of the first window in each record, and the common length from there. The records are aligned by
+    the calendar if all of them state their start and overlap, else by their beginnings."""
     traces = [r.trace for r in group]
     if all(t.began_at for t in traces):
         first, last = max(t.began_at for t in traces), min(t.began_at + t.length_s for t in traces)
@@ -122,7 +122,15 @@ def _aligned(group: Sequence[Record]) -> tuple[list[float], float]:
     return [0.0] * len(traces), min(t.length_s for t in traces)
 
 
-def _starts(plan: Plan, whole_s: float, length_s: float) -> Iterator[float]:
+def _common_length(group: Sequence[PricedTrace]) -> str:
+    """Return the text of what limits the common length: the overlap, or the shortest record."""
+    shortest, common_s = min(group, key=lambda r: r.trace.length_s), _aligned(group)[1]
+    if common_s < shortest.trace.length_s - 1e-6:
+        return f"the {len(group)} records overlap for {_hours(common_s)}"
+    return f"{shortest.path or shortest.trace.name}: {_hours(shortest.trace.length_s)} long"
+
+
+def _starts(plan: SimulationPlan, whole_s: float, length_s: float) -> Iterator[float]:
     room_s = whole_s - length_s
     if room_s < -1e-6:
         return
@@ -135,12 +143,12 @@ def _starts(plan: Plan, whole_s: float, length_s: float) -> Iterator[float]:
         yield k * plan.every_s
 
 
-def world(plan: Plan, strategy: Strategy, scene: Scene) -> World:
-    """Ready to run."""
-    first = scene.records[0].trace
-    began_at = (first.began_at or EPOCH) + scene.starts_s[0]
+def world(plan: SimulationPlan, strategy: Strategy, run_input: RunInput) -> SimulatedWorld:
+    """Return a world that is ready to run."""
+    first = run_input.records[0].trace
+    began_at = (first.began_at or EPOCH) + run_input.starts_s[0]
     pools, full = [], {}
-    for record, start_s in zip(scene.records, scene.starts_s, strict=True):
+    for record, start_s in zip(run_input.records, run_input.starts_s, strict=True):
         trace, tariff = record.trace, record.tariff
         name = trace.zone or trace.name
         offer = Offer(trace.provider or "cloud", trace.region or name, name, tariff.instance_type or "host",
@@ -152,13 +160,13 @@ def world(plan: Plan, strategy: Strategy, scene: Scene) -> World:
     hosts = plan.setting.hosts
     pauses = Pauses() if strategy.restart_s is None else Pauses.restarts(strategy.restart_s)
     work = Work(hosts, plan.work_s * hosts, began_at, pauses, strategy.gang, strategy.checkpoint_s)
-    cloud = Cloud(pools, list(full.values()), began_at, plan.notice_s)
-    return World(plan.setting, cloud, work, decider(strategy, plan.job), cloud.now + scene.length_s,
-                 cloud.now + plan.deadline_s, sees_room=not strategy.ours)
+    cloud = SimulatedCloud(pools, list(full.values()), began_at, plan.notice_s)
+    return SimulatedWorld(plan.setting, cloud, work, decider(strategy, plan.job), cloud.now + run_input.length_s,
+                          cloud.now + plan.deadline_s, sees_room=not strategy.ours)
 
 
 def _distinct(offer: Offer, others: Sequence[SpotPool]) -> Offer:
-    """Two records of one zone and type are two pools."""
+    """Return a renamed offer if needed: two records of one zone and type are two pools."""
     taken = {p.offer.pool for p in others}
     number = 2
     zone = offer.zone
@@ -168,9 +176,9 @@ def _distinct(offer: Offer, others: Sequence[SpotPool]) -> Offer:
     return offer
 
 
-def judged(plan: Plan, scene: Scene, done: World) -> Window:
-    """What came of it."""
-    report = cost.report(done.ledger.rows, done.now)
+def judged(plan: SimulationPlan, run_input: RunInput, done: SimulatedWorld) -> Window:
+    """Return the result of a finished world."""
+    report = meter.report(done.ledger.rows, done.now)
     parts = dict(breakdown(report).parts())
     paid = {market.value: sum(line.seconds for line in report.lines if line.market == market.value)
             for market in Market}
@@ -178,7 +186,7 @@ def judged(plan: Plan, scene: Scene, done: World) -> Window:
     finished_s = None if done.finished_at is None else done.finished_at - done.began_at
     machines = done.cloud.machines.values()
     return Window(
-        scene.name, scene.starts_s[0], report.micros, spot, report.micros - spot,
+        run_input.name, run_input.starts_s[0], report.micros, spot, report.micros - spot,
         finished_s is not None or math.isinf(plan.work_s), finished_s, done.now - done.began_at, done.work.useful_s,
         float(sum(paid.values())), float(paid[Market.SPOT.value]), float(paid[Market.ON_DEMAND.value]),
         sum(m.taken_at is not None for m in machines), len(machines),
@@ -187,88 +195,91 @@ def judged(plan: Plan, scene: Scene, done: World) -> Window:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One strategy, by its name since functions do not travel to another process, on one window."""
+class WindowRun:
+    """Run of one strategy, given by its name because functions cannot be sent to another process, on one window."""
 
     strategy: str
-    scene: Scene
-    told: bool = False  # in detail
+    run_input: RunInput
+    detailed: bool = False  # also return its Story
 
 
-def one(plan: Plan, run: Run, watch: Watch = lambda share: None) -> tuple[Window, Story | None]:
-    done = world(plan, next(s for s in strategies() if s.name == run.strategy), run.scene)
+def one(plan: SimulationPlan, run: WindowRun, watch: Watch = lambda share: None) -> tuple[Window, Story | None]:
+    done = world(plan, next(s for s in strategies() if s.name == run.strategy), run.run_input)
     done.watch = watch
     done.run()
-    window = judged(plan, run.scene, done)
-    return window, tell(run.strategy, done, window) if run.told else None
+    window = judged(plan, run.run_input, done)
+    return window, story_of(run.strategy, done, window) if run.detailed else None
 
 
-def simulate(fleet: str, plan: Plan, records: Sequence[Record], notes: Sequence[str] = (),
+def simulate(fleet: str, plan: SimulationPlan, records: Sequence[PricedTrace], notes: Sequence[str] = (),
              progress: Callable[[float, int], None] = lambda done, of: None, processes: int = 0) -> SimulationReport:
-    """`progress` is told how many of how many runs are done, parts of runs included; `processes` 0: one for each core.
+    """Simulate all strategies on all windows.
 
-    Raises UsageError for an impossible deadline, and for records shorter than a window.
+    `progress` gets the number of finished runs, parts of runs included, and their total; `processes` 0: one for each
+    core. Raises UsageError for a plan that `check` or `run_inputs` refuses.
     """
     check(plan, records)
-    places = scenes(plan, records)
+    inputs = run_inputs(plan, records)
     kinds = strategies()
-    if math.isinf(plan.deadline_s):  # without an end there is no slack to speak of
+    if math.isinf(plan.deadline_s):  # without a deadline there is no slack
         kinds = tuple(k for k in kinds if k.timeless)
-    single = len(places) == 1
-    runs = [Run(kind.name, scene, told=single) for kind in kinds for scene in places]
+    single = len(inputs) == 1
+    runs = [WindowRun(kind.name, run_input, detailed=single) for kind in kinds for run_input in inputs]
     of = len(runs) if single else len(runs) + len(kinds)
     progress(0.0, of)
     found = _all(plan, runs, lambda done: progress(done, of), processes)
     windows = [window for window, _ in found]
     full = _full_micros(plan, records)
-    outcomes = tuple(_outcome(plan, kind, windows[i * len(places):(i + 1) * len(places)], records)
+    outcomes = tuple(_outcome(plan, kind, windows[i * len(inputs):(i + 1) * len(inputs)], records)
                      for i, kind in enumerate(kinds))
     if not single:
-        typical = min(range(len(places)), key=lambda i: abs(outcomes[0].windows[i].micros - outcomes[0].mean_micros))
-        again = [Run(kind.name, places[typical], told=True) for kind in kinds]
+        typical = min(range(len(inputs)), key=lambda i: abs(outcomes[0].windows[i].micros - outcomes[0].mean_micros))
+        again = [WindowRun(kind.name, inputs[typical], detailed=True) for kind in kinds]
         found = _all(plan, again, lambda done: progress(len(runs) + done, of), processes)
     progress(float(of), of)
     return SimulationReport(
         fleet, tuple(_pool(r) for r in records), not plan.each, plan.setting.hosts, _finite(plan.work_s),
-        _finite(plan.deadline_s), places[0].length_s, plan.every_s, plan.setting.boot_s, plan.notice_s, full, outcomes,
+        _finite(plan.deadline_s), inputs[0].length_s, plan.every_s, plan.setting.boot_s, plan.notice_s, full, outcomes,
         tuple(story for _, story in found if story is not None),
-        tuple((f.name, f.seconds, f.source) for f in measured.ALL), tuple(notes))
+        tuple((f.name, f.seconds, f.source) for f in constants.ALL), tuple(notes))
 
 
-def _all(plan: Plan, runs: Sequence[Run], progress: Callable[[float], None],
+def _all(plan: SimulationPlan, runs: Sequence[WindowRun], progress: Callable[[float], None],
          processes: int) -> list[tuple[Window, Story | None]]:
-    longest_s = max(run.scene.length_s * len(run.scene.records) for run in runs)
+    longest_s = max(run.run_input.length_s * len(run.run_input.records) for run in runs)
     at_once = max(1, min(AT_ONCE, math.floor(AT_ONCE_S / max(1.0, longest_s))))
     return spread(partial(one, plan), runs, progress, at_once, processes)
 
 
-def _full_micros(plan: Plan, records: Sequence[Record]) -> int:
-    """The work on demand where that is cheapest, without any waste."""
+def _full_micros(plan: SimulationPlan, records: Sequence[PricedTrace]) -> int:
+    """Return the cost of the work on demand where that is cheapest, without any waste."""
     if math.isinf(plan.work_s):
         return 0
     return round(plan.work_s * plan.setting.hosts * min(r.tariff.on_demand_micros_h for r in records) / 3600)
 
 
-def _outcome(plan: Plan, strategy: Strategy, windows: Sequence[Window], records: Sequence[Record]) -> Outcome:
+def _outcome(plan: SimulationPlan, strategy: Strategy, windows: Sequence[Window],
+             records: Sequence[PricedTrace]) -> StrategyOutcome:
     cheapest = min(r.tariff.on_demand_micros_h for r in records)
     full = [_full_micros(plan, records) or w.useful_s * cheapest / 3600 for w in windows]
     shares = [w.micros / f for w, f in zip(windows, full, strict=True) if f]
     used = [w.useful_s / (plan.setting.hosts * w.lasted_s) for w in windows if w.lasted_s]
-    return Outcome(strategy.name, strategy.ours, tuple(windows), 100 * sum(shares) / max(1, len(shares)),
-                   sum(used) / max(1, len(used)))
+    return StrategyOutcome(strategy.name, strategy.ours, tuple(windows), 100 * sum(shares) / max(1, len(shares)),
+                           sum(used) / max(1, len(used)))
 
 
-def _pool(record: Record) -> Pool:
+def _pool(record: PricedTrace) -> PoolResult:
     trace, tariff = record.trace, record.tariff
     ends = [*(at for at, _ in trace.capacity[1:]), trace.length_s]
     free = sum(end - at for (at, n), end in zip(trace.capacity, ends, strict=False) if n)
     ends = [*(at for at, _ in tariff.spot[1:]), max(trace.length_s, tariff.spot[-1][0])]
     mean = sum(micros * (end - at) for (at, micros), end in zip(tariff.spot, ends, strict=True))
     known = bool(trace.capacity)
-    return Pool(trace.name, record.path, trace.provider, trace.zone, tariff.instance_type, trace.length_s,
-                trace.most if known else None, free / trace.length_s if known else None,
-                round(mean / (ends[-1] - tariff.spot[0][0])) if ends[-1] > tariff.spot[0][0] else tariff.spot[0][1],
-                tariff.on_demand_micros_h, tariff.by)
+    return PoolResult(trace.name, record.path, trace.provider, trace.zone, tariff.instance_type, trace.length_s,
+                      trace.most if known else None, free / trace.length_s if known else None,
+                      round(mean / (ends[-1] - tariff.spot[0][0])) if ends[-1] > tariff.spot[0][0]
+                      else tariff.spot[0][1],
+                      tariff.on_demand_micros_h, tariff.by)
 
 
 def _finite(seconds: float) -> float | None:

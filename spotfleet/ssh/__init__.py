@@ -1,5 +1,5 @@
-"""OpenSSH for people and for the API's tunnel: keys, pinned host keys, config text, and the `ssh` that runs.
+"""OpenSSH for users and for the API's tunnel: keys, pinned host keys, config text, and the `ssh` process.
 
-Only keys that are pinned (`model.SshDoor.host_keys`) are accepted, also on the way through the jump host; nothing here
-ever asks a person to trust a key at first sight.
+Only pinned keys (`model.SshAccess.host_keys`) are accepted, also on the jump host. No code here asks a person to trust
+a key on first use.
 """

@@ -1,9 +1,9 @@
-"""The text of a fleet's ssh_config and known_hosts; pure.
+"""Text of a fleet's ssh_config and known_hosts. Pure.
 
-OpenSSH takes the first value that it finds for an option. The fleet's file is included at the top of the user's, so
-whatever matters is said here, also where it is OpenSSH's default: a `Host *` below cannot change it. What adds up
-instead (IdentityFile, LocalForward, SendEnv) comes after ours. Options that older clients do not know stand here only
-for clients that do: one unknown word would break `ssh` to any host.
+OpenSSH takes the first value that it finds for an option. The fleet's file is included at the top of the user's. So it
+sets every relevant option, even to OpenSSH's default, and a `Host *` below cannot change it. Options that accumulate
+instead (IdentityFile, LocalForward, SendEnv) come after ours. Options that older clients lack are written only for
+newer clients: one unknown word would break `ssh` to any host.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotfleet.errors import UsageError
-from spotfleet.model import SshDoor
+from spotfleet.model import SshAccess
 
-OLDEST = (7, 3)  # knows Include and ProxyJump
-CONNECT_S = 10  # for one connection's TCP handshake and greeting
+OLDEST = (7, 3)  # the oldest version with Include and ProxyJump
+CONNECT_S = 10  # limit for one connection's TCP handshake and greeting
 ALIVE_S, ALIVES = 15, 3  # a shell survives a short gap; a dead link ends it
 FIXED = f"""\
 ProxyUseFdpass no
@@ -57,33 +57,34 @@ KEY = re.compile(r"([a-zA-Z0-9@.-]+) ([A-Za-z0-9+/]+=*)(?: [^\x00-\x1f]*)?")
 
 @dataclass(frozen=True)
 class Entry:
-    """A machine of the fleet."""
+    """Machine of the fleet."""
 
-    aliases: tuple[str, ...]  # what a person types; the first is the one that is shown
-    host: str  # request_id, under which known_hosts lists it
-    door: SshDoor
+    aliases: tuple[str, ...]  # names for users; the first one is shown
+    host: str  # request_id; known_hosts lists the machine under this name
+    door: SshAccess
 
 
 @dataclass(frozen=True)
-class Files:
+class SshFiles:
     """Absolute paths that the config names."""
 
     key: str
     known_hosts: str
 
 
-def config_text(fleet: str, entries: Sequence[Entry], files: Files, version: tuple[int, int] = (9, 0)) -> str:
-    """ssh_config for a client of that version. Raises UsageError for what ssh_config cannot say."""
+def config_text(fleet: str, entries: Sequence[Entry], files: SshFiles, version: tuple[int, int] = (9, 0)) -> str:
+    """Return the ssh_config for a client of that version. Raises UsageError for values that ssh_config cannot express.
+    """
     blocks = [_block(fleet, entry, entries, files, version) for entry in entries]
     return "\n".join([f"# fleet {fleet}; written by spotfleet, which writes it anew\n", *blocks])
 
 
 def known_hosts_text(entries: Sequence[Entry]) -> str:
-    """The pinned keys, each under the host's own name, whatever its address."""
+    """Return the pinned keys, each under the host's own name, whatever its address."""
     return "".join(f"{_word(e.host, 'host')} {' '.join(_key(key))}\n" for e in entries for key in e.door.host_keys)
 
 
-def _block(fleet: str, entry: Entry, entries: Sequence[Entry], files: Files, version: tuple[int, int]) -> str:
+def _block(fleet: str, entry: Entry, entries: Sequence[Entry], files: SshFiles, version: tuple[int, int]) -> str:
     door = entry.door
     jump = door.jump and fleet not in entry.aliases and any(fleet in e.aliases for e in entries)
     lines = [
@@ -97,7 +98,7 @@ def _block(fleet: str, entry: Entry, entries: Sequence[Entry], files: Files, ver
 
 
 def _algorithms(host_keys: Sequence[str]) -> list[str]:
-    """Ask for the keys that we know: a machine has several, and a `Host *` may have forgotten that of ours."""
+    """Return options that request the known keys: a machine has several, and a `Host *` may have excluded ours."""
     types = dict.fromkeys(RSA[1] if t == RSA[0] else t for t, _ in map(_key, host_keys))
     return [f"HostKeyAlgorithms {','.join(types)}"] if types else []
 
@@ -110,7 +111,7 @@ def _word(text: str, what: str) -> str:
 
 
 def _key(text: str) -> tuple[str, str]:
-    """(type, body) of a pinned key."""
+    """Return (type, body) of a pinned key."""
     found = KEY.fullmatch(text)
     if found is None:
         raise UsageError(f"host key {text[:60]!r} of a machine cannot stand in an ssh config",

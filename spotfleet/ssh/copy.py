@@ -1,8 +1,9 @@
-"""Files to and from a machine: rsync over our ssh, and where either side has none, tar over the same.
+"""File copies to and from a machine: by rsync over our ssh, or by tar where either side lacks rsync.
 
-rsync's own rules hold: a source that ends in `/` (or is `.` or `..`, or ends in one of them) means what is in it, one
-that does not the folder itself; nothing is left out, no .gitignore counts. Far paths are relative to the user's home
-there, also with `~/`. tar keeps to these rules, without patterns such as `*.pt`, and copies everything anew.
+rsync's own rules hold. A source that ends in `/` (or is `.` or `..`, or ends in one of them) means its contents; any
+other source means the folder itself. Nothing is left out, no .gitignore counts. Far paths are relative to the user's
+home directory there, also with `~/`. tar follows these rules, without patterns such as `*.pt`, and copies everything
+anew.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from typing import BinaryIO
 from spotfleet import bundle
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.ssh import openssh
-from spotfleet.ssh.fanout import SSH_FAILED, Place
+from spotfleet.ssh.fanout import SSH_FAILED, FanoutTarget
 
 NO_RSYNC = (12, 127)  # rsync's status when the far shell finds none
+CHECK_PATH = "correct the path; paths on a host are relative to its user's home directory"
 CHUNK = 1 << 20
-TELL_S = 1.0
+REPORT_EVERY_S = 1.0
 TAKE_FILE = """t={into}
 case $t in */) mkdir -p "$t";; esac
 if [ -d "$t" ]; then tar -C "$t" -xf -; else tar -xOf - >"$t.part" && chmod {mode} "$t.part" && mv "$t.part" "$t"; fi"""
@@ -35,7 +37,8 @@ if [ -d "$t" ]; then tar -C "$t" -xf -; else tar -xOf - >"$t.part" && chmod {mod
 Progress = Callable[[str], None]
 
 
-def up(place: Place, source: str, target: str, extra: Sequence[str] = (), progress: Progress = lambda _line: None,
+def up(place: FanoutTarget, source: str, target: str, extra: Sequence[str] = (),
+       progress: Progress = lambda _line: None,
        ) -> None:
     """Copy `source` here to `target` there; `extra` are words for rsync. Raises SpotfleetError."""
     if not os.path.lexists(source):
@@ -44,7 +47,8 @@ def up(place: Place, source: str, target: str, extra: Sequence[str] = (), progre
         _tar_up(place, source, _far(target), progress)
 
 
-def down(place: Place, source: str, target: str, extra: Sequence[str] = (), progress: Progress = lambda _line: None,
+def down(place: FanoutTarget, source: str, target: str, extra: Sequence[str] = (),
+         progress: Progress = lambda _line: None,
          ) -> None:
     """Copy `source` there to `target` here. Raises SpotfleetError."""
     if not _rsync(place, [f"{place.alias}:{_far(source)}"], _near(target), extra, progress):
@@ -52,7 +56,7 @@ def down(place: Place, source: str, target: str, extra: Sequence[str] = (), prog
 
 
 def _near(path: str) -> str:
-    """So that rsync takes it neither for an option nor for a machine's."""
+    """Return a path that rsync takes neither for an option nor for a remote path."""
     return path if path.startswith(("/", "./", "../")) else f"./{path}"
 
 
@@ -66,8 +70,8 @@ def _far(path: str) -> str:
 # --- rsync
 
 
-def _rsync(place: Place, sources: Sequence[str], target: str, extra: Sequence[str], progress: Progress) -> bool:
-    """False where there is no rsync, here or there, and nobody asked for what only rsync can do."""
+def _rsync(place: FanoutTarget, sources: Sequence[str], target: str, extra: Sequence[str], progress: Progress) -> bool:
+    """Copy by rsync. Returns False if one side lacks rsync and the request needs no feature of rsync."""
     if shutil.which("rsync") is None:
         return _without("there is no rsync on this machine", extra, progress)
     shell = " ".join(_word(word) for word in place.command())
@@ -81,9 +85,11 @@ def _rsync(place: Place, sources: Sequence[str], target: str, extra: Sequence[st
     if code == SSH_FAILED or re.search(r"connection unexpectedly closed", words):
         found = openssh.meaning(words.partition("rsync:")[0], place.alias)
         raise SpotfleetError(found.why, hint=found.hint)
+    if missing := re.search(r'link_stat "(.*)" failed: No such file', words):
+        raise SpotfleetError(f"no such file: {missing[1]}", hint=CHECK_PATH)
     if code:
         raise SpotfleetError(f"rsync with {place.alias} has failed ({code}): {words.strip() or 'without a word'}",
-                             hint="what was copied stays; the same command goes on")
+                             hint="copied files stay; the same command continues")
     if words.strip():
         progress(words.strip())
     return True
@@ -97,7 +103,7 @@ def _without(why: str, extra: Sequence[str], progress: Progress) -> bool:
 
 
 def _modern() -> list[str]:
-    """Words that an old rsync, such as a Mac's, does not know: blanks in far paths kept as they are, progress."""
+    """Return options that an old rsync, such as a Mac's, does not know: blanks in far paths are kept, progress."""
     said = subprocess.run(["rsync", "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
     found = re.search(r"version (\d+)\.(\d+)", said)
     if found is None or (int(found[1]), int(found[2])) < (3, 1):
@@ -106,7 +112,7 @@ def _modern() -> list[str]:
 
 
 def _word(text: str) -> str:
-    """A word of rsync's -e, which knows quotes but no backslash: a quote that is doubled inside of quotes is one."""
+    """Quote a word for rsync's -e, which knows quotes but no backslash: a doubled quote inside quotes is one quote."""
     return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + text.replace('"', '""') + '"'
 
 
@@ -114,11 +120,11 @@ def _word(text: str) -> str:
 
 
 def _inner(source: str) -> bool:
-    """Does it mean what is in the folder?"""
+    """Return whether the path means the folder's contents."""
     return source.rpartition("/")[2] in ("", ".", "..")
 
 
-def _tar_up(place: Place, source: str, target: str, progress: Progress) -> None:
+def _tar_up(place: FanoutTarget, source: str, target: str, progress: Progress) -> None:
     path = Path(source)
     into = shlex.quote(target)
     if path.is_dir():
@@ -134,12 +140,12 @@ def _tar_up(place: Place, source: str, target: str, progress: Progress) -> None:
                 tar.add(path, name)
             ssh.process.stdin.close()
         except BrokenPipeError:
-            pass  # its status and words say why
+            pass  # its status and output give the reason
         ssh.check(f"copying {source} to {place.alias}:{target}")
 
 
-def _tar_down(place: Place, source: str, target: str, progress: Progress) -> None:
-    """Through a file, so that what comes is checked before it is unpacked: the other side might be in wrong hands."""
+def _tar_down(place: FanoutTarget, source: str, target: str, progress: Progress) -> None:
+    """Copy by tar through a file, to check the archive before it is unpacked: the other side may be compromised."""
     folder, name = os.path.split(source)
     script = f"tar -C {shlex.quote(folder or '.')} -cf - -- {shlex.quote(name)}"
     if _inner(source):
@@ -165,9 +171,9 @@ def _tar_down(place: Place, source: str, target: str, progress: Progress) -> Non
 
 
 class _Ssh:
-    """A shell script on the far side, with pipes."""
+    """Shell script on the far side, with pipes."""
 
-    def __init__(self, place: Place, script: str) -> None:
+    def __init__(self, place: FanoutTarget, script: str) -> None:
         self.place = place
         self.said = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self.process = subprocess.Popen(
@@ -201,16 +207,16 @@ class _Ssh:
 
 
 class _Counted:
-    """A file that tells how much has been written."""
+    """File that reports how much has been written."""
 
     def __init__(self, out: BinaryIO, progress: Progress) -> None:
         self.out, self.progress = out, progress
-        self.bytes, self.told = 0, time.monotonic()
+        self.bytes, self.reported_at = 0, time.monotonic()
 
     def write(self, data: bytes) -> int:
         self.out.write(data)
         self.bytes += len(data)
-        if time.monotonic() - self.told >= TELL_S:
-            self.told = time.monotonic()
+        if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
+            self.reported_at = time.monotonic()
             self.progress(f"{self.bytes / 1e6:.0f} MB")
         return len(data)

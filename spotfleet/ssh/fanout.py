@@ -1,4 +1,4 @@
-"""One command on several machines at once, each for itself: one that hangs or is away holds no other back."""
+"""Parallel execution of one command on several machines; a machine that hangs or is away does not delay the others."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import BinaryIO
 
 from spotfleet.ssh import openssh
 
-TIMED_OUT, SSH_FAILED = 124, 255  # as `timeout` and ssh say it
-GRACE_S = 15.0  # on top of a time limit: for the connection, and for the far side to keep the limit itself
-KEPT_BYTES = 8 << 20  # of each stream of a machine, its end
+TIMED_OUT, SSH_FAILED = 124, 255  # as `timeout` and ssh report it
+GRACE_S = 15.0  # added to a time limit: for the connection, and for the far side to enforce the limit itself
+KEPT_BYTES = 8 << 20  # kept end of each stream of a machine
 
 
 @dataclass(frozen=True)
-class Place:
-    """A machine and how `ssh` enters it."""
+class FanoutTarget:
+    """Machine, and how `ssh` reaches it."""
 
     alias: str
     host: str
     config: Path
-    options: tuple[str, ...] = ()  # words for ssh
+    options: tuple[str, ...] = ()  # options for ssh
 
     def command(self, *words: str) -> list[str]:
         return openssh.command(self.config, *self.options, *words)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of the command on one machine."""
+class CommandOutcome:
+    """Result of the command on one machine."""
 
     host: str
     alias: str
@@ -42,18 +42,18 @@ class Outcome:
     stdout: str
     stderr: str
     seconds: float
-    trouble: str = ""  # why it could not run there, or not to its end
+    trouble: str = ""  # why the command could not run, or not to its end
 
 
-Hear = Callable[[Place, str, str], None]  # where, "stdout" or "stderr", a line without its end
+OnLine = Callable[[FanoutTarget, str, str], None]  # place, "stdout" or "stderr", a line without its newline
 
 
-def run(places: Sequence[Place], command: str, limit_s: float, hear: Hear) -> list[Outcome]:
-    """Run it everywhere, for `limit_s` at most (0: no limit); the outcomes in the order of `places`.
+def run(places: Sequence[FanoutTarget], command: str, limit_s: float, on_line: OnLine) -> list[CommandOutcome]:
+    """Run the command everywhere, for `limit_s` at most (0: no limit); return the outcomes in the order of `places`.
 
-    On an exception in here, such as KeyboardInterrupt, the connections are ended.
+    On an exception here, such as KeyboardInterrupt, the connections are ended.
     """
-    jobs = [_Job(place, command, limit_s, hear) for place in places]
+    jobs = [_Job(place, command, limit_s, on_line) for place in places]
     try:
         for job in jobs:
             job.start()
@@ -64,23 +64,23 @@ def run(places: Sequence[Place], command: str, limit_s: float, hear: Hear) -> li
 
 
 def limited(command: str, limit_s: float) -> str:
-    """The command line for the far side, which ends it there when its time is over, where it has `timeout`."""
+    """Return the command line for the far side, which enforces the time limit there if it has `timeout`."""
     if not limit_s:
         return command
     inner = shlex.quote(command)
     script = (f'if command -v timeout >/dev/null 2>&1; then exec timeout -k 5 {limit_s:g} "${{SHELL:-sh}}" -c {inner}; '
               f'else exec "${{SHELL:-sh}}" -c {inner}; fi')
-    return f"exec sh -c {shlex.quote(script)}"  # fish and csh would not read it
+    return f"exec sh -c {shlex.quote(script)}"  # fish and csh could not parse it
 
 
 class _Job:
-    def __init__(self, place: Place, command: str, limit_s: float, hear: Hear) -> None:
-        self.place, self.limit_s, self.hear = place, limit_s, hear
+    def __init__(self, place: FanoutTarget, command: str, limit_s: float, on_line: OnLine) -> None:
+        self.place, self.limit_s, self.on_line = place, limit_s, on_line
         self.begun, self.seconds, self.code = time.monotonic(), 0.0, SSH_FAILED
         self.process: subprocess.Popen[bytes] | None = None
         self.threads: list[threading.Thread] = []
         self.folder = tempfile.TemporaryDirectory(prefix="spotfleet-ssh-")
-        self.log = Path(self.folder.name, "log")  # ssh's own words, apart from those of the command
+        self.log = Path(self.folder.name, "log")  # messages of ssh, separate from the output of the command
         self.line = place.command("-o", "BatchMode=yes", "-n", "-T", "-E", str(self.log), place.alias,
                                   limited(command, limit_s))
         self.said = {"stdout": bytearray(), "stderr": bytearray()}
@@ -100,7 +100,7 @@ class _Job:
             kept = self.said[name]
             kept += line
             del kept[:-KEPT_BYTES]
-            self.hear(self.place, name, line.decode(errors="replace").rstrip("\r\n"))
+            self.on_line(self.place, name, line.decode(errors="replace").rstrip("\r\n"))
 
     def _watch(self) -> None:
         assert self.process is not None
@@ -112,11 +112,11 @@ class _Job:
             self.code = TIMED_OUT
         self.seconds = time.monotonic() - self.begun
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CommandOutcome:
         for thread in self.threads:
             thread.join()
         out, err = (bytes(self.said[name]).decode(errors="replace") for name in ("stdout", "stderr"))
-        return Outcome(self.place.host, self.place.alias, self.code, out, err, round(self.seconds, 3),
+        return CommandOutcome(self.place.host, self.place.alias, self.code, out, err, round(self.seconds, 3),
                        self._trouble(self.code))
 
     def _trouble(self, code: int) -> str:
@@ -126,14 +126,14 @@ class _Job:
             said = self.log.read_text(errors="replace")
         except OSError:
             said = ""
-        if code != SSH_FAILED or not said.strip():  # else it is the command's own status
+        if code != SSH_FAILED or not said.strip():  # otherwise it is the command's own status
             return ""
-        said += bytes(self.said["stderr"]).decode(errors="replace")  # where the ssh on the way says what is wrong
+        said += bytes(self.said["stderr"]).decode(errors="replace")  # an ssh on the way may report the cause there
         found = openssh.meaning(said, self.place.alias)
         return found.why + (f"; {found.hint}" if found.hint else "")
 
     def end(self) -> None:
-        """The connection is gone when this returns."""
+        """End the connection; it is gone on return."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
         for thread in self.threads:

@@ -3,9 +3,9 @@
     # spotfleet put this and the next line here; `spotfleet down` of the last fleet removes both
     Include "/home/u/.spotfleet/fleets/*/ssh/config"
 
-They stand at the top because OpenSSH takes the first value it finds, and outside every Host block. What we made besides
-(the file, its folder) stands in the comment, so that it can be taken away again. The rest of the file is the user's:
-not a byte of it is touched, and what is written meanwhile is kept.
+They stand at the top and outside every Host block, because OpenSSH takes the first value it finds. If spotfleet also
+made the file or its folder, the comment records that, so that both can be removed again. The rest of the file belongs
+to the user: no byte of it changes, and concurrent edits are kept.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from spotfleet.ssh.lock import locked
+from spotfleet.storage.locks import locked
 
-WAIT_S = 10.0  # for other commands, each of which takes milliseconds
-TRIES = 20  # so often an editor may save in the same moment
+WAIT_S = 10.0  # wait for other commands, each of which takes milliseconds
+TRIES = 20  # attempts while an editor saves in the same moment
 COMMENT = b"# spotfleet put this and the next line here; `spotfleet down` of the last fleet removes both"
 FILE, FOLDER = b", and this file", b", and this file with its folder"
 MADE = (FOLDER, FILE, b"")
-GLOB = '"%\\$[]*?{}\''  # characters of a path that quotes or patterns would change; `?` stands for each
+GLOB = '"%\\$[]*?{}\''  # characters of a path that quotes or patterns would change; `?` replaces each
 
 
-class Changed(OSError):
-    """Somebody saved the file in the same moment, again and again."""
+class ConcurrentEdit(OSError):
+    """Error: another program saved the file in the same moment, again and again."""
 
 
 @dataclass(frozen=True)
-class Spot:
-    """Where the lines go, and what they say."""
+class IncludeLine:
+    """Place and content of the two lines."""
 
     config: Path  # ~/.ssh/config
     line: bytes  # Include ...
-    lock: Path  # a file of our own, for which commands wait
+    lock: Path  # our own lock file; commands wait for it
 
 
 def include_line(folder: Path, below: str) -> bytes:
-    """Include of each file that matches the pattern `below` in `folder`, whose own name is no pattern."""
+    """Return an Include of all files that match the pattern `below` in `folder`; the folder's own name is no pattern.
+    """
     plain = "".join("?" if c in GLOB else c for c in str(folder))
     return f'Include "{plain}/{below}"'.encode()
 
 
-def add(spot: Spot) -> None:
-    """Let the lines stand at the top. Raises OSError where the file cannot be written; then nothing has changed."""
+def add(spot: IncludeLine) -> None:
+    """Put the lines at the top. Raises OSError if the file cannot be written; then nothing has changed."""
     with locked(spot.lock, WAIT_S):
         folder = spot.config.parent
         made = b""
@@ -60,8 +61,8 @@ def add(spot: Spot) -> None:
         _edit(spot.config, lambda data: with_line(data or b"", spot.line, made))
 
 
-def remove(spot: Spot, still: Path, pattern: str) -> None:
-    """Take the lines away again, unless a file in `still` matches `pattern`: another fleet's. Raises OSError."""
+def remove(spot: IncludeLine, still: Path, pattern: str) -> None:
+    """Remove the lines, unless a file in `still` matches `pattern`: it belongs to another fleet. Raises OSError."""
     with locked(spot.lock, WAIT_S):
         if spot.config.exists() and not any(still.glob(pattern)):
             made = _made(spot.config.read_bytes(), spot.line)
@@ -72,7 +73,7 @@ def remove(spot: Spot, still: Path, pattern: str) -> None:
 
 
 def own_hosts(config: Path, aliases: set[str]) -> list[str]:
-    """Which of `aliases` the user's own Host lines define, sorted: ours go before them."""
+    """Return those of `aliases` that the user's own Host lines define, sorted: our names override them."""
     try:
         lines = config.read_bytes().decode(errors="replace").splitlines()
     except OSError:
@@ -83,7 +84,7 @@ def own_hosts(config: Path, aliases: set[str]) -> list[str]:
 
 
 def with_line(data: bytes, line: bytes, made: bytes = b"") -> bytes:
-    """`data` with the two lines at its top, where only those of other homes of spotfleet may precede them."""
+    """Return `data` with the two lines at its top; only those of other homes of spotfleet may precede them."""
     lines = _lines(data)
     at = _find(lines, line)
     if at is not None and all(_is_ours(lines, i) for i in range(at)):
@@ -96,7 +97,7 @@ def with_line(data: bytes, line: bytes, made: bytes = b"") -> bytes:
 
 
 def without_line(data: bytes, line: bytes) -> bytes | None:
-    """`data` without the two lines; None if the file was made for them and holds nothing else."""
+    """Return `data` without the two lines; None if the file was made for them and holds nothing else."""
     lines = _lines(data)
     at = _find(lines, line)
     if at is None:
@@ -104,7 +105,7 @@ def without_line(data: bytes, line: bytes) -> bytes | None:
     made = _flag(lines[at])
     del lines[at:at + 2]
     heir = next((i for i, text in enumerate(lines) if text.startswith(COMMENT)), None)
-    if made and heir is not None:  # the last one to go takes the file away
+    if made and heir is not None:  # the last one to go removes the file
         end = lines[heir][len(lines[heir].rstrip(b"\r\n")):]
         lines[heir] = COMMENT + made + end
     return None if made and not lines else b"".join(lines)
@@ -122,7 +123,7 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def _find(lines: list[bytes], line: bytes) -> int | None:
-    """Where the comment stands that is followed by `line`."""
+    """Return the index of the comment that is followed by `line`."""
     return next((i for i, (first, second) in enumerate(pairwise(lines))
                  if _is_comment(first) and second.rstrip(b"\r\n") == line), None)
 
@@ -143,7 +144,8 @@ def _flag(text: bytes) -> bytes:
 
 
 def _edit(config: Path, change: Callable[[bytes | None], bytes | None]) -> None:
-    """Replace the file by what `change` makes of its bytes (None: no file), as long as nobody else writes it."""
+    """Replace the file by the result of `change` on its bytes (None: no file), unless another program writes it
+    meanwhile."""
     target = Path(os.path.realpath(config))  # dotfiles are often links: the link stays
     for _ in range(TRIES):
         before = _stat(target)
@@ -153,11 +155,11 @@ def _edit(config: Path, change: Callable[[bytes | None], bytes | None]) -> None:
         wanted = change(data)
         if wanted == data or _swap(target, before, wanted):
             return
-    raise Changed(f"{config} changes all the time")
+    raise ConcurrentEdit(f"{config} changes all the time")
 
 
 def _swap(target: Path, before: os.stat_result | None, wanted: bytes | None) -> bool:
-    """Put `wanted` in the file's place; False if it is no longer what it was."""
+    """Put `wanted` in the file's place; return False if the file is no longer the same."""
     if wanted is None:
         if _same(before, _stat(target)):
             target.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which keys a known_hosts text holds for a machine. Pure."""
+"""Keys of a machine in the text of a known_hosts file. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa
 
 
 def entry(host: str, port: int) -> str:
-    """How known_hosts names a machine."""
+    """Return a machine's name in known_hosts."""
     return host if port == 22 else f"[{host}]:{port}"
 
 
 def known_keys(text: str, host: str, port: int) -> list[str]:
-    """Every key, "TYPE BASE64", that known_hosts `text` holds for a machine; those that are revoked left out."""
+    """Return every key, "TYPE BASE64", that known_hosts `text` holds for a machine, without revoked ones."""
     found: list[str] = []
     revoked: set[str] = set()
     for line in text.splitlines():
@@ -34,7 +34,7 @@ def known_keys(text: str, host: str, port: int) -> list[str]:
 
 
 def _names(patterns: str, name: str) -> bool:
-    """Does the first word of a line mean the machine `name`? As sshd(8) says, hashed or not."""
+    """Return whether the first word of a line means the machine `name`, hashed or not, as sshd(8) defines it."""
     name = name.casefold()
     if patterns.startswith("|1|"):
         return _hashed(patterns, name)

@@ -1,6 +1,6 @@
 """OpenSSH's protocol between a client and the `ssh` that shares its connection (its PROTOCOL.mux, version 4).
 
-A stream to a far port is opened without starting a process, and a refusal comes with a word.
+It opens a stream to a far port without starting a process, and a refusal includes a reason.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ VERSION = 4
 LONGEST = 256 << 10
 
 
-class Refused(ConnectionRefusedError):
-    """The connection lives; the far side does not open the stream."""
+class StreamRefused(ConnectionRefusedError):
+    """Error: the connection lives, but the far side does not open the stream."""
 
 
 @dataclass
-class Control:
-    """One conversation with the `ssh` that listens at a control path; TimeoutError when it does not answer in time,
+class MuxControl:
+    """Session with the `ssh` that listens at a control path. Raises TimeoutError when it does not answer in time,
     another OSError when it is gone."""
 
     sock: socket.socket
     deadline: float  # monotonic
 
     @classmethod
-    def connect(cls, path: Path, deadline: float) -> Control:
+    def connect(cls, path: Path, deadline: float) -> MuxControl:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         control = cls(sock, deadline)
         try:
@@ -49,14 +49,17 @@ class Control:
         return struct.unpack_from(">I", self._ask(ALIVE_CHECK, b"", ALIVE))[0]
 
     def stop_listening(self) -> None:
-        """Take no more clients; end when the streams of the others have."""
+        """Stop accepting clients; the process ends when the streams of the others have ended."""
         self._ask(STOP_LISTENING, b"", OK)
 
     def terminate(self) -> None:
         self._ask(TERMINATE, b"", OK)
 
     def open(self, address: str, port: int) -> socket.socket:
-        """A stream to that port, as the far machine sees it; it lasts as long as this conversation. Raises Refused."""
+        """Open a stream to that port, as the far machine sees it; it lasts as long as this SSH connection.
+
+        Raises StreamRefused.
+        """
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -74,7 +77,7 @@ class Control:
 
     @property
     def over(self) -> bool:
-        """Has the far side ended this conversation, as it does when the stream has ended?"""
+        """Return whether the far side has closed the connection, as it does at the end of the stream."""
         self.sock.setblocking(False)
         try:
             return not self.sock.recv(LONGEST)
@@ -93,7 +96,7 @@ class Control:
     def _answer(self, expected: int) -> bytes:
         kind, body = self._receive()
         if kind in (FAILURE, PERMISSION_DENIED):
-            raise Refused(body[8:].decode(errors="replace"))
+            raise StreamRefused(body[8:].decode(errors="replace"))
         if kind != expected:
             raise ConnectionError(f"ssh answers {kind:#x}, not {expected:#x}")
         return body[4:]  # without the number of the request

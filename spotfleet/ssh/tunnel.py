@@ -1,12 +1,12 @@
 """Streams to one port on the dispatcher's machine, all through one SSH connection that outlives the command.
 
-    no connection --a stream is wanted--> connecting --let in--> open --nobody uses it for IDLE_S, or `close`--> none
-         ^                                    | refused: the error says why      |
-         +-- its link is dead: ssh sees it within ALIVE_S x ALIVES, and whoever finds no answer sets it aside --+
+    no connection --a stream is wanted--> connecting --let in--> open --unused for IDLE_S, or `close`--> none
+         ^                                    | refused: the error gives the reason |
+         +-- dead link: ssh detects it within ALIVE_S x ALIVES, and a caller without an answer sets it aside --+
 
-The connection is a background `ssh` (ControlMaster): the first stream costs a handshake, each further one a round
-trip, also those of later commands. Only one is ever made at a time: a lock lies beside its socket. What is stuck:
-connecting ends after HANDSHAKE_S, a stream that is not opened in time with its `timeout_s`.
+The connection is a background `ssh` (ControlMaster). The first stream costs a handshake, each further one a round trip,
+also those of later commands. A lock beside its socket ensures that only one is made at a time. Time limits: connecting
+ends after HANDSHAKE_S, and a stream that is not opened in time ends with its `timeout_s`.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from socket import socket
 
 from spotfleet.errors import NeedsPerson
 from spotfleet.ssh import openssh
-from spotfleet.ssh.lock import locked
-from spotfleet.ssh.mux import Control, Refused
+from spotfleet.ssh.mux import MuxControl, StreamRefused
+from spotfleet.storage.locks import locked
 
 IDLE_S = 60  # the connection is kept for the next command
 ALIVE_S, ALIVES = 4, 3  # a dead link is given up after their product; on a slow one, an upload delays the answers
-HANDSHAKE_S = 10.0  # for a new connection, though a stream be wanted sooner
-END_S = 5.0  # for the background ssh to end when it is asked
-LOCAL_S = 3.0  # for a word of the background ssh that needs no answer from afar; else it hangs
+HANDSHAKE_S = 10.0  # limit for a new connection, even if a stream is wanted sooner
+END_S = 5.0  # limit for the background ssh to end after a request
+LOCAL_S = 3.0  # limit for a local answer of the background ssh; beyond it, the process hangs
 LOOK_S = 0.02
 LOG_CHARS = 4000
 
-_open: list[Control] = []  # conversations, which must last as long as their streams
+_open: list[MuxControl] = []  # open sessions, which must last as long as their streams
 _guard = threading.Lock()
 
 
 class NotConnected(ConnectionRefusedError):
-    """No stream was opened: whatever was to be sent has surely not arrived."""
+    """Error: no stream was opened, so no data can have arrived."""
 
 
 @dataclass(frozen=True)
 class Tunnel:
-    """May be used from any thread, and thrown away at any time."""
+    """Tunnel to one port; may be used from any thread, and dropped at any time."""
 
     config: Path  # the fleet's ssh_config
-    alias: str  # of the machine in it
+    alias: str  # name of the machine in it
     address: str  # where the port is, as that machine sees it
     port: int
     control: Path  # `openssh.control_path`
 
     def dial(self, timeout_s: float) -> socket:
-        """A stream to the port. Raises NotConnected for what may pass, NeedsPerson for what will not."""
+        """Open a stream to the port. Raises NotConnected for errors that may pass, NeedsPerson for others."""
         _sweep()
         try:
             try:
@@ -62,13 +62,13 @@ class Tunnel:
                 return self._stream(timeout_s)
         except NotConnected:
             raise
-        except Refused as error:
+        except StreamRefused as error:
             raise self._refused(self._log().rpartition("\n")[2] or str(error)) from None
         except OSError as error:
             raise NotConnected(f"{self._machine} does not answer over SSH ({error})") from None
 
     def connect(self) -> None:
-        """Let the connection stand, for whoever finds its socket. Raises as `dial` does."""
+        """Establish the connection for every process that uses its socket. Raises as `dial` does."""
         try:
             self._connected(HANDSHAKE_S).close()
         except NotConnected:
@@ -77,10 +77,10 @@ class Tunnel:
             raise NotConnected(f"{self._machine} does not answer over SSH ({error})") from None
 
     def close(self) -> None:
-        """End the connection, also under those who use it; returns when it is gone."""
+        """End the connection, even while others use it; it is gone on return."""
         with self._locked(HANDSHAKE_S + END_S):
             with suppress(OSError):
-                control = Control.connect(self.control, time.monotonic() + LOCAL_S)
+                control = MuxControl.connect(self.control, time.monotonic() + LOCAL_S)
                 try:
                     control.terminate()
                 finally:
@@ -110,19 +110,19 @@ class Tunnel:
         return stream
 
     def _set_aside(self, pid: int) -> None:
-        """Whoever comes next shall not wait for this connection: it serves those who have streams, and ends."""
+        """Stop offering this connection to new streams: it serves the existing ones, and ends."""
         with suppress(OSError), self._locked(END_S):
-            control = Control.connect(self.control, time.monotonic() + LOCAL_S)
+            control = MuxControl.connect(self.control, time.monotonic() + LOCAL_S)
             try:
-                if control.pid() == pid:  # else another thread has done it
+                if control.pid() == pid:  # otherwise another thread has done it
                     control.stop_listening()
             finally:
                 control.close()
 
     # --- the connection
 
-    def _connected(self, timeout_s: float) -> Control:
-        """A conversation with the background ssh, which is started if there is none."""
+    def _connected(self, timeout_s: float) -> MuxControl:
+        """Return a session with the background ssh, which is started if there is none."""
         if control := self._found(timeout_s):
             return control
         limit_s = max(timeout_s, HANDSHAKE_S)
@@ -132,14 +132,14 @@ class Tunnel:
             self._kill()
             self.control.unlink(missing_ok=True)
             self._start(limit_s)
-            control = Control.connect(self.control, time.monotonic() + LOCAL_S)
+            control = MuxControl.connect(self.control, time.monotonic() + LOCAL_S)
             control.deadline = time.monotonic() + timeout_s
             self._beside(".pid").write_text(str(control.pid()))
             return control
 
-    def _found(self, timeout_s: float) -> Control | None:
+    def _found(self, timeout_s: float) -> MuxControl | None:
         try:
-            control = Control.connect(self.control, time.monotonic() + LOCAL_S)
+            control = MuxControl.connect(self.control, time.monotonic() + LOCAL_S)
         except OSError:
             return None
         control.deadline = time.monotonic() + timeout_s
@@ -180,8 +180,8 @@ class Tunnel:
     # --- the process, and the files beside its socket
 
     def _process(self) -> int:
-        """The background ssh that was started last; 0 when it has ended. Its title tells it from a stranger who has its
-        number by now."""
+        """Return the pid of the background ssh that was started last; 0 when it has ended. Its title distinguishes it
+        from another process with a reused pid."""
         try:
             pid = int(self._beside(".pid").read_text())
         except (OSError, ValueError):
@@ -189,7 +189,7 @@ class Tunnel:
         return pid if str(self.control) in _title(pid) else 0
 
     def _kill(self) -> None:
-        """End one that does not even answer here."""
+        """Kill a process that does not even answer locally."""
         if pid := self._process():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -206,7 +206,7 @@ class Tunnel:
 
 
 def _sweep() -> None:
-    """Close the conversations whose streams have ended."""
+    """Close the sessions of streams that have ended."""
     with _guard:
         for control in list(_open):
             if control.over:
@@ -215,7 +215,7 @@ def _sweep() -> None:
 
 
 def _title(pid: int) -> str:
-    """The command line of a process; "" if there is none of that number, or it is dead and only not buried."""
+    """Return the command line of a process; "" if no process has that pid, or if it is a zombie."""
     if Path("/proc/self").exists():
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOME = {
+_MODULES = {
     **dict.fromkeys(["init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank",
-                     "cross_size"], "place"),
+                     "cross_size"], "process"),
     **dict.fromkeys(["DistributedOptimizer", "Average", "Sum", "Min", "Max", "Compression"], "optimizer"),
     **dict.fromkeys(["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce",
                      "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "synchronize",
@@ -18,17 +18,19 @@ _HOME = {
     **dict.fromkeys(["allgather", "broadcast", "broadcast_", "broadcast_object",
                      "allgather_object", "broadcast_parameters", "broadcast_optimizer_state", "barrier"],
                     "collectives"),
-    **dict.fromkeys(["CommBroken", "MembershipChanged", "HorovodInternalError", "HostsUpdatedInterrupt"], "errors"),
+    **dict.fromkeys(["CommBroken", "MembershipChanged", "HorovodInternalError", "HostsUpdatedInterrupt"],
+                    "spotfleet.worker.errors"),
     "elastic": "",
 }
-__all__ = sorted(_HOME)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = importlib.import_module(f"{__name__}.{_HOME[name] or name}")
-    value = getattr(home, name) if _HOME[name] else home
+    place = _MODULES[name]
+    module = importlib.import_module(place if "." in place else f"{__name__}.{place or name}")
+    value = getattr(module, name) if place else module
     globals()[name] = value
     return value
 

@@ -1,7 +1,7 @@
 """Collectives for user code, with Horovod's names. All ranks must call them in the same order.
 
 They raise CommBroken when a peer is lost. Before `elastic.run`, on a worker that joined a running job, broadcasts
-return their input (the state will be brought up to date there), anything else says what to do.
+return their input (`elastic.run` brings the state up to date), and all others raise a UsageError with a hint.
 
 Threads: the main thread.
 """
@@ -16,12 +16,12 @@ import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
-from spotfleet.train.errors import CommBroken
-from spotfleet.train.group import Group
+from spotfleet.train.comm.group import Group
+from spotfleet.worker.errors import CommBroken
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """The tensors of all ranks joined along the first dimension, in which they may differ."""
+    """Return the tensors of all ranks joined along the first dimension, in which they may differ."""
     group = runtime.current().require_group("allgather")
     part = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach().contiguous()
     rest = part.shape[1:].numel()
@@ -40,7 +40,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
     group = _group_for_broadcast("broadcast", root_rank)
     if group is not None:
-        _or_join(lambda: _broadcast_all(group, [tensor], root_rank))
+        _broadcast_or_join(lambda: _broadcast_all(group, [tensor], root_rank))
     return tensor
 
 
@@ -49,17 +49,17 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0, name: str | None = None) -> Any:
-    from spotfleet.train import sync
+    from spotfleet.train.state import sync
 
     group = _group_for_broadcast("broadcast_object", root_rank)
     if group is None:
         return obj
-    found = _or_join(lambda: [sync.broadcast_object(group, obj, root_rank)])
+    found = _broadcast_or_join(lambda: [sync.broadcast_object(group, obj, root_rank)])
     return found[0] if found else obj
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """One object per rank, in the order of ranks."""
+    """Return one object per rank, in the order of ranks."""
     data = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
     group = runtime.current().require_group("allgather_object")
     lengths = [int(n) for n in group.allgather(torch.tensor([data.numel()]))]
@@ -76,11 +76,11 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
     group = _group_for_broadcast("broadcast_parameters", root_rank)
     if group is not None:
         tensors = [value.data for _, value in named if isinstance(value, torch.Tensor)]
-        _or_join(lambda: _broadcast_all(group, tensors, root_rank))
+        _broadcast_or_join(lambda: _broadcast_all(group, tensors, root_rank))
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Make the optimizer's state and hyper-parameters those of `root_rank`."""
+    """Make the optimizer's state and hyper-parameters equal to those of `root_rank`."""
     if runtime.current().group is None:
         _group_for_broadcast("broadcast_optimizer_state", root_rank)
         return
@@ -95,7 +95,7 @@ def barrier() -> None:
 
 
 def _broadcast_all(group: Group, tensors: list[torch.Tensor], root: int) -> bool:
-    from spotfleet.train import sync
+    from spotfleet.train.state import sync
 
     sync.broadcast_tensors(group, tensors, root)
     return True
@@ -111,8 +111,9 @@ def _group_for_broadcast(what: str, root: int) -> Group | None:
     return group
 
 
-def _or_join(broadcast: Any) -> Any:
-    """A founder whose peer is lost before `elastic.run` goes on as one who joins: the state is brought there."""
+def _broadcast_or_join(broadcast: Any) -> Any:
+    """Call `broadcast`. A founder that loses a peer before `elastic.run` goes on as a joiner: the state is synchronised
+    there."""
     current = runtime.current()
     try:
         return broadcast()

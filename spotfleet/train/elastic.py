@@ -1,20 +1,23 @@
-"""`hvd.elastic`: the decorator, the states, what yields samples, and what a change of the world size does."""
+"""`hvd.elastic`: the `run` decorator, states, samplers and streams, and resize policies."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
-from spotfleet.train.errors import HorovodInternalError, HostsUpdatedInterrupt
+from spotfleet.train.data.sampler import ElasticSampler
+from spotfleet.train.data.seeded import seeded
+from spotfleet.train.data.stream import ElasticIterable
 from spotfleet.train.micro import micro_batches
 from spotfleet.train.resize import Progress, Resize
-from spotfleet.train.sampler import ElasticSampler
-from spotfleet.train.seeded import seeded
-from spotfleet.train.state import ObjectState, State, TorchState
-from spotfleet.train.stream import ElasticIterable
+from spotfleet.train.state.state import ObjectState, State, TorchState
+from spotfleet.worker.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+if TYPE_CHECKING:
+    from spotfleet.train.checkpoint.writer import Checkpointer
 
 __all__ = ["ElasticIterable", "ElasticSampler", "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState",
            "Progress", "Resize", "State", "TorchState", "micro_batches", "run", "seeded"]
@@ -23,11 +26,11 @@ __all__ = ["ElasticIterable", "ElasticSampler", "HorovodInternalError", "HostsUp
 def run(function: Callable[..., Any] | None = None, *, resize: object = None) -> Callable[..., Any]:
     """Run `function(state, ...)` through changes of membership; it is re-entered from the top after each.
 
-    Loop variables live in `state` and must name the batch being computed when its gradient begins. Called once in
-    a script; returns the function's result, or None on a worker that joined after the others had returned.
+    Loop variables live in `state` and must name the batch being computed when its gradient begins. Call this once in
+    a script. It returns the function's result, or None on a worker that joined after the others had returned.
 
-    `@run(resize=...)` says what a change of the world size does: a policy's name, an `elastic.Resize`, or a function
-    of the `Progress` that returns the wanted world size. It goes before the fleet file's `resize`.
+    `@run(resize=...)` defines the effect of a change of the world size: a policy's name, an `elastic.Resize`, or a
+    function of the `Progress` that returns the wanted world size. It overrides the fleet file's `resize`.
     """
     if function is None:
         return functools.partial(run, resize=resize)
@@ -36,6 +39,14 @@ def run(function: Callable[..., Any] | None = None, *, resize: object = None) ->
 
     @functools.wraps(function)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        return runtime.current().run(function, state, args, kwargs, resize)
+        call = functools.partial(function, state, *args, **kwargs)
+        return runtime.current().run(call, state, resize, _make_checkpointer)
 
     return wrapper
+
+
+def _make_checkpointer(current: runtime.Runtime) -> Checkpointer:
+    """Make a Checkpointer. Its import takes seconds in torch, which a script without an agent must not pay."""
+    from spotfleet.train.checkpoint.writer import Checkpointer
+
+    return Checkpointer(current)

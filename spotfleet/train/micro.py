@@ -1,4 +1,4 @@
-"""A worker's share of the global batch in pieces that fit, whose gradients are reduced once."""
+"""Micro-batches: a worker's share of the global batch in pieces that fit in memory, with one gradient reduction."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from spotfleet.errors import UsageError
 
 
 def micro_batches(optimizer: Any, batch: Any, size: int) -> Iterator[tuple[Any, float]]:
-    """(piece, weight) for pieces of `batch` of at most `size` samples.
+    """Yield (piece, weight) for pieces of `batch` of at most `size` samples.
 
         for (x, y), weight in hvd.elastic.micro_batches(optimizer, (images, labels), 32):
             (loss_of(model(x), y) * weight).backward()
         optimizer.step()
 
-    `batch` is a tensor, or a tuple, list or dict of what can be cut along its first dimension. `weight` is the piece's
-    part of the samples, so that gradients of mean losses add up to that of the whole share. They are only reduced
-    with the last piece; all pieces count as one of the `backward_passes_per_step`.
+    `batch` is a tensor, or a tuple, list or dict of values that can be cut along their first dimension. `weight` is
+    the piece's fraction of the samples, so gradients of mean losses add up to the gradient of the whole share. They
+    are reduced with the last piece only; all pieces count as one of the `backward_passes_per_step`.
     """
     if size < 1:
         raise UsageError(f"micro_batches: size is {size}", hint="give the most samples that fit in one pass")

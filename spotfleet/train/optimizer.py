@@ -1,7 +1,7 @@
-"""`DistributedOptimizer`: the user's own optimizer, whose gradients are averaged over all ranks before each step.
+"""`DistributedOptimizer`: the user's own optimizer with gradients averaged over all ranks before each step.
 
 The instance keeps its identity (schedulers, scalers and other references stay right); only its class becomes a
-subclass made for it. `step()` = finish the reduction, then the original step, then the version moves on.
+subclass made for it. `step()` finishes the reduction, runs the original step and then increments the version.
 Nothing in `step()` after the reduction communicates, so a lost peer never leaves a half-applied step.
 """
 
@@ -17,6 +17,7 @@ import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
+from spotfleet.train.optimizer_tag import Distributed, ReducerHandle, handle_of, is_distributed
 from spotfleet.train.reducer import Reducer
 from spotfleet.train.resize import scaled
 
@@ -25,7 +26,7 @@ Average, Sum, Min, Max = "average", "sum", "min", "max"
 
 @dataclass(frozen=True)
 class Compressor:
-    """How float32 and float64 travel between ranks: as `dtype`, or as they are. What that costs: see reducer.py."""
+    """Type in which float32 and float64 travel between ranks: `dtype`, or None for their own. Cost: see reducer.py."""
 
     dtype: torch.dtype | None = None
 
@@ -36,20 +37,19 @@ class Compression:
     bf16 = Compressor(torch.bfloat16)
 
 
-class _Distributed:
-    """The methods that a wrapped optimizer's class gets; `_spotfleet` is its Reducer."""
+class _Distributed(Distributed):
+    """The methods that a wrapped optimizer's class gets."""
 
-    _spotfleet: Reducer
     _spotfleet_options: tuple[int, bool, Compressor]
     _spotfleet_skip: bool
 
     def synchronize(self) -> None:
-        """Wait until the gradients are reduced; needed by nobody (backward() itself waits), harmless at any time."""
-        self._spotfleet.finish_round()
+        """Wait until the gradients are reduced. Never needed (backward() itself waits) and harmless at any time."""
+        handle_of(self).reducer.finish_round()
 
     @contextmanager
     def skip_synchronize(self) -> Any:
-        """Inside, `step()` trusts that `synchronize()` has been called."""
+        """Let `step()` inside this context assume that `synchronize()` has been called."""
         self._spotfleet_skip = True
         try:
             yield
@@ -57,12 +57,12 @@ class _Distributed:
             self._spotfleet_skip = False
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, backward passes accumulate locally; the first pass outside reduces all of it."""
-        return self._spotfleet.hold()
+        """Let backward passes inside this context accumulate locally; the first pass outside reduces all of it."""
+        return handle_of(self).reducer.hold()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)  # type: ignore[misc]
-        renew(self)
+        handle_of(self).renew()
 
 
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
@@ -73,8 +73,8 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     if not self._spotfleet_skip:
         self.synchronize()
     current = runtime.current()
-    self._opt_called = True  # what torch's schedulers look for
-    self._spotfleet.reduced = False
+    self._opt_called = True  # torch's schedulers check it
+    handle_of(self).reducer.reduced = False
     factor = current.step_factor(self)
     if current.step_begins(self):
         with scaled(self, factor):
@@ -96,24 +96,6 @@ def _make_reducer(optimizer: Any) -> Reducer:
                    compression.dtype)
 
 
-def renew(optimizer: Any) -> None:
-    """Reduce the parameters that it has and trains now."""
-    optimizer._spotfleet.detach()
-    optimizer._spotfleet = _make_reducer(optimizer)
-
-
-def is_current(optimizer: Any) -> bool:
-    """Does its reducer hold just what trains? Ranks whose reducers differ would mix up each other's gradients."""
-    trained = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
-    return [id(p) for p in trained] == [id(p) for p in optimizer._spotfleet.params]
-
-
-def trains_more(optimizer: Any) -> bool:
-    """Has a parameter been set free that its reducer does not know?"""
-    known = {id(p) for p in optimizer._spotfleet.params}
-    return any(p.requires_grad and id(p) not in known for g in optimizer.param_groups for p in g["params"])
-
-
 def _on_round(optimizer: Any, reducer: Reducer) -> None:
     runtime.current().round_begins(optimizer)
 
@@ -122,14 +104,10 @@ def _on_reduced(optimizer: Any, reducer: Reducer, change: bool, save: bool) -> N
     runtime.current().round_ended(optimizer, change, save)
 
 
-def is_distributed(optimizer: Any) -> bool:
-    return isinstance(optimizer, _Distributed)
-
-
 def DistributedOptimizer(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None = None,
                          compression: Any = Compression.none, backward_passes_per_step: int = 1,
                          op: str = Average) -> Any:
-    """`optimizer` itself, from now on stepping with gradients averaged (or summed) over all ranks.
+    """Return `optimizer` itself, which from now on steps with gradients averaged (or summed) over all ranks.
 
     Gradients of `backward_passes_per_step` passes are added, not divided, as in Horovod. `named_parameters`, if
     given, must have unique names and cover all parameters.
@@ -140,7 +118,7 @@ def DistributedOptimizer(optimizer: Any, named_parameters: Iterable[tuple[str, A
     optimizer.__class__ = type(original.__name__, (_Distributed, original), {"step": _step})
     optimizer._spotfleet_options = (backward_passes_per_step, op == Average, compression)
     optimizer._spotfleet_skip = False
-    optimizer._spotfleet = _make_reducer(optimizer)
+    optimizer._spotfleet = ReducerHandle(optimizer, functools.partial(_make_reducer, optimizer))
     runtime.current().optimizers.append(optimizer)
     return optimizer
 

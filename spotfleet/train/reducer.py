@@ -1,26 +1,26 @@
-"""Gradients averaged over all ranks while backward still runs, in flat buckets whose layout never changes.
+"""Gradient reduction over all ranks while backward still runs, in flat buckets whose layout never changes.
 
     first hook      on_round(): the position is captured, a planned change interrupts here
-    each hook       gradient -> its place in a bucket; a full bucket is launched, strictly in index order
+    each hook       the gradient goes to its place in a bucket; full buckets are launched, strictly in index order
     end of backward the rest is launched, the tail last; wait; check the tail; on_reduced(change, save)
 
-The tail rides at the end of the last bucket (of its own bucket if that is not float32): flags for a change and for a
-checkpoint, one per rank (to check the world size), and one use count per parameter. A parameter that no rank used
-gets `grad = None`, as it would without us. The layout depends on the parameters alone, so ranks that joined late
-reduce in the same order and the sums are the same, bit for bit.
+The tail is the end of the last bucket, or a bucket of its own if that is not float32. It holds flags for a change and
+for a checkpoint, a 1 per rank (to check the world size), and one use count per parameter. A parameter that no rank used
+gets `grad = None`, as in training without this reducer. The layout depends on the parameters alone, so ranks that
+joined late reduce in the same order and the sums are the same, bit for bit.
 
-With a `wire` type, float32 and float64 travel as float16 or bfloat16: each rank's share, divided already, is rounded to
-11 or 8 bits, and so is each sum on its way; more than 65,504 becomes infinite in float16, as GradScaler expects it. The
+With a `wire` type, float32 and float64 travel as float16 or bfloat16. Each rank's share, already divided, is rounded to
+11 or 8 bits, and so is each partial sum. In float16 values above 65,504 become infinite, as GradScaler expects. The
 tail stays exact, and nothing is rounded where a rank is alone.
 
 Mean: each rank's gradient is divided once by (samples of all ranks / samples of this rank), which is exactly the
-world size when all have equally many. With several backward passes per step the samples of all passes count together.
+world size when all ranks have the same number. The samples of all backward passes of a step count together.
 
 Limits: a backward pass inside another (torch.utils.checkpoint with use_reentrant=True) ends the round too early, as
 in DDP; use use_reentrant=False. Sparse gradients are made dense.
 
-Threads: the hooks run on autograd's threads while the caller waits in backward(); nothing here is used at two places
-at once, so there are no locks.
+Threads: the hooks run on autograd's threads while the caller waits in backward(). No two threads are in here at once,
+so there are no locks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from spotfleet.train.group import Group
+from spotfleet.train.comm.group import Group
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
@@ -41,7 +41,7 @@ FLAG, WORLD, SAVE, USES = 0, 1, 2, 3  # places in the tail; use counts follow
 
 
 def bucket_layout(params: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Indices into `params` per bucket: from the last parameter to the first, one dtype and device a bucket."""
+    """Return indices into `params` per bucket: from the last parameter to the first, one dtype and device in each."""
     buckets: list[list[int]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[int, int]] = {}  # -> bucket, bytes in it
     for index in reversed(range(len(params))):
@@ -57,19 +57,21 @@ def bucket_layout(params: Sequence[torch.Tensor]) -> list[list[int]]:
 
 
 class Reducer:
+    """Gradient reduction for the parameters of one optimizer."""
+
     def __init__(self, params: Sequence[Parameter], passes: int, average: bool, group: Callable[[], Group | None],
                  on_round: Callable[[Reducer], None], on_reduced: Callable[[Reducer, bool, bool], None],
                  weight: Callable[[], tuple[float, float] | None], wire: torch.dtype | None = None) -> None:
         self.params = [p for p in params if p.requires_grad]
         self.round_open = False
         self.reduced = False  # a round has ended since the last step
-        self.launched = False  # some bucket of this round is on the wire
+        self.launched = False  # a bucket of this round has been launched
         self.passes_done = 0
         self._passes, self._average, self._wire = passes, average, wire
         self._group, self._on_round, self._on_reduced, self._weight = group, on_round, on_reduced, weight
         self._works: list[Any] = []
-        self._in_pass, self._launching, self._held = False, False, 0
-        self._samples = [0.0, 0.0]  # of this rank and of all, in this round; 0: plain mean
+        self._in_pass, self._launching, self._hold_depth = False, False, 0
+        self._samples = [0.0, 0.0]  # in this round, on this rank and on all; 0: plain mean
         self._lay_out()
         self._begin()
         self._hooks = [p.register_post_accumulate_grad_hook(partial(self._ready, i))
@@ -112,20 +114,21 @@ class Reducer:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Inside, backward passes only accumulate."""
-        self._held += 1
+        """Let backward passes inside this context accumulate without reducing."""
+        self._hold_depth += 1
         try:
             yield
         finally:
-            self._held -= 1
+            self._hold_depth -= 1
 
     def reset(self) -> None:
-        """Drop the round and all gradients; nothing is in flight any more, or only where nobody looks."""
+        """Drop the round and all gradients. Operations still in flight, if any, write only to memory that is not used
+        any more."""
         group, works = self._group(), self._works
         self._works = []
         if works and group is not None:
             group.drain(works)
-        if group is not None and group.forgot:
+        if group is not None and group.abandoned:
             self._lay_out()
         self._begin()
         self.round_open = self.reduced = self.launched = self._in_pass = False
@@ -135,7 +138,7 @@ class Reducer:
             p.grad = None
 
     def finish_round(self) -> None:
-        """Reduce what has been accumulated, unless that is done: `step()` calls it for rounds cut short."""
+        """Reduce the accumulated gradients unless that is done already; `step()` calls it for rounds cut short."""
         if self.reduced:
             return
         self._open()
@@ -146,8 +149,8 @@ class Reducer:
     def _begin(self) -> None:
         group, (own, total) = self._group(), self._samples
         self._left, self._next = list(self._sizes), 0
-        self._taken = [False] * len(self.params)  # brought to its place, divided
-        self._divisor = 0.0 if total and not own else 1.0  # 0: this rank's gradient counts nothing
+        self._placed = [False] * len(self.params)  # in its place and divided
+        self._divisor = 0.0 if total and not own else 1.0  # 0: this rank's gradient has weight 0
         if self._divisor and self._average and group is not None:
             self._divisor = total / own if total else float(group.size)
 
@@ -161,16 +164,16 @@ class Reducer:
         if not self._in_pass:
             self._begin_pass()
         group = self._group()
-        if group is None or group.size == 1:  # nobody to talk to, perhaps not yet
+        if group is None or group.size == 1:  # no peers, perhaps not yet
             return
-        self._take_in(index, p)
+        self._place_gradient(index, p)
         if self._launching:
             self._left[self._bucket_of[index]] -= 1
             while self._next < len(self._flats) - 1 and self._left[self._next] == 0:
                 self._launch()
 
-    def _take_in(self, index: int, p: Parameter) -> None:
-        """Bring a gradient to its place; in the pass that is reduced also divide it, in the same sweep of memory."""
+    def _place_gradient(self, index: int, p: Parameter) -> None:
+        """Move a gradient to its place; in the pass that is reduced also divide it, in the same sweep of memory."""
         view, grad = self._views[index], p.grad
         fresh = None if grad is view else (grad.to_dense() if grad.is_sparse else grad).detach()
         if not self._launching:
@@ -182,12 +185,12 @@ class Reducer:
             torch.div(view if fresh is None else fresh, self._divisor, out=view)
         if fresh is not None:
             p.grad = view
-        self._taken[index] = self._launching
+        self._placed[index] = self._launching
 
     def _begin_pass(self) -> None:
         self._open()
         self._add_samples()
-        self._launching = not self._held and self.passes_done >= self._passes - 1
+        self._launching = not self._hold_depth and self.passes_done >= self._passes - 1
         self._begin()
         self._in_pass = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
@@ -202,7 +205,7 @@ class Reducer:
         self._in_pass = False
         if self._launching:
             self._reduce()
-        elif not self._held:
+        elif not self._hold_depth:
             self.passes_done += 1
 
     def _launch(self) -> None:
@@ -240,13 +243,13 @@ class Reducer:
         self._on_reduced(self, change, save)
 
     def _fill_gaps(self) -> list[bool]:
-        """Zeros for gradients that this rank does not have; which ones it has."""
+        """Write zeros for the gradients that this rank does not have; return which ones it has."""
         used = []
         for i, p in enumerate(self.params):
             if p.grad is None:
                 self._views[i].zero_()
-            elif not self._taken[i]:
-                self._take_in(i, p)
+            elif not self._placed[i]:
+                self._place_gradient(i, p)
             used.append(p.grad is not None)
         return used
 

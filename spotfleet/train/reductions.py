@@ -1,18 +1,18 @@
-"""Sums, means and extremes of tensors over all ranks, at once or by handle, with Horovod's names.
+"""Sums, means and extremes of tensors over all ranks, blocking or by handle, with Horovod's names.
 
     handle = allreduce_async_(t) -> [poll(handle)] -> synchronize(handle) -> t, or CommBroken
 
 All ranks begin the same operations in the same order; handles may be waited for in any order. Nothing is reduced in the
-caller's memory: an operation that a loss cuts short may write to its own copy yet, never to a tensor in use.
+caller's memory: an operation cut short by a lost peer may still write to its own copy, never to a tensor in use.
 
-What is reduced how:
+Types:
 - Average of integers is rounded towards minus infinity; that of 8- and 16-bit integers is taken in 32 bits. Their sums
   wrap around, as in Horovod.
-- float16 and bfloat16 are added as they are: each sum on the way is rounded to their 11 or 8 bits. So are float32 and
+- float16 and bfloat16 are added as they are: each partial sum is rounded to their 11 or 8 bits. So are float32 and
   float64 with `compression`.
 - bool has Min (all) and Max (any); complex numbers have no Min and Max. Sparse tensors become dense.
 
-A handle belongs to its generation: after a change of membership the function is entered anew, and begins them anew.
+A handle belongs to its generation: after a change of membership the function is entered again and begins new ones.
 
 Threads: the main thread.
 """
@@ -28,17 +28,17 @@ import torch.distributed as dist
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
-from spotfleet.train.group import Group
+from spotfleet.train.comm.group import Group
 from spotfleet.train.optimizer import Average, Compression, Compressor, Max, Min, Sum, check_compression
 
 _OPS = {Average: dist.ReduceOp.SUM, Sum: dist.ReduceOp.SUM, Min: dist.ReduceOp.MIN, Max: dist.ReduceOp.MAX}
-_WIDER = {torch.int16: torch.int32}  # what no backend adds
+_WIDER = {torch.int16: torch.int32}  # no backend adds 16-bit integers
 _WIDER_MEAN = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.int16: torch.int32}
 
 
 @dataclass
 class Handle:
-    """An operation under way. Opaque to its user."""
+    """Operation in progress; opaque to users."""
 
     group: Group
     works: list[Any]
@@ -58,9 +58,9 @@ def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | Non
 
 def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
                      op: str | None = None) -> Handle:
-    """The tensor holds the result from `synchronize` on, and not before."""
+    """Begin an allreduce into `tensor`, which holds the result once `synchronize` has returned, and not before."""
     handle = _begin([tensor], average, op, Compression.none)
-    return _then(handle, lambda found: _put([tensor], found)[0])
+    return _then(handle, lambda found: _copy_into([tensor], found)[0])
 
 
 def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
@@ -70,7 +70,7 @@ def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
                       compression: Any = Compression.none, op: str | None = None) -> list[torch.Tensor]:
-    """All of them in as few operations as they have types and devices."""
+    """Reduce all tensors, with one operation per type and device."""
     return synchronize(grouped_allreduce_async(tensors, average, name, compression, op))
 
 
@@ -87,11 +87,11 @@ def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: bool | Non
 def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
                              op: str | None = None) -> Handle:
     held = list(tensors)
-    return _then(_begin(held, average, op, Compression.none), lambda found: _put(held, found))
+    return _then(_begin(held, average, op, Compression.none), lambda found: _copy_into(held, found))
 
 
 def synchronize(handle: Handle) -> Any:
-    """The result, as soon as it is there; CommBroken when a peer is lost."""
+    """Wait for the result and return it; CommBroken when a peer is lost."""
     _check_handle("synchronize", handle)
     if not handle.results:
         if handle.group is not runtime.current().group:
@@ -103,7 +103,7 @@ def synchronize(handle: Handle) -> Any:
 
 
 def poll(handle: Handle) -> bool:
-    """Would `synchronize` return (or raise) at once?"""
+    """Return whether `synchronize` would return (or raise) at once."""
     _check_handle("poll", handle)
     return bool(handle.results) or all(handle.group.is_done(work) for work in handle.works)
 
@@ -143,7 +143,7 @@ def _begin(tensors: list[torch.Tensor], average: bool | None, op: str | None, co
 
 
 def _kind(tensor: torch.Tensor, op: str, compression: Compressor) -> torch.dtype:
-    """The type in which `tensor` is reduced."""
+    """Return the type in which `tensor` is reduced."""
     dtype = tensor.dtype
     if dtype == torch.bool:
         if op not in (Min, Max):
@@ -166,7 +166,7 @@ def _mean(total: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _put(tensors: list[torch.Tensor], found: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copy_into(tensors: list[torch.Tensor], found: list[torch.Tensor]) -> list[torch.Tensor]:
     for tensor, result in zip(tensors, found, strict=True):
         tensor.copy_(result)
     return tensors

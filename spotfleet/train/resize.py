@@ -1,11 +1,11 @@
-"""What a change of the world size does to training: `Resize`, what a job asks for; `Resizer`, at work in one worker.
+"""Resize policies: `Resize`, a job's request for changes of the world size; `Resizer`, its execution in one worker.
 
-    keep-global-batch   Elastic samplers keep the global batch of the world in which the first step was made
-    scale-lr            `step()` sees learning rates times (world size / that of the first step), after a warm-up
-    growth, wanted      the world size that the job asks for, reported by every rank; the dispatcher hears rank 0
+    keep-global-batch   elastic samplers keep the global batch of the world in which the first step was made
+    scale-lr            `step()` uses learning rates times (world size / that of the first step), after a warm-up
+    growth, wanted      the world size that the job requests, reported by every rank; the dispatcher uses rank 0's
 
 The factor of a step depends on the world sizes of the applied steps alone. It is kept in the position (`Ramp`), so a
-step that is done again has the factor that it had, and a joiner takes it over.
+repeated step has the same factor again, and a joiner receives it.
 
 Threads: the main thread.
 """
@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING, Any
 from spotfleet.codec import from_json
 from spotfleet.errors import UsageError
 from spotfleet.model import RESIZE_POLICIES, ResizeSpec
+from spotfleet.train.data.sampler import Elastic
 
 if TYPE_CHECKING:
-    from spotfleet.train.state import State
+    from spotfleet.train.state.state import State
 
 NAME = "_resize"  # in the state's position
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a callback decides on."""
+    """Input of a `wanted` callback."""
 
     version: int  # optimizer steps applied
     epoch: int
@@ -45,10 +46,10 @@ Wanted = Callable[[Progress], "int | None"]
 
 @dataclass(frozen=True)
 class Resize:
-    """For `elastic.run(resize=...)`; it goes before the fleet file's `resize`.
+    """Resize policy for `elastic.run(resize=...)`; it overrides the fleet file's `resize`.
 
-    `growth` is {from this epoch: so many workers}. `wanted(progress)`, called on every rank after each step and when
-    the function is entered, returns the world size to ask for, or None for no wish. Rank 0's answer counts.
+    `growth` is {first epoch: number of workers}. `wanted(progress)`, called on every rank after each step and when
+    the function is entered, returns the world size to request, or None for no request. Rank 0's result counts.
     """
 
     policy: str = "none"
@@ -62,17 +63,17 @@ class Resize:
                              hint=f"use one of {', '.join(RESIZE_POLICIES)}")
         if self.warmup_steps < 0 or (self.warmup_steps and self.policy != "scale-lr"):
             raise UsageError(f"resize: warmup_steps is {self.warmup_steps} with policy {self.policy}",
-                             hint="warm-up is the way of policy scale-lr; give it 0 or more steps there")
+                             hint="use warmup_steps with policy scale-lr only, and give 0 or more")
         epochs = list(self.growth)
         if epochs and (epochs != sorted(epochs) or epochs[0] != 0 or min(self.growth.values()) < 1):
             raise UsageError(f"resize: growth is {dict(self.growth)}",
                              hint="give epochs in order, 0 first, each with 1 or more workers: {0: 2, 30: 4}")
         if epochs and self.wanted is not None:
-            raise UsageError("resize: growth and wanted both say how many workers there should be", hint="keep one")
+            raise UsageError("resize: growth and wanted both set the number of workers", hint="keep one")
 
 
 def read(given: object, environ: Mapping[str, str]) -> Resize:
-    """The script's own, else the job's, else none."""
+    """Return the script's own policy, else the job's, else none."""
     if isinstance(given, Resize):
         return given
     if isinstance(given, str):
@@ -88,7 +89,7 @@ def read(given: object, environ: Mapping[str, str]) -> Resize:
 
 @dataclass(frozen=True)
 class Ramp:
-    """Learning rates go linearly from `begin` to `world / reference` times their values, from step `since` on."""
+    """Linear change of the factor of the learning rates from `begin` to `world / reference`, from step `since` on."""
 
     reference: int
     world: int
@@ -96,14 +97,14 @@ class Ramp:
     begin: float = 1.0
 
     def factor(self, step: int, warmup_steps: int) -> float:
-        """For the step that makes version `step` + 1."""
+        """Return the factor for the step that makes version `step` + 1."""
         full = self.world / self.reference
         done = (step - self.since + 1) / warmup_steps if warmup_steps else 1.0
         return full if done >= 1.0 else self.begin + (full - self.begin) * done
 
 
-def moved(ramp: Ramp | None, world: int, step: int, warmup_steps: int) -> Ramp:
-    """The ramp that holds for a step made at this world size."""
+def ramp_at(ramp: Ramp | None, world: int, step: int, warmup_steps: int) -> Ramp:
+    """Return the ramp for a step made at this world size."""
     if ramp is None:
         return Ramp(world, world, step)
     if world == ramp.world:
@@ -117,7 +118,7 @@ def workers_at(growth: Mapping[int, int], epoch: int) -> int:
 
 @contextmanager
 def scaled(optimizer: Any, factor: float) -> Iterator[None]:
-    """Inside, learning rates are `factor` times what everybody else sees."""
+    """Multiply learning rates by `factor` inside this context only."""
     held = [group["lr"] for group in optimizer.param_groups] if factor != 1.0 else []
     for group, rate in zip(optimizer.param_groups, held, strict=False):
         group["lr"] = rate * factor
@@ -129,16 +130,16 @@ def scaled(optimizer: Any, factor: float) -> Iterator[None]:
 
 
 class Resizer:
-    """A resize policy at work."""
+    """Execution of a resize policy in one worker."""
 
     def __init__(self, resize: Resize, environ: Mapping[str, str]) -> None:
         self.resize = resize
         least, _, most = environ.get("SPOTFLEET_WORKERS", "").partition(":")
-        self.least, self.most = int(least or 1), int(most or sys.maxsize)
+        self.min_workers, self.max_workers = int(least or 1), int(most or sys.maxsize)
         self._ramp: Ramp | None = None
-        self._said = False
+        self._warned = False
 
-    # As one of the state's values
+    # Protocol of a value in the state
 
     def state_dict(self) -> dict[str, Any]:
         return {"ramp": asdict(self._ramp) if self._ramp else None}
@@ -146,62 +147,68 @@ class Resizer:
     def load_state_dict(self, held: dict[str, Any]) -> None:
         self._ramp = Ramp(**held["ramp"]) if held["ramp"] else None
 
-    # What the runtime calls
+    # Called by the runtime
 
     def attach(self, state: State) -> None:
-        """Before the state's first position is taken. Raises UsageError where the policy finds nothing to work on."""
+        """Prepare `state` before its first position is taken. UsageError where it lacks what the policy needs."""
         if self.resize.policy == "keep-global-batch":
             if not _elastic(state):
                 raise UsageError("resize: keep-global-batch finds no elastic sampler in the state",
                                  hint="TorchState(..., sampler=elastic.ElasticSampler(data, batch_size=...))")
             for sampler in _elastic(state):
-                sampler.keeps = True
+                sampler.keeps_global_batch = True
         if self.resize.growth and self._epoch(state) is None:
             raise UsageError("resize: growth goes by epochs, and the state has none",
                              hint="TorchState(..., epoch=0), or an elastic sampler whose set_epoch is called")
         if self.resize.policy == "scale-lr":
             state._stateful[NAME] = self
 
-    def entered(self, state: State, size: int, was: int) -> str:
-        """All ranks stand at one position in a group of `size`; `was`: at that position. What was done, in one line."""
+    def apply(self, state: State, size: int, was: int) -> str:
+        """Apply the policy once all ranks are at one position in a group of `size`. Return the effect in one line.
+
+        `was` is the world size of that position.
+        """
         if self.resize.policy == "keep-global-batch":
             for sampler in _elastic(state):
                 sampler.keep_global_batch()
         return self._line(state, size, was) if was and was != size else ""
 
     def factor(self, step: int, world: int) -> float:
-        """What the learning rates of the step after version `step` are to be multiplied by; the world counts from here
-        on as that of the last step. Asking again for the same step changes nothing."""
+        """Return the factor for the learning rates of the step after version `step`.
+
+        From here on `world` counts as the world size of the last step. A second call for the same step changes nothing.
+        """
         if self.resize.policy != "scale-lr":
             return 1.0
-        self._ramp = moved(self._ramp, world, step, self.resize.warmup_steps)
+        self._ramp = ramp_at(self._ramp, world, step, self.resize.warmup_steps)
         return self._ramp.factor(step, self.resize.warmup_steps)
 
     def wanted(self, state: State, size: int) -> int:
-        """The world size to ask for now; 0: no wish. What the callback raises goes to the caller."""
+        """Return the world size to request now; 0: no request. Exceptions of the callback go to the caller."""
         if not (self.resize.growth or self.resize.wanted):
             return 0
         epoch = self._epoch(state) or 0
         if self.resize.wanted:
-            found: object = self.resize.wanted(Progress(state._version, epoch, size, self.least, self.most))
+            progress = Progress(state._version, epoch, size, self.min_workers, self.max_workers)
+            found: object = self.resize.wanted(progress)
         else:
             found = workers_at(self.resize.growth, epoch)
         if found is None:
             return 0
         if isinstance(found, bool) or not isinstance(found, int):
             raise UsageError(f"resize: the callback returned {found!r}", hint="return a number of workers, or None")
-        kept = max(self.least, min(self.most, found))
-        if kept != found and not self._said:
-            self._said = True
-            print(f"resize: {found} workers are wanted; the job may have {self.least} to {self.most}, so {kept} are "
-                  "asked for", file=sys.stderr, flush=True)
+        kept = max(self.min_workers, min(self.max_workers, found))
+        if kept != found and not self._warned:
+            self._warned = True
+            print(f"resize: {found} workers are wanted; the job may have {self.min_workers} to {self.max_workers}, so "
+                  f"{kept} are asked for", file=sys.stderr, flush=True)
         return kept
 
     def _epoch(self, state: State) -> int | None:
         if "epoch" in state._scalars:
             return int(state.__dict__["epoch"])
         samplers = _elastic(state)
-        return max(samplers, key=lambda s: s.iterated).epoch if samplers else None
+        return max(samplers, key=lambda s: s.last_used).epoch if samplers else None
 
     def _line(self, state: State, size: int, was: int) -> str:
         match self.resize.policy:
@@ -216,7 +223,5 @@ class Resizer:
         return f"{was} -> {size} workers" if self.resize.growth or self.resize.wanted else ""
 
 
-def _elastic(state: State) -> list[Any]:
-    from spotfleet.train.sampler import Elastic
-
+def _elastic(state: State) -> list[Elastic]:
     return [s for s in state._stateful.values() if isinstance(s, Elastic)]

@@ -1,12 +1,12 @@
-"""The runtime of this process: a member of a job, and the loop around the user's function.
+"""The runtime of this process: a member of a job and the loop around the user's function.
 
     elastic.run: READY -> [join -> reset callbacks -> user's function] -> barrier -> FINISHED
                             ^                           |                   |
                             +------ CommBroken, MembershipChanged ----------+
 
-Every rank takes the same branch: a planned change is learnt from a reduction that all completed, a failure reaches
-all because the first to see it aborts its sockets. Whoever leaves the function for either reason goes to `join`,
-which waits for a newer generation (see member.py).
+Every rank takes the same branch. A planned change is agreed in a reduction that all completed. A failure reaches all
+ranks because the first to detect it aborts its sockets. A rank that leaves the function for either reason goes to
+`join`, which waits for a newer generation (see worker/member.py).
 
 Without SPOTFLEET_SOCKET the process is a job of its own: world size 1, no control thread, no checkpoints.
 
@@ -21,53 +21,80 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
 from spotfleet.errors import UsageError
-from spotfleet.messages import Stage, WorkerOrders
-from spotfleet.train.copies import guard
-from spotfleet.train.doing import waits_for_peers
-from spotfleet.train.errors import CommBroken, MembershipChanged
-from spotfleet.train.group import Group
-from spotfleet.train.member import FLUSH_LIMIT_S, Dismissed, Member
+from spotfleet.protocol.messages import Assignment, Stage, WorkerOrders
+from spotfleet.train import current as current_runtime
+from spotfleet.train.comm import backends
+from spotfleet.train.comm.group import Group
+from spotfleet.train.data.sampler import Elastic
+from spotfleet.train.optimizer_tag import handle_of
 from spotfleet.train.resize import Resizer, read
-from spotfleet.train.rng import BETWEEN, reseed
+from spotfleet.train.state.copies import await_copies
+from spotfleet.train.state.rng import BETWEEN, reseed
+from spotfleet.train.state.sync import synchronize
 from spotfleet.train.steps import Steps
+from spotfleet.worker.activity import waits_for_peers
+from spotfleet.worker.errors import CommBroken, MembershipChanged
+from spotfleet.worker.member import FLUSH_LIMIT_S, Dismissed, Member
 
 if TYPE_CHECKING:
-    from spotfleet.train.state import State
+    from spotfleet.train.state.state import State
 
 
-class Runtime(Member):
-    """A member of a job, with the state it trains."""
+class CheckpointWriter(Protocol):
+    """The methods of `checkpoint.writer.Checkpointer` that the runtime calls; described there."""
+
+    def on_orders(self, orders: WorkerOrders) -> None: ...
+    def at_boundary(self, state: State) -> None: ...
+    def is_wanted_at_rest(self, state: State) -> bool: ...
+    def at_rest(self, state: State) -> None: ...
+    def final(self, state: State) -> None: ...
+    def restore(self, state: State) -> None: ...
+
+
+class Runtime(Member[Group]):
+    """A member of a job with the state that it trains."""
 
     def __init__(self, environ: Any = os.environ) -> None:
-        super().__init__(environ)
+        super().__init__(self._make_group, environ)
         self.state: State | None = None
         self.optimizers: list[Any] = []  # the distributed ones
         self.repeated = 0
         self._steps = Steps()
         self._last_step_at = 0.0
         self._resumed = 0
-        self._checkpointer: Any = None
+        self._checkpointer: CheckpointWriter | None = None
         self._environ = environ
         self.resizer: Resizer | None = None
-        self._told_wanted = 0  # by what was last reported; a report costs more than a look at each step may
+        self._reported_wanted = 0  # the last one reported: a report at each step would cost too much
+
+    def _make_group(self, assignment: Assignment, address: str) -> Group:
+        return backends.make_group(assignment, self.job, address, self._key, self.on_broken, self.on_stuck)
 
     # The loop
 
-    def run(self, function: Callable[..., Any], state: State, args: tuple, kwargs: dict, resize: object = None) -> Any:
-        """The function's result, once it has returned on every rank; None for one who came after that."""
+    def run(self, function: Callable[[], Any], state: State, resize: object,
+            make_checkpointer: Callable[[Runtime], CheckpointWriter]) -> Any:
+        """Return the function's result once it has returned on every rank; None on a rank that joined after that.
+
+        `make_checkpointer` is called in a worker of a fleet only: its modules take seconds to import.
+        """
         self._enter(state, resize)
+        if self.control is not None:
+            _warm_up()
+            self._checkpointer = make_checkpointer(self)
+            self.control.update(stage=Stage.READY)
         result = None
         while True:
             try:
                 self.join(state)
                 if not state._finished:
-                    self.draw_between()
-                    result = function(state, *args, **kwargs)
+                    self.reseed_between()
+                    result = function()
                     state.finish()
                 self._finish(state)
                 return result
@@ -79,7 +106,7 @@ class Runtime(Member):
                 if not isinstance(error, CommBroken) and not (self.group is not None and self.group.aborted):
                     raise
                 self._fail(state)
-                traceback.clear_frames(error.__traceback__)  # it may be part of a cycle, and keep a loader's processes
+                traceback.clear_frames(error.__traceback__)  # in a cycle it would keep a loader's processes alive
 
     def has_finished(self) -> bool:
         return self.state is not None and self.state._finished
@@ -94,17 +121,13 @@ class Runtime(Member):
         self.resizer.attach(state)
         state.attach(world, rank)
         self.state = state
-        if self.control is not None:
-            _warm_up()
-            self._checkpointer = importlib.import_module("spotfleet.train.checkpoint").Checkpointer(self)
-            self.control.update(stage=Stage.READY)
 
     def join(self, state: State) -> None:
-        """Return in a group whose ranks all stand at the same version and position."""
+        """Enter a group and synchronise: all its ranks then have the same version and position."""
         while True:
             try:
                 if self.group is None:
-                    self._stand_by(state)
+                    self._wait_for_place(state)
                     self.enter_generation()
                     assert self.group is not None
                     self.group.form()
@@ -116,13 +139,14 @@ class Runtime(Member):
         if state.step_mode and state._computed >= state._position.round and not state._finished:
             self.repeated += 1
             state.mark(computed=state._position.round - 1)
-        done = self.resizer.entered(state, self.place.size, state._position.world) if self.resizer else ""
-        wanted = self._told_wanted = self._wanted(state)
+        done = self.resizer.apply(state, self.place.size, state._position.world) if self.resizer else ""
+        wanted = self._reported_wanted = self._wanted(state)
         if self.control is not None:
             self.control.update(generation=self.generation, resize=done, wanted=wanted)
 
-    def _stand_by(self, state: State) -> None:
-        """Until a place is offered. Who led the last generation writes a checkpoint when asked, or who stands in."""
+    def _wait_for_place(self, state: State) -> None:
+        """Wait until a place is offered. Meanwhile the last generation's leader, or the worker that stands in for it,
+        writes a checkpoint when ordered."""
         control, checkpointer = self.control, self._checkpointer
         while True:
             with control.cv:
@@ -132,8 +156,6 @@ class Runtime(Member):
             checkpointer.at_rest(state)
 
     def sync(self, state: State) -> None:
-        from spotfleet.train.sync import synchronize
-
         assert self.group is not None
         if self._checkpointer is not None and (state._damaged or not state._held):
             self._checkpointer.restore(state)
@@ -144,7 +166,7 @@ class Runtime(Member):
             state.on_reset()
 
     def _finish(self, state: State) -> None:
-        """All ranks have returned from the function, and the final checkpoint is written."""
+        """Write the final checkpoint, wait until all ranks have returned from the function, and report FINISHED."""
         assert self.group is not None
         if self.control is None:
             return
@@ -154,7 +176,7 @@ class Runtime(Member):
         self.control.flush(FLUSH_LIMIT_S)
 
     def _leave_group(self, state: State) -> None:
-        """A planned change: everybody stands at the same position; the group is kept until the next one has formed."""
+        """Leave the group for a planned change, with all ranks at one position; keep it until the next has formed."""
         self._drop_gradients(state)
         self.retire_old()
         with self.control.cv:
@@ -162,7 +184,7 @@ class Runtime(Member):
         self.control.update(generation=0)
 
     def _fail(self, state: State) -> None:
-        """A failure: fail the peers too, and stand where the newest tensors held here belong."""
+        """Handle a failure: abort the group, so that peers fail too; go back to the position of the tensors here."""
         group = self.group
         if group is not None:
             group.abort()
@@ -175,11 +197,11 @@ class Runtime(Member):
 
     def _drop_gradients(self, state: State) -> None:
         for optimizer in self.optimizers:
-            optimizer._spotfleet.reset()
+            handle_of(optimizer).reducer.reset()
         state.drop_gradients()
 
     def _wanted(self, state: State) -> int:
-        """The world size that the resize policy asks for now. Raises what the user's callback raises."""
+        """Return the world size that the resize policy requests now. Raises what the user's callback raises."""
         return self.resizer.wanted(state, self.place.size) if self.resizer is not None and not state._finished else 0
 
     def live(self) -> dict[str, Any]:
@@ -190,34 +212,35 @@ class Runtime(Member):
     def _on_orders(self, orders: WorkerOrders) -> None:
         super()._on_orders(orders)
         if self._checkpointer is not None:
-            self._checkpointer.heard(orders)
+            self._checkpointer.on_orders(orders)
 
     # Called during an iteration
 
     def forward_begins(self) -> None:
-        """Before the first forward pass of each microbatch: random numbers restart, buffers are remembered."""
+        """Restart random numbers and copy buffers, once, before the first forward pass of each microbatch."""
         state = self.state
-        guard()
+        await_copies()
         if state is None or state._position is None:
             return
-        mark = (*_stand(state), self._passes())
+        mark = (*_iteration_numbers(state), self._passes())
         if state._mark == mark:
             return
         state.mark(mark=mark)
         if mark[-1] == 0:
-            state.see_groups()
+            state.refresh_groups()
             if state.step_mode:
                 state._extras.take(state._round)
         reseed(getattr(state, "seed", 0), self.place.rank, *mark)
 
-    def draw_between(self) -> None:
-        """What is drawn from here to the next forward pass is what it would be if this worker had just come here."""
+    def reseed_between(self) -> None:
+        """Restart random numbers, so that draws until the next forward pass equal those of a worker that has just
+        joined at this position."""
         state = self.state
         if state is not None and state._position is not None:
-            reseed(getattr(state, "seed", 0), self.place.rank, *_stand(state), BETWEEN)
+            reseed(getattr(state, "seed", 0), self.place.rank, *_iteration_numbers(state), BETWEEN)
 
     def _passes(self) -> int:
-        return max((o._spotfleet.passes_done for o in self.optimizers), default=0)
+        return max((handle_of(o).reducer.passes_done for o in self.optimizers), default=0)
 
     def round_begins(self, optimizer: Any) -> None:
         state, group = self.state, self.group
@@ -229,7 +252,7 @@ class Runtime(Member):
         if self._checkpointer is not None and not state._replaying:
             self._checkpointer.at_boundary(state)
         if state._mark != (state._round, 0):
-            state._extras.take(state._round)  # no forward pass of a model in training has been seen
+            state._extras.take(state._round)  # no forward pass of a model in training mode came before
         state.mark(computed=max(state._computed, state._round))
 
     def round_ended(self, optimizer: Any, change: bool, save: bool) -> None:
@@ -237,24 +260,24 @@ class Runtime(Member):
         if state is None or not state.step_mode or optimizer not in state._optimizers.values():
             return
         state.round_ended()
-        state.note_draws()
-        self.draw_between()
+        state.keep_generators()
+        self.reseed_between()
         if group is not None:
             group.change_agreed |= change
             group.save_agreed |= save
 
     def step_begins(self, optimizer: Any) -> bool:
-        """False while a step that is applied already is being replayed."""
+        """Return False while a step that is already applied is replayed."""
         state = self.state
-        guard()
+        await_copies()
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):
             return True
-        state._extras.redone(state._round - 1)
-        state.note_draws()
+        state._extras.step_replayed(state._round - 1)
+        state.keep_generators()
         return False
 
     def step_factor(self, optimizer: Any) -> float:
-        """What this step's learning rates are to be multiplied by; called for each step, also for one replayed."""
+        """Return the factor for this step's learning rates; called for each step, also for a replayed one."""
         state, resizer = self.state, self.resizer
         if state is None or resizer is None or optimizer not in state._optimizers.values():
             return 1.0
@@ -271,7 +294,7 @@ class Runtime(Member):
             return
         state.mark(version=state._version + 1, made_in=self.generation)
         state._extras.step_applied(state._round - 1)
-        state.note_draws()
+        state.keep_generators()
         self._step_completed()
 
     def _step_completed(self) -> None:
@@ -285,16 +308,16 @@ class Runtime(Member):
         self._steps.ended(now, self.group)
         assert self.state is not None
         wanted = self._wanted(self.state)
-        if self.control is not None and self._told_wanted != wanted:
-            self._told_wanted = wanted
+        if self.control is not None and self._reported_wanted != wanted:
+            self._reported_wanted = wanted
             self.control.update(wanted=wanted)
 
     def commit_copy(self, state: State) -> None:
-        """A commit in copy mode: all ranks agree, copy, and leave together if a change waits."""
+        """Commit in copy mode: all ranks agree, copy, and leave together if a change waits."""
         change = self._agree_change()
         state.mark(version=state._version + 1, made_in=self.generation)
         state.keep_copy(self.place.size, self.place.rank)
-        self.draw_between()
+        self.reseed_between()
         self._step_completed()
         if self._checkpointer is not None:
             self._checkpointer.at_boundary(state)
@@ -304,7 +327,7 @@ class Runtime(Member):
     def check_change(self) -> None:
         if self._agree_change():
             state = self.state
-            if state is not None and not state.step_mode:  # only what is committed is a point to go on from
+            if state is not None and not state.step_mode:  # only a commit is a point to resume from
                 self.repeated += state._uncommitted
                 state.restore()
             raise MembershipChanged(f"generation {self.generation} ends here as planned")
@@ -317,36 +340,34 @@ class Runtime(Member):
         return change > 0
 
     def weight(self) -> tuple[float, float] | None:
-        """(real samples of this rank's batch, of all ranks') by the attached sampler; None: all count alike."""
+        """Return (real samples in this rank's batch, in all ranks' batches) by the sampler in use; None: all equal."""
         name = self.sampler_of(self.state) if self.state is not None else ""
         return self.state._stateful[name].weight() if name else None
 
     def sampler_of(self, state: State) -> str:
-        """The name of the sampler in `state` that was iterated last; empty if there is none."""
-        from spotfleet.train.sampler import Elastic
-
-        samplers = {n: s for n, s in state._stateful.items() if isinstance(s, Elastic) and s.weighs}
-        return max(samplers, key=lambda n: samplers[n].iterated, default="")
+        """Return the name of the sampler in `state` that was iterated last; empty if there is none."""
+        samplers = {n: s for n, s in state._stateful.items() if isinstance(s, Elastic) and s.is_weighted}
+        return max(samplers, key=lambda n: samplers[n].last_used, default="")
 
     def require_group(self, what: str) -> Group:
-        """The group, for a collective of the user's own; UsageError where there can be none yet."""
+        """Return the group for a user's own collective; UsageError where there can be none yet."""
         if not self.initialized:
             raise UsageError(f"{what}: hvd.init() has not been called", hint="call hvd.init() first in the script")
         if self.group is None:
             raise UsageError(
-                f"{what}: this worker joined a running job, so it has nobody to talk to before elastic.run",
+                f"{what}: this worker joined a running job, so it has no peers before elastic.run",
                 hint="move the call into the function decorated with @hvd.elastic.run",
             )
         return self.group
 
 
-def _stand(state: State) -> tuple[int, ...]:
-    """Which iteration this is, in what random numbers are made from."""
+def _iteration_numbers(state: State) -> tuple[int, ...]:
+    """Return the numbers that identify this iteration in a seed of random numbers."""
     return (state._round,) if state.step_mode else (state._version, state._uncommitted)
 
 
 def _warm_up() -> None:
-    """Pay for what the first optimizer step would import and build, with a scratch parameter."""
+    """Import and build with a scratch parameter what the first optimizer step needs, before training begins."""
     importlib.import_module("torch._dynamo")
     scratch = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([scratch], lr=0.0)
@@ -358,9 +379,17 @@ def _warm_up() -> None:
 _runtime: Runtime | None = None
 
 
-def current() -> Runtime:
-    """The one runtime of this process, made on first use from the environment."""
+def _get_runtime() -> Runtime:
+    """Return the one runtime of this process, made from the environment on first use."""
     global _runtime
     if _runtime is None:
         _runtime = Runtime()
     return _runtime
+
+
+def current() -> Runtime:
+    """Return the runtime of this process with all its members; see current.py."""
+    return cast(Runtime, current_runtime.runtime())
+
+
+current_runtime.register(_get_runtime)

@@ -1,7 +1,7 @@
-"""How long recent steps took, and what of that was spent on peers: measured where it costs nothing.
+"""Durations of recent steps and the part of them spent on peers, measured at no cost to training.
 
-A step adds one line to a list. What a group counts itself costs two looks at a clock for each wait. What the kernel
-knows of the group's connections is asked for each LOOK_S by the thread that reports.
+A step appends one row to a list. The group's own counters cost two clock readings for each wait. The kernel's numbers
+for the group's connections are read every LINKS_EVERY_S by the thread that reports.
 
 Threads: the main thread calls `begin` and `ended`; the control thread `step_s` and `cost`.
 """
@@ -14,15 +14,15 @@ from collections import deque
 from statistics import median
 from typing import NamedTuple
 
-from spotfleet.messages import StepCost
-from spotfleet.train.group import Group
+from spotfleet.protocol.messages import StepCost
+from spotfleet.train.comm.group import Group
 
 RECENT_STEPS = 20
-LOOK_S = 2.0
+LINKS_EVERY_S = 2.0
 
 
 class _End(NamedTuple):
-    """Of a step: when it was, and what its group had counted by then."""
+    """End of a step: its time and its group's counters then."""
 
     at: float
     waited_s: float
@@ -31,14 +31,16 @@ class _End(NamedTuple):
 
 
 class Steps:
+    """Measurements of this worker's recent steps in one generation."""
+
     def __init__(self) -> None:
         self._ends: deque[_End] = deque(maxlen=RECENT_STEPS + 1)
         self._made = 0
-        self._known = StepCost()  # of the connections alone
-        self._looked: tuple[int, float] = (0, 0.0)  # at which generation's, and when
+        self._links_cost = StepCost()  # the newest numbers of the connections; its other fields are 0
+        self._links_read_at: tuple[int, float] = (0, 0.0)  # generation and time of the newest reading
 
     def begin(self) -> None:
-        """A generation begins: what was measured in the last one is over."""
+        """Begin a generation: drop the measurements of the last one."""
         self._made = 0
         self._ends.clear()
 
@@ -54,7 +56,7 @@ class Steps:
         return median(gaps) if gaps else 0.0
 
     def cost(self, group: Group | None) -> StepCost:
-        """What a step consists of; nothing where a rank is alone, or has not made two."""
+        """Return the composition of a step; all 0 while a rank is alone or has made fewer than two steps."""
         ends = list(self._ends)
         if group is None or group.size == 1 or group.forming or len(ends) < 2:
             return StepCost()
@@ -67,14 +69,14 @@ class Steps:
 
     def _links(self, group: Group) -> StepCost:
         now = time.monotonic()
-        generation, at = self._looked
-        if generation == group.generation and now - at < LOOK_S:
-            return self._known
-        self._looked = (group.generation, now)
-        found, self._known = group.links(), StepCost()
+        generation, at = self._links_read_at
+        if generation == group.generation and now - at < LINKS_EVERY_S:
+            return self._links_cost
+        self._links_read_at = (group.generation, now)
+        found, self._links_cost = group.links(), StepCost()
         if found:
             far = max(found, key=lambda link: link.rtt_s)
             after = [link.rtt_s for link in found if link.peer == group.next_address]
-            self._known = StepCost(rtt_s=far.rtt_s, rtt_to=far.peer, next_s=max(after, default=0.0),
+            self._links_cost = StepCost(rtt_s=far.rtt_s, rtt_to=far.peer, next_s=max(after, default=0.0),
                                    sent=sum(link.sent for link in found), resent=sum(link.resent for link in found))
-        return self._known
+        return self._links_cost

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from agent_dispatcher import FakeDispatcher
-from agent_stage import Stage
+
+from tests.support.agent.agent_dispatcher import FakeDispatcher
+from tests.support.agent.agent_stage import Stage
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from spotfleet.agent.boot import Boot
-from spotfleet.agent.child import ChildSpec, cut
-from spotfleet.agent.link import Link
-from spotfleet.agent.whereabouts import Whereabouts
-from spotfleet.agent.zygote_client import ZygoteClient
-from spotfleet.messages import Launch
+from spotfleet.agent.boot import AgentBoot
+from spotfleet.agent.endpoint import DispatcherEndpoint
+from spotfleet.agent.link import DispatcherLink
+from spotfleet.agent.processes.child import ChildSpec, cut
+from spotfleet.agent.processes.zygote_client import ZygoteClient
 from spotfleet.model import JobSpec
+from spotfleet.protocol.messages import WorkerLaunch
 
 
 def test_a_process_that_comes_in_the_moment_in_which_nobody_wants_it_any_more_is_ended():
@@ -48,7 +48,8 @@ def test_a_connection_that_is_closed_as_soon_as_it_is_open_is_tried_again_and_en
         async def ws_connect(self, *_: Any, **__: Any) -> Closed:
             return Closed()
 
-    link = Link(Session(), Whereabouts("https://127.0.0.1:1"), lambda _address: None, lambda _orders: None)  # type: ignore[arg-type]
+    link = DispatcherLink(Session(), DispatcherEndpoint("https://127.0.0.1:1"), lambda _address: None,
+                          lambda _orders: None)  # type: ignore[arg-type]
     with pytest.raises(aiohttp.ClientConnectionError):
         asyncio.run(link._once())
 
@@ -58,9 +59,9 @@ def test_an_error_that_names_an_odd_file_can_be_told():
 
 
 @pytest.mark.parametrize("value", [
-    Launch("j", JobSpec("j"), {"KEY": "hidden"}),
+    WorkerLaunch("j", JobSpec("j"), {"KEY": "hidden"}),
     ChildSpec("w", "/", "/log", {"KEY": "hidden"}),
-    Boot("f", "h", "local", 1, "https://a:1", "", "hidden"),
+    AgentBoot("f", "h", "local", 1, "https://a:1", "", "hidden"),
 ])
 def test_what_holds_secrets_does_not_show_them_in_a_log_or_traceback(value: object):
     assert "hidden" not in repr(value)

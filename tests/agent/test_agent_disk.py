@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_stage import HOST, Stage, eventually
 
-from spotfleet.messages import Assignment, Checkpoint, Exit, WorkerOrders
+from spotfleet.protocol.messages import Assignment, Checkpoint, Exit, WorkerOrders
+from tests.support.agent.agent_stage import HOST, Stage, eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 DISK_MIB = 8
 FULL = "this host's disk is full: "
 FILL = """
@@ -76,7 +76,7 @@ def test_a_script_that_fails_where_there_is_room_blames_nobody_else(stage: Stage
 
 def test_a_checkpoint_for_which_there_is_no_room_ends_its_worker_here_so_that_another_host_is_tried(
         stage: Stage, small: Path):
-    stage.patch = "from spotfleet.agent import restores\nrestores.FULL_S = 0.3"
+    stage.patch = "from spotfleet.agent.files import checkpoint_downloads\ncheckpoint_downloads.FULL_S = 0.3"
     stage.boot()
     data = bytes(DISK_MIB << 20)
     stage.dispatcher.checkpoints[7] = (3, data)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from agent_stage import HOST, Stage, all_gone, eventually
 
-from spotfleet.agent.notices import Held, hold
-from spotfleet.messages import AgentOrders, Exit
+from spotfleet.agent.__main__ import main
+from spotfleet.agent.notices import PendingNotice, hold
 from spotfleet.model import Notice
+from spotfleet.protocol.messages import AgentOrders, Exit
+from tests.support.agent.agent_stage import HOST, Stage, all_gone, eventually
 
 FIRST, SECOND = f"{HOST}/0/1", f"{HOST}/1/1"
 COUNT = "import time\nn = 0\nwhile True:\n    print(n, flush=True)\n    n += 1\n    time.sleep(0.02)\n"
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_workers_go_on_while_the_dispatcher_is_away_and_nothing_they_say_is_lost(stage: Stage):
     stage.boot()
     stage.job(COUNT)
@@ -35,7 +38,7 @@ def test_workers_go_on_while_the_dispatcher_is_away_and_nothing_they_say_is_lost
     assert lines == [str(n) for n in range(len(lines))]
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_an_end_while_the_dispatcher_is_away_is_reported_when_it_is_back(stage: Stage):
     stage.boot()
     stage.job("import os, time\nwhile not os.path.exists('leave'): time.sleep(0.02)\nprint('left')\n")
@@ -49,7 +52,7 @@ def test_an_end_while_the_dispatcher_is_away_is_reported_when_it_is_back(stage: 
     assert stage.log() == "left\n"
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_log_arrives_once_though_answers_are_lost(stage: Stage):
     stage.boot()
     stage.dispatcher.lose_log_answers = 5
@@ -58,7 +61,7 @@ def test_a_log_arrives_once_though_answers_are_lost(stage: Stage):
     assert stage.log() == "".join(f"{n} {'x' * 20000}\n" for n in range(40))
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_reports_repeat_each_second_without_any_change(stage: Stage):
     stage.boot()
     stage.job(COUNT)
@@ -70,7 +73,7 @@ def test_reports_repeat_each_second_without_any_change(stage: Stage):
     assert times[-1] - times[0] > 1.0  # a period, not a flood in which each report's orders cause the next
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_refused_agent_stops_its_workers_says_why_and_powers_its_host_off(stage: Stage):
     stage.boot()
     stage.job(COUNT)
@@ -83,7 +86,7 @@ def test_a_refused_agent_stops_its_workers_says_why_and_powers_its_host_off(stag
     assert "protocol 1 is too old: install spotfleet 9" in stage.agent_log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_dispatcher_that_does_not_know_the_token_counts_as_none(stage: Stage):
     stage.token = "stolen"
     stage.told = {"orphan_after_s": 2.0}
@@ -93,9 +96,9 @@ def test_a_dispatcher_that_does_not_know_the_token_counts_as_none(stage: Stage):
     assert "401" in log and "heard from no dispatcher for 2 s" in log
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_an_agent_trusts_no_dispatcher_but_its_fleets(stage: Stage, tmp_path):
-    from agent_dispatcher import FakeDispatcher
+    from tests.support.agent.agent_dispatcher import FakeDispatcher
 
     (tmp_path / "other").mkdir()
     other = FakeDispatcher(tmp_path / "other")
@@ -111,24 +114,33 @@ def test_an_agent_trusts_no_dispatcher_but_its_fleets(stage: Stage, tmp_path):
     ('{"fleet":"f","host":"h","provider":"local","slots":0,"dispatcher":"https://a:1","ca":"","token":""}', "slots"),
     ('{"fleet":"f","host":"h","provider":"local","slots":1,"dispatcher":"a:1","ca":"","token":""}', "dispatcher"),
 ])
-@pytest.mark.slow
-def test_a_wrong_boot_file_names_the_field(stage: Stage, text: str, names: str):
+def test_a_wrong_boot_file_names_the_field(tmp_path, text: str, names: str, monkeypatch, capsys):
+    (tmp_path / "boot.json").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["agent", "--home", str(tmp_path)])
+    before = os.umask(0o077)
+    try:
+        assert main() == 2
+    finally:
+        os.umask(before)
+    assert names in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_an_agent_whose_boot_file_is_damaged_once_it_has_run_names_the_field(stage: Stage):
+    """A process of its own shows that it ends with that status, and prints no traceback at its end."""
     stage.boot(wait=True)
     stage.end()
-    (stage.home / "boot.json").write_text(text)
-    import subprocess
-    import sys
-
+    (stage.home / "boot.json").write_text('{"fleet": "f"}')
     done = subprocess.run([sys.executable, "-m", "spotfleet.agent", "--home", str(stage.home)], capture_output=True,
                           text=True, timeout=60)
-    assert done.returncode == 2 and names in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "Boot.host is missing" in done.stderr and "Traceback" not in done.stderr
 
 
 def instant(seconds_from_now: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds_from_now)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_notice_passes_with_the_seconds_left_now_and_vanishes_when_withdrawn(stage: Stage, metadata):
     stage.env["SPOTFLEET_METADATA_URL"] = metadata.url
     stage.boot()
@@ -141,7 +153,7 @@ def test_a_notice_passes_with_the_seconds_left_now_and_vanishes_when_withdrawn(s
     stage.dispatcher.wait(lambda r: r.notice is None)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_rebalance_hint_passes_as_what_it_is(stage: Stage, metadata):
     stage.env["SPOTFLEET_METADATA_URL"] = metadata.url
     metadata.answers["rebalance"] = f'{{"noticeTime": "{instant(0)}"}}'
@@ -149,7 +161,7 @@ def test_a_rebalance_hint_passes_as_what_it_is(stage: Stage, metadata):
     assert stage.dispatcher.wait(lambda r: r.notice).notice.kind == "rebalance"
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_an_unreadable_metadata_server_stops_nothing(stage: Stage, metadata):
     stage.env["SPOTFLEET_METADATA_URL"] = metadata.url
     metadata.answers["instance-action"] = "<html>"
@@ -160,7 +172,7 @@ def test_an_unreadable_metadata_server_stops_nothing(stage: Stage, metadata):
 
 def test_a_notice_keeps_its_deadline_through_polls_that_jitter():
     held = hold(None, Notice(60.0), at=100.0)
-    assert held == Held(Notice(60.0), 160.0)
+    assert held == PendingNotice(Notice(60.0), 160.0)
     assert hold(held, Notice(59.2), at=101.0) is held
     assert held.now(130.0).seconds_left == 30.0
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from agent_dispatcher import FakeDispatcher
-from agent_stage import HOST, Stage, eventually
-from test_agent_sockets import TALK
 
-from spotfleet.agent.whereabouts import AWAY_S, LOOK_S, Whereabouts
-from spotfleet.messages import AgentOrders, Assignment, WorkerOrders
+from spotfleet.agent.endpoint import AWAY_S, TAG_PERIOD_S, DispatcherEndpoint
+from spotfleet.protocol.messages import AgentOrders, Assignment, WorkerOrders
 from spotfleet.providers import DISPATCHER_TAG
+from tests.agent.workers.test_agent_sockets import TALK
+from tests.support.agent.agent_dispatcher import FakeDispatcher
+from tests.support.agent.agent_stage import HOST, Stage, eventually
 
 BIRTH, TAG = "https://10.0.0.1:1", "https://10.0.0.2:2"
 FIRST, SECOND = f"{HOST}/0/1", f"{HOST}/1/1"
@@ -26,7 +26,7 @@ class Host:
 
     def __init__(self, *tags: str | Exception) -> None:
         self.tags, self.reads, self.now = list(tags), 0, 100.0
-        self.where = Whereabouts(BIRTH, self.read, lambda: self.now)
+        self.where = DispatcherEndpoint(BIRTH, self.read, lambda: self.now)
 
     def read(self) -> str:
         self.reads += 1
@@ -35,7 +35,7 @@ class Host:
             raise said
         return said
 
-    def tries(self, count: int, seconds: float = LOOK_S) -> list[str]:
+    def tries(self, count: int, seconds: float = TAG_PERIOD_S) -> list[str]:
         """Where it was tried, with `seconds` between two failures."""
         tried = []
         for _ in range(count):
@@ -65,7 +65,7 @@ def test_where_it_answered_last_is_tried_first_and_all_else_follows_there():
 
 def test_a_tag_that_changes_is_followed_and_the_metadata_server_is_not_asked_too_often():
     host = Host("", TAG, "https://10.0.0.3:3")
-    tried = host.tries(40, LOOK_S / 10)
+    tried = host.tries(40, TAG_PERIOD_S / 10)
     assert "https://10.0.0.3:3" in tried and host.reads <= 40 / 10
 
 
@@ -84,7 +84,7 @@ def successor(dispatcher: FakeDispatcher, tmp_path: Path) -> Iterator[FakeDispat
     fake.close()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_successor_gets_everything_back_and_no_worker_notices(stage: Stage, metadata: SimpleNamespace,
                                                                 successor: FakeDispatcher):
     stage.env["SPOTFLEET_METADATA_URL"] = metadata.url

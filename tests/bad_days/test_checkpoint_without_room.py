@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spotfleet.messages import WorkerOrders
-from spotfleet.train import checkpoint, entries, segments
-from spotfleet.train.checkpoint import Checkpointer
-from spotfleet.train.distcp import Shard
-from spotfleet.train.restoring import read
-from spotfleet.train.segments import write
-from spotfleet.train.shards import Row
+from spotfleet.protocol.messages import WorkerOrders
+from spotfleet.train.checkpoint import entries, file, writer
+from spotfleet.train.checkpoint.file import write
+from spotfleet.train.checkpoint.format import Shard
+from spotfleet.train.checkpoint.restore import read
+from spotfleet.train.checkpoint.shards import TensorRow
+from spotfleet.train.checkpoint.writer import Checkpointer
 
 NUMBERS = torch.arange(1_000_000)
-HELD = Shard(3, 1, 0, 1, [Row((("model", "a"),), NUMBERS.dtype, (1_000_000,), True)], [NUMBERS])
+HELD = Shard(3, 1, 0, 1, [TensorRow((("model", "a"),), NUMBERS.dtype, (1_000_000,), True)], [NUMBERS])
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def test_training_goes_on_and_the_next_is_tried_soon(tmp_path: Path, monkeypatch
                               group=None)
     saver, state = Checkpointer(runtime), SimpleNamespace(step_mode=True, version=0)
     monkeypatch.setattr(entries, "sources", lambda state: [NUMBERS])
-    monkeypatch.setattr(entries, "share", lambda *_: HELD)
-    now = [checkpoint.time.monotonic()]
-    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(entries, "rank_shard", lambda *_: HELD)
+    now = [writer.time.monotonic()]
+    monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def boundary_after(seconds: float) -> None:
         now[0] += seconds
@@ -69,7 +69,7 @@ def test_training_goes_on_and_the_next_is_tried_soon(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(segments, "write", refuse)
+        patch.setattr(file, "write", refuse)
         boundary_after(3601.0)
     assert capsys.readouterr().out == (
         "spotfleet: checkpoint of version 3 cannot be written: No space left on device; training goes on, and it is "

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_fleet import Stage, spec
-from fake_workers import Script
 
-from spotfleet.fleet.events import HistoryLost, NodesChanged
-from spotfleet.fleet.ledger import Damaged, Ledger, OtherSchema, open_sound, problem
+from spotfleet.fleet.domain.events import HistoryLost, NodesChanged
+from spotfleet.fleet.ledger import Ledger, LedgerDamaged, OtherSchema, open_sound, problem
 from spotfleet.model import Nodes
+from tests.support.dispatcher.fake_fleet import Stage, spec
+from tests.support.dispatcher.fake_workers import Script
 
 LONG = 1_000_000
 LONGER = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="the long form only (SPOTFLEET_LONG=1)")
@@ -72,7 +72,7 @@ def test_each_damage_is_told_with_the_file_and_what_to_do(path: Path, damage: Ca
     assert problem(path) is None
     damage(path)
     found = problem(path)
-    assert isinstance(found, Damaged) and str(path) in str(found) and found.hint.startswith("move it away")
+    assert isinstance(found, LedgerDamaged) and str(path) in str(found) and found.hint.startswith("move it away")
 
 
 @DAMAGE
@@ -104,8 +104,8 @@ def test_the_laptop_warns_takes_up_its_dispatcher_again_and_bills_it_in_full(up,
     ledger = settled(up.home / "fleets" / "digits" / "ledger.db")
     damage(ledger)
     said = up.ok("cost")
-    assert "a ledger was lost at 20" in said.out and "may be missing here" in said.out
-    assert "  ledger      begun anew, the old one is kept as ledger.db.corrupt-20" in up.ok("events").out
+    assert "records were lost at 20" in said.out and "may be missing here" in said.out
+    assert "  records     begun anew, the old one is kept as ledger.db.corrupt-20" in up.ok("events").out
     damage(settled(ledger))
     said = up.ok("up fleet.yaml -y")
     assert "  warning: " in said.err and "it is kept as ledger.db.corrupt-" in said.err

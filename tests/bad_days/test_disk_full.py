@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_fleet import ADMIN, Stage, spec
-from fake_workers import Script
 
-from spotfleet.client import Client, Endpoint
-from spotfleet.dispatcher import disk, jobfile
+from spotfleet.dispatcher.disk import jobfile, space
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.ledger import Ledger
-from spotfleet.messages import Exit
 from spotfleet.model import JobSpec, Need, Nodes, Role
+from spotfleet.protocol.messages import Exit
 from spotfleet.providers import Boot
 from spotfleet.providers.local.inprocess import InProcessProvider
+from spotfleet.transport.client import DispatcherClient, Endpoint
+from tests.support.dispatcher.fake_fleet import ADMIN, Stage, spec
+from tests.support.dispatcher.fake_workers import Script
 
 LONG = 1_000_000
 LONGER = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="the long form only (SPOTFLEET_LONG=1)")
@@ -55,7 +55,7 @@ class SmallDisk:
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
-    monkeypatch.setattr(disk, "RESERVE_BYTES", RESERVE_MIB << 20)
+    monkeypatch.setattr(space, "RESERVE_BYTES", RESERVE_MIB << 20)
     path = tmp_path / "disk"
     path.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(path)], capture_output=True)
@@ -80,8 +80,8 @@ def alive(stage: Stage) -> bool:
     return not any(task.done() and task.exception() for task in stage.daemon._tasks)
 
 
-def user(stage: Stage) -> Client:
-    return Client(Endpoint(stage.url, ADMIN, stage.ca), patience_s=5.0)
+def user(stage: Stage) -> DispatcherClient:
+    return DispatcherClient(Endpoint(stage.url, ADMIN, stage.ca), patience_s=5.0)
 
 
 async def refused(work: Callable[[], object]) -> SpotfleetError:
@@ -252,7 +252,7 @@ def test_a_tick_that_cannot_write_its_intent_calls_nobody(ledger: FullLedger, ta
 
 
 def test_events_wait_in_memory_and_are_written_in_order_when_there_is_room(play, monkeypatch):
-    monkeypatch.setattr("spotfleet.dispatcher.begin.Ledger", FullLedger)
+    monkeypatch.setattr("spotfleet.dispatcher.recovery.first_start.Ledger", FullLedger)
     monkeypatch.setattr("spotfleet.dispatcher.journal.AGAIN_S", 0.05)
     FullLedger.full = False
 
@@ -268,7 +268,7 @@ def test_events_wait_in_memory_and_are_written_in_order_when_there_is_room(play,
             assert alive(stage)
         finally:
             FullLedger.full = False
-        await stage.until("the ledger", lambda: stage.daemon.dispatcher.journal.full is None)
+        await stage.until("the ledger", lambda: stage.daemon.dispatcher.core.journal.full is None)
         kinds = [e["kind"] for e in await stage.events()]
         assert kinds.index("NodesChanged") < kinds.index("JobSubmitted") < kinds.index("GenerationFormed")
 
@@ -277,7 +277,7 @@ def test_events_wait_in_memory_and_are_written_in_order_when_there_is_room(play,
 
 @LONGER
 def test_a_dispatcher_ends_at_once_also_with_a_full_disk(play, monkeypatch):
-    monkeypatch.setattr("spotfleet.dispatcher.begin.Ledger", FullLedger)
+    monkeypatch.setattr("spotfleet.dispatcher.recovery.first_start.Ledger", FullLedger)
     FullLedger.full = False
 
     async def scene(stage: Stage) -> None:
@@ -312,7 +312,7 @@ def test_no_worker_hears_of_a_generation_that_could_not_be_written_down(play, mo
         await stage.at_version(job, 3)
         formed, full = len(stage.world.history), True
         stage.kill_worker(next(iter(stage.agents)), Exit(-9))
-        record = stage.daemon.dispatcher.jobs[job]
+        record = stage.daemon.dispatcher.core.jobs[job]
         await stage.until("a generation that waits", lambda: record.unsaved and record.membership.generation > 1)
         before = {a.host: a.answers for a in stage.agents.values()}
         await stage.until("an answer", lambda: any(a.answers > before[a.host] for a in stage.agents.values()))
@@ -325,16 +325,16 @@ def test_no_worker_hears_of_a_generation_that_could_not_be_written_down(play, mo
 
 
 def test_a_fleet_goes_down_though_its_decision_cannot_be_written(play, monkeypatch):
-    from spotfleet.dispatcher import endgame
+    from spotfleet.dispatcher.lifecycle import shutdown
 
-    write, full = endgame.write_json, True
+    write, full = shutdown.write_json, True
 
     def refuse(path: Path, value: object) -> None:
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, value)
 
-    monkeypatch.setattr(endgame, "write_json", refuse)
+    monkeypatch.setattr(shutdown, "write_json", refuse)
 
     async def scene(stage: Stage) -> None:
         nonlocal full

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from fake_fleet import Stage, spec
-from fake_workers import Script
-
-from spotfleet.dispatcher.restart import HOSTS_LIMIT, Cause, End, Failed, History, cause_of, ended, progressed, unfit
-from spotfleet.messages import Exit, WorkerReport
+from spotfleet.dispatcher.jobs.restart import (
+    HOSTS_LIMIT,
+    Cause,
+    End,
+    History,
+    JobFailure,
+    cause_of,
+    ended,
+    progressed,
+    unfit,
+)
+from spotfleet.protocol.messages import Exit, WorkerReport
+from tests.support.dispatcher.fake_fleet import Stage, spec
+from tests.support.dispatcher.fake_workers import Script
 
 LONG = 1_000_000
 FULL = "this host's disk is full: 0.1 MB of 8.0 GB free"
@@ -34,7 +43,7 @@ def test_three_hosts_in_a_row_fail_the_job_and_progress_between_them_forgives():
     for n in range(HOSTS_LIMIT):
         assert verdict is None
         history, verdict = ended(history, failure(f"h-{n}"), frozenset())
-    assert verdict == Failed("3 hosts in a row had no room on their disks", FULL)
+    assert verdict == JobFailure("3 hosts in a row had no room on their disks", FULL)
     forgiven, _ = ended(History(), failure("h-0"), frozenset())
     forgiven, _ = ended(forgiven, failure("h-1"), frozenset())
     assert ended(progressed(forgiven, 1), failure("h-2"), frozenset())[1] is None

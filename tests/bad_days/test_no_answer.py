@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cli_user import User
-from fake_fleet import Stage, spec
 
-from spotfleet import client as clients
-from spotfleet.api import fleet as fleets
-from spotfleet.api.house import House
-from spotfleet.dispatcher import daemon as daemons
+from spotfleet.api import fleet as fleet_module
+from spotfleet.api.home import Home
+from spotfleet.dispatcher import daemon
+from spotfleet.transport import client
+from tests.support.cli.cli_user import User
+from tests.support.dispatcher.fake_fleet import Stage, spec
 
 READS = ("status", "hosts", "jobs", "events", "logs", "cost", "status -o json", "cost -o csv")
 LONGER = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="the long form only (SPOTFLEET_LONG=1)")
@@ -36,9 +36,9 @@ def taken(port: int, address: str = "127.0.0.1") -> Iterator[socket.socket]:
 
 
 def test_a_command_that_reads_gives_up_soon_where_a_network_swallows_all(up: User, monkeypatch):
-    monkeypatch.setattr(clients, "CONNECT_S", 0.05)
-    monkeypatch.setattr(fleets, "READ_PATIENCE_S", 0.1)
-    monkeypatch.setattr(fleets, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(client, "CONNECT_S", 0.05)
+    monkeypatch.setattr(fleet_module, "READ_PATIENCE_S", 0.1)
+    monkeypatch.setattr(fleet_module, "PATIENCE_S", 0.1)
     dispatcher = up.dispatcher
     dispatcher.stop()
     with taken(dispatcher.port):
@@ -53,13 +53,13 @@ def test_a_command_that_reads_gives_up_soon_where_a_network_swallows_all(up: Use
 
 
 def test_the_real_limits_are_seconds():
-    assert clients.CONNECT_S + fleets.READ_PATIENCE_S + clients.CONNECT_S < 30
+    assert client.CONNECT_S + fleet_module.READ_PATIENCE_S + client.CONNECT_S < 30
 
 
 def test_an_up_whose_dispatcher_does_not_come_says_what_answers_in_its_place(user: User, monkeypatch):
-    from cli_cloud import FakeDispatcher
+    from tests.support.cli.cli_cloud import FakeDispatcher
 
-    monkeypatch.setattr(clients, "CONNECT_S", 0.2)
+    monkeypatch.setattr(client, "CONNECT_S", 0.2)
     start = FakeDispatcher.start
 
     def never(self: FakeDispatcher) -> None:
@@ -69,14 +69,14 @@ def test_an_up_whose_dispatcher_does_not_come_says_what_answers_in_its_place(use
     monkeypatch.setattr(FakeDispatcher, "start", never)
     said = user.fails("up fleet.yaml -y --timeout 3s")
     where = f"https://127.0.0.1:{user.dispatcher.port}"
-    assert "error: no dispatcher within 3 s: its machine was launched but does not answer: nobody answers" in said.err
+    assert "error: no dispatcher within 3 s: its machine was launched but does not answer: nothing answers" in said.err
     assert f"{where} ([Errno 111] Connection refused); its log is dispatcher.log in its home" in said.err
     user.ok("down -y")
     assert user.cloud.living() == []
 
 
 def test_a_dispatcher_whose_port_is_taken_says_so_once_and_serves_when_it_is_free(play, monkeypatch, caplog):
-    monkeypatch.setattr(daemons, "PORT_AGAIN_S", 0.05)
+    monkeypatch.setattr(daemon, "PORT_AGAIN_S", 0.05)
 
     async def scene(stage: Stage) -> None:
         (host,) = await stage.up(1)
@@ -122,16 +122,17 @@ def test_one_damaged_folder_does_not_hide_the_other_fleets(up: User):
     (up.home / "fleets" / "broken" / "fleet.json").write_text(GARBAGE)
     said = up.ok("status")
     assert "digits" in said.out and "broken" in said.out and "fleet.json cannot be read" in said.out
-    assert [f.name for f in House(up.home).living()] == ["broken", "digits"]
+    assert [f.name for f in Home(up.home).living()] == ["broken", "digits"]
 
 
 def test_a_metadata_port_that_is_taken_is_asked_for_again(tmp_path: Path, capfd):
     from spotfleet.providers.local import hosts as local
-    from spotfleet.providers.local.hosts import Machines, Placement
+    from spotfleet.providers.local.hosts import LocalMachines, Placement
 
     with taken(0) as other:
         port = other.getsockname()[1]
-        machines = Machines(tmp_path, lambda _r: None, {"f-0": Placement("none", "127.0.0.1", 1, metadata_port=port)})
+        machines = LocalMachines(tmp_path, lambda _r: None,
+                                 {"f-0": Placement("none", "127.0.0.1", 1, metadata_port=port)})
         machines._serve_metadata("f-0")
         machines._serve_metadata("f-0")
         said = capfd.readouterr().err

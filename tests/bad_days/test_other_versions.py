@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import pytest
-from cli_cloud import FakeHandler
-from fake_fleet import ADMIN, Stage, spec
 
-from spotfleet import certs, versions
-from spotfleet.dispatcher.misfits import give_back
-from spotfleet.messages import AgentOrders, AgentReport, dump, load
-from spotfleet.versions import HEADER, Spoken, differ
+from spotfleet.dispatcher.http.version_check import replace_host
+from spotfleet.protocol import versions
+from spotfleet.protocol.messages import AgentOrders, AgentReport, dump, load
+from spotfleet.protocol.versions import HEADER, SpokenVersion, compare
+from spotfleet.transport import certs
+from tests.support.cli.cli_cloud import FakeHandler
+from tests.support.dispatcher.fake_fleet import ADMIN, Stage, spec
 
-OURS = versions.ours()
-OLD, NEW = Spoken(OURS.protocol - 1, "0.0.9"), Spoken(OURS.protocol + 1, "9.0.0")
+OURS = versions.own_version()
+OLD, NEW = SpokenVersion(OURS.protocol - 1, "0.0.9"), SpokenVersion(OURS.protocol + 1, "9.0.0")
 
 
 def test_the_words_name_both_versions_and_the_fix():
-    old = differ(OLD, NEW)
+    old = compare(OLD, NEW)
     assert old and old.why == (f"this spotfleet (0.0.9, protocol {OLD.protocol}) is older than the fleet's dispatcher "
-                               f"(9.0.0, protocol {NEW.protocol}), and they do not understand each other")
-    assert old.hint == ("`pip install --upgrade spotfleet`; or end the fleet with `spotfleet down`, which works "
-                        "between all versions")
-    new = differ(NEW, OLD)
+                               f"(9.0.0, protocol {NEW.protocol}), and they are not compatible")
+    assert old.hint == ("`git pull` and `pip install .` in your clone of spotfleet; or end the fleet with "
+                        "`spotfleet down`, which works between all versions")
+    new = compare(NEW, OLD)
     assert new and "is newer than the fleet's dispatcher (0.0.9" in new.why
-    assert new.hint.startswith("`pip install spotfleet==0.0.9` to go on with this fleet; or end")
-    assert differ(Spoken(OURS.protocol, "0.1.0"), Spoken(OURS.protocol, "0.7.0")) is None
+    assert new.hint.startswith("install spotfleet 0.0.9 to go on with this fleet; or end")
+    assert compare(SpokenVersion(OURS.protocol, "0.1.0"), SpokenVersion(OURS.protocol, "0.7.0")) is None
 
 
 def test_a_dispatcher_that_would_take_a_part_of_a_checkpoint_for_the_whole_is_not_spoken_to():
-    assert differ(OURS, Spoken(1, "0.1.0")) is not None
+    assert compare(OURS, SpokenVersion(1, "0.1.0")) is not None
 
 
 async def ask(stage: Stage, method: str, path: str, *, speaks: str, token: str = ADMIN) -> tuple[int, dict, str]:
@@ -43,7 +44,7 @@ async def ask(stage: Stage, method: str, path: str, *, speaks: str, token: str =
 def test_the_dispatcher_refuses_callers_of_another_protocol_but_for_what_down_needs(play):
     async def scene(stage: Stage) -> None:
         for theirs in (OLD, NEW):
-            found = differ(theirs, OURS)
+            found = compare(theirs, OURS)
             refused = {"error": found.why, "hint": found.hint, "kind": "NeedsPerson"}
             for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/v1/events")):
                 assert await ask(stage, method, path, speaks=str(theirs)) == (426, refused, str(OURS))
@@ -90,7 +91,7 @@ def other_dispatcher(up, monkeypatch):
 
 
 def test_every_command_names_the_older_side_and_the_fix(other_dispatcher):
-    found = differ(OURS, NEW)
+    found = compare(OURS, NEW)
     for command in ("status", "jobs", "events", "cost", "logs", "train hello.py", "up fleet.yaml -y", "drain x"):
         said = other_dispatcher.fails(command, code=3)
         assert said.err.endswith(f"error: {found.why}\nhint: {found.hint}\n"), command
@@ -125,10 +126,10 @@ def test_an_agent_of_another_version_is_told_what_its_image_needs_and_its_host_i
 
 def test_a_fleet_whose_image_is_old_does_not_burn_machines_in_a_loop(play):
     async def scene(stage: Stage) -> None:
-        dispatcher = stage.daemon.dispatcher
+        core = stage.daemon.dispatcher.core
         for n in range(5):
-            give_back(dispatcher, f"f-{n + 10}", "old")
-        assert sorted(dispatcher.drains) == ["f-10", "f-11", "f-12"]
-        assert sorted(dispatcher.misfits) == [f"f-{n + 10}" for n in range(5)]
+            replace_host(core, f"f-{n + 10}", "old")
+        assert sorted(core.drains) == ["f-10", "f-11", "f-12"]
+        assert sorted(core.incompatible) == [f"f-{n + 10}" for n in range(5)]
 
     play(scene, spec(1))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet.api import Fleet, down
-from spotfleet.api.house import House
+from spotfleet.api import Fleet
+from spotfleet.api.home import Home
+from spotfleet.api.lifecycle import down
 from spotfleet.errors import NoCapacity
 from spotfleet.model import Nodes
 from spotfleet.providers.local import LocalCloud
@@ -29,7 +30,7 @@ def second(up, monkeypatch: pytest.MonkeyPatch):
 def test_a_second_laptop_attaches_and_everything_works_from_there(second):
     assert "there is no fleet 'digits'" in second.fails("status digits").err
     said = second.ok("attach digits")
-    assert said.err == ("fleet digits is attached: 4 machines of it live on local\n"
+    assert said.err == ("fleet digits is attached: 4 machines on local\n"
                         "next: spotfleet status digits\n      spotfleet cost digits\n      spotfleet down digits\n")
     assert json.loads(second.ok("status -o json").out)["state"] == "up"
     assert second.ok("train hello.py there").out == "hello there \n"
@@ -51,7 +52,7 @@ def test_its_cost_is_the_clouds_own_also_for_the_dispatchers_machine(second):
 
 def test_the_keys_are_for_their_owner_only_and_the_folder_is_that_of_up(second):
     second.ok("attach digits")
-    first, here = House(second.home.with_name("home")).folder("digits"), House(second.home).folder("digits")
+    first, here = Home(second.home.with_name("home")).folder("digits"), Home(second.home).folder("digits")
     assert stat.S_IMODE(os.stat(here.path / "keys.json").st_mode) == 0o600
     assert (here.keys, here.ca) == (first.keys, first.ca)
     assert (here.record.spec, here.record.cloud_name, here.record.url) == (
@@ -61,7 +62,7 @@ def test_the_keys_are_for_their_owner_only_and_the_folder_is_that_of_up(second):
 def test_the_size_is_that_of_now_not_that_of_its_beginning(second):
     second.dispatcher.nodes = Nodes(1, 2, 5)
     second.ok("attach digits")
-    assert House(second.home).folder("digits").record.spec.nodes == Nodes(1, 2, 5)
+    assert Home(second.home).folder("digits").record.spec.nodes == Nodes(1, 2, 5)
 
 
 def test_the_first_laptop_learns_that_the_second_took_it_down(second, monkeypatch):
@@ -99,11 +100,11 @@ def test_several_fleets_must_be_told_apart(up, monkeypatch):
     assert up.fails("attach", code=2).err == (
         "error: there are several fleets; say which one\nhint: one of: digits, other\n")
     up.ok("attach other")
-    assert [f.name for f in House().fleets()] == ["other"]
+    assert [f.name for f in Home().fleets()] == ["other"]
 
 
 def test_an_ended_fleet_has_nothing_to_attach_to(second):
-    first = House(second.home.with_name("home")).folder("digits")
+    first = Home(second.home.with_name("home")).folder("digits")
     down.take_down(first, lambda _line: None, discard=False, why="test")
     said = second.fails("attach digits")
     assert said.err.startswith("error: fleet 'digits' has ended: nothing of it is left\nhint: ")
@@ -119,7 +120,7 @@ def test_a_fleet_without_a_dispatcher_says_which_machines_live_and_what_to_do(se
 
 
 def test_a_dispatcher_that_does_not_answer_is_attached_to_so_that_it_can_be_ended(second, monkeypatch):
-    monkeypatch.setattr("spotfleet.api.attach.PATIENCE_S", 0.2)
+    monkeypatch.setattr("spotfleet.api.lifecycle.attach.PATIENCE_S", 0.2)
     second.dispatcher.stop()
     said = second.ok("attach digits")
     assert "note: no answer from the dispatcher at https://" in said.err
@@ -140,14 +141,14 @@ def laptops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[P
         LocalCloud(first).shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_two_homes_share_one_emulated_cloud(laptops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With the real daemon and dispatcher: only they show that boot files are read back and keys fit."""
     first, second = laptops
     (tmp_path / "f.yaml").write_text("name: shared\nresources: {instance_type: cpu.small}\n")
     LocalCloud(first).refuse("local/local-a/cpu.small/spot", "type")  # a dispatcher is enough here
     made = Fleet("f.yaml", first)
-    while not (made.house.folder("shared").exists and made.house.folder("shared").record.reached):
+    while not (made.home.folder("shared").exists and made.home.folder("shared").record.reached):
         with pytest.raises(NoCapacity):
             made.up(timeout_s=2.0)
     monkeypatch.setenv("SPOTFLEET_LOCAL_CLOUD", str(first))

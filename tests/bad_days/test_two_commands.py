@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cli_user import User
 
-from spotfleet.api import house as houses
-from spotfleet.api.house import Busy, House
+from spotfleet.api import home
+from spotfleet.api.home import Busy, Home
 from spotfleet.providers.local import LocalCloud
+from tests.support.cli.cli_user import User
 
 LIMIT_S = 60.0
 SPOT = "local/local-a/cpu.small/spot"
@@ -53,7 +53,7 @@ def test_a_down_stops_an_up_that_waits_and_then_ends_the_fleet(user: User, refus
     fleet = Fleet("fleet.yaml")
     upping, raised = in_background(lambda: fleet.up(timeout_s=LIMIT_S))
     until("a fleet on its way up", lambda: (user.home / "fleets" / "digits" / "fleet.json").exists() and (
-        refused == ON_DEMAND or House(user.home).folder("digits").record.reached))
+        refused == ON_DEMAND or Home(user.home).folder("digits").record.reached))
     said = user.ok("down digits -y")
     upping.join(LIMIT_S)
     assert "fleet digits is down: the provider lists nothing of it" in said.err
@@ -64,8 +64,8 @@ def test_a_down_stops_an_up_that_waits_and_then_ends_the_fleet(user: User, refus
 
 
 def test_an_up_is_refused_while_a_down_is_at_work(up: User):
-    folder = House(up.home).folder("digits")
-    with folder.wound_up(lambda _line: None):
+    folder = Home(up.home).folder("digits")
+    with folder.locked_for_down(lambda _line: None):
         said = up.fails("up fleet.yaml -y")
     assert said.err.endswith(
         f"error: stopped: `spotfleet down` was asked by process {os.getpid()}, and takes fleet 'digits' down\n"
@@ -80,12 +80,12 @@ def test_commands_that_only_ask_do_not_take_each_other_for_a_down(up: User):
 
 
 def test_a_second_down_waits_for_the_first_and_finds_nothing_left_to_do(up: User, monkeypatch):
-    monkeypatch.setattr(houses, "TELL_S", 0.0)
+    monkeypatch.setattr(home, "REPORT_AFTER_S", 0.0)
     from spotfleet.api import Fleet
 
     told: list[str] = []
-    folder = House(up.home).folder("digits")
-    with folder.wound_up(lambda _line: None):
+    folder = Home(up.home).folder("digits")
+    with folder.locked_for_down(lambda _line: None):
         second, raised = in_background(
             lambda: told.append(f"already: {Fleet('digits').down(progress=told.append).already}"))
         until("the second one to wait", lambda: told)
@@ -96,8 +96,8 @@ def test_a_second_down_waits_for_the_first_and_finds_nothing_left_to_do(up: User
 
 
 def test_a_down_that_an_up_does_not_heed_says_so_in_the_end(up: User, monkeypatch):
-    monkeypatch.setattr(houses, "YIELD_S", 0.2)
-    with House(up.home).folder("digits").locked():
+    monkeypatch.setattr(home, "YIELD_S", 0.2)
+    with Home(up.home).folder("digits").locked():
         assert up.fails("down -y").err.endswith(
             f"error: another spotfleet command (process {os.getpid()}) is changing fleet 'digits'\n"
             "hint: wait for it, or interrupt it\n")
@@ -121,10 +121,10 @@ def test_a_down_from_another_laptop_wins_over_an_up_that_waits(up: User):
 
 def test_an_up_whose_fleet_vanishes_says_that_it_was_taken_down(up: User):
     from spotfleet.api import Fleet
-    from spotfleet.api.up import _status
+    from spotfleet.api.lifecycle.up import _status
     from spotfleet.errors import SpotfleetError
 
-    folder, client = House(up.home).folder("digits"), Fleet("digits").client
+    folder, client = Home(up.home).folder("digits"), Fleet("digits").client
     client.patience_s = 0.2
     for host in up.cloud.living():
         up.cloud.terminate(host)
@@ -151,18 +151,18 @@ def command(*words: str) -> subprocess.Popen[str]:
                             stdin=subprocess.DEVNULL)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_real_processes_an_up_that_is_terminated_and_a_down_that_stops_the_next(real: Path):
     """Signals and locks between processes are what the cheaper tests cannot show."""
     first = command("up", "f.yaml", "-y")
     try:
-        folder = House(real).folder("f")
+        folder = Home(real).folder("f")
         until("the machine's intent", lambda: folder.ledger.exists())
         first.send_signal(signal.SIGTERM)
         _, said = first.communicate(timeout=LIMIT_S)
         assert first.returncode == 143
         assert said.endswith("interrupted; the machines asked for so far stay. `spotfleet up f.yaml` goes on, "
-                             "`spotfleet down f` ends them\ninterrupted\n")
+                             "`spotfleet down f` ends them\n")
     finally:
         first.kill()
         first.wait()

@@ -9,13 +9,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from fake_fleet import Stage, spec
-from fake_workers import Script
 
-from spotfleet import certs
-from spotfleet.api.house import write_whole
-from spotfleet.dispatcher.stopwatch import Jumps, Stopwatch
+from spotfleet.api.home import write_whole
+from spotfleet.dispatcher.lifecycle.clock import ClockJumps, MonotonicClock
 from spotfleet.model import Autostop
+from spotfleet.transport import certs
+from tests.support.dispatcher.fake_fleet import Stage, spec
+from tests.support.dispatcher.fake_workers import Script
 
 LONG = 1_000_000
 DAY_S, HOUR_S = 86400.0, 3600.0
@@ -50,35 +50,35 @@ def test_a_clock_that_is_years_off_is_named_with_the_way_to_set_it(up, years, si
 
 def test_the_bill_of_a_living_fleet_does_not_believe_a_laptop_that_is_hours_ahead(up, monkeypatch):
     from spotfleet.api import reports
-    from spotfleet.client import Client
+    from spotfleet.transport.client import DispatcherClient
 
     honest, an_hour = (json.loads(up.ok(f"{read} -o json").out)[what] for read, what in (
         ("cost", "micros"), ("status", "burn_micros_h")))
-    learn = Client._learn
+    learn = DispatcherClient._learn
 
-    def ahead(self: Client, reply: object) -> None:
+    def ahead(self: DispatcherClient, reply: object) -> None:
         learn(self, reply)
         self.ahead_s += 5 * HOUR_S
 
-    monkeypatch.setattr(Client, "_learn", ahead)
+    monkeypatch.setattr(DispatcherClient, "_learn", ahead)
     monkeypatch.setattr(reports, "time", type("Time", (), {"time": staticmethod(lambda: REAL() + 5 * HOUR_S)}))
     later = json.loads(up.ok("cost -o json").out)["micros"]
     assert honest <= later < honest + an_hour
 
 
 def test_a_stopwatch_counts_what_passed_before_it_and_then_only_what_passes():
-    watch = Stopwatch(unix=1000.0, mono=50.0, created_at=400.0, ended_at=700.0)
+    watch = MonotonicClock(unix=1000.0, mono=50.0, created_at=400.0, ended_at=700.0)
     assert (watch.age_s(60.0), watch.idle_s(60.0, working=False)) == (610.0, 310.0)
     assert watch.idle_s(70.0, working=True) == 0.0
     assert watch.idle_s(95.0, working=False) == 25.0
-    young = Stopwatch(unix=1000.0, mono=50.0, created_at=5000.0, ended_at=0.0)  # made by a clock that was ahead
+    young = MonotonicClock(unix=1000.0, mono=50.0, created_at=5000.0, ended_at=0.0)  # made by a clock that was ahead
     assert (young.age_s(60.0), young.idle_s(60.0, working=False)) == (10.0, 10.0)
 
 
 def test_a_jump_is_noticed_once_and_drift_is_none():
-    jumps = Jumps()
+    jumps = ClockJumps()
     looks = [(1000.0, 0.0), (1001.0, 1.0), (11801.0, 1.5), (11802.0, 2.5), (1002.5, 3.0), (1020.0, 4.0)]
-    assert [jumps.look(unix, mono) for unix, mono in looks] == [0.0, 0.0, 10799.5, 0.0, -10800.0, 0.0]
+    assert [jumps.update(unix, mono) for unix, mono in looks] == [0.0, 0.0, 10799.5, 0.0, -10800.0, 0.0]
 
 
 @pytest.mark.parametrize("by_s", [3 * HOUR_S, -3 * HOUR_S], ids=["forward", "back"])
@@ -114,6 +114,6 @@ def test_a_dispatcher_whose_clock_is_set_ends_no_host_no_job_and_no_fleet(play, 
         assert status["state"] == "up"
         ages = [status["age_s"], *(h["since_s"] for h in status["hosts"]), *(j["age_s"] for j in status["jobs"])]
         assert min(ages) >= 0
-        assert stage.daemon.dispatcher.endgame.why == ""
+        assert stage.daemon.dispatcher.shutdown.why == ""
 
     play(scene, fleet)

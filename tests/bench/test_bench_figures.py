@@ -95,11 +95,11 @@ def test_a_diary_leaves_the_line_that_is_being_written_for_later(tmp_path):
     first, second = Note(10, 0, 3, 4, 1.5, "1"), Note(10, 0, 3, 5, 1.5, "1")
     diary = Diary(tmp_path)
     path.write_text((line % 4)[:30])
-    assert diary.look() == []
+    assert diary.read() == []
     path.write_text(line % 4 + (line % 5)[:30])
-    assert diary.look() == [first]
+    assert diary.read() == [first]
     path.write_text(line % 4 + line % 5)
-    assert diary.look() == diary.look() == [first, second]
+    assert diary.read() == diary.read() == [first, second]
 
 
 def test_a_diary_is_read_by_time_from_any_instant_on(tmp_path):
@@ -107,8 +107,8 @@ def test_a_diary_is_read_by_time_from_any_instant_on(tmp_path):
     (tmp_path / "11.jsonl").write_text(line % (11, 2.0))
     (tmp_path / "10.jsonl").write_text(line % (10, 1.0) + line % (10, 3.0))
     diary = Diary(tmp_path)
-    assert [n.at for n in diary.look()] == [1.0, 2.0, 3.0]
-    assert [n.at for n in diary.look(2.0)] == [2.0, 3.0]
+    assert [n.at for n in diary.read()] == [1.0, 2.0, 3.0]
+    assert [n.at for n in diary.read(2.0)] == [2.0, 3.0]
 
 
 def test_the_95th_of_20_is_the_last_but_one():

@@ -15,19 +15,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from spotfleet.fleet.domain.availability import observe
 from spotfleet.fleet.policy import deadline
-from spotfleet.fleet.policy.memory import remember
-from spotfleet.fleet.policy.values import Choice
-from spotfleet.simulate import baselines, foresight
-from spotfleet.simulate.trace import Trace
-from spotfleet.simulate.windows import ASK_S, Piece, Task, alone, pieces, together
+from spotfleet.fleet.policy.values import MarketTarget
+from spotfleet.simulate.strategies import baselines
+from spotfleet.simulate.values.trace import Trace
 
 BENCH = Path(__file__).parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 try:
+    import policy_foresight as foresight
     import policy_goodput
     import policy_plot
     import policy_prices
+    import policy_tables
+    from policy_worlds import ASK_S, Piece, Task, alone, pieces, together
 finally:
     sys.path.remove(str(BENCH))
 
@@ -83,7 +85,7 @@ def test_a_changeover_is_paid_anew_for_each_host_and_replaces_one_that_is_pendin
 
 def test_uniform_progress_works_on_demand_when_behind_and_goes_back_only_two_changeovers_ahead():
     job = task(10, 20)  # expected: half an hour of work each hour
-    outcome = alone(offered(1.0, first=0), job, baselines.uniform_progress(job))
+    outcome = alone(offered(1.0, first=0), job, baselines.uniform_progress(job.work_s, job.deadline_s))
     # At 0 it is not behind; a moment later on demand, where it works from 0.5 h on. Two changeovers ahead:
     # t - 0.5 = (t + 1) / 2 at t = 2, with 1.5 h done. Then 0.5 h and 8.5 h of work on spot.
     assert (outcome.on_demand_s / H, outcome.spot_s / H) == pytest.approx((2.0, 9.0), abs=2.1 * ASK_S / H)
@@ -92,7 +94,8 @@ def test_uniform_progress_works_on_demand_when_behind_and_goes_back_only_two_cha
 
 def test_uniform_progress_stays_on_demand_without_spot_unless_told_to_wait_when_ahead():
     job = task(10, 20)
-    stays, waits = (alone(offered(first=0), job, baselines.uniform_progress(job, idle=idle)) for idle in (False, True))
+    stays, waits = (alone(offered(first=0), job, baselines.uniform_progress(job.work_s, job.deadline_s, idle=idle))
+                    for idle in (False, True))
     assert (stays.changes, stays.done_s / H) == pytest.approx((1, 10.5), abs=0.02)
     assert waits.changes > 3 and not waits.missed(job)
 
@@ -104,20 +107,20 @@ def test_a_gang_has_spot_only_while_all_its_hosts_have():
 
 def test_hosts_that_boot_are_paid_and_do_nothing():
     job = task(3, 100, hosts=2)
-    outcome = together(offered(100, hosts=2), job, lambda m: Choice(2, 0, ""))
+    outcome = together(offered(100, hosts=2), job, lambda m: MarketTarget(2, 0, ""))
     assert (outcome.spot_s / H, outcome.useful_spot_s / H, outcome.done_s / H) == pytest.approx((7.0, 6.0, 3.5))
 
 
 def test_a_change_of_membership_stalls_all():
     job = task(3, 100, hosts=2, stall_h=0.25)
     falls = Piece(((0.0, 2), (2 * H, 1)), 100 * H)  # 1.25 h of two, a stall, then 3.5 h of one
-    outcome = together(falls, job, lambda m: Choice(2, 0, ""))
+    outcome = together(falls, job, lambda m: MarketTarget(2, 0, ""))
     assert (outcome.done_s / H, outcome.changes) == pytest.approx((2 + 0.25 + 3.5, 2))
 
 
 def test_hosts_on_demand_beside_enough_spot_hosts_are_paid_and_look_on():
     job = task(3, 100, hosts=2)
-    outcome = together(offered(100, hosts=2), job, lambda m: Choice(2, 1, ""))
+    outcome = together(offered(100, hosts=2), job, lambda m: MarketTarget(2, 1, ""))
     figures = (outcome.useful_spot_s / H, outcome.useful_on_demand_s, outcome.on_demand_s / H)
     assert figures == pytest.approx((6, 0, 3.5))
 
@@ -169,8 +172,8 @@ STRATEGIES = {
     "ours": lambda job: deadline.choose,
     "on-demand": lambda job: baselines.on_demand,
     "greedy": lambda job: baselines.greedy,
-    "uniform-progress": baselines.uniform_progress,
-    "uniform-progress-waits": lambda job: baselines.uniform_progress(job, idle=True),
+    "uniform-progress": lambda job: baselines.uniform_progress(job.work_s, job.deadline_s),
+    "uniform-progress-waits": lambda job: baselines.uniform_progress(job.work_s, job.deadline_s, idle=True),
 }
 
 
@@ -180,7 +183,7 @@ STRATEGIES = {
 @example([0.99999, 1.0], 0, 1.1, 0.05)  # 36 ms of slack are left after the loss
 def test_no_strategy_is_late_or_cheaper_than_foresight(name, spells, first, slack_h, change_h):
     job, piece = task(24, 24 + slack_h, change_h), offered(*spells, first=first)
-    outcome = alone(piece, job, STRATEGIES[name](job), remember)
+    outcome = alone(piece, job, STRATEGIES[name](job), observe)
     best = foresight.alone(piece, job).cost_percent(job)
     assert not outcome.missed(job)
     assert foresight.alone_bound_percent(piece, job) - 1e-6 <= best <= outcome.cost_percent(job) + 1e-6
@@ -195,8 +198,8 @@ def test_no_mix_of_hosts_is_late_or_cheaper_than_the_fluid_bound(spells, stall_s
         changes.append((at, hosts))
         at += quarters * 900.0
     piece, job = Piece(tuple(changes), 1000 * H), Task(24 * H, 30 * H, 180.0, stall_s, 4)
-    for choose in (deadline.choose, baselines.elastic_hybrid(job)):
-        outcome = together(piece, job, choose, remember)
+    for choose in (deadline.choose, policy_tables.elastic_hybrid(job)):
+        outcome = together(piece, job, choose, observe)
         assert not outcome.missed(job)
         assert foresight.fluid_micros(piece, job) <= outcome.micros(job) + 1e-3
 

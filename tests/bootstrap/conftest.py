@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from existing_machine import ExistingMachine, stand_in
 
 from spotfleet.bootstrap import Wheel
+from tests.support.bootstrap.existing_machine import ExistingMachine, stand_in
 
 
 @pytest.fixture(scope="session")

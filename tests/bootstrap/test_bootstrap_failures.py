@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from existing_machine import F1, INHERIT, ExistingMachine, plan, stand_in, wait_until
 
 from spotfleet.bootstrap import Wheel
+from tests.support.bootstrap.existing_machine import F1, INHERIT, ExistingMachine, plan, stand_in, wait_until
 
 TMPFS_MIB = 12
 

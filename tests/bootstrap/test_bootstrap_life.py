@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from existing_machine import F1, G1, INHERIT, LONG, ExistingMachine, alive, plan, wait_until
 
 from spotfleet.bootstrap import Wheel
 from spotfleet.model import Role
+from tests.support.bootstrap.existing_machine import F1, G1, INHERIT, LONG, ExistingMachine, alive, plan, wait_until
 
 SSH = "fd00::2 50022 fd00::1 22"  # SSH_CONNECTION: whence, and where it arrived
 
@@ -190,7 +190,7 @@ def test_what_is_inherited_is_seen_and_ours_comes_first(machine: ExistingMachine
 
 @pytest.mark.parametrize("point", [120, 171, 230])
 def test_killed_at_any_command_it_is_finished_by_the_next_run(machine, idle_wheel, tmp_path: Path, point: int):
-    """Each command of bash is a point: here as it looks for Python, as it starts the process and as it makes the
+    """Each command of bash is a point: here as it searches for Python, as it starts the process and as it makes the
     environment. `test_every_point_of_it` tries one of three, to the end."""
     killed_and_finished(machine, idle_wheel, tmp_path, point)
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from existing_machine import F1, LONG, ExistingMachine, alive, plan, wait_until
 
 from spotfleet.model import EnvironmentSpec
+from tests.support.bootstrap.existing_machine import F1, LONG, ExistingMachine, alive, plan, wait_until
 
 SYSTEMD = Path("/lib/systemd/systemd")
 NAMESPACES = ["--pid", "--mount", "--uts", "--ipc", "--cgroup"]

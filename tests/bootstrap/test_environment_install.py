@@ -13,9 +13,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from existing_machine import F1, LONG, ExistingMachine, plan, stand_in
 
 from spotfleet.model import EnvironmentSpec, Role
+from tests.support.bootstrap.existing_machine import F1, LONG, ExistingMachine, plan, stand_in
 
 UV = Path(sys.executable).parent / "uv"
 

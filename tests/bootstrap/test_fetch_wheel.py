@@ -15,11 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from existing_machine import F1, ExistingMachine, plan
 
-from spotfleet import certs
 from spotfleet.bootstrap import Wheel, fetch
 from spotfleet.model import Role
+from spotfleet.transport import certs
+from tests.support.bootstrap.existing_machine import F1, ExistingMachine, plan
 
 TOKEN = "f-1.0123456789abcdef"
 DATA = b"the code " * 5000

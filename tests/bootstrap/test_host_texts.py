@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from existing_machine import ExistingMachine, plan
 
-from spotfleet import certs
 from spotfleet.bootstrap import HostPlan, Wheel, cloud_init, script
 from spotfleet.errors import UsageError
 from spotfleet.model import EnvironmentSpec, Role
 from spotfleet.ssh import keys
+from spotfleet.transport import certs
+from tests.support.bootstrap.existing_machine import ExistingMachine, plan
 
 HOSTILE = "it's $(touch /tmp/x) `id` \"quoted\" \\ *; &"
 EACH_BOOT = "/var/lib/cloud/scripts/per-boot/spotfleet"
@@ -130,7 +130,7 @@ def test_an_ec2_key_pair_opens_a_machine_only_where_it_was_asked_for():
     (agent_plan, "ubuntu", True), (agent_plan, "root", False), (dispatcher_plan, "root", True),
     (dispatcher_plan, "me", False)])
 def test_cloud_init_accepts_the_user_data_and_ec2_has_room_for_it(tmp_path: Path, made, user: str, known: bool):
-    host_key = keys.make_host_key("f-1") if known else None
+    host_key = keys.derived_host_key("a secret", "f-1") if known else None
     text = cloud_init.user_data(made(), user=user, authorized_keys=[keys.make("f").public], host_key=host_key,
                                 key_pair=known)
     data = cloud_init.packed(text)
@@ -144,7 +144,7 @@ def test_cloud_init_accepts_the_user_data_and_ec2_has_room_for_it(tmp_path: Path
 
 
 def test_what_cloud_init_writes_and_runs_is_what_lies_on_a_machine_over_ssh():
-    wanted, host_key = agent_plan(), keys.make_host_key("f-1")
+    wanted, host_key = agent_plan(), keys.derived_host_key("a secret", "f-1")
     said = yaml.safe_load(cloud_init.user_data(wanted, user="me", authorized_keys=["ssh-ed25519 AAAA me"],
                                                host_key=host_key))
     home = f"/root/.spotfleet-host/{wanted.request_id}"

@@ -1,13 +1,13 @@
-"""A machine that a cloud lent is not paid for when it bears no host: failed, never given its code, or off."""
+"""A machine that a cloud lent is not paid for when it has no host: failed, never given its code, or off."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from existing_machine import INHERIT, ExistingMachine, plan, wait_until
 
 from spotfleet.bootstrap import Wheel
+from tests.support.bootstrap.existing_machine import INHERIT, ExistingMachine, plan, wait_until
 
 OFF = "systemctl poweroff 2>/dev/null || shutdown -h now 2>/dev/null || poweroff -f"
 

@@ -7,10 +7,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from existing_machine import F1, ExistingMachine, plan
 
 from spotfleet.bootstrap.wheel import build
 from spotfleet.model import EnvironmentSpec, Role
+from tests.support.bootstrap.existing_machine import F1, ExistingMachine, plan
 
 TOP = Path(__file__).parents[2]
 PROVISION = TOP / "ami" / "provision.sh"
@@ -21,7 +21,7 @@ def provision(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", str(PROVISION), *words], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_on_a_ready_image_nothing_is_installed_between_a_launch_and_the_agent(machine: ExistingMachine, tmp_path: Path):
     image = tmp_path / "opt" / "spotfleet"
     made = provision("--venv-only", "--prefix", str(image), "--torch", "none", "--index", NO_INDEX,
@@ -36,7 +36,7 @@ def test_on_a_ready_image_nothing_is_installed_between_a_launch_and_the_agent(ma
     machine.wait_for("running")
     assert "pip" not in machine.log().replace("inherit.py", "") and " uv" not in machine.log(), machine.log()
     [environment] = (machine.root / "envs").iterdir()
-    look = "import boto3, spotfleet, spotfleet.dispatcher.app, torch; print(spotfleet.__file__)"
+    look = "import boto3, spotfleet, spotfleet.dispatcher.http.app, torch; print(spotfleet.__file__)"
     seen = machine.run(f'cd / && {environment}/bin/python -c "{look}"', PYTHONPATH="")
     assert seen.stdout.startswith(str(environment)), seen.stderr
     assert machine.remove(F1).stderr == "" and image.exists()

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from existing_machine import F1, F2, G1, INHERIT, ExistingMachine, alive, plan, stand_in, wait_until
-
 from spotfleet.bootstrap import Wheel, script
+from tests.support.bootstrap.existing_machine import (
+    F1,
+    F2,
+    G1,
+    INHERIT,
+    ExistingMachine,
+    alive,
+    plan,
+    stand_in,
+    wait_until,
+)
 
 STUBBORN = """
 import os, signal, subprocess, sys, time

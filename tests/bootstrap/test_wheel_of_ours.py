@@ -11,15 +11,17 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
-from existing_machine import LONG
 
 import spotfleet
+from spotfleet import version
 from spotfleet.bootstrap.wheel import build, build_from
+from tests.support.bootstrap.existing_machine import LONG
 
 LOOK = """
 import json, os, spotfleet
@@ -53,6 +55,11 @@ def test_the_same_code_gives_the_same_bytes_whenever_and_wherever_it_lies(tmp_pa
     assert build_from(copy) == build_from(package)
     (copy / "model.py").write_text((copy / "model.py").read_text() + "\n")
     assert build_from(copy).sha256 != build_from(package).sha256
+
+
+def test_the_release_in_the_code_is_the_one_that_is_declared():
+    declared = tomllib.loads((Path(spotfleet.__file__).parent.parent / "pyproject.toml").read_text())
+    assert spotfleet.__version__ == version.__version__ == declared["project"]["version"]
 
 
 def test_scripts_are_in_it_and_each_file_is_recorded_with_its_digest():

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from price_web import Web, serving
 
-from spotfleet.catalog import azure_prices, gcp_prices
-from spotfleet.catalog import web as http
+from spotfleet.catalog import web as web_module
 from spotfleet.cli.app import run
+from spotfleet.providers.azure import price_list as azure_prices
+from spotfleet.providers.gcp import price_list as gcp_prices
+from tests.support.catalog.price_web import Web, serving
 
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     """Nothing is sold yet."""
-    monkeypatch.setattr(http, "WAIT_S", 0.0)
+    monkeypatch.setattr(web_module, "WAIT_S", 0.0)
     for name in (gcp_prices.KEY_VARIABLE, "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)
     with serving(Web()) as found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import pytest
 
 from spotfleet.catalog import load as load_catalog
-from spotfleet.catalog import update as updating
+from spotfleet.catalog import update
+from spotfleet.catalog.pricing.table import parsed, written
+from spotfleet.catalog.pricing.values import Catalog
 from spotfleet.catalog.store import PACKAGED, Store
-from spotfleet.catalog.table import parsed, written
-from spotfleet.catalog.values import Catalog
 from spotfleet.providers.aws import session
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "fakes"))
 UPDATE = "catalog update --provider aws"
 
 
@@ -33,7 +31,7 @@ def models_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def shared_cloud() -> Iterator[Any]:
-    from aws import AwsCloud
+    from tests.support.fakes.aws import AwsCloud
 
     with AwsCloud() as cloud:
         yield cloud
@@ -45,9 +43,9 @@ def cloud(shared_cloud: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     shipped = parsed((PACKAGED / "aws.csv").read_text()).prices
     some = Catalog(tuple(p for p in shipped if p.machine.name.startswith(("t3.", "g4dn.xlarge", "p4d."))))
     (tmp_path / "aws.csv").write_text(written("aws", some))
-    monkeypatch.setattr(updating, "PACKAGED", tmp_path)
+    monkeypatch.setattr(update, "PACKAGED", tmp_path)
     shared_cloud.reset()
-    session._account.cache_clear()  # what other tests were told
+    session.reset()  # what other tests were told
     for name, value in shared_cloud.environ().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
@@ -86,7 +84,7 @@ def test_an_update_takes_spot_prices_of_all_regions_and_prices_on_demand(cloud, 
 def test_a_region_that_fails_keeps_what_it_had_and_is_named(cloud, shopper):
     shopper.ok(UPDATE)
     before = load_catalog(shopper.home).by_key["aws", "g5.xlarge", "eu-west-1"]
-    session._account.cache_clear()
+    session.reset()
     cloud.set_price("us-west-2a", "g5.xlarge", 0.05)
     cloud.fault("ec2:DescribeSpotPriceHistory", code="InternalError", times=4)  # the first region that is asked
     said = shopper.ok(UPDATE)
@@ -107,6 +105,6 @@ def test_without_the_price_list_spot_prices_are_updated_alone(cloud, shopper):
     cloud.deny("owner", {"pricing:GetProducts"})
     cloud.set_price("us-east-1a", "g5.xlarge", 0.25)
     said = shopper.ok(UPDATE)
-    assert "some on-demand prices are not to be had" in said.err
+    assert "some on-demand prices are not available" in said.err
     g5 = load_catalog(shopper.home).by_key["aws", "g5.xlarge", "us-east-1"]
     assert (g5.spot_micros_h, g5.on_demand_source.name) == (250_000, "karpenter-provider-aws")

@@ -9,9 +9,9 @@ import pytest
 
 from spotfleet import catalog
 from spotfleet.bootstrap import wheel
+from spotfleet.catalog.pricing.table import parsed, written
+from spotfleet.catalog.pricing.values import PROVIDERS, Catalog, CatalogPrice, MachineType, Source, sources
 from spotfleet.catalog.store import PACKAGED, Store
-from spotfleet.catalog.table import parsed, written
-from spotfleet.catalog.values import PROVIDERS, Catalog, Machine, Price, Source, sources
 from spotfleet.model import Need
 
 LICENSED = {"Apache-2.0"}
@@ -74,7 +74,7 @@ def test_each_cloud_has_gpus_a_dispatcher_and_rates(shipped, provider):
 
 def test_facts_that_everybody_knows(shipped):
     price = shipped.by_key["aws", "p4d.24xlarge", "us-east-1"]
-    assert price.machine == Machine("aws", "p4d.24xlarge", 96, 1152, "A100", 8)
+    assert price.machine == MachineType("aws", "p4d.24xlarge", 96, 1152, "A100", 8)
     assert price.on_demand_micros_h == 21_957_642
     assert catalog.load().rates("aws").zone_micros_gib == 20_000  # a cent at either end
 
@@ -83,7 +83,7 @@ def test_facts_that_everybody_knows(shipped):
 
 
 def fetched(micros: int) -> Catalog:
-    return Catalog((Price(Machine("aws", "p4d.24xlarge"), "us-east-1", 0, micros, None, TODAY),))
+    return Catalog((CatalogPrice(MachineType("aws", "p4d.24xlarge"), "us-east-1", 0, micros, None, TODAY),))
 
 
 def test_what_was_fetched_counts_before_what_is_shipped(tmp_path):
@@ -99,7 +99,7 @@ def test_a_damaged_file_of_the_user_is_passed_over_and_named(tmp_path):
     Store(tmp_path).save("aws", fetched(1))
     Store(tmp_path).path("aws").write_text(text[:-4])
     assert catalog.load(tmp_path) == catalog.load(tmp_path / "nothing")
-    assert [str(Store(tmp_path).path("aws")) in line for line in Store(tmp_path).troubles()] == [True]
+    assert [str(Store(tmp_path).path("aws")) in line for line in Store(tmp_path).problems()] == [True]
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from price_web import KEY, Web
 
-from spotfleet.catalog import gcp_prices
 from spotfleet.catalog import load as load_catalog
-from spotfleet.catalog import web as http
+from spotfleet.catalog import web as web_module
 from spotfleet.catalog.store import Store
 from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.providers.gcp import price_list as gcp_prices
+from tests.support.catalog.price_web import KEY, Web
 
 ND = "Standard_ND96asr_v4"  # 8 A100; 27.197 on demand in eastus, as shipped
 AZURE = "catalog update --provider azure"
@@ -188,27 +188,27 @@ def test_catalog_shows_rows_sources_and_ages(web, shopper):
 def test_a_server_that_says_when_to_come_again_is_obeyed(web):
     waits: list[float] = []
     web.faults, web.retry_after = [429, 429], "7"
-    http.get(f"{web.url}/api/retail/prices", {"$filter": ""}, sleep=waits.append)
+    web_module.get(f"{web.url}/api/retail/prices", {"$filter": ""}, sleep=waits.append)
     assert waits == [7.0, 7.0] and len(web.asked) == 3
 
 
 def test_waits_grow_between_tries_and_end(web, monkeypatch):
-    monkeypatch.setattr(http, "WAIT_S", 1.0)
+    monkeypatch.setattr(web_module, "WAIT_S", 1.0)
     waits: list[float] = []
-    web.faults = [500] * http.TRIES
+    web.faults = [500] * web_module.TRIES
     with pytest.raises(SpotfleetError, match="5 times in a row"):
-        http.get(web.url, {"$filter": ""}, sleep=waits.append)
+        web_module.get(web.url, {"$filter": ""}, sleep=waits.append)
     assert waits == [1.0, 2.0, 4.0, 8.0]
 
 
 def test_a_refusal_is_not_tried_again_and_shows_no_header(web):
     with pytest.raises(NeedsPerson, match="API key not valid") as refused:
-        http.get(f"{web.url}/v1/services/x/skus", {}, {"X-Goog-Api-Key": "secret"})
+        web_module.get(f"{web.url}/v1/services/x/skus", {}, {"X-Goog-Api-Key": "secret"})
     assert len(web.asked) == 1 and "secret" not in json.dumps(str(refused.value))
 
 
 def test_nobody_is_followed_elsewhere_with_a_key(web):
     web.faults = [302]
     with pytest.raises(SpotfleetError, match="answered 302"):
-        http.get(web.url, {}, {"X-Goog-Api-Key": "secret"})
+        web_module.get(web.url, {}, {"X-Goog-Api-Key": "secret"})
     assert len(web.asked) == 1

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from spotfleet import providers
-from spotfleet.catalog import ranking
-from spotfleet.catalog.useful import expected_lifetime_s, useful_micros_h
-from spotfleet.catalog.values import Catalog, Machine, Price, Source
-from spotfleet.cli.offers import age
+from spotfleet.catalog.pricing import ranking
+from spotfleet.catalog.pricing.useful import expected_lifetime_s, useful_micros_h
+from spotfleet.catalog.pricing.values import Catalog, CatalogPrice, MachineType, Source
+from spotfleet.cli.commands.offers import age
 from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.model import Market, Need, Offer
 from spotfleet.providers.local.inprocess import InProcessProvider
@@ -71,14 +71,16 @@ def test_the_cheapest_work_comes_first_not_the_cheapest_machine(shopper):
 
 def test_of_equal_prices_the_type_that_is_taken_less_often_comes_first():
     told = Source("a list", "2026-01-01")
-    rare, often = (Price(Machine("aws", name, 8, 61, "V100", 1), "us-east-1", 3_000_000, 900_000, told, told, band,
+    rare, often = (CatalogPrice(MachineType("aws", name, 8, 61, "V100", 1), "us-east-1", 3_000_000, 900_000, told, told,
+                                band,
                          told) for name, band in (("rare", 0), ("often", 4)))
     assert [r.price.machine.name for r in ranking.ranked([often, rare])] == ["rare", "often"]
 
 
 def test_a_spot_price_that_saves_less_than_its_interruptions_cost_is_no_bargain():
     told = Source("a list", "2026-01-01")
-    dear = Price(Machine("aws", "p3", 8, 61, "V100", 1), "us-east-1", 1_000_000, 999_000, told, told, 4, told)
+    dear = CatalogPrice(MachineType("aws", "p3", 8, 61, "V100", 1), "us-east-1", 1_000_000, 999_000, told, told, 4,
+                        told)
     assert [r.market for r in ranking.ranked([dear])] == [Market.ON_DEMAND]
 
 

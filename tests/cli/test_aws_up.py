@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_user import Said, User
 
-from spotfleet.api import attach, ssh
 from spotfleet.api import machine as machines
-from spotfleet.api.arrival import Arrival
-from spotfleet.cli import change
-from spotfleet.providers.aws import door, session
+from spotfleet.api.access import ssh
+from spotfleet.api.lifecycle import attach
+from spotfleet.api.lifecycle.first_contact import DispatcherStartup
+from spotfleet.cli.commands import write
+from spotfleet.providers.aws import session
+from spotfleet.providers.aws.account import ssh_ingress
 from spotfleet.ssh.tunnel import NotConnected
+from tests.support.cli.cli_user import Said, User
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "fakes"))
 FILE: dict[str, Any] = {
     "name": "g5", "provider": "aws", "nodes": {"min": 1, "target": 2}, "workdir": ".",
     "resources": {"accelerators": "A10G:1"}, "tags": {"team": "vision"},
@@ -34,7 +35,7 @@ UP = "up g5.yaml -y --timeout 0.1s"
 
 @pytest.fixture(scope="module")
 def shared_cloud() -> Iterator[Any]:
-    from aws import AwsCloud
+    from tests.support.fakes.aws import AwsCloud
 
     with AwsCloud() as cloud:
         yield cloud
@@ -69,7 +70,7 @@ class Laptop:
 @pytest.fixture
 def laptop(user: User, shared_cloud: Any, monkeypatch: pytest.MonkeyPatch) -> Laptop:
     """One with an account, whose machines never let anybody in."""
-    def closed(self: Arrival, *_: object) -> bool:
+    def closed(self: DispatcherStartup, *_: object) -> bool:
         self.why = "waiting for its sshd"
         return False
 
@@ -80,14 +81,14 @@ def laptop(user: User, shared_cloud: Any, monkeypatch: pytest.MonkeyPatch) -> La
         return dial
 
     shared_cloud.reset()
-    session._account.cache_clear()
+    session.reset()
     for name, value in shared_cloud.environ().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(user.home.parent))
-    monkeypatch.setattr(Arrival, "look", closed)
+    monkeypatch.setattr(DispatcherStartup, "advance", closed)
     monkeypatch.setattr(ssh, "dialer", nobody)
     monkeypatch.setattr(machines, "CLOUD_TICK_S", 0.1)
-    monkeypatch.setattr(door, "own_address", lambda **_: "192.0.2.44/32")
+    monkeypatch.setattr(ssh_ingress, "own_address", lambda **_: "192.0.2.44/32")
     made = Laptop(user, shared_cloud, user.home)
     made.file()
     return made
@@ -100,7 +101,7 @@ def test_the_plan_shows_regions_pools_savings_and_what_is_not_in_the_price_and_m
     rows = [line.split() for line in said.splitlines()]
     assert [row[-1] for row in rows if row[:1] in (["us-west-2"], ["us-east-1"])] == ["chosen", "dearer"]
     assert any(row[:4] == ["dispatcher", "t3a.small", "on-demand", "us-west-2a"] for row in rows)
-    assert any(row[:6] == ["host", "g5.xlarge", "spot", "us-west-2b", "1", "$0.2000"] for row in rows)
+    assert any(row[:7] == ["2", "hosts", "g5.xlarge", "spot", "us-west-2b", "1", "$0.2000"] for row in rows)
     assert "not in these prices: 230 GiB of disks, 3 public addresses, traffic" in said and "% less)" in said
     assert laptop.cloud.everything() == [] and not (laptop.house / "fleets").exists()
     writing = {a for a in laptop.cloud.actions() if not a.partition(":")[2].startswith(("Describe", "Get", "List"))}
@@ -139,7 +140,7 @@ def test_a_living_fleet_of_that_name_of_another_laptop_is_told_of_and_left_alone
     (theirs,) = laptop.cloud.instances()
     monkeypatch.setenv("SPOTFLEET_HOME", str(laptop.house.parent / "other"))
     said = laptop.fails(UP)
-    assert f"still alive and not ours: {theirs.tags['spotfleet-host']}\n" in said.err
+    assert f"still running, not of this fleet: {theirs.tags['spotfleet-host']}\n" in said.err
     laptop.ok("down g5 -y")
     assert [v.id for v in laptop.cloud.instances()] == [theirs.id]
 
@@ -157,10 +158,10 @@ def test_the_region_that_was_shown_is_the_region_that_is_taken(laptop: Laptop, m
 
     def slowly(*_: object) -> bool:
         laptop.cloud.set_price("us-east-1b", "g5.xlarge", 0.01)
-        session._account.cache_clear()  # minutes have passed
+        session.reset()  # minutes have passed
         return True
 
-    monkeypatch.setattr(change, "confirm", slowly)
+    monkeypatch.setattr(write, "confirm", slowly)
     laptop.fails("up g5.yaml --timeout 0.1s")
     assert {v.region for v in laptop.cloud.instances()} == {"us-west-2"}
 
@@ -209,7 +210,7 @@ def test_without_boto3_the_extra_to_install_is_named(laptop: Laptop, monkeypatch
     monkeypatch.setitem(sys.modules, "boto3", None)
     laptop.file(name="other", tags={"another": "account"})
     said = laptop.fails("up g5.yaml --dryrun", code=3)
-    assert "provider aws needs boto3" in said.err and "hint: pip install 'spotfleet[aws]'" in said.err
+    assert "provider aws needs boto3" in said.err and "hint: pip install '.[aws]'" in said.err
 
 
 def test_a_fleet_file_that_no_user_data_can_hold_is_refused_before_anything_is_made(laptop: Laptop):

@@ -17,7 +17,7 @@ AWS_FILE = "name: g5\nprovider: aws\nnodes: 2\nresources: {accelerators: A10G:1}
 TO_S3 = AWS_FILE + "checkpoint: {target: s3://runs/g5}\n"
 
 
-class Furnished:
+class FakeAws:
     """A cloud that finds what it is told to find."""
 
     name = "aws"
@@ -33,7 +33,7 @@ class Furnished:
                 raise one
             yield one
 
-    prepare = belongings = discard = open_door = regions = within = None
+    prepare = list_resources = delete_resource = allow_ssh_from_here = regions = in_regions = resource_kinds = None
 
 
 OK = Finding("somebody", about="credentials")
@@ -47,10 +47,10 @@ def on_aws(user, monkeypatch):
     """on_aws(finding...): what provider aws finds from now on."""
     here = providers.load
 
-    def install(*found: Finding | Exception) -> Furnished:
-        cloud = Furnished(*found)
+    def install(*found: Finding | Exception) -> FakeAws:
+        cloud = FakeAws(*found)
         monkeypatch.setattr(providers, "load", lambda name, config: cloud if name == "aws" else here(name, config))
-        monkeypatch.setattr(check, "Furnished", Furnished)
+        monkeypatch.setattr(check, "ManagedResources", FakeAws)
         return cloud
 
     user.write("g5.yaml", AWS_FILE)
@@ -63,7 +63,7 @@ def test_every_provider_has_a_section_and_what_is_not_set_up_is_no_failure(user,
     assert said.out.splitlines()[:3] == [
         "aws:", "  -        credentials     no credentials", "                  do this: log in"]
     assert "local:\n  ok       provider        machines can be launched\n" in said.out and "\nssh:\n" in said.out
-    assert said.err == "nothing is in the way\n"
+    assert said.err == "no problem found\n"
 
 
 def test_what_is_not_set_up_is_in_the_way_of_whoever_wants_it(user, on_aws):
@@ -75,7 +75,7 @@ def test_what_is_not_set_up_is_in_the_way_of_whoever_wants_it(user, on_aws):
 def test_a_blocker_is_told_with_each_line_of_its_fix_and_code_3(user, on_aws):
     cloud = on_aws(OK, NO_QUOTA, ODD)
     said = user.types("check aws g5.yaml")
-    assert (said.code, said.err) == (3, "1 of 4 findings in the way of a fleet; 1 to know\n")
+    assert (said.code, said.err) == (3, "1 problem to solve before a fleet can be made; 1 warning\n")
     assert said.out.splitlines()[:7] == [
         "aws: for fleet g5",
         "  ok       credentials     somebody",
@@ -90,7 +90,7 @@ def test_a_blocker_is_told_with_each_line_of_its_fix_and_code_3(user, on_aws):
 def test_a_warning_alone_is_no_failure(user, on_aws):
     on_aws(OK, ODD)
     said = user.ok("check aws")
-    assert said.err == "nothing is in the way; 1 to know\n"
+    assert said.err == "no problem found; 1 warning\n"
 
 
 def test_json_has_the_same(user, on_aws):

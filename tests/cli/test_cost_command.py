@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 
 from spotfleet.cli import render
-from spotfleet.cli.cost import window
+from spotfleet.cli.commands.cost import window
 from spotfleet.errors import UsageError
-from spotfleet.fleet.cost_groups import WAYS
-from spotfleet.messages import FleetStatus
+from spotfleet.fleet.cost.groups import WAYS
+from spotfleet.protocol.messages import FleetStatus
+from spotfleet.words import dollars
 
 TWO = "name: two\nnodes: {min: 1, target: 1}\nresources: {instance_type: cpu.small}\n"
 
@@ -46,11 +47,11 @@ def test_the_table_says_what_was_saved_where_it_went_and_what_interruptions_cost
     said = up.ok("cost").out
     assert "against on-demand machines of the same types and seconds" in said
     assert "where the money went" in said and "dispatcher" in said
-    assert "no interruptions; steps made again and pauses cost $0.000000" in said
+    assert "no interruptions; repeated steps and pauses cost $0.000000" in said
 
 
 def test_that_nobody_knows_what_disks_addresses_and_traffic_cost_is_said_in_every_cut(up):
-    told = "disks, public addresses and traffic are not counted: no rate for them is in the ledger"
+    told = "disks, public addresses and traffic are not counted: their prices are not known"
     for line in ("cost", "cost --by pool", "cost --all"):
         assert told in up.ok(line).out
     assert json.loads(up.ok("cost -o json").out)["rated"] is False
@@ -73,7 +74,7 @@ def test_a_time_in_which_nothing_was_spent_has_an_empty_report_that_says_so(up):
 
 
 def test_a_credit_has_its_sign_before_the_dollar():
-    assert (render.dollars(-24, 6), render.dollars(24, 6)) == ("-$0.000024", "$0.000024")
+    assert (dollars(-24, 6), dollars(24, 6)) == ("-$0.000024", "$0.000024")
 
 
 def test_all_fleets_have_a_line_each_and_one_sum(both):
@@ -90,7 +91,7 @@ def test_html_goes_to_stdout_for_other_programs_and_to_a_file_from_a_terminal(bo
     assert "These 2 fleets have cost $" in both.ok("cost --all -o html").out
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     said = both.ok("cost digits -o html")
-    assert said.out == "" and said.err == "written: digits-cost.html\n"
+    assert said.out == "" and said.err.startswith("written: digits-cost.html\nnote: it is in this directory; ")
     assert "This fleet cost $" in (both.work / "digits-cost.html").read_text(encoding="utf-8")
 
 
@@ -148,7 +149,7 @@ def test_an_unknown_fleet_is_named_with_those_that_are(up):
 def test_the_status_tells_what_burns_an_hour_and_what_is_spent():
     status = FleetStatus("digits", "up", "", 1, 2, 3, burn_micros_h=1_230_000, on_demand_burn_micros_h=3_690_000)
     line = render.fleet_status(status).splitlines()[1]
-    assert line == "1..3 hosts, target 2; 0s old; burn $1.2300/h, on demand $3.6900/h (67 % less)"
+    assert line == "1..3 hosts, target 2; 0s old; costs $1.2300/h now, on demand $3.6900/h (67 % less)"
     spent = replace(status, spent_micros=4_560_000)
     assert render.fleet_status(spent).splitlines()[1] == f"{line}; $4.5600 spent so far"
     assert [row.split()[-1] for row in render.fleets([status, spent]).splitlines()[1:]] == ["-", "$4.5600"]

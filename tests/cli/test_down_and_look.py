@@ -11,15 +11,15 @@ import threading
 import time
 
 import pytest
-from cli_cloud import FakeHandler
-from cli_user import FILE
 
 from spotfleet.api import Fleet
-from spotfleet.api import down as downs
-from spotfleet.api.house import House
+from spotfleet.api.home import Home
+from spotfleet.api.lifecycle import down as down_module
 from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.events import FleetDown, GenerationFormed, JobProgress, JobResumed
+from spotfleet.fleet.domain.events import FleetDown, GenerationFormed, JobProgress, JobResumed
 from spotfleet.model import Role
+from tests.support.cli.cli_cloud import FakeHandler
+from tests.support.cli.cli_user import FILE
 
 READS = ("status", "hosts", "jobs", "events", "cost")
 
@@ -72,7 +72,7 @@ def test_hosts_prints_what_a_host_discovery_script_prints(up):
 
 def test_status_shows_hosts_and_what_they_cost(up):
     out = up.ok("status").out
-    assert out.startswith("fleet digits: up") and "burn $" in out
+    assert out.startswith("fleet digits: up") and "; costs $" in out
     assert all(name in out for name in up.workers()) and "\x1b" not in out
 
 
@@ -87,15 +87,23 @@ def test_down_asks_first(up):
     assert len(up.workers()) == 3
 
 
+def test_down_names_the_jobs_that_it_would_cancel_before_it_asks(up):
+    assert "cancelled" not in up.fails("down", code=2).err
+    up.write("long.py", "import time\ntime.sleep(600)\n")
+    up.ok("train long.py -d")
+    assert "1 job is not done and will be cancelled: long-1 (" in up.fails("down", code=2).err
+    up.ok("cancel long-1")
+
+
 def test_a_dead_dispatcher_is_not_given_up_without_being_told_so(up):
     up.dispatcher.stop()
     said = up.fails("down -y")
-    assert "cannot be brought home" in said.err and "--discard" in said.err
+    assert "cannot be copied to this machine" in said.err and "--discard" in said.err
     assert len(up.cloud.living()) == 4
     said = up.ok("down -y --discard")
-    assert "nothing was brought home" in said.err
+    assert "no results were copied here" in said.err
     assert up.cloud.living() == []
-    assert "nothing was brought home" in up.ok("status").out
+    assert "no results were copied here" in up.ok("status").out
 
 
 def test_a_dispatcher_that_restarts_is_waited_for(up):
@@ -119,8 +127,8 @@ def test_a_dispatcher_that_restarts_late_in_a_long_down_is_waited_for_as_long_as
             finally:
                 threading.Timer(0.1, dispatcher.start).start()
 
-    monkeypatch.setattr(downs, "PATIENCE_S", 2.0)
-    monkeypatch.setattr(downs, "_wait_for_workers", restart_after_a_while)
+    monkeypatch.setattr(down_module, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(down_module, "_wait_for_workers", restart_after_a_while)
     up.ok("down -y")
     assert len(asked) == 2 and up.cloud.living() == []
 
@@ -133,8 +141,8 @@ def test_a_dispatcher_whose_archive_never_arrives_is_not_asked_for_ever(up, monk
         handler.close_connection = True
 
     monkeypatch.setattr(FakeHandler, "_archive", break_off)
-    monkeypatch.setattr(downs, "RESTARTS", 1)
-    assert "cannot be brought home" in up.fails("down -y").err
+    monkeypatch.setattr(down_module, "RESTARTS", 1)
+    assert "cannot be copied to this machine" in up.fails("down -y").err
 
 
 def test_a_dispatcher_whose_machine_was_lost_is_said_to_be_gone(up):
@@ -157,7 +165,7 @@ def test_every_command_says_what_to_type_when_the_dispatchers_machine_is_gone_an
     up.cloud.dispatchers.pop(first.boot["host"])
     said = up.ok("up fleet.yaml -y")
     assert "the dispatcher's machine is gone; a new one takes over 3 hosts" in said.err
-    assert "a new dispatcher has taken over: fleet digits is up with 3 of 3 hosts" in said.err
+    assert "a new dispatcher has taken over: fleet digits is up with 3 hosts" in said.err
     assert "nothing to change" not in said.err
     assert len(up.workers()) == 3 and up.dispatcher.boot["host"] == "digits-d-1"
     assert {k: v for k, v in up.dispatcher.boot.items() if k != "host"} == {
@@ -216,6 +224,7 @@ def test_an_interrupted_up_is_continued(user):
     said = user.types("up fleet.yaml -y")
     assert said.code == 130
     assert "`spotfleet up fleet.yaml` goes on, `spotfleet down digits` ends them" in said.err
+    assert said.err.count("interrupted") == 1
     user.cloud.launch = start
     said = user.ok("up fleet.yaml -y")
     assert "started before, to be continued" in said.err and len(user.workers()) == 3
@@ -275,7 +284,7 @@ def test_the_status_of_an_ended_fleet_says_why_it_ended_how_long_it_lived_and_wh
     assert "next: spotfleet cost digits" in said.err
     found = json.loads(up.ok("status -o json").out)
     assert found["age_s"] > 0
-    folder = House(up.home).folder("digits")
+    folder = Home(up.home).folder("digits")
     folder.update(down_at=folder.record.down_at + 600)  # as if nobody had looked for ten minutes
     assert json.loads(up.ok("status -o json").out)["age_s"] == found["age_s"]
 

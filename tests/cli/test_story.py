@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 import pytest
 
-from spotfleet.cli import story
-from spotfleet.fleet import events as e
+from spotfleet.cli import event_text
+from spotfleet.fleet.domain import events as e
 from spotfleet.model import BillingRules, CloudState, JobState, Market, Nodes, Offer, PolicySpec, Rates, Role, Run
 
 AT = 1795173450.5  # 2026-11-20 11:17:30 UTC
 OFFER = Offer("local", "local", "local-a", "cpu.small", Market.SPOT, 1, 29_300, 85_000)
-WHY = "0 of 2 hosts; $0.0293/h in local/local-a/cpu.small/spot"
+WHY = "2 of 2 hosts missing; $0.0293/h in local/local-a/cpu.small/spot"
 NODES = Nodes(1, 2, 3)
 TWO, ONE = ("u-1/0/12", "u-3/0/13"), ("u-1/0/12",)
 
@@ -30,23 +31,25 @@ SAID = [
     (e.LaunchIntended(AT, "u-d-0", Role.DISPATCHER, OFFER, WHY), f"u-d-0       dispatcher is launched: {WHY}"),
     (e.LaunchRefused(AT, "u-0", "pool", "no capacity"), "u-0         refused: no capacity"),
     (e.LaunchRefused(AT, "u-0", "region", "quota"), "u-0         refused (in the whole region): quota"),
-    (e.HostPlaced(AT, "u-0", OFFER), f"u-0         the cloud took {OFFER.pool}"),
-    (e.HostListed(AT, "u-0", "i-1", CloudState.PENDING, ()), "u-0         is being made by the cloud as i-1"),
+    (e.HostPlaced(AT, "u-0", OFFER), f"u-0         the provider chose {OFFER.pool}"),
+    (e.HostListed(AT, "u-0", "i-1", CloudState.PENDING, ()), "u-0         is starting as i-1"),
     (e.HostListed(AT, "u-0", "i-1", CloudState.RUNNING, (Run(AT),), "127.1.2.3", why="launched"),
      "u-0         runs at 127.1.2.3 as i-1: launched"),
     (e.HostListed(AT, "u-0", "i-1", CloudState.RUNNING, (Run(AT),), missing=True),
-     "u-0         is missing from the cloud's listing; it was running"),
+     "u-0         is missing from the provider's list; it was running"),
     (e.HostListed(AT, "u-0", "i-1", CloudState.STOPPED, (Run(AT - 9, AT, True),), why="no notice"),
-     "u-0         is stopped after 9s (taken by the cloud): no notice"),
+     "u-0         is stopped after 9s (interrupted): no notice"),
     (ended(), "u-0         has ended after 1m32s: ended by its user"),
-    (ended(missing=True), "u-0         has ended after 1m32s: ended by its user; the cloud does not list it any more"),
+    (ended(missing=True),
+     "u-0         has ended after 1m32s: ended by its user; the provider does not list it any more"),
     (e.HostJoined(AT, "u-0", "26462b69daf6"), "u-0         is up: its agent has joined"),
     (e.HostJoined(AT, "u-d-0", "https://127.1.2.3:99"), "u-d-0       answers at https://127.1.2.3:99"),
     (e.HostSilent(AT, "u-0"), "u-0         is silent: its connection is lost"),
-    (e.HostNoticed(AT, "u-0", 119.6, "terminate"), "u-0         got a notice: the cloud takes it in 120 s"),
-    (e.HostNoticed(AT, "u-0", 119.6, "stop"), "u-0         got a notice: the cloud stops it in 120 s"),
+    (e.HostNoticed(AT, "u-0", 119.6, "terminate"),
+     "u-0         got an interruption notice: it will be terminated in 120 s"),
+    (e.HostNoticed(AT, "u-0", 119.6, "stop"), "u-0         got an interruption notice: it will be stopped in 120 s"),
     (e.HostNoticed(AT, "u-0", 0.0, "terminate", "rebalance"),
-     "u-0         got a hint of the cloud (rebalance): checkpoints are written, and training goes on here"),
+     "u-0         got a hint from the provider (rebalance): checkpoints are written, training goes on here"),
     (e.HostDraining(AT, "u-0", "asked by `spotfleet drain`"), "u-0         is to leave: asked by `spotfleet drain`"),
     (e.TerminateIntended(AT, "u-0", "drained"), "u-0         is being terminated: drained"),
     (e.TokenRevoked(AT, "u-0", "its key leaked"), "u-0         is trusted no more: its key leaked"),
@@ -90,14 +93,14 @@ SAID = [
     (e.CheckpointInTime(AT, "d-8", 812, 790, 0.0, "version 812 was reached, 790 is kept: 22 steps will be repeated"),
      "d-8         all who held its state had to go: version 812 was reached, 790 is kept: 22 steps will be repeated"),
     (e.HistoryLost(AT, "ledger.db.corrupt-1", "it is no database"),
-     "ledger      begun anew, the old one is kept as ledger.db.corrupt-1: it is no database"),
+     "records     begun anew, the old one is kept as ledger.db.corrupt-1: it is no database"),
     (e.FleetDown(AT, "idle for 6 s (autostop)"), "fleet       has no host any more: idle for 6 s (autostop)"),
 ]
 
 
 @pytest.mark.parametrize(("event", "said"), SAID)
 def test_each_event_is_one_sentence_about_somebody(event, said):
-    assert story.line({"ledger": "dispatcher", "seq": 1, **e.event_to_json(event)}) == f"11:17:30  {said}"
+    assert event_text.line({"ledger": "dispatcher", "seq": 1, **e.event_to_json(event)}) == f"11:17:30  {said}"
 
 
 def test_no_kind_of_event_is_without_a_sentence():
@@ -106,17 +109,40 @@ def test_no_kind_of_event_is_without_a_sentence():
 
 def test_the_laptops_own_ledger_speaks_of_the_provider_and_of_answers():
     down = {"ledger": "laptop", **e.event_to_json(e.FleetDown(AT, "asked by `down`"))}
-    assert story.line(down).endswith("fleet       nothing of it is listed any more: asked by `down`")
+    assert event_text.line(down).endswith("fleet       nothing of it is listed any more: asked by `down`")
     silent = {"ledger": "laptop", **e.event_to_json(e.HostSilent(AT, "u-d-0"))}
-    assert story.line(silent).endswith("u-d-0       does not answer any more")
+    assert event_text.line(silent).endswith("u-d-0       does not answer any more")
 
 
 def test_workers_that_share_a_host_are_counted():
     formed = e.GenerationFormed(AT, "d-8", 1, ("u-1/0/1", "u-1/1/2", "u-2/0/3"), "start", "3 workers are ready")
-    assert "3 workers on u-1 (2), u-2; 3 workers are ready" in story.line(e.event_to_json(formed))
+    assert "3 workers on u-1 (2), u-2; 3 workers are ready" in event_text.line(e.event_to_json(formed))
 
 
 def test_the_date_is_told_where_it_changes():
     rows = [{"at": AT}, {"at": AT + 1}, {"at": AT + 86400}]
-    assert [day for _, day in story.days(rows)] == ["2026-11-20", "", "2026-11-21"]
-    assert [day for _, day in story.days(rows[:1], "2026-11-20")] == [""]
+    assert [day for _, day in event_text.days(rows)] == ["2026-11-20", "", "2026-11-21"]
+    assert [day for _, day in event_text.days(rows[:1], "2026-11-20")] == [""]
+
+
+@pytest.mark.parametrize(("why", "said"), [
+    ("drained: got a notice", "preempted (drained in time)"),
+    ("not drained within 30 s: got a notice", "preempted (not drained in time)"),
+    ("the fleet goes down", "ended by its user"),
+])
+def test_a_host_that_left_because_of_a_notice_is_called_preempted(why, said):
+    rows = [e.event_to_json(event) for event in (e.HostNoticed(AT, "u-0", 15.0, "terminate"),
+                                                 e.TerminateIntended(AT, "u-0", why), ended())]
+    preempted: Mapping[str, str] = {}
+    for row in rows:
+        preempted = event_text.preemption(row, preempted)
+    assert event_text.line(rows[-1], preempted).endswith(f"has ended after 1m32s: {said}")
+
+
+@pytest.mark.parametrize("notice", ["rebalance", ""])
+def test_a_host_without_an_interruption_notice_is_not_called_preempted(notice):
+    first = [e.HostNoticed(AT, "u-0", 0.0, "terminate", notice)] if notice else []
+    preempted: Mapping[str, str] = {}
+    for event in (*first, e.TerminateIntended(AT, "u-0", "drained: asked by `spotfleet drain`")):
+        preempted = event_text.preemption(e.event_to_json(event), preempted)
+    assert event_text.line(e.event_to_json(ended()), preempted).endswith("ended by its user")

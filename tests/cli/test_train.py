@@ -9,14 +9,14 @@ import threading
 import time
 
 import pytest
-from cli_cloud import FakeHandler, FakeJob
 
 from spotfleet import bundle
-from spotfleet.api import ship
-from spotfleet.cli import attend
+from spotfleet.api.lifecycle import upload
+from spotfleet.cli.commands import follow
 from spotfleet.errors import UsageError
-from spotfleet.messages import JobStatus
 from spotfleet.model import JobState, ResizeSpec
+from spotfleet.protocol.messages import JobStatus
+from tests.support.cli.cli_cloud import FakeHandler, FakeJob
 
 SLOW = "import os, time\nprint('begun')\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.01)\n"
 BROKEN = "print('before')\nraise ValueError('a bug')\n"
@@ -31,7 +31,7 @@ def test_train_ships_the_directory_once_and_shows_the_output_of_rank_0(up):
 
 
 def test_a_working_directory_that_is_too_large_is_refused_before_it_is_sent(up, monkeypatch):
-    monkeypatch.setattr(ship, "LIMIT_BYTES", 10)
+    monkeypatch.setattr(upload, "LIMIT_BYTES", 10)
     assert ".spotfleetignore" in up.fails("train hello.py", code=2).err
     assert up.dispatcher.uploads == 0
 
@@ -164,7 +164,7 @@ def wait_for_log(up, text: bytes) -> None:
 
 @pytest.mark.parametrize("line", ["train slow.py", "logs -f slow-1"])
 def test_while_attached_each_change_of_the_job_is_told_beside_its_output(up, monkeypatch, line):
-    monkeypatch.setattr(attend, "LOOK_S", 0.02)
+    monkeypatch.setattr(follow, "POLL_S", 0.02)
     up.write("slow.py", SLOW)
     go = up.work / "go"
     if line.startswith("logs"):
@@ -319,8 +319,8 @@ def test_an_interrupted_train_sends_only_what_is_missing_the_next_time(up, monke
 
 
 def test_a_large_directory_is_told_of_while_it_is_looked_at_read_and_sent(up, monkeypatch):
-    monkeypatch.setattr(ship, "TELL_S", 0.0)
-    monkeypatch.setattr(ship, "LONG_BYTES", 1)
+    monkeypatch.setattr(upload, "REPORT_S", 0.0)
+    monkeypatch.setattr(upload, "LONG_BYTES", 1)
     monkeypatch.setattr("spotfleet.bundle.tree.TELL_EACH", 10)
     for name, size in (("LEAST_BYTES", 1000), ("USUAL_BYTES", 10)):
         monkeypatch.setattr(f"spotfleet.bundle.grouping.{name}", size)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from spotfleet.api.house import House
+from spotfleet.api.home import Home
 from spotfleet.model import Nodes
 
 SPOT = "local/local-a/cpu.small/spot"
@@ -16,7 +17,10 @@ def test_up_shows_plan_and_reasons_first_then_progress_then_the_next_command(use
     said = user.ok("up fleet.yaml -y")
     lines = said.err.splitlines()
     assert lines[0] == "fleet digits on local: to be made; 2..3 hosts, target 3"
-    assert any("0 of 1 hosts; $0.085/h in local/local-a/cpu.small/on-demand" in line for line in lines)
+    (dispatcher,) = (line for line in lines if line.startswith("dispatcher "))
+    assert dispatcher.split()[1:6] == ["cpu.small", "on-demand", "local-a", "1", "$0.0850"]
+    assert "the cheapest of" in dispatcher and dispatcher.count("local-a") == 1  # the row does not repeat itself
+    assert sum(int(line.split()[0]) for line in lines if re.match(r"\d hosts? ", line)) == 3
     assert any(line.startswith("about $") and "% less" in line for line in lines)
     assert lines.index("offers considered, cheapest first:") < lines.index(
         next(line for line in lines if line.startswith("  launching dispatcher digits-d-0")))
@@ -27,11 +31,11 @@ def test_up_shows_plan_and_reasons_first_then_progress_then_the_next_command(use
 
 
 def test_the_plan_says_what_ends_the_machines_when_nobody_does(user):
-    assert "hosts end themselves 1h00m after they last heard of a dispatcher" in user.ok("up fleet.yaml --plan").out
+    assert "hosts end themselves 1h00m after losing contact with the dispatcher" in user.ok("up fleet.yaml --plan").out
     more = (user.work / "fleet.yaml").read_text() + "orphan_after: 90s\nmax_lifetime: 12h\n"
     user.write("fleet.yaml", more)
     assert user.ok("up fleet.yaml --plan").out.splitlines()[-1] == (
-        "hosts end themselves 1m30s after they last heard of a dispatcher; the fleet ends after 12h00m")
+        "hosts end themselves 1m30s after losing contact with the dispatcher; the fleet ends after 12h00m")
     user.write("fleet.yaml", more.replace("90s", "0s"))
     assert "hosts never end themselves (orphan_after: 0); the fleet ends" in user.ok("up fleet.yaml --plan").out
 
@@ -41,7 +45,8 @@ def test_the_plan_holds_the_hosts_that_a_growth_begins_with(user):
     found = []
     for more in ("", "resize: {growth: {0: 1, 5: 2, 9: 3}}\n"):
         user.write("fleet.yaml", file + more)
-        found.append(sum(line.startswith("host ") for line in user.ok("up fleet.yaml --plan").out.splitlines()))
+        out = user.ok("up fleet.yaml --plan").out
+        found.append(sum(int(n) for n in re.findall(r"^(\d) hosts? ", out, re.MULTILINE)))
     assert found == [3, 1]
 
 
@@ -68,7 +73,7 @@ def test_up_of_a_running_fleet_changes_nothing(up):
 def test_a_changed_nodes_section_changes_the_target(up):
     up.write("fleet.yaml", "name: digits\nnodes: {min: 1, target: 4}\nresources: {instance_type: cpu.small}\n")
     said = up.ok("up fleet.yaml -y")
-    assert "to be resized from 2..3, target 3" in said.err
+    assert "to be resized from 2..3 hosts, target 3 to 1..4 hosts, target 4" in said.err
     assert up.dispatcher.nodes == Nodes(1, 4, 4)
     up.ok("up fleet.yaml")
     assert len(up.workers()) == 4
@@ -83,7 +88,7 @@ def test_what_only_the_next_job_needs_may_change_while_the_fleet_is_up(up):
 def test_another_change_is_refused_with_the_way_out(up):
     up.write("fleet.yaml", "name: digits\nnodes: {min: 2, target: 3}\nresources: {instance_type: gpu.small}\n")
     said = up.fails("up fleet.yaml -y", code=2)
-    assert "any_of cannot change" in said.err and "`spotfleet down digits` first" in said.err
+    assert "resources cannot change" in said.err and "`spotfleet down digits` first" in said.err
     assert len(up.workers()) == 3
 
 
@@ -120,14 +125,15 @@ def test_resources_that_nobody_sells_are_refused_before_anything_is_launched(use
 
 @pytest.mark.parametrize(("resources", "said"), [
     ("{instance_type: cpu.smal}", "cpu.small, gpu.large, gpu.small; did you mean 'cpu.small'?"),
-    ("{instance_type: cpu.small, zone: local-x}", "zone 'local-x' is none of local-a, local-b, local-c; did you"),
-    ("{accelerators: W100}", "accelerators 'W100' is none of "),
+    ("{instance_type: cpu.small, zone: local-x}",
+     "zone 'local-x' is unknown; there is local-a, local-b, local-c; did you"),
+    ("{accelerators: W100}", "accelerators 'W100' is unknown; there is "),
 ])
 def test_a_word_that_the_provider_does_not_know_is_named_with_the_nearest_also_by_a_dry_run(user, resources, said):
     user.write("fleet.yaml", f"name: digits\nresources: {resources}\n")
     for flag in ("-y", "--dryrun"):
         error = user.fails(f"up fleet.yaml {flag}", code=2).err
-        assert said in error and "hint: provider local sells nothing that fits" in error
+        assert said in error and "hint: provider local, the default, emulates a cloud on this machine" in error
     assert user.cloud.living() == []
 
 
@@ -143,7 +149,7 @@ def test_a_timeout_that_is_no_duration_is_refused(user):
 
 
 def test_two_commands_never_change_one_fleet_at_once(user):
-    folder = House(user.home).folder("digits")
+    folder = Home(user.home).folder("digits")
     with folder.locked():
         assert "is changing fleet 'digits'" in user.fails("up fleet.yaml -y").err
     user.ok("up fleet.yaml -y")  # the lock went with its holder

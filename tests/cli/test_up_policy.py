@@ -18,8 +18,8 @@ def plan_of(user, more: str) -> str:
 
 def test_the_plan_has_the_hosts_of_either_market_and_the_reason(user):
     said = plan_of(user, "on_demand_base: 1\n")
-    hosts = [line.split()[2] for line in said.splitlines() if line.startswith("host ")]
-    assert hosts == ["spot", "spot", "on-demand"]
+    hosts = [(int(n), market) for n, market in re.findall(r"^(\d) hosts? +\S+ +(\S+)", said, re.MULTILINE)]
+    assert [market for n, market in hosts for _ in range(n)] == ["spot", "spot", "on-demand"]
     assert "\npolicy: on_demand_base: 1 of 3 hosts\n" in said
     assert re.search(r"\nof it spot \$0\.0\d+/h, on demand \$0\.1700/h\n", said)  # one host and the dispatcher
 
@@ -67,27 +67,27 @@ def test_the_plan_says_that_a_limit_ends_the_fleet_before_its_work_is_done(user)
 
 def test_the_plan_says_what_it_may_cost(user):
     said = plan_of(user, "max_cost: 20\nmax_hourly_cost: 0.5\n")
-    assert "it ends in good order before $20.00 are spent (max_cost)" in said
+    assert "it shuts down cleanly before $20.00 are spent (max_cost)" in said
     assert "before $0.4960 are spent" in plan_of(user, "max_cost: 0.496\n")
     assert "never more hosts than fit in $0.5000/h (max_hourly_cost)" in said
 
 
 def test_the_plan_launches_no_more_hosts_than_the_limit_has_room_for_and_says_so(user):
     said = plan_of(user, "max_hourly_cost: 0.16\n")  # the dispatcher, and two spot hosts
-    assert sum(line.startswith("host ") for line in said.splitlines()) == 2
-    assert "in the way: 1 of 3 hosts missing: max_hourly_cost leaves $0.0" in said  # prices move
+    assert sum(int(n) for n in re.findall(r"^(\d) hosts? ", said, re.MULTILINE)) == 2
+    assert "problem: 1 of 3 hosts missing: max_hourly_cost leaves $0.0" in said  # prices move
 
 
 def test_the_plan_says_when_a_deadline_hangs_on_spot_as_the_limit_has_no_room_for_all_hosts_on_demand(user):
     said = plan_of(user, "work: 10h\ndeadline: 20h\nmax_hourly_cost: 0.339\n")
-    assert ("\nthe deadline is sure only while spot hosts are to be had: 3 hosts on demand and the dispatcher cost "
+    assert ("\nthe deadline is certain only while spot hosts are available: 3 hosts on demand and the dispatcher cost "
             "$0.3400/h, more than max_hourly_cost\n") in said
     assert "is sure only" not in plan_of(user, "work: 10h\ndeadline: 20h\nmax_hourly_cost: 0.34\n")
 
 
 @pytest.mark.parametrize(("more", "words"), [
     ("max_hourly_cost: 0.10\n", "max_hourly_cost: $0.1000/h is less than 2 x the cheapest offer, $0.0"),
-    ("max_cost: 0.005\n", "max_cost: $0.000000 of $0.005000 are spent, and ending in good order takes up to"),
+    ("max_cost: 0.005\n", "max_cost: $0.000000 of $0.005000 are spent, and a clean shutdown takes up to"),
     ("deadline: 10h\nwork: 599m59s\n", "deadline: impossible: "),
 ], ids=["max_hourly_cost", "max_cost", "deadline"])
 def test_what_nothing_on_sale_can_keep_is_refused_before_anything_is_made(user, more, words):

@@ -148,7 +148,7 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
      "of two regions at least"),
     (AWS + "aws:\n  ssh_from: 0.0.0.0/0",
      "3: aws.ssh_from: expected an address or a network such as 203.0.113.7 or 203.0.113.0/24, got '0.0.0.0/0'; that "
-     "is the whole world, to which nothing of a fleet is open: leave it out, and `up` opens the door for the address "
+     "is the whole world, to which nothing of a fleet is open: leave it out, and `up` allows SSH from the address "
      "that you have then"),
     (AWS + "aws:\n  ssh_from: [10.0.0.7/8]",
      "3: aws.ssh_from: expected an address or a network such as 203.0.113.7 or 203.0.113.0/24, got '10.0.0.7/8'; "

@@ -153,7 +153,7 @@ def test_checkpoints_go_to_a_mounted_folder_or_to_an_object_store(given, target,
     ("nodes:\n  min: 1\n  target: 3\n  max: 2",
      "3: nodes.target: expected 1 <= min <= target <= max, but target 3 is above max 2"),
     ("nodes: 3..2", "1: nodes.min: expected 1 <= min <= target <= max, but min 3 is above max 2"),
-    ("num_nodes: 2\nnodes: 2", "1: num_nodes: nodes says the same; keep one of them"),
+    ("num_nodes: 2\nnodes: 2", "1: num_nodes: nodes means the same; keep one of them"),
     ("max_lifetime: 30",
      "1: max_lifetime: expected a duration such as \"90s\", \"10m\" or \"2h\", got 30; write \"30s\""),
     ("checkpoint: {interval: 5 minutes}",
@@ -221,6 +221,12 @@ def test_all_problems_are_named_at_once_in_the_order_of_the_file():
     said = problems("provder: local\nnodes: {min: x}\nmax_lifetime: 3\nenvs: [a]\n")
     assert [line.split(":")[0] + line.split(":")[1] for line in said] == [
         "1 provder", "2 nodes.min", "3 max_lifetime", "4 envs"]
+
+
+def test_the_list_of_keys_stands_in_one_problem_only():
+    said = problems("qqq: 1\nzzz: 2\nnodes: {vvv: 3}\n")
+    assert said[0].startswith("1: qqq: unknown key; expected one of name, ") and "resources" in said[0]
+    assert said[1:] == ["2: zzz: unknown key", "3: nodes.vvv: unknown key; expected one of min, target, max"]
 
 
 def test_a_missing_file_is_named(tmp_path):

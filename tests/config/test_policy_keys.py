@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from test_fleet_file import problems, spec
 
 from spotfleet.config.values import work
 from spotfleet.model import PolicySpec
+from tests.config.test_fleet_file import problems, spec
 
 
 @pytest.mark.parametrize(("text", "expected"), [

@@ -97,7 +97,7 @@ def test_without_nodes_all_machines_of_the_list_are_wanted():
                       "hosts: [node1, node2:8]}`"),
     ("name: a\nssh: {dispatcher: a, hosts: [b]}", "2: ssh: is for provider ssh, but the fleet's is 'local'; write "
                                                   "`provider: ssh`, or remove the section"),
-    ("provider: ssh\nssh:\n  hosts: [a]", "2: ssh.dispatcher: is missing: the machine that bears the dispatcher, and "
+    ("provider: ssh\nssh:\n  hosts: [a]", "2: ssh.dispatcher: is missing: the machine that runs the dispatcher, and "
                                           "no workers; any small one that all others can reach"),
     (HEAD, "2: ssh.hosts: lists no machine; write `hosts: [node1, node2:8]`, or name a `discovery_script` that prints "
            "such lines"),
@@ -105,7 +105,7 @@ def test_without_nodes_all_machines_of_the_list_are_wanted():
                                                "its `slots`"),
     (HEAD + "  port: 2200\n  hosts:\n  - a\n  - {host: a, port: 2200}",
      "7: ssh.hosts[1]: a is in the list already; its workers are counted by its `slots`"),
-    (HEAD + "  hosts:\n  - a\n  - head", "6: ssh.hosts[1]: head bears the dispatcher, and so no workers; remove it "
+    (HEAD + "  hosts:\n  - a\n  - head", "6: ssh.hosts[1]: head runs the dispatcher, and so no workers; remove it "
                                          "here, or name another machine under `ssh.dispatcher`"),
     (HEAD + "  hosts:\n  - a:0", "5: ssh.hosts[0]: expected slots, a whole number of at least 1: room for so many "
                                  "workers, one for each GPU, got 0"),
@@ -123,12 +123,12 @@ def test_without_nodes_all_machines_of_the_list_are_wanted():
     (HEAD + "  hosts:\n  - {host: a, slotz: 2}", "5: ssh.hosts[0].slotz: unknown key; did you mean 'slots'?"),
     (HEAD + "  hosts: [a]\n  identity: x", "5: ssh.identity: unknown key; did you mean 'identity_file'?"),
     ("provider: ssh\nssh: {dispatcher: a:2, hosts: [b]}",
-     "2: ssh.dispatcher: the dispatcher's machine bears no workers, so it has no slots; remove them"),
+     "2: ssh.dispatcher: the dispatcher's machine runs no workers, so it has no slots; remove them"),
     (HEAD + "  hosts: [a]\nnodes:\n  min: 2", "6: nodes.min: asks for 2 hosts, but ssh.hosts lists 1; list more "
                                               "machines, or ask for fewer"),
     (HEAD + "  hosts: [a]\nnum_nodes: 2", "5: num_nodes: asks for 2 hosts, but ssh.hosts lists 1; list more "
                                           "machines, or ask for fewer"),
-    (HEAD + "  discovery_script: f", "1: nodes: is missing: say how many of the machines that the script finds shall "
+    (HEAD + "  discovery_script: f", "1: nodes: is missing: write how many of the machines that the script finds shall "
                                      "work, such as `nodes: 1..8`"),
     (HEAD + "  hosts:\n  - {host: a, address: ib0}",
      "5: ssh.hosts[0].address: expected an IP address of one of the machine's own interfaces, such as 10.1.0.7 or "

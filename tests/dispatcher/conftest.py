@@ -1,32 +1,3 @@
 """Every test here gets its own fleet, in one event loop that ends with it."""
 
-from __future__ import annotations
-
-import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-
-import pytest
-from fake_fleet import Stage, spec
-
-from spotfleet.model import FleetSpec
-
-
-@pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Runs a scene, `async def scene(stage)`, with a fleet of the spec that is given.
-
-    The waits for what never comes here are short: a last checkpoint of workers that write none, and requests that stay
-    open when a dispatcher is stopped.
-    """
-    monkeypatch.setattr("spotfleet.dispatcher.state.SAVE_S", 1.0)
-    monkeypatch.setattr("spotfleet.dispatcher.daemon.CLOSE_S", 0.1)
-
-    def run(scene: Callable[[Stage], Awaitable[None]], fleet: FleetSpec | None = None) -> None:
-        async def main() -> None:
-            async with Stage(tmp_path / "dispatcher", fleet or spec()) as stage:
-                await scene(stage)
-
-        asyncio.run(main())
-
-    return run
+from tests.support.dispatcher.scenes import play  # noqa: F401

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet import certs, providers
-from spotfleet.client import Client, Endpoint
+from spotfleet import providers
 from spotfleet.codec import to_json
-from spotfleet.dispatcher.__main__ import serve
-from spotfleet.dispatcher.boot import DispatcherBoot
+from spotfleet.dispatcher.__main__ import main, serve
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import FleetSpec
 from spotfleet.providers.local import LocalCloud
+from spotfleet.transport import certs
+from spotfleet.transport.boot import DispatcherBoot
+from spotfleet.transport.client import DispatcherClient, Endpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 COMMAND = [sys.executable, "-m", "spotfleet.dispatcher", "--home"]
 LIMIT_S = 30.0
 
@@ -33,13 +34,27 @@ LIMIT_S = 30.0
     ("{", "Expecting"),
     (json.dumps({"fleet": "f", "host": "f-d-0", "spec": {"name": 7}}), "FleetSpec.name"),
 ])
-def test_a_home_without_a_good_boot_file_is_told_by_field(tmp_path: Path, boot: str | None, word: str):
+def test_a_home_without_a_good_boot_file_is_told_by_field(tmp_path: Path, boot: str | None, word: str,
+                                                          monkeypatch: pytest.MonkeyPatch,
+                                                          caplog: pytest.LogCaptureFixture):
     if boot is not None:
         (tmp_path / "boot.json").write_text(boot)
+    monkeypatch.setattr(sys, "argv", ["dispatcher", "--home", str(tmp_path)])
+    monkeypatch.setattr("spotfleet.dispatcher.__main__.raise_file_limit", lambda: None)
+    before = os.umask(0o077)
+    try:
+        assert main() == 2
+    finally:
+        os.umask(before)
+    assert word in caplog.text
+
+
+def test_a_process_without_a_boot_file_says_so_where_people_look_and_in_its_log(tmp_path: Path):
+    """A process of its own shows its status, both places, and that there is no traceback."""
     done = subprocess.run([*COMMAND, str(tmp_path)], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 2
-    assert word in done.stderr
-    assert "Traceback" not in done.stderr
+    for said in (done.stderr, (tmp_path / "dispatcher.log").read_text()):
+        assert "boot.json does not exist" in said and "Traceback" not in said
 
 
 def test_a_home_that_is_no_folder_is_a_usage_error(tmp_path: Path):
@@ -75,7 +90,7 @@ def test_a_dispatcher_serves_until_sigterm_and_keeps_its_secrets_to_itself(tmp_p
     process = subprocess.Popen([*COMMAND, str(home)], env=env, text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT)
     try:
-        client = Client(Endpoint(f"https://127.0.0.1:{port}", "admin-token-1", made.ca), patience_s=LIMIT_S)
+        client = DispatcherClient(Endpoint(f"https://127.0.0.1:{port}", "admin-token-1", made.ca), patience_s=LIMIT_S)
         assert client.status().fleet == "f"
         command = Path(f"/proc/{process.pid}/cmdline").read_text()
         process.send_signal(signal.SIGTERM)

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet.dispatcher.hosts import Seat, look
-from spotfleet.dispatcher.jobfile import JobRecord
-from spotfleet.dispatcher.jobs import Job, Surroundings
-from spotfleet.dispatcher.schedule import HostRoom, JobNeed, allocate
-from spotfleet.fleet.fold import FleetState, Host
+from spotfleet.dispatcher.disk.jobfile import JobRecord
+from spotfleet.dispatcher.hosts import AgentConnection, host_views
+from spotfleet.dispatcher.jobs.job import JobContext, ManagedJob
+from spotfleet.fleet.domain.state import FleetState, Host
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.reconcile import Calls, Observed, Wanted, create, tick
-from spotfleet.messages import AgentReport, Stage, WorkerReport, WorkerState
+from spotfleet.membership.schedule import HostRoom, JobNeed, allocate
 from spotfleet.model import CloudState, HostState, JobSpec, Market, Need, Nodes, Offer, Role
+from spotfleet.protocol.messages import AgentReport, Stage, WorkerReport, WorkerState
 from spotfleet.providers import Boot
 from spotfleet.providers.local.inprocess import InProcessProvider
-from spotfleet.providers.local.pools import MarketRules, Pool
+from spotfleet.providers.local.market.pools import LocalPool, MarketRules
 
 FEW, MANY = 12, 240
 GROWTH = MANY / FEW  # what is done once for all lets work grow more slowly than that; squares grow far beyond
@@ -62,7 +62,7 @@ class Crowd:
     def __init__(self, folder: Path, n: int) -> None:
         folder.mkdir()
         self.hosts = [Name(f"f-{i}") for i in range(n)]
-        self.job = Job(folder, JobRecord("j", JobSpec("j", argv=("x.py",), max_workers=n), 0.0), {},
+        self.job = ManagedJob(folder, JobRecord("j", JobSpec("j", argv=("x.py",), max_workers=n), 0.0), {},
                        lambda slot: Name(f"{slot[0]}/0/1"))
         live = tuple(Host(h, Role.WORKER, OFFER, HostState.UP, 0.0, 0.0, 0.0, cloud=CloudState.RUNNING)
                      for h in self.hosts)
@@ -72,17 +72,17 @@ class Crowd:
 
     def step(self) -> None:
         self.now += 1.0
-        seats = {h: Seat(h, r, lambda: None) for h, r in self.reports.items()}
-        views = {v.host.request_id: v for v in look(self.state, seats, {}, self.now, self.now)}
+        connections = {h: AgentConnection(h, r, lambda: None) for h, r in self.reports.items()}
+        views = {v.host.request_id: v for v in host_views(self.state, connections, {}, self.now, self.now)}
         given = tuple((h, 0) for h in self.hosts)
-        self.job.step(Surroundings(self.now, self.now, frozenset(self.hosts), given, views))
+        self.job.step(JobContext(self.now, self.now, frozenset(self.hosts), given, views))
 
     def report(self, generation: int, **said: object) -> None:
         """Every worker says this."""
         for host in self.hosts:
             report = WorkerReport(Name(f"{host}/0/1"), "j", Stage.READY, generation, version=1, store="127.0.0.1:1")
             self.reports[host] = replace(self.reports[host], workers=(WorkerState(replace(report, **said), 0),))
-            self.job.crew.hear(self.reports[host])
+            self.job.workers.receive(self.reports[host])
 
     def whole_life(self) -> None:
         """Start, train, hear of a broken collective, form again, and order at every step."""
@@ -123,7 +123,7 @@ def test_the_schedule_costs_work_in_proportion_to_the_hosts(held: bool):
 
 def test_a_tick_with_nothing_to_do_costs_work_in_proportion_to_the_hosts(tmp_path: Path):
     def fleet(n: int) -> Callable[[], object]:
-        pool = Pool("local-a", "t", Market.SPOT, 1000, n)
+        pool = LocalPool("local-a", "t", Market.SPOT, 1000, n)
         cloud, ledger = InProcessProvider(clock=time.time, rules=MarketRules((pool,))), Ledger(tmp_path / f"{n}.db")
         create(ledger, cloud, "f", Nodes(n, n, n), time.time())
         wanted = Wanted("f", Role.WORKER, n, (Need(),))

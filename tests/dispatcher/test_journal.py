@@ -12,7 +12,14 @@ import pytest
 
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.events import KINDS, CheckpointKept, HostNoticed, JobProgress, event_from_json, event_to_json
+from spotfleet.fleet.domain.events import (
+    KINDS,
+    CheckpointKept,
+    HostNoticed,
+    JobProgress,
+    event_from_json,
+    event_to_json,
+)
 from spotfleet.fleet.ledger import Ledger
 
 
@@ -25,7 +32,7 @@ def test_no_event_has_a_field_that_hides_its_kind():
 def test_events_are_written_in_their_order_and_seen_by_all_readers(tmp_path: Path):
     async def scene() -> None:
         journal = Journal(Ledger(tmp_path / "ledger.db"))
-        waiter = asyncio.create_task(journal.bell.wait(10.0))
+        waiter = asyncio.create_task(journal.signal.wait(10.0))
         await asyncio.sleep(0)
         events = [JobProgress(float(n), "j", n, 0.1) for n in range(50)]
         for event in events:

@@ -1,6 +1,6 @@
 """A cloud like AWS to try things on by hand: a shell on the laptop of a user who has an account, until it is left.
 
-    python tests/e2e/aws_by_hand.py [COMMAND...]
+    python -m tests.e2e.aws_by_hand [COMMAND...]
 
 `fleet.yaml` there is examples/aws-g5.yaml for machines as they are here, `counting.py` a script to train; all of
 `spotfleet` is real but the cloud. There, `instances` lists what runs, `interrupt ID [SECONDS]`, `take ID`, `rebalance
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import sys
 
-from aws_stage import AwsStage, why_not
-from lan import shell
+from tests.network.lan import shell
+from tests.support.aws.aws_stage import AwsStage, why_not
 
 WORDS = "instances interrupt take rebalance room everything denied"
 

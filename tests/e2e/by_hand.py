@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from e2e_stage import Stage
 
 from spotfleet.providers.local import LocalCloud
+from tests.support.e2e.e2e_stage import Stage
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Random trouble through one training job that must end as if nothing had been:
-`python tests/e2e/chaos.py --events 200 --seed S`.
+`python -m tests.e2e.chaos --events 200 --seed S`.
 
-A local fleet of 3 to 5 hosts trains a model with dropout and batch norm (tests/train/chaos_train.py). Bursts of one to
+A local fleet of 3 to 5 hosts trains a model with dropout and batch norm (tests/support/train/chaos_train.py). Bursts
+of one to
 four events hit it, some apart by milliseconds, some while a generation forms: workers, hosts, agents and the dispatcher
 are killed, processes stopped, hosts cut off, noticed, drained, taken back, the fleet is made larger and smaller. After
 each burst the job must train with all its workers again. In the end each sample must have been seen exactly once in
 each epoch; weights, optimizer state, batch-norm statistics and learning rate must be those that plain torch computes
-undisturbed, bit for bit (tests/train/chaos_reference.py); the cloud must bill what our ledger says, and no process may
+undisturbed, bit for bit (tests/support/train/chaos_reference.py); the cloud must bill what our ledger says, and no
+process may
 be left. The seed makes the order of events, whatever the machine does; the moments and victims differ with it.
 """
 
@@ -16,7 +18,6 @@ import argparse
 import random
 import shutil
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,24 +26,23 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from by_hand import house
-from e2e_stage import LIMIT_S, Stage, wait_for
-from troubles import Troubles
-from watch import ENDED, Failure, await_forming, dump, status_of, trains_again
 
 from spotfleet.api import Fleet, Job
 from spotfleet.errors import SpotfleetError
+from tests.e2e.by_hand import house
+from tests.support.e2e.e2e_stage import LIMIT_S, Stage, wait_for
+from tests.support.e2e.troubles import Troubles
+from tests.support.e2e.watch import ENDED, Failure, await_forming, dump, status_of, trains_again
 
-TRAIN = Path(__file__).parents[1] / "train"
+TRAIN = Path(__file__).parents[1] / "support" / "train"
 FILES = ("chaos_train.py", "chaos_net.py")
-sys.path.append(str(TRAIN))
 
 KINDS = {"kill_worker": 5, "kill": 4, "stop_worker": 3, "cut": 3, "notice": 4, "withdraw": 2, "resize": 4,
          "kill_dispatcher": 4, "kill_agent": 2, "kill_two_workers": 2, "two_hosts": 2, "both_at_once": 2, "drain": 2,
          "all_hosts": 1}
 WHEN = {"at once": 1, "forming": 2, "later": 1}
 LEAST, MOST = 3, 5  # hosts
-NAP_S = 0.08  # of a step, so that the job lasts
+NAP_S = 0.08  # length of a step, so that the job lasts
 RECOVER_S = 90.0
 END_LIMIT_S = 300.0
 CHECKPOINTS = "checkpoint: {interval: 2s}"
@@ -53,7 +53,7 @@ class Event:
     number: int
     kind: str
     when: str  # after the one before it in the same burst; "": the first one
-    seed: str  # of its own dice, so that it draws the same whatever came before
+    seed: str  # seed of its own random numbers, so that it draws the same whatever came before
 
 
 def plan(seed: int, events: int, kinds: dict[str, int] = KINDS) -> list[list[Event]]:
@@ -177,7 +177,7 @@ class Chaos:
         self.world.end()
 
     def check_weights(self) -> None:
-        import chaos_reference
+        from tests.support.train import chaos_reference
 
         begun = time.monotonic()
         job = chaos_reference.check(self.notes)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_stage import COUNTING, RAISING, Stage
 
 from spotfleet.providers.local import LocalCloud
+from tests.support.e2e.e2e_stage import COUNTING, RAISING, Stage
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""SIGKILLs of the dispatcher's process during one training run: `python tests/e2e/dispatcher_kills.py --kills 50`.
+"""SIGKILLs of the dispatcher's process during one training run: `python -m tests.e2e.dispatcher_kills --kills 50`.
 
 A job trains on two hosts. The dispatcher is killed at random moments: while it idles, works or writes down a
 checkpoint, while its last death is only being repaired, and while a generation forms because a worker or a whole host
@@ -24,21 +24,21 @@ from collections import Counter
 from pathlib import Path
 
 import psutil
-from by_hand import house
-from e2e_stage import COUNTING, Stage, output, wait_for
-from troubles import workers_of
 
 from spotfleet.api import Fleet, Job
 from spotfleet.errors import SpotfleetError
-from spotfleet.messages import JobStatus
-from spotfleet.providers.local import Machine
+from spotfleet.protocol.messages import JobStatus
+from spotfleet.providers.local import LocalMachine
+from tests.e2e.by_hand import house
+from tests.support.e2e.e2e_stage import COUNTING, Stage, output, wait_for
+from tests.support.e2e.troubles import workers_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORKERS = 2
 RECOVER_S = 90.0
 STEPS_PER_KILL = 150  # the job must not end before the last kill
 MIN_STEPS = 300
-BATCHES = 29  # of an epoch of the digits
+BATCHES = 29  # number in an epoch of the digits
 ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -53,7 +53,7 @@ class Run:
         self.stage, self.dice, self.kills, self.digits = stage, random.Random(seed), kills, digits
         self.began = time.monotonic()
         self.done: Counter[str] = Counter()
-        self.deaths = 0  # of workers
+        self.deaths = 0  # number of workers that died
         self.slowest_s = 0.0
         self.dispatcher_pids: set[int] = set()
 
@@ -137,7 +137,7 @@ class Run:
                 raise Failure("the dispatcher's process does not come back")
             time.sleep(0.02)
 
-    def hosts(self) -> list[Machine]:
+    def hosts(self) -> list[LocalMachine]:
         return sorted((m for m in self.stage.cloud.truth() if m.processes and "-d-" not in m.request_id),
                       key=lambda m: m.request_id)
 

@@ -1,4 +1,4 @@
-"""Trouble of every kind at random moments, for minutes: `python tests/e2e/soak.py SEED MINUTES`.
+"""Trouble of every kind at random moments, for minutes: `python -m tests.e2e.soak SEED MINUTES`.
 
 A local fleet trains counting jobs, one after another. Bursts of one to four troubles hit each, from its start to its
 end, some apart by milliseconds, some timed to hit a generation that forms. After each burst the job must train with all
@@ -13,15 +13,14 @@ import random
 import sys
 import time
 
-from by_hand import house
-from e2e_stage import COUNTING, Stage, output, wait_for
-from troubles import Troubles
-from watch import ENDED, Failure, await_forming, dump, status_of, trains_again
-
 from spotfleet.api import Fleet, Job
-from spotfleet.messages import JobStatus
+from spotfleet.protocol.messages import JobStatus
+from tests.e2e.by_hand import house
+from tests.support.e2e.e2e_stage import COUNTING, Stage, output, wait_for
+from tests.support.e2e.troubles import Troubles
+from tests.support.e2e.watch import ENDED, Failure, await_forming, dump, status_of, trains_again
 
-STEPS = 2000  # of a job
+STEPS = 2000  # number of a job's steps
 JOB_S = 50.0  # then the job may hurry to its end
 HEAVY = 1_000_000  # numbers that some jobs count with as well, so that trouble also hits transfers
 END_LIMIT_S = 180.0

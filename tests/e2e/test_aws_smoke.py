@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
-from aws_stage import USER, AwsStage, why_not
-from ssh_stage import WORK
 
-from spotfleet.providers.aws import policy
+from spotfleet.providers.aws.mapping import policies
+from tests.support.aws.aws_stage import USER, AwsStage, why_not
+from tests.support.network.ssh_stage import WORK
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="the long form: SPOTFLEET_LONG=1"),
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.timeout(900),
@@ -47,7 +48,7 @@ def experiments_come_true(cloud: Any) -> list[str]:
 def test_a_user_with_the_printed_permissions_runs_all_of_it_and_leaves_nothing():
     with AwsStage.made() as stage:
         met = experiments_come_true(stage.cloud)
-        stage.cloud.allow(USER, {*policy.actions(policy.laptop(policy.Scope())), "fis:*"})
+        stage.cloud.allow(USER, {*policies.actions(policies.laptop(policies.Scope())), "fis:*"})
         here = {"environment": {"python": sys.executable, "inherit": True},
                 "aws": {"ssh_from": [f"{stage.machines.laptop.address}/32"]}}
         stage.write("with.yaml", yaml.safe_dump(here))

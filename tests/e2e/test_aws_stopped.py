@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from aws_stage import AwsStage, pools, why_not
+
+from tests.support.aws.aws_stage import AwsStage, pools, why_not
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not()),
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not()),
               pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="`scripts/test --long` runs it")]
 
 

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from importlib.metadata import requires
 
 import pytest
-from aws_stage import CLI, WORK, AwsStage, timed, why_not
-from machines import interrupt
 
-from spotfleet.providers.aws import names, policy
+from spotfleet.providers.aws.mapping import names, policies
+from tests.support.aws.aws_stage import CLI, WORK, AwsStage, timed, why_not
+from tests.support.network.machines import interrupt
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 NOTICE_S = 30.0  # EC2 gives 120; so long nobody waits here
 GOES_ON_S = 60.0  # on a machine with much else to do; what is promised is measured in bench/
 FREE = {"sts:GetCallerIdentity"}  # needs no permission
@@ -47,7 +47,7 @@ def stage() -> Iterator[AwsStage]:
 
 
 def permitted(stage: AwsStage, who: str) -> frozenset[str]:
-    return policy.actions(json.loads(stage.cli("check", "--policy", who, "fleet.yaml").stdout))
+    return policies.actions(json.loads(stage.cli("check", "--policy", who, "fleet.yaml").stdout))
 
 
 def test_up_shows_what_it_will_cost_and_machines_come_up_from_their_user_data_alone(stage: AwsStage):

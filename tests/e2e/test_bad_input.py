@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from e2e_stage import Stage, hosts
 
-pytestmark = pytest.mark.slow
+from tests.support.e2e.e2e_stage import Stage, hosts
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("command", [["status"], ["train", "counting.py"], ["cost"], ["down", "-y"], ["hosts"]])

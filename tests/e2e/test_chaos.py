@@ -6,13 +6,13 @@ import os
 import random
 
 import pytest
-from by_hand import left
-from chaos import LocalWorld, chaos, plan
-from e2e_stage import Stage
 
 from spotfleet.providers.local import LocalCloud
+from tests.e2e.by_hand import left
+from tests.e2e.chaos import LocalWorld, chaos, plan
+from tests.support.e2e.e2e_stage import Stage
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 SOON = {"kill_worker": 3, "kill": 2, "kill_dispatcher": 2, "kill_two_workers": 2, "both_at_once": 2, "resize": 2,
         "drain": 1, "kill_agent": 1}  # nothing that takes its time
 

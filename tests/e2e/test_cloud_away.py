@@ -1,4 +1,4 @@
-"""The cloud hangs. The in-process tests (tests/dispatcher/test_outage.py) have one that fails at once."""
+"""The cloud hangs. The in-process tests (tests/dispatcher/cloud/test_outage.py) have one that fails at once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import signal
 
 import pytest
-from e2e_stage import Stage, output, trains, wait_for
 
-pytestmark = pytest.mark.slow
+from tests.support.e2e.e2e_stage import Stage, output, trains, wait_for
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="`scripts/test --long` runs it")

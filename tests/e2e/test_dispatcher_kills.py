@@ -6,10 +6,11 @@ import os
 import random
 
 import pytest
-from dispatcher_kills import kill_dispatchers
-from e2e_stage import Stage
 
-pytestmark = pytest.mark.slow
+from tests.e2e.dispatcher_kills import kill_dispatchers
+from tests.support.e2e.e2e_stage import Stage
+
+pytestmark = pytest.mark.processes
 
 
 def test_killing_the_dispatcher_at_any_moment_costs_no_step_and_no_worker(stage: Stage):

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from e2e_stage import COUNTING, Stage, hosts, hosts_of, output, trains, wait_for
 
 from spotfleet.api import Fleet, Job
+from tests.support.e2e.e2e_stage import COUNTING, Stage, hosts, hosts_of, output, trains, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 LONGER = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="with --long only")
 
 

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from e2e_stage import Stage, hosts_of, output, trains, wait_for
 
 from spotfleet.api import Fleet, Job
+from tests.support.e2e.e2e_stage import Stage, hosts_of, output, trains, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 
 def deserted(stage: Stage) -> tuple[Fleet, Job, Path]:

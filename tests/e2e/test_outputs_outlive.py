@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e_stage import Stage, hosts, wait_for
 
 from spotfleet.api import Job
+from tests.support.e2e.e2e_stage import Stage, hosts, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 WRITES = """
 import os, pathlib, sys, time

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from e2e_stage import Stage, hosts, output, trains, wait_for
 
 from spotfleet.api import Fleet
 from spotfleet.fleet.policy.budget import ENDING_S
+from tests.support.e2e.e2e_stage import Stage, hosts, output, trains, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 ZONES = ("local-a", "local-b", "local-c")
 
 

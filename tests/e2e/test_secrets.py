@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from e2e_stage import Stage, hosts, wait_for
 
-from spotfleet.messages import JOB_KEY
+from spotfleet.protocol.messages import JOB_KEY
+from tests.support.e2e.e2e_stage import Stage, hosts, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 PASSWORD = "correct-horse-battery-staple"
 
@@ -57,7 +57,7 @@ def known(stage: Stage, fleet: str) -> dict[str, str]:
     (boot,) = [json.loads(p.read_text()) for p in stage.home.glob("local/hosts/*/boot.json") if "-d-" not in str(p)]
     (job,) = [json.loads(p.read_text()) for p in stage.home.glob("local/hosts/*/jobs/*/secrets.json")]
     assert job["PASSWORD"] == PASSWORD
-    body = keys["key"].split("-----")[2].strip().splitlines()[0]  # of the PEM, where JSON escapes nothing
+    body = keys["key"].split("-----")[2].strip().splitlines()[0]  # first line of the PEM, where JSON escapes nothing
     return {"admin": keys["admin_token"], "fleet": keys["fleet_secret"], "tls": body, "host": boot["token"],
             "cloud": json.loads((stage.home / "local" / "cloud.json").read_text())["token"],
             "job's own": PASSWORD, "job's key": job[JOB_KEY]}
@@ -94,5 +94,5 @@ def test_secrets_lie_in_few_files_of_their_owner_and_nowhere_else(stage: Stage, 
     wait_for("empty disks", lambda: {p.name for p in stage.home.glob("local/hosts/*/*")} == {"console.log"})
     left = holders(stage.home, secrets)
     assert {(path.name, *sorted(names)) for path, names in left.items() if "local" not in path.parts} == {
-        ("keys.json", "admin", "fleet", "tls")}  # of no use any more
+        ("keys.json", "admin", "fleet", "tls")}  # useless after the end
     assert not [path for path, names in left.items() if names & {"job's own", "job's key"}]

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from e2e_stage import Stage, hosts_of, output, trains, wait_for
 
-from spotfleet.providers.local.pools import default_rules
+from spotfleet.providers.local.market.pools import default_rules
+from tests.support.e2e.e2e_stage import Stage, hosts_of, output, trains, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(
     not os.environ.get("SPOTFLEET_LONG"), reason="each side is tested alone in tests/train and tests/dispatcher")]
 
 POOLS = [(p.name, p.capacity) for p in default_rules().pools if p.instance_type == "cpu.small"]

@@ -6,13 +6,13 @@ import os
 import signal
 
 import pytest
-from e2e_stage import Stage, hosts_of, output, trains, wait_for
 
 from spotfleet.api import Fleet, Job
 from spotfleet.errors import SpotfleetError
-from spotfleet.providers.local.pools import default_rules
+from spotfleet.providers.local.market.pools import default_rules
+from tests.support.e2e.e2e_stage import Stage, hosts_of, output, trains, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 POOLS = [(p.name, p.capacity) for p in default_rules().pools if p.instance_type == "cpu.small"]
 NOTICE_S = 8.0

@@ -6,9 +6,10 @@ import json
 import re
 
 import pytest
-from e2e_stage import Stage, trains, wait_for
 
-pytestmark = pytest.mark.slow
+from tests.support.e2e.e2e_stage import Stage, trains, wait_for
+
+pytestmark = pytest.mark.processes
 
 
 def test_train_down_ends_the_fleet_with_the_laptop_closed(stage: Stage):

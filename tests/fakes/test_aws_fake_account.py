@@ -6,9 +6,10 @@ import json
 
 import boto3
 import pytest
-from aws_asks import ONE_TIME, PERSISTENT, ZONE, refused, run, state, tagged
 from botocore.config import Config
 from botocore.exceptions import ClientError
+
+from tests.support.aws.aws_asks import ONE_TIME, PERSISTENT, ZONE, refused, run, state, tagged
 
 TRUST = json.dumps(
     {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from aws import DEEP_LEARNING, UBUNTU
-from aws_asks import ZONE, one, refused, run, tagged
+
+from tests.support.aws.aws_asks import ZONE, one, refused, run, tagged
+from tests.support.fakes.aws import DEEP_LEARNING, UBUNTU
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from aws_asks import errors, fleet, got, listed, one, pool, refused, requests, tagged, template
+
+from tests.support.aws.aws_asks import errors, fleet, got, listed, one, pool, refused, requests, tagged, template
 
 KIND = "g5.xlarge"
 

@@ -5,9 +5,22 @@ from __future__ import annotations
 import base64
 
 import pytest
-from aws import DEEP_LEARNING, UBUNTU
-from aws_asks import ONE_TIME, PERSISTENT, ZONE, listed, one, refused, request_of, run, state, tagged, template
 from botocore.exceptions import ConnectionClosedError
+
+from tests.support.aws.aws_asks import (
+    ONE_TIME,
+    PERSISTENT,
+    ZONE,
+    listed,
+    one,
+    refused,
+    request_of,
+    run,
+    state,
+    tagged,
+    template,
+)
+from tests.support.fakes.aws import DEEP_LEARNING, UBUNTU
 
 ALL = ("instance", "volume", "network-interface")
 
@@ -145,7 +158,7 @@ def test_parameters_go_before_the_template_and_an_image_may_be_a_parameter(ec2):
         ("InvalidAMIID.Malformed", {"ImageId": "ubuntu"}),
         ("InvalidParameterValue", {"InstanceType": "z9.huge"}),
         ("Unsupported", {"InstanceType": "g6.xlarge"}),
-        ("InvalidParameterValue", {"InstanceType": "t4g.small"}),  # of another architecture than the image
+        ("InvalidParameterValue", {"InstanceType": "t4g.small"}),  # another architecture than the image's
         ("InvalidSubnetID.NotFound", {"SubnetId": "subnet-0123"}),
         ("InvalidGroup.NotFound", {"SecurityGroupIds": ["sg-0123"]}),
         ("InvalidKeyPair.NotFound", {"KeyName": "nobody"}),

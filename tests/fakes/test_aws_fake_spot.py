@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from aws_asks import ONE_TIME, PERSISTENT, ZONE, one, refused, request_of, requests, run, state, tagged, template
+
+from tests.support.aws.aws_asks import (
+    ONE_TIME,
+    PERSISTENT,
+    ZONE,
+    one,
+    refused,
+    request_of,
+    requests,
+    run,
+    state,
+    tagged,
+    template,
+)
 
 KIND = "g5.xlarge"
 

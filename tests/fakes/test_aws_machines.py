@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from aws import AwsCloud, InstanceView
-from aws_machines import AwsMachines, image, why_not
-from machines import Key
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+from tests.support.fakes.aws import AwsCloud, InstanceView
+from tests.support.fakes.aws_machines import AwsMachines, image, why_not
+from tests.support.network.machines import Key
+
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 REGION = "us-east-1"
 CLAIM = "/root/.made/claim"
@@ -43,8 +44,8 @@ print(boto3.client("sts", "us-east-1", endpoint_url=sys.argv[1]).get_caller_iden
 MAKER = """
 import sys
 sys.path[:0] = {path!r}
-from aws import AwsCloud
-from aws_machines import AwsMachines
+from tests.support.fakes.aws import AwsCloud
+from tests.support.fakes.aws_machines import AwsMachines
 with AwsCloud() as cloud, AwsMachines(cloud) as machines:
     ec2 = cloud.client("ec2", "us-east-1")
     ec2.run_instances(ImageId=cloud.UBUNTU, InstanceType="m5.large", MinCount=1, MaxCount=1)
@@ -198,7 +199,7 @@ def test_an_image_without_sdk_can_train_and_neither_talk_to_a_cloud_nor_install(
 
 
 def test_nothing_is_left_of_the_machines_of_a_test_that_was_killed():
-    path = [str(Path(__file__).parent)]
+    path = [str(Path(__file__).parents[2])]
     maker = subprocess.Popen([sys.executable, "-c", MAKER.format(path=path)], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, text=True)
     pids = [int(word) for word in maker.stdout.readline().split()]

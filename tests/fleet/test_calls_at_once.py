@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fleet_world import POOLS, Cloud, MemoryLedger, World, boot, market_rules
-
 from spotfleet.fleet import reconcile
-from spotfleet.fleet.events import LaunchIntended, LaunchRefused, PriceChanged, TerminateIntended
+from spotfleet.fleet.domain.events import LaunchIntended, LaunchRefused, PriceChanged, TerminateIntended
 from spotfleet.fleet.reconcile import Action, Calls, Observed, Wanted
 from spotfleet.model import HostState, Need, Nodes, Role
 from spotfleet.providers import Boot, LaunchRequest
-from spotfleet.providers.local.inprocess import Clock
+from spotfleet.providers.local.inprocess import ManualClock
+from tests.support.fleet.fleet_world import POOLS, Cloud, MemoryLedger, World, boot, market_rules
 
 CALL_S = 0.5  # EC2 takes 0.3 to 1 s
 SHUTDOWN_S = 2.0
-TICK_S = 1.0  # between two ticks of a dispatcher: dispatcher/machines.py
+TICK_S = 1.0  # between two ticks of a dispatcher: dispatcher/cloud/machines.py
 LAPTOP_TICK_S = 0.25  # api/machine.py
 
 
@@ -42,7 +41,7 @@ class SlowCloud(Cloud):
         super().terminate(request_id)
 
 
-def at_once(clock: Clock) -> Calls:
+def at_once(clock: ManualClock) -> Calls:
     """Sixteen calls that begin together; the slowest says when all have ended."""
 
     def overlap(call, each):
@@ -141,8 +140,8 @@ def test_refusals_of_one_tick_cool_a_pool_as_one():
 def test_prices_of_all_pools_are_one_call_but_for_a_pool_that_was_silent_for_very_long():
     world = slow_world(3, capacity=1)
     asked: list[list[str]] = []
-    look = world.cloud.prices
-    world.cloud.prices = lambda pools, since: asked.append(list(pools)) or look(pools, since)
+    prices = world.cloud.prices
+    world.cloud.prices = lambda pools, since: asked.append(list(pools)) or prices(pools, since)
     world.tick(5000.0)
     assert [sorted(pools) for pools in asked] == [sorted(POOLS)]
     asked.clear()

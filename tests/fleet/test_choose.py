@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given as given_any
 from hypothesis import settings
 from hypothesis import strategies as st
-from test_plan import CHEAP, FULL, LAUNCHING, NOTHING, UP, given, host, want
 
-from spotfleet.fleet.choose import NAMED, SPREAD_WITHIN
-from spotfleet.fleet.events import LaunchIntended, LaunchRefused
-from spotfleet.fleet.fold import fold, scope_keys
-from spotfleet.fleet.plan import Drain, Launch, Terminate, Wait, plan
+from spotfleet.fleet.domain.events import LaunchIntended, LaunchRefused
+from spotfleet.fleet.domain.state import fold, scope_keys
+from spotfleet.fleet.planner.plan import Drain, Launch, Terminate, Wait, plan
+from spotfleet.fleet.planner.pool_choice import NAMED, SPREAD_WITHIN
 from spotfleet.model import HostState, Market, Need, Offer, Role
+from tests.fleet.test_plan import CHEAP, FULL, LAUNCHING, NOTHING, UP, given, host, want
 
 ZONES = [replace(CHEAP, zone=f"zone-{z}", price_micros_h=1_000_000 + n * 50_000) for n, z in enumerate("abcdef")]
 A, B, C, D, E, F = ZONES
@@ -156,8 +156,8 @@ def test_while_that_place_refuses_the_others_wait_and_say_for_what():
         Wait("2 of 3 hosts missing: they must be in zone zone-c, where f-0 is: pool fake/zone-c/g5/spot refused, "
              "asked again at 12:00:30 UTC")]
     assert plan(want(2, placement="cluster"), state, [A], NOTHING, now=43_200) == [
-        Wait("1 of 2 hosts missing: they must be in pool fake/zone-c/g5/spot, where f-0 is: nothing on sale is spot; "
-             "looked up again at every tick")]
+        Wait("1 of 2 hosts missing: they must be in pool fake/zone-c/g5/spot, where f-0 is: no machine is available "
+             "that is spot; checked again regularly")]
 
 
 def test_a_place_whose_hosts_are_all_taken_binds_nobody_any_more():

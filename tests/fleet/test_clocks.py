@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fleet_world import World
 
-from spotfleet.fleet.events import ClockSetBack
+from spotfleet.fleet.domain.events import ClockSetBack
+from tests.support.fleet.fleet_world import World
 
 
 @pytest.mark.parametrize("back_s", [90.0, 86_400.0])

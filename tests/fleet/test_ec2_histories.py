@@ -6,10 +6,10 @@ The promises are those of `planner_history.py`: the bill, in particular, is the 
 from __future__ import annotations
 
 import pytest
-from ec2_like import EC2_KINDS, EC2_TROUBLES, PLACED_TROUBLES, Ec2Sim, PlacedSim
-from planner_history import history
 
-from spotfleet.fleet.events import HostPlaced
+from spotfleet.fleet.domain.events import HostPlaced
+from tests.support.fleet.ec2_like import EC2_KINDS, EC2_TROUBLES, PLACED_TROUBLES, Ec2Sim, PlacedSim
+from tests.support.fleet.planner_history import history
 
 HISTORIES, BLOCK = 30, 10
 
@@ -28,10 +28,10 @@ def test_a_fleet_that_stays_together_ends_with_the_wanted_hosts_of_one_type_in_o
 
 
 def test_these_histories_have_every_trouble_and_hosts_in_pools_that_were_not_asked_for_first():
-    told, placed = set(), 0
+    log, placed = set(), 0
     for seed in range(HISTORIES):
         sim = history(seed, Ec2Sim, EC2_TROUBLES, EC2_KINDS)
-        told |= set(sim.told)
+        log |= set(sim.log)
         placed += sim.world.count(HostPlaced)
-    assert told >= EC2_TROUBLES.keys() | {"killed"}
+    assert log >= EC2_TROUBLES.keys() | {"killed"}
     assert placed > 10

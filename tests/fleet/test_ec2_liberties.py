@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ec2_like import ec2_world
-from fleet_world import POOLS, Fuse, MemoryLedger, World, market_rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotfleet.dispatcher.trust import refusal
+from spotfleet.dispatcher.http.revocation import rejection
 from spotfleet.errors import NeedsPerson, NoCapacity
 from spotfleet.fleet import reconcile
-from spotfleet.fleet.cost import report
-from spotfleet.fleet.events import (
+from spotfleet.fleet.cost.meter import report
+from spotfleet.fleet.domain.events import (
     HostListed,
     HostPlaced,
     LaunchIntended,
@@ -22,10 +20,12 @@ from spotfleet.fleet.events import (
     event_from_json,
     event_to_json,
 )
-from spotfleet.fleet.fold import fold
+from spotfleet.fleet.domain.state import fold
 from spotfleet.fleet.reconcile import Calls, Terminate
 from spotfleet.model import SECOND, BillingRules, CloudState, HostState, Run
 from spotfleet.providers import LaunchRequest
+from tests.support.fleet.ec2_like import ec2_world
+from tests.support.fleet.fleet_world import POOLS, Fuse, MemoryLedger, World, market_rules
 
 
 def check_bill(world: World) -> None:
@@ -241,12 +241,12 @@ def test_a_host_that_ended_as_we_asked_and_comes_back_is_refused_and_ended_again
     world.asked_to_drain["f-0"] = "asked by its user"
     world.run(60)
     assert world.state.host("f-0").state is HostState.GONE
-    assert "has ended" in refusal(world.state, "f-0")
+    assert "has ended" in rejection(world.state, "f-0")
     world.cloud.revive("f-0")
     world.tick(1)
     host = world.state.host("f-0")
     assert (host.state, host.counts, host.revived) == (HostState.DRAINING, False, True)
-    assert refusal(world.state, "f-0") == "f-0 had ended, and the cloud has started it again: it is removed"
+    assert rejection(world.state, "f-0") == "f-0 had ended, and the cloud has started it again: it is removed"
     world.run(30)
     assert len(world.living()) == 2 and "f-0" not in world.living()
     check_bill(world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotfleet.fleet.events import (
+from spotfleet.fleet.domain.events import (
     ClockSetBack,
     FleetCreated,
     FleetDown,
@@ -21,7 +21,7 @@ from spotfleet.fleet.events import (
     event_from_json,
     event_to_json,
 )
-from spotfleet.fleet.fold import FleetState, cooling_until, fold
+from spotfleet.fleet.domain.state import FleetState, cooling_until, fold
 from spotfleet.model import BillingRules, CloudState, HostState, Market, Nodes, Offer, Role, Run
 
 OFFER = Offer("fake", "r", "zone-a", "g5", Market.SPOT, 1, 1_000_000, 3_000_000)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotfleet.fleet.copies import replace
-from spotfleet.fleet.policy.values import Moment
+from spotfleet.fleet.domain.copies import replace
+from spotfleet.fleet.policy.values import DecisionInput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Square:
 
 @given(st.fixed_dictionaries({}, optional={"now": st.floats(), "hosts": st.integers(), "room": st.none()}))
 def test_a_copy_is_the_one_that_dataclasses_makes(fields):
-    moment = Moment(1.0, 2, room=7)
+    moment = DecisionInput(1.0, 2, room=7)
     assert repr(replace(moment, **fields)) == repr(dataclasses.replace(moment, **fields))
-    assert moment == Moment(1.0, 2, room=7)
+    assert moment == DecisionInput(1.0, 2, room=7)
 
 
 def test_what_was_derived_is_derived_anew():

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from ec2_like import Ec2Cloud
-from fleet_world import GPU, POOLS, Killed, World, market_rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ec2_liberties import check_bill
 
 from spotfleet.errors import NoCapacity, SpotfleetError
 from spotfleet.fleet.reconcile import Calls, Wait
 from spotfleet.model import HostState, Market
 from spotfleet.providers import LaunchRequest
+from tests.fleet.test_ec2_liberties import check_bill
+from tests.support.fleet.ec2_like import Ec2Cloud
+from tests.support.fleet.fleet_world import GPU, POOLS, Killed, World, market_rules
 
 
 class GangCloud(Ec2Cloud):

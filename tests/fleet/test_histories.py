@@ -5,12 +5,12 @@ The process that reconciles is killed before or after any row it writes and any 
 
 from __future__ import annotations
 
-from fleet_world import GPU, POOLS, Killed, World, market_rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotfleet.fleet.cost import report
+from spotfleet.fleet.cost.meter import report
 from spotfleet.model import BillingRules, CloudState, HostState
+from tests.support.fleet.fleet_world import GPU, POOLS, Killed, World, market_rules
 
 seconds = st.sampled_from([0.5, 1.0, 7.25, 30.0, 301.0, 4000.0])
 pick = st.integers(0, 10)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fleet_world import POOLS, Killed, World
+
+from tests.support.fleet.fleet_world import POOLS, Killed, World
 
 
 def story(world: World) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.events import HostJoined, LaunchIntended, NodesChanged
-from spotfleet.fleet.fold import fold
+from spotfleet.fleet.domain.events import HostJoined, LaunchIntended, NodesChanged
+from spotfleet.fleet.domain.state import fold
 from spotfleet.fleet.ledger import Ledger, read_events
 from spotfleet.model import Market, Nodes, Offer, Role
 
@@ -54,12 +54,12 @@ def test_a_reader_goes_on_from_where_it_stopped(path):
 
 
 def test_the_state_is_that_of_all_events_also_of_another_writers(path):
-    mine, other = Ledger(path), Ledger(path)
-    mine.append(LaunchIntended(1.0, "f-0", Role.WORKER, OFFER, "missing"))
-    before = mine.state()
+    own, other = Ledger(path), Ledger(path)
+    own.append(LaunchIntended(1.0, "f-0", Role.WORKER, OFFER, "missing"))
+    before = own.state()
     other.append(HostJoined(2.0, "f-0", "x"), event(7))
-    assert mine.state() == other.state() == fold(e for _, e in mine.events())
-    assert mine.state().hosts[0].incarnation == "x"
+    assert own.state() == other.state() == fold(e for _, e in own.events())
+    assert own.state().hosts[0].incarnation == "x"
     assert before.hosts[0].incarnation == ""
 
 
@@ -123,7 +123,7 @@ def test_several_that_make_one_ledger_at_once_all_get_it(tmp_path):
 WRITER = """
 import sys
 from spotfleet.fleet.ledger import Ledger
-from spotfleet.fleet.events import NodesChanged
+from spotfleet.fleet.domain.events import NodesChanged
 from spotfleet.model import Nodes
 ledger = Ledger(sys.argv[1])
 for n in range(int(sys.argv[2])):
@@ -132,7 +132,7 @@ for n in range(int(sys.argv[2])):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_several_processes_write_one_ledger(path):
     """Real processes: locks of sqlite hold between processes, which threads cannot show."""
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), "15"], stdout=subprocess.DEVNULL)
@@ -146,7 +146,7 @@ def test_several_processes_write_one_ledger(path):
     assert [e.at for e in read_events(path)] == [1.0, 2.0, 3.0] * 45
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_a_killed_writer_leaves_whole_batches_and_everything_that_append_returned_from(path):
     """A real kill -9: nothing less shows what is on the disk."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), "1000000"], stdout=subprocess.PIPE)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spotfleet.fleet.fold import FleetState, Host, scope_keys
-from spotfleet.fleet.plan import Drain, Launch, Observed, Terminate, Wait, Wanted, matches, plan
+from spotfleet.fleet.domain.state import FleetState, Host, scope_keys
+from spotfleet.fleet.planner.plan import Drain, Launch, Observed, Terminate, Wait, Wanted, plan
+from spotfleet.matching import matches, meets
 from spotfleet.model import CloudState, HostState, Market, Need, Offer, Role
 
 UP, LAUNCHING, DRAINING, STOPPED = HostState.UP, HostState.LAUNCHING, HostState.DRAINING, HostState.STOPPED
@@ -43,14 +44,14 @@ def test_a_fleet_at_its_size_needs_nothing():
 
 def test_a_draining_host_is_replaced_before_it_is_gone():
     assert plan(want(2), given(UP, DRAINING), [CHEAP], NOTHING, now=0) == [
-        Launch("f-2", CHEAP, "1 of 2 hosts; $1.00/h in fake/zone-a/g5/spot")]
+        Launch("f-2", CHEAP, "1 of 2 hosts missing; $1.00/h in fake/zone-a/g5/spot")]
 
 
 def test_a_host_with_a_notice_is_drained_and_replaced_at_the_notice():
     state = given(UP, host(1, UP, notice_deadline=43_330.0, notice_action="terminate"))
     assert plan(want(2), state, [CHEAP], NOTHING, now=43_210) == [
-        Drain("f-1", "the cloud takes it at 12:02:10 UTC"),
-        Launch("f-2", CHEAP, "1 of 2 hosts; $1.00/h in fake/zone-a/g5/spot")]
+        Drain("f-1", "interruption notice: it ends at 12:02:10 UTC"),
+        Launch("f-2", CHEAP, "1 of 2 hosts missing; $1.00/h in fake/zone-a/g5/spot")]
 
 
 def test_a_rebalance_hint_drains_and_launches_nothing():
@@ -196,7 +197,7 @@ def test_a_wait_says_what_is_missing_and_until_when():
              "offers above the limit is $1.40/h in fake/zone-b/g5/spot, the limit is $1.20/h")]
     nowhere = want(1, Need(accelerator="V100", region="eu"), Need(instance_type="m6", use_spot=False))
     assert plan(nowhere, given(), [CHEAP], NOTHING, now=0) == [
-        Wait("1 of 1 hosts missing: nothing on sale is spot V100:1 eu or on-demand m6; looked up again at every tick")]
+        Wait("1 host missing: no machine is available that is spot V100:1 eu or on-demand m6; checked again regularly")]
 
 
 def test_after_a_restart_nothing_is_launched_or_ended_until_all_hosts_have_reported():
@@ -212,7 +213,8 @@ def test_after_a_restart_nothing_is_launched_or_ended_until_all_hosts_have_repor
 def test_a_notice_is_heard_while_a_restart_settles():
     state = given(host(0, UP, notice_deadline=0.0), UP)
     observed = Observed(joined={"f-0": "x"}, settle_until=15.0)
-    assert plan(want(2), state, [CHEAP], observed, now=0)[0] == Drain("f-0", "the cloud takes it at 00:00:00 UTC")
+    assert plan(want(2), state, [CHEAP], observed, now=0)[0] == Drain(
+        "f-0", "interruption notice: it ends at 00:00:00 UTC")
 
 
 def test_numbers_of_hosts_are_never_used_twice():
@@ -234,10 +236,16 @@ def test_an_offer_matches_a_need_that_says_less():
         assert not matches(other, CHEAP), other
 
 
+def test_an_offer_meets_a_need_up_to_its_limit():
+    limits = (0, CHEAP.price_micros_h, CHEAP.price_micros_h - 1)
+    assert [meets(Need(max_micros_h=limit), CHEAP) for limit in limits] == [True, True, False]
+    assert not meets(Need(zone="zone-b", max_micros_h=limits[1]), CHEAP)
+
+
 def test_no_more_hosts_are_asked_for_than_there_is_room_for_also_in_dearer_pools():
     one, other, dear = (replace(o, room=1) for o in (CHEAP, NEAR, replace(DEAR, price_micros_h=9_000_000)))
     actions = plan(want(4), given(), [one, other, dear], NOTHING, now=0)
     assert launched(actions) == ["zone-a", "zone-b", "zone-c"]
-    assert actions[-1] == Wait("1 of 4 hosts missing: what is on offer has room for no more")
+    assert actions[-1] == Wait("1 of 4 hosts missing: no offer has room for more")
     assert launched(plan(want(4), given(), [replace(one, room=3), dear], NOTHING, now=0)) == [
         "zone-a", "zone-a", "zone-a", "zone-c"]

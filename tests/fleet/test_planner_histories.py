@@ -1,17 +1,18 @@
 """Random histories of planner and reconciler, with seeds; `planner_history.py` says what must hold in each.
 
-More of them: `python tests/sim/many_histories.py planner COUNT`; one: `python tests/fleet/planner_history.py SEED`.
+More of them: `python -m tests.sim.many_histories planner COUNT`; one: `python -m tests.support.fleet.planner_history
+SEED`.
 """
 
 from __future__ import annotations
 
 import pytest
-from fleet_world import MemoryLedger, World
-from planner_history import TROUBLES, history
 
-from spotfleet.fleet.cost import report
+from spotfleet.fleet.cost.meter import report
 from spotfleet.fleet.reconcile import create
 from spotfleet.model import Nodes
+from tests.support.fleet.fleet_world import MemoryLedger, World
+from tests.support.fleet.planner_history import TROUBLES, history
 
 HISTORIES, BLOCK = 30, 10
 
@@ -23,8 +24,8 @@ def test_a_random_history_of_the_planner_is_safe_and_ends_with_the_wanted_hosts(
 
 
 def test_the_histories_have_every_trouble():
-    told = {line for seed in range(HISTORIES) for line in history(seed).told}
-    assert told >= TROUBLES.keys() | {"killed"}
+    log = {line for seed in range(HISTORIES) for line in history(seed).log}
+    assert log >= TROUBLES.keys() | {"killed"}
 
 
 def test_hosts_that_a_lost_ledger_knew_are_ended_too_when_none_is_wanted():

@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from fleet_world import POOLS, Killed, World, boot, market_rules
 
 from spotfleet.errors import NeedsPerson
-from spotfleet.fleet.cost import report
-from spotfleet.fleet.events import (
+from spotfleet.fleet.cost.meter import report
+from spotfleet.fleet.domain.events import (
     FleetCreated,
     HostDraining,
     HostJoined,
@@ -23,18 +22,19 @@ from spotfleet.fleet.events import (
 from spotfleet.fleet.reconcile import (
     Drain,
     Launch,
+    NoAnswer,
     Observed,
     Terminate,
-    Unanswered,
     Wait,
     Wanted,
     create,
     leftovers,
-    look,
+    record_listing,
     tick,
 )
 from spotfleet.model import CloudState, HostState, Need, Nodes, Role
 from spotfleet.providers import Boot, LaunchRequest
+from tests.support.fleet.fleet_world import POOLS, Killed, World, boot, market_rules
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ def test_a_notice_is_obeyed_even_while_the_provider_does_not_answer(world):
     world.market.interrupt(world.up()[0], 120.0, world.now)
     world.cloud.answers = False
     actions = world.tick(1)
-    assert [type(a) for a in actions] == [Drain, Unanswered]
+    assert [type(a) for a in actions] == [Drain, NoAnswer]
     assert actions[1].why == "local: no answer within 30 s; the next tick asks again"
     assert world.count(HostNoticed) == world.count(HostDraining) == 1
-    assert [type(a) for a in world.tick(1)] == [Unanswered]
+    assert [type(a) for a in world.tick(1)] == [NoAnswer]
     world.cloud.answers = True
     assert [type(a) for a in world.tick(1)] == [Launch]
 
@@ -137,7 +137,7 @@ def test_a_launch_whose_answer_is_lost_makes_one_host():
     for when in ("before", "after"):
         world = World(hosts=1)
         world.cloud.faults.lose("launch", when)
-        assert [type(a) for a in world.tick()] == [Unanswered]
+        assert [type(a) for a in world.tick()] == [NoAnswer]
         world.run(120)
         assert world.up() == world.living() == ["f-0"]
 
@@ -317,7 +317,7 @@ def test_a_run_that_began_before_the_oldest_known_price_of_its_pool_is_billed_ri
 def test_a_look_writes_the_newest_prices_and_changes_no_machine(world):
     world.hosts = 5
     world.clock.advance(86400)
-    look(world.wanted(), world.ledger, world.cloud, world.now)
+    record_listing(world.wanted(), world.ledger, world.cloud, world.now)
     assert len(world.living()) == 3
     assert report(world.ledger.rows, world.now).micros == world.market.invoice(world.now).micros
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from spotfleet.fleet.actions import Observed
-from spotfleet.fleet.events import ClockSetBack, HostListed, LaunchIntended, TerminateIntended
-from spotfleet.fleet.fold import FleetState, Host, apply, fold
-from spotfleet.fleet.plan import Terminate, Wanted, plan
-from spotfleet.fleet.sightings import news, read
+from spotfleet.fleet.domain.actions import Observed
+from spotfleet.fleet.domain.events import ClockSetBack, HostListed, LaunchIntended, TerminateIntended
+from spotfleet.fleet.domain.state import FleetState, Host, apply, fold
+from spotfleet.fleet.planner.listing_diff import merge_lines, new_events
+from spotfleet.fleet.planner.plan import Terminate, Wanted, plan
 from spotfleet.model import CloudHost, CloudState, HostState, Market, Offer, Role, Run
 
 OFFER = Offer("aws", "r", "r-a", "g5", Market.SPOT, 1, 1_000_000, 3_000_000, "A10G")
@@ -32,8 +32,8 @@ def seen(*lines: CloudHost, state: FleetState | None = None, at: float = 0.0) ->
 
 
 def listed(state: FleetState, *lines: CloudHost, now: float) -> FleetState:
-    for one in read(lines, state, Observed(), now).values():
-        for event in news(state.host(one.request_id), one, now):
+    for one in merge_lines(lines, state, Observed(), now).values():
+        for event in new_events(state.host(one.request_id), one, now):
             state = apply(state, event)
     return state
 
@@ -60,10 +60,10 @@ def test_a_machine_that_ends_without_a_word_of_its_runs_was_billed_until_we_hear
 
 def test_a_stopped_machine_whose_agent_speaks_runs_on():
     state = seen(line(RUNNING, Run(10.0)))
-    for told in (line(STOPPED), line(STOPPED, Run(10.0, 60.0, True))):
-        (heard,) = read([told], state, Observed(joined={"f-0": "x"}), 70.0).values()
-        assert (heard.state, heard.runs) == (RUNNING, (Run(10.0),))
-        assert news(state.host("f-0"), heard, 70.0) == []
+    for stopped in (line(STOPPED), line(STOPPED, Run(10.0, 60.0, True))):
+        (merged,) = merge_lines([stopped], state, Observed(joined={"f-0": "x"}), 70.0).values()
+        assert (merged.state, merged.runs) == (RUNNING, (Run(10.0),))
+        assert new_events(state.host("f-0"), merged, 70.0) == []
 
 
 def test_a_listing_that_has_all_runs_is_believed_as_it_is():
@@ -90,7 +90,7 @@ def test_of_two_lines_of_one_host_the_one_that_began_later_counts():
 
 
 def test_the_listing_of_before_the_ledger_was_lost_begins_a_host_with_what_it_says():
-    (intent, first) = news(None, line(RUNNING, Run(10.0)), 40.0)
+    (intent, first) = new_events(None, line(RUNNING, Run(10.0)), 40.0)
     assert isinstance(intent, LaunchIntended) and isinstance(first, HostListed) and first.runs == (Run(10.0),)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fleet_world import POOLS, World, boot, market_rules
 
-from spotfleet.fleet.events import HostListed, HostNoticed, LaunchIntended
+from spotfleet.fleet.domain.events import HostListed, HostNoticed, LaunchIntended
 from spotfleet.fleet.reconcile import Observed, tick
 from spotfleet.model import CloudHost, CloudState, HostState, Notice
+from tests.support.fleet.fleet_world import POOLS, World, boot, market_rules
 
 
 class Cut:

@@ -15,7 +15,7 @@ import alone  # noqa: E402
 import several  # noqa: E402
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 
 @needs_cuda

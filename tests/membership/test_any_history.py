@@ -7,9 +7,10 @@ import random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from membership_calm import check_alive
-from membership_history import TROUBLES
-from membership_sim import FleetSim
+
+from tests.support.membership.membership_calm import check_alive
+from tests.support.membership.membership_history import TROUBLES
+from tests.support.membership.membership_sim import FleetSim
 
 LIVING = precondition(lambda self: self.sim.living() and self.sim.workers())
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from membership_desk import Desk, training
-
-from spotfleet.dispatcher.membership import Evicted
-from spotfleet.dispatcher.workers import STALL_S, Crew
-from spotfleet.messages import AgentReport, Stage, WorkerReport, WorkerState
+from spotfleet.dispatcher.jobs.workers import STALL_S, JobWorkers
+from spotfleet.membership import Evicted
+from spotfleet.protocol.messages import AgentReport, Stage, WorkerReport, WorkerState
+from tests.support.membership.membership_desk import Desk, training
 
 HOUR_S = 3600.0
 
@@ -38,12 +37,12 @@ def test_members_to_which_a_checkpoint_still_comes_are_waited_for_however_long_t
 
 
 def test_a_transfer_that_stands_still_is_no_transfer():
-    crew = Crew("job")
+    crew = JobWorkers("job")
     worker = crew.add("h/0/1", 0)
 
     def hear(fetched: int, now: float, generation: int = 0) -> bool:
         report = WorkerReport("h/0/1", "job", Stage.READY, generation, fetched=fetched)
-        crew.hear(AgentReport("h", "agent", "127.0.0.1", 1, (WorkerState(report, 0),)))
+        crew.receive(AgentReport("h", "agent", "127.0.0.1", 1, (WorkerState(report, 0),)))
         return worker.watch_fetch(now)
 
     assert not hear(0, 0.0)

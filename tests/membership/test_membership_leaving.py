@@ -18,10 +18,10 @@ Faults that were sown to see these tests fail, and the first test that did:
 from __future__ import annotations
 
 import pytest
-from membership_desk import Desk, training
 
-from spotfleet.dispatcher.membership import Evicted, Finished, Formed, Phase
-from spotfleet.messages import Stage
+from spotfleet.membership import Evicted, Finished, Formed, Phase
+from spotfleet.protocol.messages import Stage
+from tests.support.membership.membership_desk import Desk, training
 
 # ---- notices and drains
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from membership_desk import Desk, training
 
-from spotfleet.dispatcher.membership import Evicted, WorkerView
-from spotfleet.dispatcher.membership.blame import parted
-from spotfleet.messages import Stage
+from spotfleet.membership import Evicted, WorkerView
+from spotfleet.membership.blame import parted
+from spotfleet.protocol.messages import Stage
+from tests.support.membership.membership_desk import Desk, training
 
 
 def forming(*workers: str) -> Desk:

@@ -16,10 +16,9 @@ Faults that were sown to see these tests fail, and the first test that did:
 
 from __future__ import annotations
 
-from membership_desk import Desk, training
-
-from spotfleet.dispatcher.membership import Evicted, Formed, Ordered, Phase
-from spotfleet.messages import Assignment, Stage
+from spotfleet.membership import Evicted, Formed, Ordered, Phase
+from spotfleet.protocol.messages import Assignment, Stage
+from tests.support.membership.membership_desk import Desk, training
 
 # ---- the first generation
 
@@ -85,7 +84,7 @@ def test_a_founder_left_in_init_by_a_death_is_told_to_go_on_and_awaited():
     desk.put("b", exited=True)
     assert desk.ordered() is None
     assert desk.core.phase is Phase.HOLDING
-    assert desk.core.why == "b has ended; needs 1 workers, 0 can train"
+    assert desk.core.why == "b has ended; needs 1 worker, 0 can train"
     assert desk.core.orders("a").founded
     desk.put("a", stage=Stage.READY)
     assert desk.ordered() == ("resume", ("a",))
@@ -98,7 +97,7 @@ def test_founders_on_their_way_to_elastic_run_are_awaited_after_a_death_but_not_
     desk.put("a", stage=Stage.READY, failed=1)
     desk.put("c", exited=True)
     assert desk.ordered() is None
-    assert desk.core.why == "c has ended; waits for b to enter elastic.run"
+    assert desk.core.why == "c has ended; waits for b to reach hvd.elastic.run"
     assert desk.ordered(after=9.9) is None
     assert desk.ordered(after=0.1) == ("resume", ("a",))
 
@@ -169,9 +168,9 @@ def test_a_silent_member_is_given_three_seconds():
 
 def test_a_member_that_said_nothing_before_its_connection_ended_has_been_silent_for_as_long():
     desk = training("a", "b")
-    desk.put("b", silent=True, unheard_s=2.9)
+    desk.put("b", silent=True, report_age_s=2.9)
     assert desk.ordered() is None
-    desk.put("b", unheard_s=3.0)
+    desk.put("b", report_age_s=3.0)
     assert desk.ordered(after=0.1) == ("death", ("a",))
 
 
@@ -363,4 +362,4 @@ def test_nothing_changes_while_a_founder_is_on_its_way_to_elastic_run():
     desk.put("c", stage=Stage.READY)
     desk.see()
     assert desk.ordered(after=60.0) is None
-    assert desk.core.why == "generation 1 on 2 workers; waits for b to enter elastic.run"
+    assert desk.core.why == "generation 1 on 2 workers; waits for b to reach hvd.elastic.run"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from membership_desk import Desk, training
-
-from spotfleet.dispatcher.membership import Evicted, Ordered, Phase
+from spotfleet.membership import Evicted, Ordered, Phase
+from tests.support.membership.membership_desk import Desk, training
 
 # ---- stopped: SIGSTOP, a debugger
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from membership_desk import Desk, training
 
-from spotfleet.dispatcher.membership import Pace
-from spotfleet.dispatcher.membership.pace import Pacer
-from spotfleet.messages import Stage
+from spotfleet.membership import Pace
+from spotfleet.membership.pace import Pacer
+from spotfleet.protocol.messages import Stage
+from tests.support.membership.membership_desk import Desk, training
 
 
 @pytest.mark.parametrize(("size", "wanted", "since_s", "limit"), [

@@ -1,13 +1,14 @@
 """Any history of jobs that share a fleet is safe at every moment, and all is whole again soon after the trouble ends.
 
-More of them: `python tests/sim/many_histories.py membership COUNT`; one alone: `python
-tests/membership/membership_history.py SEED`.
+More of them: `python -m tests.sim.many_histories membership COUNT`; one alone: `python
+tests/support/membership/membership_history.py SEED`.
 """
 
 from __future__ import annotations
 
 import pytest
-from membership_history import history
+
+from tests.support.membership.membership_history import history
 
 HISTORIES, BLOCK = 100, 10
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotfleet.dispatcher.schedule import Allocation, HostRoom, JobNeed, allocate, shares
+from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate, shares
 
 A, B, C = JobNeed("a", 1, 3, 1), JobNeed("b", 2, 2, 2), JobNeed("c", 1, 1, 3)
 

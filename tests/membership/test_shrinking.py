@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from membership_desk import training
+from tests.support.membership.membership_desk import training
 
 NAMES = "abcdefghijklmnop"
 

@@ -1,21 +1,30 @@
-"""Sow each fault of `mutants.toml` in a copy of the tree and run the test that must see it.
+"""Put each fault of `mutants.toml` into a copy of the tree and run the test that must fail then.
 
-    python tests/mutants/run.py [WORDS ...]     only those whose name or file contains one of the words
+    python -m tests.mutants.run [--slice 1/4] [WORDS ...]     only those whose name or file contains one of the words
 
 Prints a line for each: killed, SURVIVED (the test is too weak) or BROKEN (the list no longer fits the code). The status
 is 0 only if all are killed.
+
+Each process (SPOTFLEET_PROCESSES) has one compiled copy, in which it restores a file after each fault. The tests of one
+file run once together without any fault; only if that fails, one by one. A slice has every N-th file of tests.
 """
 
 from __future__ import annotations
 
+import argparse
+import compileall
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -39,24 +48,35 @@ class Mutant:
         return text.replace(self.old, self.new)
 
 
-def mutants() -> list[Mutant]:
-    return [Mutant(**entry) for entry in tomllib.loads(LIST.read_text())["mutant"]]
+def mutants(listed: Path = LIST) -> list[Mutant]:
+    return [Mutant(**entry) for entry in tomllib.loads(listed.read_text())["mutant"]]
 
 
-def copy_of_the_tree(folder: Path) -> None:
+def groups_of(listed: list[Mutant], words: list[str], part: int = 1, parts: int = 1) -> list[list[Mutant]]:
+    """Return the faults that the words name by the file of their tests, of these each `parts`-th from the `part`-th."""
+    by_file: dict[str, list[Mutant]] = {}
+    for mutant in listed:
+        if not words or any(w in mutant.name or w in mutant.file for w in words):
+            by_file.setdefault(mutant.test.partition("::")[0], []).append(mutant)
+    return list(by_file.values())[part - 1 :: parts]
+
+
+def copy_of_the_tree(folder: Path, top: Path = TOP) -> None:
     leave = shutil.ignore_patterns("__pycache__", ".hypothesis", "*.egg-info")
     for name in COPIED:
-        source = TOP / name
+        source = top / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=leave)
         elif source.exists():
             shutil.copy(source, folder / name)
 
 
-def run_tests(folder: Path, *tests: str) -> int:
-    """pytest's status in the copy: 0 all pass, 1 some fail."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", f"--timeout={LIMIT_S}", *tests]
+def run_tests(folder: Path, *tests: str, bytecode: bool = False) -> int:
+    """Return pytest's status in the copy: 0 all pass, 1 some fail."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    if not bytecode:  # only unchanged files may leave any behind
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", f"--timeout={LIMIT_S}", *tests]
     try:
         return subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, timeout=2 * LIMIT_S,
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
@@ -64,32 +84,75 @@ def run_tests(folder: Path, *tests: str) -> int:
         return 1
 
 
-def verdict(mutant: Mutant) -> str:
-    """killed, SURVIVED or BROKEN, in a copy of its own."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
-        folder = Path(name)
-        copy_of_the_tree(folder)
-        path = folder / mutant.file
-        whole = path.read_text()
-        try:
-            path.write_text(mutant.sown(whole))
-        except AssertionError as wrong:
-            return f"BROKEN: {wrong}"
-        if run_tests(folder, mutant.test) == 0:
-            return "SURVIVED"
+@contextmanager
+def seeded(mutant: Mutant, folder: Path) -> Iterator[None]:
+    """Hold the fault in the copy. AssertionError: it does not fit the code."""
+    path = folder / mutant.file
+    whole = path.read_text()
+    try:
+        path.write_text(mutant.sown(whole))
+        yield
+    finally:
         path.write_text(whole)
-        return "killed" if run_tests(folder, mutant.test) == 0 else "BROKEN: the test fails without the fault, too"
 
 
-def main(words: list[str]) -> int:
-    chosen = [m for m in mutants() if not words or any(w in m.name or w in m.file for w in words)]
+@cache
+def own_copy() -> Path:
+    """Return this process's copy of the tree, compiled; whoever started the process removes it."""
+    folder = Path(tempfile.mkdtemp(prefix="tree-", dir=os.environ["SPOTFLEET_MUTANTS"]))
+    copy_of_the_tree(folder)
+    compile_all(folder)
+    return folder
+
+
+def compile_all(folder: Path) -> None:
+    """Compile a copy, checked by hash, since a fault may change a file twice in a second, and not its size."""
+    compileall.compile_dir(folder, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+
+
+def verdicts(of_one_file: list[Mutant]) -> list[str]:
+    """killed, SURVIVED or BROKEN, for faults whose tests are in one file."""
+    folder = own_copy()
+    tests = list(dict.fromkeys(m.test for m in of_one_file))
+    failing = set()
+    if run_tests(folder, *tests, bytecode=True) != 0:
+        failing = {test for test in tests if run_tests(folder, test) != 0}
+    return [verdict(mutant, folder, mutant.test in failing) for mutant in of_one_file]
+
+
+def verdict(mutant: Mutant, folder: Path, fails_anyway: bool) -> str:
+    try:
+        with seeded(mutant, folder):
+            if fails_anyway:
+                return "BROKEN: the test fails without the fault, too"
+            return "SURVIVED" if run_tests(folder, mutant.test) == 0 else "killed"
+    except AssertionError as wrong:
+        return f"BROKEN: {wrong}"
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slice", default="1/1", metavar="K/N", help="the K-th of N parts")
+    parser.add_argument("words", nargs="*")
+    return parser.parse_args(given)
+
+
+def main(given: list[str]) -> int:
+    wanted = arguments(given)
+    part, parts = (int(number) for number in wanted.slice.split("/"))
+    groups = groups_of(mutants(), wanted.words, part, parts)
+    todo = sum(len(group) for group in groups)
     begun, alive = time.monotonic(), []
-    with get_context("spawn").Pool(int(os.environ.get("SPOTFLEET_PROCESSES", os.cpu_count() or 1))) as pool:
-        for mutant, said in zip(chosen, pool.imap(verdict, chosen), strict=True):
-            print(f"{said:9} {mutant.file.removeprefix('spotfleet/')}: {mutant.name} -> {mutant.test}", flush=True)
-            if said != "killed":
-                alive.append(mutant.name)
-    print(f"{len(chosen) - len(alive)} of {len(chosen)} faults killed, {time.monotonic() - begun:.0f} s")
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        os.environ["SPOTFLEET_MUTANTS"] = folder
+        with get_context("spawn").Pool(int(os.environ.get("SPOTFLEET_PROCESSES", os.cpu_count() or 1))) as pool:
+            for group, found in zip(groups, pool.imap(verdicts, groups), strict=True):
+                for mutant, said in zip(group, found, strict=True):
+                    file = mutant.file.removeprefix("spotfleet/")
+                    print(f"{said:9} {file}: {mutant.name} -> {mutant.test}", flush=True)
+                    if said != "killed":
+                        alive.append(mutant.name)
+    print(f"{todo - len(alive)} of {todo} faults killed, {time.monotonic() - begun:.0f} s")
     return 1 if alive else 0
 
 

@@ -1,12 +1,11 @@
 """tests/e2e/chaos.py on machines with a network of their own, where a cut host is gone with neither FIN nor RST:
-`python tests/network/chaos_network.py --events 200 --seed S`. Needs root and `ip`.
+`python -m tests.network.chaos_network --events 200 --seed S`. Needs root and `ip`.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,16 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
-sys.path.append(str(TESTS / "e2e"))
-
-from chaos import FILES, KINDS, LEAST, MOST, RECOVER_S, TRAIN, asked, chaos, plan  # noqa: E402
-from network_fleet import NetworkFleet  # noqa: E402
-from troubles import Troubles  # noqa: E402
-from watch import Failure  # noqa: E402
-
-from spotfleet.messages import JobStatus  # noqa: E402
-from spotfleet.model import CloudState, Nodes  # noqa: E402
+from spotfleet.model import CloudState, Nodes
+from spotfleet.protocol.messages import JobStatus
+from tests.e2e.chaos import FILES, KINDS, LEAST, MOST, RECOVER_S, TRAIN, asked, chaos, plan
+from tests.support.e2e.troubles import Troubles
+from tests.support.e2e.watch import Failure
+from tests.support.network.network_fleet import NetworkFleet
 
 HERE = {kind: weight for kind, weight in KINDS.items() if kind != "kill_agent"}  # nobody would start it again
 

@@ -1,5 +1,5 @@
 """tests/e2e/chaos.py on machines over SSH, each with its own sshd, supervisor, agent and environment:
-`python tests/network/chaos_ssh.py --events 100 --seed S`. Links are cut, machines lose power and begin anew, sshds stop
+`python -m tests.network.chaos_ssh --events 100 --seed S`. Links are cut, machines lose power and begin anew, sshds stop
 answering, processes of all kinds are killed. In the end each sample has been seen once an epoch, the weights are those
 of plain torch bit for bit, and every machine is as it was. Needs root.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,16 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
-sys.path.append(str(TESTS / "e2e"))
+import psutil
 
-import psutil  # noqa: E402
-from chaos import FILES, TRAIN, asked, chaos, plan  # noqa: E402
-from ssh_stage import DISPATCHER, SshStage  # noqa: E402
-from troubles import Troubles, workers_of  # noqa: E402
-from watch import Failure  # noqa: E402
-
-from spotfleet.messages import JobStatus  # noqa: E402
+from spotfleet.protocol.messages import JobStatus
+from tests.e2e.chaos import FILES, TRAIN, asked, chaos, plan
+from tests.support.e2e.troubles import Troubles, workers_of
+from tests.support.e2e.watch import Failure
+from tests.support.network.ssh_stage import DISPATCHER, SshStage
 
 HOSTS = 3
 KINDS = {"kill_worker": 4, "kill_two_workers": 2, "stop_worker": 2, "kill_agent": 3, "kill_dispatcher": 2, "cut": 4,

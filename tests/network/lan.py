@@ -1,6 +1,6 @@
 """A network of machines to try things on by hand: a shell on its laptop, until it is left.
 
-    python tests/network/lan.py [--hosts 3] [--delay MS] [--ipv6] [COMMAND...]
+    python -m tests.network.lan [--hosts 3] [--delay MS] [--ipv6] [COMMAND...]
 
 There, `spotfleet up` and all that follows is real: the dispatcher's machine `d` and hosts `w0`, `w1`, ... have sshds of
 their own, `ssh w0` enters one. `counting.py` is a script to train. `cut w1`, `restore w1`, `slow w1 MS`, `off w1` and
@@ -17,8 +17,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-from machines import Machine, why_not
-from ssh_stage import LAPTOP, WORK, SshStage
+from tests.support.network.machines import Machine, why_not
+from tests.support.network.ssh_stage import LAPTOP, WORK, SshStage
 
 ORDERS = "/run/lan"  # a fifo on the laptop
 OVER = "over"

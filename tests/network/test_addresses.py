@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces import why_not
-from network_fleet import NetworkFleet, host_of
-from network_scripts import TRACING, Trace
+
+from tests.support.network.namespaces import why_not
+from tests.support.network.network_fleet import NetworkFleet, host_of
+from tests.support.network.network_scripts import TRACING, Trace
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 long = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="SPOTFLEET_LONG=1 runs it")
 STEPS = 40
 REPORTING = TRACING + """

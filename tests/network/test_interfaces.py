@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from namespaces import Namespaces, why_not
 
-from spotfleet.train import nccl
-from spotfleet.train.sockets import holds, interface_of
+from spotfleet.train.comm import nccl
+from spotfleet.worker.sockets import holds, interface_of
+from tests.support.network.namespaces import Namespaces, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from machines import USER, Build, Machines, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+from tests.support.network.machines import USER, Build, Machines, why_not
+
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 BUILDS = [Build("laptop", "wlan0", door="none"), Build("d", "mgmt0"), Build("w0", "ens5"), Build("w1", "eth0"),
           Build("bare", "bond1", python=False), Build("mute", "wan7", door="silent"),
@@ -22,7 +23,7 @@ BUILDS = [Build("laptop", "wlan0", door="none"), Build("d", "mgmt0"), Build("w0"
 FORGED = """
 import sys
 sys.path[:0] = {path!r}
-from machines import Build, Machines
+from tests.support.network.machines import Build, Machines
 lan = Machines([Build("a", "ens5"), Build("b", "eth0")])
 lan.net.slow("a", 0.01)
 print(*(m.pid for m in lan), lan["a"].start("sleep", "1000").pid, lan.net._wires["a"].pid, flush=True)
@@ -195,7 +196,7 @@ def test_all_that_a_command_leaves_on_a_machine_is_seen_and_what_it_removes_too(
 
 
 def test_nothing_is_left_of_machines_that_are_closed_nor_of_those_whose_maker_was_killed():
-    path = [str(Path(__file__).parent)]
+    path = [str(Path(__file__).parents[2])]
     maker = subprocess.Popen([sys.executable, "-c", FORGED.format(path=path)], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, text=True)
     pids = [int(word) for word in maker.stdout.readline().split()]

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from namespaces import Namespaces, why_not
 
 from spotfleet.addresses import joined
-from spotfleet.train import reach
+from spotfleet.worker import connectivity
+from tests.support.network.namespaces import Namespaces, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 
 @pytest.fixture(scope="module")
@@ -30,24 +30,24 @@ def net() -> Iterator[Namespaces]:
 @pytest.mark.parametrize("family", [4, 6])
 def test_who_does_not_answer_is_named_with_the_address_and_who_refuses_is_reached(
         net: Namespaces, family: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reach, "ANSWER_S", 0.5)
+    monkeypatch.setattr(connectivity, "ANSWER_S", 0.5)
     at = {name: net.address(name, family) for name in "bc"}
     nowhere = "10.99.0.1" if family == 4 else "fd99::1"  # no route leads there
     peers = [("h-b/0/1", joined(at["b"], 9)), ("h-c/0/2", joined(at["c"], 9)), ("h-d/0/3", joined(nowhere, 9))]
     began = time.monotonic()
-    assert net.call("a", lambda: reach.unreached(peers)) == (f"h-c/0/2 at {at['c']}", f"h-d/0/3 at {nowhere}")
+    assert net.call("a", lambda: connectivity.unreached(peers)) == (f"h-c/0/2 at {at['c']}", f"h-d/0/3 at {nowhere}")
     assert 0.5 <= time.monotonic() - began < 10
 
 
 def test_who_listens_is_reached(net: Namespaces):
     with net.call("b", lambda: socket.create_server((net.address("b"), 0))) as listener:
         place = joined(net.address("b"), listener.getsockname()[1])
-        assert net.call("a", lambda: reach.unreached([("h-b/0/1", place)])) == ()
+        assert net.call("a", lambda: connectivity.unreached([("h-b/0/1", place)])) == ()
 
 
 def test_it_is_told_while_a_generation_forms_and_taken_back_when_the_way_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reach, "AFTER_S", 0.01)
-    monkeypatch.setattr(reach, "AGAIN_S", 0.01)
+    monkeypatch.setattr(connectivity, "AFTER_S", 0.01)
+    monkeypatch.setattr(connectivity, "AGAIN_S", 0.01)
     answers, told, over = [("b at 1",), ("b at 1",), ()], [], threading.Event()
 
     def unreached(_peers: object) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def test_it_is_told_while_a_generation_forms_and_taken_back_when_the_way_is_foun
             return ()
         return answers.pop(0)
 
-    monkeypatch.setattr(reach, "unreached", unreached)
-    reach.watch(lambda: [], lambda: not over.is_set(), told.append)
+    monkeypatch.setattr(connectivity, "unreached", unreached)
+    connectivity.watch(lambda: [], lambda: not over.is_set(), told.append)
     assert over.wait(30)
     assert told == [("b at 1",), ()]

@@ -25,12 +25,13 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from namespaces import why_not
-from network_fleet import NetworkFleet, host_of, tuned
-from network_scripts import TRACING, Trace, now
+
+from tests.support.network.namespaces import why_not
+from tests.support.network.network_fleet import NetworkFleet, host_of, tuned
+from tests.support.network.network_scripts import TRACING, Trace, now
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 long = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="SPOTFLEET_LONG=1 runs it")
 HANG_S = 2.0
 
@@ -92,7 +93,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("network")
     trace = Trace(folder / "trace")
     with NetworkFleet(folder, 3, patch=tuned(hang_s=HANG_S, hang_first_s=HANG_S),
-                      agent_patch=f"import spotfleet.agent.worker as w; w.HANGS_S = {HANG_S}") as fleet:
+                      agent_patch=f"import spotfleet.agent.workers.worker as w; w.HANGS_S = {HANG_S}") as fleet:
         job = fleet.submit({"train.py": TRACING}, np=(2, 2), spares=1,
                            envs={"TRACE": str(trace.folder), "STEPS": "10000000"})
         yield Scene(fleet, trace, job)

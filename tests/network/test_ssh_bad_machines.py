@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from machines import Build, why_not
-from ssh_stage import CLI, WORK, SshStage
+
+from tests.support.network.machines import Build, why_not
+from tests.support.network.ssh_stage import CLI, WORK, SshStage
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 GOOD = ("w0", "w1")
 BAD = {  # machine -> what is said of it, and what is said to do

@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Iterator
 
-import namespaces
 import pytest
-from machines import USER, interrupt, why_not
-from ssh_stage import CLI, SAMPLES, TRACE, WORK, SshStage, counted
+
+from tests.support.network import namespaces
+from tests.support.network.machines import USER, interrupt, why_not
+from tests.support.network.ssh_stage import CLI, SAMPLES, TRACE, WORK, SshStage, counted
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 ALL = ("w0", "w1", "w2")
 GOES_ON_S = 5.0  # what a user is promised
 DELAY_S = 0.01  # on each link, so that 20 ms lie between two hosts

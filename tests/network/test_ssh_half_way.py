@@ -7,11 +7,12 @@ import time
 
 import psutil
 import pytest
-from machines import why_not
-from ssh_stage import CLI, WORK, SshStage
+
+from tests.support.network.machines import why_not
+from tests.support.network.ssh_stage import CLI, WORK, SshStage
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not()),
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not()),
               pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="`scripts/test --long` runs it")]
 
 

@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from machines import why_not
-from ssh_stage import DISPATCHER, SAMPLES, SshStage, counted
+
+from tests.support.network.machines import why_not
+from tests.support.network.ssh_stage import DISPATCHER, SAMPLES, SshStage, counted
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not()),
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(bool(why_not()), reason=why_not()),
               pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="`scripts/test --long` runs it")]
 ALL = ("w0", "w1", "w2")
 LONG_S = 25.0  # more than a machine may be silent before its host counts as away

@@ -8,10 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotfleet.report.axes import Clock, Tick, Unit, time_ticks, value_ticks
-from spotfleet.report.charts import Band, Chart, Curve, Look, Mark, stacked, thinned
+from spotfleet.report.axes import Tick, TimeAxis, Unit, time_ticks, value_ticks
+from spotfleet.report.charts import Band, Chart, ChartMark, Curve, SeriesStyle, stacked, thinned
 from spotfleet.report.svg import CHARACTER, NARROW, WIDE, figure, frame
-from spotfleet.report.words import civil, count, hours, instant, money, percent, span
+from spotfleet.words import (
+    about,
+    civil,
+    clock,
+    clock_utc,
+    count,
+    dollars,
+    exact_dollars,
+    hours,
+    instant,
+    money,
+    percent,
+    rate,
+    span,
+)
 
 DAY = 86_400.0
 values = st.floats(0, 1e12, allow_nan=False)
@@ -45,9 +59,11 @@ def corners(path: str) -> list[tuple[float, float]]:
 @given(st.lists(st.tuples(moments, values), min_size=1, max_size=30), st.booleans())
 def test_whatever_is_drawn_lies_in_the_plot(points, steps):
     points = tuple(sorted(points))
-    begin, bands = points[0][0], stacked([("a", Look.SPOT, points, ""), ("b", Look.ON_DEMAND, points, "")])
-    chart = Chart("k", "t", "d", Unit.DOLLARS, begin, points[-1][0] + 1, (Curve("c", Look.SPOT, points, steps),), bands,
-                  (Mark(begin, "m"),))
+    begin, bands = points[0][0], stacked([("a", SeriesStyle.SPOT, points, ""),
+                                          ("b", SeriesStyle.ON_DEMAND, points, "")])
+    chart = Chart("k", "t", "d", Unit.DOLLARS, begin, points[-1][0] + 1, (Curve("c", SeriesStyle.SPOT, points, steps),),
+                  bands,
+                  (ChartMark(begin, "m"),))
     f = frame(chart, WIDE, value_ticks(chart.most, chart.unit))
     paths = [p for name, found in drawn(chart).items() if name.startswith(("line", "band")) for p in found]
     assert paths
@@ -57,7 +73,7 @@ def test_whatever_is_drawn_lies_in_the_plot(points, steps):
 
 @given(moments, st.floats(1, 4e7))
 def test_words_at_the_edges_of_a_drawing_lie_in_it(begin, length):
-    chart = Chart("k", "t", "d", Unit.HOSTS, begin, begin + length, (Curve("c", Look.SPOT, ((begin, 3.0),)),))
+    chart = Chart("k", "t", "d", Unit.HOSTS, begin, begin + length, (Curve("c", SeriesStyle.SPOT, ((begin, 3.0),)),))
     for drawing, width in zip(figure(chart).split("</svg>"), (WIDE, NARROW), strict=False):
         said = re.findall(r'<text x="([-\d.]+)" y="[-\d.]+" text-anchor="(\w+)">([^<]*)</text>', drawing)
         assert said
@@ -69,19 +85,19 @@ def test_words_at_the_edges_of_a_drawing_lie_in_it(begin, length):
 
 def test_a_curve_goes_through_its_points_and_steps_hold_until_the_next():
     points = ((0.0, 0.0), (50.0, 100e6), (100.0, 50e6))
-    chart = Chart("k", "t", "d", Unit.DOLLARS, 0.0, 100.0, (Curve("c", Look.SPOT, points),))
+    chart = Chart("k", "t", "d", Unit.DOLLARS, 0.0, 100.0, (Curve("c", SeriesStyle.SPOT, points),))
     f = frame(chart, WIDE, value_ticks(chart.most, chart.unit))
     rounded = [(pytest.approx(f.x(at), abs=0.01), pytest.approx(f.y(v), abs=0.01)) for at, v in points]
     assert corners(drawn(chart)["line spot"][0]) == rounded
     assert (f.x(0), f.x(100), f.y(0), f.y(100e6)) == (f.left, f.right, f.bottom, f.top)
-    stepped = Chart("k", "t", "d", Unit.DOLLARS, 0.0, 100.0, (Curve("c", Look.SPOT, points, steps=True),))
+    stepped = Chart("k", "t", "d", Unit.DOLLARS, 0.0, 100.0, (Curve("c", SeriesStyle.SPOT, points, steps=True),))
     there = corners(drawn(stepped)["line spot"][0])
     assert [y for _, y in there] == pytest.approx([f.bottom, f.bottom, f.top, f.top, f.y(50e6), f.y(50e6)], abs=0.01)
 
 
 def test_a_stack_adds_up_and_draws_nothing_where_there_is_nothing():
     spot, full = ((0.0, 4.0), (10.0, 2.0)), ((0.0, 0.0), (10.0, 2.0), (20.0, 0.0))
-    lower, upper = stacked([("spot", Look.SPOT, spot, ""), ("on demand", Look.ON_DEMAND, full, "")])
+    lower, upper = stacked([("spot", SeriesStyle.SPOT, spot, ""), ("on demand", SeriesStyle.ON_DEMAND, full, "")])
     assert lower.points == ((0.0, 0.0, 4.0), (10.0, 0.0, 2.0), (20.0, 0.0, 2.0))
     assert upper.points == ((0.0, 4.0, 4.0), (10.0, 2.0, 4.0), (20.0, 2.0, 2.0))
     chart = Chart("k", "t", "d", Unit.HOSTS, 0.0, 30.0, bands=(lower, upper))
@@ -91,12 +107,12 @@ def test_a_stack_adds_up_and_draws_nothing_where_there_is_nothing():
     assert (min(xs), max(xs)) == pytest.approx((f.x(10), f.x(20)), abs=0.01)
     assert (min(ys), max(ys)) == pytest.approx((f.y(4), f.y(2)), abs=0.01)
     assert "band ondemand" not in drawn(Chart("k", "t", "d", Unit.HOSTS, 0.0, 30.0, bands=(
-        Band("none", Look.ON_DEMAND, ((0.0, 1.0, 1.0),)),)))
+        Band("none", SeriesStyle.ON_DEMAND, ((0.0, 1.0, 1.0),)),)))
 
 
 def test_a_layer_is_drawn_along_its_upper_edge_and_back_along_its_lower():
     chart = Chart("k", "t", "d", Unit.HOSTS, 0.0, 20.0, bands=(
-        Band("b", Look.SPOT, ((0.0, 1.0, 3.0), (10.0, 2.0, 4.0))),))
+        Band("b", SeriesStyle.SPOT, ((0.0, 1.0, 3.0), (10.0, 2.0, 4.0))),))
     f = frame(chart, WIDE, value_ticks(chart.most, chart.unit))
     around = [(0, 1), (0, 3), (10, 3), (10, 4), (20, 4), (20, 2), (10, 2), (10, 1), (0, 1), (0, 1)]
     (path,) = drawn(chart)["band spot"]
@@ -104,8 +120,8 @@ def test_a_layer_is_drawn_along_its_upper_edge_and_back_along_its_lower():
 
 
 def test_interruptions_of_one_moment_share_a_mark_with_all_their_words():
-    marks = tuple(Mark(50.0 + i / 100, f"host {i}") for i in range(10))
-    chart = Chart("k", "t", "d", Unit.HOSTS, 0.0, 100.0, marks=(*marks, Mark(90.0, "later")))
+    marks = tuple(ChartMark(50.0 + i / 100, f"host {i}") for i in range(10))
+    chart = Chart("k", "t", "d", Unit.HOSTS, 0.0, 100.0, marks=(*marks, ChartMark(90.0, "later")))
     assert len(drawn(chart)["mark"]) == 2
     assert "host 0; host 1; host 2; host 3; host 4; host 5; host 6; host 7; and 2 more" in figure(chart)
 
@@ -134,7 +150,8 @@ def test_value_ticks_begin_at_nothing_and_reach_over_all(most, unit):
     assert len({t.label for t in ticks}) == len(ticks)
 
 
-@given(moments, st.floats(0, 1e9, allow_nan=False), st.sampled_from([Clock.UTC, Clock.ELAPSED]), st.integers(4, 9))
+@given(moments, st.floats(0, 1e9, allow_nan=False), st.sampled_from([TimeAxis.UTC, TimeAxis.ELAPSED]),
+       st.integers(4, 9))
 def test_time_ticks_are_few_and_between_the_ends(begin, length, clock, most):
     ticks = time_ticks(begin, begin + length, clock, most)
     assert len(ticks) <= most + 1 and all(begin - 1e-3 <= t.at <= begin + length + 1e-3 for t in ticks)
@@ -142,10 +159,10 @@ def test_time_ticks_are_few_and_between_the_ends(begin, length, clock, most):
 
 def test_ticks_read_like_a_clock_and_a_calendar():
     noon = 1_793_880_000.0  # 5 November 2026, 12:00 UTC
-    assert time_ticks(noon, noon + DAY, Clock.UTC, 3) == [
+    assert time_ticks(noon, noon + DAY, TimeAxis.UTC, 3) == [
         Tick(noon, "12:00", "5 Nov"), Tick(noon + DAY / 2, "00:00", "6 Nov"), Tick(noon + DAY, "12:00")]
-    assert time_ticks(noon, noon + 3 * DAY, Clock.UTC, 3)[0] == Tick(noon + DAY / 2, "6 Nov", "2026")
-    elapsed = time_ticks(0, 60 * 3600, Clock.ELAPSED, 9)
+    assert time_ticks(noon, noon + 3 * DAY, TimeAxis.UTC, 3)[0] == Tick(noon + DAY / 2, "6 Nov", "2026")
+    elapsed = time_ticks(0, 60 * 3600, TimeAxis.ELAPSED, 9)
     assert [t.label for t in elapsed] == ["0 h", "12 h", "24 h", "36 h", "48 h", "60 h"]
     assert [t.label for t in value_ticks(12.3e6, Unit.DOLLARS)] == ["$0", "$5", "$10", "$15"]
     assert [t.label for t in value_ticks(40, Unit.DOLLARS)] == ["$0", "$0.00001", "$0.00002", "$0.00003", "$0.00004"]
@@ -161,6 +178,10 @@ def test_ticks_read_like_a_clock_and_a_calendar():
     (span(11_220), "3 h 07 min"),
     (span(7200), "2 h"), (span(187_200), "2 d 4 h"), (span(172_800), "2 d"), (hours(216_000), "60 h"),
     (count(0, "host"), "no hosts"), (count(1, "host"), "1 host"), (count(1200, "host"), "1,200 hosts"),
+    (dollars(1_234_567_890), "$1,234.5679"), (dollars(-24, 6), "-$0.000024"), (exact_dollars(-123), "-0.000123"),
+    (rate(1_234_560), "$1.23456/h"), (rate(1_000_000), "$1.00/h"), (rate(500_000), "$0.50/h"),
+    (about(119), "119 s"), (about(7199), "120 min"), (about(9000), "2.5 h"),
+    (clock(60_847.9), "16:54"), (clock(60_847.9, seconds=True), "16:54:07"), (clock_utc(60_847.9), "16:54:07 UTC"),
     (instant(0), "1 Jan 1970, 00:00"), (instant(951_827_696), "29 Feb 2000, 12:34"),
 ], ids=lambda value: str(value).replace("\u00a0", "_"))
 def test_figures_read_as_people_write_them(said, expected):

@@ -6,20 +6,19 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-import sample_ledger
-import sample_simulation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotfleet.fleet.cost_groups import Books
-from spotfleet.fleet.cost_series import Mark
-from spotfleet.fleet.events import FleetCreated, HistoryLost, HostListed, LaunchIntended
+from spotfleet.fleet.cost.groups import FleetLedgers
+from spotfleet.fleet.cost.series import CostMark
+from spotfleet.fleet.domain.events import FleetCreated, HistoryLost, HostListed, LaunchIntended
 from spotfleet.model import BillingRules, CloudState, Market, Nodes, Offer, Role, Run
 from spotfleet.report.cost import cost_page
 from spotfleet.report.cost_view import interruptions, view
-from spotfleet.report.html import Safe, tag, text
+from spotfleet.report.html import SafeHtml, tag, text
 from spotfleet.report.simulation import simulation_page
-from spotfleet.report.words import money
+from spotfleet.words import money
+from tests.support.report import sample_ledger, sample_simulation
 
 AT = sample_ledger.BEGIN + 61 * sample_ledger.HOUR
 VOID = {"meta", "link", "br"}
@@ -53,7 +52,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).replace("\u00a0", " ").split())
 
 
-def page(*books: Books, since: float | None = None, until: float | None = None) -> Page:
+def page(*books: FleetLedgers, since: float | None = None, until: float | None = None) -> Page:
     return Page(cost_page(view(books, AT, since, until)))
 
 
@@ -67,7 +66,7 @@ def test_an_interruption_that_cost_nothing_is_said_to_have_cost_nothing():
     spot = Offer("fake", "r", "a", "g5", Market.SPOT, 1, 36_000, 72_000)
     events = (LaunchIntended(0.0, "f-0", Role.WORKER, spot, ""),
               HostListed(3600.0, "f-0", "i", CloudState.TERMINATED, (Run(0.0, 3600.0, True),)))
-    said = page(Books("f", events, 7200.0)).said
+    said = page(FleetLedgers("f", events, 7200.0)).said
     assert "1 interruption, which cost no job a step or a pause." in said
     assert "Cost report, 1 Jan 1970, 00:00 to 02:00 UTC (2 h)" in said
 
@@ -106,22 +105,22 @@ def test_a_window_shows_its_own_money():
 
 def test_what_cannot_be_known_is_said_and_not_made_up():
     strange = Offer("fake", "r", "a", "g7", Market.SPOT, 1, 36_000, 0)
-    books = Books("odd", (FleetCreated(0.0, "odd", "fake", Nodes(), BillingRules()),
+    books = FleetLedgers("odd", (FleetCreated(0.0, "odd", "fake", Nodes(), BillingRules()),
                           LaunchIntended(0.0, "odd-0", Role.WORKER, strange, ""),
                           HostListed(0.0, "odd-0", "i", CloudState.RUNNING, (Run(0.0, 3600.0),)),
                           HistoryLost(1800.0, "ledger.db.corrupt", "")), 7200.0, missing="the dispatcher is away")
     said = page(books).said
-    assert "what that saves is not known, for want of an on-demand price" in said
+    assert "the saving is unknown, as there is no on-demand price" in said
     assert "Not everything could be read: odd: the dispatcher is away" in said
-    assert "A ledger of odd was lost at 1 Jan 1970, 00:30: machines and jobs that had ended before may be" in said
-    assert "Disks, public addresses and traffic are not counted: this ledger holds no rates for them." in said
+    assert "Records of odd were lost at 1 Jan 1970, 00:30: machines and jobs that had ended before may be" in said
+    assert "Disks, public addresses and traffic are not counted: the prices are not known." in said
     assert "No on-demand price is known for fake/a/g7/spot." in said
     assert "% less" not in said and "the same on demand" not in said
 
 
 def test_rows_and_bars_add_up_to_the_bill():
     found = view([sample_ledger.books()], AT)
-    for groups in (found.by_fleet, found.by_job, found.by_pool, found.by_day, found.by_host):
+    for groups in (found.by_fleet, found.by_pool, found.by_day, found.by_host):
         assert sum(g.micros for g in groups) == found.costs.micros
     shown = cost_page(found)
     bars = re.search(r'<table class="bars">(.*?)</table>', shown, re.S)[1]
@@ -143,7 +142,7 @@ def test_no_name_becomes_markup(fleet, other):
     plain = Offer("p", "r", "z", "t", Market.SPOT, 1, 36_000_000, 72_000_000)
 
     def shown(name: str, host: str, sold: Offer) -> Page:
-        return page(Books(name, (LaunchIntended(0.0, host, Role.WORKER, sold, ""),
+        return page(FleetLedgers(name, (LaunchIntended(0.0, host, Role.WORKER, sold, ""),
                                  HostListed(0.0, host, "i", CloudState.TERMINATED, (Run(0.0, 3600.0, True),))), 7200.0))
 
     found, harmless = shown(fleet, other, offer), shown("f", "h", plain)
@@ -180,15 +179,15 @@ def test_every_drawing_has_a_name_and_ids_are_unique():
 
 def test_text_is_escaped_once_and_marks_that_turn_its_direction_are_shown():
     assert text("<b a='x'>&amp;") == "&lt;b a=&#x27;x&#x27;&gt;&amp;amp;"
-    assert text(text("<")) == "&lt;" and isinstance(text("<"), Safe)
+    assert text(text("<")) == "&lt;" and isinstance(text("<"), SafeHtml)
     assert text("a\u202eb\x00c\ud800") == "a\ufffdb\ufffdc\ufffd"
     assert tag("p", "1 < 2", class_='"x"', aria_label="y", hidden=None) == \
         '<p class="&quot;x&quot;" aria-label="y">1 &lt; 2</p>'
 
 
 def test_a_notice_and_the_loss_that_follows_are_one_interruption():
-    def mark(at: float, kind: str, host: str = "f-0") -> Mark:
-        return Mark(at, kind, host, "pool", "")
+    def mark(at: float, kind: str, host: str = "f-0") -> CostMark:
+        return CostMark(at, kind, host, "pool", "")
 
     assert interruptions([mark(0, "notice"), mark(120, "interruption")]) == (mark(0, "notice"),)
     assert interruptions([mark(0, "notice"), mark(5, "notice", "f-1"), mark(9, "job", "j")]) == (

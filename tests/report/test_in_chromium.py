@@ -11,14 +11,12 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import browser
 import pytest
-import sample_ledger
-import sample_simulation
 
 from spotfleet.report.cost import cost_page
 from spotfleet.report.cost_view import view
 from spotfleet.report.simulation import simulation_page
+from tests.support.report import browser, sample_ledger, sample_simulation
 
 pytestmark = [
     pytest.mark.skipif(browser.found() is None, reason="no Chromium here (Debian: apt-get install chromium)"),

@@ -1,6 +1,6 @@
 """Many random histories, on all cores; a failing seed is printed with the command that replays it.
 
-    python tests/sim/many_histories.py membership|planner|fleet COUNT [FIRST] [PROCESSES]
+    python -m tests.sim.many_histories membership|planner|fleet COUNT [FIRST] [PROCESSES]
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import os
 import sys
 import time
 from multiprocessing import get_context
-from pathlib import Path
 
-TESTS = Path(__file__).parent.parent
 DRIVERS = {  # kind -> the module whose `history(seed)` raises AssertionError for a history that goes wrong
-    "membership": "membership/membership_history.py",
-    "planner": "fleet/planner_history.py",
-    "fleet": "sim/fleet_history.py",
+    "membership": "tests.support.membership.membership_history",
+    "planner": "tests.support.fleet.planner_history",
+    "fleet": "tests.support.fleet.fleet_history",
 }
 FINDINGS = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 BLOCK = 20  # seeds given to a process at once
@@ -25,9 +23,7 @@ BLOCK = 20  # seeds given to a process at once
 
 def block(kind: str, first: int, last: int) -> list[tuple[int, str]]:
     """The seeds that go wrong, each with what is wrong."""
-    for folder in {str((TESTS / d).parent) for d in DRIVERS.values()} - set(sys.path):
-        sys.path.insert(0, folder)
-    driver = importlib.import_module((TESTS / DRIVERS[kind]).stem)
+    driver = importlib.import_module(DRIVERS[kind])
     wrong = []
     gc.disable()  # a history is thrown away as a whole
     for seed in range(first, last):
@@ -50,7 +46,7 @@ def run(kind: str, count: int, first: int, processes: int) -> int:
             done += high - low
             for seed, what in found:
                 print(f"{kind}: seed {seed} FAILED: {what}", flush=True)
-                print(f"again: {sys.executable} tests/sim/many_histories.py {kind} 1 {seed} 1", flush=True)
+                print(f"again: {sys.executable} -m tests.sim.many_histories {kind} 1 {seed} 1", flush=True)
             wrong += found
             if time.monotonic() - said >= 30:
                 said = time.monotonic()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import many_histories
 import pytest
-from fleet_history import history
+
+from tests.sim import many_histories
+from tests.support.fleet.fleet_history import history
 
 HISTORIES, BLOCK = 9, 3
 
@@ -23,7 +24,7 @@ def test_a_history_that_goes_wrong_is_told_with_its_seed_and_stops_no_other(
 ):
     driver = tmp_path / f"driver_{raised[:3].lower()}.py"
     driver.write_text(f"def history(seed):\n    if seed in (4, 6):\n        raise {raised}\n")
-    monkeypatch.setitem(many_histories.DRIVERS, "odd", str(driver))
+    monkeypatch.setitem(many_histories.DRIVERS, "odd", driver.stem)
     monkeypatch.syspath_prepend(str(tmp_path))
     wrong = many_histories.block("odd", 0, 10)
     assert [seed for seed, _ in wrong] == [4, 6]

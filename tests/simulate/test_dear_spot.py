@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dispatcher_loop
 import pytest
-from dispatcher_loop import FULL, History, Loop, simulated
-from test_same_as_dispatcher import decided
 
 from spotfleet.model import PolicySpec
+from tests.simulate.test_same_as_dispatcher import decided
+from tests.support.simulate import dispatcher_loop
+from tests.support.simulate.dispatcher_loop import FULL, History, Loop, simulated
 
 ROOMY = History(2, (((0, 2), (400, 0), (800, 2)),), PolicySpec("auto"))
 

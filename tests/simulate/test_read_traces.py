@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotfleet.errors import UsageError
-from spotfleet.simulate import read as reading
+from spotfleet.simulate import read as read_module
 from spotfleet.simulate.read import read, traces_in
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.values.trace import Trace
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def test_a_window_of_frontier_cs_is_inverted_by_itself(write):
 
 
 def test_polarity_overrides_the_format_and_says_when_that_looks_wrong(write):
-    said: list[str] = []
-    [trace] = read(write(window([0, 1]), "17.json"), "available", said.append)
+    messages: list[str] = []
+    [trace] = read(write(window([0, 1]), "17.json"), "available", messages.append)
     assert trace.capacity == ((0, 0), (600, 1))
-    assert ["a window of Frontier-CS, where 1 means unavailable" in line for line in said] == [True]
+    assert ["a window of Frontier-CS, where 1 means unavailable" in line for line in messages] == [True]
 
 
 def test_a_plain_trace_can_be_told_to_be_inverted(write):
@@ -68,9 +68,9 @@ def test_a_plain_trace_can_be_told_to_be_inverted(write):
 
 
 def test_a_plain_trace_in_a_folder_of_inverted_ones_is_suspicious(write):
-    said: list[str] = []
-    read(write(pings([0, 1]), "frontier-cs/a.json"), warn=said.append)
-    assert len(said) == 1 and "--polarity unavailable" in said[0]
+    messages: list[str] = []
+    read(write(pings([0, 1]), "frontier-cs/a.json"), warn=messages.append)
+    assert len(messages) == 1 and "--polarity unavailable" in messages[0]
 
 
 def test_an_archive_holds_a_trace_for_each_json_but_not_what_macos_adds(tmp_path):
@@ -209,25 +209,25 @@ BAD = {  # name -> (file, text, what the message says)
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_file_that_cannot_be_read_is_named_with_the_place_and_a_fix(write, name):
-    file, text, said = BAD[name]
+    file, text, message = BAD[name]
     with pytest.raises(UsageError) as raised:
         read(write(text, file))
-    assert said in str(raised.value) and file in str(raised.value)
+    assert message in str(raised.value) and file in str(raised.value)
     assert raised.value.hint
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
-    for path, said in ((tmp_path / "no.json", "there is no such file"), (tmp_path, "is a folder")):
-        with pytest.raises(UsageError, match=said):
+    for path, message in ((tmp_path / "no.json", "there is no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(UsageError, match=message):
             read(path)
 
 
 def test_what_has_no_end_is_not_read_to_it(write, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_BYTES", 2 << 20)
+    monkeypatch.setattr(read_module, "MOST_BYTES", 2 << 20)
     with pytest.raises(UsageError, match="/dev/zero: is larger than 2 MiB"):
         read("/dev/zero")
     path = write(pings([1]))
-    monkeypatch.setattr(reading, "MOST_BYTES", path.stat().st_size)
+    monkeypatch.setattr(read_module, "MOST_BYTES", path.stat().st_size)
     assert read(path)
 
 
@@ -255,7 +255,7 @@ def test_what_is_read_is_what_every_sample_says(data, gap_s):
         path = Path(folder, "a.json")
         path.write_text(pings(data, gap_s))
         [trace] = read(path)
-    assert [trace.capacity_at((i + share) * gap_s) for i in range(len(data)) for share in (0, 0.99)] == [
-        n for n in data for _ in (0, 1)]
+    assert [[n for at, n in trace.capacity if at <= (i + share) * gap_s][-1]
+            for i in range(len(data)) for share in (0, 0.99)] == [n for n in data for _ in (0, 1)]
     assert trace.most == max(data)
     assert trace.length_s == gap_s * len(data)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from dispatcher_loop import BEGAN, History, Loop, simulated
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from spotfleet.fleet.cost import report
-from spotfleet.fleet.events import (
+from spotfleet.fleet.cost.meter import report
+from spotfleet.fleet.domain.events import (
     HostDraining,
     HostJoined,
     HostListed,
@@ -19,6 +18,7 @@ from spotfleet.fleet.events import (
     TerminateIntended,
 )
 from spotfleet.model import CloudState, PolicySpec
+from tests.support.simulate.dispatcher_loop import BEGAN, History, Loop, simulated
 
 DEADLINE = PolicySpec("auto", deadline_s=1600.0)
 
@@ -69,7 +69,7 @@ WARNED_AND_GONE_AT_ONCE = History(4, (((0, 5), (327, 3), (551, 5), (552, 1)), ((
                                   PolicySpec("auto"), boot_s=10)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(histories())
 @example(LOST_AND_BACK)
 @example(History(3, (((0, 1), (300, 3)), ((0, 0), (150, 2), (700, 0))), PolicySpec("auto")))
@@ -83,11 +83,11 @@ def test_the_simulator_decides_what_a_dispatcher_decides(history):
         loop, world = Loop(history, patch).run(), simulated(history)
     assert decided(world.ledger.rows) == decided(loop.ledger.rows)
     assert world.now == loop.clock()
-    knows, known = world.state.seen, loop.ledger.state().seen
-    assert (knows.memory, knows.boots, knows.stalls) == (known.memory, known.boots, known.stalls)
-    mine, theirs = world.cloud.invoice(), loop.market.invoice(loop.clock())
-    assert mine == theirs
-    assert report(world.ledger.rows, world.now).micros == mine.micros
+    knows, known = world.state.history, loop.ledger.state().history
+    assert (knows.availability, knows.boots, knows.stalls) == (known.availability, known.boots, known.stalls)
+    own, real = world.cloud.invoice(), loop.market.invoice(loop.clock())
+    assert own == real
+    assert report(world.ledger.rows, world.now).micros == own.micros
 
 
 def test_such_a_history_holds_all_that_can_happen():

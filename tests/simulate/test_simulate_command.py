@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from spotfleet.catalog.values import Catalog, Machine, Price, Source
-from spotfleet.cli import app
+from spotfleet.catalog.pricing.values import Catalog, CatalogPrice, MachineType, Source
+from spotfleet.cli import app, tables
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
-from spotfleet.simulate.tariff import Said, Tariff, tariff
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.tariff import PriceOverrides, Tariff, tariff
+from spotfleet.simulate.values.trace import Trace
 
 FLEET = "name: f\nresources: {infra: aws/us-west-2, accelerators: 'V100:1'}\nnodes: 2\n"
 SHORT = "--work 4h --deadline 8h --windows 2"
@@ -49,6 +49,16 @@ def test_the_table_shows_every_strategy_the_money_and_one_windows_reasons(run):
                   "all pause 0.128 s when hosts are lost without notice, 0.117 s when a host leaves in time, 0.148 s "
                   "when hosts join (bench/"):
         assert words in out
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_on_a_terminal_no_line_is_longer_than_it_and_no_word_is_broken(run, monkeypatch, width):
+    wide, _ = run(f"f.yaml --trace {RECORD} {SHORT}")
+    monkeypatch.setattr(tables, "columns", lambda _stream=None: width)
+    narrow, _ = run(f"f.yaml --trace {RECORD} {SHORT}")
+    assert [line for line in narrow.splitlines() if len(line) > width] == []
+    shown = re.sub(r"\(not\s+shown\s+at\s+this\s+width:\s+[^)]*\)", "", narrow)
+    assert set(shown.split()) <= set(wide.split())
 
 
 def test_one_of_a_kind_is_told_as_one(run):
@@ -142,8 +152,10 @@ def test_steps_say_nothing_about_time(run, tmp_path):
 
 
 SOURCE = Source("list", "2026-07-30")
-V100 = Price(Machine("aws", "p3.2xlarge", accelerator="V100", count=1), "us-west-2", 3_060_000, 970_000, SOURCE, SOURCE)
-K80 = Price(Machine("aws", "p2.xlarge", accelerator="K80", count=1), "us-west-2", 900_000, 270_000, SOURCE, SOURCE)
+V100 = CatalogPrice(MachineType("aws", "p3.2xlarge", accelerator="V100", count=1), "us-west-2", 3_060_000, 970_000,
+                    SOURCE, SOURCE)
+K80 = CatalogPrice(MachineType("aws", "p2.xlarge", accelerator="K80", count=1), "us-west-2", 900_000, 270_000, SOURCE,
+                   SOURCE)
 BOOK = Catalog((V100, replace(V100, region="us-east-1", spot_micros_h=500_000), K80))
 OF_V100 = Trace("t", 3600.0, ((0.0, 1),), provider="aws", region="us-west-2", instance_type="p3.2xlarge")
 ANY, WISHES_V100 = FleetSpec("f", "aws"), FleetSpec("f", "aws", (Need(accelerator="V100"),))
@@ -173,7 +185,8 @@ def test_the_fleets_machine_is_priced_where_the_record_is_of_another():
 
 
 def test_what_is_said_counts_before_all():
-    assert tariff(OF_V100, ANY, BOOK, Said(7, 8)) == Tariff("p3.2xlarge", ((0.0, 7),), 8, "--price; on demand: "
+    assert tariff(OF_V100, ANY, BOOK, PriceOverrides(7, 8)) == Tariff("p3.2xlarge", ((0.0, 7),), 8,
+                                                                      "--price; on demand: "
                                                             "--on-demand-price")
 
 
@@ -190,8 +203,8 @@ def test_a_fleet_on_the_local_cloud_costs_what_that_says():
 
 def test_a_window_as_long_as_a_long_record_is_announced_and_its_progress_told(run, tmp_path, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr("spotfleet.cli.simulate.FIRST_LINE_S", 0.0)
-    monkeypatch.setattr("spotfleet.cli.simulate.LINE_S", 0.0)
+    monkeypatch.setattr("spotfleet.cli.commands.simulate.FIRST_LINE_S", 0.0)
+    monkeypatch.setattr("spotfleet.cli.commands.simulate.LINE_S", 0.0)
     (tmp_path / "long.json").write_text(json.dumps({"metadata": {"gap_seconds": 86400}, "data": [2] * 40}))
     _, err = run("f.yaml --trace long.json")
     lines = err.splitlines()

@@ -7,21 +7,21 @@ import pytest
 from spotfleet.errors import NoCapacity
 from spotfleet.model import BillingRules, CloudState, Market, Need, Offer, PricePoint, Role
 from spotfleet.providers import Boot, LaunchRequest
-from spotfleet.simulate.cloud import Cloud, SpotPool, on_demand_like
+from spotfleet.simulate.world.cloud import SimulatedCloud, SpotPool, on_demand_like
 
 SPOT = Offer("aws", "r", "ra", "big", Market.SPOT, 1, 0, 3_000_000)
 FULL = on_demand_like(SPOT)
 
 
-def cloud(*capacity: tuple[float, int], prices=((0.0, 1_000_000),), notice_s: float = 120.0) -> Cloud:
-    return Cloud([SpotPool(SPOT, capacity, prices)], [FULL], 0.0, notice_s, BillingRules(1))
+def cloud(*capacity: tuple[float, int], prices=((0.0, 1_000_000),), notice_s: float = 120.0) -> SimulatedCloud:
+    return SimulatedCloud([SpotPool(SPOT, capacity, prices)], [FULL], 0.0, notice_s, BillingRules(1))
 
 
-def launch(where: Cloud, name: str, offer: Offer = SPOT) -> None:
+def launch(where: SimulatedCloud, name: str, offer: Offer = SPOT) -> None:
     where.launch(LaunchRequest(name, "f", Role.WORKER, offer, Boot("x")))
 
 
-def listed(where: Cloud) -> dict[str, tuple[CloudState, bool]]:
+def listed(where: SimulatedCloud) -> dict[str, tuple[CloudState, bool]]:
     return {h.request_id: (h.state, h.runs[-1].taken) for h in where.hosts("f")}
 
 

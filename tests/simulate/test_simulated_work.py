@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotfleet.simulate.work import Formed, Pauses, Work
+from spotfleet.simulate.world.work import MembersChanged, Pauses, Work
 
 NONE = Pauses(0.0, 0.0, 0.0)
 
@@ -26,13 +26,13 @@ def test_each_member_does_a_second_of_work_per_second():
 
 def test_nothing_is_done_while_all_wait_for_a_change():
     it = work(pauses=Pauses(loss_s=5.0, leave_s=3.0, join_s=2.0))
-    assert it.regroup(["a"], lost=False) == Formed(("a",), "start", 2.0, 0.0)
+    assert it.regroup(["a"], lost=False) == MembersChanged(("a",), "start", 2.0, 0.0)
     it.advance(10.0)
     assert it.useful_s == 8.0
-    assert it.regroup(["a", "b"], lost=False) == Formed(("a", "b"), "join", 2.0, 0.0)
+    assert it.regroup(["a", "b"], lost=False) == MembersChanged(("a", "b"), "join", 2.0, 0.0)
     it.advance(20.0)
     assert it.useful_s == 24.0
-    assert it.regroup(["a"], lost=True) == Formed(("a",), "death", 5.0, 0.0)
+    assert it.regroup(["a"], lost=True) == MembersChanged(("a",), "death", 5.0, 0.0)
     it.advance(30.0)
     assert it.useful_s == 29.0
 
@@ -60,7 +60,7 @@ def test_a_loss_costs_what_came_after_the_last_checkpoint():
     it.regroup(["a", "b"], lost=False)
     for at in (50.0, 130.0):
         it.advance(at)
-    assert it.regroup(["a"], lost=True) == Formed((), "death", 0.0, 20.0)
+    assert it.regroup(["a"], lost=True) == MembersChanged((), "death", 0.0, 20.0)
     assert (it.useful_s, it.left_s, it.repeated_s) == (240.0, 760.0, 20.0)
 
 

@@ -8,27 +8,27 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scenes import HOUR, plan, record
 
 from spotfleet.errors import UsageError
-from spotfleet.fleet.cost import report
+from spotfleet.fleet.cost.meter import report
 from spotfleet.model import Need, PolicySpec
-from spotfleet.simulate.deciding import strategies
-from spotfleet.simulate.result import PARTS
-from spotfleet.simulate.run import Record, check, judged, scenes, simulate, world
+from spotfleet.simulate.run import PricedTrace, check, judged, run_inputs, simulate, world
+from spotfleet.simulate.values.result import PARTS
+from spotfleet.simulate.world.deciders import strategies
+from tests.support.simulate.scenes import HOUR, plan, record
 
 QUIET = ((0.0, 4),)
 GAPS = ((0.0, 1), (2.0, 0), (5.0, 2), (9.0, 0), (9.5, 4), (15.0, 1), (20.0, 4))
 NAMES = ["spotfleet", "on-demand only", "greedy", "Uniform Progress", "gang restart"]
 
 
-def one(asked, *records: Record, strategy: str = "spotfleet"):
-    done = world(asked, next(s for s in strategies() if s.name == strategy), scenes(asked, records)[0])
+def one(asked, *records: PricedTrace, strategy: str = "spotfleet"):
+    done = world(asked, next(s for s in strategies() if s.name == strategy), run_inputs(asked, records)[0])
     done.run()
-    return done, judged(asked, scenes(asked, records)[0], done)
+    return done, judged(asked, run_inputs(asked, records)[0], done)
 
 
-def outcomes(asked, *records: Record):
+def outcomes(asked, *records: PricedTrace):
     return {o.strategy: o for o in simulate("f", asked, records, processes=1).outcomes}
 
 
@@ -173,7 +173,7 @@ def test_each_record_can_be_a_market_of_its_own():
 
 def test_records_that_say_when_they_began_are_laid_over_each_other_by_the_calendar():
     a, b = record(*QUIET, began_at=1000 * HOUR), record(*QUIET, began_at=1004 * HOUR)
-    first = scenes(plan(), [a, b])[0]
+    first = run_inputs(plan(), [a, b])[0]
     assert first.starts_s == (4 * HOUR, 0.0)
 
 
@@ -181,26 +181,33 @@ def test_records_that_say_when_they_began_are_laid_over_each_other_by_the_calend
 
 
 def test_a_window_begins_each_so_often_and_ends_in_the_record():
-    assert [s.starts_s for s in scenes(plan(every_s=8 * HOUR), [record(*QUIET)])] == [
+    assert [s.starts_s for s in run_inputs(plan(every_s=8 * HOUR), [record(*QUIET)])] == [
         (0.0,), (8 * HOUR,), (16 * HOUR,)]
 
 
 def test_or_so_many_are_spread_over_it():
-    assert [s.starts_s for s in scenes(plan(windows=3), [record(*QUIET)])] == [(0.0,), (8 * HOUR,), (16 * HOUR,)]
-    assert [s.starts_s for s in scenes(plan(windows=1), [record(*QUIET)])] == [(0.0,)]
+    assert [s.starts_s for s in run_inputs(plan(windows=3), [record(*QUIET)])] == [(0.0,), (8 * HOUR,), (16 * HOUR,)]
+    assert [s.starts_s for s in run_inputs(plan(windows=1), [record(*QUIET)])] == [(0.0,)]
 
 
 @pytest.mark.parametrize(("asked", "records", "said"), [
     (plan(deadline_h=4.0), [record(*QUIET)], "the deadline cannot be met"),
     (plan(deadline_h=30.0), [record(*QUIET)], "24.0 h long, shorter than a window of 30.0 h"),
+    (plan(deadline_h=48.0), [record(*QUIET, hours=100.0), record(*QUIET, hours=10.0, name="brief")],
+     "brief: 10.0 h long, shorter than a window of 48.0 h"),
+    (plan(deadline_h=48.0, each=True), [record(*QUIET, hours=40.0, name="longer"), record(*QUIET, hours=10.0)],
+     "longer: 40.0 h long, shorter than a window of 48.0 h"),
+    (plan(deadline_h=10.0), [record(*QUIET, began_at=1000 * HOUR), record(*QUIET, began_at=1020 * HOUR)],
+     "the 2 records overlap for 4.0 h, shorter than a window of 10.0 h"),
     (plan(work_h=math.inf), [record(*QUIET)], "a deadline needs to know the work"),
     (plan(hosts=0), [record(*QUIET)], "at least one host"),
     (plan(), [], "there is no trace"),
-], ids=["impossible", "short record", "no work", "no hosts", "no record"])
+], ids=["impossible", "short record", "shortest pool", "longest market", "short overlap", "no work",
+        "no hosts", "no record"])
 def test_what_cannot_be_simulated_is_said(asked, records, said):
     with pytest.raises(UsageError) as raised:
         check(asked, records)
-        scenes(asked, records)
+        run_inputs(asked, records)
     assert said in str(raised.value)
     assert raised.value.hint
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from spotfleet.model import FleetSpec, Need
-from spotfleet.simulate.ask import Wish, prepare
-from spotfleet.simulate.tariff import Said
+from spotfleet.simulate.request import SimulationRequest, prepare
+from spotfleet.simulate.tariff import PriceOverrides
 
 
 def test_another_machine_than_the_records_is_said_once_for_all_records(tmp_path):
@@ -16,7 +16,7 @@ def test_another_machine_than_the_records_is_said_once_for_all_records(tmp_path)
         path.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 100}))
         paths.append(str(path))
     spec = FleetSpec("f", "aws", (Need(instance_type="p4d.24xlarge"),))
-    asked = prepare(spec, Wish(tuple(paths)), lambda text: None)
+    asked = prepare(spec, SimulationRequest(tuple(paths)), lambda text: None)
     assert asked.notes[0] == "the availability of p3.2xlarge stands in for that of p4d.24xlarge"
     assert len([n for n in asked.notes if "stands in" in n]) == 1
     assert {r.tariff.instance_type for r in asked.records} == {"p4d.24xlarge"}
@@ -25,5 +25,6 @@ def test_another_machine_than_the_records_is_said_once_for_all_records(tmp_path)
 def test_a_record_of_prices_says_nothing_about_what_could_be_had(tmp_path):
     path = tmp_path / "us_east.csv"
     path.write_text("Date,NC6\n2/24/2020,$0.12276\n2/25/2020,$0.13\n")
-    asked = prepare(FleetSpec("f", "azure"), Wish((str(path),), said=Said(0, 900_000)), lambda text: None)
+    asked = prepare(FleetSpec("f", "azure"), SimulationRequest((str(path),), overrides=PriceOverrides(0, 900_000)),
+                    lambda text: None)
     assert "a record of prices alone says nothing about what could be had: always enough is assumed" in asked.notes

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from spotfleet.simulate.spread import spread
+from spotfleet.simulate.parallel import spread
 
 
 def double(task, watch):
@@ -30,15 +30,15 @@ def last(folder, task, watch):
 @pytest.mark.parametrize("processes", [1, 3])
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_what_was_found_comes_in_the_order_of_the_tasks(processes, at_once):
-    told = []
-    assert spread(double, range(10), told.append, at_once, processes) == [2 * n for n in range(10)]
-    assert told == sorted(told) and 0 <= told[0] <= told[-1] <= 10
+    shares = []
+    assert spread(double, range(10), shares.append, at_once, processes) == [2 * n for n in range(10)]
+    assert shares == sorted(shares) and 0 <= shares[0] <= shares[-1] <= 10
 
 
 def test_one_process_tells_parts_of_runs():
-    told = []
-    spread(double, range(3), told.append, 1, 1)
-    assert told == [0.5, 1.5, 2.5]
+    shares = []
+    spread(double, range(3), shares.append, 1, 1)
+    assert shares == [0.5, 1.5, 2.5]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

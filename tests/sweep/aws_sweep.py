@@ -1,6 +1,6 @@
 """Kill each flow on AWS before and after each request to AWS, and print what was left in the account: nothing.
 
-    python tests/sweep/aws_sweep.py [--most N] [--at N] [--flow NAME] [--victim laptop]
+    python -m tests.sweep.aws_sweep [--most N] [--at N] [--flow NAME] [--victim laptop]
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ import logging
 import random
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from aws_sweep_world import AwsWorld
-from sweep_flows import NAME, SECRET, Point, down, lives, settled, unknown_machines
-from sweep_fuse import DISPATCHER, LAPTOP, NOBODY
-
-from spotfleet.api import leaks
-from spotfleet.api.down import take_down
-from spotfleet.api.up import bring_up
+from spotfleet.api.account import leaks
+from spotfleet.api.lifecycle.down import take_down
+from spotfleet.api.lifecycle.up import bring_up
 from spotfleet.config import FleetFile
-from spotfleet.fleet.events import FleetDown
+from spotfleet.fleet.domain.events import FleetDown
 from spotfleet.fleet.ledger import read_events
 from spotfleet.model import AwsSpec, CheckpointSpec, FleetSpec, Need, Nodes, Role
+from tests.support.sweep import sweep_flows
+from tests.support.sweep.aws_sweep_world import AwsWorld
+from tests.support.sweep.sweep_flows import NAME, SECRET, Flow, Point, down, lives, settled
+from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP
+from tests.sweep.kill_sweep import HEAD, Line, trouble
 
 AWS = AwsSpec(regions=("us-east-1",), ssh_from=("192.0.2.0/24",))
 SPEC = FleetSpec(NAME, provider="aws", nodes=Nodes(2, 2, 2), any_of=(Need(instance_type="g5.xlarge"),), aws=AWS,
@@ -40,16 +37,6 @@ KINDS = ("g5.xlarge", "g5.12xlarge")
 LAGS_S = (0.0, 3.0)  # how late listings are
 UP_S = 600.0
 Act = Callable[[AwsWorld], None]
-
-
-@dataclass(frozen=True)
-class Flow:
-    name: str
-    victim: str  # who is killed
-    act: Act  # what it is killed in
-    hosts: int  # worker hosts wanted afterwards; 0: the fleet is down
-    before: Act = lambda world: None
-    again: Act | None = None  # after the kill; None: the same once more
 
 
 def up(hosts: int, spec: FleetSpec = SPEC) -> Act:
@@ -120,34 +107,15 @@ FLOWS = (
 
 def points(flow: Flow, lag_s: float = 0.0) -> list[Point]:
     """Where `flow` can be killed."""
-    with AwsWorld(lag_s) as world:
-        flow.before(world)
-        world.fuse.light(flow.victim)
-        flow.act(world)
-        effects = list(world.fuse.effects)
-    return [Point(flow, n, after, lag_s, what) for n, what in enumerate(effects, 1) for after in (False, True)]
+    return sweep_flows.points(flow, lag_s, AwsWorld)
 
 
 def kill(point: Point) -> None:
     """Kill there, let the next run converge, end the fleet. AssertionError for anything lost, doubled or left."""
-    flow = point.flow
-    with AwsWorld(point.lag_s) as world:
-        flow.before(world)
-        unknown: list[set[str]] = []
-        world.fuse.witness = lambda: unknown.append(unknown_machines(world))
-        world.fuse.light(flow.victim, point.at, point.after)
-        flow.act(world)
-        assert unknown == [set()], f"machines that no ledger knows: {unknown}" if unknown else "it was not killed"
-        world.fuse.light(NOBODY)
-        if flow.victim == LAPTOP:
-            (flow.again or flow.act)(world)
-        if flow.hosts:
-            settled(world, flow.hosts)
-            down(world)
-        nothing_is_left(world)
+    sweep_flows.kill_in(AwsWorld, point, nothing_is_left)
 
 
-def nothing_is_left(world: AwsWorld) -> None:
+def nothing_is_left(world: AwsWorld, _jobs: int) -> None:
     """The account is empty, by its own state and by ours; each ledger tells one end."""
     world.sleep(max(world.aws.lag_s, world.aws.new_lag_s) + 10.0)
     left = [str(t) for t in world.aws.everything()]
@@ -161,19 +129,6 @@ def nothing_is_left(world: AwsWorld) -> None:
     assert not world.aws.bugs, world.aws.bugs[0]
 
 
-@dataclass
-class Line:
-    """What the kills of one flow have left."""
-
-    flow: Flow
-    points: int = 0
-    tried: int = 0
-    bad: list[tuple[Point, str]] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return f"{self.flow.victim:12}{self.flow.name:28}{self.points:8}{self.tried:8}{len(self.bad):8}"
-
-
 def sweep(flows: Sequence[Flow], most: int, tell: Callable[[object], None], lags_s: Sequence[float] = LAGS_S,
           at: int = 0) -> list[Line]:
     """Kill each of `flows` at all of its points, or at `most` of them, drawn by lot, 0: all; or at number `at` only."""
@@ -183,11 +138,9 @@ def sweep(flows: Sequence[Flow], most: int, tell: Callable[[object], None], lags
         line.points = len(found)
         for point in found if not most else random.sample(found, min(most, len(found))):
             line.tried += 1
-            try:
-                kill(point)
-            except Exception:  # noqa: BLE001 - whatever it is, it is told
-                line.bad.append((point, traceback.format_exc(limit=-6)))
-                print(f"{point}\n{line.bad[-1][1]}", file=sys.stderr, flush=True)
+            if why := trouble(kill, point):
+                line.bad.append((point, why))
+                print(f"{point}\n{why}", file=sys.stderr, flush=True)
         lines.append(line)
         tell(line)
     return lines
@@ -197,7 +150,7 @@ def table(flows: Sequence[Flow] = FLOWS, most: int = 0, tell: Callable[[object],
           lags_s: Sequence[float] = LAGS_S, at: int = 0) -> list[str]:
     """Sweep, told line by line; the answer is every trouble in full."""
     begun = time.monotonic()
-    tell(f"{'killed':12}{'in':28}{'points':>8}{'tried':>8}{'bad':>8}")
+    tell(HEAD)
     lines = sweep(flows, most, tell, lags_s, at)
     total, tried = sum(line.points for line in lines), sum(line.tried for line in lines)
     bad = [f"{point}\n{why}" for line in lines for point, why in line.bad]

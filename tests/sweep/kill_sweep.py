@@ -1,4 +1,4 @@
-"""Kill each flow at every point, and print what was left: nothing. `python tests/sweep/kill_sweep.py --help`."""
+"""Kill each flow at every point, and print what was left: nothing. `python -m tests.sweep.kill_sweep --help`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from sweep_flows import FLOWS, Flow, Point, kill, points
+from tests.support.sweep.sweep_flows import FLOWS, Flow, Point, kill, points
 
 LAGS_S = (0.0, 3.0)  # how late listings are
+HEAD = f"{'killed':12}{'in':28}{'points':>8}{'tried':>8}{'bad':>8}"
 
 
 @dataclass
@@ -29,7 +27,7 @@ class Line:
     bad: list[tuple[Point, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{self.flow.victim:12}{self.flow.name:26}{self.points:8}{self.tried:8}{len(self.bad):8}"
+        return f"{self.flow.victim:12}{self.flow.name:28}{self.points:8}{self.tried:8}{len(self.bad):8}"
 
 
 def sweep(flows: Sequence[Flow] = FLOWS, part: int = 1, first: int = 0,
@@ -41,7 +39,7 @@ def sweep(flows: Sequence[Flow] = FLOWS, part: int = 1, first: int = 0,
         for point in (p for lag_s in LAGS_S for p in points(flow, lag_s)):
             if number % part == first:
                 line.tried += 1
-                if why := _trouble(point):
+                if why := trouble(kill, point):
                     line.bad.append((point, why))
             line.points, number = line.points + 1, number + 1
         lines.append(line)
@@ -49,7 +47,7 @@ def sweep(flows: Sequence[Flow] = FLOWS, part: int = 1, first: int = 0,
     return lines
 
 
-def _trouble(point: Point) -> str:
+def trouble(kill: Callable[[Point], None], point: Point) -> str:
     """What was wrong after that kill; empty if nothing was."""
     try:
         kill(point)
@@ -61,7 +59,7 @@ def _trouble(point: Point) -> str:
 def table(flows: Sequence[Flow] = FLOWS, part: int = 1, tell: Callable[[object], None] = print) -> list[str]:
     """Sweep, told line by line; the answer is every trouble in full."""
     begun, first = time.monotonic(), random.randrange(part)
-    tell(f"{'killed':12}{'in':26}{'points':>8}{'tried':>8}{'bad':>8}")
+    tell(HEAD)
     lines = sweep(flows, part, first, tell)
     total, tried = sum(line.points for line in lines), sum(line.tried for line in lines)
     bad = [f"{point}\n{why}" for line in lines for point, why in line.bad]

@@ -1,4 +1,4 @@
-"""On AWS, too: killed at any request, nothing is left in the account. `python tests/sweep/aws_sweep.py` tries all."""
+"""On AWS, too: killed at any request, nothing is left in the account. `python -m tests.sweep.aws_sweep` tries all."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import random
 
 import pytest
-from aws_sweep import FLOWS, Point, kill, points, table
-from aws_sweep_world import AwsWorld
-from sweep_fuse import DISPATCHER, LAPTOP
 
-from spotfleet.providers.aws import belongings, ending
+from spotfleet.providers.aws import terminate
+from spotfleet.providers.aws.account import resources
+from tests.support.sweep.aws_sweep_world import AwsWorld
+from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP
+from tests.sweep.aws_sweep import FLOWS, Point, kill, points, table
 
 LONG = bool(os.environ.get("SPOTFLEET_LONG"))
 
@@ -31,13 +32,13 @@ def test_a_launch_whose_answer_is_never_read_is_found_again():
 
 
 def test_the_sweep_finds_a_launch_template_that_nobody_removes(monkeypatch):
-    monkeypatch.setattr(ending, "drop_template", lambda *_: None)
-    listed = belongings.listed
+    monkeypatch.setattr(terminate, "drop_template", lambda *_: None)
+    listed = resources.listed
 
     def blind(*args, **options):
         return [b for b in listed(*args, **options) if b.kind != "launch-template"]
 
-    monkeypatch.setattr(belongings, "listed", blind)
+    monkeypatch.setattr(resources, "listed", blind)
     with pytest.raises(AssertionError, match="left in the account: launch-template"):
         kill(point(LAPTOP, "up", "aws ec2:RunInstances", after=True))
 

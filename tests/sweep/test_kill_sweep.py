@@ -1,16 +1,16 @@
-"""Killed anywhere, nothing is lost and nothing is left: `python tests/sweep/kill_sweep.py` tries every point."""
+"""Killed anywhere, nothing is lost and nothing is left: `python -m tests.sweep.kill_sweep` tries every point."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
-from kill_sweep import table
-from sweep_flows import FLOWS, Point, kill, points
 
-from spotfleet.api.machine import Machine
-from spotfleet.fleet.events import FleetDown, LaunchIntended
+from spotfleet.api.machine import DispatcherMachine
+from spotfleet.fleet.domain.events import FleetDown, LaunchIntended
 from spotfleet.fleet.ledger import Ledger
+from tests.support.sweep.sweep_flows import FLOWS, Point, kill, points
+from tests.sweep.kill_sweep import table
 
 PART = 1 if os.environ.get("SPOTFLEET_LONG") else 32  # one point of so many, in each run others
 
@@ -45,7 +45,7 @@ def test_the_sweep_finds_an_end_that_is_written_down_twice(monkeypatch):
         machine.folder.forget_secrets()
         machine.folder.update(down_at=1.0, url="")
 
-    monkeypatch.setattr(Machine, "close", close)
+    monkeypatch.setattr(DispatcherMachine, "close", close)
     with pytest.raises(AssertionError, match="down more than once"):
         kill(point("laptop", "down", "ledger FleetDown"))
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from spotfleet.api import Fleet
-from spotfleet.api.house import House
+from spotfleet.api.home import Home
 from spotfleet.api.reports import laptop_events
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
-from spotfleet.fleet.events import FleetCreated, FleetDown
+from spotfleet.fleet.domain.events import FleetCreated, FleetDown
 from spotfleet.providers.local import LocalCloud
 
 CLI = str(Path(sys.executable).with_name("spotfleet"))
@@ -30,7 +30,7 @@ LATEST_S = 2.5  # the kill comes within so long of the command's start
 SECRET = "the-users-secret"
 SEEDS = 10 if os.environ.get("SPOTFLEET_LONG") else 1
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 
 class Life:
@@ -141,7 +141,7 @@ def the_books_are_right(life: Life) -> None:
     fleet = Fleet("digits", home=life.home)
     bill = {line.host: line.micros for line in fleet.cost().lines}
     assert bill == life.cloud.invoice("digits").hosts
-    kinds = [type(e) for e in laptop_events(House(life.home).folder("digits"))]
+    kinds = [type(e) for e in laptop_events(Home(life.home).folder("digits"))]
     assert (kinds.count(FleetCreated), kinds.count(FleetDown)) == (1, 1)
     left = [p for p in (life.home / "fleets").rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()]
     assert left == []

@@ -3,30 +3,21 @@ from __future__ import annotations
 import threading
 
 import pytest
-import thread_fleet
-from train_stage import Fleet, Zygote
 
-from spotfleet.messages import Assignment
+from spotfleet.protocol.messages import Assignment
 from spotfleet.train import runtime
-from spotfleet.train.gloo import GlooGroup
-from spotfleet.train.group import open_store
-from spotfleet.train.store import Server
+from spotfleet.train.comm.gloo import GlooGroup
+from spotfleet.worker import store
+from spotfleet.worker.store import open_store
+from tests.support.train import thread_fleet
+from tests.support.train.train_stage import Fleet, Zygote
 
 
 @pytest.fixture(autouse=True)
 def no_store_left():
     """Bootstrap stores serve as long as their process, which here is that of all tests."""
-    made, begin = [], Server.__init__
-
-    def begin_and_note(store: Server, *args) -> None:
-        begin(store, *args)
-        made.append(store)
-
-    with pytest.MonkeyPatch.context() as patch:  # not the tests' own: theirs ends before their groups do
-        patch.setattr(Server, "__init__", begin_and_note)
-        yield
-    for store in made:
-        store.close()
+    yield
+    store.close_all()
 
 
 @pytest.fixture(scope="session")

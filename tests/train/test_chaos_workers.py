@@ -9,11 +9,12 @@ import threading
 import time
 from contextlib import suppress
 
-import chaos_reference
 import pytest
-from train_scripts import chaos_script
 
-pytestmark = pytest.mark.slow
+from tests.support.train import chaos_reference
+from tests.support.train.train_scripts import chaos_script
+
+pytestmark = pytest.mark.processes
 LONG = bool(os.environ.get("SPOTFLEET_LONG"))
 EVENTS, RUNS = (60, 10) if LONG else (8, 2)
 KINDS = ("kill", "kill", "two at once", "stop", "drain", "resize", "forming")

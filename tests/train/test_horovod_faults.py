@@ -2,9 +2,9 @@
 
 Most are tried on a whole job whose workers are threads (thread_fleet.py). Where the layer in question is not the
 runtime, the test here shows what workers rely on, and these show the rest with the real thing:
-a cloud that does not answer holds nobody up (tests/dispatcher/test_outage.py), what is told is told again
-(tests/train/test_control.py), strangers are refused (tests/dispatcher/test_auth.py, test_tls.py,
-tests/train/test_store.py), real processes end with status 0 (tests/train/test_recovery.py:
+a cloud that does not answer holds nobody up (tests/dispatcher/cloud/test_outage.py), what is told is told again
+(tests/worker/test_control.py), strangers are refused (tests/dispatcher/http/test_auth.py, test_tls.py,
+tests/train/comm/test_store.py), real processes end with status 0 (tests/train/test_recovery.py:
 test_a_worker_told_to_stop_leaves_at_a_step_boundary_with_exit_0), copies lie in the host's memory (tests/gpu).
 """
 
@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 import torch
-from thread_fleet import Lost, ThreadFleet, Worker
 from torch import nn
 
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
-from spotfleet.messages import WorkerOrders, WorkerReport, dump, load
+from spotfleet.protocol.messages import WorkerOrders, WorkerReport, dump, load
 from spotfleet.train import elastic
-from spotfleet.train.group import Group
-from spotfleet.train.member import Member
+from spotfleet.train.comm.group import Group
+from spotfleet.train.runtime import Runtime
+from tests.support.train.thread_fleet import Lost, ThreadFleet, Worker
 
 STEPS, CHANGE_AT = 12, 5
 
@@ -302,7 +302,7 @@ def test_control_speaks_json_and_nothing_is_ever_unpickled():
 
 def test_a_worker_without_its_jobs_key_opens_no_port(tmp_path):
     """In Elastic Horovod whoever reaches the port takes part."""
-    member = Member({"SPOTFLEET_SOCKET": str(tmp_path / "agent.sock"), "SPOTFLEET_WORKER": "h/0/1"})
+    member = Runtime({"SPOTFLEET_SOCKET": str(tmp_path / "agent.sock"), "SPOTFLEET_WORKER": "h/0/1"})
     with pytest.raises(UsageError, match="SPOTFLEET_JOB_KEY is not in this process's environment"):
         member.init()
     assert member._stores == []

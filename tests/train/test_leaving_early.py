@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from thread_fleet import Worker
 
 import spotfleet.train as hvd
+from tests.support.train.thread_fleet import Worker
 
 STEPS, COMMIT_EVERY = 9, 3
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from train_scripts import FAULTS
 
-from spotfleet.messages import Stage
+from spotfleet.protocol.messages import Stage
+from tests.support.train.train_scripts import FAULTS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 # Adam, dropout, batch norm, a scheduler, clipping: everything that a wrong state or random number would show in.
 RICH = FAULTS + '''

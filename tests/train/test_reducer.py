@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from spotfleet.messages import Assignment
-from spotfleet.train.errors import CommBroken
-from spotfleet.train.gloo import GlooGroup
+from spotfleet.protocol.messages import Assignment
+from spotfleet.train.comm.gloo import GlooGroup
 from spotfleet.train.reducer import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, bucket_layout
+from spotfleet.worker.errors import CommBroken
 
 
 def build(group, params, passes=1, average=True, weight=None, log=None, wire=None) -> Reducer:
@@ -283,7 +283,7 @@ def test_memory_that_a_forgotten_operation_may_still_write_is_not_used_again():
         group.finish([Forgotten()])
     reducer.reset()
     p.grad = torch.ones(3)
-    reducer._take_in(0, p)
+    reducer._place_gradient(0, p)
     doomed.fill_(7.0)
     assert p.grad.tolist() == [1.0, 1.0, 1.0]
 

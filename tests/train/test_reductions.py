@@ -10,9 +10,9 @@ import torch
 
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
-from spotfleet.train import runtime
-from spotfleet.train.errors import CommBroken
-from spotfleet.train.gloo import GlooGroup
+from spotfleet.train import current
+from spotfleet.train.comm.gloo import GlooGroup
+from spotfleet.worker.errors import CommBroken
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -22,7 +22,7 @@ FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 def two(ranks, monkeypatch):
     """Two ranks whose `hvd` calls, each in its thread, use that rank's group."""
     here = threading.local()
-    monkeypatch.setattr(runtime, "current", lambda: here.runtime)
+    monkeypatch.setattr(current, "_find", lambda: here.runtime)
     made = ranks(2)
 
     def each(work, limit_s: float = 30.0):

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
-from spotfleet.messages import dump
 from spotfleet.model import ResizeSpec
+from spotfleet.protocol.messages import dump
 from spotfleet.train import runtime
+from spotfleet.train.data.sampler import slice_for
 from spotfleet.train.elastic import ElasticSampler, Progress, Resize, TorchState, micro_batches, run
-from spotfleet.train.member import Place
-from spotfleet.train.resize import Ramp, Resizer, moved, read, workers_at
-from spotfleet.train.sampler import slice_for
+from spotfleet.train.resize import Ramp, Resizer, ramp_at, read, workers_at
+from spotfleet.worker.member import RankInfo
 
 sizes = st.integers(1, 7)
 
@@ -59,7 +59,7 @@ def test_factors_follow_from_the_applied_steps_alone(worlds, warmup, cut, tried)
 
 
 def test_a_ramp_goes_on_in_another_process():
-    held = moved(moved(None, 2, 0, 4), 4, 10, 4)
+    held = ramp_at(ramp_at(None, 2, 0, 4), 4, 10, 4)
     assert held == Ramp(reference=2, world=4, since=10, begin=1.0)
     assert [held.factor(step, 4) for step in (10, 13, 14)] == [1.25, 2.0, 2.0]
 
@@ -70,7 +70,7 @@ def stepped(worlds: list[int], alone: runtime.Runtime, optimizer, scheduler=None
     fell = []
     for world in worlds:
         alone.state.mark(position=None)
-        alone.place = Place(size=world)
+        alone.place = RankInfo(size=world)
         before = p.item()
         optimizer.zero_grad()
         p.sum().backward()
@@ -103,7 +103,7 @@ def test_a_replayed_step_counts_at_the_world_size_at_which_it_was_applied(alone)
     state = entered(alone, Resize("scale-lr", warmup_steps=2), optimizer=optimizer)
     assert stepped([2, 4], alone, optimizer) == [1.0, 1.5]
     state.rewind(state._position)  # the step is applied, and its iteration runs again among fewer
-    alone.place = Place(size=2)
+    alone.place = RankInfo(size=2)
     p.sum().backward()
     optimizer.step()
     assert p.item() == -2.5
@@ -135,11 +135,11 @@ def test_a_kept_global_batch_cuts_the_epoch_into_the_same_steps_at_any_world_siz
 
 
 def test_the_batch_of_the_first_world_is_kept_and_goes_with_the_state(alone):
-    alone.place = Place(size=3)
+    alone.place = RankInfo(size=3)
     sampler = ElasticSampler(100, batch_size=4)
     state = entered(alone, "keep-global-batch", sampler=sampler)
     assert sampler.global_batch == 12
-    alone.place = Place(rank=1, size=2)
+    alone.place = RankInfo(rank=1, size=2)
     assert [len(b) for b in sampler.batches()] == [6] * 8 + [2]
     assert sampler.weight() == (6.0, 12.0)
     sampler.record_batch()
@@ -152,7 +152,7 @@ def test_the_batch_of_the_first_world_is_kept_and_goes_with_the_state(alone):
 def test_more_workers_than_samples_in_the_global_batch_leave_some_with_weight_0(alone):
     sampler, found = ElasticSampler(4, batch_size=1, global_batch=2, shuffle=False), []
     for rank in range(3):
-        alone.place = Place(rank=rank, size=3)
+        alone.place = RankInfo(rank=rank, size=3)
         found.append((list(sampler.batches()), sampler.weight()))
     assert found == [([[0], [2]], (1.0, 2.0)), ([[1], [3]], (1.0, 2.0)), ([[0], [2]], (0.0, 2.0))]
 
@@ -304,10 +304,10 @@ def test_a_policy_that_finds_nothing_to_work_on_says_so_when_the_function_is_ent
 
 def test_what_was_done_is_told_in_one_line(alone):
     sampler = ElasticSampler(100, batch_size=4)
-    alone.place = Place(size=3)
+    alone.place = RankInfo(size=3)
     kept = entered(alone, "keep-global-batch", sampler=sampler)
-    assert alone.resizer.entered(kept, 2, 3) == "the global batch stays 12, 6 at most on each worker"
-    assert alone.resizer.entered(kept, 3, 3) == ""
+    assert alone.resizer.apply(kept, 2, 3) == "the global batch stays 12, 6 at most on each worker"
+    assert alone.resizer.apply(kept, 3, 3) == ""
     scale = Resizer(Resize("scale-lr", 5), {})
     scale.factor(0, 4)
-    assert scale.entered(TorchState(epoch=0), 3, 4) == "learning rates are 3/4 of those for 4 workers after 5 steps"
+    assert scale.apply(TorchState(epoch=0), 3, 4) == "learning rates are 3/4 of those for 4 workers after 5 steps"

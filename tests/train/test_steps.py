@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
-from spotfleet.messages import StepCost
-from spotfleet.train import sockets
-from spotfleet.train.sockets import Link, links
+from spotfleet.protocol.messages import StepCost
 from spotfleet.train.steps import RECENT_STEPS, Steps
+from spotfleet.worker import sockets
+from spotfleet.worker.sockets import PeerSocket, links
 
 NAP_S = 0.05
 
@@ -72,7 +72,7 @@ def test_the_kernel_tells_of_connections_to_peers_and_of_no_others(family, addre
         assert ours.recv(1) == b"x"
         born = {s.fileno(): inode for s in (listener, ours) if (inode := sockets.sockets().get(s.fileno()))}
         (link,) = links(born, {address})
-        assert link == Link(address, link.rtt_s, link.sent, 0)
+        assert link == PeerSocket(address, link.rtt_s, link.sent, 0)
         assert 0 < link.rtt_s < 1  # the kernel counts microseconds
         assert 1 <= link.sent <= 9
         assert links(born, {"10.9.9.9"}) == []

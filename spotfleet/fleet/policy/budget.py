@@ -1,4 +1,4 @@
-"""When a fleet that may cost so much must end, so that ending fits in too. Pure."""
+"""Cost limit of a fleet: when it must end, so that the shutdown fits in too. Pure."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotfleet.model import Need, Nodes, Offer
+from spotfleet.model import Nodes, Offer
+from spotfleet.words import about, dollars
 
-ENDING_S = 300.0  # a last checkpoint (15 s), drains (at most 120 s), ends and billed minutes, with room to spare
-WARN = (80, 95)  # percent of what can be spent until the end has to begin
+ENDING_S = 300.0  # a last checkpoint (15 s), drains (at most 120 s), terminations and billed minutes, with a reserve
+WARN = (80, 95)  # percent of the money available until the shutdown must begin
 
 
 @dataclass(frozen=True)
-class Purse:
-    """All in micro-dollars; `burn` an hour."""
+class Budget:
+    """Money limit and spending, in micro-dollars; `burn` per hour."""
 
     limit: int
     spent: int
-    burn: int  # of all machines
-    kept_burn: int = 0  # of the machine that keeps the results when the fleet has ended by itself ...
+    burn: int  # cost of all machines
+    kept_burn: int = 0  # cost of the machine that keeps the results after the fleet has ended by itself ...
     kept_s: float = 0.0  # ... for so long
 
     @property
     def ending(self) -> int:
-        """What it takes to end in good order."""
+        """Cost of an orderly shutdown."""
         return math.ceil((self.burn * ENDING_S + self.kept_burn * self.kept_s) / 3600)
 
     @property
     def lasts_s(self) -> float:
-        """Until the fleet has to begin its end."""
+        """Seconds until the shutdown must begin."""
         left = self.limit - self.spent - self.ending
         return max(0.0, left * 3600 / self.burn) if self.burn else math.inf
 
 
-def level(purse: Purse) -> int:
-    """Percent that somebody should hear of: 0, 80, 95, or 100 when the fleet must end now."""
-    if purse.spent + purse.ending >= purse.limit:
+def level(budget: Budget) -> int:
+    """Return the percent to report: 0, 80, 95, or 100 when the fleet must end now."""
+    if budget.spent + budget.ending >= budget.limit:
         return 100
-    before = purse.limit - purse.ending
-    return max((p for p in WARN if purse.spent * 100 >= before * p), default=0)
+    before = budget.limit - budget.ending
+    return max((p for p in WARN if budget.spent * 100 >= before * p), default=0)
 
 
-def said(purse: Purse) -> str:
-    """Where it stands, in one sentence."""
-    spent = f"{_dollars(purse.spent)} of {_dollars(purse.limit)} are spent"
-    if level(purse) == 100:
-        return f"{spent}, and ending in good order takes up to {_dollars(purse.ending)}"
-    rest = f", which lasts {_hours(purse.lasts_s)} more" if purse.burn else ""
-    return f"{spent} at {_dollars(purse.burn, 4)}/h{rest}"
+def describe(budget: Budget) -> str:
+    """Return the state of the budget in one sentence."""
+    spent = f"{_dollars(budget.spent)} of {_dollars(budget.limit)} are spent"
+    if level(budget) == 100:
+        return f"{spent}, and a clean shutdown takes up to {_dollars(budget.ending)}"
+    rest = f", which lasts {about(budget.lasts_s)} more" if budget.burn else ""
+    return f"{spent} at {_dollars(budget.burn, 4)}/h{rest}"
 
 
-def too_small(max_micros_h: int, nodes: Nodes, any_of: Sequence[Need], offers: Sequence[Offer],
-              dispatcher_micros_h: int) -> str:
-    """Why `nodes.min` hosts cannot be had for `max_hourly_cost`, naming the cheapest offer; "" if they can."""
+def too_small(max_micros_h: int, nodes: Nodes, offers: Sequence[Offer], dispatcher_micros_h: int) -> str:
+    """Return why `max_hourly_cost` is too low for `nodes.min` hosts, with the cheapest offer; "" if it suffices."""
     cheapest = min(offers, key=lambda o: (o.price_micros_h, o.pool), default=None)
     if not max_micros_h or cheapest is None:
         return ""
@@ -66,8 +66,4 @@ def too_small(max_micros_h: int, nodes: Nodes, any_of: Sequence[Need], offers: S
 
 
 def _dollars(micros: int, digits: int = 2) -> str:
-    return f"${micros / 1e6:,.{digits if micros >= 10_000 else 6}f}"
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.0f} min"
+    return dollars(micros, digits if micros >= 10_000 else 6)

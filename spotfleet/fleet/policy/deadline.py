@@ -1,15 +1,15 @@
-"""Finish work by its deadline at the least cost: spot while it is there, on demand no sooner than need be. Pure.
+"""Deadline policy: finish by the deadline at the least cost, on spot if available, on demand only if needed. Pure.
 
-*Slack* is what the target number of hosts could do until the deadline beyond the work that is left, in host-seconds.
-A host that is missing uses it up one for one. A change of hosts uses some up: what replaces a lost host boots first,
-and all wait while they regroup. Hosts that work use none. So work on demand can be put off without loss, as long as
-there is slack for the changes still to come, the *reserve*; with none one could not afford spot hosts that return:
+*Slack* is the work, in host-seconds, that the target number of hosts could do until the deadline beyond the remaining
+work. A missing host uses it up one for one. A change of hosts uses some: the replacement boots first, and all hosts
+wait while they regroup. Working hosts use none. So work on demand can be postponed without loss while there is slack
+for the changes still to come, the *reserve*. Without a reserve, a return to spot hosts would be unaffordable:
 
     slack beyond the reserve    wait for spot
-    slack in the reserve        on demand what spot lacks; back to spot if it lasts for more than the changes cost
+    slack in the reserve        fill missing spot hosts on demand; back to spot if it lasts longer than the changes cost
     slack for one change left   on demand to the end
 
-`docs/policy.md` says how the constants were chosen, and what others would have cost.
+`docs/policy.md` explains the choice of the constants and the cost of others.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf
 
-from .memory import goes_on_s, losses_per_s
-from .values import Choice, Moment
+from spotfleet.fleet.domain.availability import expected_s, losses_per_s
+from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
 
-RESERVE = 3.0  # of the changes expected until the deadline, so many times their slack: losses come in crowds
-MOST_RESERVE = 1 / 8  # of the time left
-NET = 2.0  # changes whose slack is kept besides the reserve, as the job ends
-CROWDED = 2.0  # how much choosier when slack is short: a spell must last 1 + CROWDED x (want / slack - 1) times as long
+RESERVE = 3.0  # times the slack of the changes expected until the deadline: losses come in clusters
+MOST_RESERVE = 1 / 8  # largest reserve, as a share of the remaining time
+NET = 2.0  # changes whose slack is kept in addition to the reserve, as the job ends
+CROWDED = 2.0  # stricter when slack is short: a period must last 1 + CROWDED x (want / slack - 1) times as long
 RULE = "deadline"
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """The constants above, to show what others would cost."""
+class DeadlineTuning:
+    """Constants above as values, to show the cost of others."""
 
     reserve: float = RESERVE
     most_reserve: float = MOST_RESERVE
@@ -37,121 +37,124 @@ class Tuning:
     crowded: float = CROWDED
 
 
-TUNED = Tuning()
+TUNED = DeadlineTuning()
 
 
-def choose(moment: Moment, tuning: Tuning = TUNED) -> Choice:
-    """How many hosts of either market should exist now; `spot` is what is welcome, it may be more than can be had.
+def choose(moment: DecisionInput, tuning: DeadlineTuning = TUNED) -> MarketTarget:
+    """Return how many hosts of each market should exist now; `spot` is a limit and may exceed the available hosts.
 
-    Work that on-demand hosts could finish in time when this is first asked is finished in time whatever happens to spot
-    hosts, as long as it is asked again after `again_s` or `tick_s` at the latest and at each loss, on-demand hosts are
-    to be had, and they boot in `boot_s`.
+    Work that on-demand hosts could finish in time at the first call is finished in time whatever happens to spot hosts.
+    Conditions: this is called again after `again_s` or `tick_s` at the latest and at each loss, on-demand hosts are
+    available, and they boot in `boot_s`.
     """
     m, target = moment, moment.hosts
     if m.work_s <= 0:
-        return Choice(0, 0, "the work is done", RULE)
+        return MarketTarget(0, 0, "the work is done", RULE)
     if m.spot_micros_h >= m.on_demand_micros_h > 0:
-        return Choice(0, target, "spot costs no less than on demand", RULE)
+        return MarketTarget(0, target, "spot costs no less than on demand", RULE)
     slack = target * m.left_s - m.work_s
     if slack == inf:
-        return Choice(target, 0, "no deadline", RULE)
+        return MarketTarget(target, 0, "no deadline", RULE)
     may_lack = min(target, _may_lack(m, slack))
     if may_lack == 0:
         return _to_the_end(m, slack)
-    want = 2 * (m.boot_s / 2 + m.stall_s) * target * losses_per_s(m.memory) * m.left_s  # slack for losses to come
+    want = 2 * (m.boot_s / 2 + m.stall_s) * target * losses_per_s(m.availability) * m.left_s  # slack for losses to come
     reserve = min(tuning.reserve * want, tuning.most_reserve * target * m.left_s)
     reserve += tuning.net * _way_back(m, target, target)
     return _filled(m, slack, reserve, may_lack) if _worth_a_change(m, slack, want, tuning) else _stay(m, may_lack)
 
 
-def _filled(m: Moment, slack: float, reserve: float, may_lack: int) -> Choice:
-    """Spot hosts as many as can be had; on demand what they lack, if there is no slack to wait for them."""
+def _filled(m: DecisionInput, slack: float, reserve: float, may_lack: int) -> MarketTarget:
+    """Return as many spot hosts as are available; the rest on demand, if there is no slack to wait for spot."""
     target, sure = m.hosts, m.hosts - may_lack
     coming = may_lack if m.room is None else min(may_lack, m.spot + m.room)
-    lacking = target - coming  # slots for which there is no spot host, now or in a moment
+    unfilled = target - coming  # slots without a spot host, now or soon
     has = f"{_span(slack / target)} of slack per host, {_span(reserve / target)} of it in reserve for losses to come"
-    if lacking > m.on_demand and slack <= reserve:
-        on_demand, why = lacking, f"{has}: on demand what spot lacks"
-    elif lacking and m.on_demand:
-        on_demand, why = min(lacking, m.on_demand), f"{has}: on demand until spot returns"
-    elif lacking:
+    if unfilled > m.on_demand and slack <= reserve:
+        on_demand, why = unfilled, f"{has}: on demand what spot lacks"
+    elif unfilled and m.on_demand:
+        on_demand, why = min(unfilled, m.on_demand), f"{has}: on demand until spot returns"
+    elif unfilled:
         on_demand, why = 0, f"{has}: wait for spot"
     else:
         on_demand, why = 0, "spot hosts for all"
-    if m.boot_s:  # nobody leaves before who relieves him works
+    if m.boot_s:  # no host leaves before its replacement works
         on_demand = max(on_demand, min(m.on_demand, target - m.spot_ready))
     on_demand = max(on_demand, sure)
-    if not lacking and m.spot < target:
+    if not unfilled and m.spot < target:
         why = f"spot hosts are asked for{', on demand until they work' if on_demand else ''}"
     idle = target - min(target, m.spot_ready + m.on_demand_ready)
     again = inf
     if idle and coming + on_demand < target:
         again = max(m.tick_s, min(slack - reserve, slack - _way_back(m, target, m.spot)) / idle)
-    elif idle and coming > m.spot_ready:  # they boot, which may come to nothing
+    elif idle and coming > m.spot_ready:  # they boot, which may fail
         again = max(m.tick_s, (slack - _way_back(m, target, coming)) / idle)
-    return Choice(_kept(m, may_lack), on_demand, why, RULE, again)
+    return MarketTarget(_kept(m, may_lack), on_demand, why, RULE, again)
 
 
-def _stay(m: Moment, may_lack: int) -> Choice:
-    """On demand, though spot could be had: it is not expected to last for what two changes cost."""
+def _stay(m: DecisionInput, may_lack: int) -> MarketTarget:
+    """Stay on demand although spot is available: it is not expected to last long enough to pay for two changes."""
     spot = min(m.spot, may_lack)
-    why = f"spot is expected for {_span(goes_on_s(m.memory))}, too short for going there and back: stay on demand"
-    return Choice(spot, max(m.hosts - spot, m.hosts - may_lack), why, RULE, max(m.tick_s, m.boot_s + m.stall_s))
+    expected = _span(expected_s(m.availability))
+    why = f"spot is expected for {expected}, too short for going there and back: stay on demand"
+    return MarketTarget(spot, max(m.hosts - spot, m.hosts - may_lack), why, RULE, max(m.tick_s, m.boot_s + m.stall_s))
 
 
-def _worth_a_change(m: Moment, slack: float, want: float, tuning: Tuning) -> bool:
-    """Whether on-demand hosts should make room for spot hosts that could be had: the saving while these are expected to
-    last against the changes there and back, in which on-demand hosts would have worked.
+def _worth_a_change(m: DecisionInput, slack: float, want: float, tuning: DeadlineTuning) -> bool:
+    """Return whether available spot hosts should replace on-demand hosts.
+
+    Compares the saving while spot is expected to last with the cost of the changes there and back, during which
+    on-demand hosts would have worked.
     """
     if not m.on_demand or m.spot + m.on_demand < m.hosts or m.room == 0 or not m.on_demand_micros_h:
         return True
     crowd = 1 + tuning.crowded * max(0.0, want / max(slack, 1.0) - 1)
-    saving = goes_on_s(m.memory) * (m.on_demand_micros_h - m.spot_micros_h)
+    saving = expected_s(m.availability) * (m.on_demand_micros_h - m.spot_micros_h)
     return saving > 2 * (m.boot_s + m.stall_s) * m.on_demand_micros_h * crowd
 
 
-def _way_back(m: Moment, missing: int, of_spot: int) -> float:
-    """Slack that it takes at most until all work on demand, if `missing` do not yet and `of_spot` are lost one by one.
+def _way_back(m: DecisionInput, missing: int, of_spot: int) -> float:
+    """Return the most slack used until all work on demand: `missing` do not yet, `of_spot` are lost one by one.
 
-    Boots, and a stall at each loss, but no more than everybody's boot; and the stalls of the loss before, of hosts that
-    boot already, and of those launched then. A single host has its own join alone ahead.
+    It consists of boots and a stall at each loss, at most the boot of all hosts; and of the stalls for the previous
+    loss, for hosts that boot already, and for those launched then. A single host has only its own join ahead.
     """
-    boot_s = m.boot_s + m.tick_s if m.boot_s else 0.0  # it is seen at a tick that a host has booted
+    boot_s = m.boot_s + m.tick_s if m.boot_s else 0.0  # a finished boot is noticed at a tick
     all_s = m.hosts * m.stall_s
     lost = min(boot_s * m.hosts, boot_s * missing + all_s * of_spot) if m.hosts > 1 else boot_s * missing
     return lost + all_s * (1 if m.hosts == 1 else 3)
 
 
-def _may_lack(m: Moment, slack: float) -> int:
-    """How many hosts may be spot hosts, or missing, until the next decision, so that on demand alone would do then."""
+def _may_lack(m: DecisionInput, slack: float) -> int:
+    """Return how many hosts may be spot or missing until the next decision, if on demand must suffice from then on."""
     idle = m.hosts - min(m.hosts, m.spot_ready + m.on_demand_ready)
-    joins = m.stall_s * m.hosts if m.room != 0 and m.spot < m.hosts else 0.0  # that of the change to more spot hosts
+    joins = m.stall_s * m.hosts if m.room != 0 and m.spot < m.hosts else 0.0  # stall of the change to more spot hosts
     free = slack - m.tick_s * idle - joins
     missing = m.hosts - min(m.hosts, m.on_demand_ready)
     return next((k for k in range(m.hosts, 0, -1) if _way_back(m, max(k, missing), k) <= free), 0)
 
 
-def _kept(m: Moment, spot: int) -> int:
-    """`spot` hosts, or as many as there are until those who relieve them have booted."""
+def _kept(m: DecisionInput, spot: int) -> int:
+    """Return `spot`, or the present number of spot hosts until their replacements have booted."""
     return max(spot, min(m.spot, m.hosts - m.on_demand_ready)) if m.boot_s else spot
 
 
-def _to_the_end(m: Moment, slack: float) -> Choice:
-    """On demand with all; spot hosts work until these have booted, unless the stalls of losing them may be too much."""
+def _to_the_end(m: DecisionInput, slack: float) -> MarketTarget:
+    """Put all hosts on demand. Spot hosts work until these have booted, unless their losses could use up the slack."""
     kept, missing = _kept(m, 0), m.hosts - min(m.hosts, m.on_demand_ready)
     if _way_back(m, missing, 0) <= slack < _way_back(m, missing, kept):
         kept = 0
     why = f"{_span(slack / m.hosts)} of slack per host is too little for another change: on demand to the end"
-    return Choice(kept, m.hosts, why, RULE)
+    return MarketTarget(kept, m.hosts, why, RULE)
 
 
 def soonest_s(work_s: float, hosts: int, boot_s: float, stall_s: float = 0.0) -> float:
-    """Seconds in which `hosts` on demand do `work_s` host-seconds of work, boot included."""
+    """Return in how many seconds `hosts` on demand do `work_s` host-seconds of work, boot included."""
     return work_s / max(1, hosts) + boot_s + stall_s
 
 
-def impossible(moment: Moment) -> str:
-    """Why the deadline cannot be met even on demand, with the soonest finish; "" if it can be met."""
+def impossible(moment: DecisionInput) -> str:
+    """Return why the deadline cannot be met even on demand, with the earliest finish; "" if it can be met."""
     soonest = soonest_s(moment.work_s, moment.hosts, moment.boot_s, moment.stall_s)
     if soonest <= moment.left_s:
         return ""
@@ -160,7 +163,7 @@ def impossible(moment: Moment) -> str:
 
 
 def _span(seconds: float) -> str:
-    """For people; hours and minutes, towards zero."""
+    """Format a duration for people: hours and minutes, rounded towards zero."""
     minutes, sign = int(abs(seconds) // 60), "-" if seconds <= -60 else ""
     if minutes:
         return f"{sign}{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{sign}{minutes} min"

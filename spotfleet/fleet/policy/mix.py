@@ -1,20 +1,20 @@
-"""The hosts of either market that are wanted: each kind is filled, replaced and given back by itself. Pure."""
+"""Wanted hosts of each market: each kind is filled, replaced and reduced separately. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotfleet.fleet.actions import Wanted
-from spotfleet.fleet.copies import replace
-from spotfleet.fleet.fold import Host
-from spotfleet.fleet.policy.values import Choice
+from spotfleet.fleet.domain.actions import Wanted
+from spotfleet.fleet.domain.copies import replace
+from spotfleet.fleet.domain.state import Host
+from spotfleet.fleet.policy.values import MarketTarget
 from spotfleet.model import Market, Need
 
 
 @dataclass(frozen=True)
-class Share:
-    """The hosts of one kind."""
+class MarketShare:
+    """Wanted hosts of one kind."""
 
     wanted: Wanted  # as if there were no others
     markets: tuple[Market, ...]
@@ -24,24 +24,26 @@ class Share:
         return [h for h in hosts if h.offer.market in self.markets]
 
 
-def shares(wanted: Wanted) -> tuple[Share, ...]:
-    """Each kind of host and how many there should be. A fleet whose needs name both markets, and that is not told how
-    many of each, has one kind: whichever is cheapest."""
+def shares(wanted: Wanted) -> tuple[MarketShare, ...]:
+    """Return each kind of host and how many there should be.
+
+    A fleet whose needs name both markets, without a number for each, has one kind: the cheaper offer of either market.
+    """
     both = (Market.SPOT, Market.ON_DEMAND)
     spot = tuple(n for n in wanted.any_of if n.use_spot)
     mixed = is_mixed(wanted)
     if not spot:
-        return (Share(replace(wanted, hosts=wanted.hosts + wanted.on_demand, on_demand=0), both, "hosts"),)
+        return (MarketShare(replace(wanted, hosts=wanted.hosts + wanted.on_demand, on_demand=0), both, "hosts"),)
     if len(spot) < len(wanted.any_of) and not mixed:
-        return (Share(wanted, both, "hosts"),)
+        return (MarketShare(wanted, both, "hosts"),)
     full = replace(wanted, hosts=wanted.on_demand, on_demand=0, any_of=on_demand_needs(wanted.any_of), apart=mixed)
-    return (Share(replace(wanted, any_of=spot, on_demand=0, apart=mixed), (Market.SPOT,),
-                  "spot hosts" if mixed else "hosts"),
-            Share(full, (Market.ON_DEMAND,), "on-demand hosts"))
+    return (MarketShare(replace(wanted, any_of=spot, on_demand=0, apart=mixed), (Market.SPOT,),
+                        "spot hosts" if mixed else "hosts"),
+            MarketShare(full, (Market.ON_DEMAND,), "on-demand hosts"))
 
 
-def chosen(wanted: Wanted, choice: Choice) -> Wanted:
-    """`wanted` as the policy divides it between the markets."""
+def apply_choice(wanted: Wanted, choice: MarketTarget) -> Wanted:
+    """Return `wanted` with the policy's division between the markets."""
     return replace(wanted, hosts=choice.spot, on_demand=choice.on_demand, apart=True, shun=choice.shun)
 
 
@@ -50,5 +52,5 @@ def is_mixed(wanted: Wanted) -> bool:
 
 
 def on_demand_needs(any_of: Sequence[Need]) -> tuple[Need, ...]:
-    """The same machines on demand. A limit on a spot price is none on theirs."""
+    """Return needs for the same machines on demand. A limit on the spot price does not apply to them."""
     return tuple(dict.fromkeys(replace(n, use_spot=False, max_micros_h=0) if n.use_spot else n for n in any_of))

@@ -1,26 +1,29 @@
 """Provider `aws`: EC2 spot fleets with an on-demand dispatcher.
 
-    names.py     tags and names (pure)                     session.py    clients per region, retries, credentials
-    errors.py    error code -> reaction, one table (pure)  catalog.py    what instance types are
-    prices.py    spot and on-demand prices                 offers.py     pools of a need
-    template.py  what EC2 is told of a host (pure)         launch.py     fleet, persistent request, on demand, gang
-    images.py    which image a machine starts from         userdata.py   what a machine is told, and was told
-    listing.py   what EC2 says of hosts (pure)             look.py       asks for it; tags
-    ending.py    cancel before terminate
-    network.py   VPC, subnets, groups, placement groups    door.py       who may enter the dispatcher over SSH
-    identity.py  roles and profiles                        policy.py     what each may do (pure)
-    belongings.py  what else bears our tag; its removal
-    check.py     may a fleet be made here?                 rights.py     may whoever asks do what policy.py lists?
-    quotas.py    vCPU quotas and what is used of them      room.py       do they hold a fleet?
-    queue.py     EventBridge -> SQS                        signals.py    what it says of machines (pure)
+    session.py     clients per region, retries, credentials    types.py      facts about instance types
+    prices.py      spot and on-demand prices                   offers.py     pools for a need
+    price_list.py  prices of all regions, for the catalog      images.py     choice of the machine image
+    launch.py      fleet, persistent request, on demand, gang  userdata.py   user data of a machine, made and read back
+    describe.py    reads the listings; tags                    terminate.py  cancel before terminate; interruption
+    mapping/       between our terms and EC2's, all pure:
+        names.py         tags and names                        errors.py     error code -> reaction, one table
+        template.py      launch template and calls             listing.py    EC2's answers -> hosts
+        policies.py      IAM policies of the user, the dispatcher and its hosts
+    account/       what a fleet needs besides machines:
+        network.py       VPC, subnets, groups, placement groups
+        ssh_ingress.py   SSH access to the dispatcher          identity.py   roles and profiles
+        resources.py     other resources with our tag; removal
+        queue.py         EventBridge -> SQS                    event_parser.py  its events about machines (pure)
+        check.py         can a fleet be made here?             permissions.py   does the caller have them?
+        quotas.py        vCPU quotas, their use, and whether they suffice for a fleet
 
-The truth is what EC2 lists by tag. Nothing is remembered here but what may be asked for again: clients, facts of
-types, prices for minutes. Methods import what they need: who wants a name or the policy alone pays for no more.
+EC2's listing by tag is the truth. This process caches only what it can request again: clients, facts about
+types, prices for minutes. Methods import what they need, so that a caller of names or the policy imports nothing else.
 
-Configuration, all text: `aws` (AwsSpec as JSON; of a fleet that is made, `regions` are settled), `environment`
+Configuration, all text: `aws` (AwsSpec as JSON; for an existing fleet, `regions` are settled), `environment`
 (EnvironmentSpec as JSON), `placement`, `target` (CheckpointSpec.target), `side` ("laptop" or "dispatcher"),
-`endpoint_url` (of AWS_ENDPOINT_URL on the laptop; every machine of the fleet takes the same), `public_key` and `secret`
-of the fleet, for those who launch or enter its machines. Each may be missing; others are ignored here.
+`endpoint_url` (AWS_ENDPOINT_URL of the laptop; every machine of the fleet uses it), `public_key` and `secret`
+of the fleet, for launches and logins. Each may be missing; other keys are ignored here.
 """
 
 from __future__ import annotations
@@ -32,15 +35,18 @@ from typing import TYPE_CHECKING
 
 from spotfleet.codec import to_json
 from spotfleet.model import BillingRules, CloudHost, FleetSpec, Need, Offer, PricePoint, Rates
-from spotfleet.providers import Belonging, Finding, Heard, LaunchRequest
+from spotfleet.providers import CloudEvent, Finding, LaunchRequest, Resource
 from spotfleet.providers.aws.session import Account, account_of
 
 if TYPE_CHECKING:
-    from spotfleet.providers.aws.offers import Choice
+    from spotfleet.providers.aws.offers import RegionChoice
 
 
 class AwsProvider:
-    """Provider, Furnished, Gangs, Hears and Sells. Holds nothing but how AWS is reached."""
+    """AWS provider: Provider, ManagedResources, GroupLaunch, InterruptionEvents and OfferValidation.
+
+    Its only state is the access to AWS.
+    """
 
     name = "aws"
 
@@ -54,11 +60,11 @@ class AwsProvider:
         offers.check(self.account)
 
     def billing(self) -> BillingRules:
-        """Per second, a minute at least; an instance that EC2 takes is billed for what it ran."""
+        """Return per-second billing, a minute at least; an instance that EC2 takes is billed for its run time."""
         return BillingRules(minimum_s=60, free_if_taken_within_s=0)
 
     def rates(self, region: str) -> Rates:
-        """From the catalog; what it does not know is unknown, and nothing is made up."""
+        """Return the rates of the catalog; unknown ones stay unknown."""
         from spotfleet.catalog import load
 
         return load().rates("aws", region)
@@ -84,89 +90,89 @@ class AwsProvider:
         launch.launch_together(self.account, requests)
 
     def hosts(self, fleet: str) -> list[CloudHost]:
-        from spotfleet.providers.aws import look
+        from spotfleet.providers.aws import describe
 
-        return look.hosts(self.account, fleet)
+        return describe.hosts(self.account, fleet)
 
     def terminate(self, request_id: str) -> None:
-        from spotfleet.providers.aws import ending
+        from spotfleet.providers.aws.terminate import terminate
 
-        ending.terminate(self.account, request_id)
+        terminate(self.account, request_id)
 
     def interrupt(self, request_id: str, notice_s: float | None) -> None:
-        from spotfleet.providers.aws import ending
+        from spotfleet.providers.aws.terminate import interrupt
 
-        ending.interrupt(self.account, request_id, notice_s)
+        interrupt(self.account, request_id, notice_s)
 
     def tag(self, request_id: str, tags: dict[str, str]) -> None:
-        from spotfleet.providers.aws import look
+        from spotfleet.providers.aws import describe
 
-        look.tag(self.account, request_id, tags)
+        describe.tag(self.account, request_id, tags)
 
     def boot_files(self, request_id: str) -> dict[str, str]:
-        from spotfleet.providers.aws import look
+        from spotfleet.providers.aws import describe
 
-        return look.boot_files(self.account, request_id)
+        return describe.boot_files(self.account, request_id)
 
-    def prepare(self, fleet: str, tags: Mapping[str, str], tell: Callable[[str], None]) -> None:
-        from spotfleet.providers.aws import door, identity, network, queue
+    def prepare(self, fleet: str, tags: Mapping[str, str], progress: Callable[[str], None]) -> None:
+        from spotfleet.providers.aws.account import identity, network, queue, ssh_ingress
 
-        network.prepare(self.account, fleet, tags, tell)
-        door.refresh(self.account, fleet, tell, tags)
-        identity.prepare(self.account, fleet, tags, tell)
-        queue.prepare(self.account, fleet, tags, tell)
+        network.prepare(self.account, fleet, tags, progress)
+        ssh_ingress.refresh(self.account, fleet, progress, tags)
+        identity.prepare(self.account, fleet, tags, progress)
+        queue.prepare(self.account, fleet, tags, progress)
 
-    def open_door(self, fleet: str, tell: Callable[[str], None]) -> None:
-        from spotfleet.providers.aws import door
+    def allow_ssh_from_here(self, fleet: str, progress: Callable[[str], None]) -> None:
+        from spotfleet.providers.aws.account import ssh_ingress
 
-        door.refresh(self.account, fleet, tell)
+        ssh_ingress.refresh(self.account, fleet, progress)
 
-    def hears(self) -> bool:
+    def has_events(self) -> bool:
         return self.account.settings.spec.event_queue
 
-    def hear(self, fleet: str, wait_s: float) -> list[Heard]:
-        from spotfleet.providers.aws import queue
+    def poll_events(self, fleet: str, wait_s: float) -> list[CloudEvent]:
+        from spotfleet.providers.aws.account import queue
 
-        return queue.hear(self.account, fleet, wait_s)
+        return queue.receive(self.account, fleet, wait_s)
 
-    def belongings(self, fleet: str, everywhere: bool = False) -> list[Belonging]:
-        from spotfleet.providers.aws import belongings
+    def list_resources(self, fleet: str, everywhere: bool = False) -> list[Resource]:
+        from spotfleet.providers.aws.account import resources
 
-        return belongings.listed(self.account, fleet, everywhere)
+        return resources.listed(self.account, fleet, everywhere)
 
     def regions(self, everywhere: bool = False) -> list[str]:
-        return list(self.account.everywhere() if everywhere else self.account.regions)
+        return list(self.account.all_regions() if everywhere else self.account.regions)
 
-    def within(self, regions: Sequence[str]) -> AwsProvider:
+    def in_regions(self, regions: Sequence[str]) -> AwsProvider:
         return AwsProvider({**self._config, "aws": json.dumps(to_json(
             replace(self.account.settings.spec, regions=tuple(regions))))})
 
-    def kinds(self) -> list[str]:
-        from spotfleet.providers.aws import belongings
+    def resource_kinds(self) -> list[str]:
+        from spotfleet.providers.aws.account import resources
 
-        return list(belongings.KINDS)
+        return list(resources.KINDS)
 
-    def discard(self, belonging: Belonging) -> None:
-        from spotfleet.providers.aws import belongings
+    def delete_resource(self, resource: Resource) -> None:
+        from spotfleet.providers.aws.account import resources
 
-        belongings.discard(self.account, belonging)
+        resources.delete(self.account, resource)
 
     def findings(self, spec: FleetSpec | None) -> Iterable[Finding]:
-        from spotfleet.providers.aws import check
+        from spotfleet.providers.aws.account import check
 
         return check.findings(self.account, spec)
 
-    def cheapest_region(self, any_of: Sequence[Need], dispatcher: Need, hosts: int = 1) -> Choice:
-        """Of the regions of the configuration, the one for a new fleet of so many hosts; see `offers`."""
+    def cheapest_region(self, any_of: Sequence[Need], dispatcher: Need, hosts: int = 1) -> RegionChoice:
+        """Choose the region of the configuration for a new fleet of `hosts` hosts; see `offers`."""
         from spotfleet.providers.aws import offers
 
         return offers.cheapest_region(self.account, any_of, dispatcher, hosts)
 
     def unknown(self, needs: Sequence[Need]) -> str:
-        from spotfleet.providers.aws import catalog
+        from spotfleet.providers.aws import types
 
-        return catalog.unknown(self.account, needs)
+        return types.unknown(self.account, needs)
 
-    def everywhere(self) -> tuple[str, ...]:
-        """Every region that is enabled for the account."""
-        return self.account.everywhere()
+    def all_regions(self) -> tuple[str, ...]:
+        """List the regions that are enabled for the account."""
+        return self.account.all_regions()

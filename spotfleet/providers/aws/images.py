@@ -1,4 +1,4 @@
-"""Which image a machine is started from: the user's, or one that AWS or Ubuntu names by an SSM parameter."""
+"""Choice of a machine's image: the user's, or the one in an SSM parameter of AWS or Ubuntu."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spotfleet.providers.aws.session import Account
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 DEEP_LEARNING = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-LATEST_S = 3600.0  # a new image appears every few weeks; hosts of one hour should be alike
+LATEST_S = 3600.0  # a new image appears every few weeks; hosts launched within an hour should be alike
 FACTS_S = 24 * 3600.0
 
 
@@ -18,11 +18,11 @@ FACTS_S = 24 * 3600.0
 class Image:
     id: str
     root_device: str
-    disk_gib: int  # the root volume has at least so much
+    disk_gib: int  # minimum size of the root volume
 
 
 def wanted(account: Account, role: Role, offer: Offer) -> str:
-    """"ami-..." or the name of an SSM parameter."""
+    """Return "ami-..." or the name of an SSM parameter."""
     spec = account.settings.spec
     if role is Role.DISPATCHER:
         return spec.dispatcher_image or UBUNTU
@@ -30,7 +30,7 @@ def wanted(account: Account, role: Role, offer: Offer) -> str:
 
 
 def image(account: Account, region: str, name: str) -> Image:
-    """Raises NeedsPerson for one that is not there, or that no disk of ours can be made of."""
+    """Return the image's facts. Raises NeedsPerson if it is missing, or has no root volume on EBS."""
     return _facts(account, region, name if name.startswith("ami-") else _parameter(account, region, name), name)
 
 

@@ -1,15 +1,15 @@
-"""Launches: what a machine is goes into a launch template, then one call makes it, or all of a gang, or none.
+"""Launches: a launch template describes the machine, then one call makes one host, or all hosts of a gang, or none.
 
-    template of the host's name, as it is if it is there --> CreateFleet, or RunInstances, under the host's token
-        accepted            --> the template goes: it has served
-        refused             --> the template goes, and what EC2 made for a launch that came to nothing
-        nobody knows        --> everything stays: whoever asks again asks the same
+    template of the host's name, reused if it exists --> CreateFleet, or RunInstances, under the host's token
+        accepted            --> the template is deleted: its work is done
+        refused             --> the template is deleted, and EC2's leftovers of the failed launch
+        unknown             --> everything stays: a retry sends the same request
 
-    spot, to be replaced    CreateFleet, type instant, in the best of all pools that are as good
-    spot, to be stopped     RunInstances, a persistent request
-    on demand; a gang       RunInstances
+    spot, terminated when taken    CreateFleet, type instant, in the best of all equal pools
+    spot, stopped when taken       RunInstances, a persistent request
+    on demand; a gang              RunInstances
 
-A host that is listed is not asked for again, whatever became of it: tokens are forgotten after some time.
+A listed host is never requested again, in whatever state: EC2 forgets tokens after some time.
 """
 
 from __future__ import annotations
@@ -24,25 +24,15 @@ from typing import Any
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import Role
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.aws import (
-    catalog,
-    ending,
-    errors,
-    identity,
-    images,
-    listing,
-    look,
-    names,
-    network,
-    template,
-    userdata,
-)
-from spotfleet.providers.aws.session import Account, Client
-from spotfleet.providers.aws.template import Facts, Order
+from spotfleet.providers.aws import describe, images, terminate, types, userdata
+from spotfleet.providers.aws.account import identity, network
+from spotfleet.providers.aws.mapping import errors, listing, names, template
+from spotfleet.providers.aws.mapping.template import Facts, LaunchOrder
+from spotfleet.providers.aws.session import Account, AwsClient
 
-VISIBLE_S, PAUSE_S = 30.0, 0.5  # for what has just been made to be known to EC2
-LISTED_S = 10.0  # for an instance that was launched by an earlier call to be listed
-FORGOTTEN_S = 3600.0  # a persistent request outlives the lifetime of its host by so much: EC2 counts from the launch
+VISIBLE_S, PAUSE_S = 30.0, 0.5  # until EC2 knows what has just been made
+LISTED_S = 10.0  # until an instance of an earlier call is listed
+FORGOTTEN_S = 3600.0  # added to the host's lifetime for its persistent request: EC2 counts from the launch
 FULL = "InsufficientFreeAddressesInSubnet"
 NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTemplateId.NotFound")
 NOT_YET = ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown", "InvalidSubnetID.NotFound",
@@ -56,7 +46,7 @@ def launch(account: Account, request: LaunchRequest) -> None:
 
 
 def launch_together(account: Account, requests: Sequence[LaunchRequest]) -> None:
-    """All or none. Whoever can read the user data of one has what all were told."""
+    """Launch all or none. A reader of one host's user data sees that of all."""
     _launch(account, requests)
 
 
@@ -65,7 +55,7 @@ def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
     region = order.offer.region
     if _exists(account, requests[0]):
         with suppress(SpotfleetError):
-            ending.drop_template(account.client("ec2", region), template.name(order.host))
+            terminate.drop_template(account.client("ec2", region), template.name(order.host))
         return
     launching = _Launching(account, order)
     deadline = time.monotonic() + VISIBLE_S
@@ -75,11 +65,11 @@ def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
             launching.ask()
             break
         except (NoCapacity, NeedsPerson) as error:
-            told = launching.explained(error)
-            launching.clean_up(told)
-            raise told from told.__cause__
+            explained = launching.explained(error)
+            launching.clean_up(explained)
+            raise explained from explained.__cause__
         except SpotfleetError as error:
-            # Another caller of the same host was faster, or the template is so new that EC2 does not know it yet.
+            # Another caller launched the same host first, or the template is too new for EC2 to know it.
             if errors.code(error) not in NO_TEMPLATE or time.monotonic() > deadline:
                 raise
         time.sleep(PAUSE_S)
@@ -89,22 +79,22 @@ def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
 
 
 def _exists(account: Account, request: LaunchRequest) -> bool:
-    """Is it listed, also as ended? Those that are launched together exist together."""
-    found = look.in_region(account, request.offer.region, request.request_id)
-    return bool(found.instances) or any(r.get("State") not in ending.OVER for r in found.requests)
+    """Return whether the host is listed, also as ended. Hosts launched together exist together."""
+    found = describe.in_region(account, request.offer.region, request.request_id)
+    return bool(found.instances) or any(r.get("State") not in terminate.OVER for r in found.requests)
 
 
-def _order(account: Account, requests: Sequence[LaunchRequest]) -> Order:
+def _order(account: Account, requests: Sequence[LaunchRequest]) -> LaunchOrder:
     first = requests[0]
     if any(replace(r, request_id="", boot=first.boot) != replace(first, request_id="") for r in requests):
         raise UsageError("hosts that are launched together must be alike", hint="launch them one by one")
-    asked = first.offer  # the host is told its slots before its pool is known
+    asked = first.offer  # the host gets its slots before its pool is known
     pools = [o for o in (asked, *first.alternatives)
              if (o.region, o.market, o.slots) == (asked.region, asked.market, asked.slots)
-             and template.burstable(o) == template.burstable(asked)]  # one template: either all have CPU credits
+             and template.burstable(o) == template.burstable(asked)]  # one template: CPU credits for all or for none
     if account.settings.placement == "cluster":  # a placement group is in one zone
         pools = [o for o in pools if o.zone == asked.zone]
-    order = Order(names.together([r.request_id for r in requests]), first.fleet, first.role,
+    order = LaunchOrder(names.together([r.request_id for r in requests]), first.fleet, first.role,
                   tuple({o.pool: o for o in pools}.values()), first.interruption_behavior, first.tags, len(requests))
     if order.lasting and (lifetime_s := userdata.lifetime_s(first)):
         order = replace(order, until=time.time() + lifetime_s + FORGOTTEN_S)
@@ -114,15 +104,15 @@ def _order(account: Account, requests: Sequence[LaunchRequest]) -> Order:
 class _Launching:
     """One order, from its facts to EC2's answer."""
 
-    def __init__(self, account: Account, order: Order) -> None:
+    def __init__(self, account: Account, order: LaunchOrder) -> None:
         self.account, self.region = account, order.offer.region
         self.ec2 = account.client("ec2", self.region)
         self.facts = _facts(account, order)
         self.order = replace(order, pools=tuple(o for o in order.pools if self.facts.subnets.get(o.zone)))
-        self.tags = template.ours(order, listing.pools_tag(order.pools))
+        self.tags = template.order_tags(order, listing.pools_tag(order.pools))
 
     def prepare(self, requests: Sequence[LaunchRequest]) -> None:
-        """Make the template, unless there is one: that of an earlier call, which told the machine the same."""
+        """Make the template. An existing one is from an earlier call with the same content, and stays."""
         data = userdata.user_data(self.account.settings, requests)
         try:
             self.ec2.create_launch_template(**template.template(self.order, self.facts, self.tags, data))
@@ -137,9 +127,12 @@ class _Launching:
             self._ask_instances()
 
     def _ask_fleet(self) -> None:
-        """A fleet that made nothing has used up its token: EC2 would say the same of it for a day. Where EC2 does not
-        know yet what we have just made, another follows under the next token: whoever asks again, asks for all of them
-        anew, and is told what they came to. Anything else is another host's matter, though it may be over soon."""
+        """Make the host by CreateFleet.
+
+        A fleet that made nothing has used up its token: EC2 would repeat the answer for a day. If EC2 does not know a
+        resource that we have just made, another attempt follows under the next token. A repeated call sends all
+        attempts anew, and gets their results. On any other error another host is tried, even if the error is short.
+        """
         ec2, deadline = self.account.launching(self.region, self.order.where), time.monotonic() + VISIBLE_S
         for attempt in itertools.count():
             try:
@@ -153,39 +146,39 @@ class _Launching:
                 return self._check_market({i.get("Lifecycle", "spot") for i in made},
                                           [name for i in made for name in i["InstanceIds"]])
             if fleet := answer.get("FleetId"):
-                with suppress(SpotfleetError):  # `belongings` shows it until it is gone; the refusal is the news
-                    ending.drop_fleets(self.ec2, [fleet])
-            told = answer.get("Errors") or []
-            refusal = self._refused(told)
+                with suppress(SpotfleetError):  # `list_resources` lists it until it is gone; the refusal matters more
+                    terminate.drop_fleets(self.ec2, [fleet])
+            failures = answer.get("Errors") or []
+            refusal = self._refused(failures)
             if isinstance(refusal, NeedsPerson) or time.monotonic() > deadline or not any(
-                    _too_new(e.get("ErrorCode", ""), e.get("ErrorMessage", "")) for e in told):
+                    _too_new(e.get("ErrorCode", ""), e.get("ErrorMessage", "")) for e in failures):
                 raise refusal
             time.sleep(PAUSE_S)
 
-    def _refused(self, told: Sequence[dict[str, Any]]) -> NoCapacity | NeedsPerson:
-        """What a fleet without an instance says, of each of its pools."""
+    def _refused(self, failures: Sequence[dict[str, Any]]) -> NoCapacity | NeedsPerson:
+        """Combine the errors of a fleet without an instance, one per pool."""
         zones = {subnet: zone for zone, subnets in self.facts.subnets.items() for subnet in subnets}
         refusals: dict[str, SpotfleetError] = {}
         refused: dict[str, None] = {}  # pools
-        for one in told:
+        for one in failures:
             where = (one.get("LaunchTemplateAndOverrides") or {}).get("Overrides") or {}
             subnet = where.get("SubnetId", "")
             zone = where.get("AvailabilityZone") or zones.get(subnet, "")
             if one.get("ErrorCode") == FULL and subnet:
-                network.shun(self.account, self.region, subnet)
+                network.deprioritize(self.account, self.region, subnet)
             place = f"{self.region}/{zone} {where.get('InstanceType', '')} spot"
             refused |= {o.pool: None for o in self.order.pools
                         if (o.zone, o.instance_type) == (zone, where.get("InstanceType"))}
             refusals.setdefault(f"{place} {one.get('ErrorCode')}", errors.refusal(
                 f"aws {place}", one.get("ErrorCode", ""), one.get("ErrorMessage", ""), "ec2:CreateFleet",
-                self.account.asker))
+                self.account.origin))
         if not refusals:
             pools = ", ".join(f"{o.zone} {o.instance_type}" for o in self.order.pools)
             return NoCapacity(f"aws {self.region}: EC2 made no host of {pools}, and gave no reason",
                               hint="other pools are tried; these again in some minutes",
                               pools=tuple(o.pool for o in self.order.pools))
-        told_all = [e for e in refusals.values() if isinstance(e, (NoCapacity, NeedsPerson))]
-        chosen = errors.worst(told_all or refusals.values())
+        decisive = [e for e in refusals.values() if isinstance(e, (NoCapacity, NeedsPerson))]
+        chosen = errors.worst(decisive or refusals.values())
         others = [str(e).removeprefix("aws ") for e in refusals.values() if e is not chosen]
         text = "; ".join([str(chosen), *others])
         more = (NeedsPerson(text, hint=chosen.hint) if isinstance(chosen, NeedsPerson) else
@@ -204,8 +197,8 @@ class _Launching:
                 code = errors.code(error)
                 if code in ASKED_BEFORE:
                     return self._await_earlier(error)
-                if code == FULL:  # the next host is asked for in another one: this token goes with these words
-                    network.shun(self.account, self.region, subnet)
+                if code == FULL:  # the next host uses another subnet; this token is bound to these parameters
+                    network.deprioritize(self.account, self.region, subnet)
                 if not self._not_yet(code, str(error)) or time.monotonic() > deadline:
                     raise
             time.sleep(PAUSE_S)
@@ -216,55 +209,60 @@ class _Launching:
     def _token(self, attempt: int = 0) -> str:
         return names.token(self.account.settings.secret, self.order.host, attempt)
 
-    def _not_yet(self, code: str, said: str) -> bool:
-        """Is it that EC2 has not heard of something that we have just made?"""
+    def _not_yet(self, code: str, message: str) -> bool:
+        """Return whether EC2 does not know yet what we have just made."""
         spec = self.account.settings.spec
         named = spec.dispatcher_profile if self.order.role is Role.DISPATCHER else spec.host_profile
-        profile = code == "InvalidParameterValue" and "instance profile" in said.lower() and not named
+        profile = code == "InvalidParameterValue" and "instance profile" in message.lower() and not named
         return profile or code in NOT_YET
 
     def _check_market(self, made: set[str], ids: Sequence[str]) -> None:
-        """What is sold otherwise than it was asked for must not stay: it costs more, or it is taken away."""
+        """End hosts of the wrong market or number: they cost more, or may be taken away."""
         wanted = self.order.offer.market.value
         if made - {wanted} or len(ids) != self.order.count:
-            ending.end_instances(self.ec2, ids)
+            terminate.end_instances(self.ec2, ids)
             self.served()
             raise SpotfleetError(
                 f"aws {self.order.where}: EC2 made {len(ids)} of market {' and '.join(sorted(made))} where "
-                f"{self.order.count} of market {wanted} was asked for; ended", hint="tell us: it should not happen")
+                f"{self.order.count} of market {wanted} was asked for; ended",
+                hint="please report it: it should not happen")
 
     def _await_earlier(self, error: SpotfleetError) -> None:
-        """An earlier call under this token was accepted, with other words: its host is listed, or will be. One that has
-        ended so long ago that it is listed no more is none: EC2 gives no other under its token."""
+        """Wait for the host of an earlier call under this token, which EC2 accepted with other parameters.
+
+        A host that ended and is no longer listed does not count: EC2 makes no other under its token.
+        """
         deadline = time.monotonic() + LISTED_S
         host = names.members(self.order.host)[0]
-        while not look.in_region(self.account, self.region, host).instances:
+        while not describe.in_region(self.account, self.region, host).instances:
             if time.monotonic() > deadline or errors.code(error) == "IdempotentInstanceTerminated":
                 raise NoCapacity(f"aws {self.order.where}: asked for before, and EC2 has made no host of it",
                                  hint="another host is asked for") from error
             time.sleep(PAUSE_S)
 
     def served(self) -> None:
-        """The template of a host that exists. A refusal to remove it is none of the host: `down` tries again."""
+        """Delete the template of an existing host. A failure does not affect the host: `down` tries again."""
         with suppress(SpotfleetError):
-            ending.drop_template(self.ec2, template.name(self.order.host))
+            terminate.drop_template(self.ec2, template.name(self.order.host))
 
     def clean_up(self, refusal: SpotfleetError) -> None:
-        """Leave nothing of a launch that was refused. What cannot be removed makes it a launch of which nobody knows:
-        it is asked for again, and cleaned up again."""
+        """Remove everything left of a refused launch.
+
+        If that fails, the launch counts as unknown: it is requested again, and cleaned up again.
+        """
         try:
-            ending.drop_template(self.ec2, template.name(self.order.host))
+            terminate.drop_template(self.ec2, template.name(self.order.host))
             if self.order.spot:
                 asked = self.ec2.pages("describe_spot_instance_requests", "SpotInstanceRequests", Filters=[
                     {"Name": f"tag:{names.HOST}", "Values": [self.order.host]}])
-                ending.cancel(self.ec2, [r["SpotInstanceRequestId"] for r in asked
-                                         if r.get("State") not in ending.OVER])
+                terminate.cancel(self.ec2, [r["SpotInstanceRequestId"] for r in asked
+                                         if r.get("State") not in terminate.OVER])
         except SpotfleetError as error:
             raise SpotfleetError(f"{refusal}; and what is left of it cannot be removed: {error}",
                                  hint=error.hint) from error
 
     def explained(self, error: NoCapacity | NeedsPerson) -> SpotfleetError:
-        """With what uses up a quota of spot, though it is no instance."""
+        """Add the open requests that use up a spot quota without an instance."""
         if errors.code(error) not in SPOT_QUOTA or not isinstance(error, NoCapacity):
             return error
         try:
@@ -281,19 +279,19 @@ class _Launching:
         return more
 
 
-def _too_new(code: str, said: str) -> bool:
-    """Does a fleet's error say that EC2 has not heard of something yet?"""
-    return code in NOT_YET or errors.reaction(code, said) is errors.TABLE["IncorrectState"]
+def _too_new(code: str, message: str) -> bool:
+    """Return whether a fleet's error means that EC2 does not know something yet."""
+    return code in NOT_YET or errors.reaction(code, message) is errors.TABLE["IncorrectState"]
 
 
-def waiting_requests(ec2: Client) -> list[tuple[str, str]]:
-    """(id, fleet) of each spot request that has no instance and still counts against the quota."""
+def waiting_requests(ec2: AwsClient) -> list[tuple[str, str]]:
+    """Return (id, fleet) of each spot request that has no instance and still counts against the quota."""
     asked = ec2.pages("describe_spot_instance_requests", "SpotInstanceRequests",
                       Filters=[{"Name": "state", "Values": ["open"]}])
     return [(r["SpotInstanceRequestId"], listing.tags(r).get(names.FLEET, "")) for r in asked]
 
 
-def _facts(account: Account, order: Order) -> Facts:
+def _facts(account: Account, order: LaunchOrder) -> Facts:
     spec, region = account.settings.spec, order.offer.region
     dispatcher = order.role is Role.DISPATCHER
     image = images.image(account, region, images.wanted(account, order.role, order.offer))
@@ -305,28 +303,28 @@ def _facts(account: Account, order: Order) -> Facts:
         image.id, image.root_device, max(spec.dispatcher_disk_gib if dispatcher else spec.disk_gib, image.disk_gib),
         _subnets(account, order),
         network.groups(account, region, order.fleet, order.role), spec.public_addresses,
-        identity.profile(account, region, order.fleet, order.role), spec.key_pair, spec.kms_key, group,
+        identity.profile(account, order.fleet, order.role), spec.key_pair, spec.kms_key, group,
         _efa_cards(account, order) if group else 0)
 
 
-def _subnets(account: Account, order: Order) -> dict[str, tuple[str, ...]]:
-    """Of those zones of the order that have one. Raises NoCapacity where none has."""
+def _subnets(account: Account, order: LaunchOrder) -> dict[str, tuple[str, ...]]:
+    """Return zone -> subnets, for the order's zones with one. Raises NoCapacity if none has any."""
     found: dict[str, tuple[str, ...]] = {}
-    lacking: list[NoCapacity] = []
+    refusals: list[NoCapacity] = []
     for zone in dict.fromkeys(o.zone for o in order.pools):
         try:
             found[zone] = network.subnets(account, order.offer.region, zone)
         except NoCapacity as error:
-            lacking.append(error)
+            refusals.append(error)
     if not found:
-        raise lacking[0]
+        raise refusals[0]
     return found
 
 
-def _efa_cards(account: Account, order: Order) -> int:
-    """Of all pools of an order, which are of one type in a placement group."""
+def _efa_cards(account: Account, order: LaunchOrder) -> int:
+    """Return the EFA cards of an order's machines, which are of one type in a placement group."""
     kind = order.offer.instance_type
-    facts = catalog.facts(account, order.offer.region, [kind]).get(kind)
+    facts = types.facts(account, order.offer.region, [kind]).get(kind)
     cards = min(facts.efa_interfaces, facts.network_cards) if facts else 0
     spec = account.settings.spec
     named = any(n.region == order.offer.region and n.subnets for n in spec.networks)

@@ -1,7 +1,7 @@
-"""Pools of a need: type x zone over the regions of the configuration, and which region is the cheapest.
+"""Pools for a need: type x zone over the configured regions, and the choice of the cheapest region.
 
 A pool is offered if the region knows the type, the zone sells it, the network has a subnet there, and it has a price:
-one without a known price would look free. While some region answers, those that do not are left out.
+a pool without a known price would seem free. While some region answers, the failing ones are left out.
 """
 
 from __future__ import annotations
@@ -10,38 +10,42 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from spotfleet.catalog import load
-from spotfleet.catalog.useful import expected_lifetime_s
+from spotfleet.catalog.pricing.useful import expected_lifetime_s
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import Market, Need, Offer
-from spotfleet.providers.aws import catalog, network, prices
-from spotfleet.providers.aws.catalog import TypeFacts
+from spotfleet.providers.aws import prices
+from spotfleet.providers.aws import types as instance_types
+from spotfleet.providers.aws.account import network
 from spotfleet.providers.aws.session import Account
+from spotfleet.providers.aws.types import TypeFacts
 
-SCORES_S = 6 * 3600.0  # EC2 answers a limited number of different questions a day
-TYPES_SCORED = 3  # with fewer, EC2 says, "the score will always be low"
+SCORES_S = 6 * 3600.0  # EC2 answers a limited number of different queries a day
+TYPES_SCORED = 3  # with fewer, EC2's documentation says, "the score will always be low"
 
 
 @dataclass(frozen=True)
 class RegionPrice:
-    """One candidate region. Prices are per hour, 0 where there is none."""
+    """One candidate region. Prices are per hour, 0 if there is none."""
 
     region: str
     hosts: Offer | None = None  # the cheapest
     dispatcher: Offer | None = None
-    pools: int = 0  # of hosts, with a price within the limits
-    total_micros_h: int = 0  # of all hosts wanted and the dispatcher
+    pools: int = 0  # number of the hosts' pools with a price within the limits
+    total_micros_h: int = 0  # for all hosts wanted and the dispatcher
     score: int = 0  # EC2's spot placement score for the hosts, 1 to 10; 0: not known
-    why: str = ""  # why it is out
+    why: str = ""  # reason for its exclusion
 
 
 @dataclass(frozen=True)
-class Choice:
+class RegionChoice:
+    """The cheapest region, with the prices of all candidates."""
+
     region: str
     rows: tuple[RegionPrice, ...]  # the chosen one first, then by price
 
 
 def check(account: Account) -> None:
-    """NeedsPerson unless the credentials are valid and some region has a network to launch in."""
+    """Return if the credentials are valid and some region has a network to launch in; raise NeedsPerson otherwise."""
     account.identity()
     troubles: list[NeedsPerson] = []
     for region in account.regions:
@@ -54,6 +58,7 @@ def check(account: Account) -> None:
 
 
 def offers(account: Account, need: Need) -> list[Offer]:
+    """List the pools that satisfy `need`. Raises an error only if no region has an offer."""
     regions = [r for r in account.regions if need.region in ("", r) and (not need.zone or need.zone.startswith(r))]
     found: list[Offer] = []
     troubles: list[SpotfleetError] = []
@@ -72,17 +77,17 @@ def _in_region(account: Account, region: str, need: Need) -> list[Offer] | Spotf
         places = network.zones(account, region)
         if need.zone:
             places &= {need.zone}
-        types = _usable(account, catalog.fitting(account, region, need), need) if places else {}
+        types = _usable(account, instance_types.fitting(account, region, need), need) if places else {}
         if not types:
             return []
-        sold = catalog.zones(account, region, sorted(types))
+        sold = instance_types.zones(account, region, sorted(types))
         types = {name: facts for name, facts in types.items() if sold.get(name, frozenset()) & places}
         spot = prices.spot(account, region, types) if need.use_spot and types else {}
         listed = prices.on_demand(account, types, [region])
     except SpotfleetError as error:
         return error
     if not need.use_spot and types and not listed.micros_h and listed.trouble is not None and account.settings.laptop:
-        return listed.trouble  # on the dispatcher, which has none on offer then, spot hosts matter more
+        return listed.trouble  # on the dispatcher, which then has no such offers, spot hosts matter more
     market = Market.SPOT if need.use_spot else Market.ON_DEMAND
     lives_s = _lives_s(region, types) if need.use_spot else {}
     found = []
@@ -97,26 +102,26 @@ def _in_region(account: Account, region: str, need: Need) -> list[Offer] | Spotf
 
 
 def _lives_s(region: str, types: Iterable[str]) -> dict[str, float]:
-    """How long spot hosts last of each type of which our catalog has the Spot Instance Advisor's band."""
+    """Return the expected life of spot hosts, for the types whose Spot Instance Advisor band is in our catalog."""
     known = load()
     bands = {name: known.band("aws", name, region) for name in types}
     return {name: expected_lifetime_s(band) for name, band in bands.items() if band is not None}
 
 
 def _usable(account: Account, types: dict[str, TypeFacts], need: Need) -> dict[str, TypeFacts]:
-    """Of a tightly coupled fleet, the types that can stand together. The dispatcher, alone on demand, need not."""
+    """Return the types that a tightly coupled fleet can use; the dispatcher, alone on demand, can use any."""
     if account.settings.placement != "cluster" or not need.use_spot:
         return types
     return {name: facts for name, facts in types.items() if facts.clusters}
 
 
-# ---- which region
+# ---- choice of a region
 
 
-def cheapest_region(account: Account, any_of: Sequence[Need], dispatcher: Need, hosts: int = 1) -> Choice:
-    """The region where `hosts` hosts and the dispatcher together cost least now, of those that have both.
+def cheapest_region(account: Account, any_of: Sequence[Need], dispatcher: Need, hosts: int = 1) -> RegionChoice:
+    """Choose the region where `hosts` hosts and the dispatcher together cost least now, among those that sell both.
 
-    Raises UsageError for words that name nothing, NoCapacity where no region has all, NeedsPerson where a person must
+    Raises UsageError for words that match nothing, NoCapacity if no region sells both, NeedsPerson if a person must
     act in each.
     """
     rows: list[RegionPrice] = []
@@ -130,10 +135,10 @@ def cheapest_region(account: Account, any_of: Sequence[Need], dispatcher: Need, 
             rows.append(row)
     rows.sort(key=lambda r: (bool(r.why), r.total_micros_h, -r.score, r.region))
     if not rows[0].why:
-        return Choice(rows[0].region, tuple(rows))
+        return RegionChoice(rows[0].region, tuple(rows))
     if troubles and len(troubles) == len(rows):
         raise next((e for e in troubles if isinstance(e, NeedsPerson)), troubles[0])
-    words = catalog.unknown(account, [*any_of, dispatcher])
+    words = instance_types.unknown(account, [*any_of, dispatcher])
     if words:
         raise UsageError(f"aws: {words}", hint="see `resources` in the fleet file")
     raise NoCapacity("aws: no region has offers for hosts and dispatcher: "
@@ -149,11 +154,11 @@ def _row(account: Account, region: str, any_of: Sequence[Need], dispatcher: Need
                                            f"--region-name {region}`")
         places = network.zones(account, region)
         found = {o.pool: o for need in any_of for o in _here(account, region, need)}
-        ours = _here(account, region, dispatcher)
+        for_dispatcher = _here(account, region, dispatcher)
     except SpotfleetError as error:
         return error
     cheapest = min(found.values(), key=lambda o: (o.price_micros_h, o.pool), default=None)
-    own = min(ours, key=lambda o: (o.price_micros_h, o.pool), default=None)
+    own = min(for_dispatcher, key=lambda o: (o.price_micros_h, o.pool), default=None)
     if not places:
         why = "it has no network to launch in: no default VPC with subnets, and none named"
     elif cheapest is None or own is None:
@@ -167,9 +172,9 @@ def _row(account: Account, region: str, any_of: Sequence[Need], dispatcher: Need
 
 
 def _enabled(account: Account) -> tuple[str, ...]:
-    """Where that may not be asked, all that are configured."""
+    """Return the enabled regions; all configured ones if the caller may not list them."""
     try:
-        return account.everywhere()
+        return account.all_regions()
     except SpotfleetError:
         return account.regions
 
@@ -184,8 +189,10 @@ def _here(account: Account, region: str, need: Need) -> list[Offer]:
 
 
 def placement_score(account: Account, region: str, pools: Sequence[Offer], hosts: int) -> int:
-    """EC2's guess from 1 to 10 that `hosts` spot hosts can be had there now; 0 where it does not say. A hint only: it
-    is asked where that is allowed, and where enough types can be named for the answer to mean something."""
+    """Return EC2's estimate, 1 to 10, of the chance to get `hosts` spot hosts there now; 0 if unknown.
+
+    A hint only: requested if permitted, and if there are enough types for a meaningful answer.
+    """
     types = tuple(sorted({o.instance_type for o in pools if o.market is Market.SPOT}))
     if len(types) < TYPES_SCORED:
         return 0

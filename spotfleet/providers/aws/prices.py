@@ -1,7 +1,7 @@
-"""What machines cost: spot prices by EC2, on-demand prices by the Pricing API. Millionths of a dollar, half up.
+"""Prices of machines: spot prices from EC2, on-demand prices from the Pricing API. Millionths of a dollar, half up.
 
-A spot price is one of a zone and a type, and holds until the next one. An on-demand price holds in a region. Where the
-Pricing API does not answer or is denied, there is no on-demand price, and `OnDemand.why` says so; none is made up.
+A spot price belongs to a zone and a type, and holds until the next one. An on-demand price holds in a region. If the
+Pricing API does not answer or denies access, there is no on-demand price and `OnDemand.why` gives the reason.
 Sources: EC2 API reference, DescribeSpotPriceHistory; Price List Query API, GetProducts.
 """
 
@@ -21,22 +21,22 @@ from spotfleet.providers.aws.session import Account
 
 LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")  # EC2 answers with either or both
 SPOT_S = 60.0  # EC2 changes a price every few minutes at most
-STALE_S = 1800.0  # so long an earlier answer counts while EC2 does not answer
+STALE_S = 1800.0  # validity of an earlier answer while EC2 does not answer
 ON_DEMAND_S = 12 * 3600.0
 FAILED_S = 300.0
-REFUSED = "on-demand prices cannot be had"  # remembered for FAILED_S, as each try takes seconds
+REFUSED = "on-demand prices cannot be had"  # cached for FAILED_S, as each try takes seconds
 KEPT_S = 89 * 86400.0  # EC2 keeps 90 days
-BEHIND_S = 120.0  # by so much our clock may be ahead of EC2's, which knows no prices of its future
-TYPES_ASKED = 100  # in one call
+BEHIND_S = 120.0  # our clock may be ahead of EC2's by this much; EC2 has no prices of its future
+TYPES_ASKED = 100  # per call
 PRODUCT = {"operatingSystem": "Linux", "preInstalledSw": "NA", "tenancy": "Shared", "capacitystatus": "Used"}
 
 
 @dataclass(frozen=True)
 class OnDemand:
-    """(region, type) -> price, of those that are known."""
+    """On-demand prices: (region, type) -> price, as far as known."""
 
     micros_h: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    trouble: SpotfleetError | None = None  # why others are not
+    trouble: SpotfleetError | None = None  # reason for missing ones
 
     @property
     def why(self) -> str:
@@ -44,7 +44,7 @@ class OnDemand:
 
 
 def micros(dollars: str) -> int:
-    """Of a decimal number of dollars, half up. Raises ValueError."""
+    """Convert a decimal number of dollars to millionths, half up. Raises ValueError."""
     try:
         return int((Decimal(dollars) * 1_000_000).to_integral_value(ROUND_HALF_UP))
     except (InvalidOperation, OverflowError, ValueError) as error:
@@ -55,7 +55,7 @@ def micros(dollars: str) -> int:
 
 
 def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str, str], int]:
-    """(zone, type) -> price now."""
+    """Return (zone, type) -> current price."""
     found: dict[tuple[str, str], int] = {}
     names = sorted(set(types))
     for i in range(0, len(names), TYPES_ASKED):
@@ -65,7 +65,7 @@ def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str,
 
 
 def prices(account: Account, pools: Sequence[str], since: float) -> list[PricePoint]:
-    """The price in force at `since` and every later change, oldest first, per pool; none of pools that nobody sells."""
+    """Return the price in force at `since` and every later change, oldest first, per pool; none for unsold pools."""
     points: list[PricePoint] = []
     groups: dict[tuple[str, Market], list[tuple[str, str, str]]] = {}
     for pool in dict.fromkeys(pools):
@@ -85,7 +85,7 @@ def prices(account: Account, pools: Sequence[str], since: float) -> list[PricePo
 
 
 def in_force(points: Sequence[tuple[float, int]], since: float) -> list[tuple[float, int]]:
-    """Of one pool's points, oldest first: the last one at or before `since`, and all later ones that differ."""
+    """Return the last of one pool's points at or before `since`, and all later ones that differ."""
     before = sum(at <= since for at, _ in points)
     found: list[tuple[float, int]] = []
     for at, price in points[max(0, before - 1):]:
@@ -95,14 +95,14 @@ def in_force(points: Sequence[tuple[float, int]], since: float) -> list[tuple[fl
 
 
 def region_of(account: Account, zone: str) -> str:
-    """us-east-1a is in us-east-1, and so is the local zone us-east-1-bos-1a."""
+    """Return the region of a zone: us-east-1 for us-east-1a, and for the local zone us-east-1-bos-1a."""
     among = [r for r in account.regions if zone.startswith(r)]
     return max(among, key=len) if among else zone.rstrip("abcdefghijklmnopqrstuvwxyz")
 
 
 def _histories(account: Account, region: str, types: tuple[str, ...],
                since: float | None) -> dict[tuple[str, str], list[tuple[float, int]]]:
-    """(zone, type) -> its points, oldest first: the one in force at `since` (now for None), and all later ones."""
+    """Return (zone, type) -> points, oldest first: the one in force at `since` (now for None), and all later ones."""
     def ask() -> dict[tuple[str, str], list[tuple[float, int]]]:
         now = time.time()
         start = datetime.fromtimestamp(max(min(now if since is None else since, now - BEHIND_S), now - KEPT_S), UTC)
@@ -114,8 +114,10 @@ def _histories(account: Account, region: str, types: tuple[str, ...],
 
 
 def histories(items: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[tuple[float, int]]]:
-    """Items of DescribeSpotPriceHistory, in any order, by (zone, type). Where both product descriptions come, the first
-    of `LINUX` counts; repeated lines count once."""
+    """Group items of DescribeSpotPriceHistory, in any order, by (zone, type).
+
+    If both product descriptions occur, the first of `LINUX` counts; repeated lines count once.
+    """
     found: dict[tuple[str, str], dict[str, dict[float, int]]] = {}
     for item in items:
         place = item["AvailabilityZone"], item["InstanceType"]
@@ -129,7 +131,7 @@ def histories(items: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[
 
 
 def on_demand(account: Account, types: Iterable[str], regions: Sequence[str]) -> OnDemand:
-    """What could be found out. One question per type; for several regions at once it is asked about all."""
+    """Return the available prices, by one query per type; for several regions one query covers all regions."""
     names, wanted = sorted(set(types)), set(regions)
     region = regions[0] if len(wanted) == 1 else ""
     found: dict[tuple[str, str], int] = {}
@@ -168,20 +170,22 @@ def _asked(account: Account, kind: str, region: str) -> dict[str, int]:
 
 
 def endpoint(region: str) -> str:
-    """The nearest region of those where the Pricing API is."""
+    """Return the nearest region with a Pricing API endpoint."""
     near = {"eu": "eu-central-1", "af": "eu-central-1", "me": "eu-central-1", "il": "eu-central-1",
             "ap": "ap-south-1"}
     return near.get(region.partition("-")[0], "us-east-1")
 
 
 def by_region(texts: Iterable[str | Mapping[str, Any]]) -> dict[str, int]:
-    """Items of GetProducts, which are JSON texts: region -> price per hour. Where there are several, the highest.
-    Capacity blocks, which some big types are sold in as well, are another market."""
+    """Parse items of GetProducts, which are JSON texts: region -> price per hour, the highest of several.
+
+    Capacity blocks, another way to buy some big types, are a different market and are skipped.
+    """
     found: dict[str, int] = {}
     for text in texts:
         item = json.loads(text) if isinstance(text, str) else text
-        told = item.get("product", {}).get("attributes", {})
-        region = told.get("regionCode", "") if told.get("marketoption", "OnDemand") == "OnDemand" else ""
+        attributes = item.get("product", {}).get("attributes", {})
+        region = attributes.get("regionCode", "") if attributes.get("marketoption", "OnDemand") == "OnDemand" else ""
         for term in item.get("terms", {}).get("OnDemand", {}).values():
             for dimension in term.get("priceDimensions", {}).values():
                 dollars = dimension.get("pricePerUnit", {}).get("USD", "0")

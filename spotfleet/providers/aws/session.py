@@ -1,7 +1,7 @@
-"""Who asks AWS, and how: settings, clients per region, credentials. botocore is imported on first use.
+"""Access to AWS: settings, clients per region, credentials. botocore is imported on first use.
 
-One Account per configuration and process: what it remembers may be asked for again. Errors of its clients are ours, by
-the table in `errors`, with botocore's as the cause.
+One Account exists per configuration and process; everything it caches can be requested again. Its clients raise our
+errors, by the table in `errors`, with botocore's as the cause.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from spotfleet import __version__
 from spotfleet.codec import from_json
 from spotfleet.config.values import did_you_mean
 from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
 from spotfleet.model import AwsSpec, EnvironmentSpec
-from spotfleet.providers.aws import errors
+from spotfleet.providers.aws.mapping import errors
+from spotfleet.version import __version__
 
 DEFAULT_REGION = "us-east-1"
 CONNECT_S = 5
 READ_S = 30
 LAUNCH_READ_S = 60  # CreateFleet tries its pools before it answers
-ATTEMPTS = 4  # of calls that change nothing, or nothing twice
-LEISURE = {"pricing": (2, 3, 10)}  # attempts, seconds to connect and to read: a fleet goes on without its answer
-POOL = 32  # connections per client: many threads share one
+ATTEMPTS = 4  # for calls that change nothing, or are idempotent
+LEISURE = {"pricing": (2, 3, 10)}  # attempts, seconds to connect and to read: a fleet works without its answer
+POOL = 32  # connections per client, shared by many threads
 IDENTITY_S = 3600.0
 REGIONS_S = 24 * 3600.0
-AT_METADATA = {"metadata_service_num_attempts": 4, "metadata_service_timeout": 3}  # of a machine that has just booted
-SKEW_S = 240.0  # AWS takes signatures that are five minutes old
-KEPT = 512  # answers remembered at once, before old ones go
+AT_METADATA = {"metadata_service_num_attempts": 4, "metadata_service_timeout": 3}  # for a machine that has just booted
+SKEW_S = 240.0  # AWS accepts signatures up to five minutes old
+KEPT = 512  # number of cached answers that triggers removal of old ones
 FORGOTTEN_S = 600.0
 AT_ONCE = 8
-INSTALL = "pip install 'spotfleet[aws]'"
+INSTALL = "pip install '.[aws]'   (in a clone of spotfleet)"
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Settings:
     placement: str = "spread"
     target: str = ""  # CheckpointSpec.target
     side: str = "laptop"  # or "dispatcher"
-    endpoint_url: str = ""  # of every service; empty: AWS's own
+    endpoint_url: str = ""  # for every service; empty: AWS's own
     public_key: str = ""
     secret: str = field(default="", repr=False)
 
@@ -64,7 +64,7 @@ class Settings:
 
 
 def settings_of(config: Mapping[str, str]) -> Settings:
-    """Raises UsageError where a value cannot be read."""
+    """Parse the configuration. Raises UsageError for an invalid value."""
     try:
         spec = from_json(AwsSpec, json.loads(config.get("aws") or "{}"))
         environment = from_json(EnvironmentSpec, json.loads(config.get("environment") or "{}"))
@@ -76,8 +76,8 @@ def settings_of(config: Mapping[str, str]) -> Settings:
                     config.get("secret", ""))
 
 
-class Client:
-    """boto3's client, whose errors are ours. Threads may share it."""
+class AwsClient:
+    """boto3's client that raises our errors. Threads may share it."""
 
     def __init__(self, account: Account, raw: Any, where: str) -> None:
         self.raw, self.where, self._account = raw, where, account
@@ -92,7 +92,7 @@ class Client:
         return asked
 
     def pages(self, operation: str, key: str, **parameters: Any) -> Iterator[Any]:
-        """What stands under `key` in all pages of the answer."""
+        """Yield the items under `key` in all pages of the answer."""
         paginator = self.raw.get_paginator(operation)
         pages = iter(paginator.paginate(**parameters))
         while True:
@@ -111,23 +111,23 @@ class Client:
         except exceptions.ClientError as error:
             raise self._account.refused(error, self.where, self._action(operation)) from error
         except (exceptions.BotoCoreError, parsers.ResponseParserError) as error:
-            raise self._account.broke(error, self.where) from error
+            raise self._account.connection_error(error, self.where) from error
 
     def _action(self, operation: str) -> str:
-        """As a policy names it: "ec2:RunInstances"."""
+        """Return the operation's name in a policy: "ec2:RunInstances"."""
         meta = self.raw.meta
         return f"{meta.service_model.signing_name}:{meta.method_to_api_mapping.get(operation, operation)}"
 
 
 @dataclass
 class _Kept:
-    """What was made under one key."""
+    """One cached answer."""
 
     making: threading.Lock = field(default_factory=threading.Lock)
     value: Any = None
     error: SpotfleetError | None = None
     made_at: float = 0.0  # 0: never
-    until: float = 0.0  # not made again before
+    until: float = 0.0  # valid until then
     asked_at: float = 0.0
 
     def given(self) -> Any:
@@ -137,7 +137,7 @@ class _Kept:
 
 
 class Account:
-    """An AWS account as one configuration sees it."""
+    """An AWS account under one configuration."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -148,30 +148,30 @@ class Account:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """Where this configuration launches and lists."""
+        """Return the regions for launches and listings."""
         return self.settings.spec.regions or (self.home_region,)
 
     @property
     def home_region(self) -> str:
-        """The region of what has none of its own, such as a first question."""
+        """Return the region for calls without one of their own, such as a first query."""
         if self.settings.spec.regions:
             return self.settings.spec.regions[0]
-        told = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-        return told or self._boto().region_name or DEFAULT_REGION
+        configured = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        return configured or self._boto().region_name or DEFAULT_REGION
 
-    def client(self, service: str, region: str = "", where: str = "") -> Client:
-        """For questions and for changes that may be asked for twice: throttling and lost answers are tried again.
+    def client(self, service: str, region: str = "", where: str = "") -> AwsClient:
+        """Return a client for queries and idempotent changes: it retries after throttling and lost answers.
 
         `where` begins the message of an error: "us-east-1 us-east-1a g5.xlarge spot".
         """
         return self._client(service, region or self.home_region, where, patient=True)
 
-    def launching(self, region: str, where: str = "") -> Client:
-        """EC2, for launches: one attempt, for botocore repeats what is refused for want of capacity."""
+    def launching(self, region: str, where: str = "") -> AwsClient:
+        """Return an EC2 client for launches, with one attempt: botocore would repeat calls refused for no capacity."""
         return self._client("ec2", region, where, patient=False)
 
-    def everywhere(self) -> tuple[str, ...]:
-        """Every region that is enabled for the account, sorted. Any of them knows; one that is not knows nobody."""
+    def all_regions(self) -> tuple[str, ...]:
+        """List the account's enabled regions, sorted. Any enabled one answers; a disabled one rejects every caller."""
         def ask() -> tuple[str, ...]:
             first: SpotfleetError | None = None
             for region in dict.fromkeys((*self.regions, DEFAULT_REGION)):
@@ -186,7 +186,7 @@ class Account:
         return self.cached("regions", REGIONS_S, ask)
 
     def identity(self) -> tuple[str, str]:
-        """The account's number and the ARN of whoever asks."""
+        """Return the account's number and the caller's ARN."""
         def ask() -> tuple[str, str]:
             answer = self.client("sts").get_caller_identity()
             return answer["Account"], answer["Arn"]
@@ -195,10 +195,10 @@ class Account:
 
     def cached(self, key: Hashable, seconds: float, make: Callable[[], T], *, failed_s: float = 0.0,
                stale_s: float = 0.0) -> T:
-        """What `make` gave at most `seconds` ago. One thread makes it, others of the same key wait for that one.
+        """Return the result of `make` if at most `seconds` old. One thread makes it; others of the same key wait.
 
-        Where `make` fails, what it gave at most `stale_s` before that counts on; else its error, for `failed_s`.
-        NeedsPerson is always raised anew: a person may have acted.
+        If `make` fails, its last result at most `stale_s` older remains valid; else its error does, for `failed_s`.
+        NeedsPerson is never cached: a person may have acted.
         """
         with self._lock:
             kept = self._remembered.setdefault(key, _Kept())
@@ -227,14 +227,14 @@ class Account:
                 del self._remembered[key]
 
     def each(self, do: Callable[[A], T], things: Sequence[A]) -> list[T]:
-        """`do` of each, several at once, in their order; raises what the first that fails raises."""
+        """Apply `do` to each, several in parallel; results in order; raises the first failure."""
         if len(things) < 2:
             return [do(thing) for thing in things]
         with ThreadPoolExecutor(min(len(things), AT_ONCE), thread_name_prefix="aws") as threads:
             return list(threads.map(do, things))
 
     def recent(self, key: Hashable) -> Any:
-        """What `cached` would give without asking; None if it would ask, or raise."""
+        """Return what `cached` would return from memory; None if it would call `make`, or raise."""
         with self._lock:
             kept = self._remembered.get(key)
         return kept.value if kept is not None and kept.error is None and time.monotonic() < kept.until else None
@@ -243,37 +243,37 @@ class Account:
         with self._lock:
             self._remembered.pop(key, None)
 
-    def _client(self, service: str, region: str, where: str, patient: bool) -> Client:
+    def _client(self, service: str, region: str, where: str, patient: bool) -> AwsClient:
         with self._lock:
             raw = self._clients.get((service, region, patient))
             if raw is None:
                 raw = self._clients[service, region, patient] = self._made(service, region, patient)
-        return Client(self, raw, f"aws {where or region}")
+        return AwsClient(self, raw, f"aws {where or region}")
 
     def refused(self, error: Any, where: str, action: str) -> SpotfleetError:
-        """Ours for botocore's ClientError. Credentials that are refused are looked up anew for the next call."""
-        told, answer = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
-        code, message = str(told.get("Code", "")), str(told.get("Message", ""))
-        ours = errors.refusal(where, code, self._decoded(message, action), action, self.asker)
-        if code in errors.CREDENTIALS and isinstance(ours, NeedsPerson):
+        """Convert botocore's ClientError. After refused credentials, the next call searches for new ones."""
+        fields, answer = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+        code, message = str(fields.get("Code", "")), str(fields.get("Message", ""))
+        converted = errors.refusal(where, code, self._decoded(message, action), action, self.origin)
+        if code in errors.CREDENTIALS and isinstance(converted, NeedsPerson):
             self._renew()
             ahead_s = _ahead_s(answer.get("HTTPHeaders", {}).get("date", ""))
             if abs(ahead_s) > SKEW_S:
                 return errors.skewed(where, ahead_s)
-        return ours
+        return converted
 
-    def broke(self, error: Exception, where: str) -> SpotfleetError:
-        """Ours for what botocore raises that is no answer."""
+    def connection_error(self, error: Exception, where: str) -> SpotfleetError:
+        """Convert a botocore error that is no answer."""
         if misspelt := self._misspelt(str(error), where):
             return SpotfleetError(f"{where}: AWS does not answer, and no region of that name is known{misspelt}",
                                   hint="correct the region, in the fleet file or in AWS_REGION")
-        ours = errors.broken(where, type(error).__name__, str(error), self.asker)
-        if isinstance(ours, NeedsPerson):
+        converted = errors.connection_error(where, type(error).__name__, str(error), self.origin)
+        if isinstance(converted, NeedsPerson):
             self._renew()
-        return ours
+        return converted
 
     def _misspelt(self, message: str, where: str) -> str:
-        """The nearest known region, or all, where no host of one that botocore does not know was found; else ""."""
+        """Suggest the nearest region, or all, if the host of an unknown region was not found; else ""."""
         region = next(iter(where.split()[1:]), "")
         if not region or f".{region}.amazonaws.com" not in message:
             return ""
@@ -282,24 +282,24 @@ class Account:
         return "" if region in known else did_you_mean(region, known) or f": {', '.join(known)}"
 
     @property
-    def asker(self) -> errors.Asker:
-        return errors.Asker(self.settings.laptop, self.settings.spec.profile)
+    def origin(self) -> errors.RequestOrigin:
+        return errors.RequestOrigin(self.settings.laptop, self.settings.spec.profile)
 
     def _decoded(self, message: str, action: str) -> str:
-        """With what its encoded part says in the clear, where that may be asked for and is not said already."""
+        """Decode AWS's encoded part of a message, if permitted and not in clear text already."""
         encoded = errors.encoded(message)
         if not encoded or "perform: " in message or action.startswith("sts:"):
             return message
         try:
             answer = self.client("sts").decode_authorization_message(EncodedMessage=encoded)
-            told = json.loads(answer["DecodedMessage"])["context"]
-            return (f"User: {told['principal']['arn']} is not authorized to perform: {told['action']} "
-                    f"on resource: {told['resource']}")
+            context = json.loads(answer["DecodedMessage"])["context"]
+            return (f"User: {context['principal']['arn']} is not authorized to perform: {context['action']} "
+                    f"on resource: {context['resource']}")
         except (SpotfleetError, ValueError, KeyError, TypeError):
             return message
 
     def _renew(self) -> None:
-        """The next call looks for credentials as a new process would."""
+        """Make the next call search for credentials as a new process would."""
         with self._lock:
             self._session, self._clients = None, {}
             self._remembered.pop("identity", None)
@@ -318,7 +318,7 @@ class Account:
             return self._boto().client(service, region_name=region, endpoint_url=self.settings.endpoint_url or None,
                                        config=config)
         except (BotoCoreError, ValueError) as error:
-            raise self.broke(error, f"aws {region}") from error
+            raise self.connection_error(error, f"aws {region}") from error
 
     def _boto(self) -> Any:
         with self._lock:
@@ -341,11 +341,11 @@ class Account:
                 core.set_config_variable(name, value)
             return boto3.Session(botocore_session=core)
         except BotoCoreError as error:
-            raise self.broke(error, "aws") from error
+            raise self.connection_error(error, "aws") from error
 
 
 def _ahead_s(date: str) -> float:
-    """How far this machine's clock is ahead of one that said `date`, a header of HTTP; 0 if it said none."""
+    """Return this clock's lead over the HTTP header `date`, in seconds; 0 without a date."""
     try:
         return time.time() - parsedate_to_datetime(date).timestamp()
     except (ValueError, TypeError):
@@ -358,5 +358,10 @@ def _account(config: tuple[tuple[str, str], ...]) -> Account:
 
 
 def account_of(config: Mapping[str, str]) -> Account:
-    """The Account of this configuration; the same one as long as the process lives."""
+    """Return the Account of this configuration; the same one as long as the process lives."""
     return _account(tuple(sorted(config.items())))
+
+
+def reset() -> None:
+    """Forget every Account of this process, as a new process would begin; those in use stay usable."""
+    _account.cache_clear()

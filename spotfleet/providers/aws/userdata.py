@@ -1,4 +1,4 @@
-"""What a machine of EC2 is told at its birth, and what it was told, read back."""
+"""User data of an EC2 machine: made for a launch, and read back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from spotfleet.bootstrap import HostPlan, cloud_init, gang, script, wheel
 from spotfleet.errors import UsageError
 from spotfleet.model import Role
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.aws import names
+from spotfleet.providers.aws.mapping import names
 from spotfleet.providers.aws.session import Settings
 from spotfleet.ssh.keys import derived_host_key, pinned
 
-NOT_TOLD = {*script.SCRIPTS, script.SETTINGS, "packages.txt"}  # of every host: no files of its Boot
+SAME_ON_EVERY_HOST = {*script.SCRIPTS, script.SETTINGS, "packages.txt"}  # no files of its Boot
 
 
 def user_data(settings: Settings, requests: Sequence[LaunchRequest]) -> bytes:
-    """Of one machine, or of several that are launched together, as EC2 takes it; UsageError where it is too much."""
+    """Return the user data of one machine, or of a gang, in EC2's format; UsageError if it is too large."""
     plans = [_plan(settings, request) for request in requests]
     keys = [derived_host_key(settings.secret, r.request_id) if settings.secret else None for r in requests]
     admitted, pair = [settings.public_key] if settings.public_key else [], bool(settings.spec.key_pair)
@@ -35,7 +35,7 @@ def user_data(settings: Settings, requests: Sequence[LaunchRequest]) -> bytes:
 
 
 def files(data: bytes, request_id: str) -> dict[str, str]:
-    """`Boot.files` of this host. UsageError for user data that is not its."""
+    """Return `Boot.files` of this host. UsageError for user data of another one."""
     try:
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
@@ -43,20 +43,20 @@ def files(data: bytes, request_id: str) -> dict[str, str]:
     found = gang.files_of(text, request_id)
     if not found:
         raise UsageError(f"the user data of {request_id} is that of another host", hint="end that host")
-    return {name: content for name, content in found.items() if name not in NOT_TOLD}
+    return {name: content for name, content in found.items() if name not in SAME_ON_EVERY_HOST}
 
 
-@lru_cache(maxsize=8192)  # each tick asks for those of all hosts
+@lru_cache(maxsize=8192)  # each tick reads those of all hosts
 def host_keys(secret: str, request_id: str) -> tuple[str, ...]:
-    """As `SshDoor.host_keys`; () for whoever does not know the fleet's secret."""
+    """Return `SshAccess.host_keys`; () without the fleet's secret."""
     return (pinned(derived_host_key(secret, request_id).public),) if secret else ()
 
 
 def lifetime_s(request: LaunchRequest) -> float:
-    """After so long its agent ends the host, whatever becomes of the fleet; 0 if it does not."""
+    """Return the lifetime after which the agent ends its host, even without the fleet; 0 for none."""
     try:
-        told = json.loads(request.boot.files.get("boot.json", "{}"))
-        return float(told.get("lifetime_s", 0.0)) if isinstance(told, dict) else 0.0
+        boot = json.loads(request.boot.files.get("boot.json", "{}"))
+        return float(boot.get("lifetime_s", 0.0)) if isinstance(boot, dict) else 0.0
     except (ValueError, TypeError):
         return 0.0
 

@@ -1,7 +1,7 @@
-"""The `local` provider: a small emulated cloud of real processes on this machine, for trying out and for tests.
+"""Provider `local`: a small emulated cloud of real processes on this machine, for trials and tests.
 
-`LocalProvider` is the plugin. `LocalCloud` holds the strings behind the scene: what there is, what it costs, and
-every kind of trouble. Both only talk to the daemon of one SPOTFLEET_HOME, which is started where it is needed.
+`LocalProvider` is the plugin. `LocalCloud` controls the emulation: machines, prices, and every kind of
+fault. Both are clients of the daemon of one SPOTFLEET_HOME, which they start if necessary.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING
 from spotfleet.codec import from_json, to_json
 from spotfleet.model import BillingRules, CloudHost, CloudState, Need, Offer, PricePoint, Rates
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.local.link import Link
+from spotfleet.providers.local.link import LocalCloudLink
 
 if TYPE_CHECKING:
-    from spotfleet.providers.local.invoice import Invoice
-    from spotfleet.providers.local.pools import MarketRules
+    from spotfleet.providers.local.market.invoice import Invoice
+    from spotfleet.providers.local.market.pools import MarketRules
 
 
 class LocalProvider:
-    """The Provider contract over the daemon of `config["home"]` (default: $SPOTFLEET_HOME, else ~/.spotfleet)."""
+    """Provider contract, served by the daemon of `config["home"]` (default: $SPOTFLEET_HOME, else ~/.spotfleet)."""
 
     name = "local"
 
     def __init__(self, config: dict[str, str] | None = None) -> None:
-        self._link = Link(_home((config or {}).get("home", "")))
+        self._link = LocalCloudLink(_home((config or {}).get("home", "")))
 
     def check(self) -> None:
-        """Starts the daemon; SpotfleetError with the end of its log if it does not start."""
+        """Start the daemon; SpotfleetError with the end of its log if it does not start."""
         self._link.call("ping")
 
     def billing(self) -> BillingRules:
@@ -68,8 +68,8 @@ class LocalProvider:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A host that truly exists, whatever a listing says."""
+class LocalMachine:
+    """A host that really exists, whatever a listing shows."""
 
     request_id: str
     fleet: str
@@ -77,91 +77,90 @@ class Machine:
     address: str
     port: int
     metadata_url: str
-    folder: str  # its disk
+    folder: str  # home folder of the machine
     processes: tuple[int, ...]  # pids, the boot process first
-    starts: int  # how often the present daemon started its boot process
+    starts: int  # starts of its boot process by the present daemon
 
 
 class LocalCloud:
-    """Sees and changes one emulated cloud: for tests, the demo and chaos. Errors as in the market: UsageError."""
+    """Control of one emulated cloud, for tests, the demo and chaos. Errors as in the market: UsageError."""
 
     def __init__(self, home: str | Path = "") -> None:
-        self._link = Link(_home(str(home)))
+        self._link = LocalCloudLink(_home(str(home)))
 
-    def truth(self) -> list[Machine]:
-        """Every machine that is not terminated or still has a process."""
-        return from_json(list[Machine], self._link.call("truth"))
+    def truth(self) -> list[LocalMachine]:
+        """List every machine that is not terminated or still has a process."""
+        return from_json(list[LocalMachine], self._link.call("truth"))
 
     def invoice(self, fleet: str = "") -> Invoice:
-        """What the cloud bills by now: per host, and in all."""
-        from spotfleet.providers.local.invoice import Invoice
+        """Return the bill so far: per host, and in total."""
+        from spotfleet.providers.local.market.invoice import Invoice
 
         return from_json(Invoice, self._link.call("invoice", fleet=fleet))
 
     def reset(self, rules: MarketRules) -> None:
-        """Other pools, prices and billing, before the first launch only."""
+        """Set other pools, prices and billing, before the first launch only."""
         self._link.call("reset", rules=to_json(rules))
 
     def set_capacity(self, pool: str, hosts: int) -> None:
-        """Room for so many hosts from now on; stopped ones that fit return. Hosts beyond it stay until interrupted."""
+        """Set the pool's capacity; stopped hosts that fit return. Surplus hosts stay until interrupted."""
         self._link.call("set_capacity", pool=pool, hosts=hosts)
 
     def set_price(self, pool: str, micros_h: int, at: float | None = None) -> None:
         self._link.call("set_price", pool=pool, micros_h=micros_h, at=at)
 
     def refuse(self, pool: str, scope: str = "pool", for_s: float | None = None) -> None:
-        """Refuse launches in `pool` and all that `scope` (pool, type, region, account) joins to it; "person" raises
-        NeedsPerson."""
+        """Refuse launches in `pool` and its `scope`: pool, type, region or account; "person" raises NeedsPerson."""
         self._link.call("refuse", pool=pool, scope=scope, for_s=for_s)
 
     def allow(self, pool: str) -> None:
         self._link.call("allow", pool=pool)
 
     def interrupt(self, request_id: str, notice_s: float | None = 120.0) -> None:
-        """As Provider.interrupt: ends in the way the launch asked for, terminate or stop."""
+        """Interrupt a host as Provider.interrupt does: it ends as its launch specified, terminate or stop."""
         self._link.call("interrupt", request_id=request_id, notice_s=notice_s)
 
     def kill(self, request_id: str) -> None:
-        """The cloud takes the host for good, now, without a notice."""
+        """Take the host permanently, now, without a notice."""
         self._link.call("interrupt", request_id=request_id, notice_s=None, action="terminate")
 
     def crash(self, request_id: str) -> None:
-        """SIGKILL everything on the host. The machine itself stays, and runs its boot process again."""
+        """SIGKILL all processes of the host. The machine itself stays, and runs its boot process again."""
         self._link.call("crash", request_id=request_id)
 
     def stop(self, request_id: str, notice_s: float | None = None) -> None:
-        """The cloud stops the host: its disk, address and port stay. It returns with capacity, or with `start`."""
+        """Stop the host: its disk, address and port stay. It returns with capacity, or by `start`."""
         self._link.call("interrupt", request_id=request_id, notice_s=notice_s, action="stop")
 
     def start(self, request_id: str) -> None:
-        """Bring a stopped host back now."""
+        """Start a stopped host now."""
         self._link.call("return_host", request_id=request_id)
 
     def withdraw_notice(self, request_id: str) -> None:
         self._link.call("withdraw_notice", request_id=request_id)
 
     def rebalance(self, request_id: str) -> None:
-        """Recommend to leave, which means nothing by itself."""
+        """Send a rebalance recommendation, which has no effect by itself."""
         self._link.call("rebalance", request_id=request_id)
 
     def listing_lag(self, seconds: float) -> None:
-        """Listings show how things were so long ago, at most 2 minutes."""
+        """Make listings show the state of that long ago, at most 2 minutes."""
         self._link.call("set_faults", listing_lag_s=seconds)
 
     def duplicates(self, more: int) -> None:
-        """Each line of a listing comes so many times more."""
+        """Repeat each line of a listing `more` times."""
         self._link.call("set_faults", duplicates=more)
 
     def latency(self, seconds: float) -> None:
-        """Every call takes so much longer."""
+        """Delay every call."""
         self._link.call("set_faults", latency_s=seconds)
 
     def lose_responses(self, method: str, when: str = "after", times: int = 1) -> None:
-        """The next calls of `method` are not answered, "after" or "before" they take effect."""
+        """Lose the answers to the next calls of `method`, "after" or "before" they take effect."""
         self._link.call("lose", lost=method, when=when, times=times)
 
     def shutdown(self) -> None:
-        """Kill every host and end the daemon; returns when no process is left. The bill stays in the home."""
+        """Kill every host and end the daemon; returns when no process is left. The bill stays in the home directory."""
         if self._link.known():
             self._link.shutdown()
 

@@ -1,20 +1,19 @@
-"""The daemon that plays the cloud: `python -m spotfleet.providers.local.cloud --home SPOTFLEET_HOME`.
+"""Daemon of the emulated cloud: `python -m spotfleet.providers.local.cloud --home SPOTFLEET_HOME`.
 
 The command returns when the daemon answers, and the daemon lives on. In SPOTFLEET_HOME/local it keeps `cloud.lock`
-(held while it lives: one daemon per home), `cloud.json` (where to call it), `state.json` and `cloud.log`.
+(held while it lives: one daemon per home), `cloud.json` (its address), `state.json` and `cloud.log`.
 
 It ends by itself
-- IDLE_S after the last of its hosts has ended and the last call, if it has launched one;
+- IDLE_S after the end of its last host and the last call, if it has launched one;
 - UNUSED_S after its start and the last call, if it has not;
-- after killing all hosts, without asking them first, when told to shut down or when the process
-  SPOTFLEET_LOCAL_OWNER_PID has died.
+- after a SIGKILL of all hosts, on a shutdown call or the death of the process
+  SPOTFLEET_LOCAL_OWNER_PID.
 SIGTERM and SIGKILL end only the daemon: its hosts run on, and the next daemon of this home adopts them.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import secrets
@@ -30,43 +29,44 @@ from typing import IO, Any
 from spotfleet.codec import to_json
 from spotfleet.errors import SpotfleetError
 from spotfleet.providers.local import proc
-from spotfleet.providers.local.service import Cloud, write
+from spotfleet.providers.local.service import LocalCloudService, write
+from spotfleet.storage import locks
 
 TICK_S = 0.05
 IDLE_S = 5.0
 UNUSED_S = 60.0
-LOCK_S = 15.0  # how long to wait for a daemon that is just ending
-END_S = 30.0  # for all hosts to end at a shutdown; each takes at most TERM_S + KILL_S
-ANSWER_S = 2.0  # for the answer to a shutdown to leave
-READ_S = 30.0  # a silent connection is closed after so long
+LOCK_S = 15.0  # wait for a daemon that is ending
+END_S = 30.0  # for all hosts at a shutdown; each takes at most TERM_S + KILL_S
+ANSWER_S = 2.0  # for the answer to a shutdown call to be sent
+READ_S = 30.0  # a silent connection is closed after this
 
 
-class Daemon:
-    """One Cloud behind HTTP on a port of 127.0.0.1, and the reasons to end."""
+class LocalCloudDaemon:
+    """One Cloud behind HTTP on a port of 127.0.0.1, and the conditions for its end."""
 
     def __init__(self, home: Path) -> None:
         self.local = home / "local"
-        self.cloud = Cloud(self.local)
+        self.cloud = LocalCloudService(self.local)
         self.token = secrets.token_urlsafe(24)
         self.owner = _owner(self.local)
         self.wake = Event()
         self.called_at = time.monotonic()
-        self.told = False  # to shut down
-        self.ended = Event()  # nothing of this cloud runs any more
-        self.answered = Event()  # whoever called `shutdown` knows it
+        self.must_end = False  # a shutdown call came
+        self.ended = Event()  # no process of this cloud is left
+        self.answered = Event()  # the `shutdown` call was answered
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.home = self  # type: ignore[attr-defined]
 
     def start(self) -> None:
-        """Answer from now on; `cloud.json` says where."""
+        """Start to answer calls; `cloud.json` holds the address."""
         Thread(target=self._server.serve_forever, args=(0.05,), name="api", daemon=True).start()
         pid = os.getpid()
         write(self.local / "cloud.json", {"port": self._server.server_address[1], "token": self.token, "pid": pid,
                                           "started": proc.started(pid)})
 
     def run(self) -> None:
-        """Tick until a reason to end comes; then leave nothing behind but files."""
+        """Tick until a condition for the end holds; then leave nothing but files."""
         while not self._reason():
             self.cloud.tick()
             self.wake.wait(TICK_S)
@@ -82,7 +82,7 @@ class Daemon:
         (self.local / "cloud.json").unlink(missing_ok=True)
         self.cloud.machines.close()
         self.ended.set()
-        if self.told:
+        if self.must_end:
             self.answered.wait(ANSWER_S)
         self._server.shutdown()
 
@@ -96,7 +96,7 @@ class Daemon:
             return ""
         if self.cloud.launches:
             return "its last host is gone"
-        return "nobody has launched anything" if quiet_s > UNUSED_S else ""
+        return "nothing was launched" if quiet_s > UNUSED_S else ""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = READ_S
 
     def do_POST(self) -> None:
-        daemon: Daemon = self.server.home  # type: ignore[attr-defined]
+        daemon: LocalCloudDaemon = self.server.home  # type: ignore[attr-defined]
         cloud = daemon.cloud
         given = self.headers.get("Authorization", "")
         if self.path != "/call" or not compare_digest(given.encode(), f"Bearer {daemon.token}".encode()):
@@ -132,10 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = _error(error)
             daemon.wake.set()
         if method == "shutdown":
-            daemon.told = True
+            daemon.must_end = True
             daemon.ended.wait(END_S)
         if fate:
-            self.close_connection = True  # an answer that never comes
+            self.close_connection = True  # the answer is lost on purpose
         else:
             self._answer(200, answer)
         if method == "shutdown":
@@ -150,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the log is for what goes wrong."""
+        """Suppress request logs: the log is for errors."""
 
 
 def _error(error: SpotfleetError) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _error(error: SpotfleetError) -> dict[str, Any]:
 
 
 def _owner(local: Path) -> tuple[int, int] | None:
-    """The process to die with: named in the environment, or for the daemon before us."""
+    """Return the process to end with: named in the environment, or for the previous daemon."""
     path = local / "owner.json"
     if pid := int(os.environ.get("SPOTFLEET_LOCAL_OWNER_PID", "0")):
         write(path, [pid, proc.started(pid)])
@@ -170,22 +170,19 @@ def _owner(local: Path) -> tuple[int, int] | None:
 
 
 def _lock(path: Path) -> IO[str] | None:
-    """The open, locked file; None when another daemon of this home lives on."""
+    """Return the open, locked file; None if another daemon of this home keeps running."""
     file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - held until the process ends
     deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            if (path.parent / "cloud.json").exists() or time.monotonic() > deadline:
-                file.close()
-                return None
-            time.sleep(0.05)
+    while not locks.take(file):
+        if (path.parent / "cloud.json").exists() or time.monotonic() > deadline:
+            file.close()
+            return None
+        time.sleep(0.05)
+    return file
 
 
 def _into_background(log: Path) -> int:
-    """Go on in a child that nobody waits for; the parent exits 0 when a byte comes through the returned pipe."""
+    """Continue in a detached child; the parent exits 0 when a byte arrives through the returned pipe."""
     reader, writer = os.pipe()
     if os.fork():
         os.close(writer)
@@ -209,7 +206,7 @@ def main() -> int:
     if held is None:
         os.write(ready, b"1")
         return 0
-    daemon = Daemon(home)
+    daemon = LocalCloudDaemon(home)
     daemon.start()
     os.write(ready, b"1")
     os.close(ready)

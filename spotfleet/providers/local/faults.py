@@ -1,4 +1,4 @@
-"""Scripted trouble between a caller and the emulated cloud: late, repeated, slow and lost answers. Pure."""
+"""Scripted faults between a caller and the emulated cloud: late, repeated, slow and lost answers. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from spotfleet.errors import UsageError
 
 @dataclass
 class Faults:
-    listing_lag_s: float = 0.0  # listings show the past
-    duplicates: int = 0  # each line of a listing comes so many more times
+    """The faults in force."""
+
+    listing_lag_s: float = 0.0  # repetitions of each line of a listing
+    duplicates: int = 0  # extra time of each call
     latency_s: float = 0.0  # each call takes so much longer
     lost: dict[str, list[str]] = field(default_factory=dict)  # method -> the fates of its next calls
 
@@ -21,6 +23,6 @@ class Faults:
         self.lost.setdefault(method, []).extend([when] * times)
 
     def fate(self, method: str) -> str:
-        """What happens to this call: "before", "after", or "" when it is answered. Counts it."""
+        """Return and count the fate of this call: "before", "after", or "" if it is answered."""
         waiting = self.lost.get(method)
         return waiting.pop(0) if waiting else ""

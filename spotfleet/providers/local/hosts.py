@@ -1,10 +1,10 @@
-"""The processes behind the emulated machines.
+"""Processes of the emulated machines.
 
     absent --wanted--> RUNNING --exit, or not wanted--> ENDING --no process left--> absent, or RUNNING after a back-off
 
-Each tick compares what the market says with what runs; a missed tick costs nothing. A machine is the process of
-its boot module with all that descends from it: a session of its own, marked in the environment. ENDING is
-bounded by TERM_S + proc.KILL_S; what survives SIGKILL that long is said in the log and tried again.
+Each tick compares the market's state with the processes; a missed tick costs nothing. A machine is the process of
+its boot module with all its descendants: a session of its own, marked in the environment. ENDING is
+bounded by TERM_S + proc.KILL_S; a process that survives SIGKILL that long is logged and killed again.
 """
 
 from __future__ import annotations
@@ -25,58 +25,59 @@ from threading import Thread
 from spotfleet.errors import UsageError
 from spotfleet.model import CloudState
 from spotfleet.providers.local import proc
-from spotfleet.providers.local.book import Host
+from spotfleet.providers.local.market.book import LocalHost
 from spotfleet.providers.local.metadata import MetadataServer
+from spotfleet.retry import growing_s
 
 TERM_S = 2.0  # between SIGTERM and SIGKILL when the user terminates a host
-BACKOFF_S, BACKOFF_MAX_S = 0.2, 5.0  # before a machine whose process died runs it again
-STEADY_S = 10.0  # a process that lived so long starts its back-off anew
+BACKOFF_S, BACKOFF_MAX_S = 0.2, 5.0  # before a machine whose process died restarts it
+STEADY_S = 10.0  # a process that lived this long resets its back-off
 PORT_AGAIN_S = 1.0
 CONSOLE = "console.log"
-OURS = ("SPOTFLEET_HOME", "SPOTFLEET_LOCAL_CLOUD", "SPOTFLEET_LOCAL_OWNER_PID")  # the laptop's, kept from its hosts
+LAPTOP_ONLY = ("SPOTFLEET_HOME", "SPOTFLEET_LOCAL_CLOUD", "SPOTFLEET_LOCAL_OWNER_PID")  # not passed to hosts
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a machine runs; kept in a file, so that a new daemon finds it again."""
+    """Address and process of a machine; kept in a file, so that a new daemon finds it again."""
 
     module: str
     address: str
     port: int
     metadata_port: int = 0
     pid: int = 0  # the boot process and the leader of its session; 0: not started yet
-    started: int = 0  # proc.started of it
+    started: int = 0  # its proc.started
     files: tuple[str, ...] = ()  # names of its boot files
 
 
 @dataclass
 class _Machine:
-    host: Host
+    host: LocalHost
     process: subprocess.Popen[bytes] | None = None  # None: started by an earlier daemon
     started_at: float = 0.0  # monotonic
     ending: Thread | None = None
-    deaths: int = 0  # of its process, in a row
+    deaths: int = 0  # deaths of its process, in a row
     not_before: float = 0.0
 
 
 @dataclass
-class Machines:
+class LocalMachines:
     """All machines of one cloud. Not thread-safe: the caller holds one lock over every method."""
 
     home: Path  # SPOTFLEET_HOME/local
-    look: Callable[[str], Host | None]  # the market's present view of a host
+    get_host: Callable[[str], LocalHost | None]  # the market's present state of a host
     placements: dict[str, Placement] = field(default_factory=dict)
-    term_s: float = TERM_S  # 0: end machines without asking them first
-    starts: Counter[str] = field(default_factory=Counter)  # how often this daemon started each machine
+    term_s: float = TERM_S  # 0: SIGKILL without SIGTERM
+    starts: Counter[str] = field(default_factory=Counter)  # starts of each machine by this daemon
     _machines: dict[str, _Machine] = field(default_factory=dict)
     _metadata: dict[str, MetadataServer] = field(default_factory=dict)
-    _unserved: dict[str, float] = field(default_factory=dict)  # hosts whose metadata port is taken -> when to try again
+    _unserved: dict[str, float] = field(default_factory=dict)  # hosts whose metadata port is taken -> next try
 
     def folder(self, request_id: str) -> Path:
         return self.home / "hosts" / request_id
 
     def prepare(self, request_id: str, module: str, files: dict[str, str]) -> Placement:
-        """The disk, the address and the port of a new machine, before it runs."""
+        """Prepare disk, address and port of a new machine, before it runs."""
         folder = self.folder(request_id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, text in files.items():
@@ -94,13 +95,13 @@ class Machines:
         found = {name: self.folder(request_id) / name for name in placement.files}
         return {name: path.read_text("utf-8") for name, path in found.items() if path.exists()}
 
-    def adopt(self, hosts: Iterable[Host]) -> None:
-        """Take over what an earlier daemon of this home has left running."""
+    def adopt(self, hosts: Iterable[LocalHost]) -> None:
+        """Take over machines that an earlier daemon of this home has left running."""
         for host in hosts:
             placement = self.placements.get(host.order.request_id)
             if placement is None:
                 continue
-            if not placement.pid and host.state is CloudState.RUNNING:  # started, perhaps, but not written down
+            if not placement.pid and host.state is CloudState.RUNNING:  # perhaps started, but not recorded
                 oldest = next(iter(proc.of_host(0, host.provider_id)), None)
                 placement = replace(placement, pid=oldest.pid, started=oldest.started) if oldest else placement
             elif not placement.pid:
@@ -113,8 +114,8 @@ class Machines:
                 self.placements[host.order.request_id] = replace(placement, pid=0, started=0)
                 self._end(machine, 0.0)
 
-    def match(self, hosts: Iterable[Host]) -> list[str]:
-        """Start what should run, end what should not; the request_ids of machines that powered themselves off."""
+    def match(self, hosts: Iterable[LocalHost]) -> list[str]:
+        """Start missing machines, end surplus ones; return the request_ids of machines that powered themselves off."""
         off = []
         for request_id in [r for r, at in self._unserved.items() if time.monotonic() >= at]:
             self._serve_metadata(request_id)
@@ -149,14 +150,14 @@ class Machines:
             self._end(machine, 0.0)
 
     def ending(self, request_id: str) -> bool:
-        """Whether processes of a host that should have none may still live."""
+        """Return whether a host that should have no processes may still have some."""
         return request_id in self._machines
 
     def busy(self) -> bool:
         return bool(self._machines)
 
     def processes(self, request_id: str) -> list[int]:
-        placement, host = self.placements.get(request_id), self.look(request_id)
+        placement, host = self.placements.get(request_id), self.get_host(request_id)
         if placement is None or host is None:
             return []
         return [p.pid for p in proc.of_host(placement.pid, host.provider_id)]
@@ -170,12 +171,12 @@ class Machines:
             server.close()
 
     def _serve_metadata(self, request_id: str) -> None:
-        """Answer on the port that the host was told; while another program has it, that is tried again."""
+        """Start the metadata server on the host's port; retry later while another program uses it."""
         placement = self.placements[request_id]
         if request_id in self._metadata:
             return
         try:
-            server = MetadataServer(placement.address, placement.metadata_port, lambda: self.look(request_id))
+            server = MetadataServer(placement.address, placement.metadata_port, lambda: self.get_host(request_id))
         except OSError as error:
             if request_id not in self._unserved:
                 print(f"{request_id}: metadata port {placement.metadata_port} of {placement.address}: {error}; until "
@@ -191,7 +192,7 @@ class Machines:
         self._machines[request_id] = machine
         self._serve_metadata(request_id)
         placement, folder = self.placements[request_id], self.folder(request_id)
-        environment = {k: v for k, v in os.environ.items() if k not in OURS} | {
+        environment = {k: v for k, v in os.environ.items() if k not in LAPTOP_ONLY} | {
             "SPOTFLEET_HOST_ADDRESS": placement.address,
             "SPOTFLEET_HOST_PORT": str(placement.port),
             "SPOTFLEET_METADATA_URL": self.metadata_url(request_id),
@@ -203,7 +204,7 @@ class Machines:
                     [sys.executable, "-m", placement.module, "--home", str(folder)], cwd=folder, env=environment,
                     stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,
                 )
-        except OSError as error:  # no room for a process, now
+        except OSError as error:  # the system cannot start a process now
             print(f"{request_id}: {error}", file=sys.stderr, flush=True)
             machine.not_before = time.monotonic() + BACKOFF_MAX_S
             return
@@ -213,7 +214,7 @@ class Machines:
         self.placements[request_id] = replace(placement, pid=pid, started=proc.started(pid))
 
     def _exit_status(self, machine: _Machine) -> int | None:
-        """None while it runs. Of a process that an earlier daemon started only the end is known: 1."""
+        """Return the status, None while it runs. For a process of an earlier daemon only the end is known: 1."""
         if machine.process is not None:
             return machine.process.poll()
         placement = self.placements[machine.host.order.request_id]
@@ -252,7 +253,7 @@ class Machines:
             self._forget(machine)
 
     def _forget(self, machine: _Machine) -> None:
-        """Nothing runs any more. A terminated machine loses its disk, and with it its secrets, but for the console."""
+        """Clean up after the last process. A terminated machine loses its disk and secrets, but not the console log."""
         request_id = machine.host.order.request_id
         del self._machines[request_id]
         self._unserved.pop(request_id, None)
@@ -263,11 +264,12 @@ class Machines:
 
 
 def backoff_s(deaths: int) -> float:
-    """How long a machine waits before it runs its process again after so many deaths in a row."""
-    return min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(deaths - 1, 30))
+    """Return how long a machine waits before it runs its process again after so many deaths in a row."""
+    return growing_s(deaths, BACKOFF_S, BACKOFF_MAX_S)
 
 
 def wipe(folder: Path) -> None:
+    """Remove everything from a machine's folder except the console log."""
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -276,7 +278,7 @@ def wipe(folder: Path) -> None:
 
 
 def address_of(home: Path, serial: int) -> str:
-    """An address of 127.0.0.0/8 that other clouds on this machine hardly choose; 127.0.0.1 where it is the only one."""
+    """Choose an address of 127.0.0.0/8 that other clouds here hardly choose; 127.0.0.1 if it is the only one."""
     digest = blake2b(str(home.resolve()).encode(), digest_size=4).digest()
     number = (int.from_bytes(digest[1:], "big") + serial) % (256 * 254)
     address = f"127.{16 + digest[0] % 224}.{number // 254}.{number % 254 + 1}"

@@ -1,11 +1,11 @@
-"""A Provider over a Market in this process, with a clock of its own: weeks pass in milliseconds. For tests.
+"""Provider over a Market in this process, with its own clock: weeks pass in milliseconds. For tests.
 
     clock = Clock()
     cloud = InProcessProvider(clock=clock)
     cloud.launch(request); clock.advance(3600); cloud.market.invoice(clock.now)
 
-Several providers over one market are several processes that call one cloud. `cloud.market` is the truth and
-takes the script: capacity, prices, refusals, stops. `cloud.faults` scripts the way between.
+Several providers over one market act as several processes that call one cloud. `cloud.market` is the true state and
+takes the script: capacity, prices, refusals, stops. `cloud.faults` scripts faults of the calls.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from weakref import WeakKeyDictionary
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import BillingRules, CloudHost, Need, Offer, PricePoint, Rates
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.local.book import Order
 from spotfleet.providers.local.faults import Faults
-from spotfleet.providers.local.market import LIVE, Market
-from spotfleet.providers.local.pools import MarketRules, default_rules
+from spotfleet.providers.local.market.book import HostOrder
+from spotfleet.providers.local.market.market import LIVE, LocalMarket
+from spotfleet.providers.local.market.pools import MarketRules, default_rules
 
 T = TypeVar("T")
-_BOOTS: WeakKeyDictionary[Market, dict[str, dict[str, str]]] = WeakKeyDictionary()  # shared by a market's providers
+# shared by a market's providers
+_BOOTS: WeakKeyDictionary[LocalMarket, dict[str, dict[str, str]]] = WeakKeyDictionary()
 
 
 @dataclass
-class Clock:
-    """Unix seconds that pass when told."""
+class ManualClock:
+    """Clock in Unix seconds, advanced by the caller."""
 
     now: float = 1_800_000_000.0
 
@@ -42,19 +43,19 @@ class Clock:
 
 
 class InProcessProvider:
-    """See the module. Hosts are entries of the market only: nothing runs."""
+    """Provider over a market, as in the module's docstring. Hosts are market entries: no process runs."""
 
     name = "local"
 
-    def __init__(self, market: Market | None = None, clock: Callable[[], float] | None = None,
+    def __init__(self, market: LocalMarket | None = None, clock: Callable[[], float] | None = None,
                  rules: MarketRules | None = None) -> None:
-        self.clock = clock or Clock()
-        self.market = market or Market(rules or default_rules(), self.clock())
+        self.clock = clock or ManualClock()
+        self.market = market or LocalMarket(rules or default_rules(), self.clock())
         self.faults = Faults()
         self._boots = _BOOTS.setdefault(self.market, {})
 
     def check(self) -> None:
-        """Always ready: there is no account."""
+        """Return at once: there is no account."""
 
     def billing(self) -> BillingRules:
         return self.market.rules.billing
@@ -69,7 +70,7 @@ class InProcessProvider:
         return self._call("prices", lambda now: self.market.prices(pools, since, now))
 
     def launch(self, request: LaunchRequest) -> None:
-        order = Order(request.request_id, request.fleet, request.role, request.offer.pool,
+        order = HostOrder(request.request_id, request.fleet, request.role, request.offer.pool,
                       request.interruption_behavior, dict(request.tags))
 
         def act(now: float) -> None:
@@ -103,7 +104,7 @@ class InProcessProvider:
         self._call("interrupt", lambda now: self.market.interrupt(request_id, notice_s, now))
 
     def living(self) -> list[str]:
-        """The request_ids of the machines that exist at this moment, whatever listings say."""
+        """List the request_ids of the machines that exist now, whatever listings show."""
         self.market.advance(self.clock())
         return [request_id for request_id, host in self.market.hosts.items() if host.state in LIVE]
 

@@ -1,8 +1,7 @@
-"""The way to the daemon of a home: starts it where it is needed, calls it, turns answers into values."""
+"""Client of the daemon of a home: starts it if necessary, calls it, turns answers into values."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 from spotfleet import errors
 from spotfleet.errors import SpotfleetError
 from spotfleet.providers.local import proc
+from spotfleet.storage import locks
 
 START_S = 30.0  # for a daemon to answer; it takes 0.2 s on an idle machine
 CALL_S = 60.0  # for an answer; nearly all take milliseconds
@@ -22,12 +22,16 @@ HOST_ONLY = (proc.MARK, "SPOTFLEET_HOST_ADDRESS", "SPOTFLEET_HOST_PORT", "SPOTFL
 
 
 @dataclass(frozen=True)
-class Link:
+class LocalCloudLink:
+    """Connection to the daemon of one home."""
+
     home: Path  # SPOTFLEET_HOME
 
     def call(self, method: str, **args: Any) -> Any:
-        """The result, as JSON values. Raises what the cloud raised, or SpotfleetError when the answer got lost:
-        then nobody here knows whether the call took effect."""
+        """Return the result, as JSON values. Raises the cloud's own error.
+
+        Raises SpotfleetError if the answer got lost: then it is unknown whether the call took effect.
+        """
         deadline = time.monotonic() + START_S
         while True:
             where = self.daemon() or self._start()
@@ -41,10 +45,10 @@ class Link:
                 return _result(answer)
             if time.monotonic() > deadline:
                 raise SpotfleetError(f"local cloud: {method} was answered {status}", hint=self._log_tail())
-            time.sleep(0.05)  # the daemon is just ending, or just starting
+            time.sleep(0.05)  # the daemon is ending or starting
 
     def daemon(self) -> dict[str, Any] | None:
-        """Port, token and pid of the daemon, if one lives."""
+        """Return port, token and pid of the daemon, if one lives."""
         try:
             where = json.loads((self.home / "local" / "cloud.json").read_text(encoding="utf-8"))
             return where if proc.alive(where["pid"], where["started"]) else None
@@ -52,7 +56,7 @@ class Link:
             return None
 
     def known(self) -> bool:
-        """Whether this home has, or ever had, a cloud: asking about nothing starts none."""
+        """Return whether this home has, or ever had, a cloud. A query need not start one."""
         return (self.home / "local" / "state.json").exists() or self.daemon() is not None
 
     def shutdown(self) -> None:
@@ -67,17 +71,17 @@ class Link:
             time.sleep(0.01)
 
     def _start(self) -> dict[str, Any]:
-        """Start the daemon, unless somebody else just did."""
+        """Start the daemon, unless another process has just done it."""
         (self.home / "local").mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self.home / "local" / "start.lock", "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the kernel when its holder dies
+            locks.take(lock, wait=True)
             deadline = time.monotonic() + START_S
             while time.monotonic() < deadline:
                 if where := self.daemon():
                     return where
                 environment = {k: v for k, v in os.environ.items() if k not in HOST_ONLY}
                 try:
-                    # Not in the user's folder, whose modules might bear the names of ours or of Python's.
+                    # Not in the user's folder, whose modules might have the same names as ours or Python's.
                     done = subprocess.run([sys.executable, "-m", "spotfleet.providers.local.cloud", "--home",
                                            str(self.home)], cwd=self.home / "local", env=environment,
                                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_S)
@@ -110,8 +114,8 @@ class Link:
 def _result(answer: Any) -> Any:
     if "error" not in answer:
         return answer["result"]
-    said = answer["error"]
-    kind = getattr(errors, said["kind"], SpotfleetError)
+    error = answer["error"]
+    kind = getattr(errors, error["kind"], SpotfleetError)
     if kind is errors.NoCapacity:
-        raise errors.NoCapacity(said["message"], hint=said["hint"], scope=said["scope"])
-    raise kind(said["message"], hint=said["hint"])
+        raise errors.NoCapacity(error["message"], hint=error["hint"], scope=error["scope"])
+    raise kind(error["message"], hint=error["hint"])

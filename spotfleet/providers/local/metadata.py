@@ -1,4 +1,4 @@
-"""The metadata server of one emulated host: AWS IMDSv2 paths on the host's own address.
+"""Metadata server of one emulated host: AWS IMDSv2 paths on the host's own address.
 
 Times carry milliseconds, which EC2's do not: notices here may be as short as a second.
 """
@@ -14,19 +14,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from urllib.parse import unquote
 
-from spotfleet.providers.local.book import Host
+from spotfleet.providers.local.market.book import LocalHost
 
 MAX_TTL_S = 21600
 TAGS = "/latest/meta-data/tags/instance/"
-READ_S = 10.0  # a silent connection is closed after so long
+READ_S = 10.0  # a silent connection is closed after this
 
 
 class MetadataServer:
-    """Answers for the host that `look()` returns, until `close`."""
+    """Metadata server for the host that `get_host()` returns, until `close`."""
 
-    def __init__(self, address: str, port: int, look: Callable[[], Host | None]) -> None:
+    def __init__(self, address: str, port: int, get_host: Callable[[], LocalHost | None]) -> None:
         self._server = _Server((address, port), _Handler)
-        self._server.look = look
+        self._server.get_host = get_host
         self.port: int = self._server.server_address[1]
         Thread(target=self._server.serve_forever, args=(0.05,), name=f"metadata {address}", daemon=True).start()
 
@@ -38,7 +38,7 @@ class MetadataServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
-    look: Callable[[], Host | None]
+    get_host: Callable[[], LocalHost | None]
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.tokens.get(token, 0.0) <= time.monotonic():
             self._answer(401)
             return
-        body = _document(self.path, self.server.look())
+        body = _document(self.path, self.server.get_host())
         self._answer(404 if body is None else 200, body or "")
 
     def _answer(self, status: int, body: str = "") -> None:
@@ -79,10 +79,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: every agent asks every second."""
+        """Suppress request logs: every agent sends a request every second."""
 
 
-def _document(path: str, host: Host | None) -> str | None:
+def _document(path: str, host: LocalHost | None) -> str | None:
     if host is None:
         return None
     match path:

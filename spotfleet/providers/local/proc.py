@@ -1,4 +1,4 @@
-"""Processes of this machine, by what /proc tells; where there is none, by process group alone."""
+"""Processes of this machine, read from /proc; without /proc, by process group only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 PROC = Path("/proc")
 MARK = "SPOTFLEET_LOCAL_HOST"  # in the environment of every process of a host: its provider_id
-KILL_S = 5.0  # a process that SIGKILL has not ended by then is stuck in the kernel: given up, and said
+KILL_S = 5.0  # a process that survives SIGKILL this long is stuck in the kernel: given up, and reported
 
 
 @dataclass(frozen=True)
-class Process:
+class HostProcess:
     pid: int
     parent: int
     session: int
@@ -22,36 +22,36 @@ class Process:
     zombie: bool
 
 
-def look(pid: int) -> Process | None:
-    """The process, or None when it is gone."""
+def read_process(pid: int) -> HostProcess | None:
+    """Return the process, or None when it is gone."""
     try:
         text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before ")" may hold anything
-    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in "ZX")
+    fields = text.rpartition(")")[2].split()  # the name before ")" may contain any character
+    return HostProcess(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in "ZX")
 
 
 def alive(pid: int, started: int) -> bool:
-    """Whether this very process runs; where there is no /proc, whether the pid is in use."""
-    if not PROC.is_dir() or not look(os.getpid()):
+    """Return whether this very process runs; without /proc, whether the pid is in use."""
+    if not PROC.is_dir() or not read_process(os.getpid()):
         return _signal(pid, 0)
-    found = look(pid)
+    found = read_process(pid)
     return found is not None and not found.zombie and found.started == started
 
 
 def started(pid: int) -> int:
-    found = look(pid)
+    found = read_process(pid)
     return found.started if found else 0
 
 
-def of_host(session: int, mark: str) -> list[Process]:
-    """Every live process of a host: of its session, marked in its environment, or a child of such. Oldest first.
+def of_host(session: int, mark: str) -> list[HostProcess]:
+    """List every live process of a host, oldest first: in its session, with its mark, or a child of such a process.
 
-    `session` 0 is none: a leader that died long ago may have left its number to a stranger.
+    `session` 0 is none: the number of a leader that died long ago may belong to a stranger.
     """
     pids = [int(name) for name in os.listdir(PROC) if name.isdigit()] if PROC.is_dir() else []
-    everything = [p for pid in pids if pid != os.getpid() and (p := look(pid)) is not None and not p.zombie]
+    everything = [p for pid in pids if pid != os.getpid() and (p := read_process(pid)) is not None and not p.zombie]
     found = {p.pid: p for p in everything if (session > 0 and p.session == session) or _marked(p.pid, mark)}
     grown = True
     while grown:
@@ -62,10 +62,10 @@ def of_host(session: int, mark: str) -> list[Process]:
 
 
 def kill_host(session: int, mark: str, grace_s: float = 0.0) -> list[int]:
-    """End all processes of a host; [] when none is left, else the pids that would not die.
+    """End all processes of a host; return the pids that survive, [] if none.
 
-    With `grace_s` they get SIGTERM first. SIGKILL goes to the leader first, so that nobody lives to report the
-    others' deaths: a machine that loses power says nothing.
+    With `grace_s` they get SIGTERM first. SIGKILL goes to the leader first, so that it cannot report the
+    others' deaths: a machine that loses power reports nothing.
     """
     if grace_s > 0:
         for process in of_host(session, mark):

@@ -1,7 +1,7 @@
-"""The emulated cloud as one object: market, machines, faults, and the calls that reach them by name.
+"""The emulated cloud as one object: market, machines, faults, and a table of calls by name.
 
-A call takes plain JSON values and gives them back; `CALLS` is the whole interface. What a call changed is in
-`state.json` before it is answered, so that a daemon that was killed is continued by the next one.
+A call takes and returns plain JSON values; `CALLS` is the whole interface. Its changes are in
+`state.json` before it is answered, so that the next daemon continues after a killed one.
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.errors import UsageError
 from spotfleet.model import CloudHost, CloudState, Need
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.local.book import Book, Order
 from spotfleet.providers.local.faults import Faults
-from spotfleet.providers.local.hosts import Machines, Placement
-from spotfleet.providers.local.market import LIVE, Market, shutting_down
-from spotfleet.providers.local.pools import MarketRules, default_rules
+from spotfleet.providers.local.hosts import LocalMachines, Placement
+from spotfleet.providers.local.market.book import Book, HostOrder
+from spotfleet.providers.local.market.market import LIVE, LocalMarket, shutting_down
+from spotfleet.providers.local.market.pools import MarketRules, default_rules
+from spotfleet.storage import atomic
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class Cloud:
+class LocalCloudService:
+    """The emulated cloud of one home; `call` and `tick` are thread-safe."""
+
     def __init__(self, home: Path, now: Callable[[], float] = time.time) -> None:
-        """Continue what `home`/state.json says, or open a new market. `home` is SPOTFLEET_HOME/local."""
+        """Restore the state in `home`/state.json, or open a new market. `home` is SPOTFLEET_HOME/local."""
         self.home, self.now = home, now
         self.lock = RLock()
         self.faults = Faults()
         self.closing = False  # set by the `shutdown` call
-        self.launches = 0  # in this daemon's life
+        self.launches = 0  # launches by this daemon
         self._saved: Any = None
         state = self._load()
-        self.market = Market.from_json(state["market"]) if state else Market(
+        self.market = LocalMarket.from_json(state["market"]) if state else LocalMarket(
             default_rules(), now(), salt=secrets.token_hex(4))
-        self.machines = Machines(home, lambda request_id: self.market.hosts.get(request_id),
+        self.machines = LocalMachines(home, lambda request_id: self.market.hosts.get(request_id),
                                  from_json(dict[str, Placement], state["machines"]) if state else {})
         self.machines.adopt(self.market.hosts.values())
 
     def call(self, method: str, args: dict[str, Any]) -> Any:
-        """Raises SpotfleetError, of which UsageError names an unknown method or an argument that does not fit."""
+        """Run a call. Raises SpotfleetError; UsageError for an unknown method or an argument that does not fit."""
         if method not in CALLS:
             raise UsageError(f"method: unknown method '{method}'", hint=f"use one of: {', '.join(sorted(CALLS))}")
         with self.lock:
@@ -61,7 +64,7 @@ class Cloud:
             return to_json(result)
 
     def tick(self) -> None:
-        """Let time pass and make the processes what the market says."""
+        """Advance the time and adjust the processes to the market's state."""
         with self.lock:
             self.market.advance(self.now())
             for request_id in self.machines.match(list(self.market.hosts.values())):
@@ -69,7 +72,7 @@ class Cloud:
             self.save()
 
     def living(self) -> bool:
-        """Whether any host exists, stopped ones included, or any process of one."""
+        """Return whether any host exists, stopped ones included, or any process of one."""
         return self.machines.busy() or any(h.state is not CloudState.TERMINATED for h in self.market.hosts.values())
 
     def terminate_all(self) -> None:
@@ -93,32 +96,32 @@ class Cloud:
             from_json(Book, state["market"]), from_json(dict[str, Placement], state["machines"])
             return state
         except (ValueError, KeyError, TypeError) as error:
-            aside = path.with_name("state.json.unreadable")
-            path.replace(aside)
-            print(f"{path}: {error}; kept as {aside.name}, opening a new market", file=sys.stderr, flush=True)
+            backup = path.with_name("state.json.unreadable")
+            path.replace(backup)
+            print(f"{path}: {error}; kept as {backup.name}, opening a new market", file=sys.stderr, flush=True)
             return None
 
-    # what can be called
+    # calls
 
     def launch(self, request: dict[str, Any]) -> None:
-        wish = from_json(LaunchRequest, request)
-        for field, name in (("request_id", wish.request_id), *((f"boot.files[{f!r}]", f) for f in wish.boot.files)):
+        order = from_json(LaunchRequest, request)
+        for field, name in (("request_id", order.request_id), *((f"boot.files[{f!r}]", f) for f in order.boot.files)):
             if not NAME.fullmatch(name):
                 raise UsageError(f"{field}: {name!r} is not a plain name", hint="use letters, digits, '.', '_' and '-'")
-        known = wish.request_id in self.market.hosts
-        self.market.launch(Order(wish.request_id, wish.fleet, wish.role, wish.offer.pool, wish.interruption_behavior,
-                                 wish.tags), self.now())
+        known = order.request_id in self.market.hosts
+        self.market.launch(HostOrder(order.request_id, order.fleet, order.role, order.offer.pool,
+                                 order.interruption_behavior, order.tags), self.now())
         if not known:
             self.launches += 1
-            place = self.machines.prepare(wish.request_id, wish.boot.module, wish.boot.files)
-            self.market.place(wish.request_id, place.address, place.port)
+            place = self.machines.prepare(order.request_id, order.boot.module, order.boot.files)
+            self.market.place(order.request_id, place.address, place.port)
 
     def hosts(self, fleet: str) -> list[CloudHost]:
         lines = self.market.listing(fleet, self.now(), self.faults.listing_lag_s)
         return [self._while_shutting_down(line) for line in lines] * (1 + self.faults.duplicates)
 
     def _while_shutting_down(self, line: CloudHost) -> CloudHost:
-        """A host counts as running until its last process is gone."""
+        """Return the line as running until the host's last process is gone."""
         if line.state in LIVE or not line.runs or not self.machines.ending(line.request_id):
             return line
         return shutting_down(line)
@@ -137,7 +140,7 @@ class Cloud:
     def reset(self, rules: dict[str, Any]) -> None:
         if self.market.hosts:
             raise UsageError("rules: this cloud has had hosts; its history cannot be rewritten", hint="use a new home")
-        self.market = Market(from_json(MarketRules, rules), self.now(), self.market.salt)
+        self.market = LocalMarket(from_json(MarketRules, rules), self.now(), self.market.salt)
 
     def invoice(self, fleet: str) -> dict[str, Any]:
         bill = self.market.invoice(self.now(), fleet)
@@ -148,9 +151,9 @@ class Cloud:
 
     def set_faults(self, listing_lag_s: float | None = None, duplicates: int | None = None,
                    latency_s: float | None = None) -> None:
-        """Change what is given."""
-        wishes = {"listing_lag_s": listing_lag_s, "duplicates": duplicates, "latency_s": latency_s}
-        self.faults = replace(self.faults, **{k: v for k, v in wishes.items() if v is not None})
+        """Change the given faults only."""
+        changes = {"listing_lag_s": listing_lag_s, "duplicates": duplicates, "latency_s": latency_s}
+        self.faults = replace(self.faults, **{k: v for k, v in changes.items() if v is not None})
 
     def shutdown(self) -> None:
         self.closing = True
@@ -158,15 +161,11 @@ class Cloud:
 
 def write(path: Path, value: Any) -> None:
     """Replace a private file as a whole."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(value, file)
-    draft.replace(path)
+    atomic.write(path, json.dumps(value), draft=path.with_name(f"{path.name}.{os.getpid()}.new"), sync=False)
 
 
 def _market(method: str) -> Callable[..., Any]:
-    """A call that is the market's own, with the present time."""
+    """Return a call of the market's method, with the present time."""
     return lambda cloud, **args: getattr(cloud.market, method)(now=cloud.now(), **args)
 
 
@@ -178,7 +177,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     **{name: _market(name) for name in (
         "prices", "terminate", "tag", "interrupt", "withdraw_notice", "rebalance", "return_host", "set_price",
         "set_capacity", "refuse", "allow")},
-    **{name: getattr(Cloud, name) for name in (
+    **{name: getattr(LocalCloudService, name) for name in (
         "launch", "hosts", "boot_files", "truth", "reset", "invoice", "crash", "shutdown", "set_faults")},
     "lose": lambda cloud, lost, when, times: cloud.faults.lose(lost, when, times),
 }

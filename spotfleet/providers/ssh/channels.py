@@ -1,4 +1,4 @@
-"""What is said and heard over one channel of an SSH connection, in bounded time."""
+"""Timed reads and writes on one SSH channel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import Timer
 from typing import Any
 
-MOST_BYTES = 4 << 20  # of what a script says
+MOST_BYTES = 4 << 20  # maximum of a script's output
 
 
 def ssh_error() -> type[Exception]:
@@ -16,39 +16,43 @@ def ssh_error() -> type[Exception]:
     return SSHException
 
 
-def closed(what: Any) -> None:
-    """Closing says goodbye, and fails where the way there has just broken."""
+def close_quietly(what: Any) -> None:
+    """Close quietly: closing sends a message, which fails on a broken connection."""
     with suppress(OSError, EOFError, ssh_error()):
         what.close()
 
 
-def ending(channel: Any, end: float) -> Timer:
-    """Ends the channel's connection at `end`, until it is cancelled: paramiko waits without a limit for the answer to a
-    request, and for a machine whose frozen sshd reads no more."""
-    timer = Timer(max(0.0, end - time.monotonic()), closed, (channel.transport,))
+def deadline_timer(channel: Any, end: float) -> Timer:
+    """Start a timer that closes the channel's connection at `end`, unless cancelled.
+
+    paramiko waits without a limit for the answer to a request, and for a machine whose frozen sshd stopped reading.
+    """
+    timer = Timer(max(0.0, end - time.monotonic()), close_quietly, (channel.transport,))
     timer.daemon = True
     timer.start()
     return timer
 
 
-def tell(channel: Any, words: bytes) -> None:
-    """Where the other side has closed the channel already, what it said before that is still to be read."""
+def send_stdin(channel: Any, data: bytes) -> None:
+    """Send `data` as stdin. A channel closed by the other side is ignored: its buffered output can still be read."""
     try:
-        channel.sendall(words)
+        channel.sendall(data)
         channel.shutdown_write()
     except OSError:
         if not (channel.closed and channel.transport.is_active()):
             raise
 
 
-def printed(channel: Any) -> bool:
+def has_output(channel: Any) -> bool:
+    """Return whether a byte of output has arrived, and consume it."""
     return bool(channel.recv_ready() and channel.recv(1))
 
 
 def read(channel: Any, receive: Any, end: float) -> str:
+    """Read output until its end, or up to MOST_BYTES. Raises TimeoutError at `end`."""
     parts, size = [], 0
     while size < MOST_BYTES:
-        channel.settimeout(left(end))
+        channel.settimeout(seconds_left(end))
         data = receive(65536)
         if not data:
             break
@@ -57,7 +61,8 @@ def read(channel: Any, receive: Any, end: float) -> str:
     return b"".join(parts).decode("utf-8", "replace")
 
 
-def left(end: float) -> float:
+def seconds_left(end: float) -> float:
+    """Return the time until `end`; TimeoutError once it has passed."""
     left_s = end - time.monotonic()
     if left_s <= 0:
         raise TimeoutError

@@ -1,4 +1,4 @@
-"""The host-discovery script: run with a limit of time, in a process group that ends with it, outside every lock."""
+"""Runner of the host-discovery script: with a time limit, in its own process group, outside every lock."""
 
 from __future__ import annotations
 
@@ -16,36 +16,39 @@ from spotfleet.config.machine_values import line
 
 MOST_BYTES = 1 << 20
 AGAIN_S = 5.0  # between two runs
-TAIL = 200  # characters of what it said that a message repeats
+TAIL = 200  # characters of its output that a message repeats
 
 
 class DiscoveryFailed(Exception):
-    """The script gave no list; the message says why."""
+    """Failure of the script to produce a list; the message holds the reason."""
 
 
 class Discovery:
-    """The newest good list of one script; what went wrong since is in `trouble`."""
+    """The newest valid list of one script; `trouble` is the error since."""
 
     def __init__(self, script: str, limit_s: float) -> None:
-        self.trouble, self.ever = "", False  # ever: was there a good list?
+        self.trouble, self.ever = "", False  # ever: was there a valid list?
         self._script, self._limit_s = script, limit_s
         self._found: tuple[tuple[str, int], ...] = ()
         self._running = Lock()  # one run at a time
-        self._until = 0.0  # monotonic; the list is fresh. 0: there was no run yet
+        self._until = 0.0  # monotonic; the list is fresh until then. 0: no run yet
 
     def found(self) -> tuple[tuple[str, int], ...]:
-        """(host, slots) as the script said last. The first call waits for it; later ones have it run beside them when
-        its list is old, so that a slow script holds nobody up. Never raises."""
+        """Return the script's last (host, slots) list. Never raises.
+
+        The first call waits for the script. Later calls run it in a thread when the list is old, so that a slow script
+        blocks nobody.
+        """
         if self._script and not self._until:
-            self._look()
+            self._refresh()
         elif self._script and time.monotonic() >= self._until and not self._running.locked():
-            Thread(target=self._look, name="discovery", daemon=True).start()
+            Thread(target=self._refresh, name="discovery", daemon=True).start()
         return self._found
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         with self._running:
             if time.monotonic() < self._until:
-                return  # somebody else has just looked
+                return  # another thread has just run it
             try:
                 self._found = run(self._script, self._limit_s)
                 self.trouble, self.ever = "", True
@@ -55,7 +58,7 @@ class Discovery:
 
 
 def run(script: str, limit_s: float) -> tuple[tuple[str, int], ...]:
-    """What `script` lists. Raises DiscoveryFailed after `limit_s` at most; nothing that it started is left then."""
+    """Run `script` and parse its list. Raises DiscoveryFailed after `limit_s` at most; ends all its processes."""
     with tempfile.TemporaryDirectory(prefix="spotfleet-discovery-") as folder:
         path = Path(folder, "script")
         path.write_text(script)
@@ -67,13 +70,13 @@ def run(script: str, limit_s: float) -> tuple[tuple[str, int], ...]:
             except OSError as error:
                 raise DiscoveryFailed(f"the discovery script cannot be started: {error}") from None
             status = _wait(process, limit_s)
-            said, cries = _text(out), _text(err)
+            output, error_output = _text(out), _text(err)
     if status is None:
         raise DiscoveryFailed(f"the discovery script was still running after {limit_s:g} s and was ended"
-                              + _quoted(cries))
+                              + _quoted(error_output))
     if status:
-        raise DiscoveryFailed(f"the discovery script ended with status {status}{_quoted(cries or said)}")
-    return read(said)
+        raise DiscoveryFailed(f"the discovery script ended with status {status}{_quoted(error_output or output)}")
+    return read(output)
 
 
 def _interpreter(first: str) -> list[str]:
@@ -84,7 +87,7 @@ def _interpreter(first: str) -> list[str]:
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    """Its status, None when it had to be ended. What it left behind in its session's group ends too."""
+    """Return its status, None if it was ended. Also ends all processes left in its group."""
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -105,15 +108,17 @@ def _quoted(text: str) -> str:
 
 
 def read(text: str) -> tuple[tuple[str, int], ...]:
-    """(host, slots) of each line `host` or `host:slots`; blank lines and comments are left out, and all but the first
-    line about a host. Raises DiscoveryFailed naming the line."""
+    """Parse lines `host` or `host:slots`; skips blank lines, comments and repeated hosts.
+
+    Raises DiscoveryFailed with the line number.
+    """
     found: dict[str, int] = {}
     for number, written in enumerate(text.splitlines(), 1):
-        said = written.partition("#")[0].strip()
-        if not said:
+        entry = written.partition("#")[0].strip()
+        if not entry:
             continue
         try:
-            host, slots = line(said)
+            host, slots = line(entry)
         except ValueError as error:
             raise DiscoveryFailed(f"the discovery script's line {number}: {error}") from None
         found.setdefault(host, slots)

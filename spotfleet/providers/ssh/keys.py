@@ -1,4 +1,4 @@
-"""From the laptop: the fleet's own key is let into every machine, and nothing of the fleet is left on any."""
+"""Installation of the fleet's key on every machine, and removal of the fleet from it. Runs on the laptop."""
 
 from __future__ import annotations
 
@@ -8,89 +8,89 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from spotfleet.model import Role
-from spotfleet.providers.ssh import listing, scripts, trouble
-from spotfleet.providers.ssh.connect import Door, Keyring, SshDoor
-from spotfleet.providers.ssh.machines import Machine
-from spotfleet.providers.ssh.trouble import Trouble, Troubled
-from spotfleet.providers.ssh.yard import Yard
+from spotfleet.providers.ssh import diagnosis, listing, scripts
+from spotfleet.providers.ssh.diagnosis import Diagnosis, MachineError
+from spotfleet.providers.ssh.inventory import MachineInventory
+from spotfleet.providers.ssh.machines import ResolvedMachine
+from spotfleet.providers.ssh.transport import Keyring, SshTransport, Transport
 
 AT_ONCE = 32
-PASSES = 40  # a host that takes long to remove is looked at so often
-MARK = "spotfleet:{}"  # the last word of the key's line
+PASSES = 40  # polls for the removal of a slow host
+MARK = "spotfleet:{}"  # last word of the key's line
 
 
-def admit(yard: Yard, fleet: str, public_key: str) -> list[str]:
-    """What went wrong, a line per machine. The dispatcher's machine is first: the others are entered through it."""
+def install_key(inventory: MachineInventory, fleet: str, public_key: str) -> list[str]:
+    """Install the key; return one line per failure. The dispatcher's machine is first, as jump host of the others."""
     line = " ".join([*public_key.split()[:2], MARK.format(fleet)])
 
-    def work(machine: Machine) -> None:
-        door = yard.door(machine)
-        _run(door, machine, scripts.admit(line, MARK.format(fleet)))
-        if isinstance(door, SshDoor) and yard.keys.private:
-            _opens(yard, machine, door)
+    def work(machine: ResolvedMachine) -> None:
+        transport = inventory.transport(machine)
+        _run(transport, machine, scripts.install_key(line, MARK.format(fleet)))
+        if isinstance(transport, SshTransport) and inventory.keys.private:
+            _opens(inventory, machine, transport)
 
-    head, others = _split(yard.machines())
+    head, others = _split(inventory.machines())
     failed = _each(work, head)
     return failed + _each(work, others)
 
 
-def _opens(yard: Yard, machine: Machine, door: SshDoor) -> None:
-    """The fleet's key alone must open it: the dispatcher has no other."""
-    alone = SshDoor(machine, Keyring(yard.keys.private), door.through)
+def _opens(inventory: MachineInventory, machine: ResolvedMachine, transport: SshTransport) -> None:
+    """Test that the fleet's key alone gives access: the dispatcher has no other."""
+    alone = SshTransport(machine, Keyring(inventory.keys.private), transport.through)
     try:
         alone.run("exit 0")
     finally:
         alone.close()
 
 
-def part(yard: Yard, fleet: str) -> list[str]:
-    """What is left, a line per machine. The dispatcher's machine is last: the others are entered through it."""
-    def work(machine: Machine) -> None:
-        door = yard.door(machine)
-        _remove_hosts(door, machine, fleet)
-        _run(door, machine, scripts.part(MARK.format(fleet)))
+def remove_fleet(inventory: MachineInventory, fleet: str) -> list[str]:
+    """Remove the fleet; return one line per leftover. The dispatcher's machine is last, as jump host of the others."""
+    def work(machine: ResolvedMachine) -> None:
+        transport = inventory.transport(machine)
+        _remove_hosts(transport, machine, fleet)
+        _run(transport, machine, scripts.remove_key(MARK.format(fleet)))
 
-    head, others = _split(yard.machines())
-    unknown = [f"machines that nobody names: {yard.discovery.trouble}"] if yard.discovery.trouble else []
+    head, others = _split(inventory.machines())
+    unknown = [f"machines missing from the list: {inventory.discovery.trouble}"] if inventory.discovery.trouble else []
     left = _each(work, others)
     return unknown + left + _each(work, head)
 
 
-def _remove_hosts(door: Door, machine: Machine, fleet: str) -> None:
-    """Those of `fleet`, whether they live, have ended, or were never quite launched; and what no host uses."""
+def _remove_hosts(transport: Transport, machine: ResolvedMachine, fleet: str) -> None:
+    """Remove the hosts of `fleet`, also ended and half-launched ones; and files that no host uses."""
     left = ""
     for _ in range(PASSES):
-        report = _run(door, machine, scripts.probe(machine.root))
-        theirs = [h.request_id for h in report.hosts if h.line.fleet == fleet]
-        of_launch = report.claim not in [h.request_id for h in report.hosts]  # else the host says whose it is
+        report = _run(transport, machine, scripts.probe(machine.root))
+        remaining = [h.request_id for h in report.hosts if h.line.fleet == fleet]
+        of_launch = report.claim not in [h.request_id for h in report.hosts]  # otherwise the host names its fleet
         if of_launch and re.fullmatch(rf"{re.escape(fleet)}(-d)?-\d+", report.claim):
-            theirs.append(report.claim)
-        if not theirs:
+            remaining.append(report.claim)
+        if not remaining:
             if not report.hosts and not report.claim:
-                _run(door, machine, scripts.remove(machine.root, ""))
+                _run(transport, machine, scripts.remove(machine.root, ""))
             return
-        for request_id in theirs:
-            left = _run(door, machine, scripts.remove(machine.root, request_id)).answers.get("left", request_id)
-    raise Troubled(machine.name, Trouble(f"something could not be removed: {left}", "remove it there"))
+        for request_id in remaining:
+            left = _run(transport, machine, scripts.remove(machine.root, request_id)).answers.get("left", request_id)
+    raise MachineError(machine.name, Diagnosis(f"something could not be removed: {left}", "remove it there"))
 
 
-def _run(door: Door, machine: Machine, text: str) -> listing.Report:
-    said = door.run(text)
-    if said.status:
-        raise Troubled(machine.name, trouble.of_output(said.status, said.err, machine.root))
-    return listing.read(said.out)
+def _run(transport: Transport, machine: ResolvedMachine, text: str) -> listing.Report:
+    result = transport.run(text)
+    if result.status:
+        raise MachineError(machine.name, diagnosis.of_output(result.status, result.err, machine.root))
+    return listing.read(result.out)
 
 
-def _split(machines: Sequence[Machine]) -> tuple[list[Machine], list[Machine]]:
+def _split(machines: Sequence[ResolvedMachine]) -> tuple[list[ResolvedMachine], list[ResolvedMachine]]:
     return ([m for m in machines if m.role is Role.DISPATCHER], [m for m in machines if m.role is Role.WORKER])
 
 
-def _each(work: Callable[[Machine], None], machines: Sequence[Machine]) -> list[str]:
-    """What `work` said of each machine that it could not do."""
-    def attempt(machine: Machine) -> str:
+def _each(work: Callable[[ResolvedMachine], None], machines: Sequence[ResolvedMachine]) -> list[str]:
+    """Return one line for each machine on which `work` failed."""
+    def attempt(machine: ResolvedMachine) -> str:
         try:
             work(machine)
-        except Troubled as error:
+        except MachineError as error:
             return str(replace_name(error, machine.name))
         return ""
 
@@ -100,8 +100,8 @@ def _each(work: Callable[[Machine], None], machines: Sequence[Machine]) -> list[
         return [line for line in pool.map(attempt, machines) if line]
 
 
-def replace_name(error: Troubled, name: str) -> Troubled:
-    """As an error of the machine `name`: it may be that of the one between."""
+def replace_name(error: MachineError, name: str) -> MachineError:
+    """Return the error under the machine's `name`; it may stem from the jump host."""
     if error.machine == name:
         return error
-    return Troubled(name, replace(error.trouble, what=f"{error.machine}, on the way to it: {error.trouble.what}"))
+    return MachineError(name, replace(error.trouble, what=f"{error.machine}, on the way to it: {error.trouble.what}"))

@@ -1,10 +1,11 @@
-"""A machine becomes a host: claimed, brought its files, started; the rest the machine does by itself.
+"""Launch of a host on a machine: claim it, copy files, start; the machine does the rest by itself.
 
-    claim --ours--> files, wheel --> listing.json linked --> bootstrap.sh start --> (the machine says the rest)
-      '-- present: launched before          '-- linked already: somebody else was first
+    claim --ours--> files, wheel --> listing.json linked --> bootstrap.sh start --> (the machine reports the rest)
+      '-- present: launched before          '-- linked already: another caller was first
 
-Cut off before the listing is linked there is a claim and no host; it is cleared DEAD_CLAIM_MIN later, or by asking for
-the same host again. Every wait is bounded by LAUNCH_S in all, entering the machine anew apart.
+A launch cut off before the listing is linked leaves a claim and no host. It is cleared DEAD_CLAIM_MIN later, or by
+a new launch of the same host. LAUNCH_S bounds the claim and the copy together; `finish`, and the removal after a
+failure, have SCRIPT_S each. A new login to the machine has limits of its own.
 """
 
 from __future__ import annotations
@@ -19,56 +20,59 @@ from spotfleet.bootstrap import WHEEL, HostPlan, Wheel, script, wheel
 from spotfleet.interruptions.folder import TAGS
 from spotfleet.model import CloudHost, CloudState, EnvironmentSpec, Role, Run
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.ssh import listing, scripts, trouble
-from spotfleet.providers.ssh.connect import SCRIPT_S, Door
-from spotfleet.providers.ssh.listing import Held
-from spotfleet.providers.ssh.machines import Machine
-from spotfleet.providers.ssh.trouble import Trouble, Troubled
+from spotfleet.providers.ssh import diagnosis, listing, scripts
+from spotfleet.providers.ssh.diagnosis import Diagnosis, MachineError
+from spotfleet.providers.ssh.listing import ListedHost
+from spotfleet.providers.ssh.machines import ResolvedMachine
+from spotfleet.providers.ssh.transport import SCRIPT_S, Transport
 
 LAUNCH_S = 60.0
 
 
 @dataclass(frozen=True)
-class Taken:
-    """Somebody else has the machine."""
+class MachineTaken:
+    """A machine that another host or launch occupies."""
 
     host: str
-    held: Held | None  # None: a launch that has not come to its end
+    held: ListedHost | None  # None: an unfinished launch
 
 
-class Unsure(Troubled):
-    """Whether there is a host now, nobody knows; asking again is safe."""
+class LaunchUnknown(MachineError):
+    """Unknown result of a launch; repeating it is safe."""
 
 
-def launch(door: Door, machine: Machine, request: LaunchRequest, environment: EnvironmentSpec) -> Taken | None:
-    """Make `machine` the host of `request`, unless it is already. None when it is; Taken when it is another's.
+def launch(transport: Transport, machine: ResolvedMachine, request: LaunchRequest,
+           environment: EnvironmentSpec) -> MachineTaken | None:
+    """Make `machine` the host of `request`. Return None if it is now or was before; MachineTaken if another host or
+    launch holds it.
 
-    Raises Troubled, and then there is no host; or Unsure.
+    Raises LaunchUnknown if the result is unknown; after any other MachineError there is no host.
     """
     end = time.monotonic() + LAUNCH_S
     root, request_id = machine.root, request.request_id
-    said = _run(door, machine, scripts.claim(root, request_id, environment.python))
-    answers = said.answers
+    report = _run(transport, machine, scripts.claim(root, request_id, environment.python))
+    answers = report.answers
     if "present" in answers:
         return None
     if "python" in answers:
-        raise Troubled(machine.name, trouble.no_python(environment.python, answers["python"]))
+        raise MachineError(machine.name, diagnosis.no_python(environment.python, answers["python"]))
     if "held" in answers or "launching" in answers:
         host = answers.get("held") or answers["launching"]
-        return Taken(host, next((h for h in said.hosts if h.request_id == host), None))
+        return MachineTaken(host, next((h for h in report.hosts if h.request_id == host), None))
     try:
-        _bring(door, machine, request, environment, said, end)
-    except Troubled:
-        _give_back(door, machine, request_id)
+        _bring(transport, machine, request, environment, report, end)
+    except MachineError:
+        _give_back(transport, machine, request_id)
         raise
     return None
 
 
-def _bring(door: Door, machine: Machine, request: LaunchRequest, environment: EnvironmentSpec, said: listing.Report,
+def _bring(transport: Transport, machine: ResolvedMachine, request: LaunchRequest, environment: EnvironmentSpec,
+           report: listing.Report,
            end: float) -> None:
-    folder, dispatcher = said.answers["folder"], request.role is Role.DISPATCHER
-    address = machine.address or said.answers["address"].removeprefix("::ffff:")
-    port = int(said.answers["port"]) if dispatcher else 0
+    folder, dispatcher = report.answers["folder"], request.role is Role.DISPATCHER
+    address = machine.address or report.answers["address"].removeprefix("::ffff:")
+    port = int(report.answers["port"]) if dispatcher else 0
     code, brought = _code(dispatcher)
     plan = HostPlan(
         request.request_id, request.fleet, request.role, request.boot.module, request.boot.files, code.name,
@@ -76,39 +80,41 @@ def _bring(door: Door, machine: Machine, request: LaunchRequest, environment: En
         address=address if dispatcher else machine.address, port=port)
     line = CloudHost(
         request.request_id, f"{machine.name}/{request.request_id}", request.fleet, request.role,
-        replace(request.offer, slots=machine.slots), CloudState.PENDING, (Run(said.at),), address, port)
+        replace(request.offer, slots=machine.slots), CloudState.PENDING, (Run(report.at),), address, port)
     part = f".listing.{secrets.token_hex(4)}"
     files = {name: text.encode() for name, text in script.files(plan).items()}
     files |= {TAGS: json.dumps(request.tags).encode(), part: listing.written(line, request.boot.files).encode()}
     if brought:
         files[f"wheel/{code.name}"] = code.data
-    door.put(folder, files, end - time.monotonic())
+    transport.put(folder, files, end - time.monotonic())
     try:
-        done = _run(door, machine, scripts.finish(machine.root, request.request_id, part))
-    except Troubled as error:
-        raise Unsure(machine.name, error.trouble) if error.trouble.away else error from error
+        done = _run(transport, machine, scripts.finish(machine.root, request.request_id, part))
+    except MachineError as error:
+        raise LaunchUnknown(machine.name, error.trouble) if error.trouble.away else error from error
     if "lost" in done.answers:
-        raise Troubled(machine.name, Trouble(f"{done.answers['lost'] or 'nobody'} has its claim by now"))
+        raise MachineError(machine.name, Diagnosis(f"{done.answers['lost'] or 'nobody'} has its claim by now"))
 
 
-def _run(door: Door, machine: Machine, text: str) -> listing.Report:
-    said = door.run(text, SCRIPT_S)
-    if said.status:
-        raise Troubled(machine.name, trouble.of_output(said.status, said.err, machine.root))
-    return listing.read(said.out)
+def _run(transport: Transport, machine: ResolvedMachine, text: str) -> listing.Report:
+    result = transport.run(text, SCRIPT_S)
+    if result.status:
+        raise MachineError(machine.name, diagnosis.of_output(result.status, result.err, machine.root))
+    return listing.read(result.out)
 
 
-def _give_back(door: Door, machine: Machine, request_id: str) -> None:
-    """Leave nothing of a launch that failed; a machine that does not answer keeps a claim, which dies."""
+def _give_back(transport: Transport, machine: ResolvedMachine, request_id: str) -> None:
+    """Remove everything of a failed launch; a machine that does not answer keeps a claim, which expires."""
     try:
-        door.run(scripts.remove(machine.root, request_id), SCRIPT_S)
-    except Troubled:
+        transport.run(scripts.remove(machine.root, request_id), SCRIPT_S)
+    except MachineError:
         return
 
 
 def _code(dispatcher: bool) -> tuple[Wheel, bool]:
-    """The code that hosts run, and whether it must be brought to them: workers fetch it from their dispatcher, whose
-    own bootstrap says where its wheel lies."""
+    """Return the code for hosts, and whether it must be copied to them.
+
+    Hosts fetch it from the dispatcher. A dispatcher has the path of its wheel in SPOTFLEET_WHEEL.
+    """
     if dispatcher or not os.environ.get(WHEEL):
         return wheel.build(), True
     return wheel.running(), False

@@ -1,4 +1,4 @@
-"""From what a machine says of its hosts to lines of a listing. Pure.
+"""Conversion of a machine's report on its hosts to lines of a listing. Pure.
 
     no state yet, installing --> PENDING     running --> RUNNING     off, failed, taken --> TERMINATED
 """
@@ -10,35 +10,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from spotfleet.codec import from_json, to_json
-from spotfleet.model import CloudHost, CloudState, Run
+from spotfleet.model import CloudHost, CloudState
 
-FILES = "files"  # beside a CloudHost's own keys in listing.json: the names of Boot.files
-SECOND_S = 1e-3  # a run that has ended is longer than nothing, whatever the machine's clock can tell apart
+FILES = "files"  # extra key in listing.json: the names of Boot.files
+SECOND_S = 1e-3  # an ended run is longer than nothing, whatever the resolution of the machine's clock
 
 
 @dataclass(frozen=True)
-class Held:
+class ListedHost:
     """A host on its machine."""
 
     request_id: str
     line: CloudHost
     files: tuple[str, ...] = ()  # names of Boot.files
-    failed: str = ""  # why it could not be made, if that is how it ended
+    failed: str = ""  # reason, if its launch failed
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one machine says. A claim without a host is a launch under way, or one that died."""
+    """One machine's report. A claim without a host is a launch in progress, or a dead one."""
 
     at: float  # by the machine's clock
-    hosts: tuple[Held, ...] = ()
+    hosts: tuple[ListedHost, ...] = ()
     claim: str = ""
-    broken: tuple[str, ...] = ()  # folders whose listing cannot be read
+    broken: tuple[str, ...] = ()  # folders with an unreadable listing
     answers: dict[str, str] = field(default_factory=dict)  # the other lines: key -> value of the last
 
     @property
     def free(self) -> bool:
-        """May another host come here? One that has ended is cleaned up on the way."""
+        """Return whether another host may be launched here; an ended one is cleaned up by the launch."""
         return not self.claim or any(h.request_id == self.claim and ended(h.line) for h in self.hosts)
 
 
@@ -47,12 +47,12 @@ def ended(line: CloudHost) -> bool:
 
 
 def written(line: CloudHost, files: Iterable[str]) -> str:
-    """listing.json."""
+    """Format listing.json."""
     return json.dumps({**to_json(line), FILES: sorted(files)})
 
 
 def read(text: str) -> Report:
-    """What a script of `scripts.py` said."""
+    """Parse the output of a script of `scripts.py`."""
     at, hosts, broken, answers = 0.0, [], [], {}
     block: dict[str, str] = {}
     for line in [*text.splitlines(), "host "]:
@@ -72,13 +72,13 @@ def read(text: str) -> Report:
     return Report(at, tuple(hosts), answers.get("claim", ""), tuple(broken), answers)
 
 
-def _held(block: dict[str, str], at: float) -> Held | None:
+def _held(block: dict[str, str], at: float) -> ListedHost | None:
     try:
         data = json.loads(block.get("listing", ""))
         line, files = from_json(CloudHost, data), tuple(map(str, data.get(FILES, ())))
     except (ValueError, AttributeError, TypeError):
         return None
-    return Held(block["host"], _line(line, block, at), files, _failed(block))
+    return ListedHost(block["host"], _line(line, block, at), files, _failed(block))
 
 
 def _failed(block: dict[str, str]) -> str:
@@ -87,7 +87,7 @@ def _failed(block: dict[str, str]) -> str:
 
 
 def _state(block: dict[str, str]) -> tuple[str, float, str]:
-    """(state, since, why) of a line of file `state`."""
+    """Parse a line of file `state`: (state, since, why)."""
     if "unstarted" in block:
         return "failed", 0.0, "its launch was cut off before it began"
     state, _, rest = block.get("state", "").partition(" ")
@@ -96,7 +96,7 @@ def _state(block: dict[str, str]) -> tuple[str, float, str]:
 
 
 def _line(line: CloudHost, block: dict[str, str], now: float) -> CloudHost:
-    """`line`, as it was at its launch, as the host is now."""
+    """Update `line`, as written at the launch, with the host's present state."""
     if "taken" in block:
         at, _, why = block["taken"].partition(" ")
         return closed(line, _number(at) or now, why or "it was taken away", taken=True)
@@ -114,19 +114,15 @@ def _line(line: CloudHost, block: dict[str, str], now: float) -> CloudHost:
 
 
 def closed(line: CloudHost, at: float, why: str, *, taken: bool = False) -> CloudHost:
-    """`line` of a host that has ended."""
+    """Return `line` as that of an ended host."""
     runs = tuple(replace(r, ended_at=max(at, r.started_at + SECOND_S), taken=taken) if r.ended_at is None else r
                  for r in line.runs)
     return replace(line, state=CloudState.TERMINATED, runs=runs, why=why)
 
 
 def away(line: CloudHost, why: str) -> CloudHost:
-    """`line` of a host whose machine does not answer. Its run is not closed: nobody knows whether it has ended."""
+    """Return `line` of a host whose machine does not answer. Its run stays open: its end is unknown."""
     return replace(line, state=CloudState.STOPPED, why=why)
-
-
-def begun(line: CloudHost, at: float) -> CloudHost:
-    return replace(line, state=CloudState.PENDING, runs=(Run(at),))
 
 
 def _number(text: str) -> float:

@@ -1,14 +1,12 @@
-"""What is done on a machine, as shell scripts that read nothing and answer in lines `KEY VALUE`. Texts only.
+"""Shell scripts run on a machine; they take no input and answer in lines `KEY VALUE`. Texts only.
 
-A host's folder holds, beside what `spotfleet.bootstrap` says:
+A host's folder holds, besides the files of `spotfleet.bootstrap`:
 
     tags.json, notice.json      see `interruptions/folder.py`
-    ending                      somebody removes it or takes it away: its processes may be gone already
-    taken                       `AT WHY`: it was taken away, and nothing of it runs
-    revived                     the run of the machine in which it was started again
-    take.sh                     takes it away
-
-Every script may be cut off at any line and run again.
+    ending                      removal or interruption in progress: its processes may be gone already
+    taken                       `AT WHY`: it was interrupted, and nothing of it runs
+    revived                     the boot id of the machine in which it was restarted
+    take.sh                     script that interrupts it
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ import shlex
 from spotfleet.bootstrap import MARK, script
 from spotfleet.interruptions.folder import NOTICE, TAGS
 
-DEAD_CLAIM_MIN = 2  # a claim without a listing is older than any launch takes: its launcher died
-LISTED_MIN = 1  # a listing without a state is: whoever wrote it died before the start
-REMOVE_S = 5  # is waited for; what takes longer goes on
+DEAD_CLAIM_MIN = 2  # age of a claim without a listing at which its launcher must have died
+LISTED_MIN = 1  # age of a listing without a state at which its writer must have died before the start
+REMOVE_S = 5  # time to wait; a longer removal goes on in the background
 
 _BEGIN = r"""umask 077
 LC_ALL=C; export LC_ALL
@@ -30,8 +28,8 @@ now() { t=$(date +%s.%N 2>/dev/null); case $t in *[!0-9.]*|'') date +%s;; *) pri
 boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo -; }
 """
 
-# One host: its listing, the state as it truly is, and why it was taken. A host whose processes ended with its machine
-# is started again, once in each run of the machine.
+# One host: its listing, its true state, and the reason of an interruption. A host whose processes ended with its
+# machine is restarted, once per boot of the machine.
 _SHOW = r"""show() {
   d=$root/$1
   say host "$1"; printf 'listing '; cat "$d/listing.json"; echo
@@ -101,7 +99,7 @@ say folder "$(cd "$root/$id" && pwd)"
 say time "$(now)"
 """.replace("@DEAD_CLAIM_MIN@", str(DEAD_CLAIM_MIN))
 
-# What was brought becomes a host in one step, and whoever makes that step starts it.
+# The files become a host in one atomic step; the caller that makes this step starts the host.
 _FINISH = r"""cd "$root/$id" || exit 1
 [ "$(cat ../claim 2>/dev/null)" = "$id" ] || { say lost "$(cat ../claim 2>/dev/null)"; exit 0; }
 ln "$part" listing.json 2>/dev/null && first=yes || first=""
@@ -131,7 +129,7 @@ fi
 say time "$(now)"
 """
 
-# Waits with the host's mark, so that the host's removal ends it as well, and acts without, or it would find itself.
+# Waits with the host's mark, so that the host's removal ends it too; acts without, or it would find itself.
 _TAKE = r"""when=$1 why=$2 notice=$3
 if [ "$when" != now ]; then
   sleep "$when"
@@ -185,7 +183,7 @@ printf '%s\n' "$tags" >"$d/.tags.$$" && mv -f "$d/.tags.$$" "$d/@TAGS@" || exit 
 say tagged yes
 """.replace("@TAGS@", TAGS)
 
-# authorized_keys is written beside and renamed, so that nobody is locked out by half a file; one writer at a time.
+# authorized_keys is written as a copy and renamed, so that half a file locks nobody out; one writer at a time.
 _KEYS = r"""ssh=$HOME/.ssh lock=$HOME/.ssh/.spotfleet-lock
 [ -n "$line" ] || [ -e "$ssh/authorized_keys" ] || { say keys done; exit 0; }
 mkdir -p "$ssh" || exit 1
@@ -214,56 +212,59 @@ say keys done
 
 
 def _with(**values: str) -> str:
-    """The beginning, and these variables; `root` may begin with ~/."""
+    """Return the common beginning and these variables; `root` may begin with ~/."""
     root = f"root={script.shell_path(values.pop('root'))}\n" if "root" in values else ""
     return _BEGIN + root + "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
 def probe(root: str) -> str:
-    """What the machine holds: `time`, each host, `claim`, and the whole path of `root`."""
+    """Report the machine's state: `time`, each host, `claim`, and the full path of `root`."""
     return _with(root=root) + _SHOW + _PROBE
 
 
 def claim(root: str, request_id: str, python: str) -> str:
-    """Take the machine. `present`; `python VERSION` where there is none that will do; `held HOST` and the host;
-    `launching HOST` of another that is on its way; or `folder`, `address`, `port`, `time` of one that is ours."""
+    """Claim the machine.
+
+    Answers `present`; `python VERSION` if no suitable one exists; `held HOST` and the host; `launching HOST` for
+    another launch in progress; or `folder`, `address`, `port`, `time` of our claim.
+    """
     return _with(root=root, id=request_id, python=python) + _PYTHON + _SHOW + _CLAIM
 
 
 def finish(root: str, request_id: str, part: str) -> str:
-    """`started`; `present`, if somebody else was first; `lost` when the claim is another's by now."""
+    """Finish the launch. Answers `started`; `present` if another caller was first; `lost` if the claim is not ours."""
     start = script.start(root, request_id)
     return _with(root=root, id=request_id, part=part) + _FINISH.replace("@START@", start)
 
 
 def remove(root: str, request_id: str) -> str:
-    """`gone`; `left WHAT`; or `going`, when that takes longer. An empty `request_id` removes what no host uses."""
+    """Remove a host. Answers `gone`; `left WHAT`; or `going`, if it takes longer. "" removes what no host uses."""
     work = _REMOVE.replace("@TENTHS@", str(REMOVE_S * 10)).replace("@COMMAND@", script.removal(root, request_id))
     return _with(root=root, id=request_id or ".nobody") + work.replace("@TEXT@", script.text("remove.sh"))
 
 
 def interrupt(root: str, request_id: str, after_s: float, why: str) -> str:
-    """`unknown` or `interrupted`. With 0 the host is gone when this returns."""
+    """Interrupt a host. Answers `unknown` or `interrupted`; with `after_s` 0 the host is gone on return."""
     values = {"root": root, "id": request_id, "after_s": f"{after_s:g}", "why": why}
     take = "#!/bin/sh\n" + _with(root=root, id=request_id) + 'd=$root/$id\n' + _TAKE
     return _with(**values) + _INTERRUPT.replace("@TAKE@", take)
 
 
 def withdraw(root: str, request_id: str) -> str:
-    """The notice in force holds no more."""
+    """Withdraw the current notice."""
     return _with(root=root, id=request_id) + f'rm -f "$root/$id/{NOTICE}"\n'
 
 
 def tag(root: str, request_id: str, tags: str) -> str:
-    """`unknown` or `tagged`; `tags` is the whole of tags.json."""
+    """Replace tags.json. Answers `unknown` or `tagged`."""
     return _with(root=root, id=request_id, tags=tags) + _TAG
 
 
-def admit(line: str, mark: str) -> str:
-    """`keys` once `line`, whose last word is `mark`, is in authorized_keys; an older line of that mark is replaced."""
+def install_key(line: str, mark: str) -> str:
+    """Install `line`, whose last word is `mark`, in authorized_keys, in place of an older line of that mark."""
     return _with(line=line, mark=mark) + _KEYS
 
 
-def part(mark: str) -> str:
-    """`keys` once no line there ends in `mark`."""
+def remove_key(mark: str) -> str:
+    """Remove all lines that end in `mark` from authorized_keys."""
     return _with(line="", mark=mark) + _KEYS

@@ -1,4 +1,4 @@
-"""Who came and who went: Bamboo's CSV and lists of counts, Parcae's JSON lines."""
+"""Records of hosts that joined and left: Bamboo's CSV and lists of counts, Parcae's JSON lines."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from spotfleet.simulate.formats.text import MOST_HOSTS, hosts, instant, steps, where, wrong
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.values.trace import Trace
 
 BAMBOO = re.compile(r"\s*\d+\s*,\s*(add|remove|no-op)\s*,")
 COUNTS = re.compile(r"(\d{4}-\d\d-\d\d),\s*(\d\d:\d\d:\d\d),\s*(-?[\d.]+)\s*")
-REPEATED_S = 60.0  # Bamboo's lists repeat every count so much later, and once more
+REPEATED_S = 60.0  # Bamboo's lists repeat every count this much later, and once more
 GCLOUD = re.compile(r"(?P<accelerator>[a-z]+\d+)x\d+-(?P<region>[a-z]+\d)(?P<letter>[a-z])")  # v100x1-east1c
 
 
 def read_bamboo(text: str, path: Path) -> Trace:
-    """Lines `ms,add,node` and `ms,remove,node`, in the order of time."""
+    """Read lines `ms,add,node` and `ms,remove,node`, ordered by time."""
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -32,7 +32,7 @@ def read_bamboo(text: str, path: Path) -> Trace:
 
 
 def read_parcae(text: str, path: Path) -> Trace:
-    """Lines `[ms, "add", {"nodes": [...], "duration": ms}]`; "no-op" changes nothing."""
+    """Read lines `[ms, "add", {"nodes": [...], "duration": ms}]`; "no-op" changes nothing."""
     rows: list[tuple[int, int, str, tuple[str, ...]]] = []
     end_s = 0.0
     for number, line in enumerate(text.splitlines(), 1):
@@ -52,7 +52,7 @@ def read_parcae(text: str, path: Path) -> Trace:
 
 
 def read_counts(text: str, path: Path) -> Trace:
-    """Lines `date, time, hosts`. Each change stands there three times: at t, t + 60 s and t + 120 s."""
+    """Read lines `date, time, hosts`. Each change occurs three times: at t, t + 60 s and t + 120 s."""
     rows: list[tuple[float, int]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -95,7 +95,7 @@ def _without_echoes(rows: list[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def _trace(rows: list[tuple[int, int, str, tuple[str, ...]]], path: Path, name: str, end_s: float) -> Trace:
-    """`rows`: (line, ms, kind, nodes)."""
+    """Make a trace of `rows`: (line, ms, kind, nodes)."""
     alive: set[str] = set()
     points: list[tuple[float, int]] = [(0.0, 0)]
     for number, ms, kind, nodes in rows:

@@ -1,7 +1,7 @@
-"""JSON with a value for every so many seconds, plain or many of them in a .tar.gz.
+"""JSON with one value per fixed interval, plain or many files in a .tar.gz.
 
-SkyPilot's spot-traces write the number of hosts that were available. The windows of Frontier-CS, cut out of them, are
-inverted: 1 means that the host was *not* available. They are told by the keys that only they have.
+SkyPilot's spot-traces contain the number of available hosts. The windows of Frontier-CS, cut out of them, are inverted:
+1 means that the host was *not* available. They are recognised by keys that only they have.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from spotfleet.errors import UsageError
 from spotfleet.simulate.formats.text import hosts, instant, micros, steps, where, wrong
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.values.trace import Trace
 
 AVAILABLE, UNAVAILABLE = "available", "unavailable"
 HINT = 'a trace is {"metadata": {"gap_seconds": 600}, "data": [1, 0, ...]}'
-FOLDERS = ("frontier-cs", "frontier_cs", "cant_be_late", "random_start")  # where inverted windows are found
+FOLDERS = ("frontier-cs", "frontier_cs", "cant_be_late", "random_start")  # folders with inverted windows
 DATED = re.compile(r"(?:aws|gcp|azure)-(\d\d)-(\d\d)-(\d{4})")
 FOR_HOSTS = re.compile(r"(\d+)-node")
 NAMED = re.compile(r"(?P<zone>[a-z]+-[a-z]+-?\d+-?[a-z])_(?P<accelerator>[A-Za-z0-9]+?)_(?P<count>\d+)")
@@ -31,12 +31,12 @@ Warn = Callable[[str], None]
 
 
 def is_window(data: dict[str, Any]) -> bool:
-    """Does it come from Frontier-CS?"""
+    """Return whether the data comes from Frontier-CS."""
     return "original_trace" in data or "random_start" in str(data.get("generator", ""))
 
 
 def read(data: dict[str, Any], path: Path, name: str, polarity: str, warn: Warn) -> Trace:
-    """`path` is for messages, and for what its folders tell; `polarity` overrides what the format says."""
+    """Read a trace. `path` is for messages, and its folders give hints; `polarity` overrides the format's meaning."""
     metadata = data.get("metadata")
     gap_s = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
     if isinstance(gap_s, bool) or not isinstance(gap_s, (int, float)) or not math.isfinite(gap_s) or gap_s <= 0:
@@ -59,14 +59,14 @@ def read(data: dict[str, Any], path: Path, name: str, polarity: str, warn: Warn)
 
 
 def read_archive(path: Path, polarity: str, warn: Warn) -> list[Trace]:
-    """Every .json of a .tar.gz, but for what macOS puts beside them."""
+    """Read every .json of a .tar.gz, except for the files that macOS adds."""
     traces: list[Trace] = []
-    said: set[str] = set()
+    warned: set[str] = set()
 
     def once(text: str) -> None:
         kind = text.partition(": ")[2]
-        if kind not in said:
-            said.add(kind)
+        if kind not in warned:
+            warned.add(kind)
             warn(text)
 
     try:
@@ -87,7 +87,7 @@ def read_archive(path: Path, polarity: str, warn: Warn) -> list[Trace]:
 
 
 def short(inside: Path) -> str:
-    """A window's name without the folders that are in every name."""
+    """Return a window's name without the folders that are in every name."""
     kept = [p for p in inside.with_suffix("").parts if p not in ("real", "traces", "random_start", "..", "/")]
     return "/".join(kept)
 
@@ -103,24 +103,24 @@ def loaded(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 def _meaning(data: dict[str, Any], path: Path, polarity: str, warn: Warn) -> str:
-    """What 1 stands for."""
+    """Return the meaning of 1."""
     window = is_window(data)
-    said = data["metadata"].get("polarity", "")
-    if said and said not in (AVAILABLE, UNAVAILABLE):
-        raise wrong(path, f"metadata.polarity is {said!r}", f"it is {AVAILABLE!r} or {UNAVAILABLE!r}")
-    usual = said or (UNAVAILABLE if window else AVAILABLE)
+    declared = data["metadata"].get("polarity", "")
+    if declared and declared not in (AVAILABLE, UNAVAILABLE):
+        raise wrong(path, f"metadata.polarity is {declared!r}", f"it is {AVAILABLE!r} or {UNAVAILABLE!r}")
+    usual = declared or (UNAVAILABLE if window else AVAILABLE)
     if polarity and polarity != usual:
-        it = "a window of Frontier-CS, where 1 means unavailable" if window and not said else (
+        it = "a window of Frontier-CS, where 1 means unavailable" if window and not declared else (
             f"a trace in which 1 means {usual}")
         warn(f"{path}: looks like {it}; read as --polarity {polarity} nevertheless")
-    elif not polarity and not said and not window and any(f in str(path).casefold() for f in FOLDERS):
+    elif not polarity and not declared and not window and any(f in str(path).casefold() for f in FOLDERS):
         warn(f"{path}: lies in a folder of Frontier-CS, whose windows are inverted, but has not their keys: read as "
              f"1 = available; --polarity {UNAVAILABLE} reads it the other way")
     return polarity or usual
 
 
 def _flags(counts: list[int], path: Path) -> list[int]:
-    """Only one host can be told to be unavailable; of several nobody knows how many."""
+    """Check that every value is 0 or 1: only one host can be marked unavailable, of several the number is unknown."""
     for i, n in enumerate(counts):
         if n > 1:
             raise wrong(path, f"data[{i}] is {n}, but where 1 means unavailable there is nothing above 1",
@@ -129,7 +129,7 @@ def _flags(counts: list[int], path: Path) -> list[int]:
 
 
 def _within(metadata: dict[str, Any], counts: list[int], path: Path, warn: Warn) -> None:
-    """Against the number of hosts that were asked for, if the file or its folder tells it."""
+    """Check against the number of requested hosts, if the file or its folder contains it."""
     most = max(counts)
     for key in ("max_nodes", "num_nodes", "nodes"):
         limit = metadata.get(key)
@@ -152,7 +152,7 @@ def _prices(data: dict[str, Any], length: int, gap_s: float, path: Path) -> tupl
 
 
 def _named(name: str, data: dict[str, Any]) -> tuple[str, str, int]:
-    """Zone, accelerator and how many of them a host has, from a name such as us-west-2a_v100_8."""
+    """Return zone, accelerator and count per host, from a name such as us-west-2a_v100_8."""
     for text in (name, Path(str(data.get("original_trace", ""))).stem):
         found = NAMED.search(text)
         if found:
@@ -163,7 +163,7 @@ def _named(name: str, data: dict[str, Any]) -> tuple[str, str, int]:
 
 
 def _began(path: Path) -> float:
-    """From a folder's name such as aws-10-26-2022; 0 without one."""
+    """Return the start, from a folder's name such as aws-10-26-2022; 0 without one."""
     for part in reversed(path.parts[:-1]):
         if found := DATED.fullmatch(part):
             try:

@@ -1,4 +1,4 @@
-"""Records of prices alone: what was to be had they do not say."""
+"""Records of prices alone, without availability."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spotfleet.simulate.formats.text import DAY_S, instant, micros, steps, where, wrong
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.values.trace import Trace
 
 GCP = ["date", "instance_type", "region", "on_demand_usd_h", "spot_usd_h"]
 LINUX = "Linux/UNIX"
@@ -18,7 +18,7 @@ US_DATE = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})")
 
 
 def read_aws(data: dict[str, Any], path: Path) -> list[Trace]:
-    """What `aws ec2 describe-spot-price-history` prints: one trace for each zone, type and product."""
+    """Read the output of `aws ec2 describe-spot-price-history`: one trace for each zone, type and product."""
     lines = data["SpotPriceHistory"]
     if not isinstance(lines, list) or not lines:
         raise wrong(path, "SpotPriceHistory is empty", "give a price history that covers some time")
@@ -44,7 +44,7 @@ def read_aws(data: dict[str, Any], path: Path) -> list[Trace]:
 
 
 def read_azure(text: str, path: Path) -> list[Trace]:
-    """A column for each type, a row for each day: `Date,NC6,...` and `2/24/2020,$0.12276,...`."""
+    """Read a column for each type, a row for each day: `Date,NC6,...` and `2/24/2020,$0.12276,...`."""
     rows = list(csv.reader(io.StringIO(text)))
     head = [name.strip() for name in rows[0]]
     points: list[list[tuple[float, int]]] = [[] for _ in head]
@@ -67,9 +67,9 @@ def read_azure(text: str, path: Path) -> list[Trace]:
 
 
 def read_gcp(text: str, path: Path) -> list[Trace]:
-    """A log of changes, `date,instance_type,region,on_demand_usd_h,spot_usd_h`; each holds until the next.
+    """Read a log of changes, `date,instance_type,region,on_demand_usd_h,spot_usd_h`; each holds until the next.
 
-    Of an on-demand price that changed the trace has the last.
+    If an on-demand price changed, the trace has the last one.
     """
     points: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     on_demand: dict[tuple[str, str], tuple[float, int]] = {}

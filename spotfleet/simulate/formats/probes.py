@@ -3,8 +3,8 @@
     [2020-03-01T10:11:21.000Z] Created instance instance0 with 1 GPU(s) of type nvidia-tesla-v100 in zone us-west1-b
     [2020-03-01T10:12:22.000Z] Instance instance0 not running in zone us-west1-b
 
-A pool counts as available from the line that shows it until the line that shows the contrary; between its probes, about
-ten minutes apart, nobody knows.
+A pool counts as available from the line that shows this until the line that shows the contrary. Between its probes,
+about ten minutes apart, the state is unknown.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotfleet.simulate.formats.text import instant, steps, where, wrong
-from spotfleet.simulate.trace import Trace
+from spotfleet.simulate.values.trace import Trace
 
-LINE = re.compile(r"\[(?P<at>[^\]]+)\] (?P<said>.*)")
+LINE = re.compile(r"\[(?P<at>[^\]]+)\] (?P<message>.*)")
 CREATED = re.compile(r"Created instance (\S+) with (\d+) GPU\(s\) of type (\S+) in zone (\S+)")
 SEEN = re.compile(r"Instance (\S+) (not )?running in zone (\S+)")
 FAILED = re.compile(r"Instance with (\d+) GPU\(s\) of type (\S+) creation failed")
@@ -38,18 +38,19 @@ class _Pool:
 
 def read(text: str, path: Path) -> list[Trace]:
     lines = _lines(text, path)
-    kinds = _kinds(said for _, _, said in lines)
-    pools: dict[tuple, _Pool] = {}  # (zone, accelerator, count), or (zone, instance) of what was never created
+    kinds = _kinds(message for _, _, message in lines)
+    # (zone, accelerator, count), or (zone, instance) of an instance that was never created
+    pools: dict[tuple, _Pool] = {}
     of: dict[str, tuple] = {}  # instance -> its pool
-    for at, _, said in lines:
-        if found := CREATED.fullmatch(said):
+    for at, _, message in lines:
+        if found := CREATED.fullmatch(message):
             of[found[1]] = key = (found[4], found[3], int(found[2]))
             pools.setdefault(key, _Pool(*key)).points.append((at, 1))
-        elif found := SEEN.fullmatch(said):
+        elif found := SEEN.fullmatch(message):
             key = of.get(found[1]) or kinds.get(found[1], (found[3], found[1]))
             pools.setdefault(key, _Pool(*key) if len(key) == 3 else _Pool(found[3])).points.append(
                 (at, 0 if found[2] else 1))
-        elif found := FAILED.fullmatch(said):  # of which zone it does not say: of those that hold none
+        elif found := FAILED.fullmatch(message):  # the line lacks the zone: it applies to pools that hold no instance
             for zone in {k[0] for k in kinds.values()}:
                 key = (zone, found[2], int(found[1]))
                 if key not in pools or not pools[key].held:
@@ -67,19 +68,19 @@ def _lines(text: str, path: Path) -> list[tuple[float, int, str]]:
         if not line.strip():
             continue
         found = LINE.fullmatch(line.strip())
-        if found is None or not any(shape.fullmatch(found["said"]) for shape in (CREATED, SEEN, FAILED, OTHER)):
+        if found is None or not any(shape.fullmatch(found["message"]) for shape in (CREATED, SEEN, FAILED, OTHER)):
             raise wrong(f"{path}:{number}", f"{line[:80]!r} is no line of such a log",
                         "lines are `[TIME] Created instance ...` or `[TIME] Instance X [not] running in zone Z`")
         at = instant(found["at"], f"{path}:{number}")
         if lines and at < lines[-1][0]:
             raise wrong(f"{path}:{number}", "goes back in time", "lines are in the order of time")
-        lines.append((at, number, found["said"]))
+        lines.append((at, number, found["message"]))
     return lines
 
 
-def _kinds(said: object) -> dict[str, tuple[str, str, int]]:
-    """instance -> pool, also for those that are asked for before they are first had."""
-    found = (CREATED.fullmatch(line) for line in said)  # type: ignore[attr-defined]
+def _kinds(message: object) -> dict[str, tuple[str, str, int]]:
+    """Map instance to pool, also for instances that were requested before their first creation."""
+    found = (CREATED.fullmatch(line) for line in message)  # type: ignore[attr-defined]
     return {m[1]: (m[4], m[3], int(m[2])) for m in found if m}
 
 

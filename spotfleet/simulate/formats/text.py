@@ -1,4 +1,4 @@
-"""What the formats share: errors that name the place, numbers, names of zones."""
+"""Helpers of all formats: errors that name the place, numbers, names of zones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ V = TypeVar("V")
 MOST_HOSTS = 1_000_000  # more in one pool is no count of hosts
 MOST_MICROS_H = 10_000 * 1_000_000  # no machine costs as much per hour
 DAY_S = 86400.0
-PROVIDERS = (  # which cloud names its zones so
+PROVIDERS = (  # clouds, by the form of their zone names
     (re.compile(r"[a-z]{2}(-gov)?-[a-z]+-\d[a-z]"), "aws"),
     (re.compile(r"[a-z]+-[a-z]+\d+-[a-z]"), "gcp"),
 )
@@ -28,7 +28,7 @@ def wrong(place: Path | str, what: str, hint: str) -> UsageError:
 
 
 def steps(points: Iterable[tuple[float, V]]) -> tuple[tuple[float, V], ...]:
-    """A step function without the points that change nothing; of several at one instant the last counts."""
+    """Return a step function without redundant points; of several points at one instant the last counts."""
     kept: list[tuple[float, V]] = []
     for at, value in points:
         if kept and kept[-1][0] == at:
@@ -39,7 +39,7 @@ def steps(points: Iterable[tuple[float, V]]) -> tuple[tuple[float, V], ...]:
 
 
 def hosts(value: Any, place: str) -> int:
-    """A count of hosts. 3.0 is one, True is not."""
+    """Parse a count of hosts. 3.0 is one, True is not."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise wrong(place, f"{value!r} is no number of hosts", "each value counts the spot hosts that can be held")
     if value != int(value):
@@ -51,7 +51,7 @@ def hosts(value: Any, place: str) -> int:
 
 
 def micros(value: Any, place: str) -> int:
-    """Micro-dollars of a price in dollars, a number or a text such as "$0.24552"."""
+    """Return micro-dollars of a price in dollars, a number or a text such as "$0.24552"."""
     text = value.strip().removeprefix("$") if isinstance(value, str) else repr(value)
     try:
         price = Decimal(text) if not isinstance(value, bool) else Decimal("NaN")
@@ -66,7 +66,7 @@ def micros(value: Any, place: str) -> int:
 
 
 def instant(text: Any, place: str) -> float:
-    """Unix seconds of an ISO date or time; one without a zone is UTC."""
+    """Return Unix seconds of an ISO date or time; one without a zone is UTC."""
     try:
         at = datetime.fromisoformat(str(text).strip().replace(" ", "T"))
     except ValueError:
@@ -75,7 +75,7 @@ def instant(text: Any, place: str) -> float:
 
 
 def where(zone: str) -> tuple[str, str]:
-    """Provider and region of a zone, "" for each that its name does not tell."""
+    """Return provider and region of a zone, "" for each that its name does not contain."""
     for shape, provider in PROVIDERS:
         if shape.fullmatch(zone):
             return provider, zone[:-1] if provider == "aws" else zone.rpartition("-")[0]

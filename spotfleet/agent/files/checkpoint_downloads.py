@@ -1,0 +1,147 @@
+"""Checkpoint downloads: a worker that must restore receives its assignment only once the file is on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, RETRYABLE, Transfers
+from spotfleet.errors import DiskFull, SpotfleetError
+from spotfleet.protocol.messages import Checkpoint, DamagedCheckpoint, WorkerOrders
+from spotfleet.retry import Backoff
+
+log = logging.getLogger("spotfleet.agent")
+
+TRIES = 3  # with a wrong digest, before it is reported to the dispatcher
+FULL_S = 20.0  # wait for a full disk, before the workers are ended and this host is blamed
+AGAIN_S = 30.0  # period after TRIES, while the orders name the same file: the dispatcher may have recovered it
+
+FileState = tuple[int, int]  # a file's size and the time of its last change, in ns
+
+
+class CheckpointDownloads:
+    """Downloads of one file per job, shared by the job's workers on this host.
+
+        wanted --fetch, again with backoff--> here       ended by a newer `restore`, or by none
+           ^ |-- no room on this host for FULL_S: `no_room` ends the job's workers here, and another host is tried
+           | '-- TRIES times another digest: `damaged` until another file is wanted; fetched each AGAIN_S
+           '---- the file here was changed or removed: a worker found it damaged
+    """
+
+    def __init__(self, transfers: Transfers, folder: Callable[[str], Path], changed: Callable[[], None],
+                 no_room: Callable[[str, str], None]) -> None:
+        """`no_room`: called with the job and the reason when this host has no room for the checkpoint."""
+        self._transfers = transfers
+        self._folder = folder
+        self._changed, self._no_room = changed, no_room
+        self._fetching: dict[str, tuple[Checkpoint, asyncio.Task[None]]] = {}
+        self._here: dict[str, tuple[Checkpoint, Path, FileState]] = {}
+        self._damaged: dict[str, DamagedCheckpoint] = {}
+        self._received: dict[str, int] = {}  # bytes received of the current download
+        self._full: dict[str, str] = {}
+
+    def why(self, job: str) -> str:
+        wanted = self._fetching.get(job)
+        if wanted is None:
+            return ""
+        damaged = ", which is damaged" if job in self._damaged else ""
+        full = f", for which there is no room: {self._full[job]}" if job in self._full else ""
+        return f"fetching checkpoint {wanted[0].version}{damaged}{full}"
+
+    def fetched(self, job: str) -> int:
+        """Return the bytes received so far, in the transfer that got furthest; 0 without a download."""
+        return self._received.get(job, 0) if job in self._fetching else 0
+
+    def damaged(self) -> tuple[DamagedCheckpoint, ...]:
+        """Return the checkpoints that cannot be fetched whole, for the report."""
+        return tuple(self._damaged.values())
+
+    def resolve(self, job: str, orders: WorkerOrders, delivered: WorkerOrders) -> WorkerOrders:
+        """Return `orders` as they may be sent now to a worker that last received `delivered`."""
+        wanted = orders.restore
+        if wanted is None or wanted.url:  # a worker reads it from the object store itself
+            self._drop(job)
+            return orders
+        held = self._here.get(job)
+        if held and _same(held[0], wanted) and _file_state(held[1]) == held[2]:
+            return replace(orders, restore=replace(wanted, path=str(held[1])))
+        self._fetch(job, wanted)
+        return replace(orders, restore=None, assignment=delivered.assignment)
+
+    def forget(self, job: str) -> None:
+        """Drop the job's download: no worker of it is here any more."""
+        self._drop(job)
+
+    def _drop(self, job: str) -> None:
+        self._damaged.pop(job, None)
+        self._full.pop(job, None)
+        self._received.pop(job, None)
+        if fetching := self._fetching.pop(job, None):
+            fetching[1].cancel()
+
+    def _fetch(self, job: str, wanted: Checkpoint) -> None:
+        fetching = self._fetching.get(job)
+        if fetching and _same(fetching[0], wanted):
+            return
+        self._drop(job)
+        self._fetching[job] = (wanted, asyncio.create_task(self._download(job, wanted)))
+
+    async def _download(self, job: str, wanted: Checkpoint) -> None:
+        folder = self._folder(job) / "restore"
+        target = folder / f"{wanted.version}-{wanted.digest[:16]}.pt"
+        backoff, wrong, full_since, here = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S), 0, 0.0, 0
+
+        def on_bytes(size: int) -> None:
+            nonlocal here
+            here += size
+            self._received[job] = max(here, self._received.get(job, 0))
+
+        while True:
+            here = 0
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                await self._transfers.checkpoint(job, wanted.version, wanted.digest, target, on_bytes)
+                state = _file_state(target)
+                break
+            except RETRYABLE as error:
+                log.warning("checkpoint %s of %s: %s; trying again", wanted.version, job, error)
+            except DiskFull as error:  # the checkpoint is not to blame
+                log.warning("checkpoint %s of %s: %s; trying again", wanted.version, job, error)
+                full_since = full_since if job in self._full else time.monotonic()
+                self._full[job] = str(error)
+                if time.monotonic() - full_since >= FULL_S:
+                    self._no_room(job, f"checkpoint {wanted.version} finds no room here: {error}")
+                    full_since = time.monotonic()
+            except SpotfleetError as error:
+                wrong += 1
+                log.warning("checkpoint %s of %s: %s; that was try %d", wanted.version, job, error, wrong)
+            if wrong == TRIES:
+                self._damaged[job] = DamagedCheckpoint(job, wanted.version, wanted.digest)
+                self._changed()
+            pause_s = backoff.next_s()
+            await asyncio.sleep(AGAIN_S if wrong >= TRIES else pause_s)
+        older = self._here.get(job)
+        self._here[job] = (wanted, target, state or (0, 0))
+        self._fetching.pop(job, None)
+        for entries in (self._damaged, self._full, self._received):
+            entries.pop(job, None)
+        if older and older[1] != target:
+            older[1].unlink(missing_ok=True)
+        self._changed()
+
+
+def _same(one: Checkpoint, other: Checkpoint) -> bool:
+    return (one.version, one.digest) == (other.version, other.digest)
+
+
+def _file_state(path: Path) -> FileState | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return (stat.st_size, stat.st_mtime_ns)

@@ -1,0 +1,1 @@
+"""Supervision of one host's workers: life cycle, sockets, liveness."""

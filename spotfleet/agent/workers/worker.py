@@ -1,0 +1,290 @@
+"""Life cycle of one worker on this host, from its order to the report of its end.
+
+    preparing --launch, bundle, setup, slot free--> forking --pid--> running --waitpid--> delivering --> ended
+        '--- unlisted ---> delivering                '-- unlisted: SIGTERM, after KILL_S SIGKILL --'
+
+`delivering` sends the rest of the log and the output folder (and, if the script is done, its checkpoint), so that a
+reported end is complete. Its time with a reachable dispatcher is limited: see `_within`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spotfleet.agent import disk
+from spotfleet.agent.files.bundles import Bundles, folder_name
+from spotfleet.agent.files.outputs import OutputShipper
+from spotfleet.agent.files.setup import SetupContext, SetupError, Setups
+from spotfleet.agent.files.uploads import CheckpointShipper, LogShipper
+from spotfleet.agent.processes.child import ChildSpec, WorkerResult, needs_fresh_interpreter, read_result
+from spotfleet.agent.processes.env import WorkerPaths, user_env, worker_env
+from spotfleet.agent.processes.zygote_client import ForkedProcess, ZygoteClient
+from spotfleet.agent.transfer import Transfers
+from spotfleet.agent.workers.liveness import DUMP_S, HANGS_S, Liveness, state_of
+from spotfleet.errors import SpotfleetError, is_full
+from spotfleet.protocol.messages import Exit, SlotOrder, Stage, StepCost, WorkerLaunch, WorkerReport, WorkerState
+
+log = logging.getLogger("spotfleet.agent")
+
+KILL_S = 3.0
+_LAST_REPORT_S = 2.0  # its last reports may still be in the socket when waitpid returns
+_DONE_S, _FAILED_S, _KILLED_S = 60.0, 10.0, 1.0
+
+
+@dataclass(frozen=True)
+class HostContext:
+    """Objects and callbacks that all workers of this host share."""
+
+    home: Path
+    transfers: Transfers
+    zygote: ZygoteClient
+    bundles: Bundles
+    setups: Setups
+    checkpoints: CheckpointShipper
+    changed: Callable[[], None]
+    connected: Callable[[], bool]
+    socket: Callable[[], str]
+    address: Callable[[], str]
+    noticed: Callable[[], bool] = lambda: False  # the cloud is about to take this host
+
+
+class AgentWorker:
+    """One worker: its order, process, last report and exit."""
+
+    def __init__(self, host: HostContext, order: SlotOrder, slot_free: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.order = order
+        self.report = WorkerReport(order.worker, order.job)
+        self.process: ForkedProcess | None = None
+        self.exit: Exit | None = None
+        self.why = ""
+        self.left_slot = asyncio.Event()  # its process has ended, or will never start
+        self._host = host
+        self._slot_free = slot_free
+        self._folder = host.bundles.folder(order.job) / "workers" / folder_name(order.worker)
+        self._preparing: asyncio.Task[ForkedProcess] | None = None
+        self._liveness = Liveness()
+        self._ending = False
+        self._disk_problem = ""  # why this host's full disk ends it
+        self._silent = asyncio.Event()  # no connection of its process is open
+        self._silent.set()
+        self.outputs = OutputShipper(host.transfers, order.job, order.worker, self.place.output, host.noticed,
+                                     lambda text: self._append_log(f"spotfleet: {text}\n"))
+        self._task = asyncio.create_task(self._live(), name=f"worker {order.worker}")
+
+    @property
+    def state(self) -> WorkerState:
+        pid = self.process.pid if self.process else 0
+        state = state_of(pid) if pid else ""
+        pid = 0 if state == "Z" else pid  # ended; the zygote reports the status, unless it is stopped, too
+        return WorkerState(self._liveness.corrected(self.report), self.order.slot, pid, self.exit,
+                           stopped=state in ("T", "t"), quiet_s=self._liveness.quiet_s if pid else 0.0)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do for this worker."""
+        return self._task.done()
+
+    @property
+    def place(self) -> WorkerPaths:
+        return WorkerPaths(self.order.worker, self.order.job, self.order.local_rank, self._host.address(),
+                     self._host.socket(), self._folder)
+
+    def receive(self, report: WorkerReport) -> None:
+        """Take a report of the process."""
+        self._liveness.record(report)
+        if self.left_slot.is_set():  # sent before its end and read after it: the result's errors stay
+            report = replace(report, error=self.report.error, blame_peer=self.report.blame_peer,
+                             blame_host=self.report.blame_host)
+        if self.exit is not None or report == self.report:
+            return
+        urgent = _news(report) != _news(self.report)
+        self.report = report
+        self.offer_checkpoint()
+        if urgent:  # progress alone can wait for the next period
+            self._host.changed()
+
+    def offer_checkpoint(self) -> None:
+        """Offer the newest checkpoint that it has written for upload, unless that is done."""
+        if self.report.checkpoint is not None:
+            uploads = self._folder.parent.parent / "uploads"
+            self._host.checkpoints.offer(self.order.job, self.report.checkpoint, uploads)
+
+    def attached(self, *, yes: bool) -> None:
+        """Record whether a connection of its process is open."""
+        (self._silent.clear if yes else self._silent.set)()
+
+    def end(self, kill_s: float = KILL_S) -> None:
+        """Ask the process to end, and kill it after `kill_s`."""
+        if self._ending:
+            return
+        self._ending = True
+        if self._preparing is not None and not self._preparing.done():
+            self._preparing.cancel()
+        if self.process is not None:
+            self._ask_to_end()
+        asyncio.get_running_loop().call_later(kill_s, self._host.zygote.kill, self.order.worker, signal.SIGKILL)
+
+    def _ask_to_end(self) -> None:
+        """Send SIGTERM; a process that hangs first dumps its stacks into its log (see child.py)."""
+        asked: tuple[str, int] = (self.order.worker, signal.SIGTERM)
+        if self._liveness.quiet_s < HANGS_S:
+            self._host.zygote.kill(*asked)
+            return
+        self._append_log(f"spotfleet: no step for {self._liveness.quiet_s:.0f} s; its stacks:\n")
+        self._host.zygote.kill(self.order.worker, signal.SIGUSR2)
+        asyncio.get_running_loop().call_later(DUMP_S, self._host.zygote.kill, *asked)
+
+    def blame_host(self, why: str) -> None:
+        """End the process and report this host as the reason."""
+        self._disk_problem = self._disk_problem or why
+        self.end()
+
+    async def ended(self) -> None:
+        """Wait until its end is delivered; never raises."""
+        await asyncio.wait([self._task])
+
+    def discard(self) -> None:
+        """Cancel all transfers and remove its folder."""
+        self._task.cancel()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _live(self) -> None:
+        shipper = LogShipper(self._host.transfers, self.order.job, self.order.worker, self.place.log)
+        shipping = asyncio.create_task(shipper.run())
+        collecting = asyncio.create_task(self.outputs.run())
+        try:
+            code, result = await self._run()
+            self._last_report(result)
+            shipper.complete()
+            self.outputs.complete()
+            await self._deliver(code, result, shipping, collecting)
+        except Exception as error:  # our own bug must not leave a slot without a reported end
+            log.exception("worker %s", self.order.worker)
+            self.exit = Exit(1)
+            self._last_report(WorkerResult(error=f"spotfleet agent: {error!r}"))
+        finally:
+            shipping.cancel()
+            collecting.cancel()
+
+    async def _run(self) -> tuple[int, WorkerResult]:
+        """Run the worker; return its exit status, or minus the signal, and the script's result."""
+        self._preparing = asyncio.create_task(self._prepare())
+        try:
+            self.process = await self._preparing
+            self.why = ""
+            if self._ending:
+                self._host.zygote.kill(self.order.worker, signal.SIGTERM)
+            self._host.changed()
+            code = await self.process.ended
+            await asyncio.wait([asyncio.ensure_future(self._silent.wait())], timeout=_LAST_REPORT_S)
+            return code, self._with_disk_blame(code, read_result(self.place.exit_file))
+        except (SpotfleetError, OSError, ValueError) as error:
+            if isinstance(error, SetupError):
+                self.report = replace(self.report, setup_tries=error.tries, setup_sure=error.sure)
+            self._append_log(f"spotfleet: {error}\n")
+            return 1, self._with_disk_blame(1, WorkerResult(error=str(error), blame_host=is_full(error)))
+        except asyncio.CancelledError:
+            if not self._preparing.cancelled() or not self._ending:
+                raise
+            return -signal.SIGTERM, WorkerResult()
+        finally:
+            self.why = ""
+            self.process = None
+            self.left_slot.set()
+
+    def _with_disk_blame(self, code: int, result: WorkerResult) -> WorkerResult:
+        """Blame the host for a failure with a full disk, on which a script cannot even print."""
+        if self._disk_problem and not result.done:
+            return replace(result, error=self._disk_problem, blame_host=True)
+        full = "" if result.done or code <= 0 else disk.why(self._host.home)
+        if not (full or result.blame_host):
+            return result
+        return replace(result, error="\n".join(filter(None, [result.error, full])), blame_host=True)
+
+    async def _prepare(self) -> ForkedProcess:
+        job = self.order.job
+        for folder in (self._folder, self.place.work, self.place.output):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._set_why("fetching the job's files")
+        prepared = await self._host.bundles.prepare(job, self._set_why)
+        env = worker_env(dict(os.environ), prepared.launch, self.place)
+        source, spec = str(prepared.source), prepared.launch.spec
+        host = self.order.worker.split("/")[0]
+        context = SetupContext(host, job, self._host.bundles.folder(job), prepared.source, env)
+        await self._host.setups.done(context, spec, self._set_why)
+        self._set_why("waiting for the slot's last process to end")
+        await self._slot_free()
+        self._set_why("starting")
+        return await self._host.zygote.spawn(self._spec(prepared.launch, source, env))
+
+    def _spec(self, launch: WorkerLaunch, source: str, env: dict[str, str]) -> ChildSpec:
+        return ChildSpec(self.order.worker, source, str(self.place.log), env, argv=launch.spec.argv,
+                         run=launch.spec.run, exit_file=str(self.place.exit_file),
+                         fresh=needs_fresh_interpreter(user_env(launch)))
+
+    def _last_report(self, result: WorkerResult) -> None:
+        self.report = replace(self.report, error=result.error or self.report.error,
+                              blame_peer=result.blame_peer or self.report.blame_peer,
+                              blame_host=result.blame_host or self.report.blame_host)
+        self._host.changed()
+
+    async def _deliver(self, code: int, result: WorkerResult, shipping: asyncio.Task[None],
+                       collecting: asyncio.Task[None]) -> None:
+        """Send the rest, then report the end; for a killed worker only the log is waited for."""
+        settled = [self._host.checkpoints.settled(self.order.job)] if result.done else []
+        rest = asyncio.gather(shipping, collecting, *settled)
+        reported = result.done or bool(result.error)
+        if reported:
+            self._set_why("sending what it left")
+            await self._within(_DONE_S if result.done else _FAILED_S, rest, longer=True)
+            self.why = ""
+        else:
+            await self._within(_KILLED_S, shipping)
+        asked_to_leave = (self._ending or self.order.orders.stop) and self.report.stage is not Stage.FINISHED
+        self.exit = Exit(code, result.done and not asked_to_leave)
+        log.info("worker %s ended: %s", self.order.worker, self.exit)
+        self._host.changed()
+        await self._within(_FAILED_S, rest, longer=True)
+        rest.cancel()
+        await asyncio.gather(rest, return_exceptions=True)
+
+    async def _within(self, bound_s: float, work: asyncio.Future[Any], *, longer: bool = False) -> None:
+        """Wait for `work`, at most `bound_s`; only time in which the dispatcher can be reached counts.
+
+        With `longer` the limit starts again whenever some output has arrived: the output may be large.
+        """
+        left_s, step_s, sent = bound_s, 0.1, self.outputs.sent
+        while left_s > 0:
+            if longer and sent != self.outputs.sent:
+                left_s, sent = bound_s, self.outputs.sent
+            done, _ = await asyncio.wait([work], timeout=step_s)
+            if done:
+                if not work.cancelled() and (error := work.exception()):
+                    log.error("worker %s: what it left could not be delivered: %s", self.order.worker, error)
+                return
+            left_s -= step_s if self._host.connected() else 0.0
+        log.error("worker %s: not all it left was delivered within %.0f s", self.order.worker, bound_s)
+
+    def _set_why(self, why: str) -> None:
+        self.why = why
+        self._host.changed()
+
+    def _append_log(self, text: str) -> None:
+        try:
+            with self.place.log.open("a") as file:
+                file.write(text)
+        except OSError as error:  # the end is reported anyway
+            log.warning("log of %s: %s", self.order.worker, error)
+
+
+def _news(report: WorkerReport) -> WorkerReport:
+    """Return the report without the fields that can wait for the next period."""
+    return replace(report, version=0, step_s=0.0, waits=False, fetched=0, cost=StepCost())

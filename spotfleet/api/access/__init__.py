@@ -1,0 +1,1 @@
+"""SSH access to hosts from the laptop."""

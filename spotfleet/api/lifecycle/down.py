@@ -1,0 +1,228 @@
+"""`down`: fetch the fleet's results, end its machines, and verify that the provider lists none.
+
+    `down` sent --no worker host left--> archive fetched --> dispatcher terminated --> nothing listed
+        --> other cloud resources of the fleet removed --> closed
+
+Each step may be repeated, so an interrupted `down` can be called again. Nothing waits for ever: the dispatcher
+terminates hosts that do not drain after its drain timeout; WORKERS_GONE_S ends the wait for that with an error;
+`discard` skips a dead dispatcher.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+
+from spotfleet import bundle
+from spotfleet.api import cloud
+from spotfleet.api.access import ssh
+from spotfleet.api.account import resources
+from spotfleet.api.account.resources import RemovedResources
+from spotfleet.api.home import Busy, FleetDir
+from spotfleet.api.lifecycle import ssh_machines
+from spotfleet.api.machine import DispatcherMachine, Progress
+from spotfleet.errors import DispatcherUnreachable, SpotfleetError
+from spotfleet.model import Role
+from spotfleet.providers import Resource
+from spotfleet.transport.client import DispatcherClient
+
+POLL_S = 0.3
+PACKED, PART = "archive.tar.gz", ".archive.part"  # drafts of the archive; the next `down` removes those of a killed one
+WORKERS_GONE_S = 600.0
+PATIENCE_S = 20.0  # for a dispatcher that restarts
+RESTARTS = 5  # how often PATIENCE_S starts again after a dispatcher has answered and then failed
+CLOSE_S = 60.0  # for a cloud to free the resources of an ended fleet's machines, while another command waits
+TRY_S = 2.0  # for one call, before the provider's list is read to see if its machine still exists
+
+
+@dataclass(frozen=True)
+class DownResult:
+    fleet: str
+    archive: str  # folder with the fetched results; "" if there were none
+    already: bool = False
+    note: str = ""
+    removed: tuple[Resource, ...] = ()  # resources other than machines
+    proof: str = ""  # the cloud's list: nothing is left; empty where a provider has only machines
+
+
+def take_down(folder: FleetDir, progress: Progress, *, discard: bool, why: str) -> DownResult:
+    """End the fleet; return once nothing of it is listed. An `up` that is running on this machine stops for it.
+
+    Raises SpotfleetError, and leaves the fleet as it was, when results would be lost, unless `discard`.
+    """
+    with folder.locked_for_down(progress):
+        if folder.record.down_at:
+            return DownResult(folder.name, _archive_path(folder), already=True)
+        machine = DispatcherMachine(folder)
+        note = "" if machine.closing else _unfetchable(machine, discard) or _fetch_results(machine, progress, discard)
+        left, cleared = _finish(machine, why, progress, discard=discard)
+        if folder.archive.exists():
+            progress(f"records, logs, checkpoints and outputs are in {folder.archive}")
+        notes = "; ".join(filter(None, [note, left]))
+        return DownResult(folder.name, _archive_path(folder), False, notes, cleared.removed, cleared.proof)
+
+
+def _unfetchable(machine: DispatcherMachine, discard: bool) -> str:
+    """Return a note about results that cannot be fetched because the dispatcher's machine, reached over SSH, does not
+    answer; "" if it answers, or if all results are here.
+
+    Raises SpotfleetError unless `discard`: it is unknown what else is on the machine.
+    """
+    folder, trouble = machine.folder, ssh_machines.listing_error(machine.provider, machine.cloud_name)
+    here = folder.fetched.exists() or not folder.record.reached
+    if trouble and not discard:
+        raise SpotfleetError(f"the fleet is not down{'' if here else ', and its results are not here'}: {trouble}",
+                             hint=f"`spotfleet down {folder.name}` again once that machine answers, or "
+                                  f"{'close the fleet without it' if here else 'give them up'} with --discard")
+    return f"no results were copied here: {trouble}" if trouble and not here else ""
+
+
+def close_if_ended(folder: FleetDir) -> bool:
+    """Remove the other resources of a fleet that has ended by itself, and record its end.
+
+    Returns False while a machine of it exists or may appear: a fleet that was never reached had no time to end itself,
+    and its machine may not be listed yet.
+    """
+    try:
+        with folder.locked(wait_s=0.0):
+            if not folder.record.down_at:
+                machine = DispatcherMachine(folder)
+                if not machine.closing and (not folder.record.reached or machine.left() or machine.lost()):
+                    return False
+                _finish(machine, "ended by itself", lambda _line: None, limit_s=CLOSE_S)
+        return True
+    except (Busy, ssh_machines.LeftoverError):  # `down` reports machines that do not answer
+        return False
+
+
+def _finish(machine: DispatcherMachine, why: str, progress: Progress, *, discard: bool = False,
+            limit_s: float | None = None,
+            ) -> tuple[str, RemovedResources]:
+    """End the remaining machines and remove other resources; record the end last, so that a fleet that counts as down
+    is complete.
+
+    Returns a note naming machines that could not be cleaned (only with `discard`), and the removed resources.
+    """
+    folder, cleared = machine.folder, RemovedResources()
+    left: list[str] = []
+    if not machine.closing:
+        if not (discard and ssh_machines.listing_error(machine.provider, machine.cloud_name)):
+            machine.end(progress, orderly=folder.fetched.exists() or folder.archive.exists())
+        left = ssh_machines.clean_up(machine.provider, folder, progress)
+        if not discard:
+            ssh_machines.refuse_leftovers(left, folder.name)
+        cleared = resources.clear(machine.provider, machine.cloud_name, progress, limit_s)
+        ssh.remove(folder, progress)
+        _put_in_place(folder)
+    machine.close(why)
+    return (f"something of the fleet may still be on {'; '.join(left)}. Once that answers: `spotfleet leaks`, or, if a "
+            f"dispatcher lives there, `spotfleet attach {folder.name} --file FLEET.yaml` and `spotfleet down`"
+            if left else ""), cleared
+
+
+def _fetch_results(machine: DispatcherMachine, progress: Progress, discard: bool) -> str:
+    """End the workers and fetch the archive; return a note about results that were not fetched, "" if all were."""
+    folder, patience_s = machine.folder, 0.0 if discard else PATIENCE_S
+    deadline, restarts, asked = time.monotonic() + patience_s, 0, False
+    while True:
+        answered = False
+        url = machine.locate()
+        if not url and not _may_return(machine):
+            return _without_dispatcher(folder, progress, discard)
+        try:
+            if not url:
+                raise DispatcherUnreachable("its machine does not run")
+            client = machine.client(url, TRY_S, any_version=True)
+            client.down()
+            answered = True
+            _wait_for_workers(client, progress)
+            _fetch(client, folder)
+            return ""
+        except DispatcherUnreachable as error:  # it is restarting, or it has just ended itself
+            restarts += answered
+            if not asked:  # this laptop's address may have changed
+                asked = True
+                cloud.allow_access(machine.provider, machine.cloud_name, progress)
+            if answered and restarts <= RESTARTS:
+                deadline = time.monotonic() + patience_s
+            if time.monotonic() >= deadline:
+                return _unreachable(error, folder, discard)
+        time.sleep(POLL_S)
+
+
+def _may_return(machine: DispatcherMachine) -> bool:
+    """Return whether the dispatcher's machine exists and its dispatcher has ever answered."""
+    return machine.folder.record.reached and any(h.role is Role.DISPATCHER for h in machine.left())
+
+
+def _unreachable(error: DispatcherUnreachable, folder: FleetDir, discard: bool) -> str:
+    if not folder.record.reached:
+        return ""  # it never answered, so it has no job
+    if discard:
+        return f"no results were copied here: {error}"
+    raise SpotfleetError(f"the fleet's results cannot be copied to this machine: {error}",
+                         hint="try again, or give them up with --discard") from None
+
+
+def _without_dispatcher(folder: FleetDir, progress: Progress, discard: bool) -> str:
+    """Return "" if an autostop has left the archive or there was nothing to fetch. Otherwise the results are lost:
+    return a note with `discard`, else raise SpotfleetError."""
+    if folder.archive.exists() or folder.fetched.exists() or not folder.record.reached:
+        return ""
+    if discard:
+        progress("the dispatcher is gone; its jobs' results are given up")
+        return "no results were copied here: the dispatcher is gone"
+    kept = folder.record.spec.checkpoint
+    then = f"goes on from {kept.folder}" if kept.folder else "saves what hosts hold"
+    left = f". Its jobs' checkpoints stay at {kept.url}" if kept.url else ""
+    raise SpotfleetError("the dispatcher's machine is gone, and with it the fleet's results",
+                         hint=f"`spotfleet up FILE` {then}; or close the fleet with --discard{left}")
+
+
+def _wait_for_workers(client: DispatcherClient, progress: Progress) -> None:
+    deadline, reported = time.monotonic() + WORKERS_GONE_S, ""
+    while True:
+        end = client.ending()
+        if end.down and not end.left:
+            return
+        line = f"going down: {', '.join(f'{host} ({state})' for host, state in end.left.items()) or end.why}"
+        if line != reported:
+            progress(line)
+            reported = line
+        if time.monotonic() >= deadline:
+            raise SpotfleetError(f"after {WORKERS_GONE_S:g} s there are still {', '.join(end.left)}: {end.why}",
+                                 hint="`spotfleet down` again, or --discard to end all machines now")
+        time.sleep(POLL_S)
+
+
+def _fetch(client: DispatcherClient, folder: FleetDir) -> None:
+    """Fetch and unpack the archive, atomically."""
+    packed, part = folder.path / PACKED, folder.path / PART
+    with packed.open("wb") as out:
+        os.chmod(packed, 0o600)
+        client.archive(out)
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        bundle.extract(packed, part)
+    except ValueError as error:
+        raise SpotfleetError(f"the fleet's archive cannot be unpacked: {error}",
+                             hint=f"`spotfleet down {folder.name}` fetches it again; it lies in {packed}") from None
+    shutil.rmtree(folder.fetched, ignore_errors=True)
+    part.rename(folder.fetched)
+    packed.unlink()
+
+
+def _put_in_place(folder: FleetDir) -> None:
+    """Replace the archive of an ending dispatcher, if there is one, by the fetched one. By now nothing else writes
+    there."""
+    if folder.fetched.exists():
+        shutil.rmtree(folder.archive, ignore_errors=True)
+        folder.fetched.rename(folder.archive)
+    (folder.path / PACKED).unlink(missing_ok=True)
+    shutil.rmtree(folder.path / PART, ignore_errors=True)
+
+
+def _archive_path(folder: FleetDir) -> str:
+    return str(folder.archive) if folder.archive.exists() else ""

@@ -1,0 +1,1 @@
+"""Code of the commands, one module for each group."""

@@ -1,0 +1,54 @@
+"""Messages of an attached `train` or `logs -f`: what the job waits for, and each change of its workers.
+
+On stderr, so that stdout has the script's output alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spotfleet.api import Fleet
+from spotfleet.cli.console import print_step
+from spotfleet.errors import DispatcherUnreachable, SpotfleetError
+from spotfleet.model import JobState
+from spotfleet.protocol.messages import JobStatus
+
+POLL_S = 1.0
+WAITING = (JobState.QUEUED.value, JobState.STARTING.value, JobState.RECOVERING.value)
+
+
+@contextmanager
+def print_progress(fleet: Fleet, job: str) -> Iterator[None]:
+    """Print the job's progress from another thread while the body runs."""
+    over = threading.Event()
+    thread = threading.Thread(target=_poll, args=(fleet, job, over), daemon=True)  # it may be in a long call at the end
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _poll(fleet: Fleet, job: str, over: threading.Event) -> None:
+    last: tuple[str, ...] | None = None
+    while not over.wait(POLL_S):
+        try:
+            status = fleet.job(job).status()
+        except DispatcherUnreachable:
+            gist: tuple[str, ...] = ("unreachable",)
+            line = f"job {job}: the dispatcher does not answer; training goes on without it"
+        except SpotfleetError:
+            return  # the fleet has ended
+        else:
+            gist, line = _gist(status), f"job {job} is {status.state}: {status.why}"
+        if gist != last and not over.is_set():
+            if last is not None or gist[0] != JobState.RUNNING.value:  # running at first is no news
+                print_step(line)
+            last = gist
+
+
+def _gist(status: JobStatus) -> tuple[str, ...]:
+    """Return the values whose change is printed."""
+    return (status.state, str(status.generation), status.why if status.state in WAITING else "")

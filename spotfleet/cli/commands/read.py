@@ -1,0 +1,181 @@
+"""Commands that only read: status, hosts, jobs, events, logs, outputs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from spotfleet.addresses import joined
+from spotfleet.api import Fleet
+from spotfleet.api.home import Home
+from spotfleet.api.lifecycle.up import up_hosts
+from spotfleet.cli import event_text, render
+from spotfleet.cli.commands.follow import print_progress
+from spotfleet.cli.console import next_command
+from spotfleet.cli.tables import flow
+from spotfleet.codec import to_json
+from spotfleet.errors import DispatcherUnreachable, SpotfleetError
+from spotfleet.protocol.messages import FleetStatus
+
+WATCH_S = 1.0
+
+
+def emit(value: Any) -> None:
+    """Print one JSON document."""
+    print(json.dumps(to_json(value), indent=1))
+
+
+def status(name: str, *, watch: bool, as_json: bool) -> None:
+    home = Home()
+    if not name and not watch and len(folders := home.living() or home.fleets()) > 1:
+        _all([folder.name for folder in folders], as_json)
+        return
+    fleet = Fleet(name)
+    if not watch:
+        found = fleet.status()
+        if as_json:
+            emit(found)
+            return
+        print(render.fleet_status(found))
+        if found.state == "down":
+            next_command(f"spotfleet cost {fleet.name}",
+                         "spotfleet up FILE" if fleet.ended else f"spotfleet down {fleet.name}")
+        return
+    if sys.stdout.isatty() and not as_json:
+        _redraw(fleet)
+        return
+    last: tuple = ()
+    for found in _watched(fleet):
+        if (now := _gist(found)) != last:
+            print(json.dumps(to_json(found)) if as_json else render.fleet_status(found) + "\n", flush=True)
+            last = now
+
+
+def _all(names: list[str], as_json: bool) -> None:
+    """Print one line for each fleet; one that does not answer is shown with the reason."""
+    found = []
+    for name in names:
+        try:
+            found.append(Fleet(name).status())
+        except SpotfleetError as error:
+            found.append(FleetStatus(name, "unknown", str(error), 0, 0, 0))
+    emit(found) if as_json else print(render.fleets(found))
+
+
+def _watched(fleet: Fleet) -> Iterator[FleetStatus]:
+    """Yield the status every WATCH_S until the fleet is down."""
+    while True:
+        found = fleet.status()
+        yield found
+        if found.state == "down" and fleet.ended:
+            return
+        time.sleep(WATCH_S)
+
+
+def _gist(found: FleetStatus) -> tuple:
+    """Return the values whose change is printed where the screen cannot be redrawn."""
+    return (found.state, found.why, tuple((h.host, h.state, h.why) for h in found.hosts),
+            tuple((j.job, j.state, j.why, j.generation) for j in found.jobs))
+
+
+def _redraw(fleet: Fleet) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False, screen=False) as live:
+        for found in _watched(fleet):
+            live.update(Text(render.fleet_status(found), overflow="fold"), refresh=True)
+
+
+def hosts(name: str, *, as_json: bool) -> None:
+    found = Fleet(name).status()
+    if as_json:
+        emit(found.hosts)
+        return
+    for host in up_hosts(found):
+        print(joined(host.address or host.host, host.slots))
+
+
+def jobs(name: str, *, as_json: bool) -> None:
+    found = Fleet(name).status().jobs
+    if as_json:
+        emit(found)
+    elif found:
+        print(render.jobs(found))
+
+
+def events(name: str, *, watch: bool, as_json: bool, everything: bool) -> None:
+    fleet = Fleet(name)
+    rows = fleet.events()
+    if as_json and not watch:
+        emit(rows)
+        return
+    shown = _Events(as_json, everything)
+    shown.print(rows)
+    if watch and not fleet.ended:
+        _follow_events(fleet, max((r["seq"] for r in rows if r["ledger"] == "dispatcher"), default=0), shown)
+
+
+def _follow_events(fleet: Fleet, after: int, shown: _Events) -> None:
+    while True:
+        try:
+            rows = [{"ledger": "dispatcher", **e} for e in fleet.client.events(after, wait_s=20.0)]
+        except DispatcherUnreachable:
+            if fleet.status().state == "down":
+                return
+            raise
+        shown.print(rows)
+        after = max((r["seq"] for r in rows), default=after)
+
+
+class _Events:
+    """Printer of events: as JSON lines, or for people, with the date where it changes."""
+
+    def __init__(self, as_json: bool, everything: bool) -> None:
+        self._as_json, self._everything, self._day = as_json, everything, ""
+        self._preempted: Mapping[str, str] = {}
+
+    def print(self, rows: list[dict[str, Any]]) -> None:
+        if self._as_json:
+            for row in rows:
+                print(json.dumps(row), flush=True)
+            return
+        chosen = [row for row in rows if self._everything or row["kind"] not in event_text.ROUTINE]
+        for row, day in event_text.days(chosen, self._day):
+            self._preempted = event_text.preemption(row, self._preempted)
+            if day:
+                print(f"{day} UTC", flush=True)
+                self._day = day
+            print(flow(event_text.line(row, self._preempted)), flush=True)
+
+
+def logs(name: str, job: str, *, follow: bool, rank: int, worker: str, setup: bool, host: str) -> None:
+    fleet = Fleet(name)
+    job = job or _newest_job(fleet)
+    if setup or host:
+        for where, data in fleet.setup_logs(job, host):
+            sys.stdout.buffer.write(f"==> {where} <==\n".encode() + data)
+            sys.stdout.flush()
+        return
+    with print_progress(fleet, job) if follow and not fleet.ended else nullcontext():
+        for data in fleet.logs(job, follow=follow, rank=rank, worker=worker):
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+
+
+def outputs(name: str, job: str, into: str) -> None:
+    copied = Fleet(name).outputs(job, Path(into))
+    what = "file" if copied.files == 1 else "files"
+    print(f"{copied.files} {what}, {copied.bytes / 1e6:.1f} MB, of {job} in {into}")
+
+
+def _newest_job(fleet: Fleet) -> str:
+    found = fleet.status().jobs
+    if not found:
+        raise SpotfleetError(f"fleet '{fleet.name}' has had no job", hint="spotfleet train SCRIPT")
+    return found[-1].job

@@ -1,0 +1,307 @@
+"""Commands that change something: up, train, cancel, drain, chaos, revoke, down."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from spotfleet.api import Fleet, Job
+from spotfleet.api.access import ssh
+from spotfleet.api.job import succeeded
+from spotfleet.api.lifecycle.down import DownResult
+from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
+from spotfleet.cli import render
+from spotfleet.cli.commands.follow import print_progress
+from spotfleet.cli.console import confirm, next_command, print_message, print_step
+from spotfleet.cli.options import Interrupted
+from spotfleet.cli.tables import columns
+from spotfleet.codec import to_json
+from spotfleet.config import values
+from spotfleet.config.values import duration_s
+from spotfleet.errors import JobFailed, SpotfleetError, UsageError
+from spotfleet.model import FleetSpec, JobState, Role
+from spotfleet.words import are, counted, dollars
+
+SHOWN_BYTES = 1 << 16  # end of the output that is kept, so that a traceback is not printed twice
+
+
+def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
+    try:
+        timeout_s = duration_s(timeout)
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}", hint="leave it out to wait for 10 minutes") from None
+    fleet = Fleet(file)
+    plan = fleet.plan()
+    if dryrun:
+        print(render.up_plan(plan))
+        _check_offers(plan)
+        return
+    print_message(render.up_plan(plan, columns(sys.stderr)))
+    _check_offers(plan)
+    if plan.change is not PlanKind.SAME and not confirm("Go on?", yes):
+        raise typer.Exit(1)
+    try:
+        done = fleet.up(progress=print_step, timeout_s=timeout_s, agreed=plan)
+    except KeyboardInterrupt:
+        print_message(f"interrupted; the machines asked for so far stay. `spotfleet up {file}` goes on, "
+                      f"`spotfleet down {fleet.name}` ends them")
+        raise Interrupted from None
+    have = [h for h in done.status.hosts if h.role == Role.WORKER.value and h.state == "up"]
+    changed = "nothing to change: " if plan.change is PlanKind.SAME and not plan.kept else ""
+    changed = "a new dispatcher has taken over: " if done.taken_over else changed
+    target = done.status.target
+    hosts = counted(target, "host") if len(have) == target else f"{len(have)} of {target} hosts (more are to follow)"
+    price = f", {dollars(done.status.burn_micros_h)}/h" if done.status.burn_micros_h else ""
+    print_message(f"{changed}fleet {fleet.name} is up with {hosts}{price}")
+    next_command("spotfleet train SCRIPT.py" + _flag(fleet), *_ways_in(fleet), f"spotfleet down {fleet.name}")
+
+
+def _ways_in(fleet: Fleet) -> list[str]:
+    """Return the commands that open a shell on its machines, where that is possible."""
+    folder = fleet.home.folder(fleet.name)
+    names = [way.aliases[0] for way in ssh.read_targets(folder).ways]
+    called = "ssh" if names and ssh.included(folder) else "spotfleet ssh"
+    return [f"{called} {names[0]}" + (f"   (or {', '.join(names[1:3])}{' ...' if len(names) > 3 else ''})"
+                                      if names[1:] else "")] if names else []
+
+
+def _check_offers(plan: UpPlan) -> None:
+    """Raise UsageError if no offer fits, before anything is launched."""
+    if plan.change is PlanKind.NEW and not plan.offers:
+        raise UsageError(f"resources: {plan.unknown or plan.why}", hint=_other_resources(plan.provider))
+    if plan.change is PlanKind.NEW and plan.dispatcher is None:
+        raise UsageError(f"dispatcher: {plan.why}", hint="loosen `dispatcher` in the fleet file")
+
+
+def _other_resources(provider: str) -> str:
+    if provider == FleetSpec("").provider:
+        return (f"provider {provider}, the default, emulates a cloud on this machine; write `infra: aws` or "
+                "`provider: ssh` for real machines, or change `resources`")
+    return f"provider {provider} offers nothing that fits; change `resources` or add `any_of`"
+
+
+def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, wait: bool,
+          env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int,
+          resize_policy: str, growth: str, deadline: str, work: str) -> None:
+    deadline_s, (work_s, work_steps) = due(deadline, work)
+    fleet = Fleet(name)
+    job = fleet.train(script, args, np=workers(np) if np else None, name=name_of_job, envs=variables(env),
+                      secrets=secrets(secret), down=down, wait=wait, spares=spares, resize_policy=resize_policy,
+                      growth=schedule(growth), deadline_s=deadline_s, work_s=work_s, work_steps=work_steps,
+                      detach=True, progress=print_step)
+    print_message(f"job {job.id} on fleet {fleet.name}")
+    if detach:
+        next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}", f"spotfleet cancel {job.id}{_flag(fleet)}")
+        return
+    shown = _attached(fleet, job)
+    if shown is not None:
+        _ended(fleet, job, down, shown.decode(errors="replace"))
+
+
+def _attached(fleet: Fleet, job: Job) -> bytes | None:
+    """Print rank 0's output to its end; return the last of it, or None when Ctrl-C has detached."""
+    shown = b""
+    try:
+        with print_progress(fleet, job.id):
+            for data in job.logs(follow=True):
+                sys.stdout.buffer.write(data)
+                sys.stdout.flush()
+                shown = (shown + data)[-SHOWN_BYTES:]
+        return shown
+    except KeyboardInterrupt:
+        print_message(f"\ndetached; job {job.id} goes on")
+        next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}   (attach again)",
+                     f"spotfleet cancel {job.id}{_flag(fleet)}")
+        return None
+
+
+def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
+    status = job.status()
+    if status.error.strip() in shown:  # its traceback is already printed
+        status = replace(status, error="")
+    failed: JobFailed | None = None
+    try:
+        succeeded(status)
+        print_message(f"job {job.id} has {status.state}: {counted(status.version, 'step')}, {status.repeated} repeated")
+    except JobFailed as error:
+        failed = error
+    if down:
+        _take_down(fleet, discard=False)
+    if failed:
+        raise failed
+    if not down:
+        next_command(f"spotfleet cost {fleet.name}", f"spotfleet down {fleet.name}")
+
+
+def workers(text: str) -> tuple[int, int]:
+    """Parse "MIN:MAX" or "N" into (MIN, MAX)."""
+    least, _, most = text.partition(":")
+    try:
+        found = int(least), int(most or least)
+    except ValueError:
+        found = (0, 0)
+    if not 1 <= found[0] <= found[1]:
+        raise UsageError(f"--np {text}: expected MIN:MAX with 1 <= MIN <= MAX",
+                         hint="--np 2:4 starts with 2 workers and uses up to 4; --np 2 is 2:2")
+    return found
+
+
+def schedule(text: str) -> dict[int, int]:
+    """Parse "0:2,30:4" into {epoch: workers}."""
+    try:
+        return dict(values.growth(text)) if text else {}
+    except ValueError as error:
+        raise UsageError(f"--growth {text}: {error}",
+                         hint="--growth 0:2,30:4 begins with 2 workers and has 4 from epoch 30 on") from None
+
+
+def due(deadline: str, work: str) -> tuple[float, tuple[float, int]]:
+    """Parse deadline and work: seconds until the deadline, and (seconds at full target, steps). 0 means none."""
+    try:
+        deadline_s = values.deadline(deadline) if deadline else 0.0
+    except ValueError as error:
+        raise UsageError(f"--deadline: {error}", hint="--deadline 60h counts from now") from None
+    try:
+        return deadline_s, values.work(work) if work else (0.0, 0)
+    except ValueError as error:
+        raise UsageError(f"--work: {error}", hint="--work 48h is the time that it takes with all hosts") from None
+
+
+def variables(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, given, value = pair.partition("=")
+        if not given and name not in os.environ:
+            raise UsageError(f"--env {name}: is not in your environment", hint=f"--env {name}=VALUE, or export it")
+        found[name] = value if given else os.environ[name]
+    return found
+
+
+def secrets(names: Sequence[str]) -> dict[str, str]:
+    for name in names:
+        if "=" in name:
+            name = name.partition("=")[0]
+            raise UsageError(f"--secret {name}=...: a value on the command line can be seen by everybody",
+                             hint="export it, then --secret NAME")
+        if name not in os.environ:
+            raise UsageError(f"--secret {name}: is not in your environment", hint=f"export {name}=...")
+    return {name: os.environ[name] for name in names}
+
+
+def cancel(name: str, job: str) -> None:
+    fleet = Fleet(name)
+    found = fleet.job(job)
+    status = found.status()
+    if JobState(status.state).ended:
+        print_message(f"job {job} has ended already ({status.state}: {status.why}); nothing to cancel")
+        return
+    print_message(f"cancelling job {job} ({status.state})")
+    found.cancel()
+    next_command(f"spotfleet jobs {fleet.name}")
+
+
+def drain(name: str, host: str) -> None:
+    fleet = Fleet(name)
+    host = worker_host(fleet, host)
+    print_message(f"draining {host}: its workers leave at a step boundary, and the fleet replaces it")
+    fleet.drain(host)
+    next_command(f"spotfleet status {fleet.name}")
+
+
+def interrupt(name: str, host: str, notice_s: float | None) -> None:
+    fleet = Fleet(name)
+    host = worker_host(fleet, host)
+    print_message(f"interrupting {host} " + ("now" if notice_s is None else f"after a notice of {notice_s:g} s"))
+    fleet.interrupt(host, notice_s)
+    next_command(f"spotfleet events {fleet.name}")
+
+
+def worker_host(fleet: Fleet, text: str) -> str:
+    """Return the name of the worker host whose name or address is `text`."""
+    status = fleet.status()
+    if status.state == "down":
+        raise SpotfleetError(f"fleet '{fleet.name}' is down", hint="`spotfleet up FILE` makes it anew")
+    workers = [h for h in status.hosts if h.role == Role.WORKER.value]
+    hint = f"it has {', '.join(h.host for h in workers) or 'none now; see `spotfleet status`'}"
+    for host in status.hosts:
+        if text in (host.host, host.address):
+            if host in workers:
+                return host.host
+            raise SpotfleetError(f"{host.host} is the dispatcher's machine, which stays as long as the fleet",
+                                 hint=f"of fleet '{fleet.name}' you can take away {', '.join(h.host for h in workers)}")
+    raise SpotfleetError(f"fleet '{fleet.name}' has no host '{text}'", hint=hint)
+
+
+def revoke(name: str, host: str, *, why: str, yes: bool) -> None:
+    fleet = Fleet(name)
+    host = worker_host(fleet, host)
+    jobs = next((h.jobs for h in fleet.hosts() if h.host == host), ())
+    print_message(f"fleet {fleet.name}: refuse the token of {host} from now on, for good; "
+                  "end the machine and replace it")
+    for job in jobs:
+        print_message(f"  job {job} loses its workers there, as if they had been killed; its secrets were on that "
+                      "host: change them if it was in the wrong hands")
+    if not confirm("Go on?", yes):
+        raise typer.Exit(1)
+    fleet.revoke(host, why)
+    print_message(f"{host} is trusted no more")
+    next_command(f"spotfleet status {fleet.name}", f"spotfleet events {fleet.name}")
+
+
+def down(name: str, *, yes: bool, discard: bool, as_json: bool = False) -> None:
+    fleet = Fleet(name)
+    if fleet.ended:
+        print_message(f"fleet {fleet.name} is down already; nothing of it is left")
+        if as_json:
+            _print_down(fleet.down())
+        return
+    print_message(f"fleet {fleet.name}: " + (
+        "copy records, logs, checkpoints and outputs to this machine, then end every machine" if not discard else
+        "end every machine; what cannot be copied to this machine is lost"))
+    for line in [] if yes else _to_be_cancelled(fleet):
+        print_message(line)
+    if not confirm("Go on?", yes):
+        raise typer.Exit(1)
+    try:
+        _take_down(fleet, discard=discard, as_json=as_json)
+    except KeyboardInterrupt:
+        print_message(f"interrupted; `spotfleet down {fleet.name}` goes on where this stopped")
+        raise Interrupted from None
+
+
+def _to_be_cancelled(fleet: Fleet) -> list[str]:
+    """Describe the jobs that `down` will cancel; [] if the dispatcher does not answer."""
+    try:
+        jobs = [j for j in fleet.status().jobs if not JobState(j.state).ended]
+    except SpotfleetError:
+        return []
+    return [f"{are(len(jobs), 'job')} not done and will be cancelled: " +
+            ", ".join(f"{j.job} ({j.state})" for j in jobs)] if jobs else []
+
+
+def _take_down(fleet: Fleet, *, discard: bool, as_json: bool = False) -> None:
+    done = fleet.down(discard=discard, progress=print_step)
+    if done.note:
+        print_message(f"note: {done.note}")
+    if done.proof:
+        print_message(done.proof)
+    if as_json:
+        _print_down(done)
+    print_message(f"fleet {fleet.name} is down: the provider lists nothing of it" +
+                  (f"; results are in {done.archive}" if done.archive else ""))
+    next_command(f"spotfleet cost {fleet.name}")
+
+
+def _print_down(done: DownResult) -> None:
+    print(json.dumps(to_json(done), indent=1))
+
+
+def _flag(fleet: Fleet) -> str:
+    """Return " -c NAME" if there are several fleets, so that the fleet must be named."""
+    return "" if len(fleet.home.living()) < 2 else f" -c {fleet.name}"

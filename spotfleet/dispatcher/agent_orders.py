@@ -1,0 +1,39 @@
+"""Sender of orders to agents: sends when orders change or an answer is due."""
+
+from __future__ import annotations
+
+import time
+
+from spotfleet.dispatcher.core import Core
+from spotfleet.dispatcher.disk import jobfile
+from spotfleet.dispatcher.hosts import RESEND_S
+from spotfleet.dispatcher.jobs.job import ManagedJob
+from spotfleet.dispatcher.recovery.takeover import Takeover
+from spotfleet.protocol.messages import AgentOrders, SlotOrder
+
+
+class OrderSender:
+    """Orders of all agents, and their transmission."""
+
+    def __init__(self, core: Core, takeover: Takeover) -> None:
+        self._core, self._takeover = core, takeover
+        self._ordered: dict[str, dict[str, list[SlotOrder]]] = {}  # by job and host
+
+    def send(self) -> None:
+        """Wake each connection whose answer is due or whose orders have changed."""
+        now, jobs = time.monotonic(), [self._orders_of(j) for j in self._core.jobs.values()]
+        for connection in self._core.connections.values():
+            host = connection.host
+            orders = AgentOrders(host, tuple(o for by_host in jobs for o in by_host.get(host, ())),
+                                 tell=self._takeover.asked(host), send=self._takeover.missing_bundles(host))
+            if connection.connected and (connection.due or orders != connection.orders):
+                connection.orders, connection.due, connection.resend_at = orders, False, now + RESEND_S
+                connection.wake()
+
+    def _orders_of(self, job: ManagedJob) -> dict[str, list[SlotOrder]]:
+        """Return the job's orders by host. While its record cannot be written, return the previous orders: no worker
+        receives a generation that a restart would not know."""
+        job.unsaved = job.unsaved and not jobfile.try_save(job.folder, job.record)
+        if not job.unsaved:
+            self._ordered[job.id] = job.orders()
+        return self._ordered.get(job.id, {})

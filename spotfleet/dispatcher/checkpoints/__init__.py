@@ -1,0 +1,1 @@
+"""Checkpoints that the dispatcher keeps, and their copies at the checkpoint target."""

@@ -1,0 +1,281 @@
+"""Replica of checkpoints at the target, a folder that outlives this machine: copied there, and fetched when needed.
+
+    kept here, not there --copy--> there, its record last; then all but the newest `keep` are dropped there
+    no worker holds the state --look--> a newer one is there --fetch--> checked in transfer; wrong twice: dropped there
+
+A newer one is there if hosts that lost their dispatcher stored it, or if this machine is new. If some checkpoint is
+kept here, a job continues with it despite any problem at the target. If none is kept, the job waits LOOK_LIMIT_S for a
+target that does not answer. It waits without limit for a checkpoint that is, or was, known to be there: room on this
+disk, a target that answers, or `cancel` ends the wait; the job's `why` names it. A copy without progress for STALL_S is
+started again. Training waits only for a restore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.checkpoints.store import CheckpointStore
+from spotfleet.dispatcher.disk.records import age, digest_of, name_of, named
+from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage.folder import FolderStore, checkpoint_name, part_called
+from spotfleet.transport.boot import DispatcherBoot
+
+log = logging.getLogger(__name__)
+LOOK_LIMIT_S = 30.0
+STALL_S = 60.0
+AGAIN_S = 10.0  # pause after a copy that failed
+LOOK_AGAIN_S = 1.0
+CHUNK_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    """Changes to make at the target for one job."""
+
+    copy: tuple[Checkpoint, ...]  # newest first
+    drop: tuple[Checkpoint, ...]
+
+
+def diff(here: Iterable[Checkpoint], remote: Iterable[Checkpoint], names: Iterable[Checkpoint],
+         keep: int) -> SyncPlan:
+    """Plan the synchronisation. `remote`: whole ones with records; `names`: all files, including a lone record or
+    file."""
+    remote = {(name_of(c), c.digest): c for c in remote}
+    kept = sorted({(name_of(c), c.digest): c for c in [*remote.values(), *here]}.values(), key=age)[-keep:]
+    copy = tuple(c for c in reversed(kept) if (name_of(c), c.digest) not in remote)
+    oldest = age(kept[0]) if len(kept) == keep else (-1, -1)
+    return SyncPlan(copy, tuple(c for c in names if age(c) < oldest))
+
+
+class TargetFolder:
+    """Checkpoints of one job at the target. Blocking; any method may raise OSError."""
+
+    def __init__(self, durable: FolderStore, target: str, job: str) -> None:
+        self._durable, self._target, self._job = durable, target, job
+
+    def whole(self) -> list[Checkpoint]:
+        """Return the checkpoints with a record, oldest first."""
+        found = (self._record(c) for c in self.names() if self._durable.find(self._name(c)) is not None)
+        return sorted((c for c in found if c is not None), key=age)
+
+    def names(self) -> list[Checkpoint]:
+        """Return all checkpoints there, as parsed from file names."""
+        found = [part_called(n) or named(Path(n).stem) for n in self._all()]
+        return [c for c in map(named, sorted({name_of(c) for c in found if c is not None})) if c is not None]
+
+    def parted(self) -> list[list[Checkpoint]]:
+        """Return the checkpoints with all parts there; the parts of each are in order and have paths."""
+        held: dict[tuple[str, int], dict[int, Checkpoint]] = {}
+        for name in self._all():
+            if part := part_called(name):
+                part = replace(part, path=str(self._durable.folder / name))
+                held.setdefault((name_of(part), part.parts), {})[part.part] = part
+        return [[found[part] for part in range(parts)] for (_, parts), found in held.items() if len(found) == parts]
+
+    def offers(self) -> list[Checkpoint]:
+        """Return the checkpoints that can be fetched, oldest first; with `parts` above 1 in parts, without a digest."""
+        whole = {name_of(c): c for c in self.whole()}
+        joined = {name_of(p[0]): replace(p[0], digest="", part=0, path="") for p in self.parted()}
+        return sorted((joined | whole).values(), key=age)
+
+    def _all(self) -> list[str]:
+        if not Path(self._target).is_dir():
+            raise FileNotFoundError(f"{self._target} is no folder; is it mounted?")
+        return self._durable.names(f"jobs/{self._job}/checkpoints")
+
+    def put(self, checkpoint: Checkpoint, file: Path) -> bool:
+        """Copy a checkpoint to the target; return False if our own file has another digest than its record."""
+        if digest_of(file) != checkpoint.digest:
+            return False
+        self._durable.put(self._name(checkpoint), file)
+        self._durable.write(self._name(checkpoint, "json"), json.dumps(to_json(checkpoint)).encode())
+        return True
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        self._durable.drop(self._name(checkpoint, "json"))
+        self._durable.drop(self._name(checkpoint))
+        parts = self._name(checkpoint, "parts")
+        for name in self._durable.names(parts):
+            self._durable.drop(name)
+        with contextlib.suppress(FileNotFoundError):
+            (self._durable.folder / parts).rmdir()
+
+    def fetch(self, checkpoint: Checkpoint, file: Path, moved: Callable[[], None]) -> Checkpoint | None:
+        """Copy one of `offers` to `file`, joining its parts; return its new record. None, and no file, if its digest is
+        wrong."""
+        sources = [replace(checkpoint, path=str(self._durable.folder / self._name(checkpoint)))]
+        if checkpoint.parts > 1:
+            sources = next((p for p in self.parted() if _same(p[0], checkpoint)), [])
+        part = file.with_name(f".{file.name}.target.part")  # `files.sweep` removes such files
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole = hashlib.sha256()
+        try:
+            with part.open("wb") as out:
+                right = bool(sources) and all(_copy(source, out, whole, moved) for source in sources)
+                size = out.tell()
+            if not right:
+                return None
+            part.replace(file)
+            return replace(checkpoint, digest=whole.hexdigest(), bytes=size, parts=1)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _record(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        path = self._durable.find(self._name(checkpoint, "json"))
+        try:
+            found = from_json(Checkpoint, json.loads(path.read_text())) if path else None
+        except ValueError:
+            return None
+        return found if found is not None and name_of(found) == name_of(checkpoint) else None
+
+    def _name(self, checkpoint: Checkpoint, ending: str = "ckpt") -> str:
+        name = checkpoint_name(self._job, checkpoint.version, checkpoint.generation)
+        return f"{name.removesuffix('ckpt')}{ending}"
+
+
+def _same(one: Checkpoint, other: Checkpoint) -> bool:
+    return (name_of(one), one.parts) == (name_of(other), other.parts)
+
+
+def _copy(source: Checkpoint, out: BinaryIO, whole: Any, moved: Callable[[], None]) -> bool:
+    """Append a file to `out`; return whether it has its digest."""
+    own_sha = hashlib.sha256()
+    with open(source.path, "rb") as data:
+        while chunk := data.read(CHUNK_BYTES):
+            out.write(chunk)
+            own_sha.update(chunk)
+            whole.update(chunk)
+            moved()
+    return own_sha.hexdigest() == source.digest
+
+
+class Replica:
+    """Synchronisation with the target. Used on the loop; two threads access the target, one for each direction."""
+
+    def __init__(self, boot: DispatcherBoot) -> None:
+        self._target = boot.spec.checkpoint.folder
+        self._durable = FolderStore(self._target, boot.fleet, boot.ca)
+        self._out, self._in = ThreadPoolExecutor(1, "replica-out"), ThreadPoolExecutor(1, "replica-in")
+        self._copied: dict[str, tuple[Checkpoint, ...]] = {}  # job -> the checkpoints kept here when all were copied
+        self._again_at: dict[str, float] = {}
+        self._moved_at = 0.0
+
+    def close(self) -> None:
+        for pool in (self._out, self._in):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # ---- to the target
+
+    def is_behind(self, job: str, store: CheckpointStore) -> bool:
+        due = time.monotonic() >= self._again_at.get(job, 0.0)
+        return due and bool(store.kept) and self._copied.get(job) != store.kept
+
+    async def copy(self, job: str, store: CheckpointStore) -> None:
+        """Copy the kept checkpoints to the target; a failure is reported in `store.remark`, and tried again."""
+        kept = store.kept
+        files = {c: store.path(c) for c in kept}
+        folder = TargetFolder(self._durable, self._target, job)
+        try:
+            damaged = await asyncio.get_running_loop().run_in_executor(self._out, _bring_up, folder, files, store.keep)
+        except OSError as error:
+            store.remark = f"not copied to {self._target}: {error.strerror or error}"
+            log.warning("checkpoints of %s are %s", job, store.remark)
+            self._again_at[job] = time.monotonic() + AGAIN_S
+            return
+        for checkpoint in damaged:
+            store.recheck(checkpoint)
+        if not damaged:
+            self._copied[job], store.remark = kept, ""
+
+    # ---- from the target
+
+    async def fetch_newer(self, job: str, store: CheckpointStore) -> None:
+        """Fetch a checkpoint that is newer than all kept here, and mark the search in `store` as done. If that is not
+        possible yet, return after a pause, to be called again."""
+        if await self._search(job, store):
+            store.mark_searched()
+        else:
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _search(self, job: str, store: CheckpointStore) -> bool:
+        folder = TargetFolder(self._durable, self._target, job)
+        try:
+            remote = await self._within(LOOK_LIMIT_S, folder.offers)
+        except OSError as error:
+            store.remark = f"{self._target} cannot be read: {error.strerror or error or 'it does not answer'}"
+            log.warning("%s: %s", job, store.remark)
+            late = time.monotonic() - store.seeks_since >= LOOK_LIMIT_S
+            return store.newest is not None or (late and not store.awaited)
+        store.remark = ""
+        try:
+            for checkpoint in reversed(remote):
+                if store.newest is not None and age(checkpoint) <= age(store.newest):
+                    break
+                if await self._fetch(job, folder, checkpoint, store):
+                    break
+        except OSError as error:
+            store.remark = (f"checkpoint {checkpoint.version} is at {self._target} and cannot be brought here: "
+                            f"{error.strerror or error or 'it does not answer'}")
+            log.warning("%s: %s", job, store.remark)
+            return store.newest is not None  # without one here, wait for the one there
+        return True
+
+    async def _fetch(self, job: str, folder: TargetFolder, checkpoint: Checkpoint, store: CheckpointStore) -> bool:
+        """Fetch a checkpoint; return False if it is damaged."""
+        store.seeking = f"brings checkpoint {checkpoint.version} back from {self._target}"
+        for _ in range(2):  # twice: a record that is just being replaced does not match its file
+            found = await self._moving(lambda: folder.fetch(checkpoint, store.path(checkpoint), self._moved))
+            if found is not None:
+                store.add(found)
+                log.info("%s: checkpoint %s is back from %s", job, checkpoint.version, self._target)
+                return True
+        store.lose(checkpoint, f"its copy at {self._target} has another digest")
+        with contextlib.suppress(OSError):  # if it stays, it is found and rejected again
+            await self._within(LOOK_LIMIT_S, lambda: folder.drop(checkpoint))
+        return False
+
+    async def _within(self, limit_s: float, work: Callable[[], T]) -> T:
+        async with asyncio.timeout(limit_s):
+            return await asyncio.get_running_loop().run_in_executor(self._in, work)
+
+    async def _moving(self, work: Callable[[], T]) -> T:
+        """Run a copy in the thread; TimeoutError after STALL_S without progress."""
+        self._moved()
+        copying = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._in, work))
+        while not (await asyncio.wait([copying], timeout=STALL_S))[0]:
+            if time.monotonic() - self._moved_at >= STALL_S:
+                copying.cancel()
+                raise TimeoutError
+        return copying.result()
+
+    def _moved(self) -> None:
+        self._moved_at = time.monotonic()
+
+
+def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path], keep: int) -> list[Checkpoint]:
+    """Synchronise the target; return our own files that are wrong."""
+    wanted, damaged = diff(files, folder.whole(), folder.names(), keep), []
+    for checkpoint in wanted.copy:
+        try:
+            if not folder.put(checkpoint, files[checkpoint]):
+                damaged.append(checkpoint)
+        except FileNotFoundError:
+            if files[checkpoint].exists():
+                raise
+            damaged.append(checkpoint)  # pruned meanwhile, or lost
+    if not damaged:
+        for checkpoint in wanted.drop:
+            folder.drop(checkpoint)
+    return damaged

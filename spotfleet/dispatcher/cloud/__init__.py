@@ -1,0 +1,1 @@
+"""The dispatcher's dealings with the provider: hosts, notices, outages, its own cost."""

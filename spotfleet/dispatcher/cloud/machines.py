@@ -1,0 +1,318 @@
+"""Host controller: keeps the fleet's machines at target, with one `reconcile.tick` at a time, in a thread, because
+providers block.
+
+A tick follows at once when a notice came, an agent joined or left, or a host was released: a replacement must be
+requested at the notice, not a second later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from spotfleet.codec import to_json
+from spotfleet.dispatcher.checkpoints import archive
+from spotfleet.dispatcher.cloud.dispatcher_cost import DispatcherCost
+from spotfleet.dispatcher.cloud.events import CloudEventListener, merge_notices
+from spotfleet.dispatcher.cloud.outage import Outage
+from spotfleet.dispatcher.core import Core
+from spotfleet.dispatcher.disk import space
+from spotfleet.dispatcher.hosts import HostView
+from spotfleet.dispatcher.http.auth import host_token
+from spotfleet.dispatcher.jobs.job import ManagedJob
+from spotfleet.dispatcher.lifecycle import lifetime
+from spotfleet.dispatcher.lifecycle.clock import ClockJumps
+from spotfleet.dispatcher.lifecycle.shutdown import FETCH_S, FleetShutdown, PowerOff
+from spotfleet.dispatcher.signal import wait_set
+from spotfleet.errors import DiskFull, NeedsPerson, SpotfleetError
+from spotfleet.fleet import reconcile
+from spotfleet.fleet.domain.events import ClockSetBack, FleetDown
+from spotfleet.fleet.ledger import Ledger
+from spotfleet.fleet.planner.plan import Observed, Wait, Wanted
+from spotfleet.fleet.planner.size import first_workers, hosts_wanted
+from spotfleet.model import CloudHost, CloudState, HostState, Nodes, Offer, ResizeSpec, Role
+from spotfleet.protocol.messages import AgentOrders
+from spotfleet.providers import Boot, ExistingMachines, InterruptionEvents, ManagedResources, Provider
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+TICK_S = 1.0
+LOSS_TICK_S = 0.2  # period of ticks while it is unknown whether a host whose agent just disconnected still exists
+LOSS_S = 3.0
+LAST_WORD_S = 10.0  # how long a notice stays valid after its agent disconnects; the machine may return without it
+AT_ONCE = 16  # launches and terminations requested at the same time
+INSTALL_S = 3600.0  # launch timeout of an existing machine without an environment: each step of making one has a limit
+BOOT_S = 1800.0  # the same, including the boot, for a machine that powers itself off after a failure
+END_AGAIN_S = 10.0  # pause between requests to end our own host
+DISMISSED = "the fleet goes down, and the cloud does not answer"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Functions of the fleet's policy that a tick calls."""
+
+    decide: Callable[[Wanted], Wanted]
+    offers_due: Callable[[float], bool]  # at a monotonic time: is `read_offers` to be called before `decide`?
+    read_offers: Callable[[Provider], None]  # blocks: called in the provider's thread
+    ticked: Callable[[], None]  # called after each tick
+
+
+class HostController:
+    """Ticks of the reconciler, and the end of our own machine."""
+
+    def __init__(self, core: Core, provider: Provider, policy: Policy, shutdown: FleetShutdown,
+                 dispatcher_cost: DispatcherCost, launched: Callable[[str], None]) -> None:
+        """`launched` is called with the name of each host that receives our URL at its launch."""
+        self._waits = ""  # the reason that the last tick waited
+        self._problems: list[str] = []  # problems of machines that existed before the fleet
+        self.doing: dict[str, str] = {}  # host -> the installation step of its machine
+        self.tick_s = 0.0  # duration of the last tick, including the cloud's answers
+        self.stays = isinstance(provider, ExistingMachines)  # our machine and its results outlive the fleet
+        self._outage, self._jumps = Outage(provider.name), ClockJumps()
+        self._core, self._provider, self._policy, self._launched = core, provider, policy, launched
+        self._shutdown, self._dispatcher_cost = shutdown, dispatcher_cost
+        self._settle_until = core.settle_until  # the whole window, even if the loop settles earlier
+        self._thread = ThreadPoolExecutor(1, "provider")
+        self._calls = reconcile.Calls(AT_ONCE, ThreadPoolExecutor(AT_ONCE, "machines").map,
+                                      # cloud accounts have quotas per region
+                                      scout=isinstance(provider, ManagedResources))
+        self._slots = 0  # those of the smallest host: of the current or last ones, or as offered
+        self._released: frozenset[str] = frozenset()
+        self._busy: frozenset[str] = frozenset()
+        self._events = CloudEventListener(
+            provider, core.boot.fleet, lambda: core.journal.state.hosts, core.tick_soon
+        ) if isinstance(provider, InterruptionEvents) and provider.has_events() else None
+
+    @property
+    def waits(self) -> str:
+        """The reason that machines wait, including an outage of the cloud; "" for none."""
+        return self._outage.why(time.monotonic()) or self._waits
+
+    @property
+    def why(self) -> str:
+        """The same, with the problems of existing machines and of the cloud's events."""
+        waits, problem = self.waits, self._events.problem if self._events else ""
+        problem = f"the cloud's own events about its machines cannot be read: {problem}" if problem else ""
+        return "; ".join(filter(None, [waits, *(line for line in self._problems if line not in waits), problem]))
+
+    @property
+    def own(self) -> CloudHost | None:
+        """The dispatcher's own host, as listed by the cloud."""
+        return self._dispatcher_cost.machine
+
+    def note_workers(self, views: dict[str, HostView]) -> None:
+        """Record which hosts hold workers; a draining one without workers is released at once."""
+        jobs = self._core.jobs.values()
+        held = {worker.host for job in jobs for worker in job.workers.live()}
+        released = frozenset(n for n, v in views.items()
+                             if v.host.state is HostState.DRAINING and n not in held and not v.workers)
+        self._busy = frozenset(held)
+        if released - self._released:
+            self._core.tick_soon()
+        self._released = released
+
+    async def run(self) -> None:
+        listening = asyncio.create_task(self._events.run()) if self._events else None
+        try:
+            while True:
+                self._core.tick_due.clear()
+                await self._tick()
+                await self._core.journal.catch_up()
+                self._policy.ticked()
+                self._core.step_soon()
+                await self._finish()
+                await wait_set(self._core.tick_due, LOSS_TICK_S if self._someone_was_lost() else TICK_S)
+        finally:
+            if listening is not None:
+                listening.cancel()
+
+    def _someone_was_lost(self) -> bool:
+        """Return whether an agent disconnected in the last LOSS_S and the cloud still lists its host."""
+        now = time.monotonic()
+        lost = {n for n, s in self._core.connections.items() if not s.connected and now - s.away_since < LOSS_S}
+        return any(h.request_id in lost for h in self._core.journal.state.hosts)
+
+    async def interrupt(self, host: str, notice_s: float | None) -> None:
+        await self._call(lambda: self._provider.interrupt(host, notice_s))
+        self._core.tick_soon()
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _tick(self) -> None:
+        await self._ask_for_slots()
+        if self._policy.offers_due(time.monotonic()):
+            await self._call(lambda: self._policy.read_offers(self._provider))
+        if self.own is None and self._core.policy.max_micros_h:  # its price counts for the limit
+            with suppress(SpotfleetError, OSError):
+                await self._call(lambda: self._dispatcher_cost.find(self._provider))
+        wanted, observed, ledger = self._wanted(), self._observed(), self._core.journal.ledger
+        began = time.monotonic()
+        self._outage.asked(began)
+        try:
+            done = await self._call(lambda: reconcile.tick(
+                wanted, ledger, self._provider, self._boot, observed, self._now(ledger), self._calls))
+            answers = not any(isinstance(a, reconcile.NoAnswer) for a in done)
+            if self.own is None and answers:
+                await self._call(lambda: self._dispatcher_cost.find(self._provider))
+            if answers and self._dispatcher_cost.due(time.monotonic()):
+                await self._call(lambda: self._dispatcher_cost.refresh(self._provider, time.monotonic(), time.time()))
+            if self.stays:
+                await self._call(self._read_existing)
+        except (SpotfleetError, OSError) as error:
+            hint = f" ({error.hint})" if isinstance(error, NeedsPerson) and error.hint else ""
+            done = [Wait(f"{error}{hint}")]
+            if space.is_full(error) and self._shutdown.why:
+                space.release_reserve(self._core.home)
+            if done[0].why != self._waits:
+                log.warning("machines: %s", done[0].why)
+        self.tick_s = time.monotonic() - began
+        self._waits = "; ".join(a.why for a in done if isinstance(a, Wait))
+        silent = next((a.error for a in done if isinstance(a, reconcile.NoAnswer)), "")
+        if self._outage.failed(silent) if silent else self._outage.answered():
+            log.warning("%s: %s", self._provider.name, silent or "answers again")
+
+    def _read_existing(self) -> None:
+        """Read the state of existing machines, which is not in the ledger: each installation step changes it."""
+        assert isinstance(self._provider, ExistingMachines)
+        self._problems = self._provider.problems()
+        self.doing = {h.request_id: h.why for h in self._provider.hosts(self._core.boot.fleet)
+                      if h.state is CloudState.PENDING and h.why}
+
+    def _now(self, ledger: Ledger) -> float:
+        """Return the wall clock's time, and record when it was set forward: else all waits would be over at once. Only
+        a running process can detect that; the reconciler detects that a clock was set back."""
+        now = time.time()
+        forward_s = self._jumps.update(now, time.monotonic())
+        if forward_s > 0:
+            log.warning("the clock was set forward by %.0f s", forward_s)
+            ledger.append(ClockSetBack(now, -forward_s))
+        return now
+
+    @property
+    def target(self) -> int:
+        """Number of hosts needed: `nodes.target`, or fewer if jobs request fewer."""
+        jobs, slots = self._core.jobs.values(), [v.slots for v in self._core.views()]
+        self._slots = min(slots, default=self._slots)
+        newest = next(reversed(jobs), None)
+        idle = newest.spec.resize if newest is not None else self._core.boot.spec.resize
+        live = [j for j in jobs if not j.state.ended]
+        return target(self._core.nodes, self._slots or 1, live, idle)
+
+    async def _ask_for_slots(self) -> None:
+        """Read the slots per host from offers, while there is no host that shows them."""
+        if not self._slots and not self._core.views():
+            with suppress(SpotfleetError, OSError):  # the tick reports a cloud that does not answer
+                self._slots = await self._call(self._offered_slots)
+
+    def _offered_slots(self) -> int:
+        needs = (replace(need, max_micros_h=0) for need in self._core.boot.spec.any_of)
+        return min((offer.slots for need in needs for offer in self._provider.offers(need)), default=0)
+
+    def _wanted(self) -> Wanted:
+        spec, down = self._core.boot.spec, bool(self._shutdown.why)
+        wanted = Wanted(self._core.boot.fleet, Role.WORKER, 0 if down else self.target,
+                        spec.any_of, spec.interruption_behavior, spec.tags, placement=spec.placement,
+                        all_or_nothing=spec.all_or_nothing)
+        if self.stays or self._core.boot.spec.aws is not None:
+            wanted = replace(wanted, launch_timeout_s=INSTALL_S if self.stays else BOOT_S)
+        return self._policy.decide(wanted)
+
+    def _observed(self) -> Observed:
+        connections, now = self._core.connections, time.monotonic()
+        joined = {n: s.report.incarnation for n, s in connections.items() if s.connected}
+        notices = {n: notice for n, s in connections.items()
+                   if (s.connected or now - s.away_since < LAST_WORD_S) and (notice := s.notice(now))}
+        if self._events is not None:
+            notices = merge_notices(notices, self._events.notices(now))
+        settle_until = time.time() + max(0.0, self._settle_until - now)
+        return Observed(joined, notices, self._released, dict(self._core.drains), self._busy, settle_until)
+
+    def _boot(self, host: str, offer: Offer) -> Boot:
+        boot, now = self._core.boot, time.time()
+        born_at = now - self._core.clock.age_s(time.monotonic())
+        self._launched(host)
+        boot_data = {"fleet": boot.fleet, "host": host, "provider": boot.spec.provider, "slots": offer.slots,
+                "dispatcher": self._core.url, "ca": boot.ca, "token": host_token(boot.fleet_secret, host),
+                **lifetime.told_to_host(boot.spec, born_at, now)}
+        return Boot("spotfleet.agent", {"boot.json": json.dumps(to_json(boot_data))})
+
+    # ---- shutdown
+
+    async def _finish(self) -> None:
+        """Once no worker host is left, record it; if nobody fetches the archive, write it and end our own machine.
+
+        On an existing machine, which costs nothing, the archive waits here to be fetched.
+        """
+        shutdown, journal = self._shutdown, self._core.journal
+        if shutdown.decision is None:
+            return
+        left = [h for h in journal.state.hosts if h.role is Role.WORKER]
+        if left or any(not j.state.ended for j in self._core.jobs.values()):
+            if self._outage.lasts:
+                self._dismiss_hosts()
+            await self._give_up(len(left))
+            return
+        if journal.state.down is None and journal.full is None:  # a full disk must not keep machines billed
+            journal.note(FleetDown(time.time(), shutdown.why))
+            with suppress(DiskFull):
+                await journal.flush()
+        if self.stays or not shutdown.must_end(time.time()):
+            return
+        if not shutdown.decision.archived and not await self._archive():
+            return
+        log.info("the fleet is down: ending our own host")
+        try:
+            await self._call(lambda: self._provider.terminate(self._core.boot.host))
+        except (SpotfleetError, OSError) as error:
+            log.warning("our own host was not ended, asked again: %s", error)
+        await asyncio.sleep(END_AGAIN_S)
+        await self._give_up(0)
+
+    def _dismiss_hosts(self) -> None:
+        """Order hosts without workers to end themselves, as the cloud does not end them."""
+        for connection in self._core.connections.values():
+            if connection.connected and not connection.report.workers:
+                connection.orders, connection.due = AgentOrders(connection.host, refuse=DISMISSED), False
+                self._core.disconnect(connection)
+                connection.wake()
+
+    async def _give_up(self, hosts_left: int) -> None:
+        """Stop at least our own bill when the cloud has not acted for long: raise PowerOff."""
+        shutdown, now = self._shutdown, time.time()
+        assert shutdown.decision is not None
+        if self.stays or not shutdown.must_end(now) or not lifetime.may_power_off(
+                self._core.boot.spec, shutdown.decision.at, hosts_left, now):
+            return
+        if shutdown.decision.archived or await self._archive():
+            raise PowerOff(f"powering off: the cloud has not ended this fleet's machines, {hosts_left} other hosts "
+                           "are left to end themselves", hint="spotfleet leaks --fix")
+
+    async def _archive(self) -> bool:
+        """Write the results to the archive folder; return whether to go on. A disk that refuses them for FETCH_S must
+        not keep us billed."""
+        shutdown, home, target = self._shutdown, self._core.home, self._core.archive_folder
+        assert shutdown.decision is not None
+        try:
+            await asyncio.to_thread(archive.write_folder, home, self._core.journal.ledger, target)
+        except (OSError, SpotfleetError) as error:
+            log.error("the archive cannot be written to %s: %s", target, error)
+            return time.time() - shutdown.decision.at >= FETCH_S
+        shutdown.mark_archived()
+        return True
+
+
+def target(nodes: Nodes, slots: int, jobs: Sequence[ManagedJob], idle: ResizeSpec) -> int:
+    """Return the number of hosts for `jobs`, which have not ended. `idle`: the resizing of the next expected job, used
+    while there is none."""
+    if not jobs:
+        return hosts_wanted(nodes, slots, [first_workers(idle)])
+    held = [j.sizing.held(j.membership, nodes.target * slots) for j in jobs]
+    return hosts_wanted(nodes, slots, [j.sizing.asked_of_fleet() for j in jobs], held)

@@ -1,0 +1,118 @@
+"""Shared state of the dispatcher: boot data, files on disk, connections and jobs.
+
+One event loop owns all of it, so it needs no locks. Each part of the dispatcher takes a `Core`, plus only the values
+and functions that it calls; no part can be reached from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spotfleet.addresses import host_of
+from spotfleet.dispatcher.hosts import AgentConnection, HostView, host_views
+from spotfleet.dispatcher.jobs.job import ManagedJob
+from spotfleet.dispatcher.journal import Journal
+from spotfleet.dispatcher.lifecycle.clock import MonotonicClock
+from spotfleet.errors import SpotfleetError
+from spotfleet.model import Nodes, PolicySpec
+from spotfleet.protocol.messages import AgentReport
+from spotfleet.transport.boot import DispatcherBoot
+
+
+class NotFound(SpotfleetError):
+    """Lookup of a name that does not exist here."""
+
+
+@dataclass
+class Core:
+    """State that the parts of the dispatcher share."""
+
+    boot: DispatcherBoot
+    home: Path
+    journal: Journal
+    jobs: dict[str, ManagedJob]
+    clock: MonotonicClock  # the fleet's age, and the time since its last job
+    settle_until: float = 0.0  # monotonic: wait until then for hosts from before a restart; 0: settled
+    url: str = ""  # our listening address, set before machines are launched
+    connections: dict[str, AgentConnection] = field(default_factory=dict)  # by host
+    drains: dict[str, str] = field(default_factory=dict)  # host -> why
+    incompatible: dict[str, str] = field(default_factory=dict)  # hosts with another protocol -> the conflict
+    step_due: asyncio.Event = field(default_factory=asyncio.Event)
+    tick_due: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def step_soon(self) -> None:
+        """Request a step of the loop soon, after a change."""
+        self.step_due.set()
+
+    def wake(self) -> None:
+        """Request both soon: a step of the loop and a tick of the machines."""
+        self.tick_soon()
+        self.step_soon()
+
+    def tick_soon(self) -> None:
+        """Request a tick of the machines at once."""
+        self.tick_due.set()
+
+    @property
+    def settled(self) -> bool:
+        """True once the hosts from before a restart have reported or the wait for them has ended."""
+        return self.settle_until == 0.0
+
+    @property
+    def nodes(self) -> Nodes:
+        return self.journal.state.nodes or self.boot.spec.nodes
+
+    @property
+    def policy(self) -> PolicySpec:
+        return self.journal.state.history.policy or self.boot.spec.policy
+
+    @property
+    def archive_folder(self) -> Path:
+        return Path(self.boot.archive) if self.boot.archive else self.home / "archive"
+
+    # ---- hosts
+
+    def views(self) -> list[HostView]:
+        return host_views(self.journal.state, self.connections, self.drains, time.monotonic(), time.time(),
+                          host_of(self.url))
+
+    def check_host(self, host: str) -> None:
+        """Raise NotFound unless `host` is a host of this fleet now."""
+        names = [v.host.request_id for v in self.views()]
+        if host not in names:
+            raise NotFound(f"no host {host!r}", hint=f"hosts of this fleet: {', '.join(names) or 'none now'}")
+
+    def is_connected(self, host: str) -> bool:
+        return host in self.connections and self.connections[host].connected
+
+    def connect(self, report: AgentReport, wake: Callable[[], None]) -> AgentConnection:
+        """Add a connection of a host's agent; it replaces an older one."""
+        connection = AgentConnection(report.host, report, wake)
+        before = self.connections.get(report.host)
+        self.connections[report.host] = connection
+        if before is not None and before.connected:
+            before.connected = False
+            before.wake()
+        self.tick_soon()
+        return connection
+
+    def disconnect(self, connection: AgentConnection) -> None:
+        """Record the end of a connection; the end of a replaced one has no effect."""
+        if self.connections.get(connection.host) is not connection:
+            return
+        connection.connected, connection.away_since = False, time.monotonic()
+        for job in self.jobs.values():
+            job.workers.mark_silent(connection.host, connection.last_report_at)
+        self.wake()  # the tick finds out if the cloud lists the host as ended
+
+
+def clock_of(journal: Journal, jobs: Iterable[ManagedJob]) -> MonotonicClock:
+    """Create the clock of a process that begins now."""
+    unix, created = time.time(), journal.state.created
+    ends = [j.record.ended_at for j in jobs if j.state.ended]
+    ends += [taken.at] if (taken := journal.state.taken_over) else []  # a takeover counts as use of the fleet
+    return MonotonicClock(unix, time.monotonic(), created.at if created else unix, max(ends, default=0.0))

@@ -1,0 +1,1 @@
+"""Files on the dispatcher's disk: bundles, logs, outputs, free space."""

@@ -1,0 +1,80 @@
+"""Store of the blobs of working directories: manifests, their pieces, archives.
+
+No blob is ever removed here, so that the next `train` finds those of the last one. At the target, only blobs of jobs
+that have not ended are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from spotfleet.bundle import pieces_of
+from spotfleet.errors import UsageError
+
+log = logging.getLogger(__name__)
+LOOK_S = 1.0  # largest age of a cached folder listing
+NAMED = 3  # number of missing pieces that an error names
+
+
+class BundleStore:
+    """Blobs on the dispatcher's disk, by sha256."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "bundles"
+        self._pieces: dict[str, frozenset[str]] = {}
+        self._whole: set[str] = set()
+        self._seen: tuple[float, frozenset[str]] = (0.0, frozenset())  # monotonic
+
+    def path(self, digest: str) -> Path:
+        return self.folder / digest
+
+    def belongs(self, digest: str, bundle: str) -> bool:
+        """Return whether a blob is the bundle's manifest or one of its known pieces."""
+        return bool(bundle) and (digest == bundle or digest in self.pieces(bundle))
+
+    def missing(self, digests: Iterable[str], *, old_s: float = 0.0) -> list[str]:
+        """Return the digests without a blob here, by a folder listing that is at most `old_s` old."""
+        at, here = self._seen
+        if time.monotonic() - at > old_s:
+            here = frozenset(os.listdir(self.folder)) if self.folder.is_dir() else frozenset()
+            self._seen = time.monotonic(), here
+        return [digest for digest in digests if digest not in here]
+
+    def is_whole(self, bundle: str) -> bool:
+        """Return whether the whole bundle is here. Cheap; it may become true a moment late."""
+        if bundle in self._whole:
+            return True
+        whole = not self.missing([bundle], old_s=LOOK_S) and not self.missing(self.pieces(bundle), old_s=LOOK_S)
+        if whole:
+            self._whole.add(bundle)
+        return whole
+
+    def refuse_incomplete(self, bundle: str) -> None:
+        """Raise UsageError unless the whole bundle (if any) is here, ValueError for an unreadable manifest."""
+        if not bundle:
+            return
+        hint = "PUT it to /v1/bundles first"
+        if self.missing([bundle]):
+            raise UsageError(f"spec.bundle: {bundle} has not been uploaded", hint=hint)
+        pieces = tuple(dict.fromkeys(piece.sha256 for piece in pieces_of(self.path(bundle))))
+        self._pieces[bundle] = frozenset(pieces)
+        if lacking := self.missing(pieces):
+            raise UsageError(f"spec.bundle: {len(lacking)} of {len(pieces)} pieces of {bundle} have not been uploaded: "
+                             f"{', '.join(lacking[:NAMED])}{', ...' if lacking[NAMED:] else ''}", hint=hint)
+
+    def pieces(self, bundle: str) -> frozenset[str]:
+        """Return the digests of its pieces, besides its own blob; none while that blob is not here."""
+        if bundle not in self._pieces:
+            try:
+                found = frozenset(piece.sha256 for piece in pieces_of(self.path(bundle)))
+            except FileNotFoundError:
+                return frozenset()
+            except ValueError as error:
+                log.warning("bundle %s: %s", bundle[:12], error)  # hosts will report it, too
+                found = frozenset()
+            self._pieces[bundle] = found
+        return self._pieces[bundle]

@@ -1,0 +1,259 @@
+"""Copies of workers' output folders on the dispatcher's disk, which outlive their hosts.
+
+    jobs/JOB/outputs/HOST@SLOT@INCARNATION/...          the files, as named by the worker
+    jobs/JOB/outputs/.HOST@SLOT@INCARNATION.part/...    drafts: incomplete new contents of files
+
+A file only grows at its end, or is replaced whole. Files that a worker removes stay here. The folder holds plain files
+only, no links, and no name leads out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotfleet.dispatcher.disk import space
+from spotfleet.dispatcher.disk.files import TooLarge
+from spotfleet.dispatcher.disk.records import digest_of
+from spotfleet.errors import UsageError
+from spotfleet.protocol.messages import OutputPiece
+
+LIMIT_BYTES = 64 << 30  # limit for one worker's copies, including drafts
+MOST_FILES = 100_000
+SYNC_BYTES = 64 << 20  # bytes of a draft between two syncs, so that the last one is short
+NAME_BYTES, PATH_BYTES = 255, 3000
+
+
+@dataclass
+class _Tally:
+    files: int = 0
+    bytes: int = 0
+
+
+class Outputs:
+    """Outputs of one job. Call blocking methods off the loop, for each worker from one caller at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tallies: dict[str, _Tally] = {}
+        self._hashes: dict[str, dict[str, Any]] = {}
+        self._newest_at, self._counted = 0.0, False
+        self._counting = threading.Lock()
+        self._counter: threading.Thread | None = None
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes counted so far: after a restart a thread counts the files, which may be many."""
+        if not self._counted and self._counter is None:
+            self._counter = threading.Thread(target=self._count, name="outputs", daemon=True)
+            self._counter.start()
+        return sum(t.bytes for t in list(self._tallies.values()))
+
+    def age_s(self, unix: float) -> float | None:
+        """Return the age of the newest output; None if none is known."""
+        return max(0.0, unix - self._newest_at) if self._newest_at else None
+
+    def lock(self, worker: str) -> asyncio.Lock:
+        """Return the lock to hold during `apply`: a retry may overlap a slow request."""
+        return self._locks[worker]
+
+    def apply(self, worker: str, pieces: list[tuple[OutputPiece, bytes]]) -> list[int]:
+        """Apply the pieces in order; return for each the answer that `messages.pack_pieces` defines. Blocking.
+
+        Raises UsageError for a name that leads out, TooLarge beyond the limits, DiskFull; earlier pieces stay applied.
+        """
+        self._count()
+        for piece, _ in pieces:
+            _check_name(piece.name)
+            _check_name(piece.to or "x")
+        copy = _Copy(self.folder / worker.replace("/", "@"), self._tallies.setdefault(worker, _Tally()),
+                     self._hashes.setdefault(worker, {}))
+        copy.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        space.refuse_if_full(copy.folder, sum(len(data) for _, data in pieces))
+        held = []
+        for piece, data in pieces:
+            held.append(copy.do(piece, data))
+            if piece.do != "check":
+                self._newest_at = time.time()
+        return held
+
+    def _count(self) -> None:
+        """Count the files of earlier processes. Blocking."""
+        with self._counting:
+            if self._counted:
+                return
+            for folder in self.folder.glob("[!.]*@*"):
+                tally = self._tallies.setdefault(folder.name.replace("@", "/"), _Tally())
+                for stat in (path.stat() for path in folder.rglob("*") if path.is_file()):
+                    tally.files, tally.bytes = tally.files + 1, tally.bytes + stat.st_size
+                    self._newest_at = max(self._newest_at, stat.st_mtime)
+            self._counted = True
+
+
+class _Copy:
+    """Copy of one worker's folder."""
+
+    def __init__(self, folder: Path, tally: _Tally, hashes: dict[str, Any]) -> None:
+        """`hashes`: by name, the hash of each draft so far."""
+        self.folder, self._tally, self._hashes = folder, tally, hashes
+        self._drafts = folder.with_name(f".{folder.name}.part")
+
+    def do(self, piece: OutputPiece, data: bytes) -> int:
+        path = self.folder / piece.name
+        match piece.do:
+            case "append":
+                return self._append(path, piece.at, data)
+            case "draft":
+                return self._draft(path, piece, data)
+            case "rename":
+                return self._rename(path, self.folder / piece.to)
+            case _:
+                return self._check(path, piece)
+
+    def _check(self, path: Path, piece: OutputPiece) -> int:
+        end, size = piece.at + piece.bytes, _size(path)
+        if size < end or (piece.last and size != end):
+            return -1
+        return end if not piece.sha256 or _digest(path, piece.at, piece.bytes) == piece.sha256 else -1
+
+    def _append(self, path: Path, at: int, data: bytes) -> int:
+        size = _size(path)
+        if data and at + len(data) <= size:  # it may be resent, because the answer was lost
+            return at + len(data) if _holds(path, at, data) else -1
+        if (size < 0 and at > 0) or not (at <= max(size, 0) <= at + len(data)) or (size == at and not data):
+            return max(size, 0)
+        fresh = data[max(size, 0) - at:]
+        self._make_room(len(fresh), files=size < 0)
+        if size < 0:
+            _make_way(path, self.folder)
+        _append(path, fresh, max(size, 0))
+        self._tally.bytes += len(fresh)
+        return max(size, 0) + len(fresh)
+
+    def _draft(self, path: Path, piece: OutputPiece, data: bytes) -> int:
+        draft, end = self._drafts / hashlib.sha256(piece.name.encode()).hexdigest(), piece.at + len(data)
+        if piece.at == 0:
+            draft.unlink(missing_ok=True)
+            self._hashes[piece.name] = hashlib.sha256()
+        size, sha = max(_size(draft), 0), self._hashes.get(piece.name)
+        if sha is None or size != piece.at:
+            return self._draft_again(path, piece, size, end)
+        self._make_room(end, files=False)
+        self._drafts.mkdir(exist_ok=True, mode=0o700)
+        _append(draft, data, size)
+        sha.update(data)
+        if piece.last or size // SYNC_BYTES < end // SYNC_BYTES:
+            _sync(draft)
+        if not piece.last:
+            return end
+        del self._hashes[piece.name]
+        if sha.hexdigest() != piece.sha256:
+            draft.unlink()
+            return -1
+        before = _size(path)
+        self._make_room(0, files=before < 0)
+        _make_way(path, self.folder)
+        draft.replace(path)
+        self._tally.bytes += end - max(before, 0)
+        return end
+
+    def _draft_again(self, path: Path, piece: OutputPiece, size: int, end: int) -> int:
+        """Return the answer to a piece that does not continue the draft: it may be resent after a lost answer."""
+        if not piece.last:
+            return end if end <= size else size
+        return end if _size(path) == end and digest_of(path) == piece.sha256 else -1
+
+    def _rename(self, path: Path, to: Path) -> int:
+        size = _size(path)
+        if size < 0:
+            return _size(to)
+        before = _size(to)
+        _make_way(to, self.folder)
+        path.replace(to)
+        self._tally.files -= before >= 0
+        self._tally.bytes -= max(before, 0)
+        return size
+
+    def _make_room(self, size: int, *, files: bool) -> None:
+        if self._tally.bytes + size > LIMIT_BYTES:
+            raise TooLarge(f"output: a worker's files may take {LIMIT_BYTES} bytes; what is beyond is not collected")
+        if self._tally.files + files > MOST_FILES:
+            raise TooLarge(f"output: a worker may have {MOST_FILES} files; what is beyond is not collected")
+        self._tally.files += files
+
+
+def _check_name(name: str) -> None:
+    """Raise UsageError for a name that leads out of a folder, or is not a valid file name."""
+    parts = name.split("/")
+    try:
+        data = [part.encode() for part in parts]
+    except UnicodeEncodeError:
+        data = [b""]
+    odd = any(not part or part in (b".", b"..") or b"\0" in part or len(part) > NAME_BYTES for part in data)
+    if odd or sum(map(len, data)) + len(data) > PATH_BYTES:
+        raise UsageError(f"output: {name[:200]!r} is no name of a file inside a folder")
+
+
+def _make_way(path: Path, folder: Path) -> None:
+    """Create the folders above `path`. A conflicting entry is one that the worker has replaced by another kind (file or
+    folder): it is kept under another name."""
+    for above in reversed([p for p in path.parents if p.is_relative_to(folder) and p != folder]):
+        if above.is_file():
+            _put_aside(above)
+        above.mkdir(exist_ok=True, mode=0o700)
+    if path.is_dir():
+        _put_aside(path)
+
+
+def _put_aside(path: Path) -> None:
+    number = next(n for n in range(1, 1 << 30) if not path.with_name(f"{path.name}.{n}").exists())
+    path.rename(path.with_name(f"{path.name}.{number}"))
+
+
+def _append(path: Path, data: bytes, before: int) -> None:
+    """Append all of `data` or nothing."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "ab") as file:
+            file.write(data)
+    except OSError:
+        if path.exists():
+            os.truncate(path, before)
+        raise
+
+
+def _digest(path: Path, at: int, size: int) -> str:
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(at)
+        while size > 0 and (data := file.read(min(size, 1 << 20))):
+            sha.update(data)
+            size -= len(data)
+    return sha.hexdigest()
+
+
+def _holds(path: Path, at: int, data: bytes) -> bool:
+    with path.open("rb") as file:
+        file.seek(at)
+        return file.read(len(data)) == data
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file; -1 if there is none."""
+    try:
+        return path.stat().st_size if not path.is_dir() else -1
+    except (FileNotFoundError, NotADirectoryError):
+        return -1

@@ -1,0 +1,49 @@
+"""Names, records and order of stored checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from spotfleet.codec import from_json
+from spotfleet.protocol.messages import Checkpoint
+
+Seen = tuple[int, int]  # a file's size and the time of its last change, in ns
+
+
+def name_of(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint.version}-{checkpoint.generation}"
+
+
+def age(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Return the sort key; greater is newer. A later generation counts more than further steps of a replaced one."""
+    return (checkpoint.generation, checkpoint.version)
+
+
+def digest_of(path: Path) -> str:
+    """Return the sha256 of a file in hex; blocking."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def named(name: str) -> Checkpoint | None:
+    """Parse a file's name into version and generation; None for a foreign one."""
+    version, _, generation = name.partition("-")
+    return Checkpoint(int(version), "", 0, int(generation)) if version.isdigit() and generation.isdigit() else None
+
+
+def read_record(path: Path) -> Checkpoint | None:
+    try:
+        return from_json(Checkpoint, json.loads(path.read_text()))
+    except (ValueError, OSError):
+        return None
+
+
+def seen_at(path: Path) -> Seen | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return (stat.st_size, stat.st_mtime_ns)

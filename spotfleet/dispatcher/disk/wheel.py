@@ -1,0 +1,41 @@
+"""Wheel of the running code, which hosts fetch by its digest: the whole fleet runs the same code."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from spotfleet.bootstrap import WHEEL
+from spotfleet.dispatcher.disk.files import write_atomic
+
+log = logging.getLogger(__name__)
+NAME = "code"  # in the home: the wheel's digest
+
+
+def keep(home: Path) -> str:
+    """Copy the wheel of this process, if any, to the bundles; return its sha256, or "". Raises OSError."""
+    given = os.environ.get(WHEEL, "")
+    if not given:
+        return ""
+    with open(given, "rb") as wheel:
+        digest = hashlib.file_digest(wheel, "sha256").hexdigest()
+    kept = home / "bundles" / digest
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = kept.with_name(f".{digest}.{os.getpid()}.part")  # files.sweep removes it after a kill
+        shutil.copyfile(given, part)
+        part.replace(kept)
+    write_atomic(home / NAME, digest)
+    log.info("hosts fetch %s as %s", Path(given).name, digest)
+    return digest
+
+
+def digest(home: Path) -> str:
+    """Return the digest of the wheel that hosts may fetch; "" if there is none."""
+    try:
+        return (home / NAME).read_text()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,205 @@
+"""Loop of the dispatcher. One event loop owns all of its state (`core.py`), so it needs no locks.
+
+    step      after every report or request, and each STEP_S: schedule, membership, jobs, orders. Never blocks.
+    machines  each TICK_S, and at once when a host changed: one `fleet.reconcile.tick` in its own thread.
+
+After a restart this process reads the jobs from disk. It orders, launches and ends nothing until every running host has
+reported or SETTLE_S have passed; training continues meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from spotfleet.dispatcher.agent_orders import OrderSender
+from spotfleet.dispatcher.checkpoints.backup import Backup
+from spotfleet.dispatcher.checkpoints.maintenance import CheckpointMaintenance
+from spotfleet.dispatcher.checkpoints.replica import Replica
+from spotfleet.dispatcher.cloud.dispatcher_cost import DispatcherCost
+from spotfleet.dispatcher.cloud.endpoint_tag import EndpointTagger
+from spotfleet.dispatcher.cloud.machines import HostController, Policy
+from spotfleet.dispatcher.core import Core, clock_of
+from spotfleet.dispatcher.disk import jobfile
+from spotfleet.dispatcher.disk.bundles import BundleStore
+from spotfleet.dispatcher.fleet_desk import FleetDesk
+from spotfleet.dispatcher.hosts import AgentConnection, HostView, differs
+from spotfleet.dispatcher.http.revocation import disconnect_rejected
+from spotfleet.dispatcher.jobs import restart
+from spotfleet.dispatcher.jobs.desk import JobDesk, WorkerNames, load_job, unwritten
+from spotfleet.dispatcher.jobs.job import SAVE_S, JobContext, ManagedJob
+from spotfleet.dispatcher.jobs.restart import Slot
+from spotfleet.dispatcher.journal import Journal
+from spotfleet.dispatcher.lifecycle import lifetime
+from spotfleet.dispatcher.lifecycle.health import HealthRemarks
+from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
+from spotfleet.dispatcher.policy import PolicyController
+from spotfleet.dispatcher.recovery.takeover import Takeover
+from spotfleet.dispatcher.signal import wait_set
+from spotfleet.fleet.planner.retention import keep_s
+from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate
+from spotfleet.model import CloudState, HostState
+from spotfleet.protocol.messages import AgentReport
+from spotfleet.providers import Provider
+from spotfleet.transport.boot import DispatcherBoot
+
+STEP_S = 0.25
+REST = 3.0  # the pause after a step, in durations of that step: leaves time for reports and orders of a large fleet
+SETTLE_S = 15.0
+SILENCE_S = 3.0  # an agent that is disconnected for less keeps its host's place in the schedule
+
+
+class Dispatcher:
+    """The loop, and the only place that connects the parts; no part refers to it."""
+
+    def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider, journal: Journal) -> None:
+        names = WorkerNames(home, boot.host)
+        jobs = {j.id: j for j in (load_job(boot, folder, names) for folder in jobfile.folders(home))}
+        self.core = core = Core(boot, home, journal, jobs, clock_of(journal, jobs.values()))
+        core.settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
+        self.shutdown = FleetShutdown(home, keep_s(boot.spec), core.wake)
+        self.dispatcher_cost = DispatcherCost(boot.fleet, boot.host)
+        self.policy = policy = PolicyController(core, self.dispatcher_cost, self.shutdown)
+        self.endpoint_tagger = EndpointTagger(core, provider)
+        calls = Policy(policy.divide, policy.offers_due, policy.read_offers, policy.enforce_budget)
+        self.machines = HostController(core, provider, calls, self.shutdown, self.dispatcher_cost,
+                                       self.endpoint_tagger.launched)
+        bundles = BundleStore(home)
+        self.desk = JobDesk(core, names, bundles, policy, self.shutdown, lambda: self.machines.waits)
+        replica = Replica(boot) if boot.spec.checkpoint.folder else None
+        self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)
+        self.takeover, self.backup = Takeover(core, self.desk), Backup(core, bundles)
+        self._order_sender, self._health = OrderSender(core, self.takeover), HealthRemarks(core, self.machines.stays)
+        self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self._remarks)
+
+    def _remarks(self) -> list[str]:
+        """Return further remarks for users."""
+        return [*self._health.lines(), *self.takeover.remarks,
+                *filter(None, (self.endpoint_tagger.why, self.backup.why))]
+
+    def receive(self, connection: AgentConnection, report: AgentReport) -> None:
+        """Process an agent's report; the next step answers it. A late report on a replaced connection is dropped: it
+        is stale, and would report workers as lost that were started since."""
+        if self.core.connections.get(connection.host) is not connection or not connection.connected:
+            return
+        noticed, news = report.notice != connection.report.notice, differs(connection.report, report)
+        connection.receive(report, time.monotonic())
+        self.takeover.receive(report)
+        if self.core.settled:
+            for job in self.core.jobs.values():
+                job.receive(report, time.monotonic())
+        if noticed:
+            self.core.tick_soon()
+        if news:
+            self.core.step_soon()
+
+    # ---- loop
+
+    async def run(self) -> None:
+        """Step until cancelled. An error ends the process: a restart from disk is safer than continuing."""
+        journal = self.core.journal
+        journal.note(*unwritten((event for _, event in journal.after(0)), self.core.jobs.values()))
+        while True:
+            self.core.step_due.clear()
+            journal.check()
+            began = time.monotonic()
+            self.step()
+            await asyncio.sleep(REST * (time.monotonic() - began))
+            await wait_set(self.core.step_due, STEP_S)
+
+    def step(self) -> None:
+        """Update jobs and orders with everything known now."""
+        core = self.core
+        self.shutdown.save()
+        if not core.settled:
+            self.takeover.ask()
+            self._try_to_settle()
+        if not core.settled:
+            return
+        now, unix = time.monotonic(), time.time()
+        views = {v.host.request_id: v for v in core.views()}
+        self._forget_hosts(views)
+        self.takeover.adopt(views)
+        live = [j for j in core.jobs.values() if not j.state.ended]
+        self._end_if_due(live, unix)
+        self.desk.allocation = allocate(*self._needs(live, views, now), self.desk.allocation.held)
+        taken = {place: job.id for job in core.jobs.values() for place in job.held()}
+        for job in core.jobs.values():
+            core.journal.note(*job.step(self._context(job, views, taken, now, unix)))
+            core.drains.update({h: why for h, why in restart.unfit(job.history, now).items() if h in views})
+        disconnect_rejected(core)
+        self._order_sender.send()
+        self.machines.note_workers(views)
+
+    def _needs(self, live: list[ManagedJob], views: dict[str, HostView],
+               now: float) -> tuple[list[JobNeed], list[HostRoom]]:
+        order = {name: n for n, name in enumerate(self.core.jobs)}
+        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id]) for j in live
+                 if not j.record.cancelled]
+        rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now))
+                 for name, v in views.items() if v.host.state is not HostState.STOPPED]
+        return needs, rooms
+
+    def _is_ready(self, host: str, view: HostView, now: float) -> bool:
+        connection = self.core.connections.get(host)
+        if self.takeover.asked(host):
+            return False  # it holds workers of a job that this dispatcher does not know yet
+        return view.connected or (connection is not None and now - connection.away_since < SILENCE_S)
+
+    def _context(self, job: ManagedJob, views: dict[str, HostView], taken: dict[Slot, str], now: float,
+                unix: float) -> JobContext:
+        hosts = self.desk.allocation.held.get(job.id, ())
+        usable = [v for v in (views.get(h) for h in hosts) if v is not None and v.usable]
+        places = [(v.host.request_id, slot) for v in usable for slot in range(v.slots)]
+        given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.sizing.places]
+        launching = sum(v.slots for v in views.values() if v.host.counts and not v.connected and v.leaving is None)
+        coming = max(0, min(launching, job.sizing.places - len(given)))
+        return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job), coming)
+
+    def _why_waiting(self, job: ManagedJob) -> str:
+        why = self.desk.allocation.why.get(job.id, "")
+        return "" if why.startswith("holds") else "; ".join(w for w in (why, self.machines.waits) if w)
+
+    def _forget_hosts(self, views: dict[str, HostView]) -> None:
+        core = self.core
+        for name in [n for n, s in core.connections.items() if n in core.journal.state.ended and not s.connected]:
+            del core.connections[name]
+        core.drains = {n: why for n, why in core.drains.items() if n in views}
+
+    def _end_if_due(self, live: list[ManagedJob], unix: float) -> None:
+        if self.shutdown.why:
+            for job in live:
+                job.cancel(f"the fleet goes down: {self.shutdown.why}", save_until=time.monotonic() + SAVE_S)
+            return
+        mono, clock = time.monotonic(), self.core.clock
+        idleness = lifetime.Idleness(
+            unix - clock.age_s(mono), len(live), unix - clock.idle_s(mono, working=bool(live)),
+            next((j.id for j in self.core.jobs.values() if j.state.ended and j.spec.down), ""))
+        why = lifetime.reason_to_stop(self.core.boot.spec, idleness, unix)
+        if why:
+            self.shutdown.begin(why, by_ourselves=True, at=time.time())
+
+    # ---- after a restart
+
+    def _has_past(self) -> bool:
+        return bool(self.core.jobs) or len(self.core.journal.ledger.events(0, 2)) > 1  # more than the fleet's creation
+
+    def _try_to_settle(self) -> None:
+        core = self.core
+        away = [h.request_id for h in core.journal.state.hosts if h.cloud is CloudState.RUNNING
+                and h.terminate_at is None and not core.is_connected(h.request_id)]
+        if (away or self.takeover.waits()) and time.monotonic() < core.settle_until:
+            return
+        core.settle_until = 0.0
+        self.takeover.settle()
+        reports = [s.report for s in core.connections.values()]
+        for job in core.jobs.values():
+            if not job.state.ended:
+                job.adopt(reports)
+        self.desk.allocation = Allocation({j.id: tuple(sorted(j.workers.hosts())) for j in core.jobs.values()
+                                           if not j.state.ended and (j.workers.hosts() or j.record.groups)}, {})
+        for connection in core.connections.values():
+            if not connection.connected:
+                for job in core.jobs.values():
+                    job.workers.mark_silent(connection.host, connection.last_report_at)

@@ -1,0 +1,65 @@
+"""Requests about the fleet: status, size, policy, and single hosts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from spotfleet.dispatcher.cloud.machines import HostController
+from spotfleet.dispatcher.core import Core
+from spotfleet.dispatcher.jobs.job import ManagedJob
+from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
+from spotfleet.dispatcher.policy import PolicyController
+from spotfleet.dispatcher.status import StatusInput, fleet_status
+from spotfleet.fleet.domain.events import NodesChanged
+from spotfleet.model import Nodes, PolicySpec
+from spotfleet.protocol.messages import FleetStatus, JobStatus
+
+
+class FleetDesk:
+    """Handlers of requests about the fleet."""
+
+    def __init__(self, core: Core, machines: HostController, policy: PolicyController, shutdown: FleetShutdown,
+                 remarks: Callable[[], list[str]]) -> None:
+        """`remarks` returns further remarks for users."""
+        self._core, self._machines, self._policy, self._remarks = core, machines, policy, remarks
+        self.shutdown = shutdown
+
+    async def set_nodes(self, nodes: Nodes) -> None:
+        if nodes != self._core.nodes:
+            self._core.journal.note(NodesChanged(time.time(), nodes, "asked by `spotfleet up`"))
+            await self._core.journal.flush()
+            self._core.tick_soon()
+
+    async def set_policy(self, policy: PolicySpec) -> None:
+        await self._policy.set_policy(policy)
+
+    def drain(self, host: str) -> None:
+        self._core.check_host(host)
+        self._core.drains[host] = "asked by `spotfleet drain`"
+        self._core.wake()
+
+    async def interrupt(self, host: str, notice_s: float | None) -> None:
+        self._core.check_host(host)
+        await self._machines.interrupt(host, notice_s)
+
+    def go_down(self) -> None:
+        self.shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=time.time())
+
+    def job_status(self, job: ManagedJob) -> JobStatus:
+        return self._policy.annotated(job, time.time())
+
+    def status(self) -> FleetStatus:
+        core, machines, unix = self._core, self._machines, time.time()
+        views = core.views()
+        host_jobs = {v.host.request_id: tuple(j.id for j in core.jobs.values() if j.has_worker_on(v.host.request_id))
+                     for v in views}
+        jobs = tuple(self._policy.annotated(j, unix) for j in core.jobs.values())
+        agents_why = {**core.incompatible, **machines.doing,
+                      **{c.host: c.report.why for c in core.connections.values()}}
+        inputs = StatusInput(core.boot.fleet, core.journal.state, core.nodes, machines.own, views, agents_why,
+                             host_jobs, jobs, self.shutdown.why, machines.why, self._remarks(),
+                             core.boot.spec.max_lifetime_s, machines.target)
+        return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, spent_micros=self._policy.spent(unix),
+                       policy=self._policy.status(unix))

@@ -1,0 +1,46 @@
+"""HTTP API of the dispatcher: server, authentication and routes.
+
+    app.py            routes, access rules, errors            requests.py    callers, bodies, query values
+    auth.py           tokens                                  revocation.py  refused hosts
+    agents.py         WebSocket of agents                     version_check.py  agents of another protocol
+    fleet.py jobs.py bundles.py  handlers
+
+Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The routes (`app.py: ROUTES`):
+
+| method and path | caller | request and answer |
+|---|---|---|
+| GET /healthz | all | liveness, without authentication; contains nothing else |
+| GET /v1/agent | agent | WebSocket: receives AgentReport, sends AgentOrders; replaces a host with another protocol |
+| GET /v1/status | CLI | FleetStatus: fleet, hosts, jobs, each with `why`; burn |
+| GET /v1/events?after=SEQ&wait=S | CLI | `{"events": [{"seq", "kind", "at", ...}]}`, long poll |
+| PUT /v1/nodes | CLI | `{min, target, max}` |
+| PUT /v1/policy | CLI | model.PolicySpec |
+| HEAD, GET, PUT /v1/bundles/SHA256 | CLI, agent | a blob of a working directory, see below |
+| POST /v1/bundles/missing | CLI, agent | `{digests}` -> `{missing}` |
+| POST /v1/jobs | CLI | `{spec: JobSpec, secrets, wait}` -> `{job}` |
+| GET /v1/jobs | CLI | `{jobs: [JobStatus]}` |
+| GET /v1/jobs/JOB | CLI | JobStatus |
+| POST /v1/jobs/JOB/cancel | CLI | ends the job |
+| GET /v1/jobs/JOB/launch | agent | WorkerLaunch; only for a host with a worker of the job |
+| GET /v1/jobs/JOB/workers | CLI | `{workers}`: the workers that have logs |
+| GET /v1/jobs/JOB/logs?offset=B&wait=S | CLI | bytes of a log, long poll; also `rank=N` or `worker=W`, see below |
+| POST /v1/jobs/JOB/logs/WORKER?offset=B | agent | appends if `offset` is the size held -> `{size}` |
+| PUT /v1/jobs/JOB/checkpoints/VERSION | agent | a checkpoint or a part of one, see below -> Checkpoint |
+| GET /v1/jobs/JOB/checkpoints/VERSION | CLI, agent | the file of the checkpoint |
+| POST /v1/jobs/JOB/outputs/WORKER | agent | pieces of the worker's outputs, see below -> `{held}` |
+| GET /v1/jobs/JOB/outputs | CLI | .tar.gz of all outputs collected so far |
+| POST /v1/hosts/HOST/drain | CLI | drains the host |
+| POST /v1/hosts/HOST/revoke | CLI | `{why}`: the token is refused from this answer on, permanently |
+| POST /v1/hosts/HOST/interrupt | CLI | `{notice_s: number or null}`, for `chaos` |
+| POST /v1/down | CLI | cancels jobs, drains and ends all spot hosts; /v1/status shows when none is left |
+| GET /v1/archive | CLI | .tar.gz of ledger.db and of each job's logs, newest checkpoint and outputs |
+
+- Bundles: a blob is a manifest or one of its pieces. A host gets and puts blobs of the jobs that it works for, and
+  gets the wheel of the code.
+- Logs: `worker` may be `HOST#setup`; without it `rank` counts (default 0). The answer's header `X-Offset` is the next
+  offset, `X-End: 1` marks the end. WORKER in the path of a POST may be `HOST#setup`, too.
+- Checkpoints: `?generation=G&digest=SHA256`, and `&part=I&parts=N` for one of N <= 4096 parts. A body with another
+  digest is not stored (400). Older generations, and parts of a checkpoint older than the newest kept, are refused
+  (409). 507: no room on the disk.
+- Outputs: the body is that of `messages.pack_pieces`. 413: beyond the limits of a worker; 507: no room on the disk.
+"""

@@ -1,0 +1,201 @@
+"""HTTP server: routes, access rules and error responses.
+
+Every error is `{"error": ..., "hint": ..., "kind": ...}`; `kind` is the class in `errors.py` that the CLI raises again.
+Answers to authorised callers contain our version. A caller of another protocol is refused, except on the frozen routes
+of `protocol/versions.py`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from aiohttp import web
+
+from spotfleet import errors
+from spotfleet.dispatcher.checkpoints.store import NoRoom, Outdated
+from spotfleet.dispatcher.core import NotFound
+from spotfleet.dispatcher.disk import space
+from spotfleet.dispatcher.disk.files import TooLarge
+from spotfleet.dispatcher.dispatcher import Dispatcher
+from spotfleet.dispatcher.http import bundles, fleet, jobs
+from spotfleet.dispatcher.http.agents import agent_socket
+from spotfleet.dispatcher.http.requests import CORE, FLEET, JOBS, RECEIVE, bearer_of, caller_of
+from spotfleet.protocol import versions
+
+log = logging.getLogger(__name__)
+JSON_BYTES = 4 << 20  # largest body of a route that does not stream
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class OtherVersion(errors.NeedsPerson):
+    """Refusal of a caller of another protocol: the two sides would misread each other."""
+
+
+class AdminTokenRemote(errors.NeedsPerson):
+    """Use of the admin token from another machine, where it is valid only on the dispatcher's own."""
+
+
+class CallerKind(Enum):
+    """Callers that a route accepts."""
+
+    ANYBODY = "anybody"
+    CLI = "cli"
+    AGENT = "agent"
+    BOTH = "both"
+    SOCKET = "socket"  # an agent, including a refused one, which receives the reason
+
+
+@dataclass(frozen=True)
+class Route:
+    """Method, path, accepted callers and handler."""
+
+    method: str
+    path: str
+    who: CallerKind
+    handler: Handler
+
+
+async def healthz(_request: web.Request) -> web.Response:
+    return web.json_response({"ok": True})
+
+
+ROUTES = (
+    Route("GET", "/healthz", CallerKind.ANYBODY, healthz),
+    Route("GET", "/v1/agent", CallerKind.SOCKET, agent_socket),
+    Route("GET", "/v1/status", CallerKind.CLI, fleet.status),
+    Route("GET", "/v1/events", CallerKind.CLI, fleet.events),
+    Route("PUT", "/v1/nodes", CallerKind.CLI, fleet.put_nodes),
+    Route("PUT", "/v1/policy", CallerKind.CLI, fleet.put_policy),
+    Route("POST", "/v1/hosts/{host}/drain", CallerKind.CLI, fleet.drain),
+    Route("POST", "/v1/hosts/{host}/interrupt", CallerKind.CLI, fleet.interrupt),
+    Route("POST", "/v1/hosts/{host}/revoke", CallerKind.CLI, fleet.post_revoke),
+    Route("POST", "/v1/down", CallerKind.CLI, fleet.down),
+    Route("GET", "/v1/archive", CallerKind.CLI, fleet.get_archive),
+    Route("GET", "/v1/bundles/{sha256}", CallerKind.BOTH, bundles.get_bundle),
+    Route("PUT", "/v1/bundles/{sha256}", CallerKind.BOTH, bundles.put_bundle),
+    Route("POST", "/v1/bundles/missing", CallerKind.BOTH, bundles.missing),
+    Route("POST", "/v1/jobs", CallerKind.CLI, jobs.submit),
+    Route("GET", "/v1/jobs", CallerKind.CLI, jobs.jobs),
+    Route("GET", "/v1/jobs/{job}", CallerKind.CLI, jobs.job),
+    Route("POST", "/v1/jobs/{job}/cancel", CallerKind.CLI, jobs.cancel),
+    Route("GET", "/v1/jobs/{job}/launch", CallerKind.AGENT, jobs.launch),
+    Route("GET", "/v1/jobs/{job}/workers", CallerKind.CLI, jobs.log_workers),
+    Route("GET", "/v1/jobs/{job}/logs", CallerKind.CLI, jobs.get_logs),
+    Route("POST", "/v1/jobs/{job}/logs/{worker:.+}", CallerKind.AGENT, jobs.post_log),
+    Route("PUT", "/v1/jobs/{job}/checkpoints/{version}", CallerKind.AGENT, jobs.put_checkpoint),
+    Route("GET", "/v1/jobs/{job}/checkpoints/{version}", CallerKind.BOTH, jobs.get_checkpoint),
+    Route("GET", "/v1/jobs/{job}/outputs", CallerKind.CLI, jobs.get_outputs),
+    Route("POST", "/v1/jobs/{job}/outputs/{worker:.+}", CallerKind.AGENT, jobs.post_output),
+)
+
+
+def make_app(dispatcher: Dispatcher) -> web.Application:
+    app = web.Application(client_max_size=JSON_BYTES, middlewares=[return_errors])
+    app[CORE], app[JOBS], app[FLEET] = dispatcher.core, dispatcher.desk, dispatcher.fleet_desk
+    app[RECEIVE] = dispatcher.receive
+    app.on_response_prepare.append(add_version)
+    for route in ROUTES:
+        app.router.add_route(route.method, route.path, guarded(route))
+        if route.method == "GET" and route.path == "/v1/bundles/{sha256}":
+            app.router.add_route("HEAD", route.path, guarded(route))
+    return app
+
+
+def guarded(route: Route) -> Handler:
+    """Wrap the route's handler in the checks of the caller's token and version."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if route.who is not CallerKind.ANYBODY:
+            refuse_strangers(request, route.who)
+            refuse_other_versions(request, route)
+        return await route.handler(request)
+
+    return handle
+
+
+def refuse_strangers(request: web.Request, who: CallerKind) -> None:
+    caller = bearer_of(request) if who is CallerKind.SOCKET else caller_of(request)
+    if who is CallerKind.SOCKET:
+        if caller is None or caller.is_admin:
+            raise web.HTTPUnauthorized(text="this route is for agents: it needs the host's own token")
+        return
+    if caller is None:
+        raise web.HTTPUnauthorized(text="the token is missing or belongs to no one here")
+    if who is not CallerKind.BOTH and caller.is_admin != (who is CallerKind.CLI):
+        raise web.HTTPForbidden(text="this route is not for the holder of this token")
+    if caller.is_admin and request.app[CORE].boot.admin_from_here and not is_from_here(request):
+        raise AdminTokenRemote("the admin token is taken from the dispatcher's own machine only",
+                        hint="spotfleet goes there through SSH: is this fleet's folder the one that `up` made?")
+
+
+def is_from_here(request: web.Request) -> bool:
+    """Return whether the caller is on this machine, for instance through its sshd."""
+    if request.transport is None:
+        return False
+    peer, own = (request.transport.get_extra_info(name) for name in ("peername", "sockname"))
+    return bool(peer and own) and (peer[0] == own[0] or is_loopback(peer[0]))
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+def refuse_other_versions(request: web.Request, route: Route) -> None:
+    remote = versions.parse_version(request.headers.get(versions.HEADER, ""))
+    found = versions.compare(remote, versions.own_version()) if remote else None
+    if found and (route.method, route.path) not in versions.FROZEN:
+        raise OtherVersion(found.why, hint=found.hint)
+
+
+async def add_version(request: web.Request, response: web.StreamResponse) -> None:
+    if versions.HEADER in request.headers and caller_of(request) is not None:
+        response.headers[versions.HEADER] = str(versions.own_version())
+
+
+@web.middleware
+async def return_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400 or isinstance(error, web.HTTPServiceUnavailable):
+            raise  # an empty 503 means to every caller: try again
+        return _error_response(error.status, error.text or error.reason, "", "SpotfleetError")
+    except errors.SpotfleetError as error:
+        return _error_response(_status(error), str(error), error.hint, _kind(error))
+    except ValueError as error:
+        return _error_response(400, str(error), "", "UsageError")
+    except web.RequestPayloadError as error:
+        return _error_response(400, f"the body cannot be read: {error}", "", "UsageError")
+    except ConnectionError:
+        raise  # the caller has disconnected
+    except Exception as error:
+        if space.is_full(error):
+            return _error_response(507, space.full(request.app[CORE].home), space.HINT, "DiskFull")
+        log.exception("%s %s", request.method, request.path)
+        return _error_response(500, f"the dispatcher failed: {type(error).__name__}: {error}",
+                     "its log lies in its home as dispatcher.log", "SpotfleetError")
+
+
+def _status(error: errors.SpotfleetError) -> int:
+    table = {OtherVersion: 426, AdminTokenRemote: 403, errors.DiskFull: 507, NotFound: 404, Outdated: 409,
+             TooLarge: 413,
+             NoRoom: 507, errors.NoCapacity: 409, errors.NeedsPerson: 409, errors.UsageError: 400}
+    return next((status for kind, status in table.items() if isinstance(error, kind)), 500)
+
+
+def _kind(error: errors.SpotfleetError) -> str:
+    """Return the name of the nearest class in the error tree: the caller knows it too."""
+    return next(k.__name__ for k in type(error).__mro__ if getattr(errors, k.__name__, None) is k)
+
+
+def _error_response(status: int, message: str, hint: str, kind: str) -> web.Response:
+    return web.json_response({"error": message, "hint": hint, "kind": kind}, status=status)

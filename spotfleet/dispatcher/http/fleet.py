@@ -1,0 +1,89 @@
+"""Routes about the fleet: status, events, size, hosts, and shutdown."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+
+from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.checkpoints import archive
+from spotfleet.dispatcher.http import revocation
+from spotfleet.dispatcher.http.requests import CORE, FLEET, LONGEST_WAIT_S, body, number, streamed, whole
+from spotfleet.errors import UsageError
+from spotfleet.fleet.domain.events import event_to_json
+from spotfleet.model import SPOT_POLICIES, Nodes, PolicySpec
+
+EVENTS_AT_ONCE = 1000
+MOST_HOSTS = 10_000
+LONGEST_NOTICE_S = 86_400.0
+WHY_CHARS = 500
+LARGEST = 1e15  # for every number of a policy, such as micro-dollars
+
+
+async def status(request: web.Request) -> web.Response:
+    return web.json_response(to_json(request.app[FLEET].status()))
+
+
+async def events(request: web.Request) -> web.Response:
+    """Send events after `after`; wait up to `wait` seconds for the first one."""
+    journal = request.app[CORE].journal
+    after, deadline = whole(request, "after"), time.monotonic() + min(number(request, "wait"), LONGEST_WAIT_S)
+    while not (found := await journal.page(after, EVENTS_AT_ONCE)) and time.monotonic() < deadline:
+        await journal.signal.wait(deadline - time.monotonic())
+    return web.json_response({"events": [{"seq": seq, **event_to_json(e)} for seq, e in found]})
+
+
+async def put_nodes(request: web.Request) -> web.Response:
+    nodes = from_json(Nodes, await body(request))
+    if not 0 <= nodes.min <= nodes.target <= nodes.max:
+        raise UsageError(f"nodes: {nodes.min}, {nodes.target}, {nodes.max} are not min <= target <= max")
+    if nodes.max > MOST_HOSTS:
+        raise UsageError(f"nodes.max: {nodes.max} is more than {MOST_HOSTS}")
+    await request.app[FLEET].set_nodes(nodes)
+    return web.json_response({})
+
+
+async def put_policy(request: web.Request) -> web.Response:
+    policy = from_json(PolicySpec, await body(request))
+    numbers = (policy.on_demand_base, policy.deadline_s, policy.work_s, policy.work_steps, policy.max_micros,
+               policy.max_micros_h)
+    if policy.spot_policy not in SPOT_POLICIES or not all(0 <= n < LARGEST for n in numbers):
+        raise UsageError("policy: a spot_policy, and numbers of at least 0 are expected")
+    await request.app[FLEET].set_policy(policy)
+    return web.json_response({})
+
+
+async def drain(request: web.Request) -> web.Response:
+    request.app[FLEET].drain(request.match_info["host"])
+    return web.json_response({})
+
+
+async def interrupt(request: web.Request) -> web.Response:
+    """Ask the cloud to interrupt the host, for `chaos`: `notice_s` after a notice, or at once if that is null."""
+    notice_s = (await body(request)).get("notice_s")
+    is_number = isinstance(notice_s, (int, float)) and not isinstance(notice_s, bool)
+    if not (notice_s is None or (is_number and 0 <= notice_s <= LONGEST_NOTICE_S)):
+        raise UsageError(f"notice_s: expected seconds, at most a day, or null, got {str(notice_s)[:40]}")
+    await request.app[FLEET].interrupt(request.match_info["host"], notice_s)
+    return web.json_response({})
+
+
+async def post_revoke(request: web.Request) -> web.Response:
+    why = (await body(request)).get("why", "")
+    if not isinstance(why, str) or len(why) > WHY_CHARS:
+        raise UsageError(f"why: expected at most {WHY_CHARS} characters")
+    await revocation.revoke(request.app[CORE], request.match_info["host"], why or "asked by `spotfleet revoke`")
+    return web.json_response({})
+
+
+async def down(request: web.Request) -> web.Response:
+    request.app[FLEET].go_down()
+    return web.json_response({})
+
+
+async def get_archive(request: web.Request) -> web.StreamResponse:
+    """Stream the archive while it is built. A failure aborts the connection: without an end marker it is partial."""
+    core = request.app[CORE]
+    with request.app[FLEET].shutdown.reading():
+        return await streamed(request, lambda send: archive.send_tar(core.home, core.journal.ledger, send))

@@ -1,0 +1,181 @@
+"""Routes about jobs: submission, state, logs, checkpoints, outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from secrets import token_hex
+
+from aiohttp import web
+
+from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.checkpoints import archive
+from spotfleet.dispatcher.checkpoints.parts import MOST_PARTS
+from spotfleet.dispatcher.core import NotFound
+from spotfleet.dispatcher.http.requests import (
+    CORE,
+    FLEET,
+    JOBS,
+    LONGEST_WAIT_S,
+    body,
+    chunks,
+    host_of,
+    number,
+    streamed,
+    whole,
+    whole_body,
+)
+from spotfleet.dispatcher.jobs import validation
+from spotfleet.dispatcher.jobs.job import ManagedJob
+from spotfleet.dispatcher.reports import LOG_NAME, WORKER_NAME
+from spotfleet.errors import UsageError
+from spotfleet.model import JobSpec
+from spotfleet.protocol.messages import JOB_KEY, Checkpoint, WorkerLaunch, unpack_pieces
+
+MOST_JOBS = 10_000  # in a fleet's life
+
+
+def _job(request: web.Request) -> ManagedJob:
+    name, jobs = request.match_info["job"], request.app[CORE].jobs
+    if not request.app[CORE].settled and (name not in jobs or host_of(request)):
+        raise web.HTTPServiceUnavailable(text="")  # the caller retries: until settled, the job's workers are unknown
+    if name not in jobs:
+        raise NotFound(f"no job {name!r}", hint=f"jobs of this fleet: {', '.join(jobs) or 'none yet'}")
+    return jobs[name]
+
+
+def _own_worker(request: web.Request) -> str:
+    """Return the worker in the path; refuse one that is not on the calling host, or whose job the host never had."""
+    return _own(request, WORKER_NAME, "HOST/SLOT/INCARNATION")
+
+
+def _own(request: web.Request, names: re.Pattern[str], shape: str) -> str:
+    worker, host, found = request.match_info["worker"], host_of(request), _job(request)
+    if not names.fullmatch(worker):
+        raise UsageError(f"worker: {worker[:200]!r} is not {shape}")
+    if re.split("[/#]", worker)[0] != host or not found.was_given_to(host):
+        raise web.HTTPForbidden(text=f"{worker} is not a worker of {host} in {found.id}")
+    return worker
+
+
+async def submit(request: web.Request) -> web.Response:
+    data = await body(request)
+    if "spec" not in data:
+        raise UsageError("spec: missing", hint="send {spec, secrets, wait}")
+    spec = from_json(JobSpec, data["spec"])
+    secrets = from_json(dict[str, str], data.get("secrets") or {})
+    validation.check(spec, secrets)
+    if len(request.app[CORE].jobs) >= MOST_JOBS:
+        raise UsageError(f"this fleet has had {MOST_JOBS} jobs", hint="`spotfleet down`, then `up`, begins anew")
+    secrets[JOB_KEY] = token_hex(32)
+    wait = data.get("wait", True)
+    if not isinstance(wait, bool):
+        raise UsageError(f"wait: expected true or false, got {wait!r}")
+    return web.json_response({"job": await request.app[JOBS].submit(spec, secrets, wait=wait)})
+
+
+async def jobs(request: web.Request) -> web.Response:
+    return web.json_response({"jobs": to_json(request.app[FLEET].status().jobs)})
+
+
+async def job(request: web.Request) -> web.Response:
+    return web.json_response(to_json(request.app[FLEET].job_status(_job(request))))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    request.app[JOBS].cancel(_job(request))
+    return web.json_response({})
+
+
+async def launch(request: web.Request) -> web.Response:
+    """Send the job's launch data. It holds secrets, so only a host with a worker of the job gets it."""
+    found, host = _job(request), host_of(request)
+    if not found.has_worker_on(host):
+        raise web.HTTPForbidden(text=f"{host} holds no worker of {found.id}")
+    return web.json_response(to_json(WorkerLaunch(found.id, found.spec, found.secrets,
+                                            time.time() - found.record.submitted_at)))
+
+
+async def log_workers(request: web.Request) -> web.Response:
+    return web.json_response({"workers": list(_job(request).logs.workers())})
+
+
+async def get_logs(request: web.Request) -> web.Response:
+    found = _job(request)
+    worker = request.query.get("worker", "")
+    if worker and not LOG_NAME.fullmatch(worker):
+        raise UsageError(f"worker: {worker[:200]!r} is not HOST/SLOT/INCARNATION or HOST#setup")
+    source = worker or whole(request, "rank")
+    offset, deadline = whole(request, "offset"), time.monotonic() + min(number(request, "wait"), LONGEST_WAIT_S)
+    while True:
+        complete = found.logs_complete(time.time())  # read before the log, so that a chunk in between is not missed
+        piece = found.logs.read(source, offset)
+        left_s = deadline - time.monotonic()
+        if piece.data or complete or left_s <= 0:
+            break
+        await found.log_signal.wait(left_s)
+    headers = {"X-Offset": str(piece.next_offset)}
+    if complete and not found.logs.read(source, piece.next_offset).data:
+        headers["X-End"] = "1"
+    return web.Response(body=piece.data, headers=headers, content_type="application/octet-stream")
+
+
+async def post_log(request: web.Request) -> web.Response:
+    data = await whole_body(request)
+    found, worker = _job(request), _own(request, LOG_NAME, "HOST/SLOT/INCARNATION or HOST#setup")
+    size = found.logs.append(worker, found.log_rank(worker), whole(request, "offset"), data)
+    found.log_signal.notify()
+    return web.json_response({"size": size})
+
+
+async def put_checkpoint(request: web.Request) -> web.Response:
+    found = _job(request)
+    part, parts = whole(request, "part"), int(number(request, "parts", 1))
+    if not 1 <= parts <= MOST_PARTS:
+        raise UsageError(f"parts: expected a whole number from 1 to {MOST_PARTS}, got {parts}")
+    if part >= parts:
+        raise UsageError(f"part: expected a whole number below parts={parts}, got {part}")
+    offered = Checkpoint(_version(request), request.query.get("digest", ""), 0, whole(request, "generation"),
+                         part=part, parts=parts)
+    if not re.fullmatch(r"[0-9a-f]{64}", offered.digest):
+        raise UsageError(f"digest: {offered.digest!r} is no sha256 in hex")
+    host = host_of(request)
+    if not found.has_worker_on(host):
+        raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
+    kept = await found.checkpoints.put(offered, lambda: found.record.fence, chunks(request))
+    if kept.parts == 1:  # only the last part makes the checkpoint whole
+        request.app[JOBS].checkpoint_kept(found, kept)
+    return web.json_response(to_json(kept))
+
+
+async def get_checkpoint(request: web.Request) -> web.StreamResponse:
+    found, version = _job(request), _version(request)
+    path = found.checkpoints.find(version)
+    if path is None:
+        raise NotFound(f"{found.id} keeps no checkpoint of version {version}")
+    host = host_of(request)
+    if host and not found.has_worker_on(host):
+        raise web.HTTPForbidden(text=f"{host} holds no worker of {found.id}")
+    return web.FileResponse(path)
+
+
+async def post_output(request: web.Request) -> web.Response:
+    data = await whole_body(request)
+    found, worker = _job(request), _own_worker(request)
+    pieces = unpack_pieces(data)
+    async with found.outputs.lock(worker):
+        return web.json_response({"held": await asyncio.to_thread(found.outputs.apply, worker, pieces)})
+
+
+async def get_outputs(request: web.Request) -> web.StreamResponse:
+    """Stream the outputs of a job collected so far as .tar.gz; without its end marker it is incomplete."""
+    found = _job(request)
+    return await streamed(request, lambda send: archive.send_outputs(found.folder, send))
+
+
+def _version(request: web.Request) -> int:
+    text = request.match_info["version"]
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise UsageError(f"version: {text[:40]!r} is no whole number below 10**15")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Jobs of the dispatcher: submission, slots, orders to workers, restarts, progress."""

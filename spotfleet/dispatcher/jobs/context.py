@@ -1,0 +1,33 @@
+"""Context of a job's step: the time, its hosts, and which of them will leave."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from spotfleet.dispatcher.hosts import DRAIN_S, Departure, HostView
+from spotfleet.dispatcher.jobs.restart import Slot
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """Inputs of a job's step besides the job itself."""
+
+    now: float  # monotonic
+    unix: float
+    assigned: Collection[str]  # hosts that the schedule assigns to this job
+    given: tuple[Slot, ...]  # slots on them that may have a worker, in the order of future ranks
+    hosts: dict[str, HostView]
+    why_waiting: str = ""  # the schedule's reason for not giving more
+    coming: int = 0  # slots of hosts that are being launched
+
+    def hinted(self, hosts: Iterable[str]) -> frozenset[str]:
+        """Return those of `hosts` that the cloud has hinted it may take."""
+        return frozenset(h for h in hosts if (view := self.hosts.get(h)) is not None and view.host.hint)
+
+    def leaving(self, host: str) -> Departure | None:
+        """Return why and when this host leaves, or must be free of the job; None if it stays."""
+        view = self.hosts.get(host)
+        if view is not None and view.leaving is not None:
+            return view.leaving
+        return None if host in self.assigned else Departure(DRAIN_S, "drain")  # another job gets the host

@@ -1,0 +1,145 @@
+"""Job desk: submission of jobs, their names, their folders on disk, and the hosts that each job holds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from spotfleet.dispatcher.checkpoints.ledger_restore import machine_number
+from spotfleet.dispatcher.core import Core
+from spotfleet.dispatcher.disk import jobfile, space
+from spotfleet.dispatcher.disk.bundles import BundleStore
+from spotfleet.dispatcher.disk.jobfile import JobRecord
+from spotfleet.dispatcher.jobs.job import ManagedJob
+from spotfleet.dispatcher.jobs.restart import Slot
+from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
+from spotfleet.dispatcher.policy import PolicyController
+from spotfleet.errors import NoCapacity, UsageError
+from spotfleet.fleet.domain.events import CheckpointKept, Event, JobChanged, JobSubmitted
+from spotfleet.membership.schedule import Allocation
+from spotfleet.model import JobSpec
+from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage.folder import name_of_fleet
+from spotfleet.transport.boot import DispatcherBoot
+
+NUMBERS = 1000  # job numbers per dispatcher machine: the next machine may know none of them, and begins above them
+
+
+class WorkerNames:
+    """Names for workers. They are unique across processes and machines of the dispatcher."""
+
+    def __init__(self, home: Path, host: str) -> None:
+        """`host`: our own request_id."""
+        self.machine = machine_number(host)
+        self._life, self._named = jobfile.next_boot(home), 0
+
+    def next(self, place: Slot) -> str:
+        self._named += 1
+        lives = [f"d{self.machine}"] * (self.machine > 0) + [str(self._life)] * (self._life > 1)
+        incarnation = "-".join([*lives, str(self._named)])
+        return f"{place[0]}/{place[1]}/{incarnation}"
+
+
+def load_job(boot: DispatcherBoot, folder: Path, names: WorkerNames) -> ManagedJob:
+    """Load a job from our disk."""
+    record, secrets = jobfile.load(folder)
+    if record.state.ended:
+        jobfile.drop_secrets(folder)  # the last process may have died before this
+        secrets = {}
+    job = ManagedJob(folder, record, secrets, names.next)
+    spec = boot.spec.checkpoint
+    job.checkpoints.target = spec.folder
+    job.checkpoints.url = spec.url and f"{spec.url}/{name_of_fleet(boot.fleet, boot.ca)}/{job.id}"
+    return job
+
+
+class JobDesk:
+    """Submission and allocation of jobs."""
+
+    def __init__(self, core: Core, names: WorkerNames, bundles: BundleStore, policy: PolicyController,
+                 shutdown: FleetShutdown, waits: Callable[[], str]) -> None:
+        """`waits` returns why machines wait; empty if they do not."""
+        self._core, self.names, self.bundles = core, names, bundles
+        self._policy, self._shutdown, self._waits = policy, shutdown, waits
+        self._anew = core.journal.state.taken_over is not None  # copies may lack jobs that hosts or target know
+        self.allocation = Allocation({}, {})
+
+    async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
+        await asyncio.to_thread(self.bundles.refuse_incomplete, spec.bundle)
+        self._check(spec, wait)
+        space.refuse_if_full(self._core.home)
+        job = self.add(JobRecord(self.name_for(spec), self._policy.sized(spec), time.time()), secrets)
+        self._core.step_soon()
+        return job.id
+
+    def name_for(self, spec: JobSpec) -> str:
+        """Return the name of the next job."""
+        jobs = self._core.jobs
+        return jobfile.name_for(spec, jobs, NUMBERS * self.names.machine if not jobs or self._anew else 0)
+
+    def add(self, record: JobRecord, secrets: dict[str, str]) -> ManagedJob:
+        """Write a new job to the disk and the ledger, and manage it from now on."""
+        folder = self._core.home / "jobs" / record.job
+        jobfile.save_secrets(folder, secrets)
+        jobfile.save(folder, record)  # last: a folder without it is not a job
+        job = self._core.jobs[record.job] = self.load(folder)
+        self._core.journal.note(jobfile.submission(record, secrets))
+        return job
+
+    def load(self, folder: Path) -> ManagedJob:
+        return load_job(self._core.boot, folder, self.names)
+
+    def hold(self, job: ManagedJob) -> None:
+        """Allocate to the job the hosts that its workers are on."""
+        held = {**self.allocation.held, job.id: tuple(sorted(job.workers.hosts()))}
+        self.allocation = Allocation(held, self.allocation.why)
+
+    def cancel(self, job: ManagedJob) -> None:
+        job.cancel("cancelled by `spotfleet cancel`")
+        self._core.step_soon()
+
+    def checkpoint_kept(self, job: ManagedJob, kept: Checkpoint) -> None:
+        """Record that the dispatcher holds a whole checkpoint."""
+        event = CheckpointKept(time.time(), job.id, kept.version, kept.generation, kept.digest, kept.bytes)
+        self._core.journal.note(event)
+        self._core.step_soon()
+
+    def _check(self, spec: JobSpec, wait: bool) -> None:
+        """Raise UsageError for an impossible job, NoCapacity for one that must start now but would wait."""
+        if self._shutdown.why:
+            raise NoCapacity(f"the fleet goes down: {self._shutdown.why}", hint="start it again with `spotfleet up`")
+        if not spec.argv and not spec.run:
+            raise UsageError("spec.run: the job has neither a script nor a command", hint="name a script")
+        self._policy.check(spec)
+        if not 1 <= spec.min_workers <= spec.max_workers:
+            raise UsageError(f"spec.min_workers: {spec.min_workers} to {spec.max_workers} is no range from 1 on")
+        if not wait:
+            self._check_capacity(spec)
+
+    def _check_capacity(self, spec: JobSpec) -> None:
+        views, nodes = [v for v in self._core.views() if v.host.counts], self._core.nodes
+        slots = max([1, *(v.slots for v in views)])
+        most = nodes.max * slots
+        if most < spec.min_workers:
+            raise NoCapacity(f"the job needs {spec.min_workers} workers; the fleet has at most {most}",
+                             hint="lower --np, or raise nodes.max in the fleet file and run `spotfleet up` again")
+        up, soon, waits = sum(v.slots for v in views if v.usable), self._policy.held * slots, self._waits()
+        if up + soon < spec.min_workers and (waits or nodes.target * slots < spec.min_workers):
+            raise NoCapacity(f"too few workers can start: the job needs {spec.min_workers}, there is room for {up} now"
+                             + (f"; {waits}" if waits else ""),
+                             hint="add --wait to queue it until capacity comes, or lower --np", scope="region")
+
+
+def unwritten(events: Iterable[Event], jobs: Iterable[ManagedJob]) -> list[Event]:
+    """Return events that the ledger lacks and jobs on disk imply: the last process died between the two writes."""
+    submitted, ended, jobs = set(), set(), list(jobs)
+    for event in events:
+        if isinstance(event, JobSubmitted):
+            submitted.add(event.job)
+        elif isinstance(event, JobChanged) and event.state.ended:
+            ended.add(event.job)
+    found: list[Event] = [jobfile.submission(j.record, j.secrets) for j in jobs if j.id not in submitted]
+    return found + [JobChanged(j.record.ended_at, j.id, j.state, j.record.why, j.record.version)
+                    for j in jobs if j.state.ended and j.id not in ended]

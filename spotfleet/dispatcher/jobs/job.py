@@ -1,0 +1,403 @@
+"""Managed job: which workers should exist, their outcomes, and the job's state.
+
+    QUEUED --has slots--> STARTING --first generation formed--> RUNNING <--> RECOVERING
+       any of these --> SUCCEEDED | FAILED | CANCELLED
+
+The reason for each wait is in `why`; it ends as follows:
+- QUEUED: slots become free (the schedule names the job or host it waits for), or `cancel`.
+- STARTING, RECOVERING: Membership (`membership/`) waits, with its own time limits.
+- the end after training: the rest of the script on rank 0 finishes; it is started again if it is lost. Other ranks get
+  TAIL_S after it.
+- CANCELLED is reached when the agents report none of its workers, or the workers are confirmed gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from spotfleet.dispatcher.checkpoints.last_copy import LastCopyTracker, StateSnapshot
+from spotfleet.dispatcher.checkpoints.store import CheckpointStore
+from spotfleet.dispatcher.disk import jobfile
+from spotfleet.dispatcher.disk.jobfile import JobRecord
+from spotfleet.dispatcher.disk.logs import JobLogs
+from spotfleet.dispatcher.disk.outputs import Outputs
+from spotfleet.dispatcher.jobs import restart
+from spotfleet.dispatcher.jobs.context import JobContext
+from spotfleet.dispatcher.jobs.failures import classify_exits
+from spotfleet.dispatcher.jobs.orders import worker_orders
+from spotfleet.dispatcher.jobs.progress import ProgressTracker
+from spotfleet.dispatcher.jobs.restart import Cause, Slot
+from spotfleet.dispatcher.jobs.sizing import Sizing
+from spotfleet.dispatcher.jobs.workers import JobWorker, JobWorkers, started
+from spotfleet.dispatcher.signal import Signal
+from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged
+from spotfleet.membership import Change, Evicted, Finished, Formed, Ordered, Phase, WorkerView
+from spotfleet.model import HostState, JobSpec, JobState
+from spotfleet.protocol.messages import AgentReport, SlotOrder, Stage
+
+SAVE_S = 15.0  # time for a running job's last checkpoint when the fleet goes down
+TAIL_S = 20.0  # time for the other ranks to end, once rank 0's script has ended
+LOGS_S = 15.0  # wait for a job's last output after its end
+GROUPS = 8  # number of generations that a restarted dispatcher fences
+PLANNED = ("join", "drain", "notice")  # causes of a generation that forms while the old one continues training
+
+
+class ManagedJob:
+    """Job with its workers, membership, checkpoints, logs and outputs.
+
+    `name_for` returns the name of a slot's next worker; every name is unique.
+    """
+
+    def __init__(self, folder: Path, record: JobRecord, secrets: dict[str, str],
+                 name_for: Callable[[Slot], str]) -> None:
+        self.folder, self.record, self.secrets, self._name_for = folder, record, secrets, name_for
+        self.workers = JobWorkers(record.job)
+        self.sizing = Sizing(record.job, record.spec, record.asked, record.size)
+        self.membership = self.sizing.membership()
+        self.progress = ProgressTracker(record.job, record.repeated)
+        self.history = restart.History()
+        self.logs = JobLogs(folder / "logs")
+        self.log_signal = Signal()
+        self.outputs = Outputs(folder / "outputs")
+        self.checkpoints = CheckpointStore(folder / "checkpoints", record.spec.checkpoint.keep)
+        self.last_copy = LastCopyTracker(record.told)
+        self.unsaved = False  # the disk was full: its record is older than ours
+        self._group: tuple[str, ...] = ()  # newest generation that had members
+        self._cause = ""  # cause of the newest generation
+        self._finished: tuple[str, ...] = ()  # by rank, once training has ended
+        self._done_at: float | None = None  # when rank 0's script ended
+        self._adopted = False  # taken over from an earlier dispatcher process
+        self._peak = 0  # most workers at once: for a script without init(), as many must end
+
+    @property
+    def id(self) -> str:
+        return self.record.job
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.record.spec
+
+    @property
+    def state(self) -> JobState:
+        return self.record.state
+
+    # ---- queries
+
+    def has_worker_on(self, host: str) -> bool:
+        return any(not w.ended for w in self.workers.on(host))
+
+    def was_given_to(self, host: str) -> bool:
+        """Return whether this host was ever given a worker. Logs and outputs may arrive after the workers' ends."""
+        return host in self.record.hosts or self.has_worker_on(host)
+
+    def log_rank(self, worker: str) -> int:
+        return self.workers.all[worker].rank if worker in self.workers.all else -1
+
+    def logs_complete(self, unix: float) -> bool:
+        """Return True once every worker's last output has arrived, or the wait for it has ended."""
+        over = unix - self.record.ended_at > LOGS_S
+        return self.state.ended and (over or not any(w.seen for w in self.workers.live()))
+
+    def held(self) -> dict[Slot, str]:
+        """Return the slots with a process that exists or should exist, and their workers."""
+        return {w.place: w.name for w in self.workers.live()}
+
+    def cancel(self, why: str, save_until: float = 0.0) -> None:
+        """End the job. With `save_until` (monotonic) it may continue until its progress is in a checkpoint."""
+        if not self.state.ended and not self.record.cancelled:
+            self._write(cancelled=why)
+            self.last_copy.want(self.workers.version(), save_until)
+
+    def orders(self) -> dict[str, list[SlotOrder]]:
+        """Return by host the workers that should exist there."""
+        wanted = [w for w in self.workers.live() if w.wanted]
+        by_worker = worker_orders(self.membership, self.checkpoints, self.spec.checkpoint.interval_s,
+                             [w.name for w in wanted], self.last_copy.wanted, self.progress.step_why)
+        found: dict[str, list[SlotOrder]] = {}
+        for worker in wanted:
+            order = SlotOrder(worker.name, self.id, worker.slot, worker.local_rank, by_worker[worker.name])
+            found.setdefault(worker.host, []).append(order)
+        return found
+
+    def receive(self, report: AgentReport, now: float) -> None:
+        """Process an agent's report about this job; `now` is monotonic."""
+        self.workers.receive(report)
+        self._receive_store_reports(report)
+        for damaged in report.damaged:
+            if damaged.job == self.id and self.has_worker_on(report.host):
+                self.checkpoints.report_damaged(damaged.version, damaged.digest, now)
+
+    def _receive_store_reports(self, report: AgentReport) -> None:
+        own = [w.report for w in report.workers if w.report.worker in self.workers.all and not self.state.ended]
+        self.checkpoints.receive_reports(own, self.record.fence, self.membership.generation)
+
+    def adopt(self, reports: list[AgentReport]) -> None:
+        """After a restart, adopt the workers that agents report, and the last orders. Reports of hosts that never had
+        this job are ignored: adopted workers would give those hosts its secrets."""
+        self._adopted = True
+        reports = [r for r in reports if not self.record.hosts or r.host in self.record.hosts]
+        for report in reports:
+            own = sorted((w for w in report.workers if w.report.job == self.id), key=lambda w: w.slot)
+            for local_rank, state in enumerate(own):
+                self.workers.add(state.report.worker, local_rank).seen = True
+        for name in self.record.done:
+            worker = self.workers.add(name, 0)
+            worker.cause, worker.classified = Cause.DONE, True
+        for generation, members in self.record.groups:
+            self.membership.adopt(generation, members)
+            self._group = members or self._group
+        newest = self.checkpoints.newest
+        trained = max(self.record.fence, newest.generation if newest else 0)
+        if trained > self.membership.generation:  # our record is behind: its numbers must not be used again
+            self.membership.adopt(trained, ())
+        for name in self._group:
+            if name not in self.workers.all:
+                worker = self.workers.add(name, 0)
+                worker.silent = worker.seen = True  # its agent has not reconnected; the worker may still train
+        self._write(hosts=tuple(dict.fromkeys((*self.record.hosts, *sorted(self.workers.hosts())))))
+        for report in reports:
+            self.workers.receive(report)
+            self._receive_store_reports(report)
+        resumed = max((w.report.resumed for w in self.workers.all.values()), default=0)
+        steppers = [m for g, m in self.record.groups if m and (g != self.record.fence or resumed >= g)]
+        self.progress.adopt(self.workers, steppers[-1] if steppers else (), self.record.version)
+
+    # ---- one step
+
+    def step(self, context: JobContext) -> list[Event]:
+        """Update the job with everything known now; return the events to record."""
+        for host in self.workers.hosts():
+            view = context.hosts.get(host)
+            if view is None or view.host.state is HostState.STOPPED or view.host.revoked:
+                self.workers.lose(host)
+        if self.state.ended:
+            self.workers.forget(lambda _: False)
+            return []
+        self.history = restart.progressed(self.history, self.workers.version())
+        events = self.checkpoints.take_news(self.id, context.unix) + self._classify_exits(context)
+        if not self.state.ended:
+            events += self._advance(context)
+        return events
+
+    def _advance(self, context: JobContext) -> list[Event]:
+        if self.record.cancelled:
+            return self._cancelled(context)
+        self._fill(context)
+        self.sizing.update(self.membership, self.workers)
+        changes = self.membership.observe(self._views(context), self._expected(context), context.now)
+        events = [e for change in changes for e in self._apply(change, context)]
+        founding = self.membership.generation == 1 and self.membership.phase is Phase.FORMING and not self._adopted
+        self.checkpoints.need(self.membership.needs_restore and not founding)
+        self._release(context)
+        self._rank()
+        events += [*self.progress.update(self.workers, self.membership, context), *self._update_last_copy(context)]
+        self._write(version=max(self.membership.version, 0) or self.record.version, repeated=self.progress.repeated,
+                    asked=self.sizing.asked, size=self.sizing.size)
+        self.workers.forget(lambda w: w.name in self._group or w.done or context.now - w.ended_at <= restart.TOGETHER_S)
+        return [*events, *self._settle(context)]
+
+    def _classify_exits(self, context: JobContext) -> list[Event]:
+        outcome = classify_exits(self.id, self.workers, self.history, lambda: frozenset(self._group) or started(
+            w for w in self.workers.all.values() if not w.ended or context.now - w.ended_at <= restart.TOGETHER_S),
+            context)
+        self.history = outcome.history
+        if outcome.done:
+            self._write(done=(*self.record.done, *outcome.done))
+        if outcome.failed is None:
+            return list(outcome.events)
+        return [*outcome.events, *self._end(JobState.FAILED, outcome.failed.why, context, outcome.failed.error)]
+
+    def _fill(self, context: JobContext) -> None:
+        """Start a worker in each given slot that has none, unless the slot cools down or the script has ended."""
+        if self._finished:
+            return
+        workers = [w for w in self.workers.all.values() if not w.past and (w.done or not w.ended)]
+        self._peak = max(self._peak, len(workers))
+        # once a script has ended, the number of workers does not exceed the earlier peak
+        room = self._peak - len(workers) if any(w.done for w in workers) else len(context.given)
+        local: dict[str, int] = {}
+        fresh: list[str] = []
+        for host, slot in context.given:
+            local_rank = local[host] = local.get(host, -1) + 1
+            free = len(fresh) < room and self.workers.at((host, slot)) is None
+            if free and restart.ready_at(self.history, (host, slot)) <= context.now:
+                self.workers.add(self._name_for((host, slot)), local_rank)
+                fresh.append(host)
+        self._peak = max(self._peak, len(workers) + len(fresh))
+        if not set(fresh) <= set(self.record.hosts):
+            self._write(hosts=tuple(dict.fromkeys((*self.record.hosts, *fresh))))
+
+    def _views(self, context: JobContext) -> list[WorkerView]:
+        order = {slot: n for n, slot in enumerate(context.given)}
+        workers = sorted((w for w in self.workers.all.values() if not w.past),
+                         key=lambda w: (order.get(w.place, len(order)), w.name))
+        return [self._view(w, context) for w in workers]
+
+    def _view(self, worker: JobWorker, context: JobContext) -> WorkerView:
+        report, leaving = worker.report, context.leaving(worker.host)
+        return WorkerView(
+            worker.name, worker.host, worker.local_rank, report.stage, report.generation, report.failed, report.version,
+            report.store, leaving.seconds_left if leaving else None, leaving.why if leaving else "",
+            worker.silent, worker.silent_for_s(context.now), worker.ended or worker.gone, worker.stopped,
+            worker.quiet_s, report.waits, report.step_s, report.resumed, worker.watch_fetch(context.now),
+            report.unreached)
+
+    def _expected(self, context: JobContext) -> int:
+        young = [w for w in self.workers.live() if w.wanted and not w.past and w.report.stage is Stage.STARTING]
+        cooling = len(context.given) - sum(self.workers.at(place) is not None for place in context.given)
+        return len(young) + cooling + context.coming
+
+    def _apply(self, change: Change, context: JobContext) -> list[Event]:
+        match change:
+            case Ordered():
+                members = [self.workers.all[m] for m in change.members if m in self.workers.all]
+                fresh = change.generation > 1 and members and all(m.report.generation == 0 for m in members)
+                self._cause = change.cause
+                self._group = change.members or self._group
+                self._write(groups=(*self.record.groups, (change.generation, change.members))[-GROUPS:],
+                            fence=change.generation if fresh else self.record.fence)
+            case Formed():
+                self.progress.formed(change, self.checkpoints.newest_version)
+                return [GenerationFormed(context.unix, self.id, change.generation, change.members, change.cause,
+                                         change.why, max(change.version, 0)),
+                        *self.sizing.formed(change, self.workers, context.unix)]
+            case Evicted():
+                for name in change.workers:
+                    if name in self.workers.all:
+                        self.workers.all[name].wanted, self.workers.all[name].evicted = False, True
+            case Finished():
+                self._finished = change.members
+        return []
+
+    def _update_last_copy(self, context: JobContext) -> list[Event]:
+        """Update the tracker of the last copy: is the progress in a checkpoint before all of its holders leave?"""
+        if self._finished:
+            return []
+        group, live = self.membership, self.workers.live()
+        events = self.last_copy.update(self.id, context.unix, StateSnapshot(
+            context.now, group.leaves_s, self.workers.version(), self.checkpoints.newest_version,
+            any(w.report.generation > 0 for w in live), not group.needs_restore, bool(self.checkpoints.parts.ready()),
+            context.hinted(w.host for w in live)))
+        self._write(told=self.last_copy.reported)
+        return list(events)
+
+    def _release(self, context: JobContext) -> None:
+        """Remove workers of leaving hosts from the orders as soon as they are no longer needed."""
+        for worker in self.workers.live():
+            if context.leaving(worker.host) is None or worker.name in self.membership.members:
+                continue
+            held = worker.report.generation
+            out = held == 0 or (self.membership.phase is Phase.RUNNING and held != self.membership.generation)
+            if out and not self._holds_alone(worker, context):
+                worker.wanted = False
+
+    def _holds_alone(self, worker: JobWorker, context: JobContext) -> bool:
+        """Return whether the newest state would be lost with this worker."""
+        version, newest = worker.report.version, self.checkpoints.newest
+        if version <= 0 or (newest is not None and newest.version >= version):
+            return False
+        return not any(o.report.version >= version and context.leaving(o.host) is None and not (o.silent or o.stopped)
+                       for o in self.workers.live() if o is not worker)
+
+    def _rank(self) -> None:
+        """Update the rank under which each worker's output is logged: the rank it holds, else its probable one."""
+        ranks = {name: rank for rank, name in enumerate(self.membership.members)}
+        workers = [w for w in self.workers.all.values() if not w.ended and not w.past]
+        unranked = [w.name for w in workers if w.rank < 0 and w.name not in ranks]
+        orders = self.membership.orders_of(unranked) if self.membership.generation > 0 and unranked else {}
+        for place, worker in enumerate(workers):
+            if worker.name in ranks:
+                worker.rank = ranks[worker.name]
+            elif worker.rank < 0:
+                worker.rank = orders[worker.name].provisional_rank if orders else place
+
+    # ---- state
+
+    def _settle(self, context: JobContext) -> list[Event]:
+        """Update the job's state after this step."""
+        if self._finished:
+            return self._tail(context)
+        workers = [w for w in self.workers.all.values() if not w.past]
+        if workers and all(w.done for w in workers):
+            return self._end(JobState.SUCCEEDED, "every worker's script has ended", context)
+        state, why = self._stands(context)
+        return self._change(state, why, context)
+
+    def _stands(self, context: JobContext) -> tuple[JobState, str]:
+        phase, why, live = self.membership.phase, self.membership.why, [w for w in self.workers.live() if not w.past]
+        if not live:
+            waits = context.why_waiting or self._cooling(context)
+            return (JobState.RECOVERING if self.membership.generation else JobState.QUEUED), waits
+        if phase is Phase.STARTING:
+            if not self.spec.argv and any(w.seen for w in live):
+                return JobState.RUNNING, f"workers that run the command: {len(live)}"
+            return JobState.STARTING, why
+        if phase is Phase.RUNNING or (phase is Phase.FORMING and self._cause in PLANNED):
+            return JobState.RUNNING, why
+        if phase is Phase.FORMING and self._cause == "start":
+            return JobState.STARTING, why
+        return JobState.RECOVERING, "; ".join(w for w in (why, context.why_waiting) if w)
+
+    def _cooling(self, context: JobContext) -> str:
+        waits = [restart.ready_at(self.history, place) - context.now for place in context.given]
+        return f"starts again in {max(0.0, min(waits)):.0f} s" if waits else "waits for hosts"
+
+    def _tail(self, context: JobContext) -> list[Event]:
+        """Wait for the scripts to end after training. The end of rank 0's script is the job's end."""
+        first = self.workers.all.get(self._finished[0])
+        if first is None or (first.ended and not first.done):
+            return self._restart_all(context)
+        rest = [w for w in self.workers.live() if w.name in self._finished]
+        if not first.done:
+            return self._change(JobState.RUNNING, f"training has ended; {first.name} runs the script's rest", context)
+        if self._done_at is None:
+            self._done_at = context.now
+        if rest and context.now - self._done_at < TAIL_S:
+            return self._change(JobState.RUNNING, f"rank 0 has ended; waits for {rest[0].name}", context)
+        return self._end(JobState.SUCCEEDED, "rank 0's script has ended", context)
+
+    def _restart_all(self, context: JobContext) -> list[Event]:
+        """Restart all workers; they restore the newest checkpoint."""
+        for worker in self.workers.all.values():
+            worker.wanted, worker.past = False, True
+        self.membership = self.sizing.membership()
+        self.membership.adopt(self.record.groups[-1][0] if self.record.groups else 1, ())
+        self._finished, self._group, self._done_at, self._peak = (), (), None, 0
+        self._write(done=())
+        return self._change(JobState.RECOVERING, "rank 0 was lost after training and before its script's end", context)
+
+    def _cancelled(self, context: JobContext) -> list[Event]:
+        able = any(w.report.version > 0 and not w.silent for w in self.workers.live())
+        if self.last_copy.waits(self.checkpoints.newest_version, able, context.now):
+            return self._change(self.state, f"{self.record.cancelled}; waits for a last checkpoint", context)
+        for worker in self.workers.live():
+            worker.wanted = False
+        if left := [w for w in self.workers.live() if w.seen]:
+            return self._change(self.state, f"{self.record.cancelled}; waits for {left[0].name} to end", context)
+        return self._end(JobState.CANCELLED, self.record.cancelled, context)
+
+    def _end(self, state: JobState, why: str, context: JobContext, error: str = "") -> list[Event]:
+        for worker in self.workers.live():
+            worker.wanted = False
+        events: list[Event] = self.progress.last(self.membership, context)
+        self._write(ended_at=context.unix, error=error)
+        events += self._change(state, why, context)
+        self.secrets = {}
+        jobfile.drop_secrets(self.folder)
+        self.log_signal.notify()
+        return events
+
+    def _change(self, state: JobState, why: str, context: JobContext) -> list[Event]:
+        if state is self.state:
+            self.record = replace(self.record, why=why)  # not needed after a restart, so it is not written
+            return []
+        self._write(state=state, why=why)
+        return [JobChanged(context.unix, self.id, state, why, self.record.version)]
+
+    def _write(self, **changes: object) -> None:
+        """Change the record; write it to disk at once if a restart needs the change."""
+        before, self.record = self.record, replace(self.record, **changes)  # type: ignore[arg-type]
+        if replace(before, why="", version=0) != replace(self.record, why="", version=0):
+            self.unsaved = not jobfile.try_save(self.folder, self.record)

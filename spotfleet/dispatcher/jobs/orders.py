@@ -1,0 +1,30 @@
+"""Orders to a job's workers, made from membership and checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from spotfleet.dispatcher.checkpoints.store import CheckpointStore, RestoreInstruction
+from spotfleet.membership import Membership
+from spotfleet.protocol.messages import WorkerOrders
+
+
+def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s: float, workers: Iterable[str],
+                  save: bool, remark: str = "") -> dict[str, WorkerOrders]:
+    """Return the orders by worker. `save`: request a checkpoint now, as the job is about to end or its host may be
+    taken. `remark` is for rank 0's log.
+
+    While the checkpoint to restore is unknown, no worker gets an assignment: it would start from scratch.
+    """
+    instructions = membership.orders_of(workers)
+    offer = checkpoints.offer() if any(s.needs_restore for s in instructions.values()) else RestoreInstruction()
+    left_s = membership.leaves_s
+    seconds_left = None if left_s is None else float(math.floor(left_s))  # else each step changes it
+    every_s *= checkpoints.parts.stretch
+    return {name: WorkerOrders(None if offer.wait else s.assignment, s.founded, s.provisional_rank, s.provisional_size,
+                               every_s, s.checkpoint_now or save, offer.checkpoint, stands_in=s.stands_in,
+                               checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,
+                               seconds_left=seconds_left if s.checkpoint_now else None,
+                               remark=remark if s.assignment is not None and s.assignment.rank == 0 else "")
+            for name, s in instructions.items()}

@@ -1,0 +1,24 @@
+"""Status of one job. Pure."""
+
+from __future__ import annotations
+
+from spotfleet.dispatcher.jobs.job import ManagedJob
+from spotfleet.protocol.messages import JobStatus, WorkerStatus
+
+
+def job_status(job: ManagedJob, now: float) -> JobStatus:
+    """Build the job's status; `now` is Unix time."""
+    record, group, newest = job.record, job.membership, job.checkpoints.newest
+    ranks = {name: rank for rank, name in enumerate(group.members)}
+    workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
+                    for w in job.workers.live())
+    waits = job.checkpoints.offer().wait if group.needs_restore else ""
+    why = "; ".join(filter(None, (record.why, waits, job.sizing.why, job.last_copy.why, job.checkpoints.problem,
+                                  job.checkpoints.slow, job.checkpoints.remark)))
+    ended, spec = job.state.ended, job.spec
+    return JobStatus(
+        job.id, spec.name, job.state.value, why, group.generation, 0 if ended else len(ranks), record.version,
+        job.progress.step_s, job.progress.repeated, spec.min_workers, spec.max_workers,
+        newest.version if newest else 0, record.error, () if ended else workers,
+        max(0.0, now - record.submitted_at), "" if ended else job.progress.step_why,
+        job.outputs.bytes, job.outputs.age_s(now))

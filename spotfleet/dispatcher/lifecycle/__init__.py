@@ -1,0 +1,1 @@
+"""The fleet's life: idle and age limits, shutdown, clock, health."""

@@ -1,0 +1,30 @@
+"""Health of the dispatcher's machine: lasting problems, reported in the fleet's `why`."""
+
+from __future__ import annotations
+
+from spotfleet.dispatcher.core import Core
+from spotfleet.dispatcher.disk import space
+from spotfleet.fleet.domain.events import HistoryLost
+from spotfleet.words import clock_utc
+
+
+class HealthRemarks:
+    """Remarks for users about disk, records and waiting results."""
+
+    def __init__(self, core: Core, stays: bool) -> None:
+        """`stays`: our machine outlives the fleet, and its results wait there until they are fetched."""
+        self._core, self._stays = core, stays
+        events = [event for _, event in core.journal.after(0)]
+        self._lost = next((e for e in reversed(events) if isinstance(e, HistoryLost)), None)
+
+    def lines(self) -> list[str]:
+        full = space.why(self._core.home)
+        if not full and self._core.journal.full is not None:
+            full = space.full(self._core.home)
+        lines = [f"{full}; new jobs, logs and checkpoints wait for room, training goes on"] if full else []
+        if self._lost is not None:
+            lines.append(f"the file of records was damaged and is kept as {self._lost.kept_as}: what had ended before "
+                         f"{clock_utc(self._lost.at)} may be missing")
+        if self._stays and self._core.journal.state.down is not None:
+            lines.append("its results wait on the dispatcher's machine: `spotfleet down` copies them here")
+        return lines

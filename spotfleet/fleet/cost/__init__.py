@@ -1,0 +1,1 @@
+"""Cost of a fleet, a pure function of its ledger."""

@@ -1,0 +1,138 @@
+"""Allocation of a fleet's hosts to its jobs. Pure.
+
+Jobs share a fleet on disjoint hosts and keep theirs. In order of submission, free hosts go first to jobs below their
+min, then to jobs below their max. A queued job starts only when its min fits. Free hosts are reserved for it if the
+hosts being launched will make it fit; otherwise other jobs may use them, so that no paid host is idle.
+
+A leaving host, or one whose agent is away, stays with its job but offers no slots: a replacement can come before it
+goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spotfleet.words import counted
+
+
+@dataclass(frozen=True)
+class JobNeed:
+    job: str
+    min_workers: int
+    max_workers: int
+    order: int  # place in the order of submission
+
+
+@dataclass(frozen=True)
+class HostRoom:
+    """A host that exists or is being launched; one that is gone is left out."""
+
+    host: str
+    slots: int
+    leaving: bool = False  # noticed or draining
+    ready: bool = True  # its agent has joined and answers; the caller may overlook a short silence
+
+
+@dataclass(frozen=True)
+class Allocation:
+    held: dict[str, tuple[str, ...]]  # job -> hosts, longest held first; no entry for a queued job
+    why: dict[str, str]  # every job: what it holds or what it waits for
+
+
+def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[str, tuple[str, ...]]) -> Allocation:
+    """Allocate hosts to jobs. `held`: as returned by the last call."""
+    queue = sorted(jobs, key=lambda j: (j.order, j.job))
+    allocator = _Allocator(hosts, held, queue)
+    for need in queue:
+        allocator.shrink(need)
+    for need in queue:
+        allocator.give_min(need)
+    for need in queue:
+        if need.job in allocator.held:
+            allocator.fill(need.job, need.max_workers)
+    allocator.held = {n.job: allocator.held[n.job] for n in queue if n.job in allocator.held}
+    held_now = {job: tuple(names) for job, names in allocator.held.items()}
+    return Allocation(held_now, {n.job: allocator.why(n) for n in queue})
+
+
+def shares(jobs: Sequence[JobNeed], held: Mapping[str, Sequence[str]], hosts: int, slots: int) -> dict[str, int]:
+    """Return the number of hosts of each job once `hosts` hosts of `slots` slots are up; 0 for a job that waits.
+
+    `held` as for `allocate`, without leaving hosts.
+    """
+    names = list(dict.fromkeys(name for own in held.values() for name in own))[:hosts]
+    names += [f"({n})" for n in range(hosts - len(names))]  # no real host has such a name
+    found = allocate(jobs, [HostRoom(n, slots) for n in names], {job: tuple(own) for job, own in held.items()}).held
+    return {need.job: len(found.get(need.job, ())) for need in jobs}
+
+
+class _Allocator:
+    """Working state of one allocation."""
+
+    def __init__(
+        self, hosts: Sequence[HostRoom], held: Mapping[str, tuple[str, ...]], queue: Sequence[JobNeed]
+    ) -> None:
+        self.rooms = {h.host: h for h in hosts}
+        self.held: dict[str, list[str]] = {}
+        taken: set[str] = set()
+        for need in queue:
+            own = [h for h in dict.fromkeys(held.get(need.job, ())) if h in self.rooms and h not in taken]
+            taken.update(own)
+            if need.job in held:
+                self.held[need.job] = own  # also when all are gone: a job that has run is no longer queued
+        self.free = [h.host for h in hosts if h.ready and not h.leaving and h.host not in taken]
+        self.coming = sum(h.slots for h in hosts if not h.ready and not h.leaving and h.host not in taken)
+        self.reserved: set[str] = set()
+
+    def slots(self, names: Sequence[str]) -> int:
+        """Count the slots of those hosts that are ready and stay."""
+        return sum(r.slots for r in (self.rooms[n] for n in names) if r.ready and not r.leaving)
+
+    def shrink(self, need: JobNeed) -> None:
+        """Free the newest hosts while the job keeps its max without them."""
+        own = self.held.get(need.job, [])
+        room = self.slots(own)
+        for name in [n for n in reversed(own) if self.slots([n])]:
+            room -= self.slots([name])
+            if room < need.max_workers:
+                return
+            own.remove(name)
+            self.free.append(name)
+
+    def give_min(self, need: JobNeed) -> None:
+        room = self.slots(self.free)
+        if need.job in self.held:
+            self.fill(need.job, need.min_workers)
+        elif room >= need.min_workers:
+            self.held[need.job] = []
+            self.fill(need.job, need.min_workers)
+        elif room + self.coming >= need.min_workers:
+            self.coming -= need.min_workers - room
+            self.reserved.update(self.free)
+            self.free = []
+
+    def fill(self, job: str, workers: int) -> None:
+        room, given = self.slots(self.held[job]), 0
+        while given < len(self.free) and room < workers:
+            room += self.slots([self.free[given]])
+            given += 1
+        self.held[job] += self.free[:given]
+        self.free = self.free[given:]
+
+    def why(self, need: JobNeed) -> str:
+        own = self.held.get(need.job)
+        if own is not None and self.slots(own) >= need.min_workers:
+            return f"holds {_hosts(len(own))}"
+        one_each = all(r.slots == 1 for r in self.rooms.values())
+        wanted = _hosts(need.min_workers) if one_each else f"room for {counted(need.min_workers, 'worker')}"
+        free = len(self.free) + len(self.reserved)
+        others = {job: len(names) for job, names in self.held.items() if names and job != need.job}
+        holders = ", ".join(f"{n} of {len(self.rooms)} held by {job}" for job, n in others.items())
+        text = f"needs {wanted}, "
+        text += f"holds {len(own)}, {free} free" if own is not None else f"{free} free"
+        return f"{text}: {holders}" if holders else text
+
+
+def _hosts(n: int) -> str:
+    return counted(n, "host")

@@ -1,0 +1,1 @@
+"""Account resources of a fleet besides machines: network, identity, quotas, permissions, events."""

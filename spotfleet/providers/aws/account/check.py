@@ -1,0 +1,330 @@
+"""Checks before a first fleet: everything that a new account may lack. Changes nothing.
+
+    credentials, clock --> permissions, roles, buckets, notices      (of the account)
+                       `-> pools, quotas, network, image, SSH, EFA   (of each region the fleet may go to)
+
+All checks run at once; each result is yielded once those before it are known. Of several regions one is enough:
+a blocker in the others becomes a warning.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Offer, Role
+from spotfleet.providers import Finding
+from spotfleet.providers.aws import describe, images, offers
+from spotfleet.providers.aws import types as catalog
+from spotfleet.providers.aws.account import network, permissions, quotas, ssh_ingress
+from spotfleet.providers.aws.mapping import errors, names
+from spotfleet.providers.aws.session import INSTALL, Account
+
+SKEW_S, SKEW_SHOWN_S = 240.0, 30.0  # AWS refuses signatures that are 300 s off
+SKEWED = ("RequestExpired", "RequestTimeTooSkewed", "SignatureDoesNotMatch", "InvalidSignatureException")
+THREADS = 24
+REACH_S = 3.0  # to connect to TCP 22
+FEW_ADDRESSES = 8
+SPOT_ROLE = "AWSServiceRoleForEC2Spot"
+MAKE_SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """Requirements of a fleet in one region; without offers, of any fleet."""
+
+    region: str
+    hosts: tuple[Offer, ...] = ()
+    dispatcher: tuple[Offer, ...] = ()
+    nodes: Nodes | None = None
+    needs: tuple[Need, ...] = ()
+    fleet: str = ""
+    trouble: SpotfleetError | None = None  # the reason for missing offers
+
+
+def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
+    """Yield the results of all checks for a fleet like `spec`, or for any fleet."""
+    opening = list(_opening(account))
+    yield from opening
+    if any(f.level in ("blocker", "absent") for f in opening):
+        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        def start(about: str, ask: Callable[[], Iterable[Finding]]) -> Future[list[Finding]]:
+            return pool.submit(_answered, about, ask)
+
+        wants = {region: pool.submit(_want, account, spec, region) for region in account.regions}
+        shared = [start("permissions", lambda: permissions.findings(account, spec)),
+                  start("spot role", lambda: _spot_role(account)),
+                  start("named things", lambda: _named(account)),
+                  start("checkpoints", lambda: _bucket(account)),
+                  start("notices", lambda: _notices(account))]
+        local = {region: [start(about, lambda ask=ask, want=want: ask(account, want.result()))  # type: ignore[misc]
+                          for about, ask in REGIONAL.items()] for region, want in wants.items()}
+        for future in shared:
+            yield from future.result()
+        yield from _of_regions(local)
+
+
+def _of_regions(local: Mapping[str, list[Future[list[Finding]]]]) -> Iterator[Finding]:
+    """Yield the results of the regions; of several, one without a blocker is enough."""
+    if len(local) == 1:
+        for futures in local.values():
+            for future in futures:
+                yield from future.result()
+        return
+    answers = {region: [f for future in futures for f in future.result()] for region, futures in local.items()}
+    free = [region for region, found in answers.items() if not any(f.level == "blocker" for f in found)]
+    for f in dict.fromkeys(f for found in answers.values() for f in found):
+        soft = bool(free) and f.level == "blocker"
+        yield replace(f, level="warning", what=f"{f.what} ({free[0]} is free)") if soft else f
+
+
+def _answered(about: str, ask: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Run one check. A check that AWS does not answer is a warning: the fleet may go on without it."""
+    try:
+        return [replace(f, about=f.about or about) for f in ask()]
+    except NeedsPerson as error:
+        denied = errors.code(error) in ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
+        return [Finding(f"cannot be looked at: {error}" if denied else str(error), "warning" if denied else "blocker",
+                        error.hint, about)]
+    except SpotfleetError as error:
+        return [Finding(f"cannot be looked at: {error}", "warning", error.hint or "try again", about)]
+
+
+# ---- account checks
+
+
+def _opening(account: Account) -> Iterator[Finding]:
+    if find_spec("boto3") is None:
+        yield Finding("boto3 is not installed", "absent", INSTALL, "SDK")
+        return
+    try:
+        answer = account.client("sts").get_caller_identity()
+    except SpotfleetError as error:
+        if (skew := _skew(_response(error))) is not None and errors.code(error) in SKEWED and abs(skew) > SKEW_S:
+            yield _clock(skew)
+            return
+        missing = type(error.__cause__).__name__ == "NoCredentialsError"
+        yield Finding(str(error), "absent" if missing else "blocker", error.hint, "credentials")
+        return
+    profile = account.settings.spec.profile
+    yield Finding(f"{answer['Arn']} of account {answer['Account']}" + (f", by profile {profile}" if profile else ""),
+                  about="credentials")
+    if (skew := _skew(answer)) is not None:
+        yield _clock(skew)
+
+
+def _response(error: BaseException) -> Mapping[str, Any]:
+    found = getattr(error.__cause__, "response", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _skew(answer: Mapping[str, Any]) -> float | None:
+    """Return by how many seconds this machine's clock is behind AWS's."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return None
+
+
+def _clock(skew: float) -> Finding:
+    if abs(skew) <= SKEW_SHOWN_S:
+        return Finding(f"within {max(1.0, abs(skew)):.0f} s of AWS's", about="clock")
+    off = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'}"
+    return Finding(f"this machine's clock is {off} AWS's, which refuses what is 300 s off",
+                   "blocker" if abs(skew) > SKEW_S else "warning", "timedatectl set-ntp true", "clock")
+
+
+def _spot_role(account: Account) -> Iterator[Finding]:
+    """Check the spot role: without it an account's first spot request fails, unless the caller may create the role."""
+    try:
+        account.client("iam").get_role(RoleName=SPOT_ROLE)
+    except SpotfleetError as error:
+        if errors.code(error) != "NoSuchEntity":
+            raise
+        yield Finding(f"{SPOT_ROLE} is not there: the account has never had a spot machine", "blocker", MAKE_SPOT_ROLE)
+    else:
+        yield Finding(f"{SPOT_ROLE} is there")
+
+
+def _named(account: Account) -> Iterator[Finding]:
+    """Check the resources that the fleet file names instead of leaving them to `up`."""
+    spec = account.settings.spec
+    for key, name in (("dispatcher_profile", spec.dispatcher_profile), ("host_profile", spec.host_profile)):
+        if name:
+            yield _there(f"aws.{key}", name, lambda name=name: account.client("iam").get_instance_profile(
+                InstanceProfileName=name))
+    for region in account.regions:
+        ec2 = account.client("ec2", region)
+        if spec.key_pair:
+            yield _there("aws.key_pair", f"{spec.key_pair} in {region}",
+                         lambda ec2=ec2: ec2.describe_key_pairs(KeyNames=[spec.key_pair]))
+        for named in (n for n in spec.networks if n.region == region and n.security_groups):
+            yield _there("aws.networks", f"{', '.join(named.security_groups)} in {region}",
+                         lambda ec2=ec2, named=named: ec2.describe_security_groups(
+                             GroupIds=list(named.security_groups)))
+
+
+def _there(key: str, name: str, ask: Callable[[], object]) -> Finding:
+    try:
+        ask()
+    except SpotfleetError as error:
+        if not errors.code(error).endswith(("NotFound", "NoSuchEntity", "Malformed")):
+            raise
+        return Finding(f"{key} names {name}, which is not there", "blocker", f"correct `{key}`, or leave it out")
+    return Finding(f"{key}: {name} is there")
+
+
+def _bucket(account: Account) -> Iterator[Finding]:
+    target = account.settings.target
+    if not target.startswith("s3://"):
+        return
+    bucket = target.removeprefix("s3://").partition("/")[0]
+    try:
+        answer = account.client("s3").head_bucket(Bucket=bucket)
+    except SpotfleetError as error:
+        match errors.code(error):
+            case "404" | "NoSuchBucket":
+                yield Finding(f"there is no bucket {bucket}", "blocker",
+                              f"aws s3 mb s3://{bucket} --region {account.home_region}; or correct `checkpoint.target`")
+            case "403":
+                yield Finding(f"you may not read bucket {bucket}; the first checkpoint shows whether hosts may "
+                              "write there", "warning", "if it is another account's, its owner must allow the "
+                              "fleet's hosts what `spotfleet check aws --policy host FILE` prints")
+            case _:
+                raise
+        return
+    region = answer.get("BucketRegion") or answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", "")
+    if region and region not in account.regions:
+        yield Finding(f"bucket {bucket} is in {region}, the fleet in {', '.join(account.regions)}: each checkpoint is "
+                      "paid for as traffic between regions", "warning", "use a bucket in the fleet's region")
+    else:
+        yield Finding(f"bucket {bucket} answers; the first checkpoint shows whether hosts may write there")
+
+
+def _notices(account: Account) -> Iterator[Finding]:
+    queue = "; besides, EventBridge informs the dispatcher by SQS" if account.settings.spec.event_queue else ""
+    yield Finding(f"each host polls its own metadata server, which warns 120 s before EC2 takes it{queue}")
+
+
+# ---- region checks
+
+
+def _want(account: Account, spec: FleetSpec | None, region: str) -> CheckRequest:
+    if spec is None:
+        return CheckRequest(region)
+    want = CheckRequest(region, nodes=spec.nodes, needs=(*spec.any_of, spec.dispatcher), fleet=spec.name)
+    try:
+        hosts = {o.pool: o for need in spec.any_of for o in _of(region, account, need)}
+        return replace(want, hosts=tuple(hosts.values()), dispatcher=tuple(_of(region, account, spec.dispatcher)))
+    except SpotfleetError as error:
+        return replace(want, trouble=error)
+
+
+def _of(region: str, account: Account, need: Need) -> list[Offer]:
+    return [o for o in offers.offers(account, need) if o.region == region]
+
+
+def _enabled(account: Account, want: CheckRequest) -> Iterator[Finding]:
+    if want.region not in account.all_regions():
+        yield Finding(f"{want.region} is not enabled for this account", "blocker",
+                      f"aws account enable-region --region-name {want.region}   (takes some minutes)")
+
+
+def _pools(account: Account, want: CheckRequest) -> Iterator[Finding]:
+    if want.trouble is not None:
+        raise want.trouble
+    if want.nodes is None:
+        return
+    for what, found in (("hosts", want.hosts), ("the dispatcher", want.dispatcher)):
+        if not found:
+            words = catalog.unknown(account, want.needs)
+            yield Finding(words or f"{want.region}: nothing is sold now that fits {what}", "blocker",
+                          "other types, zones or regions under `resources`; a higher `max_hourly_cost`")
+            continue
+        best = min(found, key=lambda o: o.price_micros_h)
+        pools = "1 pool" if len(found) == 1 else f"{len(found)} pools"
+        yield Finding(f"{want.region}: {pools} for {what}, the cheapest {best.instance_type} in {best.zone}, "
+                      f"{best.market.value}, ${best.price_micros_h / 1e6:.4f}/h")
+
+
+def _network(account: Account, want: CheckRequest) -> Iterator[Finding]:
+    here = network.site(account, want.region)
+    zones = sorted({s.zone for s in here.subnets})
+    yield Finding(f"{want.region}: {here.vpc} has subnets in {', '.join(zones)}")
+    missing: dict[str, list[str]] = {}
+    kinds = sorted({o.instance_type for o in want.hosts})
+    for kind, sold in sorted(catalog.zones(account, want.region, kinds).items()):
+        for zone in sold - set(zones):
+            missing.setdefault(zone, []).append(kind)
+    for zone, types in sorted(missing.items()):
+        yield Finding(f"{zone} sells {', '.join(types)}, but {here.vpc} has no subnet there", "warning",
+                      f"aws ec2 create-default-subnet --region {want.region} --availability-zone {zone}; or name one "
+                      "under `aws.networks`")
+    for subnet in here.subnets:
+        if subnet.free < max(FEW_ADDRESSES, want.nodes.max + 1 if want.nodes else 0):
+            yield Finding(f"{subnet.id} in {subnet.zone} has {subnet.free} free addresses", "warning",
+                          "name a larger subnet under `aws.networks`")
+
+
+def _image(account: Account, want: CheckRequest) -> Iterator[Finding]:
+    spec = account.settings.spec
+    if want.nodes is None:
+        wanted = {spec.image or images.DEEP_LEARNING: "hosts with GPUs", spec.image or images.UBUNTU: "hosts"}
+    else:
+        wanted = {images.wanted(account, Role.WORKER, offer): f"hosts such as {offer.instance_type}"
+                  for offer in want.hosts}
+    wanted.setdefault(spec.dispatcher_image or images.UBUNTU, "the dispatcher")
+    for name, what in wanted.items():
+        found = images.image(account, want.region, name)
+        yield Finding(f"{want.region}: {found.id} for {what}" + (f", by {name}" if name != found.id else ""))
+
+
+def _door(account: Account, want: CheckRequest) -> Iterator[Finding]:
+    """Check whether the laptop reaches port 22, by a connection to an existing dispatcher."""
+    spec = account.settings.spec
+    if not spec.ssh_from:
+        try:
+            yield Finding(f"you come from {ssh_ingress.own_address(public=spec.public_addresses)}; only that is let in")
+        except NeedsPerson as error:  # blocks a fleet; without a fleet file it only warns
+            yield Finding(str(error), "warning" if want.nodes is None else "blocker", error.hint)
+    doors = [h.ssh for h in describe.hosts(account, "") if (not want.fleet or names.is_life(want.fleet, h.fleet))
+             and h.role is Role.DISPATCHER and h.ssh is not None
+             and h.state is CloudState.RUNNING and h.offer.region == want.region]
+    if not doors:
+        yield Finding(f"not tried: whether SSH gets out of this network; no dispatcher of yours is up in {want.region}")
+    for way in doors[:1]:
+        try:
+            socket.create_connection((way.address, way.port), REACH_S).close()
+            yield Finding(f"{way.address} port {way.port}, a dispatcher of yours, answers")
+        except OSError as error:
+            yield Finding(f"{way.address} port {way.port}, a dispatcher of yours, does not answer: {error}",
+                          "warning", "`spotfleet up FILE` lets in the address that you have now; if that is not it, a "
+                          "firewall here lets no SSH out")
+
+
+def _efa(account: Account, want: CheckRequest) -> Iterator[Finding]:
+    if account.settings.placement != "cluster" or not want.hosts:
+        return
+    kinds = catalog.facts(account, want.region, {o.instance_type for o in want.hosts})
+    if able := sorted(name for name, facts in kinds.items() if facts.efa_interfaces):
+        yield Finding(f"{want.region}: {', '.join(able)} with EFA")
+    if unable := sorted(name for name, facts in kinds.items() if not facts.efa_interfaces):
+        yield Finding(f"`placement: cluster`, but {', '.join(unable)} has no EFA: workers there speak over TCP",
+                      "warning", "name a type with EFA (g6.8xlarge and larger, p4d, p5 ...), if traffic matters")
+
+
+REGIONAL: dict[str, Callable[[Account, CheckRequest], Iterable[Finding]]] = {
+    "region": _enabled, "pools": _pools,
+    "vCPU quota": lambda account, want: quotas.findings(account, want.region, want.hosts, want.dispatcher, want.nodes,
+                                                        want.fleet),
+    "network": _network, "image": _image, "SSH": _door, "EFA": _efa,
+}  # fmt: skip

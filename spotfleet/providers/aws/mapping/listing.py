@@ -1,0 +1,223 @@
+"""Conversion of EC2's instances and spot requests to a listing: one line per host. Pure.
+
+    pending --> PENDING   running, stopping, shutting-down --> RUNNING   stopped --> STOPPED   terminated --> TERMINATED
+
+    a persistent request without an instance    PENDING, or STOPPED if it had one: EC2 will launch it (again)
+    two living instances of one host            the newest is the host; the other is an intruder, "HOST~INSTANCE"
+    a relaunch by EC2                           the same host, whose runs are those of all its instances
+
+A run starts at LaunchTime, which EC2 moves when it starts a stopped instance: earlier runs are known only to a caller
+that stored them. A run ends at the time in StateTransitionReason, or in the spot request's status. If neither
+holds a time, the run is left out, and the caller that stored its begin closes it.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spotfleet.model import SECOND, CloudHost, CloudState, Market, Offer, Role, Run, SshAccess
+from spotfleet.providers.aws.mapping import names
+
+SECOND_S = 1e-3  # EC2 reports whole seconds: a run that began and ended in the same one is longer than nothing
+TAG_LENGTH = 256
+STATES = {"pending": CloudState.PENDING, "stopped": CloudState.STOPPED, "terminated": CloudState.TERMINATED}
+GOING = ("stopping", "shutting-down")  # no longer billed, but existing
+WAITING = ("open", "active", "disabled")  # states of a spot request that may still launch something
+ORPHANED = "request-canceled-and-instance-running"  # status of one whose instance continues: EC2 shows it for hours
+NEVER_RAN = ("Server.InsufficientInstanceCapacity", "Server.InternalError", "Client.VolumeLimitExceeded",
+             "Client.InvalidSnapshot.NotFound", "Client.InternalError", "Server.ScheduledStop.NeverStarted")
+KEY_TROUBLE = "Client.InternalError"  # EC2's code when access to the volume's key is denied
+
+Instance = Mapping[str, Any]  # an item of DescribeInstances
+Request = Mapping[str, Any]  # an item of DescribeSpotInstanceRequests
+
+
+@dataclass(frozen=True)
+class ListingContext:
+    """Data for a listing besides EC2's answers."""
+
+    region: str
+    user: str
+    host_keys: Callable[[str], tuple[str, ...]]  # for a request_id; () if the fleet's secret is unknown
+    priced: Callable[[Offer], Offer]  # adds facts of a pool that tags do not hold: slots, accelerator, prices
+    disk_gib: Callable[[Role], int] = lambda _role: 0  # as in the templates: EC2's listing holds no sizes
+
+
+def pools_tag(pools: Sequence[Offer]) -> str:
+    """Format the POOL tag: "SLOTS ACCELERATOR ZONE/TYPE=MICROS/ON_DEMAND ...", as many pools as fit."""
+    first = pools[0]
+    text = f"{first.slots} {first.accelerator.replace(' ', '_') or '-'}"
+    for offer in pools:
+        more = f" {offer.zone}/{offer.instance_type}={offer.price_micros_h}/{offer.on_demand_micros_h}"
+        if len(text) + len(more) > TAG_LENGTH:
+            break
+        text += more
+    return text
+
+
+def tags(thing: Mapping[str, Any]) -> dict[str, str]:
+    return {t["Key"]: t.get("Value", "") for t in thing.get("Tags") or ()}
+
+
+def request_id(instance: Instance, own: Mapping[str, str]) -> str:
+    """Return the request_id of an instance with these tags; "" if it is no host of ours."""
+    among = names.members(own.get(names.HOST, ""))
+    index = int(instance.get("AmiLaunchIndex") or 0)
+    return among[index] if index < len(among) else ""
+
+
+def lines(instances: Iterable[Instance], requests: Iterable[Request], sight: ListingContext) -> list[CloudHost]:
+    """Return one line per host, sorted by name."""
+    asked = {r["SpotInstanceRequestId"]: r for r in requests}
+    held: dict[str, list[CloudHost]] = {}
+    had: dict[str, str] = {}  # spot request -> host of its last instance
+    ids: set[str] = set()
+    for instance in sorted(instances, key=lambda i: (_at(i.get("LaunchTime")), i["InstanceId"])):
+        if instance["InstanceId"] in ids:
+            continue  # pages of a listing may overlap
+        ids.add(instance["InstanceId"])
+        sir = instance.get("SpotInstanceRequestId") or ""
+        request = asked.get(sir, {})
+        own = tags(request) | tags(instance)  # EC2 gives a relaunched instance no tags
+        if host := request_id(instance, own) if names.FLEET in own else "":
+            held.setdefault(host, []).append(_line(host, instance, request, own, sight))
+            had[sir] = host
+    found = {line.request_id: line for host, of in held.items() for line in _one_host(host, of)}
+    for sir, request in sorted(asked.items()):
+        if line := _waiting(request, had.get(sir, ""), found, sight):
+            found[line.request_id] = line
+    return sorted(found.values(), key=lambda line: line.request_id)
+
+
+def unseen(instances: Iterable[Instance], requests: Iterable[Request]) -> list[str]:
+    """Return ids of instances of our requests that the listing by tag lacks."""
+    seen = {i["InstanceId"] for i in instances}
+    return sorted({r["InstanceId"] for r in requests if r.get("InstanceId") and may_run(r)} - seen)
+
+
+def may_run(request: Request) -> bool:
+    """Return whether the request has an instance, or may get one."""
+    return request.get("State") in WAITING or (request.get("Status") or {}).get("Code") == ORPHANED
+
+
+def spot(instance: Instance) -> bool:
+    return instance.get("InstanceLifecycle") == "spot"
+
+
+def _line(host: str, instance: Instance, request: Request, own: Mapping[str, str], sight: ListingContext) -> CloudHost:
+    state = STATES.get(instance.get("State", {}).get("Name", ""), CloudState.RUNNING)
+    role = _role(own)
+    address = instance.get("PrivateIpAddress") or ""
+    worker = role is Role.WORKER
+    entered = address if worker else instance.get("PublicIpAddress") or address
+    door = SshAccess(entered, sight.user, host_keys=sight.host_keys(host), jump=worker) if entered else None
+    return CloudHost(host, instance["InstanceId"], own[names.FLEET], role, _offer(instance, own, sight), state,
+                     _runs(instance, request, state), address, 0 if worker else names.DISPATCHER_PORT,
+                     _why(instance, request), door, sight.disk_gib(role), int(bool(instance.get("PublicIpAddress"))),
+                     (_ended_at(instance, request) or None) if state is CloudState.TERMINATED else None)
+
+
+def _offer(instance: Instance, own: Mapping[str, str], sight: ListingContext) -> Offer:
+    """Return the host's offer, with the price at launch if the tag holds it."""
+    zone, kind = instance.get("Placement", {}).get("AvailabilityZone", ""), instance.get("InstanceType", "")
+    slots, accelerator, *priced = [*own.get(names.POOL, "").split(" "), "", ""]
+    market = Market.SPOT if spot(instance) else Market.ON_DEMAND
+    bare = Offer("aws", sight.region, zone, kind, market, int(slots) if slots.isdigit() else 1, 0, 0,
+                 "" if accelerator == "-" else accelerator.replace("_", " "))
+    for entry in priced:
+        pool, _, price = entry.partition("=")
+        now, _, on_demand = price.partition("/")
+        if pool == f"{zone}/{kind}" and now.isdigit() and on_demand.isdigit():
+            return replace(bare, price_micros_h=int(now), on_demand_micros_h=int(on_demand))
+    return sight.priced(bare)
+
+
+def _runs(instance: Instance, request: Request, state: CloudState) -> tuple[Run, ...]:
+    begun, code = _at(instance.get("LaunchTime")), _code(instance)
+    if state is CloudState.PENDING or (state is CloudState.TERMINATED and code in NEVER_RAN):
+        return ()  # not billed
+    if state is CloudState.RUNNING:
+        return (Run(begun),)
+    if not (ended := _ended_at(instance, request)):
+        return ()
+    return (Run(begun, max(ended, begun + SECOND_S), code.startswith("Server.") or names.TAKEN in tags(instance)),)
+
+
+def _ended_at(instance: Instance, request: Request) -> float:
+    """Return the end of the run; 0 if it is unknown."""
+    found = re.search(r"\((\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)", instance.get("StateTransitionReason") or "")
+    if found:
+        return float(calendar.timegm(tuple(map(int, found.groups()))))
+    status = request.get("Status") or {}
+    ended = str(status.get("Code", "")).startswith(("instance-terminated", "instance-stopped"))
+    return _at(status.get("UpdateTime")) if ended else 0.0
+
+
+def _why(instance: Instance, request: Request) -> str:
+    """Return the cloud's reason, "" for a host that simply runs."""
+    state = instance.get("State", {}).get("Name", "")
+    status = request.get("Status") or {}
+    status_text = f"{status.get('Message', '')} ({status.get('Code', '')})" if status.get("Code") else ""
+    taken = status_text and str(status["Code"]).startswith(("instance-terminated-", "instance-stopped-", "marked-for-"))
+    if state in ("pending", "running"):
+        return f"EC2 takes it: {status_text}" if taken else ""
+    reason = instance.get("StateReason") or {}
+    reason_text = str(reason.get("Message") or instance.get("StateTransitionReason") or "")
+    by_us = str(reason.get("Code", "")).startswith("Client.")
+    words = status_text if taken and not by_us else reason_text
+    if reason.get("Code") == KEY_TROUBLE:
+        words += ": EC2 may not use the key of its volumes, or the image is not whole; see aws.kms_key"
+    return f"{state}: {words}" if state in GOING else words
+
+
+def _code(instance: Instance) -> str:
+    return str((instance.get("StateReason") or {}).get("Code", ""))
+
+
+def _one_host(host: str, of: list[CloudHost]) -> list[CloudHost]:
+    """Return the line of a host from its instances, oldest first; and the lines of its intruders."""
+    living = [line for line in of if line.state is not CloudState.TERMINATED]
+    chosen = (living or of)[-1]
+    ended = [line for line in of if line is not chosen and line.state is CloudState.TERMINATED]
+    runs = tuple(sorted((run for line in (*ended, chosen) for run in line.runs), key=lambda r: r.started_at))
+    intruders = [replace(line, request_id=f"{host}{SECOND}{line.provider_id}", ssh=None,
+                         why=f"a second machine of {host}, which is {chosen.provider_id} now")
+                 for line in living if line is not chosen]
+    return [replace(chosen, runs=runs), *intruders]
+
+
+def _waiting(request: Request, host: str, found: Mapping[str, CloudHost], sight: ListingContext) -> CloudHost | None:
+    """Return the host of a persistent request that may launch an instance while none of its own lives; None otherwise.
+
+    `host` is the request's last host; "" for none.
+    """
+    own = tags(request)
+    if request.get("Type") != "persistent" or request.get("State") not in WAITING or names.FLEET not in own:
+        return None
+    sir, status = request["SpotInstanceRequestId"], request.get("Status") or {}
+    why = f"its spot request {sir} is {request['State']}, EC2 may launch it: {status.get('Message', '')}"
+    among = names.members(own.get(names.HOST, ""))
+    host = host or (among[0] if len(among) == 1 else f"{among[0]}{SECOND}{sir}")
+    line = found.get(host)
+    if line is not None:  # the request's id shows that this is no old line of the ended machine
+        ended = line.state is CloudState.TERMINATED
+        return replace(line, state=CloudState.STOPPED, provider_id=sir, why=why, disk_gib=0, addresses=0,
+                       ended_at=None) if ended else None
+    wanted = request.get("LaunchSpecification") or {}
+    zone = request.get("LaunchedAvailabilityZone") or wanted.get("Placement", {}).get("AvailabilityZone", "")
+    never = {"InstanceType": wanted.get("InstanceType", ""), "InstanceLifecycle": "spot",
+             "Placement": {"AvailabilityZone": zone}}
+    return CloudHost(host, sir, own[names.FLEET], _role(own), _offer(never, own, sight), CloudState.PENDING, why=why)
+
+
+def _role(own: Mapping[str, str]) -> Role:
+    return Role.DISPATCHER if own.get(names.ROLE) == Role.DISPATCHER.value else Role.WORKER
+
+
+def _at(instant: Any) -> float:
+    """Return Unix seconds; 0 for none."""
+    return float(instant.timestamp()) if instant is not None else 0.0

@@ -1,0 +1,226 @@
+"""Facts about instance types, as EC2 describes them: requested when a need comes up, and cached for long.
+
+A need names a type, or accelerators, or neither. Accelerators are searched among the types called g* and p*, EC2's
+machines with GPUs: a search of all types would take ten pages. An empty need means a small CPU machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spotfleet.config.values import did_you_mean
+from spotfleet.model import Market, Need
+from spotfleet.providers.aws.session import Account
+
+FACTS_S = 12 * 3600.0
+ZONES_S = 3600.0  # a type may become available in a zone
+FAILED_S = 60.0
+FILTER_VALUES = 100  # at most 200 values per filter; answers of 100 types fit one page
+WITH_GPUS = ("g*", "p*")
+# For an empty need. About 2 vCPUs; all of them build the same software.
+FOR_DISPATCHER = ("t3.small", "t3a.small", "t3.medium", "t3a.medium", "m6i.large", "m5.large")
+# No T types for hosts: training there costs CPU credits on top of the price, or waits for them.
+FOR_HOSTS = ("m5.large", "m5a.large", "m6i.large", "m6a.large", "m7i.large", "c5.xlarge", "c6i.xlarge")
+MEMORY_GB = {"A100": 40, "V100": 16}  # for the accelerator with the bare name; others carry it in theirs: A100-80GB
+
+
+@dataclass(frozen=True)
+class TypeFacts:
+    """Facts about one instance type."""
+
+    name: str
+    vcpus: int
+    memory_mib: int
+    gpus: int = 0  # as the machine reports them; a fraction of one counts as one
+    accelerator: str = ""  # "A10G", "A100-80GB"; "" on a CPU host
+    architectures: tuple[str, ...] = ("x86_64",)
+    markets: tuple[Market, ...] = (Market.ON_DEMAND, Market.SPOT)
+    clusters: bool = False  # may join a cluster placement group
+    efa_interfaces: int = 0  # 0: no EFA
+    network_cards: int = 1
+    burstable: bool = False  # its CPU credits may cost extra
+
+    @property
+    def slots(self) -> int:
+        """Return the number of workers that fit."""
+        return self.gpus or 1
+
+    @property
+    def x86_64(self) -> bool:
+        return "x86_64" in self.architectures
+
+
+def parsed(item: Mapping[str, Any]) -> TypeFacts:
+    """Parse one item of DescribeInstanceTypes."""
+    devices = item.get("GpuInfo", {}).get("Gpus") or []
+    network = item.get("NetworkInfo", {})
+    first = devices[0] if devices else {}
+    usage = item.get("SupportedUsageClasses", [])
+    return TypeFacts(
+        name=item["InstanceType"],
+        vcpus=item.get("VCpuInfo", {}).get("DefaultVCpus", 0),
+        memory_mib=item.get("MemoryInfo", {}).get("SizeInMiB", 0),
+        gpus=sum(d.get("LogicalGpuCount") or d.get("Count") or 0 for d in devices),
+        accelerator=accelerator_name(first) if first else "",
+        architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", [])),
+        markets=tuple(m for m in Market if m.value in usage),
+        clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", []),
+        efa_interfaces=_efa_interfaces(network),
+        network_cards=network.get("MaximumNetworkCards", 1),
+        burstable=item.get("BurstablePerformanceSupported", False),
+    )
+
+
+def _efa_interfaces(network: Mapping[str, Any]) -> int:
+    return max(1, network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)) if network.get("EfaSupported") else 0
+
+
+def accelerator_name(device: Mapping[str, Any]) -> str:
+    """Return the users' name for an item of GpuInfo.Gpus: "A10G", "A100-80GB", "L4-3GB" for an eighth of an L4."""
+    name = re.sub(r"^((NVIDIA|AMD|Tesla)\s+)+", "", str(device.get("Name", "")).strip(), flags=re.I)
+    name = re.sub(r"[\s_]+", "-", re.sub(r"\bServer\s+", "", name))
+    mib = device.get("MemoryInfo", {}).get("SizeInMiB", 0)
+    gigabytes = round(mib / 1024)
+    usual = MEMORY_GB.get(name, gigabytes)
+    if gigabytes and (gigabytes != usual or 0 < device.get("GpuPartitionSize", 1) < 1):
+        name += f"-{gigabytes}GB"
+    return name
+
+
+def same_accelerator(wanted: str, name: str) -> bool:
+    """Return whether a user's `wanted` means `name`. Case, blanks, hyphens and the maker's name do not matter."""
+    return _key(wanted) == _key(name)
+
+
+def _key(name: str) -> str:
+    return re.sub(r"^(nvidia|amd|tesla)+", "", re.sub(r"[^a-z0-9]", "", name.lower()))
+
+
+def facts(account: Account, region: str, types: Iterable[str]) -> dict[str, TypeFacts]:
+    """Return the facts of those `types` that the region knows."""
+    found: dict[str, TypeFacts] = {}
+    for some in _chunks(sorted(set(types))):
+        found.update(_described(account, region, some))
+    return found
+
+
+def with_gpus(account: Account, region: str) -> dict[str, TypeFacts]:
+    """Return every type of the region with an accelerator."""
+    return {n: f for n, f in _described(account, region, WITH_GPUS).items() if f.gpus}
+
+
+def fitting(account: Account, region: str, need: Need) -> dict[str, TypeFacts]:
+    """Return the region's types that satisfy `need`, at any price and in any zone."""
+    if need.instance_type:
+        found = facts(account, region, [need.instance_type])
+    elif need.accelerator or need.accelerator_count:
+        found = with_gpus(account, region)
+    else:
+        found = facts(account, region, FOR_HOSTS if need.use_spot else FOR_DISPATCHER)
+    market = Market.SPOT if need.use_spot else Market.ON_DEMAND
+    return {n: f for n, f in found.items()
+            if f.x86_64 and market in f.markets
+            and (not need.accelerator or same_accelerator(need.accelerator, f.accelerator))
+            and (not need.accelerator_count or f.gpus == need.accelerator_count)}
+
+
+def zones(account: Account, region: str, types: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Return type -> the zones of the region that sell it."""
+    found: dict[str, set[str]] = {}
+    for some in _chunks(sorted(set(types))):
+        for kind, zone in account.cached(("offerings", region, some), ZONES_S, lambda s=some: _offerings(
+                account, region, s), failed_s=FAILED_S, stale_s=FACTS_S):
+            found.setdefault(kind, set()).add(zone)
+    return {kind: frozenset(where) for kind, where in found.items()}
+
+
+def _offerings(account: Account, region: str, types: tuple[str, ...]) -> list[tuple[str, str]]:
+    pages = account.client("ec2", region).pages(
+        "describe_instance_type_offerings", "InstanceTypeOfferings", LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": list(types)}])
+    return [(item["InstanceType"], item["Location"]) for item in pages]
+
+
+def _described(account: Account, region: str, patterns: tuple[str, ...]) -> dict[str, TypeFacts]:
+    def ask() -> dict[str, TypeFacts]:
+        pages = account.client("ec2", region).pages(
+            "describe_instance_types", "InstanceTypes", Filters=[{"Name": "instance-type", "Values": list(patterns)}])
+        return {item["InstanceType"]: parsed(item) for item in pages}
+
+    return account.cached(("types", region, patterns), FACTS_S, ask, failed_s=FAILED_S)
+
+
+def _chunks(names: Sequence[str]) -> list[tuple[str, ...]]:
+    return [tuple(names[i:i + FILTER_VALUES]) for i in range(0, len(names), FILTER_VALUES)]
+
+
+def unknown(account: Account, needs: Sequence[Need]) -> str:
+    """Name the words in `needs` that match nothing on sale in the configured regions, with the nearest valid ones.
+
+    Returns "" if all are known.
+    """
+    problems = [line for need in needs for line in _unknown(account, need)]
+    return "; ".join(dict.fromkeys(problems))
+
+
+def _unknown(account: Account, need: Need) -> list[str]:
+    regions = _regions(account, need)
+    if not regions:
+        known = list(account.all_regions())
+        word = need.region or need.zone
+        return [f"region '{word}' is none of those that are enabled for the account{did_you_mean(word, known)}"]
+    if not any(region in account.regions for region in regions):
+        return [f"region '{need.region or need.zone}' is none of `aws.regions`: {', '.join(account.regions)}"]
+    where = " and ".join(regions)
+    if need.instance_type:
+        sold = sorted({kind for region in regions for kind in _all_names(account, region)})
+        if need.instance_type not in sold:
+            return [f"instance_type '{need.instance_type}' is not known in {where}"
+                    f"{did_you_mean(need.instance_type, sold)}"]
+        types = [f for region in regions for f in facts(account, region, [need.instance_type]).values()]
+    else:
+        types = [f for region in regions for f in with_gpus(account, region).values()]
+    market = Market.SPOT if need.use_spot else Market.ON_DEMAND
+    return [*_accelerators(need, [f for f in types if f.x86_64], where), *_unsold(need, types, market, where)]
+
+
+def _accelerators(need: Need, types: Sequence[TypeFacts], where: str) -> list[str]:
+    alike = [f for f in types if same_accelerator(need.accelerator, f.accelerator)] if need.accelerator else list(types)
+    if need.accelerator and not alike:
+        known = sorted({f.accelerator for f in types} - {""})
+        return [f"accelerators '{need.accelerator}' is none of {', '.join(known)} ({where})"
+                f"{did_you_mean(need.accelerator, known)}"]
+    counts = sorted({f.gpus for f in alike})
+    if need.accelerator_count and need.accelerator_count not in counts:
+        return [f"no type has {need.accelerator_count} of accelerators '{need.accelerator}' in {where}: there are "
+                f"types with {', '.join(map(str, counts))}"]
+    return []
+
+
+def _unsold(need: Need, types: Sequence[TypeFacts], market: Market, where: str) -> list[str]:
+    named = [f for f in types if f.name == need.instance_type]
+    if named and not any(f.x86_64 for f in named):
+        return [f"instance_type '{need.instance_type}' has no x86_64 processor, which the images are for"]
+    if named and not any(market in f.markets for f in named):
+        return [f"instance_type '{need.instance_type}' is not sold as {market.value} in {where}"]
+    return []
+
+
+def _regions(account: Account, need: Need) -> tuple[str, ...]:
+    everywhere = account.all_regions()
+    if need.region or need.zone:
+        return tuple(r for r in everywhere if (r == need.region if need.region else need.zone.startswith(r)))
+    return tuple(r for r in account.regions if r in everywhere)
+
+
+def _all_names(account: Account, region: str) -> list[str]:
+    """List the names of all types that the region sells."""
+    def ask() -> list[str]:
+        pages = account.client("ec2", region).pages(
+            "describe_instance_type_offerings", "InstanceTypeOfferings", LocationType="region")
+        return [item["InstanceType"] for item in pages]
+
+    return account.cached(("names", region), FACTS_S, ask)

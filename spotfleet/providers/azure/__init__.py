@@ -1,0 +1,1 @@
+"""Azure: its price list, for the catalog. The provider itself is not written yet."""

@@ -1,0 +1,1 @@
+"""The emulated spot market: pools, prices, refusals, notices, invoice. Pure."""

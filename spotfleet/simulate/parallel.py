@@ -1,0 +1,94 @@
+"""Runs on all cores, with progress; they are given up at once when the caller is interrupted."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from typing import Any, TypeVar
+
+REPORT_EVERY_S = 0.2  # between two progress reports of a run
+
+Task = TypeVar("Task")
+Found = TypeVar("Found")
+Watch = Callable[[float], None]  # gets the finished share of a run, 0 to 1; may raise to end it
+Progress = Callable[[float], None]  # gets the number of finished runs, parts of runs included
+
+
+class GivenUp(Exception):
+    """Error: the result of this run is no longer needed."""
+
+
+def spread(do: Callable[[Task, Watch], Found], tasks: Sequence[Task], progress: Progress, at_once: int,
+           processes: int = 0) -> list[Found]:
+    """Return the results of `do` for each of `tasks`, in their order; a process does `at_once` of them before it
+    reports.
+
+    `processes` 0: one for each core. Exceptions of `do` are passed on.
+    """
+    pieces = [tasks[i:i + at_once] for i in range(0, len(tasks), at_once)]
+    workers = min(processes or os.cpu_count() or 1, len(pieces))
+    if workers <= 1:
+        return [do(task, _from(n, progress)) for n, task in enumerate(tasks)]
+    context = multiprocessing.get_context()
+    over, stop = context.Value("d", 0.0), context.Value("b", 0, lock=False)
+    with ProcessPoolExecutor(workers, context, _begin, (over, stop)) as pool:
+        try:
+            asked = [pool.submit(_piece, do, piece) for piece in pieces]
+            open_ones = set(asked)
+            while open_ones:
+                done, open_ones = wait(open_ones, REPORT_EVERY_S, FIRST_COMPLETED)
+                for piece in done:
+                    piece.result()
+                progress(over.value if open_ones else float(len(tasks)))
+            return [found for piece in asked for found in piece.result()]
+        except BaseException:  # running tasks end at their next report, pending ones do not start
+            stop.value = 1
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _from(before: int, progress: Progress) -> Watch:
+    return lambda share: progress(before + min(1.0, share))
+
+
+# ---- in the processes
+
+_shared: list[Any] = []  # set in each process: the count of finished runs of all processes, and a flag to stop
+
+
+def _begin(over: Any, stop: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller gets the signal too, and stops us
+    _shared[:] = [over, stop]
+
+
+def _piece(do: Callable[[Task, Watch], Found], tasks: Sequence[Task]) -> list[Found]:
+    found = []
+    for task in tasks:
+        count = _Count()
+        found.append(do(task, count))
+        count.add(1.0)
+    return found
+
+
+class _Count:
+    """Counter for the finished share of all processes, updated seldom; raises GivenUp once the caller has stopped."""
+
+    def __init__(self) -> None:
+        self.share, self.reported_at = 0.0, time.monotonic()
+
+    def __call__(self, share: float) -> None:
+        if _shared[1].value:
+            raise GivenUp
+        now = time.monotonic()
+        if share > self.share and now - self.reported_at >= REPORT_EVERY_S:
+            self.reported_at = now
+            self.add(min(1.0, share))
+
+    def add(self, share: float) -> None:
+        with _shared[0].get_lock():
+            _shared[0].value += share - self.share
+        self.share = share

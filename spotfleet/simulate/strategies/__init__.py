@@ -1,0 +1,1 @@
+"""Published strategies to compare with."""

@@ -1,0 +1,1 @@
+"""Traces and results of a simulation. Pure."""

@@ -1,0 +1,1 @@
+"""The simulated cloud and the work that runs on it."""

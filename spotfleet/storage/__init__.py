@@ -1,0 +1,1 @@
+"""Durable storage: atomic writes, file locks, a mounted folder, object stores (S3, GCS, Azure)."""

@@ -1,0 +1,74 @@
+"""Access to object stores for checkpoints and `file_mounts`, through obstore, which is imported on first use.
+
+The store's own settings (region, endpoint, credentials) come from the environment, as obstore reads it: AWS_*,
+GOOGLE_*, AZURE_*. Layer 0: workers, which otherwise import only `messages` of spotfleet, may import it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+NEEDS = "pip install 'obstore>=0.6'"
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+PLACES = {"s3": "AWS_REGION, AWS_ENDPOINT_URL", "gs": "GOOGLE_BUCKET", "az": "AZURE_STORAGE_ACCOUNT_NAME"}
+_memory: dict[str, Any] = {}  # contents of memory:// stores live as long as this process
+
+
+def open_store(url: str, **settings: Any) -> tuple[Any, str]:
+    """Open the store at `url`; return it and the prefix of its names, "" for none.
+
+    `settings`: of obstore.store.from_url. `file:///` and `memory://` also work. Raises ImportError without obstore, and
+    obstore's own errors.
+    """
+    stores = importlib.import_module("obstore.store")
+    scheme, _, rest = url.partition("://")
+    if scheme == "memory":
+        root, _, prefix = rest.partition("/")
+        return _memory.setdefault(root, stores.MemoryStore()), prefix
+    if scheme == "file":
+        return stores.LocalStore(prefix=rest, mkdir=True), ""
+    return stores.from_url(url, **settings), ""
+
+
+def reset() -> None:
+    """Clear all memory:// stores, as at the start of a new process."""
+    _memory.clear()
+
+
+def gives_up(after_s: float) -> Mapping[str, Any]:
+    """Return settings for a store whose caller retries by itself."""
+    return {"retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=after_s)}}
+
+
+def refusal(url: str, error: BaseException) -> str:
+    """Explain a store's error that another machine with these settings would also get.
+
+    Returns "" for a transport problem, after which a retry may help.
+    """
+    scheme, _, rest = url.partition("://")
+    text, kind = str(error), type(error).__name__
+    if "NoSuchBucket" in text or "ContainerNotFound" in text:
+        where = PLACES.get(scheme, "its settings")
+        return f"there is no bucket {rest.split('/')[0]!r} (looked up with {where})"
+    if any(word in text for word in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")):
+        return f"the credentials are refused: check {_credentials(scheme)}"
+    if isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return f"access is denied: these credentials may not read {url} ({_credentials(scheme)}, or the machine's role)"
+    if any(word in text.lower() for word in ("credential", "169.254.169.254", "metadata", "/latest/api/token")):
+        return f"there are no credentials: set {_credentials(scheme)} under `secrets`, or give the machine a role"
+    if isinstance(error, FileNotFoundError):
+        return f"there is nothing at {url}"
+    if kind in ("InvalidPathError", "NotSupportedError", "UnknownConfigurationKeyError"):
+        return text.partition("\n")[0]
+    return ""
+
+
+def _credentials(scheme: str) -> str:
+    return CREDENTIALS.get(scheme, "its credentials")

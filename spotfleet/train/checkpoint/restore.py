@@ -1,0 +1,189 @@
+"""Restoration of a state from a checkpoint, when no worker holds the state."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.protocol.messages import Checkpoint
+from spotfleet.train.checkpoint import format, store_folder
+from spotfleet.train.checkpoint.file import digest_of
+from spotfleet.train.state.state import Copy
+
+if TYPE_CHECKING:
+    from spotfleet.train.state.state import State
+    from spotfleet.worker.control import AgentLine
+
+# Ends the message of an error that ends a job: a traceback shows no hint.
+RESTART = "To start without it, `spotfleet train` again: a new job begins at step 0 and keeps checkpoints of its own"
+
+FETCH_LIMIT_S = 120.0  # for the agent to fetch the file that the orders name, and without progress from an object store
+OTHER_LIMIT_S = 120.0  # for orders to name another checkpoint than the damaged one
+RETRY_S = 1.0
+REPORT_S = 1.0
+BRIEF_CHARS = 300
+
+class CheckpointDamaged(SpotfleetError):
+    """The file is not the named one. The script is not at fault: another start fetches it again."""
+
+    blame_peer = True
+
+
+def read(named: Checkpoint) -> Copy:
+    """Read the copy from the file of `named`.
+
+    CheckpointDamaged if it is another file, which is then removed; UsageError if it is the right one but cannot be
+    read here.
+    """
+    path = Path(named.path)
+    found = digest_of(path) if path.is_file() else "no file"
+    if found != named.digest:
+        path.unlink(missing_ok=True)  # so that the agent fetches it again
+        raise CheckpointDamaged(f"checkpoint {path.name} of version {named.version} is not the one that was kept: "
+                                f"sha256 {found}, expected {named.digest}",
+                                hint="it was cut short or changed on this host; it is fetched again")
+    try:
+        with format.in_tar(path) as open_member:
+            held = format.read(open_member)
+    except format.UNREADABLE as error:
+        raise _unreadable(path.name, named, error) from error
+    return Copy(held.version, held.position, held.schema, held.tensors)
+
+
+def read_url(named: Checkpoint, work: Path, progress: Callable[[int], None] = lambda size: None) -> Copy:
+    """Read the copy, as `read` does, from an object store by way of a folder in `work`.
+
+    OSError when the store does not answer. `progress` is called with the size of each piece received.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="restore-", dir=work) as folder:
+        try:
+            store_folder.fetch(named, Path(folder), progress)
+        except store_folder.WrongObject as error:
+            raise CheckpointDamaged(
+                f"checkpoint of version {named.version} at {named.url} is not the one that was kept: {error}",
+                hint="check that folder; without a whole checkpoint in it, `spotfleet train` again starts from step 0",
+            ) from error
+        try:
+            with format.in_folder(folder) as open_member:
+                held = format.read(open_member)
+        except format.UNREADABLE as error:
+            raise _unreadable(named.url, named, error) from error
+    return Copy(held.version, held.position, held.schema, held.tensors)
+
+
+def _unreadable(name: str, named: Checkpoint, error: Exception) -> UsageError:
+    return UsageError(f"checkpoint {name} of version {named.version} is whole, but cannot be read here: "
+                      f"{type(error).__name__}: {_brief(error)}. It needs the versions of spotfleet, torch "
+                      f"({torch.__version__} here) and of the script's own classes that wrote it. {RESTART}")
+
+
+def install(state: State, named: Checkpoint, work: Path = Path(),
+            progress: Callable[[int], None] = lambda size: None) -> None:
+    """Load the named checkpoint into `state`; errors as in `read`, and UsageError when the script builds another."""
+    held = read_url(named, work, progress) if named.url else read(named)
+    try:
+        state.install(held)
+        state.mark(made_in=named.generation)
+    except format.UNREADABLE as error:
+        name = named.url or Path(named.path).name
+        raise UsageError(f"checkpoint {name} of version {named.version} does not fit what the script builds now: "
+                         f"{_brief(error)}. {RESTART}") from error
+
+
+def _brief(error: Exception) -> str:
+    """Return the first line of an error: the advice that torch adds fits other cases."""
+    return str(error).partition("\n")[0][:BRIEF_CHARS].rstrip(".")
+
+
+def restore(control: AgentLine, state: State, work: Path) -> None:
+    """Load the checkpoint that the orders name, if they name one.
+
+        named --fetched--> installed
+          '-- damaged at its url: reported; orders for another one are awaited for OTHER_LIMIT_S
+          '-- its store does not answer: retried until nothing has arrived for FETCH_LIMIT_S
+
+    The report of a damaged one includes the newest whole checkpoint beside it, which the dispatcher may not know.
+    """
+    refused: Checkpoint | None = None
+    while True:
+        named = _wait_named(control, refused)
+        if named is None:
+            return
+        try:
+            _install_with_retries(control, state, named, work)
+            return
+        except CheckpointDamaged as error:
+            if not named.url or named == refused:
+                raise
+            print(f"spotfleet: {error}; waiting for orders to take another one", flush=True)
+            refused = named
+            control.update(**_newest_beside(named), damaged=named)
+
+
+def _wait_named(control: AgentLine, refused: Checkpoint | None) -> Checkpoint | None:
+    """Wait for the checkpoint that the orders name, and return it; after OTHER_LIMIT_S, even the refused one."""
+
+    def ready() -> bool:
+        named = control.orders.restore
+        return named is None or (named != refused and bool(named.path or named.url))
+
+    with control.cv:
+        limit_s = FETCH_LIMIT_S if refused is None else OTHER_LIMIT_S
+        if not control.cv.wait_for(ready, limit_s) and refused is None:
+            raise SpotfleetError(f"the checkpoint to resume from has not arrived within {limit_s:g} s",
+                                 hint="read the agent's log on this host")
+        return control.orders.restore
+
+
+def _newest_beside(named: Checkpoint) -> dict[str, Checkpoint]:
+    try:
+        found = store_folder.newest(named.url.rpartition("/")[0], named)
+    except OSError as error:
+        print(f"spotfleet: what lies beside {named.url} cannot be listed: {error}", flush=True)
+        return {}
+    return {"checkpoint": found} if found is not None else {}
+
+
+class _Progress:
+    """Reports of the progress of a fetch, without which the dispatcher would take this worker for hung."""
+
+    def __init__(self, control: AgentLine) -> None:
+        self._control, self._here, self._most = control, 0, 0
+        self._reported_at = self.moved_at = time.monotonic()
+
+    def restart(self) -> None:
+        self._here = 0
+
+    def received(self, size: int) -> None:
+        self._here, now = self._here + size, time.monotonic()
+        if self._here <= self._most:
+            return
+        self._most, self.moved_at = self._here, now
+        if now - self._reported_at >= REPORT_S:
+            self._reported_at = now
+            self._control.update(fetched=self._most)
+
+
+def _install_with_retries(control: AgentLine, state: State, named: Checkpoint, work: Path) -> None:
+    """Install the checkpoint; retry a store that does not answer until FETCH_LIMIT_S pass without progress."""
+    progress = _Progress(control)
+    while True:
+        progress.restart()
+        try:
+            install(state, named, work, progress.received)
+            return
+        except OSError as error:
+            if time.monotonic() > progress.moved_at + FETCH_LIMIT_S:
+                raise SpotfleetError(
+                    f"the checkpoint of version {named.version} cannot be fetched from {named.url} within "
+                    f"{FETCH_LIMIT_S:g} s: {error}",
+                    hint="give the job's script what obstore needs to read there: AWS_*, GOOGLE_* or AZURE_* variables",
+                ) from error
+            time.sleep(RETRY_S)

@@ -1,0 +1,225 @@
+"""Checkpoints in an object store, written and read by workers through obstore, which is imported on first use.
+
+    URL/VERSION-GENERATION/__R_0.distcp    by rank R, streamed: one item at a time is in memory
+                           manifest.json   sizes and sha256 of all files, by rank 0; its own sha256 is reported
+                           .metadata       written last: a folder without it is no checkpoint
+
+    begun --every rank's file is there--> manifest --> .metadata: whole --newer ones are--> removed, .metadata first
+      '-- a rank was lost: incomplete, removed after a later one has become whole
+
+A whole checkpoint is never written again. The store's own settings (region, endpoint, credentials) come from the
+worker's environment, as obstore reads it: AWS_*, GOOGLE_*, AZURE_*. `file:///` and `memory://` work, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from spotfleet.errors import UsageError
+from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage.object_store import open_store
+from spotfleet.train.checkpoint import format
+from spotfleet.train.checkpoint.exchange import PartReport
+from spotfleet.train.checkpoint.file import Times, check_parts
+from spotfleet.train.checkpoint.format import METADATA, Shard
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"(\d{1,15})-(\d{1,15})/(.+)")
+
+
+class WrongObject(Exception):
+    """An object is missing or has another digest than expected."""
+
+
+def require(url: str) -> None:
+    """Check that this worker has obstore; UsageError where it has not."""
+    try:
+        importlib.import_module("obstore")
+    except ImportError as error:
+        raise UsageError(f"checkpoints go to {url}, and the environment of this job's script has no obstore: "
+                         f"pip install 'obstore>=0.6'") from error
+
+
+class CheckpointFolder:
+    """Files under `url`. Every method raises OSError when the store fails; FileNotFoundError: no such file."""
+
+    def __init__(self, url: str) -> None:
+        require(url)
+        self._obstore = importlib.import_module("obstore")
+        with self._translated_errors():
+            self._store, self._prefix = open_store(url)  # `_prefix` begins all names in the store
+
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except importlib.import_module("obstore.exceptions").BaseError as error:
+            raise OSError(str(error).partition("\n")[0]) from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+    def put(self, name: str, chunks: Iterable[Any]) -> tuple[int, str]:
+        """Write a file and return its size and sha256. It is whole when this returns; on failure there is none."""
+        size, digest = 0, hashlib.sha256()
+
+        def counted() -> Iterator[Any]:
+            nonlocal size
+            for chunk in chunks:
+                size += len(chunk)
+                digest.update(chunk)
+                yield chunk
+
+        with self._translated_errors():
+            self._obstore.put(self._store, self._path(name), counted())
+        return size, digest.hexdigest()
+
+    def get(self, name: str) -> bytes:
+        return b"".join(self.stream(name))
+
+    def stream(self, name: str) -> Iterator[bytes]:
+        with self._translated_errors():
+            for chunk in self._obstore.get(self._store, self._path(name)).stream():
+                yield bytes(chunk)
+
+    def has(self, name: str) -> bool:
+        try:
+            with self._translated_errors():
+                self._obstore.head(self._store, self._path(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        with self._translated_errors():
+            return sorted(entry["path"] for batch in self._obstore.list(self._store) for entry in batch)
+
+    def drop(self, name: str) -> None:
+        """Remove a file if it exists."""
+        try:
+            with self._translated_errors():
+                self._obstore.delete(self._store, self._path(name))
+        except FileNotFoundError:
+            pass  # a killed process had removed it, or another one removes them now
+
+
+def write(shard: Shard, url: str, others: Callable[[float], list[PartReport]],
+          times: Times | None = None) -> tuple[Checkpoint | None, PartReport]:
+    """Write this rank's share to `url`; rank 0 completes the checkpoint and returns it.
+
+    OSError as in CheckpointFolder, and the exceptions of `others`.
+    """
+    times, folder = times or Times(), CheckpointFolder(url)
+    under = f"{shard.version}-{shard.generation}"
+    if shard.rank == 0 and folder.has(f"{under}/{METADATA}"):
+        return _found(shard, folder, url), PartReport(0, shard.version)
+    items = format.items_of(shard)
+    begun = time.monotonic()
+    size, digest = folder.put(f"{under}/{format.file_name(shard.rank)}", items.chunks())
+    times.write_s = time.monotonic() - begun
+    own = PartReport(0, shard.version, size, digest, tuple(items.lengths), format.layout(shard))
+    if shard.rank != 0:
+        return None, own
+    begun = time.monotonic()
+    reports = [own, *check_parts(shard, others(times.write_s))]
+    times.wait_s = time.monotonic() - begun
+    begun = time.monotonic()
+    metadata = format.metadata(shard, items, [t.lengths for t in reports[1:]])
+    files = {format.file_name(rank): {"bytes": t.bytes, "sha256": t.digest} for rank, t in enumerate(reports)}
+    files[METADATA] = {"bytes": len(metadata), "sha256": hashlib.sha256(metadata).hexdigest()}
+    manifest = json.dumps({"version": shard.version, "generation": shard.generation, "files": files}, indent=1).encode()
+    folder.put(f"{under}/{MANIFEST}", [manifest])
+    folder.put(f"{under}/{METADATA}", [metadata])
+    times.sync_s = time.monotonic() - begun
+    return _checkpoint(shard, url, manifest, files), own
+
+
+def _found(shard: Shard, folder: CheckpointFolder, url: str) -> Checkpoint:
+    manifest = folder.get(f"{shard.version}-{shard.generation}/{MANIFEST}")
+    return _checkpoint(shard, url, manifest, json.loads(manifest)["files"])
+
+
+def _checkpoint(shard: Shard, url: str, manifest: bytes, files: dict[str, Any]) -> Checkpoint:
+    size = len(manifest) + sum(entry["bytes"] for entry in files.values())
+    return Checkpoint(shard.version, hashlib.sha256(manifest).hexdigest(), size, shard.generation,
+                      url=f"{url.rstrip('/')}/{shard.version}-{shard.generation}")
+
+
+def prune(url: str, newest: Checkpoint, keep: int) -> None:
+    """Remove all whole checkpoints but `newest` and the `keep` newest, and incomplete ones begun before `newest`."""
+    folder = CheckpointFolder(url)
+    found: dict[tuple[int, int], list[str]] = {}
+    for name in folder.names():
+        if match := _NAME.fullmatch(name):
+            found.setdefault((int(match[2]), int(match[1])), []).append(match[3])
+    this = (newest.generation, newest.version)
+    whole = sorted((age for age, files in found.items() if METADATA in files), reverse=True)
+    kept = {*whole[:max(1, keep)], this}
+    doomed = [age for age, files in found.items() if age not in kept and (METADATA in files or age < this)]
+    for generation, version in sorted(doomed):
+        files = found[generation, version]
+        for name in sorted(files, key=lambda name: name != METADATA):
+            folder.drop(f"{version}-{generation}/{name}")
+
+
+def newest(url: str, but: Checkpoint) -> Checkpoint | None:
+    """Return the newest whole checkpoint in `url` besides `but`.
+
+    Workers that have lost their dispatcher write on, remove the checkpoints that it knows of, and cannot report theirs.
+    """
+    folder = CheckpointFolder(url)
+    found = {name.rpartition("/")[0] for name in folder.names() if name.endswith(f"/{METADATA}")}
+    ages = {(int(m[2]), int(m[1])): name for name in found if (m := _NAME.fullmatch(f"{name}/x"))}
+    for (generation, version), name in sorted(ages.items(), reverse=True):
+        try:
+            manifest = folder.get(f"{name}/{MANIFEST}")
+            files = json.loads(manifest)["files"]
+            size = len(manifest) + sum(entry["bytes"] for entry in files.values())
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            continue  # not a manifest of this format
+        digest = hashlib.sha256(manifest).hexdigest()
+        if digest != but.digest:
+            return Checkpoint(version, digest, size, generation, url=f"{url.rstrip('/')}/{name}")
+    return None
+
+
+def fetch(named: Checkpoint, into: Path, progress: Callable[[int], None] = lambda size: None) -> None:
+    """Fetch all files of the checkpoint at `named.url`; `progress` is called with the size of each piece received.
+
+    WrongObject if a file is missing or has another digest.
+    """
+    folder = CheckpointFolder(named.url)
+    manifest = _read_required(folder, MANIFEST)
+    _compare(MANIFEST, hashlib.sha256(manifest).hexdigest(), named.digest)
+    into.mkdir(parents=True, exist_ok=True)
+    for name, entry in json.loads(manifest)["files"].items():
+        digest = hashlib.sha256()
+        try:
+            with open(into / Path(name).name, "wb") as file:
+                for chunk in folder.stream(name):
+                    digest.update(chunk)
+                    file.write(chunk)
+                    progress(len(chunk))
+        except FileNotFoundError as error:
+            raise WrongObject(f"{name} is not there") from error
+        _compare(name, digest.hexdigest(), entry["sha256"])
+
+
+def _read_required(folder: CheckpointFolder, name: str) -> bytes:
+    try:
+        return folder.get(name)
+    except FileNotFoundError as error:
+        raise WrongObject(f"{name} is not there") from error
+
+
+def _compare(name: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise WrongObject(f"{name} has sha256 {found}, expected {expected}")

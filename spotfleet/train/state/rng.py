@@ -1,0 +1,63 @@
+"""Random numbers that a replaced rank can continue: restarted for each microbatch from values that all ranks know.
+
+Between the reduction of one iteration and the first forward pass of the next (mixup, augmentation in this process)
+they come from a separate stream, BETWEEN. It restarts at that reduction, whenever the user's function is entered, and
+when an ElasticSampler yields its first batch.
+
+A user's own generator in the state is part of the position: see `is_generator`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from typing import Any
+
+import torch
+
+BETWEEN = -1  # in the place of the microbatch
+
+
+def reseed(seed: object, rank: int, *where: int) -> int:
+    """Restart torch (CPU and CUDA), `random` and, if it is in use, numpy; return the seed used.
+
+    `where` is (round, microbatch): the number of iterations whose gradients were reduced, which is the version unless
+    steps were skipped, and of passes in this one. In copy mode it is (version, steps since that commit, microbatch).
+    """
+    digest = hashlib.blake2b(repr((seed, rank, *where)).encode(), digest_size=8).digest()
+    value = int.from_bytes(digest, "big") >> 1
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(value)
+    random.seed(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(value & 0xFFFFFFFF)
+    return value
+
+
+def is_generator(value: Any) -> bool:
+    """Return whether it is a torch.Generator, random.Random, numpy.random.Generator or numpy.random.RandomState."""
+    numpy = sys.modules.get("numpy")
+    kinds = (torch.Generator, random.Random)
+    return isinstance(value, kinds if numpy is None else (*kinds, numpy.random.Generator, numpy.random.RandomState))
+
+
+def state_of(generator: Any) -> Any:
+    """Return a copy of the generator's state."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def set_state(generator: Any, held: Any) -> None:
+    """Set the state of `generator` to `held`, in place: the script keeps its reference to it."""
+    if isinstance(generator, random.Random):
+        generator.setstate(held)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = held
+    else:
+        generator.set_state(held)

@@ -1,0 +1,1 @@
+"""Transport of the protocol's messages: HTTP client, TLS certificates and boot files."""

@@ -1,0 +1,400 @@
+"""Synchronous client of the dispatcher's HTTP API; stdlib only, so that the CLI starts fast.
+
+A restarting dispatcher is tolerated: each call is retried for `patience_s`, then raises DispatcherUnreachable.
+Every call may be repeated safely, except a job submission, which is repeated only if it surely has not arrived.
+Errors arrive as `{"error": ..., "hint": ..., "kind": "NoCapacity"}` and are raised again as that class.
+A dispatcher of another protocol is refused with the fix, except for the calls of `down`: see `versions.py`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote, urlencode, urlsplit
+
+from spotfleet import errors
+from spotfleet.codec import from_json, to_json
+from spotfleet.errors import DispatcherUnreachable, NeedsPerson, SpotfleetError, UsageError
+from spotfleet.model import JobSpec, Nodes, PolicySpec, Role
+from spotfleet.protocol import versions
+from spotfleet.protocol.messages import FleetStatus, JobStatus
+from spotfleet.transport.certs import client_context, validity
+
+TIMEOUT_S = 30.0  # for one answer, in addition to the wait of a long poll
+CONNECT_S = 5.0  # for the handshake
+PAUSE_S = 0.3  # between two tries
+CHUNK = 1 << 20
+DIGESTS_PER_REQUEST = 5000  # a request may have 4 MiB
+DOWNLOADS = 5  # starts of a transfer that breaks off, in all
+RESTARTING = (502, 503)  # statuses of a dispatcher that is up but not ready
+WRONG_TIME = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or has expired
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Address of a fleet's dispatcher, with the token and certificate that authenticate both sides."""
+
+    url: str  # https://ADDRESS:PORT
+    token: str = field(repr=False)
+    ca: str = field(repr=False)  # PEM
+    # Opens a stream to the dispatcher's port within so many seconds, by a tunnel; raises OSError. None: TCP to `url`.
+    dial: Callable[[float], socket.socket] | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    data: bytes
+    offset: int  # where the next chunk begins
+    end: bool  # the worker has ended and everything was read
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Progress of a fleet's `down`."""
+
+    down: bool  # no worker host is left
+    why: str
+    left: dict[str, str]  # worker host -> state
+
+
+@dataclass
+class _Reply:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class DispatcherClient:
+    """Client of one dispatcher. Each call opens a connection of its own."""
+
+    def __init__(self, endpoint: Endpoint, *, patience_s: float = 30.0, any_version: bool = False) -> None:
+        """`any_version`: accept also a dispatcher of another protocol, which only `down` may."""
+        self.endpoint = endpoint
+        self.patience_s = patience_s
+        self.ahead_s = 0.0  # our clock minus the dispatcher's, by its last answer
+        self._any_version = any_version
+        parts = urlsplit(endpoint.url)
+        if parts.scheme != "https" or not parts.hostname:
+            raise UsageError(f"{endpoint.url} is not https://ADDRESS:PORT")
+        self._host, self._port = parts.hostname, parts.port or 443
+        self._context = client_context(endpoint.ca)
+
+    # --- the fleet
+
+    def healthy(self) -> bool:
+        """Return whether this fleet's dispatcher answers now; one try, without patience."""
+        return not self.why_unreachable()
+
+    def why_unreachable(self) -> str:
+        """Explain why the dispatcher does not answer now; "" if it does."""
+        try:
+            status = self._once("GET", "/healthz", None, {}, 5.0).status
+        except ssl.SSLError as error:
+            return f"the server at {self.endpoint.url} is not this fleet's dispatcher ({error.reason or error})"
+        except (OSError, http.client.HTTPException) as error:
+            return f"nothing answers at {self.endpoint.url} ({str(error) or type(error).__name__})"
+        return "" if status == 200 else f"{self.endpoint.url} answers {status}"
+
+    def status(self) -> FleetStatus:
+        return from_json(FleetStatus, self._json("GET", "/v1/status"))
+
+    def events(self, after: int = 0, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        """Return events with `seq` above `after`, each {"seq", "kind", "at", ...}; wait up to `wait_s` for one."""
+        path = "/v1/events?" + urlencode({"after": after, "wait": f"{wait_s:g}"})
+        return self._json("GET", path, wait_s=wait_s)["events"]
+
+    def set_nodes(self, nodes: Nodes) -> None:
+        self._json("PUT", "/v1/nodes", to_json(nodes))
+
+    def set_policy(self, policy: PolicySpec) -> None:
+        self._json("PUT", "/v1/policy", to_json(policy))
+
+    def drain(self, host: str) -> None:
+        self._json("POST", f"/v1/hosts/{quote(host, safe='')}/drain", {})
+
+    def interrupt(self, host: str, notice_s: float | None) -> None:
+        self._json("POST", f"/v1/hosts/{quote(host, safe='')}/interrupt", {"notice_s": notice_s})
+
+    def revoke(self, host: str, why: str = "") -> None:
+        """Revoke the token of `host`; it is in force once this returns."""
+        self._json("POST", f"/v1/hosts/{quote(host, safe='')}/revoke", {"why": why})
+
+    def down(self) -> None:
+        self._json("POST", "/v1/down", {})
+
+    def ending(self) -> Ending:
+        """Return the progress of `down`, for any dispatcher: read without the messages of this version."""
+        answer = self._json("GET", "/v1/status")
+        hosts = [h for h in answer.get("hosts", []) if h.get("role") == Role.WORKER.value]
+        return Ending(answer.get("state") == "down", str(answer.get("why", "")),
+                      {str(h.get("host")): str(h.get("state")) for h in hosts})
+
+    def archive(self, out: BinaryIO) -> None:
+        """Write the archive of the fleet to `out`; a broken transfer starts again from its beginning."""
+        self._download("/v1/archive", out)
+
+    # --- jobs
+
+    def has_bundle(self, sha256: str) -> bool:
+        return self._call("HEAD", f"/v1/bundles/{sha256}", accept=(404,)).status == 200
+
+    def put_bundle(self, sha256: str, path: Path) -> None:
+        self._call("PUT", f"/v1/bundles/{sha256}", body=path)
+
+    def put_blob(self, sha256: str, data: bytes) -> None:
+        self._call("PUT", f"/v1/bundles/{sha256}", body=data)
+
+    def missing_blobs(self, digests: Sequence[str]) -> set[str]:
+        """Return the `digests` without a stored blob."""
+        found: set[str] = set()
+        for start in range(0, len(digests), DIGESTS_PER_REQUEST):
+            body = {"digests": list(digests[start:start + DIGESTS_PER_REQUEST])}
+            found.update(self._json("POST", "/v1/bundles/missing", body)["missing"])
+        return found
+
+    def persistent(self) -> PersistentClient:
+        """Return a copy of this client with a persistent connection, for one thread that sends much."""
+        return PersistentClient(self.endpoint, patience_s=self.patience_s, any_version=self._any_version)
+
+    def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
+        """Submit a job and return its name.
+
+        Without `wait`, a job that cannot start now raises NoCapacity, and no job exists.
+        """
+        body = {"spec": to_json(spec), "secrets": secrets, "wait": wait}
+        return self._json("POST", "/v1/jobs", body, once=True)["job"]
+
+    def jobs(self) -> list[JobStatus]:
+        found = self._json("GET", "/v1/jobs")
+        return [from_json(JobStatus, j) for j in (found["jobs"] if isinstance(found, dict) else found)]
+
+    def job(self, job: str) -> JobStatus:
+        return from_json(JobStatus, self._json("GET", f"/v1/jobs/{quote(job, safe='')}"))
+
+    def cancel(self, job: str) -> None:
+        self._json("POST", f"/v1/jobs/{quote(job, safe='')}/cancel", {})
+
+    def outputs(self, job: str, out: BinaryIO) -> None:
+        """Write the collected output of `job` to `out`, as .tar.gz."""
+        self._download(f"/v1/jobs/{quote(job, safe='')}/outputs", out)
+
+    def log_workers(self, job: str) -> list[str]:
+        """List the workers of `job` that have a log, oldest first."""
+        return self._json("GET", f"/v1/jobs/{quote(job, safe='')}/workers")["workers"]
+
+    def logs(self, job: str, offset: int = 0, *, rank: int = 0, worker: str = "", wait_s: float = 0.0) -> LogChunk:
+        who = {"worker": worker} if worker else {"rank": rank}
+        query = urlencode({**who, "offset": offset, "wait": f"{wait_s:g}"})
+        reply = self._call("GET", f"/v1/jobs/{quote(job, safe='')}/logs?{query}", wait_s=wait_s)
+        after = int(reply.headers.get("X-Offset") or offset + len(reply.body))
+        return LogChunk(reply.body, after, reply.headers.get("X-End") == "1")
+
+    def stream(self, job: str, offset: int = 0, *, rank: int = 0, worker: str = "", follow: bool = True,
+               ) -> Iterator[LogChunk]:
+        """Yield chunks as they come, until the end of the job; without `follow`, only the current content."""
+        while True:
+            chunk = self.logs(job, offset, rank=rank, worker=worker, wait_s=10.0 if follow else 0.0)
+            if chunk.data:
+                yield chunk
+            if chunk.end or not (follow or chunk.data):
+                return
+            offset = chunk.offset
+
+    # --- the wire
+
+    def _json(self, method: str, path: str, body: Any = None, *, wait_s: float = 0.0, once: bool = False) -> Any:
+        data = None if body is None else json.dumps(body)
+        reply = self._call(method, path, body=data, wait_s=wait_s, once=once)
+        return json.loads(reply.body) if reply.body.strip() else {}
+
+    def _call(self, method: str, path: str, *, body: str | bytes | Path | None = None, wait_s: float = 0.0,
+              once: bool = False, accept: tuple[int, ...] = ()) -> _Reply:
+        """Try until an answer arrives or patience ends; raise the answer's error unless its status is in `accept`."""
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            problem, arrived = "", False
+            try:
+                reply = self._once(method, path, body, {}, TIMEOUT_S + wait_s)
+                if reply.status not in RESTARTING or "error" in _object(reply.body):
+                    self._learn(reply)
+                    if reply.status >= 400 and reply.status not in accept:
+                        raise _error(reply)
+                    return reply
+                problem = f"it answers {reply.status}"
+            except ssl.SSLCertVerificationError as error:
+                raise self._distrust(error) from None
+            except (OSError, http.client.HTTPException) as error:
+                problem = str(error) or type(error).__name__
+                arrived = not isinstance(error, ConnectionRefusedError)
+            if (once and arrived) or time.monotonic() >= deadline:
+                raise self._unreachable(problem, maybe_done=once and arrived)
+            time.sleep(PAUSE_S)
+
+    def _learn(self, reply: _Reply) -> None:
+        """Record the dispatcher's clock; raise NeedsPerson if its version is incompatible."""
+        if date := reply.headers.get("Date"):
+            self.ahead_s = time.time() - parsedate_to_datetime(date).timestamp()
+        remote = versions.parse_version(reply.headers.get(versions.HEADER, ""))
+        if remote and not self._any_version and (found := versions.compare(versions.own_version(), remote)):
+            raise NeedsPerson(found.why, hint=found.hint)
+
+    def _distrust(self, error: ssl.SSLCertVerificationError) -> SpotfleetError:
+        if error.verify_code not in WRONG_TIME:
+            return DispatcherUnreachable(
+                f"the server at {self.endpoint.url} is not this fleet's dispatcher ({error.verify_message})",
+                hint="the machine may be gone and its address reused; see `spotfleet status`")
+        now, (begin, end) = time.time(), validity(self.endpoint.ca)
+        off, side = (begin - now, "before") if now < begin else (now - end, "after")
+        return NeedsPerson(
+            f"this machine's clock says {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC, {off / 86400:.0f} days "
+            f"{side} the time of the fleet's certificate",
+            hint="set the clock, for instance with `sudo timedatectl set-ntp true`, and try again; the fleet goes on")
+
+    def _once(self, method: str, path: str, body: str | bytes | Path | None, headers: dict[str, str],
+              timeout_s: float) -> _Reply:
+        connection = self._connection(timeout_s)
+        try:
+            reply = self._request(connection, method, path, body, headers)
+            return _Reply(reply.status, reply.headers, reply.read())
+        finally:
+            connection.close()
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPSConnection:
+        """Open a connection. Connecting has a short timeout, an answer a long one."""
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_S, context=self._context)
+        if self.endpoint.dial is None:
+            connection.connect()
+        else:
+            raw = self.endpoint.dial(CONNECT_S)
+            try:
+                raw.settimeout(CONNECT_S)
+                connection.sock = self._context.wrap_socket(raw, server_hostname=self._host)
+            except BaseException:
+                raw.close()
+                raise
+        connection.sock.settimeout(timeout_s)
+        return connection
+
+    def _request(self, connection: http.client.HTTPSConnection, method: str, path: str, body: str | bytes | Path | None,
+                 headers: dict[str, str]) -> http.client.HTTPResponse:
+        version = str(versions.own_version())
+        headers = {"Authorization": f"Bearer {self.endpoint.token}", versions.HEADER: version, **headers}
+        if isinstance(body, Path):
+            with body.open("rb") as file:
+                headers["Content-Length"] = str(body.stat().st_size)
+                with suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent: read the reason
+                    connection.request(method, path, file, headers)
+        else:
+            if isinstance(body, str):
+                headers["Content-Type"], body = "application/json", body.encode()
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, path, body, headers)
+        return connection.getresponse()
+
+    def _download(self, path: str, out: BinaryIO) -> None:
+        deadline, begun = time.monotonic() + self.patience_s, 0
+        while True:
+            _emptied(out)
+            connection = None
+            try:
+                connection = self._connection(TIMEOUT_S)
+                reply = self._request(connection, "GET", path, None, {})
+                if reply.status >= 400:
+                    raise _error(_Reply(reply.status, reply.headers, reply.read()))
+                begun += 1
+                while chunk := reply.read(CHUNK):
+                    _write(out, chunk)
+                    deadline = time.monotonic() + self.patience_s  # each chunk proves that it is alive
+                if reply.length:
+                    raise http.client.IncompleteRead(b"", reply.length)
+                return
+            except ssl.SSLCertVerificationError as error:
+                raise self._distrust(error) from None
+            except (OSError, http.client.HTTPException) as error:
+                if time.monotonic() >= deadline or begun >= DOWNLOADS:
+                    raise self._unreachable(str(error) or type(error).__name__, maybe_done=False) from None
+                time.sleep(PAUSE_S)
+            finally:
+                if connection is not None:
+                    connection.close()
+
+    def _unreachable(self, problem: str, *, maybe_done: bool) -> DispatcherUnreachable:
+        hint = "see `spotfleet jobs`: the job may have been accepted" if maybe_done else \
+            "is this machine online? A dispatcher is restarted by itself, and training goes on without it; " \
+            "try again, or end the fleet with `spotfleet down`"
+        return DispatcherUnreachable(f"no answer from the dispatcher at {self.endpoint.url}: {problem}", hint=hint)
+
+
+class PersistentClient(DispatcherClient):
+    """Client that keeps its connection open between calls; for one thread. The owner must close it."""
+
+    _open: http.client.HTTPSConnection | None = None
+    _aborted = False
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def abort(self) -> None:
+        """Abort the transfer that another thread is sending, at once and permanently."""
+        self._aborted = True
+        with suppress(AttributeError, OSError):  # not open, or closed meanwhile
+            self._open.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+
+    def _once(self, method: str, path: str, body: str | bytes | Path | None, headers: dict[str, str],
+              timeout_s: float) -> _Reply:
+        if self._aborted:
+            raise DispatcherUnreachable("the transfer was given up")
+        if self._open is None:
+            self._open = self._connection(timeout_s)
+        try:
+            reply = self._request(self._open, method, path, body, headers)
+            answer = _Reply(reply.status, reply.headers, reply.read())
+        except BaseException:
+            self.close()
+            raise
+        if reply.will_close or reply.status >= 400:  # refused before all of it was sent: the rest would be misread
+            self.close()
+        return answer
+
+
+def _emptied(out: BinaryIO) -> None:
+    out.seek(0)
+    out.truncate()
+
+
+def _write(out: BinaryIO, data: bytes) -> None:
+    """Write to our own disk; its failure is an error of this machine, so a retry would not help."""
+    try:
+        out.write(data)
+    except OSError as error:
+        raise SpotfleetError(f"what the dispatcher sends cannot be written here: {error.strerror or error}",
+                             hint="make room on this machine's disk and try again") from None
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _error(reply: _Reply) -> SpotfleetError:
+    answer = _object(reply.body)
+    message = str(answer.get("error") or f"the dispatcher answered {reply.status}")
+    kind = getattr(errors, str(answer.get("kind", "")), None)
+    if not (isinstance(kind, type) and issubclass(kind, SpotfleetError)):
+        kind = SpotfleetError
+    return kind(message, hint=str(answer.get("hint", "")))

@@ -1,0 +1,1 @@
+"""The tests of spotfleet. `CONTRIBUTING.md` says how to run them."""

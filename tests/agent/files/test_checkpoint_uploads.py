@@ -1,0 +1,189 @@
+"""Checkpoints on their way from a host: tried again as long as that may help, and never in a circle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from spotfleet.agent.files import uploads
+from spotfleet.agent.files.uploads import CheckpointShipper
+from spotfleet.protocol.messages import Checkpoint
+
+
+class Dispatcher:
+    """Answers each upload with the next of `answers`, the last one for ever; an exception means that it broke off."""
+
+    def __init__(self, *answers: int | Exception) -> None:
+        self.answers, self.uploads = list(answers), []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def put_checkpoint(self, job: str, made: Checkpoint, file: Path) -> int:
+        data = file.read_bytes()
+        await self.open.wait()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        self.uploads.append((made.version, data, answer))
+        return answer
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    monkeypatch.setattr(uploads, "FIRST_BACKOFF_S", 0.001)
+
+    def run(dispatcher: Dispatcher, scene: Callable[[CheckpointShipper], Awaitable[None]]) -> None:
+        async def main() -> None:
+            shipper = CheckpointShipper(dispatcher)  # type: ignore[arg-type]
+            running = asyncio.create_task(shipper.run())
+            async with asyncio.timeout(30):
+                await scene(shipper)
+            running.cancel()
+            assert list((tmp_path / "uploads").iterdir()) == []
+
+        asyncio.run(main())
+
+    return run
+
+
+def made(folder: Path, version: int) -> Checkpoint:
+    path = folder / f"ckpt-{version}.pt"
+    path.write_bytes(b"state %d" % version)
+    return Checkpoint(version, "d", 7, 1, str(path))
+
+
+def test_what_broke_off_or_found_no_room_is_sent_again_until_it_arrives(play, tmp_path: Path):
+    dispatcher = Dispatcher(ConnectionResetError("cut off"), OSError("507"), 200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        shipper.offer("job", made(tmp_path, 1), tmp_path / "uploads")
+        await shipper.settled("job")
+        assert dispatcher.uploads == [(1, b"state 1", 200)]
+
+    play(dispatcher, scene)
+
+
+def test_what_arrives_with_another_digest_is_sent_again_a_few_times_and_then_the_next_one_is(play, tmp_path: Path):
+    dispatcher = Dispatcher(400, 400, 400, 200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        for version in (1, 2):
+            shipper.offer("job", made(tmp_path, version), tmp_path / "uploads")
+            await shipper.settled("job")
+        assert [(version, answer) for version, _, answer in dispatcher.uploads] == [
+            (1, 400), (1, 400), (1, 400), (2, 200)]
+
+    play(dispatcher, scene)
+
+
+def test_the_same_one_offered_again_while_it_is_sent_arrives(play, tmp_path: Path):
+    dispatcher = Dispatcher(200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        checkpoint = made(tmp_path, 1)
+        dispatcher.open.clear()
+        shipper.offer("job", checkpoint, tmp_path / "uploads")
+        await asyncio.sleep(0.01)
+        shipper.again("job")  # another dispatcher, which may have nothing
+        shipper.offer("job", checkpoint, tmp_path / "uploads")
+        dispatcher.open.set()
+        await shipper.settled("job")
+        assert dispatcher.uploads == [(1, b"state 1", 200)] * 2
+
+    play(dispatcher, scene)
+
+
+def test_one_that_somebody_removed_stops_nothing_else(play, tmp_path: Path):
+    dispatcher = Dispatcher(200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        shipper.offer("first", made(tmp_path, 1), tmp_path / "uploads")
+        next((tmp_path / "uploads").iterdir()).unlink()
+        shipper.offer("second", made(tmp_path, 2), tmp_path / "uploads")
+        await shipper.settled("first")
+        await shipper.settled("second")
+        assert [version for version, _, _ in dispatcher.uploads] == [2]
+
+    play(dispatcher, scene)
+
+
+# ---- parts
+
+
+def part(folder: Path, version: int, index: int, parts: int = 2, generation: int = 1) -> Checkpoint:
+    path = folder / f"part-{version}-{index}.pt"
+    path.write_bytes(b"part %d of %d" % (index, version))
+    return Checkpoint(version, "d", 7, generation, str(path), index, parts)
+
+
+def offer(shipper: CheckpointShipper, folder: Path, *checkpoints: Checkpoint) -> None:
+    for checkpoint in checkpoints:
+        shipper.offer("job", checkpoint, folder / "uploads")
+
+
+def test_parts_of_one_version_wait_beside_each_other_and_are_each_sent_once(play, tmp_path: Path):
+    dispatcher = Dispatcher(200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        both = part(tmp_path, 1, 0), part(tmp_path, 1, 1)
+        offer(shipper, tmp_path, *both, *both)
+        await shipper.settled("job")
+        offer(shipper, tmp_path, *both)
+        await shipper.settled("job")
+        assert dispatcher.uploads == [(1, b"part 0 of 1", 200), (1, b"part 1 of 1", 200)]
+
+    play(dispatcher, scene)
+
+
+def test_a_newer_version_overtakes_all_parts_of_the_older_but_for_the_one_that_is_being_sent(play, tmp_path: Path):
+    dispatcher = Dispatcher(200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        dispatcher.open.clear()
+        offer(shipper, tmp_path, *(part(tmp_path, 1, index, 3) for index in range(3)))
+        await asyncio.sleep(0.01)
+        offer(shipper, tmp_path, part(tmp_path, 2, 2, 3), part(tmp_path, 1, 0, 3))
+        dispatcher.open.set()
+        await shipper.settled("job")
+        assert [data for _, data, _ in dispatcher.uploads] == [b"part 0 of 1", b"part 2 of 2"]
+
+    play(dispatcher, scene)
+
+
+def test_a_whole_one_takes_the_place_of_its_parts_and_no_part_takes_its(play, tmp_path: Path):
+    dispatcher = Dispatcher(200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        offer(shipper, tmp_path, part(tmp_path, 1, 0), part(tmp_path, 1, 1), made(tmp_path, 1), part(tmp_path, 1, 1))
+        await shipper.settled("job")
+        assert dispatcher.uploads == [(1, b"state 1", 200)]
+
+    play(dispatcher, scene)
+
+
+def test_what_a_worker_wrote_has_settled_only_when_every_part_here_has(play, tmp_path: Path):
+    dispatcher, slow = Dispatcher(ConnectionResetError("cut off"), 200), asyncio.Event()
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        put = dispatcher.put_checkpoint
+
+        async def hold_the_second(job: str, made: Checkpoint, file: Path) -> int:
+            if made.part == 1:
+                await slow.wait()
+            return await put(job, made, file)
+
+        dispatcher.put_checkpoint = hold_the_second
+        offer(shipper, tmp_path, part(tmp_path, 1, 0), part(tmp_path, 1, 1))
+        settling = asyncio.create_task(shipper.settled("job"))
+        while not dispatcher.uploads:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert not settling.done()
+        slow.set()
+        await settling
+        assert len(dispatcher.uploads) == 2
+
+    play(dispatcher, scene)

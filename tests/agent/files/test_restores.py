@@ -1,0 +1,203 @@
+"""Checkpoints on their way to a host: tried again, told when they are damaged, fetched anew when they were spoilt."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from spotfleet.agent.files import checkpoint_downloads
+from spotfleet.agent.files.checkpoint_downloads import TRIES, CheckpointDownloads
+from spotfleet.errors import DiskFull, SpotfleetError
+from spotfleet.protocol.messages import Assignment, Checkpoint, DamagedCheckpoint, WorkerOrders
+
+PLACE = Assignment(2, 0, ("h/0/1",), "127.0.0.1:1")
+
+
+class Dispatcher:
+    """Sends what lies in `files`, and checks as `Transfers` does."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, bytes] = {}
+        self.sent, self.full = 0, False
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def checkpoint(self, job: str, version: int, digest: str, target: Path, came: Callable[[int], None]) -> None:
+        if version not in self.files:
+            raise ConnectionError("not there")
+        self.sent += 1
+        for _ in self.files[version]:
+            came(1)
+        await self.open.wait()
+        if self.full:
+            raise DiskFull("this host's disk is full: 0.1 MB of 8.0 GB free")
+        if hashlib.sha256(self.files[version]).hexdigest() != digest:
+            raise SpotfleetError("has another digest")
+        target.write_bytes(self.files[version])
+
+
+def kept(version: int) -> Checkpoint:
+    return Checkpoint(version, hashlib.sha256(data_of(version)).hexdigest(), 0, 1)
+
+
+def data_of(version: int) -> bytes:
+    return b"state %d" % version
+
+
+def orders(version: int) -> WorkerOrders:
+    return WorkerOrders(PLACE, founded=True, restore=kept(version))
+
+
+class Host:
+    def __init__(self, folder: Path) -> None:
+        self.dispatcher, self.changes = Dispatcher(), 0
+        self.no_room: list[tuple[str, str]] = []
+        self.restores = CheckpointDownloads(self.dispatcher, lambda job: folder / job, self._changed,  # type: ignore[arg-type]
+                                 lambda job, why: self.no_room.append((job, why)))
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def given(self, wanted: WorkerOrders) -> WorkerOrders:
+        """What a worker is told."""
+        return self.restores.resolve("job", wanted, WorkerOrders(founded=True))
+
+    async def gets(self, wanted: WorkerOrders) -> Path:
+        """The file that a worker is told to restore, once it is told."""
+        async with asyncio.timeout(30):
+            while not (told := self.given(wanted)).assignment:
+                assert told.restore is None
+                await asyncio.sleep(0.01)
+        assert told.restore is not None
+        return Path(told.restore.path)
+
+    async def tells(self, damaged: tuple[DamagedCheckpoint, ...]) -> None:
+        async with asyncio.timeout(30):
+            while self.restores.damaged() != damaged:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Host], Awaitable[None]]], None]:
+    monkeypatch.setattr(checkpoint_downloads, "FIRST_BACKOFF_S", 0.001)
+
+    def run(scene: Callable[[Host], Awaitable[None]]) -> None:
+        asyncio.run(scene(Host(tmp_path)))
+
+    return run
+
+
+def test_what_stays_damaged_is_told_after_a_few_tries_and_fetched_no_more(play):
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[20] = b"state 2O"
+        assert host.given(orders(20)).assignment is None
+        await host.tells((DamagedCheckpoint("job", 20, kept(20).digest),))
+        assert "damaged" in host.restores.why("job") and host.changes == 1
+        await asyncio.sleep(0.05)
+        assert host.dispatcher.sent == TRIES
+
+    play(scene)
+
+
+def test_another_one_named_instead_is_fetched_at_once_and_nothing_is_told_any_more(play):
+    async def scene(host: Host) -> None:
+        host.dispatcher.files |= {20: b"state 2O", 10: data_of(10)}
+        host.given(orders(20))
+        await host.tells((DamagedCheckpoint("job", 20, kept(20).digest),))
+        assert (await host.gets(orders(10))).read_bytes() == data_of(10)
+        assert host.restores.damaged() == ()
+
+    play(scene)
+
+
+def test_a_dispatcher_that_goes_on_naming_it_may_have_got_it_back(play, monkeypatch):
+    monkeypatch.setattr(checkpoint_downloads, "AGAIN_S", 0.05)
+
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[20] = b"state 2O"
+        host.given(orders(20))
+        await host.tells((DamagedCheckpoint("job", 20, kept(20).digest),))
+        host.dispatcher.files[20] = data_of(20)
+        assert (await host.gets(orders(20))).read_bytes() == data_of(20)
+        assert host.restores.damaged() == ()
+
+    play(scene)
+
+
+def test_a_dispatcher_out_of_reach_is_no_damage(play):
+    async def scene(host: Host) -> None:
+        host.given(orders(20))
+        await asyncio.sleep(0.05)
+        assert host.restores.damaged() == ()
+        host.dispatcher.files[20] = data_of(20)
+        assert (await host.gets(orders(20))).read_bytes() == data_of(20)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b"state")])
+def test_a_file_that_was_spoilt_here_is_fetched_again_for_the_next_worker(play, spoil):
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[20] = data_of(20)
+        spoil(await host.gets(orders(20)))
+        assert (await host.gets(orders(20))).read_bytes() == data_of(20)
+        assert host.dispatcher.sent == 2
+
+    play(scene)
+
+
+def test_a_host_without_room_says_so_and_is_given_up_after_a_while(play, monkeypatch):
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[20], host.dispatcher.full = data_of(20), True
+        host.given(orders(20))
+        full = "this host's disk is full: 0.1 MB of 8.0 GB free"
+        await until(lambda: host.restores.why("job") == f"fetching checkpoint 20, for which there is no room: {full}")
+        assert host.no_room == []
+        monkeypatch.setattr(checkpoint_downloads, "FULL_S", 0.1)
+        await until(lambda: host.no_room)
+        assert host.no_room[0] == ("job", f"checkpoint 20 finds no room here: {full}")
+        assert host.restores.damaged() == ()
+        host.restores.forget("job")
+        sent = host.dispatcher.sent
+        await asyncio.sleep(0.05)
+        assert (host.dispatcher.sent, host.restores.why("job")) == (sent, "")
+
+    play(scene)
+
+
+def test_room_that_comes_soon_is_all_it_needs(play):
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[20], host.dispatcher.full = data_of(20), True
+        host.given(orders(20))
+        await until(lambda: "no room" in host.restores.why("job"))
+        host.dispatcher.full = False
+        assert (await host.gets(orders(20))).read_bytes() == data_of(20)
+        assert (host.no_room, host.restores.why("job")) == ([], "")
+
+    play(scene)
+
+
+def test_how_much_has_come_is_told_while_it_comes_and_a_transfer_that_breaks_off_does_not_count_twice(play):
+    async def scene(host: Host) -> None:
+        host.dispatcher.open.clear()
+        host.dispatcher.files[20], host.dispatcher.full = data_of(20), True
+        host.given(orders(20))
+        await until(lambda: host.restores.fetched("job") == len(data_of(20)))
+        host.dispatcher.open.set()
+        await until(lambda: host.dispatcher.sent > 2)
+        assert host.restores.fetched("job") == len(data_of(20))
+        host.dispatcher.full = False
+        await host.gets(orders(20))
+        assert host.restores.fetched("job") == 0
+
+    play(scene)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)

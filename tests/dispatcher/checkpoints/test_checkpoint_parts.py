@@ -1,0 +1,399 @@
+"""Checkpoints that come in parts: joined when all are here, whatever is lost, repeated or killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from spotfleet.dispatcher.checkpoints import parts
+from spotfleet.dispatcher.checkpoints import store as store_module
+from spotfleet.dispatcher.checkpoints.store import CheckpointStore, NoRoom, Outdated
+from spotfleet.dispatcher.disk import files
+from spotfleet.dispatcher.jobs.orders import worker_orders
+from spotfleet.errors import UsageError
+from spotfleet.membership import Membership
+from spotfleet.protocol.messages import Checkpoint
+from tests.support.dispatcher.fake_fleet import Stage, spec
+from tests.support.dispatcher.fake_workers import Script
+
+DATA = [b"first " * 1000, b"second " * 3000, b"third" * 10]
+
+
+async def body(data: bytes):
+    yield data
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def point(index: int, version: int = 10, generation: int = 1, data: list[bytes] = DATA) -> Checkpoint:
+    return Checkpoint(version, sha(data[index]), 0, generation, part=index, parts=len(data))
+
+
+def whole(version: int = 10, generation: int = 1) -> Checkpoint:
+    joined = b"".join(DATA)
+    return Checkpoint(version, sha(joined), len(joined), generation)
+
+
+def put(store: CheckpointStore, offered: Checkpoint, data: bytes, fence: int = 0) -> Checkpoint:
+    return asyncio.run(store.put(offered, lambda: fence, body(data)))
+
+
+def put_parts(store: CheckpointStore, *indices: int, version: int = 10, generation: int = 1) -> list[Checkpoint]:
+    return [put(store, point(i, version, generation), DATA[i]) for i in indices]
+
+
+def restart(store: CheckpointStore) -> CheckpointStore:
+    """After a kill: what `files.sweep` leaves is read again."""
+    for part in store.folder.glob(".*.part"):
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
+    return CheckpointStore(store.folder, store.keep)
+
+
+def join_all(store: CheckpointStore) -> None:
+    """As `CheckpointMaintenance` does."""
+    for ready in store.parts.ready():
+        asyncio.run(store.join(ready[0], lambda: 0))
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(p.name for p in store.folder.iterdir())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path, keep=2)
+
+
+WHOLE = ["10-1.ckpt", "10-1.json"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 1, 2, 0, 0)])
+def test_parts_in_any_order_and_sent_again_become_one_file_in_the_order_of_their_numbers(store, order):
+    answers = put_parts(store, *order)
+    assert whole() in answers  # whoever brings the last part hears of the whole
+    assert store.kept == (whole(),)
+    assert store.path(whole()).read_bytes() == b"".join(DATA)
+    assert store.offer().checkpoint == whole()
+    assert names(store) == WHOLE
+
+
+def test_all_at_once_become_one_file_and_one_sender_hears_of_it(store):
+    async def scene() -> list[Checkpoint]:
+        return await asyncio.gather(*(store.put(point(i), lambda: 0, body(DATA[i])) for i in (0, 1, 2, 2, 1)))
+
+    assert sum(answer == whole() for answer in asyncio.run(scene())) == 1
+    assert names(store) == WHOLE
+
+
+def test_some_of_the_parts_are_no_checkpoint(store):
+    assert [c.parts for c in put_parts(store, 0, 2)] == [3, 3]
+    assert (store.kept, store.offer().checkpoint) == ((), None)
+
+
+def test_parts_outlive_the_dispatcher(store):
+    put_parts(store, 0, 2)
+    again = restart(store)
+    assert put_parts(again, 1) == [whole()]
+    assert names(again) == WHOLE
+
+
+def test_a_part_with_another_digest_is_refused_and_nothing_is_left_of_it(store):
+    with pytest.raises(UsageError, match="digest"):
+        put(store, point(0), b"other bytes")
+    assert names(store) == []
+
+
+def test_parts_of_a_replaced_generation_are_refused_and_what_is_here_of_them_goes(store):
+    put_parts(store, 0, 1)
+    store.prune_parts(fence=2)
+    assert names(store) == []
+    with pytest.raises(Outdated):
+        put(store, point(2), DATA[2], fence=2)
+
+
+@pytest.mark.parametrize(("fences", "left"), [([0, 2], 2), ([0, 0, 2], 3)])  # on its way, and while they are joined
+def test_a_generation_that_is_replaced_while_its_last_part_comes_becomes_no_checkpoint(store, fences, left):
+    put_parts(store, 0, 1)
+    fence = iter(fences)
+    with pytest.raises(Outdated):
+        asyncio.run(store.put(point(2), lambda: next(fence), body(DATA[2])))
+    assert store.kept == ()
+    assert len(list((store.folder / "10-1.parts").iterdir())) == left
+
+
+def test_a_newer_whole_one_ends_the_wait_for_older_parts(store):
+    put_parts(store, 0, 1)
+    put(store, Checkpoint(20, sha(b"newer"), 0, 1), b"newer")
+    assert names(store) == ["20-1.ckpt", "20-1.json"]
+    with pytest.raises(Outdated):
+        put_parts(store, 2)
+    put_parts(store, 0, version=30)
+    assert len(names(store)) == 3  # newer parts may still come together
+
+
+def test_those_that_never_become_whole_cannot_fill_the_disk(store):
+    for version in range(10, 20):
+        put_parts(store, 0, version=version)
+    assert names(store) == [f"{version}-1.parts" for version in (17, 18, 19)]
+
+
+def test_rests_of_what_has_become_whole_are_gone_after_a_restart(store):
+    put_parts(store, 0, 1)
+    shutil.copytree(store.folder / "10-1.parts", store.folder / "kept")
+    put_parts(store, 2)
+    (store.folder / "kept").rename(store.folder / "10-1.parts")
+    again = restart(store)
+    assert (again.kept, names(again)) == ((whole(),), WHOLE)
+
+
+def test_a_part_that_was_damaged_here_becomes_no_checkpoint_and_is_taken_again(store):
+    put_parts(store, 0, 1)
+    path = next((store.folder / "10-1.parts").glob("0-*"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    put_parts(store, 2)
+    assert store.kept == ()
+    assert store.problem == "part 0 of 3 of checkpoint 10 is damaged on this disk"
+    assert put_parts(store, 0) == [whole()]
+
+
+@pytest.mark.parametrize("at", ["its bytes", "the whole"])
+def test_a_full_disk_keeps_the_parts_and_says_so(store, monkeypatch, at):
+    put_parts(store, 0, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((files, "_sync") if at == "its bytes" else (parts.os, "fsync")), full)
+        with pytest.raises(NoRoom, match="No space left"):
+            put_parts(store, 2)
+    assert names(store) == ["10-1.parts"]
+    assert put_parts(store, 2) == [whole()]
+
+
+def test_what_a_worker_left_by_itself_counts_for_its_parts(store):
+    """One that stood in for its group wrote all of it again."""
+    put_parts(store, 0, 1)
+    data = b"alone"
+    put(store, Checkpoint(10, sha(data), 0, 1), data)
+    assert names(store) == WHOLE
+    assert put_parts(store, 2)[0].parts == 3  # no harm: it is told that all is well
+    assert store.path(store.kept[0]).read_bytes() == data
+
+
+# ---- hosts that do not keep up
+
+
+def late(store: CheckpointStore, *versions: int) -> None:
+    """Of each of these one part comes, and no more."""
+    for version in versions:
+        put_parts(store, 0, version=version)
+
+
+def test_parts_that_come_slower_than_they_are_made_are_made_less_often_until_they_come_whole(store):
+    def told() -> float:
+        job = Membership("j", 1, 3)
+        return worker_orders(job, store, 60.0, ["h1/0/1"], save=False)["h1/0/1"].checkpoint_every_s
+
+    late(store, 1, 2, 3)
+    assert (told(), store.slow) == (60.0, "")
+    late(store, 4)
+    assert told() == 120.0
+    assert store.slow == "hosts bring checkpoints slower than they are made: 2 times the interval for now"
+    late(store, 5, 6, 7)  # 2 to 4 were begun before anybody knew
+    assert told() == 120.0
+    late(store, 8)
+    assert told() == 240.0
+    for version in range(10, 10 + parts.EASE):
+        put_parts(store, 0, 1, 2, version=version)
+    assert told() == 120.0
+    late(store, *range(100, 200))
+    assert told() == 60.0 * 2**parts.MOST_DOUBLINGS
+
+
+def test_parts_of_generations_that_ended_say_nothing_of_how_fast_hosts_are(store):
+    for generation in range(1, 10):
+        put_parts(store, 0, version=10 + generation, generation=generation)
+    assert store.parts.stretch == 1
+
+
+def test_a_newer_one_that_comes_while_an_older_one_is_joined_is_no_damage(store, monkeypatch):
+    real, data = store_module.join, b"newer"
+
+    async def race() -> None:
+        await store.put(point(0), lambda: 0, body(DATA[0]))
+        await store.put(point(1), lambda: 0, body(DATA[1]))
+        begun, go = asyncio.Event(), threading.Event()
+
+        def slow(found: list[Checkpoint], draft: Path) -> Checkpoint:
+            loop.call_soon_threadsafe(begun.set)
+            assert go.wait(30)
+            return real(found, draft)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(store_module, "join", slow)
+        last = asyncio.ensure_future(store.put(point(2), lambda: 0, body(DATA[2])))
+        await begun.wait()
+        await store.put(Checkpoint(11, sha(data), 0, 1), lambda: 0, body(data))
+        go.set()
+        await last
+
+    asyncio.run(race())
+    assert ([c.version for c in store.kept], store.problem) == ([11], "")
+
+
+# ---- killed at any write
+
+
+class Killed(BaseException):
+    pass
+
+
+def light(patch: pytest.MonkeyPatch, at: int) -> None:
+    """From now on the process dies right after the `at`-th change of the disk; nothing that it still tries takes
+    effect."""
+    seen = [0]
+
+    def tap(owner: object, name: str) -> None:
+        real = getattr(owner, name)
+
+        def effect(*args: object, **named: object) -> object:
+            if seen[0] >= at:
+                raise Killed
+            result = real(*args, **named)
+            seen[0] += 1
+            if seen[0] == at:
+                raise Killed
+            return result
+
+        patch.setattr(owner, name, effect)
+
+    for owner, name in ((Path, "replace"), (Path, "rename"), (Path, "unlink"), (Path, "mkdir"), (shutil, "rmtree"),
+                        (parts, "_append"), (os, "fsync"), (store_module, "write_json")):
+        tap(owner, name)
+
+
+def is_killed(store: CheckpointStore, at: int) -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        light(patch, at)
+        try:
+            put_parts(store, 2)
+        except Killed:
+            return True
+    return False
+
+
+def test_killed_at_any_write_it_finds_parts_or_the_whole(tmp_path: Path):
+    at = 0
+    while True:
+        at += 1
+        store = CheckpointStore(tmp_path / str(at), keep=2)
+        put_parts(store, 0, 1)
+        if not is_killed(store, at):
+            break
+        again = restart(store)
+        join_all(again)
+        if not again.kept:
+            assert put_parts(again, 2) == [whole()]  # the agent got no answer: it sends it again
+        assert again.kept == (whole(),), at
+        assert again.path(whole()).read_bytes() == b"".join(DATA)
+        assert again.take_news("job", 0.0) == []
+        assert names(again) == WHOLE
+        assert json.loads((again.folder / "10-1.json").read_text())["digest"] == whole().digest
+    assert at > 12  # places to die at
+
+
+def test_joining_a_large_one_lets_the_loop_go_on(store):
+    data = random.Random(7).randbytes(1 << 20) * 32
+    mine = [data, b"end"]
+    put(store, point(0, data=mine), data)
+
+    async def scene() -> int:
+        joining, turns = asyncio.create_task(store.put(point(1, data=mine), lambda: 0, body(b"end"))), 0
+        while not joining.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert asyncio.run(scene()) > 10
+
+
+# ---- with the whole dispatcher
+
+
+async def trained(stage: Stage) -> tuple[str, str]:
+    await stage.up(1)
+    job = await stage.submit(Script(steps=10_000), (1, 1))
+    return f"/v1/jobs/{job}/checkpoints", (await stage.at_version(job, 3)).workers[0].host
+
+
+async def send(stage: Stage, path: str, host: str, its: Checkpoint, data: bytes, **other: object) -> tuple[int, dict]:
+    asked = {"generation": its.generation, "digest": its.digest, "part": its.part, "parts": its.parts} | other
+    query = "&".join(f"{key}={value}" for key, value in asked.items())
+    return await stage.call("PUT", f"{path}/{its.version}?{query}", token=stage.token(host), data=data, ok=False)
+
+
+def test_parts_sent_by_hosts_become_the_checkpoint_that_a_job_goes_on_from(play):
+    async def scene(stage: Stage) -> None:
+        path, host = await trained(stage)
+        for index in (2, 0, 0):
+            await send(stage, path, host, point(index, 500), DATA[index])
+        assert await stage.events("CheckpointKept") == []
+        assert (await stage.call("GET", f"{path}/500", ok=False))[0] == 404
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        await send(stage, path, host, point(1, 500), DATA[1])
+        assert (await stage.call("GET", f"{path}/500"))[1] == b"".join(DATA)
+        assert [(e["version"], e["digest"], e["bytes"]) for e in await stage.events("CheckpointKept")] == [
+            (500, whole().digest, whole().bytes)]
+        stage.cloud.interrupt(host, None)
+        await stage.until("a new generation", lambda: stage.world.history[-1][3] == 500)
+
+    play(scene, spec(1))
+
+
+def test_parts_that_a_killed_dispatcher_had_not_joined_are_joined_by_the_next_and_told(play):
+    async def scene(stage: Stage) -> None:
+        path, host = await trained(stage)
+        for index in (0, 1):
+            await send(stage, path, host, point(index, 500), DATA[index])
+        await stage.stop_dispatcher()
+        job = path.split("/")[3]
+        folder = stage.home / "jobs" / job / "checkpoints" / "500-1.parts"
+        (folder / f"2-3-{sha(DATA[2])}").write_bytes(DATA[2])
+        await stage.start_dispatcher()
+        await stage.until("the whole", lambda: joined(stage, job))
+        assert [e["version"] for e in await stage.events("CheckpointKept")] == [500]
+
+    play(scene, spec(1))
+
+
+async def joined(stage: Stage, job: str) -> bool:
+    return (await stage.job(job)).checkpoint == 500
+
+
+def test_a_part_that_cannot_be_is_refused_by_field(play):
+    async def scene(stage: Stage) -> None:
+        path, host = await trained(stage)
+        for words, other in (("part: expected a whole number below parts=3, got 3", {"part": 3}),
+                             ("parts: expected a whole number from 1 to 4096, got 4097", {"parts": 4097}),
+                             ("parts: expected a whole number from 1 to 4096, got 0", {"parts": 0}),
+                             ("parts: expected a number from 0 on, got 'x'", {"parts": "x"}),
+                             ("digest: the body has sha256", {"digest": "0" * 64})):
+            status, said = await send(stage, path, host, point(1, 500), DATA[1], **other)
+            assert (status, said["error"][:len(words)]) == (400, words)
+        await send(stage, path, host, Checkpoint(400, sha(b"newer"), 0, 2), b"newer")
+        assert (await send(stage, path, host, point(1, 500), DATA[1]))[0] == 409
+
+    play(scene, spec(1))

@@ -1,0 +1,77 @@
+"""Whom a dispatcher on an empty disk believes that has written to the checkpoint target."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spotfleet.codec import to_text
+from spotfleet.dispatcher.checkpoints.ledger_restore import (
+    SealedJob,
+    ledger_digest,
+    ledger_name,
+    lock,
+    restore,
+    sealed_name,
+)
+from spotfleet.dispatcher.disk.jobfile import JobRecord, load
+from spotfleet.fleet.domain.events import FleetCreated
+from spotfleet.fleet.ledger import Ledger
+from spotfleet.model import BillingRules, CheckpointSpec, JobSpec, Nodes
+from spotfleet.storage.folder import FolderStore
+from spotfleet.transport.boot import DispatcherBoot
+from tests.support.dispatcher.fake_fleet import spec
+
+SEALED = SealedJob(JobRecord("j-1", JobSpec("j", ("train.py",)), 1.0), {"KEY": "value"})
+
+
+@pytest.fixture
+def boot(tmp_path: Path) -> DispatcherBoot:
+    (tmp_path / "target").mkdir()
+    fleet = spec(1, checkpoint=CheckpointSpec(target=str(tmp_path / "target")))
+    return DispatcherBoot("f", "f-d-1", fleet, "the fleet's secret", "admin", "ca", "cert", "key")
+
+
+def put_job(boot: DispatcherBoot, name: str = "j-1", secret: str = "") -> None:
+    there = FolderStore(boot.spec.checkpoint.target, boot.fleet, boot.ca)
+    there.write(sealed_name(name), lock(secret or boot.fleet_secret).encrypt(to_text(SEALED).encode()))
+
+
+def put_ledger(boot: DispatcherBoot, folder: Path, secret: str = "") -> None:
+    ledger = Ledger(folder / "forged.db")
+    ledger.append(FleetCreated(1.0, "f", "local", Nodes(1, 1, 1), BillingRules()))
+    ledger.copy_to(folder / "copy.db")
+    ledger.close()
+    there = FolderStore(boot.spec.checkpoint.target, boot.fleet, boot.ca)
+    there.put(ledger_name(0, 7, ledger_digest(folder / "copy.db", secret or boot.fleet_secret)), folder / "copy.db")
+
+
+def test_what_a_dispatcher_of_the_fleet_left_comes_back(boot, tmp_path: Path):
+    put_job(boot)
+    put_ledger(boot, tmp_path)
+    found = asyncio.run(restore(boot, tmp_path / "home"))
+    assert (found.ledger, found.jobs, found.troubles) == (True, ("j-1",), ())
+    assert load(tmp_path / "home" / "jobs" / "j-1") == (SEALED.record, SEALED.secrets)
+
+
+@pytest.mark.parametrize("forged", [{"secret": "another secret"}, {"name": "j-2"}], ids=["made", "moved"])
+def test_a_job_that_a_host_made_or_moved_there_is_refused(boot, tmp_path: Path, forged: dict[str, str]):
+    put_job(boot, **forged)
+    found = asyncio.run(restore(boot, tmp_path / "home"))
+    assert found.jobs == () and "is refused" in found.troubles[0]
+    assert not list((tmp_path / "home").rglob("secrets.json"))
+
+
+def test_a_ledger_that_a_host_made_is_refused(boot, tmp_path: Path):
+    put_ledger(boot, tmp_path, secret="another secret")
+    found = asyncio.run(restore(boot, tmp_path / "home"))
+    assert not found.ledger and found.troubles[0].endswith("is refused: its digest is wrong")
+
+
+def test_a_target_that_is_not_mounted_is_said(boot, tmp_path: Path):
+    away = replace(boot, spec=spec(1, checkpoint=CheckpointSpec(target=str(tmp_path / "away"))))
+    assert asyncio.run(restore(away, tmp_path / "home")).troubles == (
+        f"{tmp_path / 'away'} is no folder here: is it mounted?",)

@@ -1,0 +1,178 @@
+"""`scripts/test`: which tests a command line names, and what the last lines say of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import runner
+from tests.support.lanes import Result
+from tests.support.runner import (
+    SHARE,
+    Request,
+    Verdict,
+    by_file,
+    changed_files,
+    choose,
+    grown,
+    lanes_of,
+    missed,
+    parse,
+    table,
+)
+from tests.support.tiers import CORE, TIERS, tier_of
+
+TESTS = ["tests/fleet/test_plan.py", "tests/providers/aws/test_aws_launch.py", "tests/network/test_reach.py"]
+
+
+def parsed(*arguments: str) -> Request:
+    return parse(list(arguments), exists=lambda name: name in (*TESTS, "tests/fleet"))
+
+
+@pytest.mark.parametrize(("given", "request_"), [
+    ([], Request(CORE)),
+    (["-k", "cost", "-x"], Request(CORE, rest=("-k", "cost", "-x"))),
+    (["--lint"], Request("lint")),
+    (["--all"], Request("all")),
+    (["--changed"], Request("changed")),
+    (["--touched", "-x"], Request("touched", rest=("-x",))),
+    (["--tier", "clouds", "--tier", "attack"], Request("tiers", ("clouds", "attack"))),
+    (["--require", "clouds"], Request("tiers", (), ("clouds",))),
+    (["--touched", "--require", "machines"], Request("touched", (), ("machines",))),
+    (["--record"], Request("all", record=True)),
+    (["--record", "tests/fleet"], Request("paths", record=True, rest=("tests/fleet",))),
+    (["--long"], Request("all", long=True)),
+    (["tests/fleet/test_plan.py::test_a[1]"], Request("paths", rest=("tests/fleet/test_plan.py::test_a[1]",))),
+])
+def test_a_command_line_is_understood(given, request_):
+    assert parsed(*given) == request_
+
+
+@pytest.mark.parametrize("given", [["--tier", "cloud"], ["--tier"], ["--require", "tests/fleet"]])
+def test_a_tier_that_there_is_not_is_refused_with_the_list(given):
+    with pytest.raises(SystemExit, match="core, clouds, engines"):
+        parsed(*given)
+
+
+def test_a_test_file_has_one_tier_by_the_longest_prefix_and_core_without_any():
+    assert [tier_of(file) for file in TESTS] == [CORE, "clouds", "machines"]
+    assert tier_of("tests/providers/aws/test_aws_gang_machines.py") == "machines"
+    assert tier_of("tests/new/test_it.py") == CORE
+
+
+@pytest.mark.parametrize("given", [["--all", "tests/fleet"], ["--require", "clouds", "tests/fleet", "-x"]])
+def test_tiers_and_paths_together_are_refused(given):
+    with pytest.raises(SystemExit, match="not both"):
+        parsed(*given)
+
+
+@pytest.mark.parametrize(("request_", "hit", "tiers"), [
+    (Request(CORE), None, {CORE: TESTS[:1]}),
+    (Request("all"), None, {CORE: TESTS[:1], "clouds": TESTS[1:2], "machines": TESTS[2:]}),
+    (Request("tiers", ("machines",)), None, {"machines": TESTS[2:]}),
+    (Request("tiers", (), ("clouds",)), None, {"clouds": TESTS[1:2]}),
+    (Request("changed"), {TESTS[1]}, {CORE: [], "clouds": TESTS[1:2]}),
+    (Request("changed"), None, {CORE: TESTS[:1], "clouds": TESTS[1:2], "machines": TESTS[2:]}),
+    (Request("touched"), {TESTS[1]}, {CORE: TESTS[:1], "clouds": TESTS[1:2]}),
+    (Request("touched"), set(), {CORE: TESTS[:1]}),
+    (Request("touched"), None, {CORE: TESTS[:1], "clouds": TESTS[1:2], "machines": TESTS[2:]}),
+])
+def test_a_request_chooses_files_by_tier_and_in_doubt_all(request_, hit, tiers):
+    chosen = choose(request_, TESTS, lambda: hit)
+    assert {tier: files for tier, files in chosen.items() if files or tier in tiers} == tiers
+    assert list(chosen) == [tier for tier in TIERS if tier in chosen]
+
+
+def test_exclusive_tests_run_by_themselves_after_the_others():
+    assert lanes_of(["f.py"], ("-x",), "2", has_exclusive=True) == [
+        ["-n", "2", *SHARE, "-m", "not exclusive", "-x", "f.py"],
+        ["-n", "0", "-m", "exclusive", "-x", "f.py"]]
+    assert lanes_of(["f.py"], (), "3", has_exclusive=False) == [
+        ["-n", "3", *SHARE, "-m", "not exclusive", "f.py"]]
+
+
+def test_a_marker_expression_of_the_user_holds_besides():
+    first, second = lanes_of(["f.py"], ("-m", "processes or slow", "-x"), "2", has_exclusive=True)
+    assert first[5:] == ["-m", "(processes or slow) and not exclusive", "-x", "f.py"]
+    assert second[2:] == ["-m", "(processes or slow) and exclusive", "-x", "f.py"]
+
+
+def test_a_required_tier_must_run_and_skip_nothing_but_long_forms_and_what_does_not_apply():
+    whole = {"a": Result(), "b": Result(outcome="skipped", why="Skipped: the long form: SPOTFLEET_LONG=1"),
+             "c": Result(outcome="skipped", why="Skipped: does not apply: prices do not change")}
+    assert missed(Verdict(CORE, results=whole)) == []
+    no_sshd = Result(outcome="skipped", why="Skipped: needs sshd")
+    assert missed(Verdict(CORE, results=whole | {"d": no_sshd})) == ["d: Skipped: needs sshd"]
+    assert missed(Verdict(CORE)) == ["no test of this tier ran"]
+
+
+def test_the_table_has_a_verdict_for_each_tier_and_names_those_that_did_not_run():
+    core = Verdict(CORE, 90, results={"a": Result(), "b": Result(outcome="skipped")})
+    clouds = Verdict("clouds", 30, failed=True, results={"c": Result(outcome="failed")})
+    lines = table([Verdict("lint", 6), core, clouds], ["machines"], 126).splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["lint", "0", "0", "0", "0.1", "passed"], ["core", "1", "0", "1", "1.5", "passed"],
+        ["clouds", "0", "1", "0", "0.5", "FAILED"]]
+    assert lines[4].startswith("not run: machines ")
+    assert lines[5] == "===== 1 failed, 1 passed, 1 skipped in 126.00s ====="
+
+
+def test_the_last_line_shows_a_failure_without_a_failed_test():
+    assert table([Verdict("lint", failed=True)], [], 1).endswith("===== FAILED: lint; no tests ran in 1.00s =====")
+
+
+def test_durations_are_of_files_whose_tests_passed_and_great_growth_is_told():
+    results = {"a.py::t1": Result(1.0), "a.py::t2": Result(2.04), "b.py::t": Result(9.0, "failed")}
+    assert by_file(results) == {"a.py": 3.0}
+    assert grown({"a.py": 1.0, "b.py": 3.0, "c.py": 10.0}, {"a.py": 5.5, "b.py": 12.0, "c.py": 29.0, "d.py": 99.0}) == [
+        "b.py takes 12 s instead of 3 s"]
+
+
+def test_a_record_keeps_the_files_that_did_not_run_and_drops_those_that_are_gone(tmp_path, monkeypatch, capsys):
+    durations = tmp_path / "durations.json"
+    here = str(Path(__file__).relative_to(runner.TOP))
+    durations.write_text(json.dumps({here: 1.0, "tests/gone/test_a.py": 2.0}))
+    monkeypatch.setattr(runner, "DURATIONS", durations)
+    monkeypatch.setattr(runner, "read_durations", lambda: json.loads(durations.read_text()))
+    results = {f"{here}::test_a": Result(30.0, starts=True), "tests/test_netguard.py::test_a": Result(2.0)}
+    runner.record([Verdict(CORE, results=results)])
+    assert json.loads(durations.read_text()) == {here: 30.0, "tests/test_netguard.py": 2.0}
+    printed = capsys.readouterr().out
+    assert f"{here} takes 30 s instead of 1 s" in printed
+    assert f"{here}::test_a starts processes for 30 s and has no marker" in printed
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=folder, check=True,
+                   capture_output=True)
+
+
+def commit(folder: Path, name: str) -> None:
+    (folder / name).write_text(name)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-m", name)
+
+
+def test_a_change_is_all_since_the_branch_left_main_with_what_is_not_committed(tmp_path):
+    git(tmp_path, "init", "-b", "main")
+    commit(tmp_path, "first")
+    assert changed_files(tmp_path) is None  # main itself: nothing to compare with
+    (tmp_path / "first").write_text("other")
+    assert changed_files(tmp_path) == {"first"}
+    git(tmp_path, "checkout", "-b", "work")
+    commit(tmp_path, "second")
+    git(tmp_path, "checkout", "main")
+    commit(tmp_path, "of main alone")
+    git(tmp_path, "checkout", "work")
+    (tmp_path / "third").touch()
+    assert changed_files(tmp_path) == {"first", "second", "third"}
+
+
+def test_without_another_branch_or_git_nothing_is_known_of_a_change(tmp_path):
+    assert changed_files(tmp_path) is None
+    git(tmp_path, "init", "-b", "landing")
+    commit(tmp_path, "first")
+    assert changed_files(tmp_path) is None

@@ -1,0 +1,96 @@
+"""Hosts of provider aws that belong together: launched all or none, in one zone, in a placement group."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfleet.errors import NeedsPerson, NoCapacity, UsageError
+from spotfleet.model import AwsNetwork
+from tests.support.aws.aws_hosts import A, B, asked, dispatcher, hosts_things, pool, prepared, raw, request, requests
+
+
+@pytest.fixture
+def provider(aws, cloud):
+    return prepared(aws)
+
+
+# gangs
+
+
+def test_a_gang_comes_whole_and_each_is_told_its_own(provider, cloud):
+    gang = [request(A, f"f-{n}") for n in (3, 4, 5)]
+    provider.launch_together(gang)
+    provider.launch_together(gang)
+    lines = provider.hosts("f")
+    assert [h.request_id for h in lines] == ["f-3", "f-4", "f-5"] and len({h.provider_id for h in lines}) == 3
+    assert {h.offer.pool for h in lines} == {A.pool} and asked(cloud, "ec2:RunInstances") == 1
+    assert {h.request_id: provider.boot_files(h.request_id) for h in lines} == {
+        f"f-{n}": {"boot.json": f"f-{n}"} for n in (3, 4, 5)}
+    assert len({h.ssh.host_keys for h in lines}) == 3
+
+
+def test_a_gang_for_which_there_is_not_room_leaves_nothing(provider, cloud):
+    cloud.set_room("us-east-1a", "g5.xlarge", 2)
+    with pytest.raises(NoCapacity, match=r"us-east-1/us-east-1a 3 x g5.xlarge spot: no capacity there now") as caught:
+        provider.launch_together([request(A, f"f-{n}") for n in (3, 4, 5)])
+    assert caught.value.scope == "pool" and hosts_things(cloud) == []
+    assert cloud.room("us-east-1a", "g5.xlarge", "spot") == 2
+
+
+def test_one_of_a_gang_is_ended_and_the_others_go_on(provider, cloud):
+    provider.launch_together([request(A, f"f-{n}") for n in (3, 4, 5)])
+    provider.terminate("f-4")
+    assert [h.request_id for h in provider.hosts("f") if h.state.value == "running"] == ["f-3", "f-5"]
+    for name in ("f-3", "f-5"):
+        provider.terminate(name)
+    assert hosts_things(cloud) == []
+
+
+def test_a_gang_of_hosts_that_differ_is_refused(provider, cloud):
+    with pytest.raises(UsageError, match="hosts that are launched together must be alike"):
+        provider.launch_together([request(A, "f-3"), request(B, "f-4")])
+    assert cloud.instances() == []
+
+
+# placement
+
+
+def test_a_tightly_coupled_fleet_stands_in_its_placement_group_with_efa(aws, cloud):
+    subnets = cloud.client("ec2", "us-east-1").describe_subnets()["Subnets"]
+    here = next(s["SubnetId"] for s in subnets if s["AvailabilityZone"] == "us-east-1a")
+    provider = prepared(aws, placement="cluster", networks=(AwsNetwork("us-east-1", subnets=(here,)),))
+    big = pool(kind="p4d.24xlarge", slots=8, accelerator="A100")
+    provider.launch_together([request(big, "f-3"), request(big, "f-4")])
+    provider.launch(request(big, "f-5"))
+    for made in raw(cloud):
+        assert made["Placement"]["GroupName"] == "spotfleet-f-us-east-1a"
+        assert sorted((i["InterfaceType"], i["Attachment"]["NetworkCardIndex"])
+                      for i in made["NetworkInterfaces"]) == [("efa", 0)] + [("efa-only", n) for n in (1, 2, 3)]
+        assert not made.get("PublicIpAddress")
+    provider.launch(dispatcher())
+    assert not raw(cloud, tag__spotfleet_role="dispatcher")[0]["Placement"].get("GroupName")
+
+
+def test_many_network_cards_without_a_way_out_need_a_person(aws, cloud):
+    provider = prepared(aws, placement="cluster")
+    with pytest.raises(NeedsPerson, match=r"p4d.24xlarge spot: it has 4 network cards for EFA") as caught:
+        provider.launch(request(pool(kind="p4d.24xlarge", slots=8, accelerator="A100")))
+    assert "(NAT) under `aws.networks`" in caught.value.hint and hosts_things(cloud) == []
+
+
+def test_a_placement_group_and_hosts_to_be_stopped_exclude_each_other(aws, cloud):
+    provider = prepared(aws, placement="cluster")
+    with pytest.raises(UsageError, match="EC2 stops no spot host that is in a placement group"):
+        provider.launch(request(pool(kind="p4d.24xlarge", slots=8), interruption_behavior="stop"))
+
+
+def test_of_a_gang_that_ec2_stops_each_host_has_a_request_of_its_own(provider, cloud):
+    provider.launch_together([request(A, f"f-{n}", interruption_behavior="stop") for n in (3, 4)])
+    taken = next(h for h in provider.hosts("f") if h.request_id == "f-4")
+    cloud.take(taken.provider_id)
+    assert {h.request_id: h.state.value for h in provider.hosts("f")} == {"f-3": "running", "f-4": "stopped"}
+    provider.terminate("f-4")
+    assert {h.request_id: h.state.value for h in provider.hosts("f")} == {"f-3": "running", "f-4": "terminated"}
+    assert [r["State"] for r in requests(cloud)] == ["active"]
+    provider.terminate("f-3")
+    assert requests(cloud) == [] and hosts_things(cloud) == []

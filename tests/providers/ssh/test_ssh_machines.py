@@ -1,0 +1,96 @@
+"""Which machines there are, what they offer and how they are entered."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotfleet.model import Market, Need, Offer, Role, SshAccess, SshMachine, SshSpec
+from spotfleet.providers.ssh.machines import ResolvedMachine, machines, offers
+from spotfleet.ssh.known_hosts import known_keys
+
+KEY, OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA", "ssh-rsa AAAAB3NzaC1yc2E"
+HEAD = SshMachine("head", host_key=KEY)
+SPEC = SshSpec(HEAD, (SshMachine("gpu1", 8, accelerator="A100", price_micros_h=9), SshMachine("gpu2", 8)), user="ann")
+
+
+def named(spec: SshSpec, discovered=(), known: str = "") -> list[str]:
+    return [m.name for m in machines(spec, discovered, known, "me")]
+
+
+def test_what_the_fleet_file_leaves_open_is_filled_in():
+    head, first, second = machines(SPEC, (), f"gpu1 {KEY}\ngpu1 {OTHER}\n", "me")
+    assert head == ResolvedMachine("head", "head", 22, "ann", "~/.spotfleet-host", Role.DISPATCHER, host_keys=(KEY,))
+    assert first == ResolvedMachine("gpu1", "gpu1", 22, "ann", "~/.spotfleet-host", Role.WORKER, 8, "", "A100", 9,
+                                    (KEY, OTHER))
+    assert second.host_keys == ()
+    (alone,) = machines(SshSpec(hosts=(SshMachine("h", user="bob", port=2222, folder="/data/x"),)), (), "", "me")
+    assert (alone.user, alone.port, alone.root) == ("bob", 2222, "/data/x")
+    assert machines(SshSpec(hosts=(SshMachine("h"),)), (), "", "me")[0].user == "me"
+
+
+def test_a_machine_is_named_by_its_host_and_by_its_port_where_that_is_unusual():
+    spec = SshSpec(HEAD, (SshMachine("a"), SshMachine("a", port=2222), SshMachine("fd00::1", port=2222)))
+    assert named(spec) == ["head", "a", "[a]:2222", "[fd00::1]:2222"]
+
+
+def test_the_script_adds_machines_and_the_list_says_more_about_those_that_it_names_too():
+    found = machines(SPEC, [("gpu3", 4), ("gpu1", 2), ("head", 1)], f"gpu3 {KEY}\n", "me")
+    assert [(m.name, m.role, m.slots) for m in found] == [
+        ("head", Role.DISPATCHER, 1), ("gpu1", Role.WORKER, 8), ("gpu2", Role.WORKER, 8), ("gpu3", Role.WORKER, 4)]
+    assert found[-1].host_keys == (KEY,)
+
+
+def sold(need: Need) -> list[Offer]:
+    return offers(machines(SPEC, (), "", "me"), need)
+
+
+def test_each_machine_is_a_pool_of_its_own_cheapest_first():
+    assert sold(Need(use_spot=False)) == [
+        Offer("ssh", "ssh", "gpu2", "machine", Market.ON_DEMAND, 8, 0, 0, room=1),
+        Offer("ssh", "ssh", "gpu1", "machine", Market.ON_DEMAND, 8, 9, 9, "A100", room=1)]
+
+
+@pytest.mark.parametrize("need, zones", [
+    (Need(use_spot=False, instance_type="dispatcher"), ["head"]),
+    (Need(use_spot=False, instance_type="machine"), ["gpu2", "gpu1"]),
+    (Need(use_spot=True), ["gpu2", "gpu1"]),  # at the same price: a file for a cloud may ask for spot hosts
+    (Need(use_spot=True, instance_type="dispatcher"), []),
+    (Need(use_spot=False, accelerator="a100"), ["gpu1"]),
+    (Need(use_spot=False, accelerator="A100", accelerator_count=8), ["gpu1"]),
+    (Need(use_spot=False, accelerator="A100", accelerator_count=4), []),
+    (Need(use_spot=False, zone="gpu2"), ["gpu2"]),
+    (Need(use_spot=False, max_micros_h=8), ["gpu2"]),
+])
+def test_a_need_gets_the_machines_that_it_describes_and_workers_never_the_dispatchers(need, zones):
+    assert [o.zone for o in sold(need)] == zones
+
+
+def test_the_market_of_an_offer_is_the_one_that_was_asked_for():
+    assert {o.market for o in sold(Need(use_spot=True))} == {Market.SPOT}
+
+
+def test_a_door_names_all_that_a_way_in_needs():
+    head, first, _ = machines(SPEC, (), f"gpu1 {KEY}\n", "me")
+    assert head.access(jump=False) == SshAccess("head", "ann", 22, (KEY,), jump=False)
+    assert first.access(jump=True) == SshAccess("gpu1", "ann", 22, (KEY,), jump=True)
+
+
+HASHED = "|1|5uC2Hj4NUAuha+XyiX3AsNYtXE4=|5xdo0pYx6QQfnYknAMp78SHdZi8="  # hash of [node]:2222, by ssh-keygen -H
+
+
+@pytest.mark.parametrize("line, keys", [
+    (f"node {KEY} comment", []),
+    (f"[node]:2222 {KEY}", [KEY]),
+    (f"other,[node]:2222 {KEY}", [KEY]),
+    (f"[NODE]:2222 {KEY}", [KEY]),
+    (f"[no*]:2222 {KEY}", [KEY]),
+    (f"[no*]:2222,![node]:2222 {KEY}", []),
+    (f"@cert-authority * {KEY}", []),
+    (f"[node]:2222 {KEY}\n[node]:2222 {OTHER}\n@revoked [node]:2222 {KEY}", [OTHER]),
+    (f"# [node]:2222 {KEY}", []),
+    (f"|1|bad {KEY}", []),
+    (f"{HASHED} {KEY}", [KEY]),
+    ("[node]:2222 ssh-dss AAAA", []),
+])
+def test_known_hosts_are_read_as_sshd_8_says(line, keys):
+    assert known_keys(line, "node", 2222) == keys

@@ -1,0 +1,1 @@
+"""Stages, worlds, fakes and drivers that tests share. No tests here."""

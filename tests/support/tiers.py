@@ -1,0 +1,56 @@
+"""Tier of each test file: which tests run for every change, and which only when a change reaches them.
+
+`core` is what `scripts/test` runs; `.ci/run` adds each tier that the change reaches (`tests/support/impact.py`).
+"""
+
+from __future__ import annotations
+
+CORE = "core"
+TIERS = {
+    CORE: "the decisions, the daemons and one whole fleet; in ten minutes on two cores",
+    "clouds": "what a cloud's plugin does, on fakes of the cloud behind its real SDK",
+    "engines": "what runs a job on the workers",
+    "frameworks": "training libraries",
+    "terraform": "the Terraform provider",
+    "attack": "hostile input and hostile neighbours",
+    "machines": "namespaces, sshds, whole fleets in distress: many real processes",
+}
+
+# The longest prefix of a test file's path decides; core where there is none.
+PLACES = {
+    "tests/providers/aws/": "clouds",
+    "tests/providers/aws/test_aws_gang_machines.py": "machines",
+    "tests/fakes/": "clouds",
+    "tests/fakes/test_aws_machines.py": "machines",
+    "tests/network/": "machines",
+    "tests/gpu/": "machines",
+    "tests/sweep/": "machines",
+    "tests/providers/ssh/": "machines",
+    "tests/providers/ssh/test_ssh_discovery.py": CORE,  # these three start no sshd
+    "tests/providers/ssh/test_ssh_listing.py": CORE,
+    "tests/providers/ssh/test_ssh_machines.py": CORE,
+    "tests/e2e/": "machines",
+    "tests/e2e/test_bad_input.py": CORE,
+    "tests/e2e/test_secrets.py": CORE,
+    "tests/e2e/test_training.py": CORE,  # a whole fleet through interruptions
+}
+
+# Code that is one tier's own: a change to it always runs that tier, so its tests may be in it.
+OWN_CODE = {
+    "spotfleet/providers/aws/": "clouds",
+    "spotfleet/providers/ssh/": "machines",
+}
+
+
+def tier_of(file: str) -> str:
+    """Return the tier of a test file, as "tests/fleet/cost/test_cost.py"."""
+    return _longest(file, PLACES)
+
+
+def owner_of(file: str) -> str:
+    """Return the tier that a file of the product belongs to."""
+    return _longest(file, OWN_CODE)
+
+
+def _longest(file: str, table: dict[str, str]) -> str:
+    return max(((len(prefix), tier) for prefix, tier in table.items() if file.startswith(prefix)), default=(0, CORE))[1]

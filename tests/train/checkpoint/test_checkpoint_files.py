@@ -1,0 +1,268 @@
+"""Checkpoints as files of a worker: every bit comes back, or an error says whose trouble it is and what to do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import tarfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+import spotfleet.train as hvd
+from spotfleet.errors import UsageError
+from spotfleet.protocol.messages import Checkpoint, WorkerOrders
+from spotfleet.train.checkpoint import entries, file, format, restore
+from spotfleet.train.checkpoint.exchange import PartReport
+from spotfleet.train.checkpoint.restore import CheckpointDamaged
+from spotfleet.train.checkpoint.writer import Checkpointer
+from spotfleet.train.state.state import Position
+from spotfleet.worker.member import RankInfo
+from tests.train.state.test_state import build, train
+
+EARLIER = (b"ccopy_reg\n_reconstructor\n(cspotfleet.train.state\nPosition\nc__builtin__\nobject\nNtR("
+           b"dVversion\nI7\nsVround\nI7\nsVworld\nI2\nsVrank\nI0\nsVscalars\n(dVepoch\nI3\nssVstateful\n(d"
+           b"sVhyper\n(dsVgenerators\n(dsVtrained\n(I01\nI00\ntsVsampler\nVsampler\nsb.")
+
+
+@pytest.mark.parametrize(("where", "name"), [
+    ("spotfleet.train.state", "Position"), ("spotfleet.train.state", "Schema"),
+    ("spotfleet.train.resize", "Ramp")])
+def test_what_checkpoints_pickle_keeps_its_place_for_those_of_earlier_and_later_releases(where, name):
+    found = pickle.loads(f"c{where}\n{name}\n.".encode())  # as a checkpoint of any release names it
+    assert (found.__module__, found.__qualname__) == (where, name)  # as one that is written now does
+
+
+def test_a_position_of_an_earlier_checkpoint_is_read_field_by_field():
+    """Bytes that were written once, in pickle's text protocol, and stay."""
+    held = pickle.loads(EARLIER)
+    assert held == Position(7, 7, 2, 0, {"epoch": 3}, {}, {}, {}, (True, False), "sampler")
+
+
+def held_state(alone, steps: int):
+    model, optimizer = build()
+    state = hvd.elastic.TorchState(model, optimizer, epoch=0)
+    state.attach(1, 0)
+    alone.state = state
+    train(model, optimizer, steps)
+    return model, optimizer, state
+
+
+def write(state, folder: Path, generation: int = 1) -> Checkpoint:
+    return file.write(entries.whole_shard(state, generation), folder)[0]
+
+
+def write_parts(state, folder: Path, world: int) -> Path:
+    """What `world` ranks that hold `state` write, joined as the dispatcher does it."""
+    told: list[PartReport] = []
+    parts: dict[int, bytes] = {}
+    for rank in [*range(1, world), 0]:  # rank 0 needs what the others tell
+        shard = entries.rank_shard(state, 1, rank, world, state.tensors())
+        done, said = file.write(shard, folder / str(rank), lambda own_s, told=told: told)
+        told += [said] if rank else []
+        parts[done.part] = Path(done.path).read_bytes()
+    joined = folder / "joined.ckpt"
+    joined.write_bytes(b"".join(parts[i] for i in sorted(parts)))
+    return joined
+
+
+def unpacked(tar: Path, folder: Path) -> Path:
+    folder.mkdir()
+    subprocess.run(["tar", "xf", str(tar), "-C", str(folder)], check=True)
+    return folder
+
+
+def by_torch(folder: Path) -> dict:
+    """The checkpoint as somebody reads it who has torch and none of our code or of the script's."""
+    dcp_to_torch_save(folder, folder.parent / "plain.pt")
+    return torch.load(folder.parent / "plain.pt", weights_only=True)
+
+
+def test_a_checkpoint_brings_back_every_bit(alone, tmp_path):
+    model, optimizer, state = held_state(alone, 4)
+    named = write(state, tmp_path, generation=3)
+    expected = copy.deepcopy([t.detach().clone() for t in state.tensors()])
+    train(model, optimizer, 3)
+    fresh_model, fresh_optimizer = build(lr=9.0)
+    fresh = hvd.elastic.TorchState(fresh_model, fresh_optimizer, epoch=5)
+    fresh.attach(0, -1)
+    fresh.install(restore.read(named))
+    assert named.version == 4 and named.generation == 3 and named.bytes == Path(named.path).stat().st_size
+    assert all(torch.equal(a, b) for a, b in zip(fresh.tensors(), expected, strict=True))
+    assert (fresh.version, fresh.epoch, fresh_optimizer.param_groups[0]["lr"]) == (4, 0, 0.1)
+
+
+class Odd(nn.Module):
+    """Tied, frozen, large, empty, 0-dim and 8-bit: whatever a model may hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(300, 64)
+        self.head = nn.Linear(64, 300, bias=False)
+        self.head.weight = self.table.weight
+        self.wide = nn.Parameter(torch.randn(1, 50_000))
+        self.frozen = nn.Parameter(torch.randn(64, 8).to(torch.bfloat16), requires_grad=False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.norm = nn.BatchNorm1d(64)
+        self.register_buffer("none", torch.empty(0, 3))
+        self.register_buffer("bytes", torch.arange(256, dtype=torch.uint8))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.register_buffer("scratch", torch.ones(4), persistent=False)
+
+
+@dataclass
+class Note:
+    text: str
+
+
+def odd_state(alone):
+    model = Odd()
+    optimizer = hvd.DistributedOptimizer(torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.5))
+    state = hvd.elastic.TorchState(model, optimizer, epoch=7, note=Note("mine"))
+    alone.state = state
+    state.attach(1, 0)
+    (model.head(model.norm(model.table(torch.arange(9)))).sum() * model.scale + model.wide.square().sum()).backward()
+    optimizer.step()
+    return model, optimizer, state
+
+
+@pytest.mark.parametrize("world", [1, 3, 8])
+def test_torch_reads_what_several_ranks_wrote_into_a_model_and_an_optimizer_of_its_own(alone, tmp_path, world):
+    model, optimizer, state = odd_state(alone)
+    plain = by_torch(unpacked(write_parts(state, tmp_path, world), tmp_path / "folder"))
+    read = Odd()
+    read.load_state_dict(plain["model"], strict=True)
+    assert {k: v.tolist() for k, v in read.state_dict().items()} == \
+        {k: v.tolist() for k, v in model.state_dict().items()}
+    other = torch.optim.AdamW([p for p in read.parameters() if p.requires_grad], lr=0.1)
+    set_optimizer_state_dict(read, other, plain["optimizer"])
+    assert other.param_groups[0]["lr"] == 0.5
+    for ours, theirs in zip(optimizer.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+        assert {k: v.tolist() for k, v in optimizer.state[ours].items()} == \
+            {k: v.tolist() for k, v in other.state[theirs].items()}
+    assert plain["epoch"] == 7 and plain["spotfleet"]["version"] == state.version == 1
+    assert "note" not in plain  # nobody but the script could read it
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_parts_of_several_ranks_bring_back_every_bit(alone, tmp_path, world):
+    _, _, state = odd_state(alone)
+    joined = write_parts(state, tmp_path, world)
+    held = restore.read(Checkpoint(1, file.digest_of(joined), 0, 1, str(joined)))
+    assert held.position.scalars["note"] == Note("mine")
+    for mine, theirs in zip(state.tensors(), held.tensors, strict=True):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+
+
+def test_what_three_ranks_wrote_two_others_go_on_from_and_torch_reads_what_they_write(alone, tmp_path):
+    _, _, state = odd_state(alone)
+    first = write_parts(state, tmp_path / "three", 3)
+    _, _, other = odd_state(alone)
+    for tensor in other.tensors():
+        tensor.zero_()
+    restore.install(other, Checkpoint(1, file.digest_of(first), 0, 1, str(first)))
+    plain = [by_torch(unpacked(tar, tar.parent / "folder"))
+             for tar in (first, write_parts(other, tmp_path / "two", 2))]
+    for top in ("model", "optimizer"):
+        flat = [torch.utils._pytree.tree_flatten(p[top])[0] for p in plain]
+        assert len(flat[0]) == len(flat[1]) > 10
+        assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(*flat, strict=True))
+
+
+def test_the_same_state_makes_the_same_parts(alone, tmp_path):
+    _, _, state = odd_state(alone)
+    first, second = (write_parts(state, tmp_path / n, 3).read_bytes() for n in ("a", "b"))
+    assert first == second
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
+def test_a_checkpoint_that_is_not_the_one_named_is_refused(alone, tmp_path, damage):
+    _, _, state = held_state(alone, 1)
+    named = write(state, tmp_path)
+    path = Path(named.path)
+    data = bytearray(path.read_bytes())
+    if damage == "changed":
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data[:-1] if damage == "cut" else data)
+    if damage == "missing":
+        path.unlink()
+    with pytest.raises(CheckpointDamaged, match="is not the one that was kept") as told:
+        restore.read(named)
+    assert told.value.blame_peer  # nobody's script has failed
+    assert not path.exists()  # so that it is fetched again
+
+
+def test_a_state_of_another_model_is_refused_and_names_the_difference(alone, tmp_path):
+    _, _, state = held_state(alone, 1)
+    named = write(state, tmp_path)
+    other = nn.Linear(9, 9)
+    wrong = hvd.elastic.TorchState(other, hvd.DistributedOptimizer(torch.optim.Adam(other.parameters())), epoch=0)
+    wrong.attach(0, -1)
+    with pytest.raises(UsageError, match=r"ckpt-1\.tar of version 1 does not fit .*model\.weight.*spotfleet train"):
+        restore.install(wrong, named)
+
+
+@pytest.mark.parametrize("content", ["no archive", "no .metadata", "no pickle of ours", "another format"])
+def test_a_whole_checkpoint_that_cannot_be_read_here_says_so_and_how_to_go_on_without_it(
+        alone, tmp_path, monkeypatch, content):
+    path = tmp_path / "ckpt-1.tar"
+    path.write_bytes(b"no archive of anybody's")
+    if content == "another format":
+        monkeypatch.setattr(format, "FORMAT", 99)
+        write(held_state(alone, 1)[2], tmp_path)
+        monkeypatch.undo()
+    elif content != "no archive":
+        member = tmp_path / ("other" if content == "no .metadata" else ".metadata")
+        member.write_bytes(b"cno_such_module\nThing\n.")
+        with tarfile.open(path, "w") as tar:
+            tar.add(member, member.name)
+    named = Checkpoint(1, file.digest_of(path), path.stat().st_size, 1, str(path))
+    with pytest.raises(UsageError, match=r"ckpt-1\.tar of version 1 is whole, but .*`spotfleet train` again"):
+        restore.read(named)
+    assert path.exists()
+
+
+@dataclass
+class Control:
+    orders: WorkerOrders
+    made: list[int] = field(default_factory=list)
+
+    def update(self, checkpoint: Checkpoint) -> None:
+        self.made.append(checkpoint.version)
+
+
+@dataclass
+class Leader:
+    """Rank 0's runtime, as far as a Checkpointer knows it."""
+
+    work: str
+    control: Control
+    generation: int = 1
+    place: RankInfo = field(default_factory=RankInfo)
+    group: None = None
+
+
+def test_a_checkpoint_ordered_while_another_is_written_follows_it_at_once(alone, tmp_path, monkeypatch):
+    model, optimizer, state = held_state(alone, 1)
+    leader = Leader(str(tmp_path), Control(WorkerOrders(checkpoint_every_s=0.001)))
+    checkpointer, go_on, write = Checkpointer(leader), threading.Event(), file.write
+    monkeypatch.setattr(file, "write", lambda *args, **more: go_on.wait(30) and write(*args, **more))
+    checkpointer._due_from = 0.0
+    checkpointer.at_boundary(state)
+    leader.control.orders = WorkerOrders(checkpoint_every_s=1000.0, checkpoint_now=True)  # a notice to every host
+    for _ in range(2):
+        train(model, optimizer, 1)
+        checkpointer.at_boundary(state)
+    go_on.set()
+    checkpointer._writer.join()
+    checkpointer.at_boundary(state)
+    checkpointer._writer.join()
+    assert leader.control.made == [1, 3]

@@ -1,0 +1,177 @@
+"""One generation's communication, its ranks being threads."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from spotfleet.protocol.messages import Assignment
+from spotfleet.train.comm import gloo
+from spotfleet.train.comm.gloo import GlooGroup
+from spotfleet.worker.errors import CommBroken
+from spotfleet.worker.store import StoreClient, open_store
+
+KEY = "the job's key"
+
+
+def test_ranks_add_up_and_share(ranks):
+    three = ranks(3)
+    sums = three.each(lambda g: g.allreduce(torch.tensor([float(g.rank)])).item())
+    parts = three.each(lambda g: [int(t) for t in g.allgather(torch.tensor([g.rank]))])
+    told = three.each(lambda g: int(g.broadcast(torch.tensor([g.rank]), 2)))
+    assert (sums, parts, told) == ([3.0] * 3, [[0, 1, 2]] * 3, [2] * 3)
+
+
+def test_an_abort_from_another_thread_unblocks_a_collective_and_reaches_all_ranks(ranks):
+    three = ranks(3)
+    inside = threading.Barrier(3)
+
+    def work(group):
+        inside.wait(10)
+        if group.rank == 2:
+            time.sleep(0.2)  # the others wait for this rank by now
+            threading.Thread(target=three.groups[0].abort).start()
+            time.sleep(0.2)  # rank 0 must come free although this rank, alive, has not come to its collective
+            assert three.groups[0].aborted
+        began = time.monotonic()
+        with pytest.raises(CommBroken):
+            group.allreduce(torch.ones(1000))
+        return time.monotonic() - began
+
+    assert all(waited_s < 10 for waited_s in three.each(work, limit_s=20))  # gloo's own limit is half an hour
+
+
+def test_after_an_abort_every_call_fails_and_none_hangs(ranks):
+    two = ranks(2)
+    two.groups[0].abort()
+    two.groups[0].abort()
+    calls = [lambda g: g.allreduce(torch.ones(1)), lambda g: g.broadcast(torch.ones(1), 0),
+             lambda g: g.allgather(torch.ones(1))]
+    for call in calls:
+        assert [type(r) for r in two.each(call, limit_s=10)] == [CommBroken] * 2
+
+
+def test_abort_ends_a_formation_that_waits_for_an_absent_member():
+    store, address = open_store("127.0.0.1", KEY)
+    group = GlooGroup(Assignment(1, 0, ("a/0/1", "b/0/1"), address), "job", "127.0.0.1", KEY)
+    result: list[object] = []
+
+    def form() -> None:
+        try:
+            group.form()
+        except CommBroken as error:
+            result.append(error)
+
+    thread = threading.Thread(target=form)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while thread.is_alive() and time.monotonic() < deadline:
+        group.abort()  # as the control thread does, again and again
+        thread.join(0.05)
+    assert [type(r) for r in result] == [CommBroken]
+    assert store is not None
+
+
+def test_a_bootstrap_store_keeps_prefixes_apart_and_answers_when_a_value_comes():
+    server, address = open_store("127.0.0.1", KEY)
+    host, _, port = address.rpartition(":")
+    writer, reader, other = (StoreClient(host, int(port), prefix, 10.0, KEY) for prefix in ("a/1", "a/1", "a/2"))
+    got: list[bytes] = []
+    thread = threading.Thread(target=lambda: got.append(reader.get("key")))
+    thread.start()
+    other.set("key", b"of another generation")
+    writer.set("key", b"value" * 50_000)
+    thread.join(10)
+    assert got == [b"value" * 50_000]
+    writer.wait(["key"])
+    for client in (writer, reader, other):
+        client.close()
+    assert server.port == int(port)
+
+
+def test_a_bootstrap_store_cuts_off_who_speaks_garbage_and_serves_the_others():
+    _server, address = open_store("127.0.0.1", KEY)
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: somebody-else-altogether\r\n\r\n")
+        while stranger.recv(100):  # at first a challenge
+            continue
+    client = StoreClient(host, int(port), "a/1", 10.0, KEY)
+    client.set("key", b"value")
+    assert client.get("key") == b"value"
+    client.close()
+
+
+def test_abort_spares_sockets_of_others_even_if_they_were_born_while_the_group_formed(ranks):
+    server = socket.create_server(("127.0.0.77", 0))
+    mine = socket.create_connection(server.getsockname(), source_address=("127.0.0.78", 0))
+    theirs, _ = server.accept()
+    group = ranks(2).groups[0]
+    group._own_sockets |= {s.fileno(): os.fstat(s.fileno()).st_ino for s in (mine, theirs, server)}
+    group.abort()
+    mine.sendall(b"still here")
+    assert theirs.recv(100) == b"still here"
+    for s in (mine, theirs, server):
+        s.close()
+
+
+def test_a_store_that_nobody_serves_fails_the_formation_and_names_the_generation(monkeypatch):
+    monkeypatch.setattr("spotfleet.train.comm.group.FORM_LIMIT_S", 0.3)
+    broken: list[int] = []
+    group = GlooGroup(Assignment(7, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", "127.0.0.1", KEY, broken.append)
+    with pytest.raises(CommBroken, match="generation 7"):
+        group.form()
+    assert broken == [7]
+
+
+def test_the_bootstrap_store_listens_on_the_advertised_address_only():
+    store, address = open_store("127.0.0.9", KEY)
+    port = int(address.rpartition(":")[2])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    socket.create_connection(("127.0.0.9", port), timeout=5).close()
+    assert store is not None
+
+
+@pytest.mark.processes
+def test_a_member_killed_at_any_moment_of_the_formation_neither_hangs_nor_ends_the_others():
+    """Real processes, since gloo's own waits without a socket are what an abort has to leave behind."""
+    seed = random.randrange(1 << 30)
+    script = Path(__file__).parents[2] / "support" / "train" / "forming_sweep.py"
+    done = subprocess.run([sys.executable, script, str(seed), "60"],
+                          capture_output=True, text=True, timeout=170)
+    lines = done.stdout.split("\n")[:-1]
+    assert len(lines) == 60, done.stderr
+    assert not {"HUNG", "DIED"} & set(lines), f"seed {seed}"
+
+
+def test_a_message_may_take_longer_than_one_look_and_an_abort_ends_the_wait_for_it(ranks):
+    """gloo's own wait for a message closes the connections of the whole group when its limit is over."""
+    late_s = 3 * gloo.WAIT_SLICE.total_seconds()
+
+    def work(group):
+        into = torch.zeros(1000)
+        if group.rank == 1:
+            time.sleep(late_s)
+            group.finish([group.send(torch.ones(1000), 0, 0)])
+        else:
+            group.finish([group.receive(into, 1, 0)])
+        group.allreduce(torch.ones(1))
+        if group.rank == 1:
+            time.sleep(late_s)
+            group.abort()
+        else:
+            with pytest.raises(CommBroken):
+                group.finish([group.receive(torch.zeros(1000), 1, 1)])
+        return into.sum().item()
+
+    assert ranks(2).each(work, limit_s=20) == [1000.0, 0.0]

@@ -1,0 +1,279 @@
+"""What the runtime does about kernels that nobody told of a peer's death, on a made-up device (see stuck_group.py)."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from spotfleet.errors import UsageError
+from spotfleet.protocol.messages import Assignment
+from spotfleet.train.comm import nccl
+from spotfleet.train.comm.backends import choose_backend, make_group
+from spotfleet.train.comm.group import check_alike
+from spotfleet.train.reducer import Reducer
+from spotfleet.worker.errors import CommBroken
+from spotfleet.worker.sockets import interface_of
+from spotfleet.worker.store import open_store
+from tests.support.train.stuck_group import GARBAGE, StuckGroup
+
+LATE = {"late_s": 0.02}
+
+
+def waits(condition, limit_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return condition()
+
+
+def test_results_are_awaited_by_the_host_before_anybody_reads_them(ranks):
+    three = ranks(3, StuckGroup, **LATE)
+    sums = three.each(lambda g: g.allreduce(torch.tensor([float(g.rank)])).item())
+    parts = three.each(lambda g: [int(t) for t in g.allgather(torch.tensor([g.rank]))])
+    told = three.each(lambda g: int(g.broadcast(torch.tensor([g.rank]), 2)))
+    assert (sums, parts, told) == ([3.0] * 3, [[0, 1, 2]] * 3, [2] * 3)
+
+
+def test_a_peers_death_unblocks_nobody_until_the_group_is_aborted_from_another_thread(ranks):
+    two = ranks(2, StuckGroup)
+    told = threading.Event()
+
+    def work(group):
+        if group.rank == 1:
+            group._cut()  # as a killed process leaves its peers: connections end, and nobody aborts
+            return None
+        threading.Thread(target=lambda: (told.wait(20), group.abort())).start()
+        threading.Timer(0.3, told.set).start()
+        with pytest.raises(CommBroken):
+            group.allreduce(torch.ones(1000))
+        return told.is_set()
+
+    assert two.each(work)[0] is True
+
+
+@pytest.mark.parametrize("garbage", [False, True])
+def test_what_an_abort_left_in_a_tensor_is_never_taken_for_a_sum(ranks, garbage):
+    """After an abort the event behind a reduction is reached, as after a success."""
+    two = ranks(2, StuckGroup, garbage=garbage)
+    stepped: list[int] = []
+
+    def work(group):
+        p = nn.Parameter(torch.zeros(3))
+        reducer = Reducer([p], 1, True, lambda: group, lambda r: None,
+                          lambda r, change, save: stepped.append(group.rank), lambda: None)
+        if group.rank == 1:
+            group._cut()
+            return None
+        threading.Timer(0.2, group.abort).start()
+        with pytest.raises(CommBroken):
+            p.sum().backward()
+        reducer.reset()
+        return p.grad, float(reducer._flats[0].max()) == GARBAGE
+
+    assert two.each(work)[0] == (None, garbage) and stepped == []
+
+
+def test_when_a_call_has_failed_nothing_of_the_communicator_is_left_to_write_into_tensors(ranks):
+    two = ranks(2, StuckGroup, garbage=True)
+
+    def work(group):
+        if group.rank == 1:
+            group._cut()
+            return None
+        works = [group.launch(torch.ones(10)) for _ in range(5)]
+        threading.Timer(0.1, group.abort).start()
+        with pytest.raises(CommBroken):
+            group.finish(works)
+        return group._ended.is_set(), all(w.work.is_completed() for w in works)
+
+    assert two.each(work)[0] == (True, True)
+
+
+def test_an_error_that_nccl_did_notice_ends_the_wait_without_an_order(ranks):
+    two = ranks(2, StuckGroup)
+
+    def work(group):
+        if group.rank == 1:
+            group._cut()
+            return None
+        threading.Timer(0.1, lambda: setattr(group._comm, "error", "REMOTE_ERROR")).start()
+        with pytest.raises(CommBroken, match="REMOTE_ERROR"):
+            group.allreduce(torch.ones(3))
+        return group.aborted
+
+    assert two.each(work)[0] is True
+
+
+def test_an_error_noticed_only_after_the_event_still_fails_the_reduction(ranks):
+    two = ranks(2, StuckGroup)
+
+    def work(group):
+        flight = group.launch(torch.ones(3))
+        passed = group._record_event()
+        assert waits(passed.query)
+        group._record_event = lambda: passed
+        group._comm.error = "COMM_ERROR"
+        with pytest.raises(CommBroken, match="COMM_ERROR"):
+            group.finish([flight])
+
+    assert two.each(work) == [None, None]
+
+
+def test_a_peer_that_never_comes_is_given_up_after_the_limit_of_a_collective(ranks, monkeypatch):
+    two = ranks(2, StuckGroup)
+    monkeypatch.setattr("spotfleet.train.comm.group.COLLECTIVE_LIMIT_S", 0.2)
+
+    def work(group):
+        if group.rank == 0:
+            with pytest.raises(CommBroken, match="a peer did not come"):
+                group.allreduce(torch.ones(3))
+        return group.aborted
+
+    assert two.each(work) == [True, False]
+
+
+def test_a_failed_kernel_of_the_user_is_the_users_error_and_no_loss_of_a_peer(ranks, monkeypatch):
+    class Mark:
+        def query(self):
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    two = ranks(2, StuckGroup)
+    monkeypatch.setattr(StuckGroup, "_record_event", lambda self: Mark())
+    error = two.each(lambda g: g.allreduce(torch.ones(1)))[0]
+    assert type(error) is RuntimeError and "assert" in str(error)
+
+
+def test_an_abort_never_waits_for_the_communicator_that_it_ends(ranks, monkeypatch):
+    two = ranks(2, StuckGroup)
+    held = threading.Event()
+    as_built = two.groups[0]._comm.abort
+    monkeypatch.setattr(two.groups[0]._comm, "abort", lambda: (held.wait(20), as_built()))
+    two.groups[0].abort()
+    two.groups[0].abort()
+    assert two.groups[0].aborted and not two.groups[0]._ended.is_set()
+    held.set()
+    assert two.groups[0]._ended.wait(20)
+
+
+def test_a_generation_ends_the_communicator_of_the_last_one_before_it_makes_its_own(ranks):
+    first, second = nccl.CommunicatorHolder(), nccl.CommunicatorHolder()
+    old = ranks(2, StuckGroup)
+    for group, holder in zip(old.groups, (first, second), strict=True):
+        group._holder, holder.group = holder, group
+    open_then: list[bool] = []
+
+    class Next(StuckGroup):
+        def _open(self, store):
+            open_then.append(any(g._comm is not None for g in old.groups if g.rank == self.rank))
+            return super()._open(store)
+
+        def __init__(self, assignment, *args):
+            super().__init__(assignment, *args, holder=(first, second)[assignment.rank])
+
+    new = ranks(2, Next)
+    assert open_then == [False, False]
+    assert new.each(lambda g: g.allreduce(torch.ones(1)).item()) == [2.0, 2.0]
+
+
+def test_a_process_whose_host_has_another_address_by_now_leaves_since_nccl_would_stay_at_the_old_one(
+        monkeypatch: pytest.MonkeyPatch):
+    left: list[str] = []
+
+    def leave(_group: nccl.NcclGroup, why: str) -> None:
+        left.append(why)
+        raise ConnectionAbortedError(why)
+
+    monkeypatch.setattr(nccl.NcclGroup, "_exit_stuck", leave)
+    holder = nccl.CommunicatorHolder()
+    for address in ("127.0.0.8", "127.0.0.8", "127.0.0.9"):
+        group = StuckGroup(Assignment(1, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", address, "key", holder=holder)
+        monkeypatch.setattr(group, "_meet", lambda: (_ for _ in ()).throw(ConnectionRefusedError("nobody is there")))
+        with pytest.raises((ConnectionAbortedError, ConnectionRefusedError)):
+            group._connect()
+    assert left == ["this host is at 127.0.0.9 now, but NCCL stays at 127.0.0.8"]
+
+
+def test_an_abort_while_the_communicator_comes_to_be_ends_the_formation():
+    store, address = open_store("127.0.0.1", "key")
+    opened = threading.Event()
+
+    class Lonely(StuckGroup):
+        def _meet(self):
+            self._store = self._dial("127.0.0.1", store.port)
+            return self._store
+
+        def _open(self, given):
+            opened.set()
+            return super()._open(given)
+
+    group = Lonely(Assignment(1, 0, ("a/0/1", "b/0/1"), address), "job", "127.0.0.1", "key")
+    result: list[Exception] = []
+
+    def form() -> None:
+        try:
+            group.form()
+        except CommBroken as error:
+            result.append(error)
+
+    thread = threading.Thread(target=form)
+    thread.start()
+    assert opened.wait(20)
+    group.abort()
+    thread.join(20)
+    assert [type(e) for e in result] == [CommBroken]
+
+
+@pytest.mark.parametrize(("asked", "local_size", "devices", "chosen"), [
+    ("auto", 1, 0, "gloo"),
+    ("auto", 1, 1, "nccl"),
+    ("auto", 4, 4, "nccl"),
+    ("auto", 2, 1, "gloo"),  # one for both, or one for each: nobody can say
+    ("nccl", 2, 1, "nccl"),
+    ("gloo", 1, 8, "gloo"),
+])
+def test_nccl_is_taken_where_each_local_rank_has_a_device_and_where_it_is_asked_for(asked, local_size, devices, chosen):
+    assert choose_backend(asked, local_size, devices) == chosen
+
+
+@pytest.mark.parametrize("asked", ["nccl", "mpi", ""])
+def test_a_backend_that_cannot_be_is_refused_with_the_variable_and_the_choices(asked):
+    with pytest.raises(UsageError, match="SPOTFLEET_BACKEND") as refusal:
+        make_group(Assignment(1, 0, ("a/0/1",), ""), "job", "127.0.0.1", environ={"SPOTFLEET_BACKEND": asked})
+    assert "auto" in refusal.value.hint and "gloo" in refusal.value.hint
+
+
+@pytest.mark.parametrize(("backends", "units", "problem"), [
+    (["gloo", "nccl", "gloo"], ["", "GPU-1", ""], "gloo: rank 0, nccl: rank 1 first"),
+    (["nccl", "nccl", "nccl"], ["GPU-1", "GPU-2", "GPU-1"], "ranks 0 and 2 share the device GPU-1"),
+])
+def test_ranks_that_can_never_form_a_generation_are_refused(backends, units, problem):
+    with pytest.raises(UsageError, match=problem):
+        check_alike(backends, units)
+
+
+def test_a_refusal_while_a_generation_forms_reaches_every_rank_as_what_it_is(ranks):
+    class Mixed(StuckGroup):
+        def __init__(self, assignment, *args):
+            super().__init__(assignment, *args)
+            self.backend = "nccl" if assignment.rank else "gloo"
+
+    errors = ranks(2, Mixed, form=False).each(lambda g: g.form())
+    assert [type(e) for e in errors] == [UsageError, UsageError]
+
+
+def test_the_interface_is_the_one_that_carries_the_advertised_address():
+    assert [interface_of(a) for a in ("127.0.0.1", "127.83.2.9")] == ["lo", "lo"]
+    assert [interface_of(a) for a in ("203.0.113.77", "a-name", "")] == [""] * 3
+
+
+def test_nccl_is_told_the_interface_and_a_users_own_choice_stays():
+    ours, theirs = {}, {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_NVLS_ENABLE": "1", "TORCH_NCCL_ENABLE_MONITORING": "1"}
+    nccl.set_up(ours, "127.0.0.1")
+    nccl.set_up(theirs, "127.0.0.1")
+    assert (ours["NCCL_SOCKET_IFNAME"], ours["NCCL_NVLS_ENABLE"]) == ("=lo", "0")
+    assert (theirs["NCCL_SOCKET_IFNAME"], theirs["NCCL_NVLS_ENABLE"]) == ("ib0", "1")
+    assert theirs["TORCH_NCCL_ENABLE_MONITORING"] == "0"  # it would end a process that ours keeps
