@@ -1,4 +1,6 @@
-"""Imported by a worker of the chaos job: SIGKILL to itself at the point that DIE=POINT:N names.
+"""Imported by a worker of the chaos job: SIGKILL to itself at the point that DIE=POINT:N or DIE=POINT:N:M names.
+
+With M, as many workers wait for each other there and die together.
 
 In step N: "forward" (between two layers), "backward" (between two layers), "collective" (a bucket is on the wire),
 "instep" (between the updates of two parameters), "stepped" (after it), "metric" (in the script's own collective, which
@@ -11,6 +13,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 
 import chaos_net
 import torch
@@ -19,7 +23,8 @@ from spotfleet.train import runtime
 from spotfleet.train.comm.group import Group
 from spotfleet.train.state import handover, sync
 
-POINT, _, N = os.environ.get("DIE", ":-1").partition(":")
+POINT, N, TOGETHER = ((os.environ.get("DIE") or "none:0") + ":1").split(":")[:3]
+LIMIT_S = 120.0
 sync.CHUNK_BYTES = handover.CHUNK_BYTES = 16 << 10  # so that a transfer has several chunks
 handover.DIRECT_BYTES = 4 << 10
 
@@ -33,7 +38,22 @@ def reached(point: str, number: int) -> bool:
 
 def die_at(point: str, number: int) -> None:
     if reached(point, number):
+        await_others()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def await_others() -> None:
+    """Return when all who die together are at the point."""
+    if int(TOGETHER) == 1:
+        return
+    here = Path(os.environ["SPOTFLEET_OUTPUT"], f"at-{POINT}-{N}")
+    here.mkdir(exist_ok=True)
+    (here / str(os.getpid())).touch()
+    deadline = time.monotonic() + LIMIT_S
+    while len(list(here.iterdir())) < int(TOGETHER):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not {TOGETHER} workers at {POINT}:{N} within {LIMIT_S} s")
+        time.sleep(0.001)
 
 
 def after_layer(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
@@ -57,6 +77,7 @@ def _launch(self: Group, tensor: torch.Tensor, *more: object) -> object:
     work = launch(self, tensor, *more)
     point = "metric" if tensor.numel() == 1 else "collective"
     if reached(point, step):
+        await_others()
         threading.Thread(target=die_at, args=(point, step)).start()
     return work
 

@@ -199,6 +199,8 @@ class ThreadFleet:
         elif (any(live[n].leaving for n in self.members)
               and all(reports[n].generation == self.generation for n in self.members)):
             self._renew([n for n in self.members if not live[n].leaving], spares, urgent=False)
+        elif any(reports[n].failed >= self.generation for n in self.members):
+            self._form(self.members, urgent=True)  # broken with nobody lost
         self.cv.notify_all()
 
     def _renew(self, kept: list[str], spares: list[str], urgent: bool) -> None:

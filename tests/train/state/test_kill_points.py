@@ -60,6 +60,7 @@ def test_deaths_while_generations_form_and_while_the_state_is_handed_on_change_n
 
 
 def test_two_at_once_and_then_all_but_one_leave_enough_to_go_on_with(train):
-    fleet, job = train(4, 9, {1: "collective:4", 2: "collective:4", 0: "instep:12", 3: "instep:12", 4: "forward:12"})
+    fleet, job = train(4, 9, {
+        1: "collective:4:2", 2: "collective:4:2", 4: "forward:12", 0: "instep:12:2", 3: "instep:12:2"})
     assert {world for _, world in job.applied} == {4}
     assert job.applied[-1][0] == fleet.generation
