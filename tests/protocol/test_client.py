@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import threading
 import time
@@ -112,6 +113,17 @@ def test_a_transfer_that_breaks_off_each_time_is_given_up(client, monkeypatch):
     with pytest.raises(DispatcherUnreachable):
         client.archive(io.BytesIO())
     assert len(begun) == DOWNLOADS
+
+
+def test_an_aborted_client_sends_nothing_more(up, client):
+    sender = client.persistent()
+    sender.put_blob(hashlib.sha256(b"first").hexdigest(), b"first")
+    sent = up.dispatcher.uploads
+    sender.abort()
+    with pytest.raises(DispatcherUnreachable, match="the transfer was given up"):
+        sender.put_blob(hashlib.sha256(b"second").hexdigest(), b"second")
+    assert up.dispatcher.uploads == sent
+    sender.close()
 
 
 def test_a_url_that_is_none_is_refused():

@@ -53,6 +53,29 @@ def test_a_new_machine_takes_over_hosts_and_job_and_training_does_not_notice(pla
     play(scene)
 
 
+def test_a_new_machine_orders_nothing_until_each_connected_agent_has_answered(play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spotfleet.dispatcher.dispatcher.SETTLE_S", 600.0)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(LONG)
+        await stage.at_version(job, 5)
+        await stage.lose_dispatcher_machine()
+        late = stage.agents["f-1"]
+        late.holds_back, late.tell = True, ()
+        await stage.start_dispatcher()
+        await stage.until("both were asked", lambda: all(agent.tell for agent in stage.agents.values()))
+        dispatcher = stage.daemon.dispatcher
+        await stage.until("the first's answer", lambda: not dispatcher.takeover.adoption.awaits_answer("f-0"))
+        dispatcher.step()
+        assert not dispatcher.core.settled
+        late.holds_back = False
+        await stage.at_version(job, 20)
+        assert dispatcher.core.settled
+
+    play(scene)
+
+
 def test_a_taken_over_job_survives_deaths_and_another_loss_and_ends_as_it_should(play):
     async def scene(stage: Stage) -> None:
         await stage.up(2)

@@ -91,6 +91,7 @@ class FakeAgent:
         self.bundles: dict[str, bytes] = {}
         self.launches: dict[str, tuple[WorkerLaunch, float]] = {}  # and when it was fetched
         self.tell: tuple[str, ...] = ()
+        self.holds_back = False  # a test delays its answers about jobs
         self.workers: list[str] = []
         self.orders: AgentOrders | None = None
         self.answers = 0
@@ -107,7 +108,7 @@ class FakeAgent:
         _, notice = self.cloud.look(self.host)
         states = tuple(self.world.workers[n].state() for n in self.workers if n in self.world.workers)
         return AgentReport(self.host, self.incarnation, self.address, self.boot["slots"], states, notice,
-                           held=tuple(map(self._held, self.tell)), damaged=self.damaged)
+                           held=() if self.holds_back else tuple(map(self._held, self.tell)), damaged=self.damaged)
 
     def _held(self, job: str) -> HeldJob:
         orders = [w.order for n in self.workers if (w := self.world.workers.get(n)) and w.order.job == job]
