@@ -20,7 +20,6 @@ FAULTS_KILLED_OUTSIDE_CORE = frozenset({  # seeded faults, by name
     "what a living fleet has is a leak",
     "what another laptop is just making is removed",
     "what the smoke test made for FIS stays in the account",
-    "what torch keeps for its compiler stays in the machine's /tmp",
     "who may not remove something is asked again for ever",
     "who refuses a connection cannot be reached",
 })

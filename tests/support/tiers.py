@@ -22,8 +22,10 @@ PLACES = {
     "tests/providers/aws/test_aws_gang_machines.py": "machines",
     "tests/fakes/": "clouds",
     "tests/fakes/test_aws_machines.py": "machines",
+    "tests/bootstrap/": "machines",
     "tests/network/": "machines",
     "tests/gpu/": "machines",
+    "tests/ssh/test_shell_commands.py": "machines",
     "tests/sweep/": "machines",
     "tests/providers/ssh/": "machines",
     "tests/providers/ssh/test_ssh_discovery.py": CORE,  # these three start no sshd
@@ -37,8 +39,10 @@ PLACES = {
 
 # Code that is one tier's own: a change to it always runs that tier, so its tests may be in it.
 OWN_CODE = {
+    "spotfleet/bootstrap/": "machines",
     "spotfleet/providers/aws/": "clouds",
     "spotfleet/providers/ssh/": "machines",
+    "spotfleet/ssh/": "machines",
 }
 
 
