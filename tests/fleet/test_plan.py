@@ -249,3 +249,5 @@ def test_no_more_hosts_are_asked_for_than_there_is_room_for_also_in_dearer_pools
     assert actions[-1] == Wait("1 of 4 hosts missing: no offer has room for more")
     assert launched(plan(want(4), given(), [replace(one, room=3), dear], NOTHING, now=0)) == [
         "zone-a", "zone-a", "zone-a", "zone-c"]
+    rich = plan(want(4, max_micros_h=10**9), given(), [one, other, dear], NOTHING, now=0)
+    assert rich[-1] == Wait("1 of 4 hosts missing: no offer has room for more")  # not for want of money
