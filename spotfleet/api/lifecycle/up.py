@@ -90,7 +90,7 @@ def bring_up(home: Home, file: FleetFile, progress: Progress, timeout_s: float, 
             spec = folder.record.spec if folder.record.reached else file.spec
             folder.update(provider_config=record.provider_config, spec=spec)
         machine, before = DispatcherMachine(folder), folder.record.url
-        ssh_machines.install_key(machine.provider, folder, progress, first=plan.change is PlanKind.NEW)
+        ssh_machines.install_key(machine.provider, folder, progress, new_fleet=plan.change is PlanKind.NEW)
         machine.refuse_oversize()
         cloud.prepare(machine.provider, folder, progress)
         if folder.keys.ssh_private:

@@ -136,7 +136,7 @@ class SshWorld:
         return SshProvider(self._config)
 
     def need(self) -> Need:
-        return Need()
+        return Need(use_spot=False)
 
     def machines(self) -> list[str]:
         return sorted(host for machine in self._machines for host in machine.hosts())
