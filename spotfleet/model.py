@@ -1,4 +1,4 @@
-"""Domain values of spotfleet: frozen dataclasses and enums without behaviour. Layer 0: imports no spotfleet module.
+"""Domain values of spotfleet: frozen dataclasses and enums without behaviour. Imports no spotfleet module.
 
 Units end a name: `_s` seconds, `_micros_h` millionths of a US dollar per hour. Instants (`at`, `_at`) are
 Unix seconds, UTC, as a float. A host is named by its `request_id`, which we choose before the provider is called.
