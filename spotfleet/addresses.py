@@ -1,4 +1,4 @@
-"""Reading, writing and comparing of addresses: IPv4, IPv6 and names. Layer 0."""
+"""Reading, writing and comparing of addresses: IPv4, IPv6 and names."""
 
 from __future__ import annotations
 

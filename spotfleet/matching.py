@@ -1,4 +1,4 @@
-"""Tests of an offer against a need. Pure; layer 0, beside model.py."""
+"""Tests of an offer against a need. Pure."""
 
 from __future__ import annotations
 

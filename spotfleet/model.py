@@ -1,4 +1,4 @@
-"""Domain values of spotfleet: frozen dataclasses and enums without behaviour. Layer 0: imports no spotfleet module.
+"""Domain values of spotfleet: frozen dataclasses and enums without behaviour. Imports no spotfleet module.
 
 Units end a name: `_s` seconds, `_micros_h` millionths of a US dollar per hour. Instants (`at`, `_at`) are
 Unix seconds, UTC, as a float. A host is named by its `request_id`, which we choose before the provider is called.
@@ -242,6 +242,9 @@ class EnvironmentSpec:
     installer: str = "auto"  # "uv", "pip" or "auto": uv where the machine has it
 
 
+DISPATCHER_TYPE, WORKER_TYPE = "dispatcher", "machine"  # instance types of provider ssh
+
+
 @dataclass(frozen=True)
 class SshMachine:
     """A machine that exists already."""
@@ -270,6 +273,14 @@ class SshSpec:
     discovery_script: str = ""  # file on the laptop, run by laptop and dispatcher; prints `host` or `host:slots` lines
     discovery_timeout_s: float = 10.0
     folder: str = "~/.spotfleet-host"  # on each machine: all files of spotfleet
+
+    def machine_name(self, machine: SshMachine) -> str:
+        """Return the machine's unique name: its host, with the port if that is not the fleet's.
+
+        fleet.json and running fleets hold such names, so the format must not change.
+        """
+        port = machine.port or self.port
+        return machine.host if port == self.port else f"[{machine.host}]:{port}"
 
 
 @dataclass(frozen=True)

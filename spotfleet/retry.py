@@ -1,4 +1,4 @@
-"""Pauses between tries, each twice as long as the one before. Pure; layer 0."""
+"""Pauses between tries, each twice as long as the one before. Pure."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""SPOTFLEET_HOME: this machine's files about each fleet.
+"""Home directory SPOTFLEET_HOME: this machine's files about each fleet.
 
     fleets/NAME/fleet.json      spec and progress of the fleet; never a secret
-    fleets/NAME/keys.json       mode 0600: tokens, the dispatcher's key, the user's secrets
+    fleets/NAME/keys.json       mode 0600: tokens, fleet secret, TLS key, the fleet's SSH key, the user's secrets
     fleets/NAME/ca.pem          the certificate authority that the CLI trusts
     fleets/NAME/ledger.db       every event of the dispatcher's machine
     fleets/NAME/fetched/        results that `down` has fetched; becomes archive/ once the machines are gone
     fleets/NAME/archive/        results: fetched by `down`, or stored by a fleet that ended itself
     fleets/NAME/ssh/            files for OpenSSH, with the fleet's key: config, known hosts
     fleets/NAME.lock            locked by the one command that is changing the fleet, with its pid
-    fleets/NAME.down            locked by a running `down`, with its pid: other commands stop for it
-    old/NAME-TIME/              an ended fleet whose name is used again
+    fleets/NAME.down            locked by a running `down`, with its pid: a running `up` stops
+    old/NAME-TIME-RANDOM/       an ended fleet whose name is used again
+    catalog/, cache/, local/    prices, digests of sent files (`api/lifecycle/upload.py`), the emulated cloud
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ FIRST_DOWN_S = 1200.0  # longest wait of a second `down` for the first, whose ow
 
 
 class Busy(SpotfleetError):
-    """Another command has locked the fleet, or a `down` is running."""
+    """Error: another command has locked the fleet, or a `down` is running."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ class FleetRecord:
     """Content of fleet.json."""
 
     spec: FleetSpec
-    cloud_name: str  # its name at the provider: its own name, or with digits added (`up`)
+    cloud_name: str  # its name at the provider: NAME, or NAME-XXXX with four hex digits, as always on aws (`up`)
     made_at: float
     provider_config: dict[str, str] = field(default_factory=dict)
     url: str = ""  # the dispatcher's, as last known; empty while it has none
     reached: bool = False  # its dispatcher has answered once: there may be results to fetch
     shut: tuple[str, ...] = ()  # machines over SSH, by name, that never accepted the fleet's key
-    met: tuple[str, ...] = ()  # hosts that a discovery script has named, now or before, and that accepted the key
+    met: tuple[str, ...] = ()  # machines that only a discovery script has named, at any `up`, and that accepted the key
     down_at: float = 0.0  # when the provider listed nothing any more; 0 while it does
 
 
@@ -69,7 +70,7 @@ class Keys:
 
 
 class FleetDirDamaged(SpotfleetError):
-    """A fleet's folder is damaged; `attach` can make it again from the cloud."""
+    """Error: a fleet's folder is damaged; `attach` can make it again from the cloud."""
 
 
 class FleetDir:
@@ -181,7 +182,7 @@ class FleetDir:
 
     @contextmanager
     def locked_for_down(self, waiting: Callable[[str], None]) -> Iterator[None]:
-        """Lock the fleet for `down`. Other commands stop at their next step; a second `down` waits."""
+        """Lock the fleet for `down`. A running `up` stops at its next step; a second `down` waits."""
         with _held(self._lock(".down"), FIRST_DOWN_S, waiting) as holder:
             if holder:
                 raise Busy(f"another `spotfleet down` (process {holder}) is taking fleet '{self.name}' down",
@@ -189,8 +190,8 @@ class FleetDir:
             with self.locked(YIELD_S, waiting):
                 yield
 
-    def stop_for_down(self) -> None:
-        """Raise Busy while a `down` is running: it has priority over other commands."""
+    def raise_if_going_down(self) -> None:
+        """Raise Busy while a `down` is running: it has priority over `up`."""
         with self._lock(".down").open("a+") as file:
             if not locks.take(file, shared=True):  # shared, so that two checks do not block each other
                 raise Busy(f"stopped: `spotfleet down` was asked by process {locks.signature(file)}, and takes fleet "
@@ -234,7 +235,9 @@ class Home:
         return [f for f in self.fleets() if not f.is_down]
 
     def find(self, name: str) -> FleetDir:
-        """Return the fleet of that name, or the only one there is. Raises NoSuchFleet; UsageError if there are several.
+        """Return the fleet of that name; for "" the only living one, or if none lives the only ended one.
+
+        Raises NoSuchFleet; UsageError if there are several.
         """
         self.sweep()
         fleets = self.fleets()

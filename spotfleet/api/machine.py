@@ -90,7 +90,7 @@ class DispatcherMachine:
             if lost := self.lost():
                 progress(f"{lost.what}; a new one {lost.then}")
             while True:
-                self.folder.stop_for_down()
+                self.folder.raise_if_going_down()
                 joined = self._answering(ledger) if ready else {}
                 leaving = frozenset(h.request_id for h in _dispatchers(ledger) if not h.counts)
                 actions = reconcile.tick(wanted, ledger, self.provider, boot,

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from spotfleet.config.document import Document, Place
 from spotfleet.config.sections import EnvironmentSection, FileSection, MachineSection
-from spotfleet.model import EnvironmentSpec, Need, Nodes, SshMachine, SshSpec
-
-DISPATCHER, WORKER = "dispatcher", "machine"  # instance types of provider ssh's offers: a machine's one use
+from spotfleet.model import DISPATCHER_TYPE, WORKER_TYPE, EnvironmentSpec, Need, Nodes, SshMachine, SshSpec
 
 
 def ssh_spec(document: Document, file: FileSection, provider: str) -> SshSpec | None:
@@ -99,12 +97,12 @@ def ssh_nodes(document: Document, file: FileSection, nodes: Nodes) -> Nodes:
 
 def ssh_needs(needs: tuple[Need, ...]) -> tuple[Need, ...]:
     """Return the needs for workers' machines, without spot: no market reclaims these machines."""
-    return tuple(Need(n.region, n.zone, n.instance_type or WORKER, n.accelerator, n.accelerator_count, False,
+    return tuple(Need(n.region, n.zone, n.instance_type or WORKER_TYPE, n.accelerator, n.accelerator_count, False,
                       n.max_micros_h) for n in needs)
 
 
 def ssh_dispatcher() -> Need:
-    return Need(instance_type=DISPATCHER, use_spot=False)
+    return Need(instance_type=DISPATCHER_TYPE, use_spot=False)
 
 
 def environment_spec(document: Document, given: EnvironmentSection | None, provider: str) -> EnvironmentSpec:

@@ -39,7 +39,7 @@ class DispatcherDaemon:
     async def start(self, address: str, port: int) -> str:
         """Listen and start the tasks; return our URL. Waits for a provider that does not answer yet."""
         sweep(self._home)
-        space.reserve(self._home)
+        space.create_ballast(self._home)
         await asyncio.to_thread(wheel.keep, self._home)
         ledger = await begin(self._boot, self._home, self._provider)
         self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))

@@ -110,7 +110,7 @@ def tick(wanted: Wanted, ledger: Ledger, provider: Provider, boot: Callable[[str
     back_s = ledger.state().clock - now
     if back_s > CLOCK_BACK_S:
         ledger.append(ClockSetBack(now, back_s))
-    ledger.append(*_agent_events(wanted, ledger.state(), observed, now))
+    ledger.append(*_observation_events(wanted, ledger.state(), observed, now))
     done: list[Action] = []
     for drain in urgent(wanted, ledger.state(), observed):  # a notice waits for no provider
         ledger.append(HostDraining(now, drain.request_id, drain.why))
@@ -137,8 +137,8 @@ def _planned(wanted: Wanted, state: FleetState, provider: Provider, observed: Ob
     return plan(wanted, state, list(offers.values()), observed, now)
 
 
-def _agent_events(wanted: Wanted, state: FleetState, observed: Observed, now: float) -> list[Event]:
-    """Return events for agents' joins, silences and notices that the ledger lacks."""
+def _observation_events(wanted: Wanted, state: FleetState, observed: Observed, now: float) -> list[Event]:
+    """Return events that the ledger lacks: joins and silences of agents; notices of agents and of the cloud."""
     events: list[Event] = []
     for host in state.hosts:
         if host.role is not wanted.role:

@@ -208,7 +208,7 @@ class Membership:
         if lost:
             self._replace("death", "; ".join(lost.values()))
         elif broken and grace < self.tuning.failure_grace_s:
-            self.why = f"a collective broke on {broken[0]}; looks whether a worker has died"
+            self.why = f"a collective broke on {broken[0]}; waits for the report of a death"
         elif broken:
             self._fail(f"a collective broke on {broken[0]} and nobody has died")
         elif not self._formed:

@@ -1,4 +1,4 @@
-"""Messages between processes: complete states, sent on change and repeated at an interval. Layer 0.
+"""Messages between processes: complete states, sent on change and repeated at an interval.
 
     worker --WorkerReport--> agent --AgentReport--> dispatcher        (the state it holds)
     worker <--WorkerOrders-- agent <--AgentOrders-- dispatcher        (the state it should hold)

@@ -1,4 +1,4 @@
-"""Protocol versions of CLI, agent and dispatcher, and the message when two differ. Pure; layer 0.
+"""Protocol versions of CLI, agent and dispatcher, and the message when two differ. Pure.
 
 Every request of the command line under /v1 and every answer to it carry `HEADER: PROTOCOL RELEASE`. A request without
 the header, such as curl's, is accepted. The calls that `down` needs are frozen: they are answered for every version,

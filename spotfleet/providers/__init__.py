@@ -25,6 +25,7 @@ from typing import Protocol, runtime_checkable
 from spotfleet.errors import UsageError
 from spotfleet.model import BillingRules, CloudHost, FleetSpec, Need, Notice, Offer, PricePoint, Rates, Role
 
+UNLISTED = "machines missing from the list"  # a key of ExistingMachines.remove_fleet
 DISPATCHER_TAG = "spotfleet-dispatcher"  # on worker hosts: URL of the dispatcher, if it differs from the one at launch
 
 
@@ -113,21 +114,24 @@ class Provider(Protocol):
 
 @runtime_checkable
 class ExistingMachines(Protocol):
-    """Extra methods of a provider whose machines exist before the fleet: the fleet's key must be installed on them."""
+    """Extra methods of a provider whose machines exist before the fleet: the fleet's key must be installed on them.
+
+    A machine has the same unique name in all results, in messages and as the zone of its offer.
+    """
 
     def machines(self) -> list[str]:
-        """List the names of the current machines, as used in messages; a script may list others tomorrow."""
+        """List the names of the current machines; a script may list others tomorrow."""
 
-    def install_key(self, fleet: str, public_key: str) -> list[str]:
+    def install_key(self, fleet: str, public_key: str) -> dict[str, str]:
         """Install the fleet's public key on every machine; called on the laptop. Idempotent.
 
-        Returns one line per machine that failed; [] if none did.
+        Returns the machines that failed, name -> why.
         """
 
-    def remove_fleet(self, fleet: str) -> list[str]:
+    def remove_fleet(self, fleet: str) -> dict[str, str]:
         """Remove everything of `fleet` from every machine, its key included; called on the laptop. Idempotent.
 
-        Returns one line per machine with leftovers; [] if there is none.
+        Returns the machines with leftovers, name -> why. UNLISTED stands for those that a failed script did not name.
         """
 
     def problems(self) -> list[str]:

@@ -34,7 +34,7 @@ DEFINITIONS = (
      "for one worker, usually a GPU."),
     ("job, step", "A job is one training run. A step is one update of the model; steps that count are those in the "
      "result, each once."),
-    ("dispatcher", "A small on-demand machine that looks for machines, replaces lost ones and keeps the records."),
+    ("dispatcher", "A small on-demand machine that launches hosts, replaces lost ones and keeps the ledger."),
     ("how it is reckoned", "From the fleet's own records: when each machine ran, by the cloud's clock, and the price "
      "of each second as it was then. Each begun second counts. Later changes of prices change nothing. Taxes, "
      "discounts and credits of an account are not known here, and traffic is an estimate; “spotfleet cost "

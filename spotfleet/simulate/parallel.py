@@ -1,4 +1,4 @@
-"""Runs on all cores, with progress; they are given up at once when the caller is interrupted."""
+"""Parallel simulation runs with progress; an interrupted caller ends them at their next progress report."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ class GivenUp(Exception):
     """Error: the result of this run is no longer needed."""
 
 
-def spread(do: Callable[[Task, Watch], Found], tasks: Sequence[Task], progress: Progress, at_once: int,
-           processes: int = 0) -> list[Found]:
-    """Return the results of `do` for each of `tasks`, in their order; a process does `at_once` of them before it
-    reports.
+def run_all(do: Callable[[Task, Watch], Found], tasks: Sequence[Task], progress: Progress, chunk_size: int,
+            processes: int = 0) -> list[Found]:
+    """Return the results of `do` for each of `tasks`, in their order.
 
-    `processes` 0: one for each core. Exceptions of `do` are passed on.
+    `chunk_size`: tasks that a process gets at a time, which costs one exchange of messages. `processes` 0: one for each
+    core; with only one, the caller's own process runs all. Exceptions of `do` are passed on.
     """
-    pieces = [tasks[i:i + at_once] for i in range(0, len(tasks), at_once)]
-    workers = min(processes or os.cpu_count() or 1, len(pieces))
+    chunks = [tasks[i:i + chunk_size] for i in range(0, len(tasks), chunk_size)]
+    workers = min(processes or os.cpu_count() or 1, len(chunks))
     if workers <= 1:
         return [do(task, _from(n, progress)) for n, task in enumerate(tasks)]
     context = multiprocessing.get_context()
-    over, stop = context.Value("d", 0.0), context.Value("b", 0, lock=False)
-    with ProcessPoolExecutor(workers, context, _begin, (over, stop)) as pool:
+    finished, stop = context.Value("d", 0.0), context.Value("b", 0, lock=False)
+    with ProcessPoolExecutor(workers, context, _begin, (finished, stop)) as pool:
         try:
-            asked = [pool.submit(_piece, do, piece) for piece in pieces]
+            asked = [pool.submit(_run_chunk, do, chunk) for chunk in chunks]
             open_ones = set(asked)
             while open_ones:
                 done, open_ones = wait(open_ones, REPORT_EVERY_S, FIRST_COMPLETED)
-                for piece in done:
-                    piece.result()
-                progress(over.value if open_ones else float(len(tasks)))
-            return [found for piece in asked for found in piece.result()]
+                for chunk in done:
+                    chunk.result()
+                progress(finished.value if open_ones else float(len(tasks)))
+            return [found for chunk in asked for found in chunk.result()]
         except BaseException:  # running tasks end at their next report, pending ones do not start
             stop.value = 1
             pool.shutdown(cancel_futures=True)
@@ -60,12 +60,12 @@ def _from(before: int, progress: Progress) -> Watch:
 _shared: list[Any] = []  # set in each process: the count of finished runs of all processes, and a flag to stop
 
 
-def _begin(over: Any, stop: Any) -> None:
+def _begin(finished: Any, stop: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller gets the signal too, and stops us
-    _shared[:] = [over, stop]
+    _shared[:] = [finished, stop]
 
 
-def _piece(do: Callable[[Task, Watch], Found], tasks: Sequence[Task]) -> list[Found]:
+def _run_chunk(do: Callable[[Task, Watch], Found], tasks: Sequence[Task]) -> list[Found]:
     found = []
     for task in tasks:
         count = _Count()

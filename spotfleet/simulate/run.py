@@ -16,7 +16,7 @@ from spotfleet.fleet.policy.values import DecisionInput
 from spotfleet.model import Market, Offer
 from spotfleet.simulate import constants
 from spotfleet.simulate.narrative import story_of
-from spotfleet.simulate.parallel import Watch, spread
+from spotfleet.simulate.parallel import Watch, run_all
 from spotfleet.simulate.strategies.strategy import Strategy, WindowJob
 from spotfleet.simulate.tariff import Tariff
 from spotfleet.simulate.values.result import PARTS, PoolResult, SimulationReport, Story, StrategyOutcome, Window
@@ -29,9 +29,9 @@ from spotfleet.simulate.world.world import Setting, SimulatedWorld
 EPOCH = 1_700_000_000.0  # begin of records that do not state theirs
 EVERY_S = 4 * 3600.0
 APART_S = 60.0  # minimum distance between the starts of two windows; the same window twice adds no information
-AT_ONCE = 8  # most windows that one process does before it reports
-# Most record time, over all pools, that one process does before it reports: a day of it takes milliseconds.
-AT_ONCE_S = 40 * 86400.0
+CHUNK_WINDOWS = 8  # most windows that a process gets at a time
+# Most record time, over all pools, that a process gets at a time: simulating a day of it takes milliseconds.
+CHUNK_S = 40 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -247,8 +247,8 @@ def simulate(fleet: str, plan: SimulationPlan, records: Sequence[PricedTrace], n
 def _all(plan: SimulationPlan, runs: Sequence[WindowRun], progress: Callable[[float], None],
          processes: int) -> list[tuple[Window, Story | None]]:
     longest_s = max(run.run_input.length_s * len(run.run_input.records) for run in runs)
-    at_once = max(1, min(AT_ONCE, math.floor(AT_ONCE_S / max(1.0, longest_s))))
-    return spread(partial(one, plan), runs, progress, at_once, processes)
+    chunk_size = max(1, min(CHUNK_WINDOWS, math.floor(CHUNK_S / max(1.0, longest_s))))
+    return run_all(partial(one, plan), runs, progress, chunk_size, processes)
 
 
 def _full_micros(plan: SimulationPlan, records: Sequence[PricedTrace]) -> int:

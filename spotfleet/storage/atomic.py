@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written as a draft, then renamed into place. Layer 0; standard library alone."""
+"""Files that are whole or absent: written as a draft, then renamed into place. Standard library alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File locks between processes of one machine; the kernel frees them when their holder ends. Layer 0."""
+"""File locks between processes of one machine; the kernel frees them when their holder ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Access to object stores for checkpoints and `file_mounts`, through obstore, which is imported on first use.
 
 The store's own settings (region, endpoint, credentials) come from the environment, as obstore reads it: AWS_*,
-GOOGLE_*, AZURE_*. Layer 0: workers, which otherwise import only `messages` of spotfleet, may import it.
+GOOGLE_*, AZURE_*. Workers import it too.
 """
 
 from __future__ import annotations

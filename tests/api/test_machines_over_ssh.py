@@ -23,6 +23,7 @@ from tests.support.cli.cli_cloud import FakeCloud
 from tests.support.cli.cli_user import User
 
 USERS_KEY = "the user's own key"
+SILENT = "it does not answer"
 
 
 def key(byte: int) -> str:
@@ -64,19 +65,19 @@ class Lab(FakeCloud):
         """As the fleet file or its script names them."""
         return [n for n in self.keys if n not in self.forgotten]
 
-    def install_key(self, fleet: str, public_key: str) -> list[str]:
+    def install_key(self, fleet: str, public_key: str) -> dict[str, str]:
         for name in self.keys.keys() - self.away - self.deaf:
             self.keys[name] += [] if public_key in self.keys[name] else [public_key]
-        return [f"{name}: it does not answer" for name in sorted(self.away | self.deaf)]
+        return dict.fromkeys(sorted(self.away | self.deaf), SILENT)
 
-    def remove_fleet(self, fleet: str) -> list[str]:
+    def remove_fleet(self, fleet: str) -> dict[str, str]:
         told = {h["host"] for h in json.loads(next(t["ssh"] for t in reversed(self.told) if "ssh" in t))["hosts"]}
         for name in self.keys.keys() - self.away - (self.forgotten - told):
             self.keys[name] = [k for k in self.keys[name] if not k.endswith(f"spotfleet:{fleet}")]
-        return [f"{name}: it does not answer" for name in sorted(self.away)]
+        return dict.fromkeys(sorted(self.away), SILENT)
 
     def problems(self) -> list[str]:
-        return [f"{name}: it does not answer" for name in sorted(self.away)]
+        return [f"{name}: {SILENT}" for name in sorted(self.away)]
 
     def keyed(self) -> list[str]:
         """The machines that a key of ours opens."""
@@ -168,6 +169,16 @@ def test_down_cleans_machines_too_that_the_script_names_no_more(user, lab):
     lab.forgotten = {"n2"}
     user.ok("down -y")
     assert lab.keyed() == []
+
+
+def test_only_machines_that_the_script_alone_names_are_recorded_as_discovered(user, lab):
+    lab.keys["[n2]:2200"] = lab.keys.pop("n2")
+    user.write("find.sh", "#!/bin/sh\necho n3\n")
+    (user.work / "find.sh").chmod(0o755)
+    write(user, hosts=f"[n1, {{host: n2, port: 2200, host_key: '{key(9)}'}}]\n  discovery_script: find.sh",
+          more="nodes: 1\n")
+    user.ok("up fleet.yaml -y")
+    assert json.loads((user.home / "fleets/lab/fleet.json").read_text())["met"] == ["n3"]
 
 
 def test_a_machine_whose_host_key_nobody_knows_stops_up_before_anything_is_touched(user, lab, monkeypatch):

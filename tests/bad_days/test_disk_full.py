@@ -118,13 +118,14 @@ def test_a_dispatcher_whose_disk_fills_up_refuses_what_needs_room_trains_on_and_
         small.fill()
         version = (await stage.job(job)).version
         full = "the dispatcher's disk is full: 0.0 MB of 25.2 MB free"
-        assert f"; {full}; new jobs, logs and checkpoints wait for room, training goes on" in await whys(stage)
+        effect = "new jobs are refused, logs and checkpoints wait for room, training goes on"
+        assert f"; {full}; {effect}" in await whys(stage)
         client = user(stage)
         for work in (lambda: client.submit(JobSpec("more", run="true"), {}, wait=True),
                      lambda: client.put_bundle(packed, bundle)):
             error = await refused(work)
             assert (type(error), str(error), error.exit_code) == (DiskFull, full, 1)
-            assert error.hint.startswith("it goes on by itself once there is room: remove files on the dispatcher's")
+            assert error.hint.startswith("running jobs go on by themselves, and `spotfleet train` works again")
         assert (await stage.call("PUT", later, data=data, **mine))[0] == 507
         assert (await stage.call("POST", logs + "4", data=b"two\n", **mine))[0] == 507
         assert (await stage.call("GET", f"/v1/jobs/{job}/checkpoints/5", **mine))[1] == data

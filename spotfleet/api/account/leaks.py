@@ -147,8 +147,8 @@ def _clean_up(home: Home, accounts: Mapping[Account, AccountListing], ended: Seq
     for fleet in sorted({s.fleet for s in ended} - living):
         for account in accounts.values():
             if isinstance(account.provider, ExistingMachines) and any(h.fleet == fleet for h in account.lines):
-                for line in account.provider.remove_fleet(fleet):
-                    progress(f"something of fleet {fleet} is still on {line}")
+                for machine, why in account.provider.remove_fleet(fleet).items():
+                    progress(f"something of fleet {fleet} is still on {machine}: {why}")
 
 
 # ---- the verdict

@@ -23,11 +23,11 @@ SCRIPT_BYTES = 256 << 10
 
 
 class LeftoverError(SpotfleetError):
-    """Machines may still hold files or keys of a fleet that is to be closed."""
+    """Error: machines may still hold files or keys of a fleet that is to be closed."""
 
 
 def config(spec: FleetSpec) -> dict[str, str]:
-    """Return the configuration of provider ssh on the laptop, without a secret; {} for a spec that names no machines.
+    """Return the configuration of provider ssh on the laptop, without a secret; {} for a spec without section `ssh`.
 
     Raises NeedsPerson for a machine whose host key is not pinned.
     """
@@ -77,27 +77,29 @@ def with_new_pair(keys: Keys, cloud_name: str) -> Keys:
     return replace(keys, ssh_private=pair.private, ssh_public=pair.public)
 
 
-def install_key(provider: Provider, folder: FleetDir, progress: Progress, *, first: bool) -> None:
+def install_key(provider: Provider, folder: FleetDir, progress: Progress, *, new_fleet: bool) -> None:
     """Install the fleet's key on the machines. A machine that fails is reported, and the others go on.
 
-    Raises NeedsPerson when the dispatcher's machine fails; NoCapacity when fewer than `nodes.min` are left.
+    `new_fleet`: no machine has the fleet's key yet, so one that fails now holds nothing of it; `down` forgives that
+    machine until it accepts the key.
+    Raises NeedsPerson when the dispatcher's machine fails. Without a discovery script, raises NoCapacity when fewer
+    than `nodes.min` machines are left.
     """
     record = folder.record
     spec = record.spec
     if spec.ssh is None or not isinstance(provider, ExistingMachines):
         return
-    dispatcher = spec.ssh.dispatcher
-    name = dispatcher and (dispatcher.host if dispatcher.port in (0, spec.ssh.port) else
-                           f"[{dispatcher.host}]:{dispatcher.port}")
-    failed = {line.partition(": ")[0]: line for line in provider.install_key(record.cloud_name, folder.keys.ssh_public)}
-    there = set(provider.machines()) if spec.ssh.discovery_script else set()
-    met = tuple(sorted({*record.met, *(there - {h.host for h in spec.ssh.hosts} - failed.keys() - {name})}))
-    folder.update(shut=tuple(m for m in failed if first or m in record.shut), met=met)
-    if name in failed:
-        raise NeedsPerson(f"the dispatcher's machine cannot be used: {failed[name]}",
+    own = spec.ssh.machine_name(spec.ssh.dispatcher) if spec.ssh.dispatcher else ""
+    in_file = {own, *map(spec.ssh.machine_name, spec.ssh.hosts)}
+    failed = provider.install_key(record.cloud_name, folder.keys.ssh_public)
+    discovered = set(provider.machines()) - in_file if spec.ssh.discovery_script else set()
+    folder.update(shut=tuple(m for m in failed if new_fleet or m in record.shut),
+                  met=tuple(sorted({*record.met, *(discovered - failed.keys())})))
+    if own in failed:
+        raise NeedsPerson(f"the dispatcher's machine cannot be used: {own}: {failed[own]}",
                           hint="nothing was started; `spotfleet up` again once that is fixed")
-    for line in failed.values():
-        progress(f"warning: {line}; the fleet goes on without it until `spotfleet up` is asked again")
+    for machine, why in failed.items():
+        progress(f"warning: {machine}: {why}; the fleet goes on without it until `spotfleet up` is asked again")
     good = len(spec.ssh.hosts) - len(failed)
     if not spec.ssh.discovery_script and good < spec.nodes.min:
         raise NoCapacity(f"{good} of {len(spec.ssh.hosts)} machines can be used, and nodes.min is {spec.nodes.min}",
@@ -124,14 +126,13 @@ def clean_up(provider: Provider, folder: FleetDir, progress: Progress) -> list[s
     if not isinstance(provider, ExistingMachines):
         return []
     progress("removing the fleet's key and all else of it from the machines")
-    left = _with_all_met(provider, folder).remove_fleet(record.cloud_name)
-    never = [line for line in left if line.partition(": ")[0] in record.shut]
-    for line in never:
-        progress(f"note: {line}; it has never let the fleet in")
-    return [line for line in left if line not in never]
+    left = _with_all_discovered(provider, folder).remove_fleet(record.cloud_name)
+    for machine in (m for m in left if m in record.shut):
+        progress(f"note: {machine}: {left[machine]}; it has never let the fleet in")
+    return [f"{machine}: {why}" for machine, why in left.items() if machine not in record.shut]
 
 
-def _with_all_met(provider: ExistingMachines, folder: FleetDir) -> ExistingMachines:
+def _with_all_discovered(provider: ExistingMachines, folder: FleetDir) -> ExistingMachines:
     """Return a provider that also knows machines which the discovery script no longer names."""
     record = folder.record
     forgotten = sorted(set(record.met) - set(provider.machines()))

@@ -80,7 +80,7 @@ def bring_up(home: Home, file: FleetFile, progress: Progress, timeout_s: float, 
     """
     home.sweep()
     folder, deadline = home.folder(file.spec.name), time.monotonic() + timeout_s
-    folder.stop_for_down()
+    folder.raise_if_going_down()
     _record_end(folder)
     with folder.locked():
         plan, record = _planned(home, file.spec, region)
@@ -90,7 +90,7 @@ def bring_up(home: Home, file: FleetFile, progress: Progress, timeout_s: float, 
             spec = folder.record.spec if folder.record.reached else file.spec
             folder.update(provider_config=record.provider_config, spec=spec)
         machine, before = DispatcherMachine(folder), folder.record.url
-        ssh_machines.install_key(machine.provider, folder, progress, first=plan.change is PlanKind.NEW)
+        ssh_machines.install_key(machine.provider, folder, progress, new_fleet=plan.change is PlanKind.NEW)
         machine.refuse_oversize()
         cloud.prepare(machine.provider, folder, progress)
         if folder.keys.ssh_private:
@@ -177,11 +177,11 @@ def _wait_for_min(folder: FleetDir, client: DispatcherClient, spec: FleetSpec, p
                   timeout_s: float, reported: dict[str, str]) -> FleetStatus:
     """Poll until `min` hosts are up. `reported`: last reported state by host, and under "" the fleet's `why`."""
     while True:
-        folder.stop_for_down()
+        folder.raise_if_going_down()
         status = _status(folder, client)
         _report(status, reported, progress)
         if status.state in ("down", "going down"):
-            folder.stop_for_down()  # a `down` that runs on this machine has a better message
+            folder.raise_if_going_down()  # a `down` that runs on this machine has a better message
             raise SpotfleetError(f"fleet '{spec.name}' is {status.state}: {status.why}",
                                  hint=f"`spotfleet down {spec.name}`, then `spotfleet up` again")
         if len(up_hosts(status)) >= spec.nodes.min:
@@ -195,7 +195,7 @@ def _status(folder: FleetDir, client: DispatcherClient) -> FleetStatus:
     try:
         return client.status()
     except DispatcherUnreachable:
-        folder.stop_for_down()
+        folder.raise_if_going_down()
         if DispatcherMachine(folder).left():
             raise
         raise SpotfleetError(f"fleet '{folder.name}' was taken down meanwhile: the provider lists nothing of it",

@@ -105,7 +105,7 @@ class CheckpointStore:
     def need(self, needed: bool) -> None:
         """Set whether no worker holds the job's state. Then the target is read again before anything is offered."""
         if needed and not self._needed:
-            self._searched, self.seeking = not self.target, f"looks for a newer checkpoint at {self.target}"
+            self._searched, self.seeking = not self.target, f"reads {self.target} for a newer checkpoint"
             self.seeks_since = time.monotonic()
         self._needed = needed
 

@@ -170,7 +170,7 @@ class HostController:
             hint = f" ({error.hint})" if isinstance(error, NeedsPerson) and error.hint else ""
             done = [Wait(f"{error}{hint}")]
             if space.is_full(error) and self._shutdown.why:
-                space.release_reserve(self._core.home)
+                space.remove_ballast(self._core.home)
             if done[0].why != self._waits:
                 log.warning("machines: %s", done[0].why)
         self.tick_s = time.monotonic() - began

@@ -179,7 +179,7 @@ async def return_errors(request: web.Request, handler: Handler) -> web.StreamRes
         raise  # the caller has disconnected
     except Exception as error:
         if space.is_full(error):
-            return _error_response(507, space.full(request.app[CORE].home), space.HINT, "DiskFull")
+            return _error_response(507, space.full_message(request.app[CORE].home), space.HINT, "DiskFull")
         log.exception("%s %s", request.method, request.path)
         return _error_response(500, f"the dispatcher failed: {type(error).__name__}: {error}",
                      "its log lies in its home as dispatcher.log", "SpotfleetError")

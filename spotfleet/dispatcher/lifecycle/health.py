@@ -9,7 +9,7 @@ from spotfleet.words import clock_utc
 
 
 class HealthRemarks:
-    """Remarks for users about disk, records and waiting results."""
+    """Remarks for users about disk, ledger and waiting results."""
 
     def __init__(self, core: Core, stays: bool) -> None:
         """`stays`: our machine outlives the fleet, and its results wait there until they are fetched."""
@@ -20,10 +20,10 @@ class HealthRemarks:
     def lines(self) -> list[str]:
         full = space.why(self._core.home)
         if not full and self._core.journal.full is not None:
-            full = space.full(self._core.home)
-        lines = [f"{full}; new jobs, logs and checkpoints wait for room, training goes on"] if full else []
+            full = space.full_message(self._core.home)
+        lines = [f"{full}; new jobs are refused, logs and checkpoints wait for room, training goes on"] if full else []
         if self._lost is not None:
-            lines.append(f"the file of records was damaged and is kept as {self._lost.kept_as}: what had ended before "
+            lines.append(f"the ledger was damaged and is kept as {self._lost.kept_as}: what had ended before "
                          f"{clock_utc(self._lost.at)} may be missing")
         if self._stays and self._core.journal.state.down is not None:
             lines.append("its results wait on the dispatcher's machine: `spotfleet down` copies them here")

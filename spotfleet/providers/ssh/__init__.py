@@ -167,11 +167,11 @@ class SshProvider:
     def machines(self) -> list[str]:
         return [machine.name for machine in self._inventory.machines()] if self._inventory is not None else []
 
-    def install_key(self, fleet: str, public_key: str) -> list[str]:
+    def install_key(self, fleet: str, public_key: str) -> dict[str, str]:
         return keys.install_key(self._needed(), fleet, public_key)
 
-    def remove_fleet(self, fleet: str) -> list[str]:
-        return keys.remove_fleet(self._inventory, fleet) if self._inventory is not None else []
+    def remove_fleet(self, fleet: str) -> dict[str, str]:
+        return keys.remove_fleet(self._inventory, fleet) if self._inventory is not None else {}
 
     def problems(self) -> list[str]:
         return self._inventory.problems() if self._inventory is not None else []

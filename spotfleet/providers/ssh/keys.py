@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from spotfleet.model import Role
+from spotfleet.providers import UNLISTED
 from spotfleet.providers.ssh import diagnosis, listing, scripts
 from spotfleet.providers.ssh.diagnosis import Diagnosis, MachineError
 from spotfleet.providers.ssh.inventory import MachineInventory
@@ -19,8 +20,11 @@ PASSES = 40  # polls for the removal of a slow host
 MARK = "spotfleet:{}"  # last word of the key's line
 
 
-def install_key(inventory: MachineInventory, fleet: str, public_key: str) -> list[str]:
-    """Install the key; return one line per failure. The dispatcher's machine is first, as jump host of the others."""
+def install_key(inventory: MachineInventory, fleet: str, public_key: str) -> dict[str, str]:
+    """Install the key; return the failures, machine -> why.
+
+    The dispatcher's machine is first, as jump host of the others.
+    """
     line = " ".join([*public_key.split()[:2], MARK.format(fleet)])
 
     def work(machine: ResolvedMachine) -> None:
@@ -31,7 +35,7 @@ def install_key(inventory: MachineInventory, fleet: str, public_key: str) -> lis
 
     head, others = _split(inventory.machines())
     failed = _each(work, head)
-    return failed + _each(work, others)
+    return {**failed, **_each(work, others)}
 
 
 def _opens(inventory: MachineInventory, machine: ResolvedMachine, transport: SshTransport) -> None:
@@ -43,17 +47,20 @@ def _opens(inventory: MachineInventory, machine: ResolvedMachine, transport: Ssh
         alone.close()
 
 
-def remove_fleet(inventory: MachineInventory, fleet: str) -> list[str]:
-    """Remove the fleet; return one line per leftover. The dispatcher's machine is last, as jump host of the others."""
+def remove_fleet(inventory: MachineInventory, fleet: str) -> dict[str, str]:
+    """Remove the fleet; return the leftovers, machine -> why.
+
+    The dispatcher's machine is last, as jump host of the others.
+    """
     def work(machine: ResolvedMachine) -> None:
         transport = inventory.transport(machine)
         _remove_hosts(transport, machine, fleet)
         _run(transport, machine, scripts.remove_key(MARK.format(fleet)))
 
     head, others = _split(inventory.machines())
-    unknown = [f"machines missing from the list: {inventory.discovery.trouble}"] if inventory.discovery.trouble else []
+    unlisted = {UNLISTED: inventory.discovery.trouble} if inventory.discovery.trouble else {}
     left = _each(work, others)
-    return unknown + left + _each(work, head)
+    return {**unlisted, **left, **_each(work, head)}
 
 
 def _remove_hosts(transport: Transport, machine: ResolvedMachine, fleet: str) -> None:
@@ -85,19 +92,19 @@ def _split(machines: Sequence[ResolvedMachine]) -> tuple[list[ResolvedMachine], 
     return ([m for m in machines if m.role is Role.DISPATCHER], [m for m in machines if m.role is Role.WORKER])
 
 
-def _each(work: Callable[[ResolvedMachine], None], machines: Sequence[ResolvedMachine]) -> list[str]:
-    """Return one line for each machine on which `work` failed."""
+def _each(work: Callable[[ResolvedMachine], None], machines: Sequence[ResolvedMachine]) -> dict[str, str]:
+    """Return the machines on which `work` failed, name -> why."""
     def attempt(machine: ResolvedMachine) -> str:
         try:
             work(machine)
         except MachineError as error:
-            return str(replace_name(error, machine.name))
+            return str(replace_name(error, machine.name).trouble)
         return ""
 
     if not machines:
-        return []
+        return {}
     with ThreadPoolExecutor(min(AT_ONCE, len(machines)), "machines") as pool:
-        return [line for line in pool.map(attempt, machines) if line]
+        return {m.name: why for m, why in zip(machines, pool.map(attempt, machines), strict=True) if why}
 
 
 def replace_name(error: MachineError, name: str) -> MachineError:

@@ -241,7 +241,7 @@ def test_with_nothing_kept_here_a_target_that_is_away_is_waited_for_and_not_for_
         before, looked = len(stage.world.history), len(looks)
         for host in list(stage.agents):
             stage.cloud.interrupt(host, None)
-        await stage.until("its word", lambda: told(stage, job, "looks for a newer checkpoint"))
+        await stage.until("its word", lambda: told(stage, job, "for a newer checkpoint"))
         await stage.until("another worker", lambda: is_ready(stage))
         await stage.until("several looks", lambda: len(looks) >= looked + 5)
         assert len(stage.world.history) == before

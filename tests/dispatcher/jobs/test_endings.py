@@ -290,11 +290,11 @@ class OwnMachines(fake_fleet.Cloud):
     def machines(self) -> list[str]:
         return []
 
-    def install_key(self, fleet: str, public_key: str) -> list[str]:
-        return []
+    def install_key(self, fleet: str, public_key: str) -> dict[str, str]:
+        return {}
 
-    def remove_fleet(self, fleet: str) -> list[str]:
-        return []
+    def remove_fleet(self, fleet: str) -> dict[str, str]:
+        return {}
 
     def problems(self) -> list[str]:
         self.looks += 1

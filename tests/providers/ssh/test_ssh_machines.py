@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from spotfleet.codec import to_json
 from spotfleet.model import Market, Need, Offer, Role, SshAccess, SshMachine, SshSpec
+from spotfleet.providers import UNLISTED
+from spotfleet.providers.ssh import SshProvider
+from spotfleet.providers.ssh.diagnosis import Diagnosis, MachineError
+from spotfleet.providers.ssh.inventory import MachineInventory
 from spotfleet.providers.ssh.machines import ResolvedMachine, machines, offers
+from spotfleet.providers.ssh.transport import CommandResult
 from spotfleet.ssh.known_hosts import known_keys
 
 KEY, OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA", "ssh-rsa AAAAB3NzaC1yc2E"
@@ -40,6 +48,29 @@ def test_the_script_adds_machines_and_the_list_says_more_about_those_that_it_nam
     assert found[-1].host_keys == (KEY,)
 
 
+class Connection:
+    """A machine where every script succeeds, or that does not answer: "[a]:2222", by way of the dispatcher's."""
+
+    def __init__(self, machine: ResolvedMachine) -> None:
+        self.machine = machine
+
+    def run(self, text: str) -> CommandResult:
+        if self.machine.name == "[a]:2222":
+            raise MachineError("head", Diagnosis("it forwards nothing", "see its sshd_config"))
+        return CommandResult(0, "", "")
+
+
+def test_machines_that_fail_are_named_as_in_the_list_each_with_the_reason(monkeypatch):
+    monkeypatch.setattr(MachineInventory, "_made", lambda _self, machine: Connection(machine))
+    spec = to_json(SshSpec(HEAD, (SshMachine("a"), SshMachine("a", port=2222))))
+    provider = SshProvider({"ssh": json.dumps(spec), "script": "#!/bin/sh\nexit 3\n"})
+    failed = {"[a]:2222": "head, on the way to it: it forwards nothing (see its sshd_config)"}
+    assert set(provider.machines()) == {"head", "a", "[a]:2222"}
+    assert provider.install_key("f", "ssh-ed25519 AAAA") == failed
+    left = provider.remove_fleet("f")
+    assert left.pop(UNLISTED).startswith("the discovery script ended with status 3") and left == failed
+
+
 def sold(need: Need) -> list[Offer]:
     return offers(machines(SPEC, (), "", "me"), need)
 
@@ -53,7 +84,8 @@ def test_each_machine_is_a_pool_of_its_own_cheapest_first():
 @pytest.mark.parametrize("need, zones", [
     (Need(use_spot=False, instance_type="dispatcher"), ["head"]),
     (Need(use_spot=False, instance_type="machine"), ["gpu2", "gpu1"]),
-    (Need(use_spot=True), ["gpu2", "gpu1"]),  # at the same price: a file for a cloud may ask for spot hosts
+    (Need(use_spot=False), ["gpu2", "gpu1"]),
+    (Need(use_spot=True), []),
     (Need(use_spot=True, instance_type="dispatcher"), []),
     (Need(use_spot=False, accelerator="a100"), ["gpu1"]),
     (Need(use_spot=False, accelerator="A100", accelerator_count=8), ["gpu1"]),
@@ -63,10 +95,6 @@ def test_each_machine_is_a_pool_of_its_own_cheapest_first():
 ])
 def test_a_need_gets_the_machines_that_it_describes_and_workers_never_the_dispatchers(need, zones):
     assert [o.zone for o in sold(need)] == zones
-
-
-def test_the_market_of_an_offer_is_the_one_that_was_asked_for():
-    assert {o.market for o in sold(Need(use_spot=True))} == {Market.SPOT}
 
 
 def test_a_door_names_all_that_a_way_in_needs():

@@ -32,7 +32,7 @@ class World(Protocol):
         """A new client of the one cloud, as another process would have it."""
 
     def need(self) -> Need:
-        """What some spot offers satisfy."""
+        """A need that some offers satisfy: spot offers, if the provider has any."""
 
     def machines(self) -> list[str]:
         """request_ids of the machines that exist, by the cloud's own knowledge; once per machine."""
@@ -136,7 +136,7 @@ class SshWorld:
         return SshProvider(self._config)
 
     def need(self) -> Need:
-        return Need()
+        return Need(use_spot=False)
 
     def machines(self) -> list[str]:
         return sorted(host for machine in self._machines for host in machine.hosts())

@@ -1,12 +1,14 @@
 """Meaning of AWS's error codes for a fleet: one table, code -> scope and reaction. Pure.
 
-    POOL, TYPE, REGION, ACCOUNT   NoCapacity of that scope: others are tried, this one cools down
-    PERSON                        NeedsPerson: only somebody with an account can help
-    AGAIN                         SpotfleetError: repeat the same call later, under the same token
-    GONE                          SpotfleetError: the thing does not exist; callers that expect this check `code`
+    POOL, TYPE, REGION   NoCapacity of that scope: others are tried, this one cools down
+    PERSON               NeedsPerson: only somebody with an account can help
+    AGAIN                SpotfleetError: repeat the same call later, under the same token
+    GONE                 SpotfleetError: the thing does not exist; callers that expect this check `code`
 
-An unknown code of a launch has scope "pool": another place may work, and the message holds AWS's own
-text.
+No code refuses for a whole account. That scope comes from `offers.cheapest_region`, where no region has offers, and
+from the reconciler for NeedsPerson.
+
+An unknown code of a launch has scope "pool": another place may work, and the message holds AWS's own text.
 Sources: EC2 API reference, "Error codes for the Amazon EC2 API"; "Common errors" of IAM, STS, SSM, Pricing and Service
 Quotas; botocore's exceptions.
 """
@@ -29,7 +31,6 @@ class Reach(Enum):
     TYPE = "type"
     REGION = "region"
     AGAIN = "again"
-    ACCOUNT = "account"
     PERSON = "person"
 
 

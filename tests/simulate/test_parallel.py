@@ -1,4 +1,4 @@
-"""Runs on all cores."""
+"""Parallel simulation runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from spotfleet.simulate.parallel import spread
+from spotfleet.simulate.parallel import run_all
 
 
 def double(task, watch):
@@ -28,23 +28,23 @@ def last(folder, task, watch):
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_what_was_found_comes_in_the_order_of_the_tasks(processes, at_once):
+@pytest.mark.parametrize("chunk_size", [1, 4])
+def test_what_was_found_comes_in_the_order_of_the_tasks(processes, chunk_size):
     shares = []
-    assert spread(double, range(10), shares.append, at_once, processes) == [2 * n for n in range(10)]
+    assert run_all(double, range(10), shares.append, chunk_size, processes) == [2 * n for n in range(10)]
     assert shares == sorted(shares) and 0 <= shares[0] <= shares[-1] <= 10
 
 
 def test_one_process_tells_parts_of_runs():
     shares = []
-    spread(double, range(3), shares.append, 1, 1)
+    run_all(double, range(3), shares.append, 1, 1)
     assert shares == [0.5, 1.5, 2.5]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_error_of_a_run_goes_on(processes):
     with pytest.raises(ValueError, match="task 0"):
-        spread(fail, [0], lambda done: None, 1, processes)
+        run_all(fail, [0], lambda done: None, 1, processes)
 
 
 def test_other_processes_tell_parts_of_runs_that_go_on_and_give_up_what_nobody_waits_for(tmp_path):
@@ -53,5 +53,5 @@ def test_other_processes_tell_parts_of_runs_that_go_on_and_give_up_what_nobody_w
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        spread(partial(last, tmp_path), range(2), interrupted, 1, 2)
+        run_all(partial(last, tmp_path), range(2), interrupted, 1, 2)
     assert not list(tmp_path.iterdir())
