@@ -64,7 +64,7 @@ class Transfer:
 
     def wait(self, limit: timedelta | None = None) -> None:
         """Wait for the end of the transfer. RuntimeError: it failed, or is still in progress."""
-        if not self._ended.wait(limit.total_seconds() if limit else None):
+        if not self._ended.wait(limit.total_seconds() if limit is not None else None):
             raise RuntimeError("it is still under way")
         if self._error is not None:
             raise self._error
