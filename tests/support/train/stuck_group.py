@@ -178,7 +178,7 @@ class StuckGroup(NcclGroup):
         self.entered.append(threading.current_thread().name)
 
     def _open(self, store: Any) -> tuple[Any, Any]:
-        inner = gloo.connect(store, self.rank, self.size, self._address)
+        inner = gloo.connect(store, self.rank, self.size, gloo.listen(self._address)[0])
         communicator = Communicator(inner, self._stream, self._cut, *self._faults)
         return communicator, communicator
 
