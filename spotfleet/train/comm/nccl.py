@@ -51,7 +51,7 @@ from spotfleet.train.comm.nccl_environment import LOAN, connect_limit_s, no_deta
 from spotfleet.worker.activity import peer_wait
 
 ABORT_LIMIT_S = 5.0  # for ncclCommAbort
-IDLE_LIMIT_S = 10.0  # for the work queued on the device once none of it waits for a peer
+IDLE_LIMIT_S = 30.0  # for the work queued on the device, the kernels of a whole iteration of the user's among it
 LAST_REPORT_S = 2.0
 SPIN_S, NAP_S = 0.002, 0.00005  # a wait polls without a pause for SPIN_S, then with pauses of NAP_S
 

@@ -25,6 +25,7 @@ from spotfleet.train.comm.nccl_environment import (
     variables,
 )
 from spotfleet.train.reducer import Reducer
+from spotfleet.train.state import handover
 from spotfleet.worker.errors import CommBroken
 from spotfleet.worker.sockets import interface_of
 from spotfleet.worker.store import open_store
@@ -301,6 +302,40 @@ def test_a_generation_ends_the_communicator_of_the_last_one_before_it_makes_its_
     new = ranks(2, Next)
     assert open_then == [False, False]
     assert new.each(lambda g: g.allreduce(torch.ones(1)).item()) == [2.0, 2.0]
+
+
+def values(rank: int) -> list[torch.Tensor]:
+    return [torch.full((n,), float(n if rank < 2 else 0)) for n in (5000, 3, 700, 20_000)]
+
+
+def test_messages_of_a_hand_over_cannot_wait_for_each_other_in_a_circle(ranks, monkeypatch):
+    """Each message occupies the one stream of its rank until the peer takes it."""
+    monkeypatch.setattr(handover, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(handover, "DIRECT_BYTES", 1 << 10)
+
+    def work(group):
+        tensors = values(group.rank)
+        handover.hand_over(group, tensors, [True] * 4, [0, 1], [2, 3], 0)
+        return all(torch.equal(a, b) for a, b in zip(tensors, values(0), strict=True))
+
+    assert ranks(4, StuckGroup).each(work) == [True] * 4
+
+
+def test_a_hand_over_whose_sender_dies_ends_with_the_abort_and_writes_nothing_afterwards(ranks, monkeypatch):
+    monkeypatch.setattr(handover, "CHUNK_BYTES", 1 << 12)
+    three = ranks(3, StuckGroup)
+
+    def work(group):
+        tensors = values(2)
+        if group.rank == 1:
+            group._cut()  # and sends nothing
+            return None
+        threading.Timer(0.2, group.abort).start()
+        with pytest.raises(CommBroken):
+            handover.hand_over(group, tensors, [True] * 4, [0, 1], [2], 0)
+        return group._ended.is_set()
+
+    assert three.each(work) == [True, None, True]
 
 
 def test_a_process_whose_host_has_another_address_by_now_leaves_since_nccl_would_stay_at_the_old_one(
