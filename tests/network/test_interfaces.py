@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotfleet.train.comm import nccl
+from spotfleet.train.comm.nccl_environment import variables
 from spotfleet.worker.sockets import holds, interface_of
 from tests.support.network.namespaces import Namespaces, why_not
 
@@ -37,8 +37,7 @@ def test_an_address_is_found_on_the_interface_that_bears_it(machine: Namespaces,
 
 
 def test_nccl_is_given_exactly_that_interface(machine: Namespaces):
-    found: dict[str, str] = {}
-    machine.call("m", lambda: nccl.set_up(found, "fd00:213:7::2"))
+    found = machine.call("m", lambda: variables({}, "fd00:213:7::2"))
     assert found["NCCL_SOCKET_IFNAME"] == "=enp0s3"
 
 

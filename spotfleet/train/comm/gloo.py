@@ -1,9 +1,10 @@
-"""A generation over gloo. gloo has no abort, so `abort` shuts down the connected sockets opened while the group formed.
+"""A generation over gloo. gloo has no abort, so `abort` shuts down the group's connections.
 
 Peers receive EOF and fail in turn, so one abort unblocks the whole generation within milliseconds. Listening sockets
-are never shut (gloo would terminate the process), and no sockets of other code: a socket counts only if it was opened
-while the group formed, still has the same inode, and is connected to a member's address or was accepted by a listener
-of the group (on the advertised address). CUDA tensors travel through gloo's own copies of them in the host's memory.
+are never shut (gloo would terminate the process), and no sockets of other code (own_sockets.py): a socket counts only
+if it was opened while the group formed, still has the same inode, and leads to the port of a member's listener or was
+accepted by the own one. Each rank publishes that port in the bootstrap store. CUDA tensors travel
+through gloo's own copies of them in the host's memory.
 """
 
 from __future__ import annotations
@@ -17,20 +18,32 @@ import torch.distributed as dist
 
 from spotfleet.train.comm import group
 from spotfleet.train.comm.group import Group
+from spotfleet.train.comm.own_sockets import listening_port
 from spotfleet.worker.activity import peer_wait
-from spotfleet.worker.sockets import CAN_ABORT, shut
+from spotfleet.worker.sockets import CAN_ABORT, shut, sockets
 from spotfleet.worker.store import served_ports
 
-WAIT_SLICE = timedelta(seconds=0.25)
+WAIT_SLICE = timedelta(seconds=0.1)
+ABORTED_SLICE = timedelta(seconds=0.04)  # for an operation that gloo may have forgotten, once the group is aborted
 NO_ABORT_LIMIT_S = 30.0
+_listening = threading.Lock()  # so that one listener at a time is opened here
 
 
-def connect(store: dist.Store, rank: int, size: int, address: str) -> Any:
-    """Make torch's process group over gloo; ranks listen on and dial from their `address`."""
+def listen(address: str) -> tuple[Any, int]:
+    """Open gloo's listener on `address`; return torch's object and the port, 0 where it is not certain."""
+    with _listening:
+        before = set(sockets().values())
+        device = dist.ProcessGroupGloo.create_device(hostname=address)
+        opened = {fd: inode for fd, inode in sockets().items() if inode not in before}
+        return device, listening_port(opened, address)
+
+
+def connect(store: dist.Store, rank: int, size: int, device: Any) -> Any:
+    """Make torch's process group over gloo; ranks listen on and dial from the address of their `device`."""
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=group.FORM_LIMIT_S)
     options._threads = 2
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._devices = [device]
     backend = dist.ProcessGroupGloo(store, rank, size, options)
     backend._set_default_timeout(timedelta(seconds=group.COLLECTIVE_LIMIT_S if CAN_ABORT else NO_ABORT_LIMIT_S))
     made = dist.ProcessGroup(store, rank, size)
@@ -64,7 +77,7 @@ class Transfer:
 
     def wait(self, limit: timedelta | None = None) -> None:
         """Wait for the end of the transfer. RuntimeError: it failed, or is still in progress."""
-        if not self._ended.wait(limit.total_seconds() if limit else None):
+        if not self._ended.wait(limit.total_seconds() if limit is not None else None):
             raise RuntimeError("it is still under way")
         if self._error is not None:
             raise self._error
@@ -78,9 +91,12 @@ class GlooGroup(Group):
                          torch.int64, torch.int32, torch.int8, torch.uint8})
 
     def _connect(self) -> Any:
-        return connect(self._meet(), self.rank, self.size, self._address)
+        device, self._port = listen(self._address)
+        return connect(self._meet(), self.rank, self.size, device)
 
     def _unblock(self) -> None:
+        if (store := self._store) is not None:
+            store.interrupt()
         shut(self._new_sockets(), self._address, self._peers, served_ports())
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Transfer:
@@ -113,7 +129,7 @@ class GlooGroup(Group):
         forgotten = False
         while True:
             try:
-                work.wait(WAIT_SLICE)
+                work.wait(ABORTED_SLICE if self.aborted else WAIT_SLICE)
                 return
             except RuntimeError:
                 if work.is_completed():

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from spotfleet.addresses import plain, split
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Assignment
+from spotfleet.train.comm.own_sockets import Endpoint, endpoint, select
 from spotfleet.train.comm.torch_store import TorchStore
 from spotfleet.worker import connectivity
 from spotfleet.worker.errors import CommBroken
@@ -71,8 +72,10 @@ class Group(ABC):
         self.on_unreached: Callable[[tuple[str, ...]], None] = lambda peers: None  # called while it takes long to form
         self._assignment, self._job, self._address, self._key = assignment, job, address, key
         self._on_broken, self._on_stuck = on_broken, on_stuck
-        self._earlier_sockets: dict[int, int] = {}
+        self._earlier_sockets: set[int] = set()  # inodes, since a thread may duplicate a descriptor for a moment
         self._own_sockets: dict[int, int] | None = None
+        self._port = 0  # where this rank accepts connections of the group; 0: any
+        self._places: set[Endpoint] = {endpoint(*split(assignment.store))} if assignment.store else set()  # members'
         self._peers: set[str] = {split(assignment.store)[0]} if assignment.store else set()
         self._known_peers: list[tuple[str, str]] = [
             (m, assignment.store) for m in assignment.members[:1] if self.rank > 0]
@@ -112,7 +115,7 @@ class Group(ABC):
 
     def form(self) -> None:
         """Meet the other members; CommBroken when one does not join, or the group is aborted meanwhile."""
-        self._earlier_sockets, self.forming = sockets(), True
+        self._earlier_sockets, self.forming = set(sockets().values()), True
         try:
             if self.size > 1:
                 self._connect_abortably()
@@ -154,9 +157,11 @@ class Group(ABC):
     def _meet(self) -> TorchStore:
         """Return the generation's store once every member has registered in it; UsageError if members do not fit."""
         store = self._store = self._dial(*split(self._assignment.store))
-        store.set(f"member/{self.rank}", f"{self._address} {self.backend} {self._device_id()} {self.listens}")
+        store.set(f"member/{self.rank}",
+                  f"{self._address} {self.backend} {self._device_id()} {self.listens} {self._port}")
         members = [store.get(f"member/{r}").decode().split(" ") for r in range(self.size)]
         self._peers |= {address for address, *_ in members}
+        self._places |= {endpoint(m[0], int(m[4])) for m in members}
         named = zip(self._assignment.members, members, strict=True)
         self._known_peers = [(name, m[3]) for name, m in named if m[3] and m[3] != self.listens]
         self.next_address = plain(members[(self.rank + 1) % self.size][0])
@@ -185,10 +190,11 @@ class Group(ABC):
         return TorchStore(host, port, f"{self._job}/{self.generation}/{under}", limit_s, self._key, connect_s=limit_s)
 
     def _new_sockets(self) -> dict[int, int]:
-        """Return descriptor -> inode of the sockets opened while the group formed; while it forms, of those so far."""
+        """Return descriptor -> inode of the group's sockets; while it forms, of those so far."""
         if self._own_sockets is not None:
             return self._own_sockets
-        return {fd: inode for fd, inode in sockets().items() if self._earlier_sockets.get(fd) != inode}
+        opened = {fd: inode for fd, inode in sockets().items() if inode not in self._earlier_sockets}
+        return select(opened, endpoint(self._address, self._port), self._places)
 
     def links(self) -> list[PeerSocket]:
         """Return the kernel's numbers for connections to peers on other addresses. Any thread."""

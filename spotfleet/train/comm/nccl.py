@@ -13,13 +13,20 @@ Constraints on the design:
 - ncclCommAbort can hang (pytorch#119215, #149153). It has ABORT_LIMIT_S in a thread of its own, the device then
   IDLE_LIMIT_S. After that the process sends a last report and exits with STUCK_EXIT, and a warm spare or a new worker
   takes its slot. It does the same when the device is lost. A failed assertion of a kernel is the user's own error.
-- Several communicators in one process can deadlock each other's abort (nccl#1013). So there is one: tensors of the host
-  (small control values) travel through the device, not through a second group, and a generation ends the last one's
-  communicator before it makes its own, which is safe once all members have met: they have left the last one.
+- Several communicators in one process can deadlock each other's abort (nccl#1013). So this module has one: tensors of
+  the host (small control values) travel through the device, not through a second group, and a generation ends the last
+  one's communicator before it makes its own, which is safe once all members have met: they have left the last one. A
+  user's own NCCL group keeps the variables and the error handling of its user (nccl_environment.py).
 - NCCL reads its interface and address once. A process whose host has another address since then exits, too.
 - An abort during the first backward can crash (pytorch#149418): hence the warm-up.
+- A launch may report that it is still in progress while NCCL connects to peers. torch polls for that on the host, no
+  longer than TORCH_NCCL_NONBLOCKING_TIMEOUT. So all connections for reductions are made while the group forms
+  (NCCL_RUNTIME_CONNECT=0); otherwise a rank that comes late to its first reduction would break the generation.
+- `work.wait()` ends the communicator in the calling thread, without a limit, once torch's watchdog has noted an error
+  (ProcessGroupNCCL.cpp: WorkNCCL::synchronizeInternal). So `get_error` is read first.
 
-Threads: as in group.py. Only `spotfleet-abort` ends a communicator; it and `spotfleet-form` touch the device, too.
+Threads: as in group.py. Only `spotfleet-abort` ends a communicator, and `spotfleet-form` one that an abort came too
+early for; these threads make the group's device their current one, so that none opens a context on another.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -36,44 +43,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import STUCK_EXIT
 from spotfleet.train.comm import group
 from spotfleet.train.comm.group import Group
+from spotfleet.train.comm.nccl_environment import LOAN, connect_limit_s, no_detail, untested
 from spotfleet.worker.activity import peer_wait
-from spotfleet.worker.sockets import interface_of
 
 ABORT_LIMIT_S = 5.0  # for ncclCommAbort
-IDLE_LIMIT_S = 10.0  # for the work queued on the device once none of it waits for a peer
-CLOSE_LIMIT_S = 2.0  # for a communicator to end in agreement with its peers, at the end of a job; then it is aborted
+IDLE_LIMIT_S = 30.0  # for the work queued on the device, the kernels of a whole iteration of the user's among it
 LAST_REPORT_S = 2.0
 SPIN_S, NAP_S = 0.002, 0.00005  # a wait polls without a pause for SPIN_S, then with pauses of NAP_S
-
-# torch's own guards would end the process, or wait where this module does not. This module replaces them, so users
-# cannot set these variables.
-NCCL_ENVIRONMENT = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_BLOCKING_WAIT": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    "TORCH_NCCL_RANKS_PER_ROOT": "1000000",  # more roots need methods that the bootstrap store does not have
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
-    "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(int(group.FORM_LIMIT_S)),
-}
 
 
 def visible_devices() -> int:
     """Return the number of CUDA devices that this process can use with NCCL."""
     return torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
-
-
-def set_up(environ: MutableMapping[str, str], address: str) -> None:
-    """Set the variables that NCCL and torch read at the first communicator. A user's interface and NVLS choice stay."""
-    environ.update(NCCL_ENVIRONMENT)
-    environ.setdefault("NCCL_NVLS_ENABLE", "0")
-    if name := interface_of(address):
-        environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
 
 
 def bounded(what: str, call: Callable[[], Any], limit_s: float) -> str:
@@ -107,6 +92,7 @@ class CommunicatorHolder:
     def __init__(self) -> None:
         self.group: NcclGroup | None = None
         self.address = ""  # NCCL listens here from its first communicator to the process's end
+        self.ready = False  # the device has a context, and a remark about torch's version has been printed
 
 
 HOLDER = CommunicatorHolder()
@@ -125,6 +111,7 @@ class NcclGroup(Group):
         self._comm: Any = None  # the communicator, which an abort ends
         self._lock = threading.Lock()  # guards `_comm` and `_ending`
         self._ending = False
+        self._closing = False  # the job is done here: this process needs the device no more
         self._ended = threading.Event()  # nothing of the communicator is left, and the device is idle
         self.device = self._choose_device()
 
@@ -134,16 +121,22 @@ class NcclGroup(Group):
         return torch.device("cuda", self._assignment.local_rank % max(1, torch.cuda.device_count()))
 
     def _device_id(self) -> str:
+        """Return the device's identifier. Processes with different values of NCCL_HOSTID may share a device, since NCCL
+        takes them for different hosts."""
         properties = torch.cuda.get_device_properties(self.device)
-        return str(getattr(properties, "uuid", "")).replace(" ", "_")
+        return (str(getattr(properties, "uuid", "")) + os.environ.get("NCCL_HOSTID", "")).replace(" ", "_")
+
+    def _enter_device(self) -> None:
+        """Make the device this thread's current one."""
+        torch.cuda.set_device(self.device)
 
     def _open(self, store: dist.Store) -> tuple[Any, Any]:
         """Return a process group over a new communicator, and the backend with `abort`, `shutdown` and `get_error`."""
-        set_up(os.environ, self._address)
         options = dist.ProcessGroupNCCL.Options()
         options.config.blocking = 0
         options._timeout = timedelta(days=365)  # torch's watchdog never ends the process: this module sets the limits
-        comm = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
+        with no_detail():
+            comm = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
         made = dist.ProcessGroup(store, self.rank, self.size)
         made._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
         made._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, comm)
@@ -165,19 +158,40 @@ class NcclGroup(Group):
         if self._holder.address not in ("", self._address):
             self._exit_stuck(f"this host is at {self._address} now, but NCCL stays at {self._holder.address}")
         self._holder.address = self._address
+        self._prepare()
         store = self._meet()
         before, self._holder.group = self._holder.group, self
         if before is not None:
             before.end()
-        made, comm = self._open(store)
-        with self._lock:
-            self._comm = comm
-        if self.aborted:
-            self._unblock()
-            raise ConnectionAbortedError("aborted while it formed")
-        comm.eager_connect_single_device(self.device)  # else a `send` would make a communicator of its own
-        self._warm_up(made)
+        with LOAN.taken(self._address):
+            made, comm = self._open(store)
+            with self._lock:
+                self._comm = comm
+            if self.aborted:
+                self._unblock()
+                raise ConnectionAbortedError("aborted while it formed")
+            comm.eager_connect_single_device(self.device)  # else a `send` would make a communicator of its own
+            if self.aborted:
+                self._end_late(comm)
+                raise ConnectionAbortedError("aborted while it formed")
+            self._warm_up(made)
         return made
+
+    def _prepare(self) -> None:
+        """Open the device's context, which takes seconds, before peers wait for it within the limit of a connection."""
+        self._enter_device()
+        if not self._holder.ready:
+            self._holder.ready = True
+            if remark := untested(torch.__version__):
+                print(f"spotfleet: {remark}", file=sys.stderr, flush=True)
+            torch.zeros(1, device=self.device)
+
+    def _end_late(self, comm: Any) -> None:
+        """End a communicator that came to be after the abort had looked for one."""
+        self._unblock()
+        self._ended.wait()
+        if why := self._bounded("abort", comm.abort, ABORT_LIMIT_S + connect_limit_s(os.environ)):
+            self._exit_stuck(why)
 
     def _warm_up(self, made: Any) -> None:
         one = torch.ones(1, device=self.device)
@@ -195,16 +209,25 @@ class NcclGroup(Group):
             if self._comm is None or self._ending:
                 return
             self._ending = True
-        # torch holds a lock while a communicator is made; waiting costs less than the state of all survivors.
-        abort_s = ABORT_LIMIT_S + (group.FORM_LIMIT_S if self.forming else 0.0)
+        # torch holds a lock while a communicator is made or closed; waiting costs less than the state of all survivors.
+        abort_s = ABORT_LIMIT_S + (connect_limit_s(os.environ) if self.forming or self._closing else 0.0)
         threading.Thread(target=self._end_communicator, args=(abort_s,), name="spotfleet-abort", daemon=True).start()
 
     def _end_communicator(self, abort_s: float) -> None:
         for what, call, limit_s in (("abort", self._comm.abort, abort_s), ("idle", self._idle, IDLE_LIMIT_S)):
-            if why := bounded(what, call, limit_s):
+            if why := self._bounded(what, call, limit_s):
+                if self._closing:
+                    break  # the job is done, and its status shall not be that of a failure
                 self._exit_stuck(why)
         self._comm = None
         self._ended.set()
+
+    def _bounded(self, what: str, call: Callable[[], Any], limit_s: float) -> str:
+        def run() -> None:
+            self._enter_device()
+            call()
+
+        return bounded(what, run, limit_s)
 
     def end(self) -> None:
         """End the communicator, if there is one. Return when nothing of it is left; otherwise the process exits."""
@@ -223,7 +246,9 @@ class NcclGroup(Group):
         """Close the communicator. At the end of a job all ranks do so together, and pending data must arrive first."""
         comm = self._comm
         if not self.aborted and comm is not None:
-            problem = bounded("close", comm.shutdown, CLOSE_LIMIT_S)
+            # `shutdown` holds the lock that an abort needs until the last rank closes, and has a limit of its own.
+            self._closing = True
+            problem = self._bounded("close", comm.shutdown, connect_limit_s(os.environ) + ABORT_LIMIT_S)
             with self._lock:
                 if not problem and not self._ending:
                     self._comm = None
@@ -235,6 +260,11 @@ class NcclGroup(Group):
     # Collectives
 
     def _start(self, begin: Callable[..., Any], *tensors: torch.Tensor) -> Flight:
+        for t in tensors:
+            if t.device.type == self.device.type and t.device != self.device:
+                raise UsageError(f"NCCL uses {self.device} here, but a tensor is on {t.device}",
+                                 hint="call torch.cuda.set_device(hvd.local_rank()) after hvd.init(), before the model "
+                                      f"is built, or set {group.BACKEND} to gloo")
         moved = [t.to(self.device).contiguous() for t in tensors]  # the same tensor where it can travel as it is
         copies = [(t, m) for t, m in zip(tensors, moved, strict=True) if m is not t]
         return Flight(super()._start(begin, *moved), copies)
@@ -258,6 +288,8 @@ class NcclGroup(Group):
     def _wait(self, works: list[Flight], limit_s: float) -> RuntimeError | None:
         """Wait for `works`. Return None when all are done without an abort, after which they appear done, too."""
         try:
+            if problem := self._problem():
+                return problem
             for flight in works:
                 flight.work.wait()  # this thread's stream waits, not the host
             event, began = self._record_event(), time.monotonic()

@@ -6,6 +6,9 @@ What goes over the wire goes through gloo; everything else is as on a GPU:
 - Only an abort ends it. Then every operation looks complete, and its tensors hold what they held, or `garbage` that
   ends as the sum of equal values would: a wrong gradient before a tail that seems right.
 - `abort_hangs`: the abort itself never returns.
+- After an error that NCCL noticed, torch's watchdog sleeps with a lock that a launch needs, and `wait()` ends the
+  communicator in the calling thread (`Communicator.ended_by`).
+- `shutdown` returns once every rank has called it, or fails after torch's limit; an abort waits for it meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -37,10 +41,13 @@ def spoil(tensor: torch.Tensor, size: int) -> torch.Tensor:
 class Operation:
     """Something in the device's queue. What NCCL calls Work."""
 
-    def __init__(self, run: Callable[[], None]) -> None:
-        self.run, self.done = run, threading.Event()
+    def __init__(self, run: Callable[[], None], communicator: Communicator | None = None) -> None:
+        self.run, self.done, self._communicator = run, threading.Event(), communicator
 
     def wait(self) -> bool:
+        if self._communicator is not None and self._communicator.error != "SUCCESS":
+            self._communicator.abort()
+            raise RuntimeError("NCCL error")
         return True  # the stream waits, not the host
 
     def is_completed(self) -> bool:
@@ -56,8 +63,8 @@ class Device:
         self._queue: queue.Queue[Operation | None] = queue.Queue()
         threading.Thread(target=self._work, name="made-up-device", daemon=True).start()
 
-    def launch(self, run: Callable[[], None]) -> Operation:
-        operation = Operation(run)
+    def launch(self, run: Callable[[], None], communicator: Communicator | None = None) -> Operation:
+        operation = Operation(run, communicator)
         self._queue.put(operation)
         return operation
 
@@ -77,6 +84,13 @@ class Communicator:
                  late_s: float) -> None:
         self._inner, self._device, self._cut = inner, device, cut
         self._garbage, self._abort_hangs, self._late_s = garbage, abort_hangs, late_s
+        self._watchdog_s = 4e-3 * float(os.environ.get("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000"))
+        self._connect_s = float(os.environ.get("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800"))
+        self._lock = threading.Lock()  # torch's own, of the communicator
+        self.lives = False
+        self.late_to_close = threading.Event()  # set: the other ranks have called `shutdown`
+        self.late_to_close.set()
+        self.ended_by: list[str] = []  # names of threads
         self.aborted = threading.Event()
         self.error = "SUCCESS"
 
@@ -88,16 +102,23 @@ class Communicator:
         return self
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        pass  # it was connected as it was made
+        self.lives = True
 
     def abort(self) -> None:
         if self._abort_hangs:
             threading.Event().wait()
-        self.aborted.set()
-        self._cut()
+        with self._lock:
+            self.ended_by.append(threading.current_thread().name)
+            self.lives = False
+            self.aborted.set()
+            self._cut()
 
     def shutdown(self) -> None:
-        self.aborted.set()
+        with self._lock:
+            if not self.late_to_close.wait(self._connect_s):
+                raise RuntimeError("NCCL timeout")
+            self.lives = False
+            self.aborted.set()
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Operation:
         return self._launch(tensors, lambda held: self._inner.allreduce(held, options))
@@ -115,7 +136,9 @@ class Communicator:
         return self._launch(tensors, lambda held: self._inner.recv(held, source, tag))
 
     def _launch(self, tensors: list[torch.Tensor], begin: Callable[[list[torch.Tensor]], Any]) -> Operation:
-        return self._device.launch(lambda: self._run(tensors, begin))
+        if self.error != "SUCCESS":
+            time.sleep(min(self._watchdog_s, 60.0))
+        return self._device.launch(lambda: self._run(tensors, begin), self)
 
     def _run(self, tensors: list[torch.Tensor], begin: Callable[[list[torch.Tensor]], Any]) -> None:
         time.sleep(self._late_s)  # nobody may rely on a result that was there by chance
@@ -123,7 +146,10 @@ class Communicator:
         try:
             if self.aborted.is_set():
                 raise RuntimeError("aborted")
-            begin(held).wait()
+            transfer = gloo.Transfer(begin(held))
+            while not transfer.is_completed() and not self.aborted.is_set():  # gloo forgets some that a cut meets
+                transfer._ended.wait(0.02)
+            transfer.wait(timedelta(0))
         except RuntimeError:
             self.aborted.wait()  # a dead peer is no event for a kernel that spins
             if self._garbage:
@@ -139,6 +165,7 @@ class StuckGroup(NcclGroup):
         super().__init__(*args)
         self._holder = holder or CommunicatorHolder()
         self._stream = Device()
+        self.entered: list[str] = []  # threads that made the device their current one
         self._faults = garbage, abort_hangs, late_s
 
     def _choose_device(self) -> torch.device:
@@ -147,8 +174,11 @@ class StuckGroup(NcclGroup):
     def _device_id(self) -> str:
         return f"made-up-{os.getpid()}-{self.rank}"
 
+    def _enter_device(self) -> None:
+        self.entered.append(threading.current_thread().name)
+
     def _open(self, store: Any) -> tuple[Any, Any]:
-        inner = gloo.connect(store, self.rank, self.size, self._address)
+        inner = gloo.connect(store, self.rank, self.size, gloo.listen(self._address)[0])
         communicator = Communicator(inner, self._stream, self._cut, *self._faults)
         return communicator, communicator
 

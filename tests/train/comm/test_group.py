@@ -124,6 +124,84 @@ def test_abort_spares_sockets_of_others_even_if_they_were_born_while_the_group_f
         s.close()
 
 
+class Busy(GlooGroup):
+    """Group whose process opens connections of its own while it forms, at the members' own address."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.pair = (None, None)
+
+    def _meet(self):
+        store = super()._meet()
+        server = socket.create_server(("127.0.0.1", 0))
+        mine = socket.create_connection(server.getsockname())
+        self.pair = mine, server.accept()[0]
+        self.server = server
+        return store
+
+    def talks(self) -> bool:
+        mine, theirs = self.pair
+        mine.sendall(b"still here")
+        theirs.sendall(b"and here")
+        return (theirs.recv(10), mine.recv(8)) == (b"still here", b"and here")
+
+    def hang_up(self) -> None:
+        for sock in (*self.pair, self.server):
+            sock.close()
+
+
+def test_a_connection_that_a_user_opens_while_the_group_forms_survives_its_abort(ranks):
+    """It may lead to a member's address: a store, a metrics server, the user's own process group."""
+    two = ranks(2, Busy)
+    inside = threading.Barrier(2)
+
+    def work(group):
+        inside.wait(10)
+        if group.rank == 0:
+            group.abort()
+        with pytest.raises(CommBroken):  # an abort unblocks all ranks as before
+            group.allreduce(torch.ones(10))
+        return group.talks()
+
+    assert two.each(work, limit_s=20) == [True, True]
+    for group in two.groups:
+        group.hang_up()
+
+
+def test_a_connection_that_a_user_opens_survives_an_abort_of_the_formation_itself(ranks):
+    class Stopped(Busy):
+        def _meet(self):
+            store = super()._meet()
+            self.abort()
+            return store
+
+    two = ranks(2, Stopped, form=False)
+    assert [type(r) for r in two.each(lambda g: g.form(), limit_s=20)] == [CommBroken] * 2
+    met = [g for g in two.groups if g.pair[0] is not None]  # the abort of one may have met the other's first connection
+    assert met and all(g.talks() for g in met)
+    for group in met:
+        group.hang_up()
+
+
+def test_a_forked_child_keeps_the_users_connections(ranks):
+    """`descriptors` are closed in it."""
+    group = ranks(2, Busy).groups[0]
+    users = {s.fileno() for s in (*group.pair, group.server)}
+    assert group.descriptors() and not users & set(group.descriptors())
+    group.hang_up()
+
+
+def test_a_group_knows_all_of_gloos_connections(ranks):
+    """Two per pair of ranks in one process: one that was accepted and one that was opened."""
+    group = ranks(3).groups[0]
+    listening = connected = 0
+    for fd in group._own_sockets:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            listens = bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            listening, connected = listening + listens, connected + (not listens)
+    assert group._port and listening == 1 and connected >= 2
+
+
 def test_a_store_that_nobody_serves_fails_the_formation_and_names_the_generation(monkeypatch):
     monkeypatch.setattr("spotfleet.train.comm.group.FORM_LIMIT_S", 0.3)
     broken: list[int] = []

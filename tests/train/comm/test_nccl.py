@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from spotfleet.errors import UsageError
@@ -14,7 +16,16 @@ from spotfleet.protocol.messages import Assignment
 from spotfleet.train.comm import nccl
 from spotfleet.train.comm.backends import choose_backend, make_group
 from spotfleet.train.comm.group import check_alike
+from spotfleet.train.comm.nccl_environment import (
+    CONNECT_LIMIT_S,
+    EnvironmentLoan,
+    connect_limit_s,
+    no_detail,
+    untested,
+    variables,
+)
 from spotfleet.train.reducer import Reducer
+from spotfleet.train.state import handover
 from spotfleet.worker.errors import CommBroken
 from spotfleet.worker.sockets import interface_of
 from spotfleet.worker.store import open_store
@@ -115,12 +126,126 @@ def test_an_error_noticed_only_after_the_event_still_fails_the_reduction(ranks):
         flight = group.launch(torch.ones(3))
         passed = group._record_event()
         assert waits(passed.query)
-        group._record_event = lambda: passed
-        group._comm.error = "COMM_ERROR"
+
+        class Mark:
+            done = passed.done
+
+            def query(self):
+                group._comm.error = "COMM_ERROR"
+                return True
+
+        group._record_event = Mark
         with pytest.raises(CommBroken, match="COMM_ERROR"):
             group.finish([flight])
 
     assert two.each(work) == [None, None]
+
+
+def test_after_an_error_only_the_thread_with_a_limit_ends_the_communicator(ranks):
+    """torch's own wait would do it in the thread that trains, without a limit."""
+    two = ranks(2, StuckGroup)
+
+    def work(group):
+        flight, comm = group.launch(torch.ones(3)), group._comm
+        comm.error = "REMOTE_ERROR"
+        with pytest.raises(CommBroken, match="REMOTE_ERROR"):
+            group.finish([flight])
+        return comm.ended_by
+
+    assert two.each(work) == [["spotfleet-abort"]] * 2
+
+
+def test_a_launch_after_an_error_does_not_wait_for_torchs_watchdog(ranks):
+    two = ranks(2, StuckGroup)
+
+    def work(group):
+        group._comm.error = "REMOTE_ERROR"
+        began = time.monotonic()
+        flight = group.launch(torch.ones(3))
+        launched_s = time.monotonic() - began
+        with pytest.raises(CommBroken):
+            group.finish([flight])
+        return launched_s < 30  # it would be a minute
+
+    assert two.each(work, limit_s=90) == [True, True]
+
+
+def test_a_rank_that_ends_later_than_others_does_not_make_them_exit_as_stuck(ranks, monkeypatch):
+    monkeypatch.setattr(nccl, "ABORT_LIMIT_S", 0.2)
+    left: list[str] = []
+    monkeypatch.setattr(StuckGroup, "_exit_stuck", lambda self, why: left.append(why))
+    two = ranks(2, StuckGroup)
+    comm = two.groups[0]._comm
+    comm.late_to_close.clear()
+    reaper = two.groups[0].retire()
+    reaper.join(1.0)
+    assert reaper.is_alive() and not comm.ended_by  # data that a peer still lacks must arrive
+    comm.late_to_close.set()
+    reaper.join(20)
+    assert not reaper.is_alive() and left == [] and not comm.lives
+
+
+def test_a_job_that_is_done_does_not_exit_as_stuck_because_an_abort_hangs(ranks, monkeypatch):
+    monkeypatch.setattr(nccl, "ABORT_LIMIT_S", 0.2)
+    left: list[str] = []
+    monkeypatch.setattr(StuckGroup, "_exit_stuck", lambda self, why: left.append(why))
+    monkeypatch.setenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", "0")
+    group, other = ranks(2, StuckGroup, abort_hangs=True).groups
+    other._comm._abort_hangs = False
+    group._comm.shutdown = lambda: (_ for _ in ()).throw(RuntimeError("a peer is gone"))
+    reaper = group.retire()
+    reaper.join(60)
+    assert not reaper.is_alive() and left == []
+
+
+def test_every_thread_of_a_group_uses_the_groups_device(ranks):
+    """A thread whose current device is another one opens a context there, of some hundred MB."""
+    group = ranks(2, StuckGroup).groups[0]
+    group.abort()
+    assert group._ended.wait(20)
+    assert group.entered == ["spotfleet-form", "spotfleet-abort", "spotfleet-idle"]
+
+
+def test_a_tensor_on_another_device_than_the_communicators_is_refused_and_breaks_nothing(ranks):
+    two = ranks(2, StuckGroup)
+
+    def work(group):
+        own, group.device = group.device, torch.device("cpu", 1)
+        with pytest.raises(UsageError, match="NCCL uses cpu:1 here, but a tensor is on cpu") as refusal:
+            group.allreduce(torch.ones(3))
+        group.device = own
+        return "set_device" in refusal.value.hint, group.allreduce(torch.ones(1)).item()
+
+    assert two.each(work) == [(True, 2.0)] * 2
+
+
+def test_an_abort_just_before_the_communicator_comes_to_be_still_ends_it(ranks, monkeypatch):
+    two = ranks(2, StuckGroup, form=False)
+    late = two.groups[0]
+    comms = []
+
+    class Open:
+        def __init__(self, group):
+            self._group, self._open = group, group._open
+
+        def __call__(self, store):
+            made, comm = self._open(store)
+            comms.append(comm)
+            connect = comm.eager_connect_single_device
+
+            def connect_late(device):
+                self._group.abort()
+                assert self._group._ended.wait(20)
+                connect(device)
+                two.groups[1].abort()
+
+            comm.eager_connect_single_device = connect_late
+            return made, comm
+
+    late._open = Open(late)
+    errors = two.each(lambda g: g.form())
+    assert type(errors[0]) is CommBroken
+    assert waits(lambda: len(comms[0].ended_by) == 2) and not comms[0].lives
 
 
 def test_a_peer_that_never_comes_is_given_up_after_the_limit_of_a_collective(ranks, monkeypatch):
@@ -177,6 +302,40 @@ def test_a_generation_ends_the_communicator_of_the_last_one_before_it_makes_its_
     new = ranks(2, Next)
     assert open_then == [False, False]
     assert new.each(lambda g: g.allreduce(torch.ones(1)).item()) == [2.0, 2.0]
+
+
+def values(rank: int) -> list[torch.Tensor]:
+    return [torch.full((n,), float(n if rank < 2 else 0)) for n in (5000, 3, 700, 20_000)]
+
+
+def test_messages_of_a_hand_over_cannot_wait_for_each_other_in_a_circle(ranks, monkeypatch):
+    """Each message occupies the one stream of its rank until the peer takes it."""
+    monkeypatch.setattr(handover, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(handover, "DIRECT_BYTES", 1 << 10)
+
+    def work(group):
+        tensors = values(group.rank)
+        handover.hand_over(group, tensors, [True] * 4, [0, 1], [2, 3], 0)
+        return all(torch.equal(a, b) for a, b in zip(tensors, values(0), strict=True))
+
+    assert ranks(4, StuckGroup).each(work) == [True] * 4
+
+
+def test_a_hand_over_whose_sender_dies_ends_with_the_abort_and_writes_nothing_afterwards(ranks, monkeypatch):
+    monkeypatch.setattr(handover, "CHUNK_BYTES", 1 << 12)
+    three = ranks(3, StuckGroup)
+
+    def work(group):
+        tensors = values(2)
+        if group.rank == 1:
+            group._cut()  # and sends nothing
+            return None
+        threading.Timer(0.2, group.abort).start()
+        with pytest.raises(CommBroken):
+            handover.hand_over(group, tensors, [True] * 4, [0, 1], [2], 0)
+        return group._ended.is_set()
+
+    assert three.each(work) == [True, None, True]
 
 
 def test_a_process_whose_host_has_another_address_by_now_leaves_since_nccl_would_stay_at_the_old_one(
@@ -271,9 +430,56 @@ def test_the_interface_is_the_one_that_carries_the_advertised_address():
 
 
 def test_nccl_is_told_the_interface_and_a_users_own_choice_stays():
-    ours, theirs = {}, {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_NVLS_ENABLE": "1", "TORCH_NCCL_ENABLE_MONITORING": "1"}
-    nccl.set_up(ours, "127.0.0.1")
-    nccl.set_up(theirs, "127.0.0.1")
+    theirs = {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_NVLS_ENABLE": "1", "TORCH_NCCL_ENABLE_MONITORING": "1",
+              "TORCH_NCCL_NONBLOCKING_TIMEOUT": "60"}
+    ours, chosen = variables({}, "127.0.0.1"), variables(theirs, "127.0.0.1")
     assert (ours["NCCL_SOCKET_IFNAME"], ours["NCCL_NVLS_ENABLE"]) == ("=lo", "0")
-    assert (theirs["NCCL_SOCKET_IFNAME"], theirs["NCCL_NVLS_ENABLE"]) == ("ib0", "1")
-    assert theirs["TORCH_NCCL_ENABLE_MONITORING"] == "0"  # it would end a process that ours keeps
+    assert set(chosen) & set(theirs) == {"TORCH_NCCL_ENABLE_MONITORING"}
+    assert chosen["TORCH_NCCL_ENABLE_MONITORING"] == "0"  # it would end a process that ours keeps
+    assert connect_limit_s(theirs) == 60.0 and connect_limit_s({}) == CONNECT_LIMIT_S
+
+
+def test_what_forming_sets_in_the_environment_is_gone_afterwards():
+    """A user's own NCCL group would otherwise run without torch's guards."""
+    before = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ENABLE_MONITORING": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    environ = dict(before)
+    loan = EnvironmentLoan(environ)
+    with loan.taken("127.0.0.1"):
+        with loan.taken("127.0.0.1"):  # an abandoned thread may still be inside
+            pass
+        assert (environ["TORCH_NCCL_ENABLE_MONITORING"], environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("0", "0")
+        assert environ["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "0"
+        environ["NCCL_NVLS_ENABLE"] = "2"  # the user's script goes on meanwhile
+    assert environ == before | {"NCCL_NVLS_ENABLE": "2"}
+
+
+def test_a_group_forms_with_the_variables_and_leaves_none(ranks):
+    seen: list[str | None] = []
+
+    class Seeing(StuckGroup):
+        def _warm_up(self, made):
+            seen.append(os.environ.get("TORCH_NCCL_NONBLOCKING_TIMEOUT"))
+            super()._warm_up(made)
+
+    before = dict(os.environ)
+    ranks(2, Seeing)
+    assert seen == [str(CONNECT_LIMIT_S)] * 2 and dict(os.environ) == before
+
+
+def test_a_group_is_made_without_torchs_detailed_debugging_which_stays_the_users():
+    """With DETAIL torch's watchdog ends the process on an error, whatever the variables say."""
+    before = dist.get_debug_level()
+    try:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        with no_detail():
+            assert dist.get_debug_level() == dist.DebugLevel.INFO
+        assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    finally:
+        dist.set_debug_level(before)
+
+
+@pytest.mark.parametrize(("version", "remarked"), [
+    ("2.10.1", True), ("2.11.0+cu130", False), ("2.13.0+cpu", False), ("2.14.0.dev20261101", True), ("3.0", True),
+    ("main", False)])
+def test_a_version_of_torch_that_nobody_has_tested_is_remarked_and_not_refused(version, remarked):
+    assert bool(untested(version)) is remarked
