@@ -165,7 +165,7 @@ class Rounds:
 
     def __init__(self, make: Callable[[Path], System], limit_s: float, results: Results) -> None:
         self._make, self._limit_s, self._results = make, limit_s, results
-        self.name = ""  # of the system
+        self.name = ""  # the name of the newest system
 
     @contextlib.contextmanager
     def system(self) -> Iterator[System]:
