@@ -19,6 +19,7 @@ START_S = 0.5
 STEP_RATIO, COPY_RATIO = 1.02, 1.15
 MEMORY_MB = 64.0
 TUNED = " tuned"
+NEXT = "all survivors' next step"
 OURS = "spotfleet"
 EVENTS = {"worker": "kill worker", "host": "kill host", "silent": "silent host loss", "leave": "graceful leave",
           "join": "scale-up"}
@@ -61,7 +62,7 @@ def _judge(found: dict[str, Any]) -> list[Aim]:
 
 def _killed(found: dict[str, Any], event: str) -> list[Aim]:
     what, rows = EVENTS[event], outcomes(found, OURS, event)
-    aims = [f"{what} -> next step, median", f"{what} -> next step, p95", f"{what}: half of the best tuned peer"]
+    aims = [f"{what} -> {NEXT}, median", f"{what} -> {NEXT}, p95", f"{what}: half of the best tuned peer"]
     if not rows:
         return [Aim(line, "", "not measured", None) for line in aims]
     step = statistics.median(r["step_s"] for r in rows)
@@ -81,7 +82,7 @@ def _killed(found: dict[str, Any], event: str) -> list[Aim]:
 
 
 def _silent(found: dict[str, Any]) -> Aim:
-    rows, line = outcomes(found, OURS, "silent"), "silent host loss -> next step"
+    rows, line = outcomes(found, OURS, "silent"), f"silent host loss -> {NEXT}"
     if not rows:
         return Aim(line, f"{SILENT_S:g} s", "not measured", None)
     worst = max(r["latency_s"] for r in rows)
@@ -147,10 +148,22 @@ def table(found: dict[str, Any]) -> list[str]:
                     *((a.line, a.aim, a.measured, words[a.holds]) for a in judge(found))])
 
 
+def headline(found: dict[str, Any]) -> list[str]:
+    """Return one line per event that was measured: the median of all survivors' next step under each system."""
+    lines = []
+    for event, words in EVENTS.items():
+        names = dict.fromkeys(r["system"] for r in found["rows"] if r["event"] == event)
+        medians = {n: statistics.median(o["latency_s"] for o in held) for n in names
+                   if (held := outcomes(found, n, event))}
+        ordered = sorted(medians, key=lambda n: (n != OURS, medians[n]))
+        if event != "join" and medians:
+            lines.append(f"{words} -> {NEXT}, median: " + ", ".join(f"{n} {medians[n]:.2f} s" for n in ordered))
+    return lines
+
+
 def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return all systems side by side, with a heading first."""
-    lines = [("system", "event", "n", "next step: median (min-max), s", "pause beyond one step, s", "repeated",
-             "failed")]
+    lines = [("system", "event", "n", f"{NEXT}: median (min-max), s", "pause beyond one step, s", "repeated", "failed")]
     names = dict.fromkeys(r["system"] for r in found["rows"])
     for event, words in EVENTS.items():
         for name in names:

@@ -3,9 +3,10 @@
 A worker writes a line after each optimizer step. `label` identifies a membership: all its ranks have the same label,
 and no other membership has it. All instants are of the machine's monotonic clock.
 
-    latency    event -> the last member of the next membership has finished its first step in it
-    pause      the longest time that a survivor spent between its last step of the old membership and its first of the
-               new one; where every process was restarted, between the last old step and that of the slowest
+    latency    all survivors' next step: event -> each process that outlived it has finished a step in a newer
+               membership; where every process was restarted, and for a join, each rank of the new membership
+    pause      the longest time that a survivor spent between its last step of the old membership and its next one;
+               where every process was restarted, between the last old step and that of the slowest
     beyond     pause less one step of the new membership, which is part of any such gap
     repeated   steps that the old membership had finished and the new one finished again
 """
@@ -108,9 +109,25 @@ def changed(notes: Sequence[Note], event_at: float) -> str | None:
     return None
 
 
-def outcome(notes: Sequence[Note], event_at: float, label: str = "") -> Outcome:
-    """Return the outcome of the event at `event_at`: the change to membership `label`, by default the next one."""
-    label = label or changed(notes, event_at) or ""
+def survivors_back(notes: Sequence[Note], event_at: float, survivors: int) -> bool:
+    """Return whether all `survivors` of the event at `event_at` have done a step in a newer membership.
+
+    A membership of new processes alone has no survivor to wait for.
+    """
+    label = changed(notes, event_at)
+    if label is None:
+        return False
+    memberships = by_label(notes)
+    labels = list(memberships)
+    at = labels.index(label)
+    old = {n.pid for n in memberships[labels[at - 1]]} if at else set()
+    back = {n.pid for held in labels[at:] for n in memberships[held]} & old
+    return not back or len(back) >= survivors
+
+
+def outcome(notes: Sequence[Note], event_at: float, joined: str = "") -> Outcome:
+    """Return the outcome of the event at `event_at`: of a loss, or of the join that made membership `joined`."""
+    label = joined or changed(notes, event_at) or ""
     memberships = by_label(notes)
     if label not in memberships:
         raise ValueError("no membership began after the event")
@@ -118,10 +135,12 @@ def outcome(notes: Sequence[Note], event_at: float, label: str = "") -> Outcome:
     if labels.index(label) == 0:
         raise ValueError("no membership was there before the event")
     old, new = memberships[labels[labels.index(label) - 1]], memberships[label]
-    first = {pid: min(n.at for n in new if n.pid == pid) for pid in {n.pid for n in new}}
+    newer = new if joined else [n for held in labels[labels.index(label):] for n in memberships[held]]
+    first = {pid: min(n.at for n in newer if n.pid == pid) for pid in {n.pid for n in newer}}
     last = {pid: max(n.at for n in old if n.pid == pid) for pid in {n.pid for n in old}}
-    next_at = max(first.values())
     survivors = [pid for pid in first if pid in last]
+    waited = survivors if survivors and not joined else {n.pid for n in new}
+    next_at = max(first[pid] for pid in waited)
     pause_s = max((first[p] - last[p] for p in survivors), default=next_at - max(last.values()))
     seconds = step_s(new) or step_s(old) or 0.0
     done = {n.step for n in old}

@@ -36,7 +36,7 @@ def draw(path: Path, timelines: Sequence[Any], rows: Sequence[dict[str, Any]]) -
         latencies.plot(found, [height] * len(found), "o", alpha=0.5, color="C2" if name[1] == "spotfleet" else "C3")
     latencies.set_yticks(range(len(names)), [f"{system}: {event}" for event, system in names])
     latencies.set_xscale("log")
-    latencies.set_xlabel("seconds from the event to the next step, log scale")
+    latencies.set_xlabel("seconds from the event to all survivors' next step, log scale")
     latencies.grid(axis="x", alpha=0.4)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -309,5 +309,12 @@ class TunedTorchft(Torchft):
     limit_s = 1.5
 
 
+class QuickTorchft(TunedTorchft):
+    """TunedTorchft whose heartbeats may be missed for 250 ms only, less than three of its heartbeats of 100 ms."""
+
+    name = "torchft 250 ms tuned"
+    lighthouse = ("--heartbeat_timeout_ms", "250", "--quorum_tick_ms", "50")
+
+
 def has_torchft(python: str) -> bool:
     return subprocess.run([python, "-c", "import torchft"], capture_output=True, check=False).returncode == 0

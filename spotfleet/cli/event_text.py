@@ -219,6 +219,7 @@ def _of_job(event: Event) -> str:
         case JobResumed():
             lost = (f", {counted(event.repeated, 'step')} repeated, paused for {event.pause_s * 1e3:.0f} ms"
                     if event.repeated or event.pause_s else "")  # neither when it begins
+            lost += f" ({counted(event.recomputed, 'gradient')} computed again)" if event.recomputed else ""
             return f"generation {event.generation} trains: step {event.version} is done{lost}"
         case JobProgress():
             return f"at step {event.version}" + (f", {event.step_s * 1e3:.1f} ms per step" if event.step_s else "")

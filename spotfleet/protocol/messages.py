@@ -78,7 +78,7 @@ class WorkerReport:
     version: int = 0  # optimizer steps applied to the tensors it holds
     store: str = ""  # "address:port" of its bootstrap store; the store of the lowest rank serves a generation
     step_s: float = 0.0  # median of recent steps
-    repeated: int = 0  # optimizer steps whose gradients this process had to compute again
+    repeated: int = 0  # optimizer steps that this process had applied and lost when it went back to a commit
     resumed: int = 0  # newest generation in which it completed a step
     pause_s: float = 0.0  # from the last step before generation `resumed` to the first step in it
     checkpoint: Checkpoint | None = None  # the newest one it has written
@@ -94,6 +94,7 @@ class WorkerReport:
     waits: bool = False  # in a collective, for its peers; False: in the user's code, or long without a sign of life
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": peers that it cannot connect to, in its newest generation
+    recomputed: int = 0  # gradients (one per reduction) that it computed again for the step in flight; none was applied
 
 
 @dataclass(frozen=True)
@@ -309,7 +310,7 @@ class JobStatus:
     world_size: int = 0
     version: int = 0
     step_s: float = 0.0
-    repeated: int = 0
+    repeated: int = 0  # optimizer steps made again; those in flight at a loss are none: see `recomputed`
     min_workers: int = 1
     max_workers: int = 1
     checkpoint: int = 0  # version of the newest kept checkpoint; 0: none
@@ -322,6 +323,7 @@ class JobStatus:
     deadline_in_s: float | None = None  # negative after the deadline; None: no deadline
     work_left_s: float | None = None  # at the fleet's full target; None: unknown
     finish_in_s: float | None = None  # at the current pace; None: unknown
+    recomputed: int = 0  # gradients computed again for the step in flight: part of the pauses
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ POOLS = 6  # pools with a chart of their own
 PARTS = {
     "useful": ("training", SeriesStyle.USEFUL, "machines while a job made steps that count"),
     "boot": ("starting machines", SeriesStyle.WASTED, "from when a machine is billed until it can work"),
-    "repeated": ("repeated steps", SeriesStyle.WASTED, "work in flight when a machine was lost"),
-    "pause": ("pauses", SeriesStyle.WASTED, "machines that waited while the group changed"),
+    "repeated": ("repeated steps", SeriesStyle.WASTED, "steps since the last checkpoint, when no worker was left"),
+    "pause": ("pauses", SeriesStyle.WASTED, "machines while the group changed, up to its first step"),
     "idle": ("idle", SeriesStyle.WASTED, "machines that no job held"),
     "dispatcher": ("dispatcher", SeriesStyle.AROUND, "the small machine that watches over the others"),
     "disks": ("disks", SeriesStyle.AROUND, "of all machines"),

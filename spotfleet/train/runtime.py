@@ -63,7 +63,7 @@ class Runtime(Member[Group]):
         super().__init__(self._make_group, environ)
         self.state: State | None = None
         self.optimizers: list[Any] = []  # the distributed ones
-        self.repeated = 0
+        self.repeated = self.recomputed = 0  # see WorkerReport
         self._steps = Steps()
         self._last_step_at = 0.0
         self._resumed = 0
@@ -137,7 +137,7 @@ class Runtime(Member[Group]):
                 self._fail(state)
         self.retire_old()
         if state.step_mode and state._computed >= state._position.round and not state._finished:
-            self.repeated += 1
+            self.recomputed += 1
             state.mark(computed=state._position.round - 1)
         done = self.resizer.apply(state, self.place.size, state._position.world) if self.resizer else ""
         wanted = self._reported_wanted = self._wanted(state)
@@ -207,7 +207,8 @@ class Runtime(Member[Group]):
     def live(self) -> dict[str, Any]:
         version = self.state.reported_version if self.state is not None else 0
         return {"version": version, "waits": waits_for_peers(),
-                "step_s": self._steps.step_s, "cost": self._steps.cost(self.group), "repeated": self.repeated}
+                "step_s": self._steps.step_s, "cost": self._steps.cost(self.group), "repeated": self.repeated,
+                "recomputed": self.recomputed}
 
     def _on_orders(self, orders: WorkerOrders) -> None:
         super()._on_orders(orders)

@@ -14,7 +14,7 @@ sys.path.insert(0, BENCH)
 try:
     import aims
     import results
-    from diary import Diary, Note, Outcome, changed, interval, is_whole, outcome, percentile, step_s
+    from diary import Diary, Note, Outcome, changed, interval, is_whole, outcome, percentile, step_s, survivors_back
 finally:
     sys.path.remove(BENCH)
 
@@ -32,6 +32,28 @@ def test_latency_runs_until_the_slowest_survivor_and_pause_is_the_longest_gap_of
     assert outcome(notes, KILL) == Outcome(
         latency_s=pytest.approx(0.46), pause_s=pytest.approx(0.51), step_s=pytest.approx(0.2), repeated=0,
         world_before=3, world_after=2, next_at=pytest.approx(1.51))
+
+
+def test_a_survivor_that_is_left_out_of_the_next_membership_is_waited_for():
+    """Two of three outlive the kill; the next membership is one of them with a new process, the other follows."""
+    notes = [*steps("1", [10, 11, 12], 0, [0.8, 1.0]), *steps("2", [10, 22], 2, [1.5, 1.7, 1.9])]
+    assert not survivors_back(notes, KILL, 2)
+    notes += steps("3", [10, 22, 11], 5, [4.0, 4.2, 4.4])
+    assert survivors_back(notes, KILL, 2)
+    found = outcome(notes, KILL)
+    assert (found.latency_s, found.pause_s, found.world_after) == (pytest.approx(2.95), pytest.approx(3.0), 2)
+
+
+def test_a_new_process_is_no_survivor_and_its_first_step_is_not_waited_for():
+    notes = [*steps("1", [10, 11, 12], 0, [0.8, 1.0]), *steps("2", [10, 11], 2, [1.5, 1.7, 1.9]),
+             *steps("3", [10, 11, 22], 5, [2.5, 2.7, 2.9])]
+    assert outcome(notes, KILL).latency_s == pytest.approx(0.45)
+    assert outcome(notes, KILL, "3").latency_s == pytest.approx(1.45)  # a join is over when the new one has trained
+
+
+def test_a_membership_of_new_processes_alone_has_no_survivor_to_wait_for():
+    notes = [*steps("1", [10, 11, 12], 0, [0.8, 1.0]), *steps("2", [20, 21, 22], 2, [7.0, 7.2, 7.4])]
+    assert survivors_back(notes, KILL, 2) and not survivors_back(notes[:6], KILL, 2)
 
 
 def test_a_step_that_the_old_membership_still_finishes_is_not_the_next_step():
@@ -147,7 +169,8 @@ def test_kills_are_judged_by_median_and_p95_beyond_one_step_and_by_half_the_best
     ours = [row("spotfleet", "worker", s) for s in (0.3, 0.44, 0.9)]
     peers = [row("torchft tuned", "worker", 1.0), row("torchrun tuned", "worker", 5.0), row("torchft", "worker", 0.1)]
     found = held({"rows": [*ours, *peers]})
-    assert [found[f"kill worker {what}"] for what in ("-> next step, median", "-> next step, p95")] == [True, False]
+    next_step = "kill worker -> all survivors' next step"
+    assert [found[f"{next_step}, {what}"] for what in ("median", "p95")] == [True, False]
     assert found["kill worker: half of the best tuned peer"] is True
     assert held({"rows": [*ours, row("torchft tuned", "worker", 0.87)]})[
         "kill worker: half of the best tuned peer"] is False
@@ -163,7 +186,7 @@ def test_a_planned_change_holds_only_without_a_repeated_step():
 def test_an_event_after_which_training_did_not_go_on_holds_no_line_of_its_kind():
     hung = {"system": "spotfleet", "event": "worker", "at": 0.0, "problem": "not within 120 s", "outcome": None}
     found = held({"rows": [row("spotfleet", "worker", 0.3), row("spotfleet", "host", 0.3), hung]})
-    assert [found[f"kill {what} -> next step, median"] for what in ("worker", "host")] == [False, True]
+    assert [found[f"kill {what} -> all survivors' next step, median"] for what in ("worker", "host")] == [False, True]
 
 
 def test_memory_is_what_a_worker_holds_more_than_one_of_plain_ddp():
@@ -193,3 +216,10 @@ def test_runs_of_different_parts_become_one_section():
     assert "| spotfleet | kill worker | 2 | 0.40 (0.30-0.50) | 0.100 | 0-0 | 0 |" in lines
     assert "| new worker process to warm, from the zygote | 0.5 s | 0.400 s of 1 | yes |" in lines
     assert lines[-1] == "\nNot measured, silent: needs root."
+
+
+def test_the_headline_is_the_median_next_step_of_all_survivors_under_each_system_ours_first():
+    rows = [row("torchrun", "worker", 9.0), row("torchft tuned", "worker", 0.6), row("spotfleet", "worker", 0.7),
+            row("spotfleet", "worker", 0.9), row("spotfleet", "join", 2.0)]
+    assert aims.headline({"rows": rows}) == [
+        "kill worker -> all survivors' next step, median: spotfleet 0.80 s, torchft tuned 0.60 s, torchrun 9.00 s"]

@@ -44,6 +44,7 @@ class JobRecord:
     hosts: tuple[str, ...] = ()  # hosts that ever had a worker: only their reports about this job count
     asked: int = 0  # the last request of its resize policy, in workers; 0: none yet, -1: no limit
     size: int = 0  # size of the newest formed generation
+    recomputed: int = 0
 
 
 def save(folder: Path, record: JobRecord) -> None:

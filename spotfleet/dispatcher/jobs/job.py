@@ -56,7 +56,7 @@ class ManagedJob:
         self.workers = JobWorkers(record.job)
         self.sizing = Sizing(record.job, record.spec, record.asked, record.size)
         self.membership = self.sizing.membership()
-        self.progress = ProgressTracker(record.job, record.repeated)
+        self.progress = ProgressTracker(record.job, record.repeated, record.recomputed)
         self.history = restart.History()
         self.logs = JobLogs(folder / "logs")
         self.log_signal = Signal()
@@ -194,7 +194,7 @@ class ManagedJob:
         self._rank()
         events += [*self.progress.update(self.workers, self.membership, context), *self._update_last_copy(context)]
         self._write(version=max(self.membership.version, 0) or self.record.version, repeated=self.progress.repeated,
-                    asked=self.sizing.asked, size=self.sizing.size)
+                    recomputed=self.progress.recomputed, asked=self.sizing.asked, size=self.sizing.size)
         self.workers.forget(lambda w: w.name in self._group or w.done or context.now - w.ended_at <= restart.TOGETHER_S)
         return [*events, *self._settle(context)]
 

@@ -16,12 +16,12 @@ EXPLAIN_S = 1.0  # shortest interval between two evaluations of the workers' mea
 class ProgressTracker:
     """Progress of one job, derived from its workers' reports."""
 
-    def __init__(self, job: str, repeated: int) -> None:
-        self.job, self.repeated = job, repeated
+    def __init__(self, job: str, repeated: int, recomputed: int = 0) -> None:
+        self.job, self.repeated, self.recomputed = job, repeated, recomputed
         self.step_s = 0.0
         self._step_bytes = 0  # per worker, sent into the reductions of a step, as last reported
         self._resuming: Formed | None = None  # formed; some member has made no step in it yet
-        self._counted: dict[str, int] = {}  # worker -> its repeats that `repeated` includes
+        self._counted: dict[str, tuple[int, int]] = {}  # worker -> its part of `repeated` and `recomputed`
         self._written_at: float | None = None
         self._reached = 0  # newest version that any worker has reported
         self._trained_at: float | None = None  # monotonic: all members of the newest generation trained then
@@ -34,7 +34,7 @@ class ProgressTracker:
         """Continue after a restart: the workers' repeats so far are counted already. `trained`: the members that made
         the last known steps, up to version `reached`."""
         self._members, self._reached = trained, reached
-        self._counted = {w.name: w.report.repeated for w in workers.all.values()}
+        self._counted = {w.name: (w.report.repeated, w.report.recomputed) for w in workers.all.values()}
 
     def formed(self, change: Formed, restored: int) -> None:
         """Record a new generation. `restored`: version of the newest checkpoint, used if no member survived."""
@@ -88,14 +88,16 @@ class ProgressTracker:
         members = [workers.all[m].report for m in self._resuming.members if m in workers.all]
         if any(m.resumed < self._resuming.generation for m in members):
             return []
-        again = max((m.repeated - self._counted.get(m.worker, 0) for m in members), default=0)
-        self._counted |= {m.worker: m.repeated for m in members}
-        again = max(0, again) + self._lost
-        self.repeated += again
+        before = [self._counted.get(m.worker, (0, 0)) for m in members]
+        again = max([0, *(m.repeated - b[0] for m, b in zip(members, before, strict=True))]) + self._lost
+        gradients = max([0, *(m.recomputed - b[1] for m, b in zip(members, before, strict=True))])
+        self._counted |= {m.worker: (m.repeated, m.recomputed) for m in members}
+        self.repeated, self.recomputed = self.repeated + again, self.recomputed + gradients
         version = max((m.version for m in members), default=0)
         pause_s = max((m.pause_s for m in members), default=0.0)
         if self._lost and self._trained_at is not None:
             pause_s = max(pause_s, context.now - self._trained_at)  # no survivor is left to report it
-        event = JobResumed(context.unix, self.job, self._resuming.generation, version, again, pause_s)
+        event = JobResumed(context.unix, self.job, self._resuming.generation, version, again, pause_s, gradients,
+                           self._lost)
         self._resuming, self._lost = None, 0
         return [event]

@@ -105,10 +105,11 @@ class Adoption:
         if launch is None:
             return None
         age_s = max(h.launch.age_s for h in held.values() if h.launch is not None)
-        repeated = max((w.report.repeated for r in reports for w in r.workers if w.report.job == job), default=0)
+        own = [w.report for r in reports for w in r.workers if w.report.job == job]
         record = JobRecord(job, launch.spec, unix - age_s, JobState.RECOVERING,
-                           f"taken over by a new dispatcher from {', '.join(held)}", repeated=repeated,
-                           groups=self.groups(job, held))
+                           f"taken over by a new dispatcher from {', '.join(held)}", groups=self.groups(job, held),
+                           repeated=max((r.repeated for r in own), default=0),
+                           recomputed=max((r.recomputed for r in own), default=0))
         return AdoptedJob(record, launch.secrets, tuple(held))
 
     def _of(self, job: str) -> dict[str, HeldJob]:

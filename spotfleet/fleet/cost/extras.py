@@ -142,7 +142,7 @@ def crossings(job: CostJob, hosts: dict[str, CostHost], book: RateBook) -> dict[
     for event in job.log:
         if isinstance(event, JobProgress) and event.step_bytes:
             step_bytes = event.step_bytes
-        steps = max(0, event.version - reached) + (event.repeated if isinstance(event, JobResumed) else 0)
+        steps = max(0, event.version - reached) + (event.after_pause if isinstance(event, JobResumed) else 0)
         reached = max(reached, event.version)
         for (region, detail), each in edges.items():
             if steps and step_bytes:

@@ -61,8 +61,8 @@ class JobLine:
     useful_steps: int
     micros_per_1000_steps: int | None  # None before the first step
     repeated_steps: int
-    repeated_micros: int  # hosts that computed steps again
-    pause_micros: int  # hosts that waited while a generation formed
+    repeated_micros: int  # hosts that made steps again after a pause
+    pause_micros: int  # hosts from the last step before a generation formed to the first one in it
     traffic_micros: int = 0  # between zones; not part of `micros`
 
 
@@ -266,7 +266,7 @@ class Meter:
             if event.at < at:
                 burn = self._burn(job.formed.get(event.generation), event.at)
                 repeats += event.repeated
-                repeated += burn * event.repeated * Fraction(job.step_s(event.at))
+                repeated += burn * event.after_pause * Fraction(job.step_s(event.at))
                 paused += burn * Fraction(event.pause_s)
         return repeats, half_up(repeated / PARTS), half_up(paused / PARTS)
 

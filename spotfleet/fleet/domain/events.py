@@ -245,8 +245,15 @@ class JobResumed:
     job: str
     generation: int
     version: int
-    repeated: int  # steps whose gradients had to be computed again
-    pause_s: float  # longest over the members that were training before
+    repeated: int  # optimizer steps that had been made, were lost, and are made again
+    pause_s: float  # longest over the members that were training before, up to their first step in the generation
+    recomputed: int = 0  # gradients computed again for the step in flight, in the pause
+    lost: int | None = None  # versions among `repeated` that are made again after the pause; None: all
+
+    @property
+    def after_pause(self) -> int:
+        """Number of steps made again after the pause: their time is not in `pause_s`."""
+        return self.repeated if self.lost is None else self.lost
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def record(history: MarketHistory, event: Event, observation: HostObservation | 
             return _progressed(history, event)
         case JobResumed():
             was = _progress_at(history, event.job, event.version)
-            lost_s = event.pause_s + event.repeated * was.step_s
+            lost_s = event.pause_s + event.after_pause * was.step_s
             was = replace(was, mark=TrainingMark(event.at, event.version))
             return _put(replace(history, stalls=(*history.stalls, lost_s)[-KEPT:]), event.job, was)
         case JobChanged() if event.state.ended and event.job in history.progress:

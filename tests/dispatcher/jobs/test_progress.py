@@ -58,16 +58,27 @@ def test_after_the_loss_of_all_the_steps_since_the_checkpoint_are_repeated_and_t
     workers.all.clear()
     say(workers, "b/0/2", resumed=2, version=41)
     progress.formed(Formed(2, ("b/0/2",), "resume", "", 40), restored=40)
-    assert resumed(progress, workers, now=31.0) == [JobResumed(0.0, "j", 2, 41, repeated=10, pause_s=20.0)]
+    assert resumed(progress, workers, now=31.0) == [JobResumed(0.0, "j", 2, 41, repeated=10, pause_s=20.0, lost=10)]
     assert progress.repeated == 10
 
 
 def test_where_somebody_survives_only_what_the_workers_say_counts():
     progress, workers = trained_to(50)
-    say(workers, "a/0/1", resumed=2, version=51, repeated=1, pause_s=0.1)
+    say(workers, "a/0/1", resumed=2, version=51, repeated=3, pause_s=0.1)
     say(workers, "b/0/2", resumed=2, version=51)
     progress.formed(Formed(2, ("a/0/1", "b/0/2"), "death", "", 50), restored=40)
-    assert resumed(progress, workers, now=31.0) == [JobResumed(0.0, "j", 2, 51, repeated=1, pause_s=0.1)]
+    assert resumed(progress, workers, now=31.0) == [JobResumed(0.0, "j", 2, 51, repeated=3, pause_s=0.1, lost=0)]
+
+
+def test_a_gradient_that_is_computed_again_is_no_step_that_is_repeated():
+    """A step of four gradients, added up over four reductions: two kills in it throw away one gradient each."""
+    progress, workers = trained_to(50)
+    for generation, recomputed in ((2, 1), (3, 2)):
+        say(workers, "a/0/1", resumed=generation, version=51, recomputed=recomputed, pause_s=0.1)
+        progress.formed(Formed(generation, ("a/0/1",), "death", "", 50), restored=40)
+        (event,) = resumed(progress, workers, now=30.0 + generation)
+        assert (event.repeated, event.recomputed, event.after_pause) == (0, 1, 0)
+    assert (progress.repeated, progress.recomputed) == (0, 2)
 
 
 def test_a_second_change_before_the_first_step_hides_none_of_the_steps_that_were_lost():
@@ -78,7 +89,7 @@ def test_a_second_change_before_the_first_step_hides_none_of_the_steps_that_were
     progress.formed(Formed(2, ("b/0/2", "c/0/3"), "resume", "", 40), restored=40)
     progress.formed(Formed(3, ("b/0/2",), "death", "", 40), restored=40)
     say(workers, "b/0/2", resumed=3, version=41)
-    assert resumed(progress, workers, now=31.0) == [JobResumed(0.0, "j", 3, 41, repeated=10, pause_s=20.0)]
+    assert resumed(progress, workers, now=31.0) == [JobResumed(0.0, "j", 3, 41, repeated=10, pause_s=20.0, lost=10)]
 
 
 def test_a_restarted_dispatcher_counts_what_was_lost_while_it_was_away():

@@ -206,6 +206,16 @@ def test_repeated_steps_and_pauses_cost_the_slots_of_their_generation():
     assert report(events, 100.0).repeated_micros == 8
 
 
+def test_steps_that_survivors_make_again_are_billed_in_the_pause_alone():
+    """A job that commits each 40th step: survivors make 30 again up to the first commit, which ends the pause."""
+    events = [created(), *host("f-0", Run(0.0, 100.0)), formed(0.0, 1, "f-0/0/a", "f-0/1/a"),
+              JobProgress(20.0, "j", 40, 0.5), formed(30.0, 2, "f-0/0/a", "f-0/1/a"),
+              JobResumed(31.0, "j", 2, 60, 30, 0.25, recomputed=1, lost=0),
+              JobResumed(41.0, "j", 2, 60, 3, 0.0, lost=1)]
+    (job,) = report(events, 100.0).jobs
+    assert (job.repeated_steps, job.repeated_micros, job.pause_micros) == (33, 5, 3)  # at 10 a second
+
+
 def test_useful_steps_are_the_highest_version_a_job_reached():
     events = [created(), JobProgress(1.0, "j", 40, 0.5), JobProgress(2.0, "j", 30, 0.5),
               CheckpointKept(3.0, "j", 35, 1, "d", 1), JobProgress(1.0, "k", 5, 0.5)]
