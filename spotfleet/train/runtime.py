@@ -87,7 +87,7 @@ class Runtime(Member[Group]):
         if self.control is not None:
             _warm_up()
             self._checkpointer = make_checkpointer(self)
-            self.control.update(stage=Stage.READY)
+            self.control.update(stage=Stage.READY, **self.bound())
         result = None
         while True:
             try:
@@ -136,13 +136,14 @@ class Runtime(Member[Group]):
             except CommBroken:
                 self._fail(state)
         self.retire_old()
+        self.reads.clear()
         if state.step_mode and state._computed >= state._position.round and not state._finished:
             self.repeated += 1
             state.mark(computed=state._position.round - 1)
         done = self.resizer.apply(state, self.place.size, state._position.world) if self.resizer else ""
         wanted = self._reported_wanted = self._wanted(state)
         if self.control is not None:
-            self.control.update(generation=self.generation, resize=done, wanted=wanted)
+            self.control.update(generation=self.generation, resize=done, wanted=wanted, **self.bound())
 
     def _wait_for_place(self, state: State) -> None:
         """Wait until a place is offered. Meanwhile the last generation's leader, or the worker that stands in for it,
