@@ -53,8 +53,8 @@ class Predictions:
             return {view.worker: ANY} if now.may_come(view) else {}
         first = {w: Claim(p.rank, p.size) for w, p in self.of.items()
                  if now.views[w].stage is Stage.INIT and now.may_come(now.views[w])}
-        beside = [v for v in now.views.values() if (v.host == view.host or v.worker in ranks) and v.worker not in self.of
-                  and v.stage in (Stage.STARTING, Stage.INIT) and now.may_come(v)]
+        beside = [v for v in now.views.values() if v.worker not in self.of and now.may_come(v)
+                  and v.stage in (Stage.STARTING, Stage.INIT) and (v.host == view.host or v.worker in ranks)]
         return first | {v.worker: ANY for v in sorted(beside, key=lambda v: v.local_rank)}
 
 

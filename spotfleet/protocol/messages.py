@@ -95,8 +95,8 @@ class WorkerReport:
     waits: bool = False  # in a collective, for its peers; False: in the user's code, or long without a sign of life
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": peers that it cannot connect to, in its newest generation
-    read_rank: int = -1  # rank that its script has read before it had a place; -1: it has read none
-    read_size: int = 0  # the same for the world size; 0: none
+    read_rank: int | None = None  # rank that its script has read before it had a place
+    read_size: int = 0  # the same for the world size; 0: it has read none
 
 
 @dataclass(frozen=True)

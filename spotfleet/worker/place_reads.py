@@ -7,6 +7,8 @@ or starts it anew; `check` is the worker's own guard.
 
 from __future__ import annotations
 
+import sys
+
 from spotfleet.protocol.messages import RankInfo
 from spotfleet.worker.errors import PlaceDiffers
 
@@ -25,18 +27,21 @@ class PlaceReads:
         self._reads.clear()
 
     @property
-    def rank(self) -> int:
-        """The rank that was read; -1 for none."""
-        return self._reads.get("rank", (-1, ""))[0]
+    def rank(self) -> int | None:
+        """The rank that was read."""
+        return self._reads["rank"][0] if "rank" in self._reads else None
 
     @property
     def size(self) -> int:
         """The world size that was read; 0 for none."""
         return self._reads.get("size", (0, ""))[0]
 
-    def text(self) -> str:
-        """Describe all reads; "" for none."""
-        return ", ".join(f"hvd.{name}() as {value} ({where})" for name, (value, where) in self._reads.items())
+    def print_all(self) -> None:
+        """Write what binds this worker into its log."""
+        if self._reads:
+            reads = ", ".join(f"hvd.{name}() as {value} ({where})" for name, (value, where) in self._reads.items())
+            print(f"spotfleet: before elastic.run this script has read {reads}; where its place differs, the process "
+                  "starts anew", file=sys.stderr, flush=True)
 
     def check(self, place: RankInfo) -> None:
         """Check that everything read is true in `place`; PlaceDiffers otherwise."""

@@ -128,9 +128,9 @@ class Fleet:
         log.touch()
         with self.cv:
             pid = self.zygote.fork(self.script, environ, log)
-            orders = WorkerOrders(founded=self.founded, checkpoint_every_s=self.every_s,
-                                  provisional=self.provisional or RankInfo(size=max(1, len(self.members))), restore=self.restore,
-                                  checkpoint_url=self.url)
+            place = self.provisional or RankInfo(size=max(1, len(self.members)))
+            orders = WorkerOrders(founded=self.founded, checkpoint_every_s=self.every_s, provisional=place,
+                                  restore=self.restore, checkpoint_url=self.url)
             self.workers[name] = Worker(name, pid, self.zygote.exits, log, WorkerReport(name, self.job), orders=orders)
         return name
 
