@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from spotfleet.errors import UsageError
-from spotfleet.train import runtime
+from spotfleet.train import default_group, runtime
 from spotfleet.train.data import torch_sampler
 
 
@@ -18,6 +18,7 @@ def init() -> None:
     """Enter the job; block until its first generation has formed, or, if it runs already, until the place that this
     worker will take is known."""
     torch_sampler.watch()
+    default_group.watch()
     runtime.current().init()
 
 

@@ -70,6 +70,12 @@ class Member(Generic[W]):
         """Return the fields of the report that change continuously."""
         return {}
 
+    def has_formed(self, group: W) -> None:
+        """Act on a group that has just formed. For engines."""
+
+    def has_left(self) -> None:
+        """Act on the group's end, or on a planned leave, before the next one forms. For engines."""
+
     def has_finished(self) -> bool:
         """Return whether the user's function has returned here."""
         return False
@@ -84,6 +90,7 @@ class Member(Generic[W]):
         if self.control is None:
             self.group = self._make_world(Assignment(0, 0, (self.worker,), ""), self.address)
             self.placed = True
+            self.has_formed(self.group)
             return
         self.control.on_orders, self.control.live, self.control.tick = self._on_orders, self.live, self._tick
         if not self._key:
@@ -120,6 +127,7 @@ class Member(Generic[W]):
         except CommBroken:
             self.drop_group()
             return
+        self.has_formed(self.group)
         self.control.update(generation=self.generation)
 
     def shutdown(self) -> None:
@@ -127,6 +135,7 @@ class Member(Generic[W]):
         if self.control is None or not self.initialized:
             return
         self.initialized = False
+        self.has_left()
         self.control.flush(FLUSH_LIMIT_S)
         with self.control.cv:
             groups, self.group, self.retiring = (self.group, self.retiring), None, None
@@ -169,7 +178,7 @@ class Member(Generic[W]):
         orders = self.control.orders
         return orders.founded and orders.provisional is not None
 
-    def bound(self) -> dict[str, int]:
+    def bound(self) -> dict[str, int | None]:
         """Return the fields of the report that bind this worker to the place that its script has read."""
         return {"read_rank": self.reads.rank, "read_size": self.reads.size}
 
@@ -268,6 +277,7 @@ class Member(Generic[W]):
         sys.__excepthook__(kind, error, tb)
 
     def drop_group(self) -> None:
+        self.has_left()
         self.retire_old()
         if self.control is None:
             return
