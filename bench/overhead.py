@@ -185,12 +185,12 @@ async def _start_one(client: Any, folder: Path, number: int) -> float:
 
 def _ready_at(listener: socket.socket) -> float:
     """Answer one worker as the agent of a job that trains already. Returns the instant at which it is READY."""
-    from spotfleet.protocol.messages import Stage, WorkerOrders, WorkerReport, dump, load
+    from spotfleet.protocol.messages import RankInfo, Stage, WorkerOrders, WorkerReport, dump, load
 
     listener.settimeout(LIMIT_S)
     sock, _ = listener.accept()
     with sock:
-        sock.sendall(dump(WorkerOrders(founded=True, provisional_size=WORLD)).encode() + b"\n")
+        sock.sendall(dump(WorkerOrders(founded=True, provisional=RankInfo(size=WORLD))).encode() + b"\n")
         pending = b""
         while select.select([sock], [], [], LIMIT_S)[0] and (data := sock.recv(1 << 16)):
             at = time.monotonic()

@@ -9,6 +9,7 @@ from spotfleet.membership.blame import Blame
 from spotfleet.membership.fence import Fence, OrderedGroup
 from spotfleet.membership.pace import Pacer
 from spotfleet.membership.picture import Picture
+from spotfleet.membership.prediction import Predictions
 from spotfleet.membership.views import Change, Evicted, Finished, Formed, Ordered, Orders, Phase, Tuning, WorkerView
 from spotfleet.membership.watchdog import Watchdog
 from spotfleet.protocol.messages import Assignment, Stage
@@ -34,6 +35,7 @@ class Membership:
         self._blame = Blame(self.tuning.max_failures)
         self._watchdog = Watchdog(self.tuning)
         self.pacer = Pacer(self.tuning.pace)
+        self._predictions = Predictions()
         self._last = OrderedGroup(0, ())  # the group that passed the last barrier
         self._done: set[str] = set()
         self._final = 0  # the version at the end of training
@@ -59,6 +61,11 @@ class Membership:
     def needs_restore(self) -> bool:
         """Whether no live worker holds the state."""
         return self.generation > 0 and not self._holders()
+
+    @property
+    def _founding(self) -> bool:
+        """Whether the first generation's members may still be in init() for it."""
+        return self.generation == 1 and self.phase is not Phase.HOLDING
 
     @property
     def leaves_s(self) -> float | None:
@@ -97,6 +104,8 @@ class Membership:
                 self._check()
             else:
                 self._resume()
+            self._predict()
+            self._start_misfits_anew()
             self._evict_hung_founders()
             for name in self._now.long_stopped():
                 self._evict((name,), f"{name} was stopped for {self.tuning.stopped_limit_s:.0f} s")
@@ -112,26 +121,49 @@ class Membership:
     def orders_of(self, workers: Iterable[str]) -> dict[str, Orders]:
         """Return the orders of each of `workers`. One call for all, because the shared part iterates over all views."""
         ranks, holders = self._group.ranks, self._holders()
-        outside = {w: place for place, w in enumerate(w for w in self._now.ready if w not in ranks)}
-        founding = self.generation == 1 and self.phase is not Phase.HOLDING
         checkpoint_now = self.leaves_s is not None
         needs_restore = self.generation > 0 and not holders
         standing_by = holders if self.phase is Phase.HOLDING else []
         first = max(standing_by, key=lambda v: (v.version, v.worker in self._ranks[:1], v.worker), default=None)
 
         def orders_for_one(worker: str) -> Orders:
-            size = max(1, min(self.max_workers, len(self.members) + outside.get(worker, 0) + 1))
-            founded = self.generation > 0 and not (founding and worker in ranks)
-            return Orders(self.assignment(worker), founded, size - 1, size, checkpoint_now, needs_restore,
-                          first is not None and worker == first.worker)
+            founded = self.generation > 0 and not (self._founding and worker in ranks)
+            return Orders(self.assignment(worker), founded, self._predictions.of.get(worker), checkpoint_now,
+                          needs_restore, first is not None and worker == first.worker)
 
         return {worker: orders_for_one(worker) for worker in workers}
 
+    # ---- places of spares
+
+    def _predict(self) -> None:
+        def limit(size: int) -> int:
+            return self.pacer.pace.limit(size, self.max_workers, float("inf"))
+
+        if self.generation > 0:
+            first = self._limit() if self.phase is Phase.HOLDING else limit(len(self._ranks))
+            self._predictions.update(self._now, self._ranks, first, limit, self.min_workers, self._holders(),
+                                     self._group.ranks if self._founding else ())
+
+    def _start_misfits_anew(self) -> None:
+        """Evict spares that would be members now, had their scripts not read other numbers."""
+        views, settled = self._now.views, self.phase in (Phase.RUNNING, Phase.HOLDING)
+        bound = [w for w in self._now.ready if self._now.claim(w)]
+        fitting = self._target(self.min_workers) if bound and settled else ()
+        free = self._target(self.min_workers, bound=False) if bound and settled else ()
+        wait_s = self.tuning.misfit_s if self._now.starting() else self.tuning.join_settle_s
+        for name in bound:
+            misfit = name in free and name not in fitting and views[name].version <= 0
+            if self._now.lasted(("misfit", name), misfit) >= wait_s:
+                self._predictions.missed(views[name])
+                self._evict((name,), f"{name} has read another place than it can take")
+
     # ---- forming
 
-    def _target(self) -> tuple[str, ...]:
-        limit = self.pacer.limit(len(self.members), self._formed, self.max_workers)
-        return self._now.target(self._ranks, limit, self._holders())
+    def _target(self, at_least: int = 0, bound: bool = True) -> tuple[str, ...]:
+        return self._now.target(self._ranks, self._limit(), self._holders(), at_least=at_least, bound=bound)
+
+    def _limit(self) -> int:
+        return self.pacer.limit(len(self.members), self._formed, self.max_workers)
 
     def _holders(self) -> list[WorkerView]:
         """List the workers that may hold the newest state: survivors of the newest group that is known to have formed.

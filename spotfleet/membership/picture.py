@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from spotfleet.membership.blame import Parted, parted
+from spotfleet.membership.places import Claim, arrange
 from spotfleet.membership.views import Tuning, WorkerView
 from spotfleet.protocol.messages import Stage
 
@@ -137,24 +138,42 @@ class Picture:
         best = max(leaving, key=lambda v: (v.version, -by_rank.get(v.worker, len(ranks)), v.worker), default=None)
         return best.worker if best else None
 
-    def target(self, ranks: Sequence[str], max_workers: int, holders: Sequence[WorkerView]) -> tuple[str, ...]:
-        """List the workers that should train, by rank: survivors keep their ranks, spares fill gaps, others move up."""
+    def target(self, ranks: Sequence[str], max_workers: int, holders: Sequence[WorkerView],
+               told: Mapping[str, Claim] | None = None, at_least: int = 0, bound: bool = True) -> tuple[str, ...]:
+        """List the workers that should train, by rank: survivors keep their ranks, spares fill gaps, others move up.
+
+        In a prediction `told` are workers that count as ready, with their claims, and blanks fill up to `at_least`.
+        With `bound=False` no claim counts.
+        """
+        told = told or {}
         carrier = self.carrier(ranks, holders)
         if carrier and carrier not in ranks:
             ranks = [carrier, *ranks]
-        ranked = frozenset(ranks)
-        spares = [w for w in self.ready if w not in ranked and self.able(self.views[w])]
-        kept = {w for w in ranks if w == carrier or self.able(self.views.get(w))}
-        struck = {w.partition("/")[0] for w in ranks if w not in kept}  # a host that lost a worker may lose the next
+        claims = {w: told[w] if w in told else self.claim(w) for w in (*self.ready, *told)} if bound else {}
+        able = {w for w in ranks if w in told or w == carrier or self.able(self.views.get(w))}
+        kept = {w for w in able if w == carrier or not claims.get(w)}  # a bound one has not trained yet
+        spares = [w for w in dict.fromkeys((*self.ready, *told))
+                  if w not in kept and (w in told or self.able(self.views[w]))]
+        struck = {w.partition("/")[0] for w in ranks if w not in able}  # a host that lost a worker may lose the next
         # one that comes back may hold the state
         spares.sort(key=lambda w: (-max(0, self.views[w].version), self.views[w].host in struck))
         limit = max(max_workers, 2) if carrier else max_workers  # a carrier needs a successor
-        fill = iter(spares[: max(0, limit - len(kept))])
-        slots = [w if w in kept else next(fill, None) for w in ranks]
-        target = [w for w in [*slots, *fill] if w]
+        target = arrange(ranks, kept, spares, limit, claims, at_least)
         if len(target) > limit:
             target = self._fewer(target, limit, carrier, frozenset(v.worker for v in holders))
         return tuple(target)
+
+    def claim(self, worker: str) -> Claim:
+        """Return the numbers that the worker's script has read, so that its place must have them."""
+        return Claim(self.views[worker].read_rank, self.views[worker].read_size)
+
+    def starting(self) -> bool:
+        """Return whether a worker is on its way to READY here, not only a host."""
+        return any(self.may_come(v) and v.stage in (Stage.STARTING, Stage.INIT) for v in self.views.values())
+
+    def may_come(self, view: WorkerView) -> bool:
+        """Return whether the worker, in whichever stage, may come to train."""
+        return view.answers and view.leaving_s is None and view.worker not in self.evicted
 
     def _fewer(self, ranked: Sequence[str], limit: int, carrier: str | None, holders: frozenset[str]) -> list[str]:
         """Keep the holders of the state with the lowest ranks.

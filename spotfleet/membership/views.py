@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from spotfleet.membership.pace import Pace
-from spotfleet.protocol.messages import Assignment, Stage
+from spotfleet.protocol.messages import Assignment, RankInfo, Stage
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class WorkerView:
     resumed: int = 0  # newest generation in which it completed a step
     fetches: bool = False  # it is still receiving the checkpoint to restore
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": members of its newest generation that it cannot reach
+    read_rank: int = -1  # the rank that its script has read before it had one; -1: none. It may get no other
+    read_size: int = 0  # the same for the world size; 0: none
 
     @property
     def answers(self) -> bool:
@@ -63,6 +65,7 @@ class Tuning:
     hang_s: float = 30.0  # without a step for this long, while some wait for others: those others are evicted
     hang_steps: float = 20.0  # but never before this number of usual steps would have been made
     hang_first_s: float = 120.0  # the same before the first step of a generation, which may compile
+    misfit_s: float = 30.0  # wait of a spare, bound to a place by what its script has read, for others that start
     finish_timeout_s: float = 60.0  # time for stragglers once one worker has finished
     pace: Pace = field(default_factory=Pace)  # for changes that we choose
     max_failures: int = 3  # failures in a row between the same members before one of them is evicted
@@ -125,8 +128,7 @@ class Orders:
 
     assignment: Assignment | None = None
     founded: bool = False
-    provisional_rank: int = 0
-    provisional_size: int = 1
+    provisional: RankInfo | None = None
     checkpoint_now: bool = False
     needs_restore: bool = False  # set `restore` to the newest kept checkpoint, if the job has one
     stands_in: bool = False  # while all stand by: this worker writes the checkpoint, whatever its rank was

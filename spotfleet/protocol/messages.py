@@ -12,6 +12,7 @@ a clock; no instant crosses machines, only durations.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -21,7 +22,7 @@ from spotfleet.model import JobSpec, Notice
 
 JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: workers authenticate each other with it; created at submission
 STUCK_EXIT = 75  # exit status of a worker blocked by a lost peer: handled as the peer's fault, and its slot restarts
-PROTOCOL = 3  # raised when an older peer would misread us
+PROTOCOL = 4  # raised when an older peer would misread us
 
 
 class Stage(Enum):
@@ -95,6 +96,20 @@ class WorkerReport:
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": peers that it cannot connect to, in its newest generation
     recomputed: int = 0  # gradients (one per reduction) that it computed again for the step in flight; none was applied
+    read_rank: int | None = None  # rank that its script has read before it had a place
+    read_size: int = 0  # the same for the world size; 0: it has read none
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Position of a process among the workers of its job."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0  # among the workers with this local_rank, one per host
+    cross_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -113,15 +128,24 @@ class Assignment:
     def world_size(self) -> int:
         return len(self.members)
 
+    @property
+    def place(self) -> RankInfo:
+        """Position of the rank. Worker names are HOST/SLOT/INCARNATION; hosts count in the order of their first
+        rank."""
+        hosts = [m.partition("/")[0] for m in self.members]
+        wide = [h for h, workers in Counter(hosts).items() if workers > self.local_rank]
+        own = hosts[self.rank]
+        return RankInfo(self.rank, self.world_size, self.local_rank, self.local_size,
+                        wide.index(own) if own in wide else 0, len(wide))
+
 
 @dataclass(frozen=True)
 class WorkerOrders:
     """State that a worker should reach, sent by its agent."""
 
     assignment: Assignment | None = None  # None: no generation yet; wait
-    founded: bool = False  # the job has had a generation: init() returns at once with the two values below
-    provisional_rank: int = 0
-    provisional_size: int = 1
+    founded: bool = False  # the job has had a generation: init() returns as soon as `provisional` is known
+    provisional: RankInfo | None = None  # the place that this worker will take; fixed once it has come to init()
     checkpoint_every_s: float = 60.0  # 0: never by timer
     checkpoint_now: bool = False  # no surviving copy of the state is known: write one at the next step boundary
     restore: Checkpoint | None = None  # set while no live worker of the job holds its state; path is local

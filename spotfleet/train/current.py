@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from spotfleet.worker.member import RankInfo
+from spotfleet.protocol.messages import RankInfo
 
 
 class CurrentRuntime(Protocol):

@@ -28,6 +28,7 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Assignment, Stage, WorkerOrders
 from spotfleet.train import current as current_runtime
+from spotfleet.train import default_group
 from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
@@ -75,6 +76,12 @@ class Runtime(Member[Group]):
     def _make_group(self, assignment: Assignment, address: str) -> Group:
         return backends.make_group(assignment, self.job, address, self._key, self.on_broken, self.on_stuck)
 
+    def has_formed(self, group: Group) -> None:
+        default_group.enter(group, self.place)
+
+    def has_left(self) -> None:
+        default_group.leave()
+
     # The loop
 
     def run(self, function: Callable[[], Any], state: State, resize: object,
@@ -87,7 +94,8 @@ class Runtime(Member[Group]):
         if self.control is not None:
             _warm_up()
             self._checkpointer = make_checkpointer(self)
-            self.control.update(stage=Stage.READY)
+            self.reads.print_all()
+            self.control.update(stage=Stage.READY, **self.bound())
         result = None
         while True:
             try:
@@ -131,18 +139,20 @@ class Runtime(Member[Group]):
                     self.enter_generation()
                     assert self.group is not None
                     self.group.form()
+                    self.has_formed(self.group)
                 self.sync(state)
                 break
             except CommBroken:
                 self._fail(state)
         self.retire_old()
+        self.reads.clear()
         if state.step_mode and state._computed >= state._position.round and not state._finished:
             self.recomputed += 1
             state.mark(computed=state._position.round - 1)
         done = self.resizer.apply(state, self.place.size, state._position.world) if self.resizer else ""
         wanted = self._reported_wanted = self._wanted(state)
         if self.control is not None:
-            self.control.update(generation=self.generation, resize=done, wanted=wanted)
+            self.control.update(generation=self.generation, resize=done, wanted=wanted, **self.bound())
 
     def _wait_for_place(self, state: State) -> None:
         """Wait until a place is offered. Meanwhile the last generation's leader, or the worker that stands in for it,
@@ -178,6 +188,7 @@ class Runtime(Member[Group]):
     def _leave_group(self, state: State) -> None:
         """Leave the group for a planned change, with all ranks at one position; keep it until the next has formed."""
         self._drop_gradients(state)
+        self.has_left()
         self.retire_old()
         with self.control.cv:
             self.retiring, self.group = self.group, None

@@ -24,5 +24,11 @@ class StateLost(RuntimeError):
     blame_peer = True
 
 
+class PlaceDiffers(RuntimeError):
+    """End of a joiner whose script has read another rank or size, before it trained, than the worker would have."""
+
+    blame_peer = True
+
+
 HorovodInternalError = CommBroken
 HostsUpdatedInterrupt = MembershipChanged

@@ -4,8 +4,11 @@
        |
        +---joiner---> provisional place, no group; `enter_generation` waits for one
 
+The provisional place is the one that the dispatcher predicts for this worker. What the script reads of it binds the
+worker (place_reads.py).
+
 Two waits have no limit of their own: `init` and `enter_generation` wait until the dispatcher assigns a place in a newer
-generation or orders `stop` (exit 0, at once).
+generation or orders `stop` (exit 0, at once); `init` of a joiner until the dispatcher has predicted its place.
 
 Threads: the main thread owns everything here. The control thread calls `_on_orders`, `_tick` and `live` with
 `control.cv` held; they read and abort `group`, which the main thread replaces under `control.cv` only. `on_broken` may
@@ -19,43 +22,19 @@ import os
 import socket
 import sys
 import traceback
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
 
 from spotfleet.errors import UsageError
-from spotfleet.protocol.messages import JOB_KEY, Assignment, Stage, WorkerOrders, WorkerReport
+from spotfleet.protocol.messages import JOB_KEY, Assignment, RankInfo, Stage, WorkerOrders, WorkerReport
 from spotfleet.worker.control import AgentLine, silence
 from spotfleet.worker.errors import CommBroken
+from spotfleet.worker.place_reads import PlaceReads
 from spotfleet.worker.sockets import holds, sockets
 from spotfleet.worker.store import Server, open_store
 from spotfleet.worker.world import MakeWorld, W
 
 FLUSH_LIMIT_S = 2.0  # for the last report to the agent
-
-
-@dataclass(frozen=True)
-class RankInfo:
-    """Position of this process among the workers of its job."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    cross_rank: int = 0  # among the workers with this local_rank, one per host
-    cross_size: int = 1
-
-
-def place_of(a: Assignment) -> RankInfo:
-    """Compute the position of an assignment's rank.
-
-    Worker names are HOST/SLOT/INCARNATION; hosts count in the order of their first rank.
-    """
-    hosts = [m.split("/")[0] for m in a.members]
-    wide = [h for h in dict.fromkeys(hosts) if hosts.count(h) > a.local_rank]
-    own_host = hosts[a.rank]
-    return RankInfo(a.rank, a.world_size, a.local_rank, a.local_size, wide.index(own_host) if own_host in wide else 0,
-                    len(wide))
 
 
 class Dismissed(Exception):
@@ -75,6 +54,7 @@ class Member(Generic[W]):
         self._key = environ.get(JOB_KEY, "")
         self.place = RankInfo()
         self.placed = False  # `place` belongs to a generation and is not provisional
+        self.reads = PlaceReads()  # numbers of a provisional place
         self.generation = 0  # the newest one entered or tried
         self.group: W | None = None
         self.retiring: W | None = None  # left by a planned change; kept until the next one has formed
@@ -90,6 +70,12 @@ class Member(Generic[W]):
         """Return the fields of the report that change continuously."""
         return {}
 
+    def has_formed(self, group: W) -> None:
+        """Act on a group that has just formed. For engines."""
+
+    def has_left(self) -> None:
+        """Act on the group's end, or on a planned leave, before the next one forms. For engines."""
+
     def has_finished(self) -> bool:
         """Return whether the user's function has returned here."""
         return False
@@ -104,6 +90,7 @@ class Member(Generic[W]):
         if self.control is None:
             self.group = self._make_world(Assignment(0, 0, (self.worker,), ""), self.address)
             self.placed = True
+            self.has_formed(self.group)
             return
         self.control.on_orders, self.control.live, self.control.tick = self._on_orders, self.live, self._tick
         if not self._key:
@@ -116,8 +103,7 @@ class Member(Generic[W]):
         sys.excepthook = self._on_uncaught
         while self.group is None:
             if not self.enter_generation(unless_founded=True):
-                orders = self.control.orders
-                self.place = RankInfo(orders.provisional_rank, orders.provisional_size)
+                self.place, self.placed = self.control.orders.provisional or RankInfo(), False
                 return
             self._form_first()
 
@@ -141,6 +127,7 @@ class Member(Generic[W]):
         except CommBroken:
             self.drop_group()
             return
+        self.has_formed(self.group)
         self.control.update(generation=self.generation)
 
     def shutdown(self) -> None:
@@ -148,6 +135,7 @@ class Member(Generic[W]):
         if self.control is None or not self.initialized:
             return
         self.initialized = False
+        self.has_left()
         self.control.flush(FLUSH_LIMIT_S)
         with self.control.cv:
             groups, self.group, self.retiring = (self.group, self.retiring), None, None
@@ -158,18 +146,20 @@ class Member(Generic[W]):
     def enter_generation(self, unless_founded: bool = False) -> bool:
         """Wait for a place in a newer generation and take it.
 
-        Returns False without one: with `unless_founded`, when the job has had a generation.
+        Returns False without one: with `unless_founded`, when the job has had a generation. PlaceDiffers when the
+        script has read other numbers.
         """
         assert self.control is not None
         with self.control.cv:
-            self.control.cv.wait_for(lambda: self.is_offered() or (unless_founded and self.control.orders.founded))
+            self.control.cv.wait_for(lambda: self.is_offered() or (unless_founded and self._is_joiner()))
             orders = self.control.orders
             if orders.stop:
                 self._leave()
             a = orders.assignment
             if a is None or a.generation <= self.generation or a.rank < 0:
                 return False
-            self.generation, self.place, self.placed = a.generation, place_of(a), True
+            self.reads.check(a.place)
+            self.generation, self.place, self.placed = a.generation, a.place, True
             # The lock is held, since orders may abort it.
             self.group = self._make_world(a, self.address)
             self.group.listens = self.control.report.store
@@ -182,6 +172,15 @@ class Member(Generic[W]):
         orders = self.control.orders
         a = orders.assignment
         return orders.stop or (a is not None and a.generation > self.generation and a.rank >= 0)
+
+    def _is_joiner(self) -> bool:
+        """Return whether the job has had a generation, and this worker's place in a later one is predicted."""
+        orders = self.control.orders
+        return orders.founded and orders.provisional is not None
+
+    def bound(self) -> dict[str, int | None]:
+        """Return the fields of the report that bind this worker to the place that its script has read."""
+        return {"read_rank": self.reads.rank, "read_size": self.reads.size}
 
     def become_joiner(self) -> None:
         """Drop the lost first generation before `elastic.run`, which enters the next one."""
@@ -278,6 +277,7 @@ class Member(Generic[W]):
         sys.__excepthook__(kind, error, tb)
 
     def drop_group(self) -> None:
+        self.has_left()
         self.retire_old()
         if self.control is None:
             return

@@ -17,7 +17,7 @@ Faults that were sown to see these tests fail, and the first test that did:
 from __future__ import annotations
 
 from spotfleet.membership import Evicted, Formed, Ordered, Phase
-from spotfleet.protocol.messages import Assignment, Stage
+from spotfleet.protocol.messages import Assignment, RankInfo, Stage
 from tests.support.membership.membership_desk import Desk, training
 
 # ---- the first generation
@@ -74,7 +74,7 @@ def test_founders_are_not_told_that_the_job_is_founded_and_joiners_are():
     desk.see()
     assert not desk.core.orders("a").founded
     orders = desk.core.orders("c")
-    assert (orders.founded, orders.provisional_rank, orders.provisional_size) == (True, 2, 3)
+    assert (orders.founded, orders.provisional) == (True, RankInfo(2, 3, cross_rank=2, cross_size=3))
 
 
 def test_a_founder_left_in_init_by_a_death_is_told_to_go_on_and_awaited():

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from spotfleet.protocol.messages import Assignment
-from spotfleet.train import runtime
+from spotfleet.train import default_group, runtime
 from spotfleet.train.comm.gloo import GlooGroup
 from spotfleet.worker import store
 from spotfleet.worker.store import open_store
@@ -50,7 +50,8 @@ def alone(monkeypatch):
         monkeypatch.delenv(f"SPOTFLEET_{name}", raising=False)
     monkeypatch.setattr(runtime, "_runtime", runtime.Runtime())
     runtime.current().init()
-    return runtime.current()
+    yield runtime.current()
+    default_group.leave()
 
 
 class Ranks:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from spotfleet.protocol.messages import Stage
+from spotfleet.protocol.messages import RankInfo, Stage
 from tests.support.train.train_scripts import FAULTS
 
 pytestmark = pytest.mark.processes
@@ -16,7 +16,7 @@ RICH = FAULTS + '''
 import random, numpy
 hvd.init()
 STEPS = env("STEPS", 60)
-torch.manual_seed(1 + hvd.rank())
+torch.manual_seed(1 + int(ME[1]))
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3),
                             torch.nn.Linear(32, 4))
 inner = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -356,12 +356,13 @@ hvd.broadcast_parameters(''', 1)
 def test_before_elastic_run_a_joiners_broadcasts_do_nothing_and_other_collectives_say_what_to_do(fleets):
     fleet = fleets(JOINER)
     fleet.start_all(STEPS="150", NAP="0.03")
+    fleet.provisional = RankInfo(3, 4)
     late = fleet.start(ASK="1", STEPS="150")
     fleet.target = 4
     fleet.wait(lambda: late in fleet.members, what="the join")
     assert len(digest(fleet)) == 1
     log = fleet.log(late)
-    assert "PLACE 0 3" in log and "OBJECT {'mine': 1}" in log
+    assert "PLACE 3 4" in log and "OBJECT {'mine': 1}" in log
     assert re.search(r"REFUSED allreduce: this worker joined.*@hvd.elastic.run", log)
 
 

@@ -66,6 +66,6 @@ def worker_env(base: dict[str, str], launch: WorkerLaunch, place: WorkerPaths) -
         "SPOTFLEET_OUTPUT": str(place.output),
         "SPOTFLEET_RESIZE": to_text(launch.spec.resize),
         "SPOTFLEET_WORKERS": f"{launch.spec.min_workers}:{launch.spec.max_workers}",
-        "LOCAL_RANK": str(place.local_rank),
+        "SPOTFLEET_LOCAL_RANK": str(place.local_rank),
     })
     return env

@@ -22,8 +22,8 @@ def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s:
     left_s = membership.leaves_s
     seconds_left = None if left_s is None else float(math.floor(left_s))  # else each step changes it
     every_s *= checkpoints.parts.stretch
-    return {name: WorkerOrders(None if offer.wait else s.assignment, s.founded, s.provisional_rank, s.provisional_size,
-                               every_s, s.checkpoint_now or save, offer.checkpoint, stands_in=s.stands_in,
+    return {name: WorkerOrders(None if offer.wait else s.assignment, s.founded, s.provisional, every_s,
+                               s.checkpoint_now or save, offer.checkpoint, stands_in=s.stands_in,
                                checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,
                                seconds_left=seconds_left if s.checkpoint_now else None,
                                remark=remark if s.assignment is not None and s.assignment.rank == 0 else "")

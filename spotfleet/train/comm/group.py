@@ -213,6 +213,11 @@ class Group(ABC):
         reaper.start()
         return reaper
 
+    @property
+    def meets_at(self) -> str:
+        """"address:port" of the generation's store; "" for a group that needs none."""
+        return self._assignment.store
+
     def descriptors(self) -> list[int]:
         """Return descriptors that a forked child must not keep: they would hide this process's death from its peers."""
         now = sockets()

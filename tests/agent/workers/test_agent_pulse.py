@@ -107,7 +107,7 @@ def hangs_here():
 version = 5
 print(version)
 say(generation=1, version=version)
-while os.environ["LOCAL_RANK"] == "1":
+while os.environ["SPOTFLEET_LOCAL_RANK"] == "1":
     time.sleep(0.02)
     version += 1
     say(generation=1, version=version)

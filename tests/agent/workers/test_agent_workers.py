@@ -24,7 +24,7 @@ def test_a_listed_worker_runs_its_script_in_its_own_environment(stage: Stage):
     ended = stage.run("""
 import os, sys
 for key in ("WORKER", "JOB", "ADDRESS"): print(key, os.environ["SPOTFLEET_" + key])
-print(os.environ["LOCAL_RANK"], os.environ["OMP_NUM_THREADS"], os.environ["COLOUR"], os.environ["TOKEN"])
+print(os.environ["SPOTFLEET_LOCAL_RANK"], os.environ["OMP_NUM_THREADS"], os.environ["COLOUR"], os.environ["TOKEN"])
 print(sys.argv, __name__, os.path.isfile("train.py"), sys.path[0] == os.getcwd())
 """, args=("--lr", "1"), envs={"COLOUR": "red"}, secrets={"TOKEN": "hush-hush"})
     assert ended.exit == Exit(0, done=True) and ended.report.error == ""

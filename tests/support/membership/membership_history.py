@@ -30,6 +30,7 @@ def submit(sim: FleetSim, rng: random.Random) -> SimJob:
     most = rng.randint(1, 5) if not sim.jobs else rng.randint(1, 2)
     job = sim.submit(rng.randint(1, min(3, most)), most, rng.choice([10**9, 10**9, 60, 150]))
     job.world.script_dies = rng.random() < 0.3
+    job.world.reads = rng.choice(["", "", "rank", "size", "rank and size"])
     if rng.random() < 0.3:
         job.paced(Pace(rng.choice([0, 1, 2]), rng.choice([0, 1]), rng.choice([0.0, 3.0, 20.0])))
     return job

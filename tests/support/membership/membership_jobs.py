@@ -206,5 +206,6 @@ def _view(known: Known, silent: Callable[[str], bool], leaving: Callable[[str], 
     return WorkerView(
         old.worker, old.host, old.local_rank, old.stage, old.generation, old.failed, old.version, old.store,
         left[0] if left else None, left[1] if left else "", known.unheard or silent(host), 0.0, False,
-        old.stopped, old.quiet_s, old.waits, old.step_s, old.resumed,
+        old.stopped, old.quiet_s, old.waits, old.step_s, old.resumed, read_rank=old.read_rank,
+        read_size=old.read_size,
     )

@@ -372,4 +372,6 @@ def _report(worker: Worker) -> WorkerView:
         f"{worker.name}:1" if worker.stage is not Stage.STARTING else "",
         stopped=worker.stopped, quiet_s=worker.quiet_s if worker.group else 0.0, waits=worker.acts, step_s=STEP_S,
         resumed=worker.resumed,
+        read_rank=worker.read_rank if worker.stage is Stage.READY else -1,
+        read_size=worker.read_size if worker.stage is Stage.READY else 0,
     )

@@ -32,6 +32,8 @@ class Worker:
     quiet_s: float = 0.0  # since it made a step
     resumed: int = 0  # newest generation in which it made one
     dead: bool = False
+    read_rank: int = -1  # what its script has read before it trained
+    read_size: int = 0
 
     @property
     def acts(self) -> bool:
@@ -97,6 +99,7 @@ class Workers:
         self.last_formed = Group(0, ())
         self.stepped = 0  # newest generation that made a step
         self.steps = 0  # made by the job, repeated ones too
+        self.reads = ""  # what scripts read between init() and elastic.run: "", "rank", "size" or both
         self.script_dies = False  # a collective of the user's, before elastic.run, fails when a founder dies
 
     def spawn(self, name: str, host: str) -> None:
@@ -156,8 +159,13 @@ class Workers:
         new = worker.assignment
         if held and new and new.urgent and new.generation > held.generation:
             worker.breaks()
-        if worker.in_init and (worker.group or (worker.orders.founded and not worker.forming)):
+        place = worker.orders.provisional
+        told = worker.orders.founded and place and not worker.forming and not worker.wants()
+        if worker.in_init and (worker.group or told):
             worker.in_init, worker.busy_s = False, SCRIPT_S
+            if place and not worker.group:
+                worker.read_rank = place.rank if "rank" in self.reads else -1
+                worker.read_size = place.size if "size" in self.reads else 0
         if worker.stage is Stage.INIT and not worker.in_init and worker.busy_s <= 0:
             worker.stage = Stage.READY
         if worker.forming:
@@ -171,6 +179,8 @@ class Workers:
         group = self.groups.setdefault(wanted.generation, Group(wanted.generation, wanted.members))
         assert group.members == wanted.members, f"two generations bear the number {wanted.generation}"
         assert wanted.members[wanted.rank] == worker.name, "a rank is not its own"
+        assert worker.read_rank in (-1, wanted.rank), f"{worker.name} has read another rank"
+        assert worker.read_size in (0, wanted.world_size), f"{worker.name} has read another size"
         worker.last, worker.waited_s = wanted.generation, 0.0
         worker.forming = group
         group.workers[worker.name] = worker
@@ -205,6 +215,7 @@ class Workers:
         for worker in members:
             worker.version, worker.group, worker.forming, worker.quiet_s = newest, group, None, 0.0
             worker.returned = returned
+            worker.read_rank, worker.read_size = -1, 0
         group.formed, group.busy_s = True, 0.0
         self.last_formed = max(self.last_formed, group, key=lambda g: g.generation)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spotfleet.protocol.messages import Assignment, Stage, WorkerOrders, WorkerReport
+from spotfleet.protocol.messages import Assignment, RankInfo, Stage, WorkerOrders, WorkerReport
 from spotfleet.train import current, runtime
 
 LIMIT_S = 60.0
@@ -33,8 +33,8 @@ class MemoryControl:
 
     def __init__(self, fleet: ThreadFleet, worker: str) -> None:
         self._fleet, self.cv = fleet, fleet.cv
-        self.orders = WorkerOrders(founded=fleet.founded, provisional_size=max(1, len(fleet.members)),
-                                   checkpoint_every_s=0.0)
+        place = fleet.provisional or RankInfo(size=max(1, len(fleet.members)))
+        self.orders = WorkerOrders(founded=fleet.founded, provisional=place, checkpoint_every_s=0.0)
         self._report = WorkerReport(worker, "job")
         self.on_orders: Callable[[WorkerOrders], None] = lambda orders: None
         self.live: Callable[[], dict[str, Any]] = dict
@@ -83,6 +83,8 @@ class Worker:
 
 class ThreadFleet:
     """`script(worker)` runs on each of `founders` workers, and on spares that fill the places of lost ones."""
+
+    provisional: RankInfo | None = None  # the place that joiners are told
 
     def __init__(self, script: Callable[[Worker], Any], founders: int, spares: int = 0) -> None:
         self.script, self.founders, self.founded = script, founders, False
@@ -221,7 +223,7 @@ class ThreadFleet:
                 assignment=Assignment(self.generation, rank, members, store, urgent=urgent))
         for worker in self.workers.values():
             if worker.alive and worker.name not in members:
-                worker.control.receive(founded=True, provisional_size=len(members))
+                worker.control.receive(founded=True)
 
 
 here = threading.local()
@@ -234,3 +236,5 @@ def install(monkeypatch: Any) -> None:
     monkeypatch.setattr(atexit, "register", lambda function, *args: function)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(runtime, "_warm_up", lambda: None)
+    monkeypatch.setattr(runtime.Runtime, "has_formed", lambda self, group: None)  # torch has one default group, here
+    monkeypatch.setattr(runtime.Runtime, "has_left", lambda self: None)  # are many

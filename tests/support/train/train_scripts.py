@@ -37,7 +37,7 @@ hvd.init()
 EVERY, E, B, NAP = env("EVERY", 1), env("EPOCHS", 4), env("BATCHES", 30), env("NAP", 0.003)
 model = torch.nn.Linear(1, 1, bias=False)
 with torch.no_grad():
-    model.weight.fill_(0.0 if hvd.rank() == 0 or env("EQUAL", 1) else 77.0)
+    model.weight.fill_(0.0 if env("EQUAL", 1) or hvd.rank() == 0 else 77.0)
 opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), named_parameters=model.named_parameters())
 
 @hvd.elastic.run

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from spotfleet.protocol.messages import JOB_KEY, Assignment, Stage, WorkerOrders, WorkerReport, dump, load
+from spotfleet.protocol.messages import JOB_KEY, Assignment, RankInfo, Stage, WorkerOrders, WorkerReport, dump, load
 from tests.support.train.train_parts import Kept
 
 LIMIT_S = 60.0
@@ -97,6 +97,7 @@ class Fleet:
         self.target = founders
         self.every_s, self.url = checkpoint_every_s, checkpoint_url
         self.restore = None
+        self.provisional: RankInfo | None = None  # for workers started from now on
         self.kept = Kept(folder / "kept")
         self.hold = False  # True: form nothing
         self.history: list[tuple[int, tuple[str, ...], str]] = []
@@ -127,9 +128,9 @@ class Fleet:
         log.touch()
         with self.cv:
             pid = self.zygote.fork(self.script, environ, log)
-            orders = WorkerOrders(founded=self.founded, provisional_size=max(1, len(self.members)),
-                                  checkpoint_every_s=self.every_s, restore=self.restore,
-                                  checkpoint_url=self.url)
+            place = self.provisional or RankInfo(size=max(1, len(self.members)))
+            orders = WorkerOrders(founded=self.founded, checkpoint_every_s=self.every_s, provisional=place,
+                                  restore=self.restore, checkpoint_url=self.url)
             self.workers[name] = Worker(name, pid, self.zygote.exits, log, WorkerReport(name, self.job), orders=orders)
         return name
 
@@ -319,5 +320,5 @@ class Fleet:
                     assignment=Assignment(self.generation, rank, members, store, urgent=urgent))
                 self._send(worker)
             for worker in self.workers.values():
-                worker.orders = replace(worker.orders, founded=True, provisional_size=len(members))
+                worker.orders = replace(worker.orders, founded=True)
                 self._send(worker)

@@ -17,7 +17,6 @@ from spotfleet.train.state import sync
 from spotfleet.train.state.buffers import LARGE, Extras
 from spotfleet.train.state.rng import reseed
 from spotfleet.train.state.sync import DAMAGED, FRESH, RankState, choose_source, ranks_behind
-from spotfleet.worker.member import place_of
 
 
 def build(lr=0.1):
@@ -282,7 +281,7 @@ def test_places_count_hosts_and_workers_on_a_host():
     from spotfleet.protocol.messages import Assignment
 
     members = ("a/0/1", "a/1/1", "b/0/1")
-    places = [place_of(Assignment(1, r, members, "", local, size)) for r, local, size in
+    places = [Assignment(1, r, members, "", local, size).place for r, local, size in
               ((0, 0, 2), (1, 1, 2), (2, 0, 1))]
     assert [(p.rank, p.size, p.local_rank, p.cross_rank, p.cross_size) for p in places] == [
         (0, 3, 0, 0, 2), (1, 3, 1, 0, 1), (2, 3, 0, 1, 2)]
