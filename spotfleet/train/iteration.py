@@ -29,7 +29,7 @@ from spotfleet.train.resize import Resizer
 from spotfleet.train.state.copies import await_copies
 from spotfleet.train.state.rng import reseed
 from spotfleet.train.steps import Steps
-from spotfleet.worker.errors import MembershipChanged
+from spotfleet.worker.errors import CommBroken, MembershipChanged
 from spotfleet.worker.member import Member
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class IterationEvents(Member[Group]):
     _resumed: int
     _reported_wanted: int
     _wanted: Callable[[State], int]
+    _leaving: bool  # MembershipChanged has been raised in this call of the user's function
 
     def restart_draws(self) -> None:
         """Restart random numbers, so that draws from here on equal those of a worker that joins at this point. Changes
@@ -86,15 +87,28 @@ class IterationEvents(Member[Group]):
         if not state.step_mode:
             state.refresh_groups()
             return
+        self._raise_again()
         if not state.round_begins(self.place.size, self.place.rank):
             return
         if group is not None and group.change_agreed:
-            raise MembershipChanged(f"generation {group.generation} ends here as planned")
+            raise self._change("here")
         if self._checkpointer is not None and not state._replaying:
             self._checkpointer.at_boundary(state)
             if state._extras.has_large:
                 await_copies()  # the next forward pass may change what is being copied
         state.mark(computed=max(state._computed, state._round))
+
+    def _change(self, where: str) -> MembershipChanged:
+        """Return the exception to raise for a planned change."""
+        self._leaving = True
+        return MembershipChanged(f"generation {self.generation} ends {where} as planned")
+
+    def _raise_again(self) -> None:
+        """Raise for a change that the user's function has caught: it must not go on, and its position is kept."""
+        if self._leaving:
+            raise self._change("here")
+        if self.group is not None and self.group.broken:
+            raise CommBroken(f"generation {self.generation} is broken")
 
     def round_ended(self, optimizer: Any, change: bool, save: bool) -> None:
         state, group = self.state, self.group
@@ -108,6 +122,8 @@ class IterationEvents(Member[Group]):
         """Return False while a step that is already applied is replayed."""
         state = self.state
         await_copies()
+        if self._is_of_state(optimizer):
+            self._raise_again()
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):
             return True
         state._extras.step_replayed(state._round)
@@ -163,7 +179,7 @@ class IterationEvents(Member[Group]):
         if self._checkpointer is not None:
             self._checkpointer.at_boundary(state)
         if change:
-            raise MembershipChanged(f"generation {self.generation} ends at this commit as planned")
+            raise self._change("at this commit")
 
     def check_change(self) -> None:
         if self._agree_change():
@@ -171,7 +187,7 @@ class IterationEvents(Member[Group]):
             if state is not None and not state.step_mode:  # only a commit is a point to resume from
                 self.repeated += state._uncommitted
                 state.restore()
-            raise MembershipChanged(f"generation {self.generation} ends here as planned")
+            raise self._change("here")
 
     def _agree_change(self) -> bool:
         group = self.require_group("commit()")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -52,6 +53,7 @@ class Runtime(IterationEvents):
         self.state: State | None = None
         self.optimizers: list[Any] = []  # the distributed ones
         self.repeated = 0
+        self._leaving = False
         self._steps = Steps()
         self._last_step_at = 0.0
         self._resumed = 0
@@ -84,6 +86,7 @@ class Runtime(IterationEvents):
                     state.enter()
                     self.restart_draws()
                     result = function()
+                    self._check_returned(state)
                     state.finish()
                 self._finish(state)
                 return result
@@ -91,11 +94,21 @@ class Runtime(IterationEvents):
                 return result
             except MembershipChanged:
                 self._leave_group(state)
-            except RuntimeError as error:
+            except (CommBroken, RuntimeError) as error:
                 if not isinstance(error, CommBroken) and not (self.group is not None and self.group.aborted):
                     raise
                 self._fail(state)
                 traceback.clear_frames(error.__traceback__)  # in a cycle it would keep a loader's processes alive
+
+    def _check_returned(self, state: State) -> None:
+        """Raise what the user's function has caught: it has returned, but not finished."""
+        if self._leaving and not state.step_mode:
+            self.repeated += state._uncommitted
+            state.restore()
+        if self._leaving or (self.group is not None and self.group.broken):
+            print("spotfleet: the function has caught a change of membership and returned; it is called again. Let "
+                  "CommBroken and MembershipChanged pass: use `except Exception`", file=sys.stderr, flush=True)
+        self._raise_again()
 
     def has_finished(self) -> bool:
         return self.state is not None and self.state._finished
@@ -126,6 +139,7 @@ class Runtime(IterationEvents):
             except CommBroken:
                 self._fail(state)
         self.retire_old()
+        self._leaving = False
         if state.step_mode and state._computed >= state._position.round and not state._finished:
             self.repeated += 1
             state.mark(computed=state._position.round - 1)
