@@ -90,13 +90,18 @@ class IterationEvents(Member[Group]):
         self._raise_again()
         if not state.round_begins(self.place.size, self.place.rank):
             return
-        if group is not None and group.change_agreed:
+        if group is not None and group.change_agreed and not state._marks.are_borrowed:
             raise self._change("here")
-        if self._checkpointer is not None and not state._replaying:
+        if self._checkpointer is not None and not state._replaying and not self._has_moved(state):
             self._checkpointer.at_boundary(state)
             if state._extras.has_large:
                 await_copies()  # the next forward pass may change what is being copied
         state.mark(computed=max(state._computed, state._round))
+
+    def _has_moved(self, state: State) -> bool:
+        """Return whether the tensors are not those of the position: changed by steps that will be undone, or by
+        noise."""
+        return state._marks.are_borrowed or (state._loan is not None and state._loan.has_steps)
 
     def _change(self, where: str) -> MembershipChanged:
         """Return the exception to raise for a planned change."""
@@ -122,8 +127,11 @@ class IterationEvents(Member[Group]):
         """Return False while a step that is already applied is replayed."""
         state = self.state
         await_copies()
-        if self._is_of_state(optimizer):
+        if state is not None and self._is_of_state(optimizer):
             self._raise_again()
+            state._marks.step_begins(state._trained)
+            if state._loan is not None:
+                state._loan.before_step(state)
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):
             return True
         state._extras.step_replayed(state._round)
@@ -144,6 +152,7 @@ class IterationEvents(Member[Group]):
         state = self.state
         if state is None or not self._is_of_state(optimizer):
             return
+        borrowed = state._marks.are_borrowed
         if state.step_mode:
             state.mark(version=state._version + 1, made_in=self.generation)
             state._extras.step_applied(state._round)
@@ -153,6 +162,8 @@ class IterationEvents(Member[Group]):
         self.restart_draws()
         if state.step_mode:
             self._step_completed()
+            if borrowed and self.group is not None and self.group.change_agreed:
+                raise self._change("here")  # at the gradient the weights were others; this iteration is replayed
 
     def _step_completed(self) -> None:
         now = time.monotonic()
@@ -182,19 +193,22 @@ class IterationEvents(Member[Group]):
             raise self._change("at this commit")
 
     def check_change(self) -> None:
-        if self._agree_change():
-            state = self.state
+        state = self.state
+        if self._agree_change(state is not None and state.weights_have_moved):
             if state is not None and not state.step_mode:  # only a commit is a point to resume from
                 self.repeated += state._uncommitted
                 state.restore()
             raise self._change("here")
 
-    def _agree_change(self) -> bool:
+    def _agree_change(self, moved: bool = False) -> bool:
+        """Return whether all ranks leave here. Where weights have `moved` they leave at the next gradient instead."""
         group = self.require_group("commit()")
-        waits = torch.tensor([group.change_waits, group.save_waits], dtype=torch.float32)
-        change, save = group.allreduce(waits).tolist()
+        waits = torch.tensor([group.change_waits, group.save_waits, moved], dtype=torch.float32)
+        change, save, later = group.allreduce(waits).tolist()
         group.save_agreed |= save > 0
-        return change > 0
+        if change and later:
+            group.change_agreed = True
+        return change > 0 and not later
 
     def require_group(self, what: str) -> Group:
         """Return the group for a user's own collective; UsageError where there can be none yet."""

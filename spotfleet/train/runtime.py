@@ -54,6 +54,7 @@ class Runtime(IterationEvents):
         self.optimizers: list[Any] = []  # the distributed ones
         self.repeated = 0
         self._leaving = False
+        self._inside = False  # the user's function is running
         self._steps = Steps()
         self._last_step_at = 0.0
         self._resumed = 0
@@ -67,13 +68,13 @@ class Runtime(IterationEvents):
 
     # The loop
 
-    def run(self, function: Callable[[], Any], state: State, resize: object,
+    def run(self, function: Callable[[], Any], state: State, resize: object, copies: bool,
             make_checkpointer: Callable[[Runtime], CheckpointWriter]) -> Any:
         """Return the function's result once it has returned on every rank; None on a rank that joined after that.
 
         `make_checkpointer` is called in a worker of a fleet only: its modules take seconds to import.
         """
-        self._enter(state, resize)
+        self._enter(state, resize, copies)
         if self.control is not None:
             _warm_up()
             self._checkpointer = make_checkpointer(self)
@@ -85,18 +86,22 @@ class Runtime(IterationEvents):
                 if not state._finished:
                     state.enter()
                     self.restart_draws()
+                    self._inside = True
                     result = function()
                     self._check_returned(state)
                     state.finish()
+                    self._inside = False
                 self._finish(state)
                 return result
             except Dismissed:
                 return result
             except MembershipChanged:
+                self._check_weights(state)
                 self._leave_group(state)
             except (CommBroken, RuntimeError) as error:
                 if not isinstance(error, CommBroken) and not (self.group is not None and self.group.aborted):
                     raise
+                self._check_weights(state)
                 self._fail(state)
                 traceback.clear_frames(error.__traceback__)  # in a cycle it would keep a loader's processes alive
 
@@ -110,15 +115,22 @@ class Runtime(IterationEvents):
                   "CommBroken and MembershipChanged pass: use `except Exception`", file=sys.stderr, flush=True)
         self._raise_again()
 
+    def _check_weights(self, state: State) -> None:
+        """Note, where the user's function was interrupted, whether its weights belong to no version."""
+        if self._inside and state.weights_have_moved:
+            state.mark(moved=True)
+        self._inside = False
+
     def has_finished(self) -> bool:
         return self.state is not None and self.state._finished
 
-    def _enter(self, state: State, resize: object) -> None:
+    def _enter(self, state: State, resize: object, copies: bool = False) -> None:
         if not self.initialized:
             raise UsageError("elastic.run: hvd.init() has not been called", hint="call hvd.init() first in the script")
         if self.state is not None:
             raise UsageError("elastic.run was entered a second time", hint="put all epochs into one function")
         world, rank = (self.place.size, self.place.rank) if self.placed else (0, -1)
+        state.mark(copies=copies)
         self.resizer = Resizer(read(resize, self._environ), self._environ)
         self.resizer.attach(state)
         keep_loaders_apart()
@@ -139,7 +151,7 @@ class Runtime(IterationEvents):
             except CommBroken:
                 self._fail(state)
         self.retire_old()
-        self._leaving = False
+        self._leaving = self._inside = False
         if state.step_mode and state._computed >= state._position.round and not state._finished:
             self.repeated += 1
             state.mark(computed=state._position.round - 1)

@@ -26,8 +26,10 @@ Threads: the main thread, or an autograd thread while the main thread waits in b
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -97,6 +99,11 @@ class Extras:
         """Stop copying these parameters, given by id: optimizers own them now."""
         self._owned = {i for i in range(self._lazy_from, len(self._watched)) if id(self._watched[i]) in owned}
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the attributes that iterations change."""
+        names = ("_slots", "_applied", "_applied_changes", "_applied_round", "_redo", "_seen")
+        return {name: copy.deepcopy(getattr(self, name)) for name in names}
+
     # The two moments of an iteration
 
     @torch.no_grad()
@@ -159,8 +166,8 @@ class Extras:
     def _copy_watched(self, slot: _Slot, outside: bool) -> None:
         for i, tensor in enumerate(self._watched):
             if (i in self._outside) == outside and self._is_changed(i, slot) and i not in self._owned:
-                copy = slot.copies[i]
-                slot.copies[i] = tensor.detach().clone() if copy is None else copy.copy_(tensor)
+                held = slot.copies[i]
+                slot.copies[i] = tensor.detach().clone() if held is None else held.copy_(tensor)
                 slot.changes[i] = tensor._version
 
     def _is_changed(self, i: int, slot: _Slot) -> bool:
@@ -241,22 +248,22 @@ class Extras:
             if pairs:
                 torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
             for i, tensor in enumerate(self._watched):
-                copy = slot.copies[i]
-                if copy is not None and self._goes_back(i, slot):
-                    tensor.copy_(copy)
+                held = slot.copies[i]
+                if held is not None and self._goes_back(i, slot):
+                    tensor.copy_(held)
                     slot.changes[i] = tensor._version
 
     def values_before(self, round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the pairs that `put_back` would copy: (live tensor, its value before the forward pass of `round_`)."""
         for slot in self._slots:
             if slot.round == round_:
-                return [*self._pairs(slot), *((t, copy) for i, (t, copy) in enumerate(
-                    zip(self._watched, slot.copies, strict=True)) if copy is not None and self._goes_back(i, slot))]
+                return [*self._pairs(slot), *((t, held) for i, (t, held) in enumerate(
+                    zip(self._watched, slot.copies, strict=True)) if held is not None and self._goes_back(i, slot))]
         return []
 
     def _pairs(self, slot: _Slot) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the small tensors of which `slot` holds values."""
-        return [(tensor, copy) for i, (tensor, copy) in enumerate(zip(self._small, slot.small, strict=False))
+        return [(tensor, held) for i, (tensor, held) in enumerate(zip(self._small, slot.small, strict=False))
                 if slot.settled or i not in self._small_outside]
 
     def _goes_back(self, i: int, slot: _Slot) -> bool:
@@ -287,6 +294,22 @@ class Extras:
             elif copied is not None and after is not None and after.changes[i] == at_step:
                 watched[i] = copied.clone()
         self._redo = [*self._applied, *watched]
+
+    @property
+    def kept(self) -> list[int]:
+        """The numbers of the values that `step_replayed` would restore."""
+        return [i for i, value in enumerate(self._redo) if value is not None]
+
+    def values_at_step(self, kept: list[int], receives: bool, round_: int) -> list[torch.Tensor]:
+        """Return the `kept` values of the step of `round_`, for a transfer; memory for them if this rank `receives`."""
+        tensors = [*self._small, *self._watched]
+        if receives and kept:
+            self._redo = [None] * len(tensors)
+            self._applied_round = round_
+            for i in kept:
+                self._redo[i] = torch.empty_like(tensors[i]).detach()
+        return [value if (value := self._redo[i] if self._redo else None) is not None
+                else torch.empty_like(tensors[i]).detach() for i in kept]
 
     @torch.no_grad()
     def step_replayed(self, round_: int) -> None:

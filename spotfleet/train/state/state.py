@@ -18,7 +18,8 @@ Threads: the main thread; `round_begins` and `round_ended` also run on an autogr
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
 from spotfleet.train.state.position import Copy, Position
 from spotfleet.train.state.tensors import LiveTensors
+from spotfleet.train.state.weights import StateLoan, WeightMarks
 
 
 class State(LiveTensors):
@@ -51,7 +53,7 @@ class State(LiveTensors):
             _tracked=tracked, _scalars=tuple(n for n in values if n not in tracked), _generator_states={},
             _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
-            _pool=BufferPool(), _open=False, _rounds=0,
+            _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -116,12 +118,58 @@ class State(LiveTensors):
     def reset(self) -> None:
         """Prepare for a new world size or rank. For subclasses; called before the reset callbacks."""
 
+    @contextmanager
+    def borrowed(self, restore: bool = True) -> Iterator[None]:
+        """Use the weights for something else inside this context: a second gradient at other weights, noise, averaged
+        weights for an evaluation, steps of a search for a learning rate.
+
+        The parameters are copied, and written back at the end. With `restore=False` they are written back only when an
+        exception ends the context, a change of membership for instance. Steps made inside are undone, too, with all
+        that they changed. Outside of this context a loss of a peer at such a moment is an error.
+        """
+        if self._loan is not None:
+            raise UsageError("state.borrowed() is entered inside another", hint="use one around both")
+        loan = StateLoan(self)
+        self.mark(loan=loan)
+        self._marks.borrows += 1
+        try:
+            yield
+            if restore:
+                self._put_back(loan)
+        except BaseException:
+            self._put_back(loan)
+            raise
+        finally:
+            self._marks.borrows -= 1
+            self.mark(loan=None)
+
+    def _put_back(self, loan: StateLoan) -> None:
+        loan.put_back(self)
+        await_copies()  # a checkpoint may copy from the loan
+        self._marks.put_back(self._trained)
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether this iteration has been applied before, so that its `step()` does nothing: for code that counts or
+        logs. It is computed again because a collective after the step failed."""
+        return self._replay > 0
+
     # Called by the runtime
 
     @property
     def step_mode(self) -> bool:
         optimizers = list(self._optimizers.values())
-        return len(optimizers) == 1 and is_distributed(optimizers[0])
+        return len(optimizers) == 1 and is_distributed(optimizers[0]) and not self._copies
+
+    @property
+    def _trained(self) -> list[torch.Tensor]:
+        return [p for o in self._optimizers.values() for p in params_of(o)]
+
+    @property
+    def weights_have_moved(self) -> bool:
+        """Whether code of the script has changed weights, which belong to no version therefore."""
+        began = self._version > 0 or self._open
+        return self.step_mode and began and self._marks.have_moved(self._trained)
 
     @property
     def version(self) -> int:
@@ -155,6 +203,7 @@ class State(LiveTensors):
         """Begin the iteration of the position held, as the user's function is called."""
         if self.step_mode:
             self._extras.entered(self._round)
+            self._marks.step_ended(self._trained)
 
     def keep_generators(self) -> None:
         """Keep the states of the user's generators as those at which the next iteration begins."""
@@ -232,6 +281,7 @@ class State(LiveTensors):
         own["_open"] = True
         self.refresh_groups()
         self._extras.settle(self._round)
+        self._marks.first_gradient(self._trained)
         if self._replay and not self._replaying:
             own["_replaying"] = True  # the position is already this iteration's
         else:
@@ -247,6 +297,7 @@ class State(LiveTensors):
         own.update(_round=self._round + 1, _open=False, _rounds=0)
         self.keep_generators()
         self._extras.begin(self._round)
+        self._marks.step_ended(self._trained)
 
     @property
     def draws(self) -> tuple[int, ...]:
@@ -256,7 +307,8 @@ class State(LiveTensors):
     def finish(self) -> None:
         """Keep the values with which the function returned here, apart: other ranks may not have returned."""
         self.keep_generators()
-        self.mark(finished=True, final=self.capture(self._position.world, self._position.rank))
+        self.mark(finished=True, moved=self.weights_have_moved,
+                  final=self.capture(self._position.world, self._position.rank))
 
     @torch.no_grad()
     def install(self, held: Copy) -> None:
@@ -268,7 +320,7 @@ class State(LiveTensors):
         for tensor, value in zip(self.tensors(), held.tensors, strict=True):
             tensor.copy_(value)
         self._extras.rebase()
-        self.mark(version=held.version, held=True, damaged=False, uncommitted=0)
+        self.mark(version=held.version, held=True, damaged=False, moved=False, uncommitted=0)
         self.rewind(held.position)
 
     def keep_copy(self, world: int, rank: int) -> None:

@@ -111,12 +111,11 @@ def fleet_of(threads: Any, loop: Loop, disturbance: Disturbance | None = None, f
     return fleet
 
 
-def check(threads: Any, loop: Loop, disturbance: Disturbance | None = None, newcomers: bool = True) -> ThreadFleet:
-    """Every rank ends with the bits of plain torch, `newcomers` if they count."""
+def check(threads: Any, loop: Loop, disturbance: Disturbance | None = None) -> ThreadFleet:
+    """Every rank ends with the bits of plain torch."""
     expected = plain(loop)
     fleet = fleet_of(threads, loop, disturbance)
-    found = {n: w.result for i, (n, w) in enumerate(fleet.workers.items())
-             if w.result is not None and (newcomers or i < fleet.founders)}
+    found = {n: w.result for n, w in fleet.workers.items() if w.result is not None}
     if disturbance is not None:
         assert fleet.generation > 1, "it was not disturbed"
     assert found == dict.fromkeys(found, expected) and found, fleet.story()

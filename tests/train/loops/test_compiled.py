@@ -170,7 +170,7 @@ def by_parts(job: Job):
 
 @pytest.mark.parametrize("change", disturbances(["top", "forward", "backward", "stepped"], 5), ids=str)
 def test_statistics_of_a_part_that_is_called_by_itself_are_counted_once(threads, change):
-    check(threads, by_parts, change, newcomers=False)  # whose statistics, after a replay, are those of newer weights
+    check(threads, by_parts, change)
 
 
 def freed(job: Job):
