@@ -23,7 +23,8 @@ __all__ = ["ElasticIterable", "ElasticSampler", "HorovodInternalError", "HostsUp
            "Progress", "Resize", "State", "TorchState", "micro_batches", "run", "seeded"]
 
 
-def run(function: Callable[..., Any] | None = None, *, resize: object = None) -> Callable[..., Any]:
+def run(function: Callable[..., Any] | None = None, *, resize: object = None,
+        copy: bool = False) -> Callable[..., Any]:
     """Run `function(state, ...)` through changes of membership; it is re-entered from the top after each.
 
     Loop variables live in `state` and must name the batch being computed when its gradient begins. Call this once in
@@ -31,16 +32,19 @@ def run(function: Callable[..., Any] | None = None, *, resize: object = None) ->
 
     `@run(resize=...)` defines the effect of a change of the world size: a policy's name, an `elastic.Resize`, or a
     function of the `Progress` that returns the wanted world size. It overrides the fleet file's `resize`.
+
+    `@run(copy=True)` copies the state at each `commit()`, in memory. After a failure the newest copy is restored, so
+    code between two commits may do with the weights what it wants. See "Jobs that copy" in docs/commit.md.
     """
     if function is None:
-        return functools.partial(run, resize=resize)
+        return functools.partial(run, resize=resize, copy=copy)
     if not callable(function):
         raise UsageError(f"elastic.run: {function!r} is no function", hint='write @elastic.run(resize="scale-lr")')
 
     @functools.wraps(function)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         call = functools.partial(function, state, *args, **kwargs)
-        return runtime.current().run(call, state, resize, _make_checkpointer)
+        return runtime.current().run(call, state, resize, copy, _make_checkpointer)
 
     return wrapper
 

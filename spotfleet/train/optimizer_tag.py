@@ -21,7 +21,8 @@ class ReducerHandle:
     def renew(self) -> None:
         """Replace the reducer by one for the parameters that the optimizer has and trains now."""
         self.reducer.detach()
-        self.reducer = self._make()
+        self.reducer.successor = made = self._make()
+        self.reducer = made
 
     def is_current(self) -> bool:
         """Return whether the reducer holds exactly the trained parameters, in order.

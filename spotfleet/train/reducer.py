@@ -16,8 +16,8 @@ tail stays exact, and nothing is rounded where a rank is alone.
 Mean: each rank's gradient is divided once by (samples of all ranks / samples of this rank), which is exactly the
 world size when all ranks have the same number. The samples of all backward passes of a step count together.
 
-Limits: a backward pass inside another (torch.utils.checkpoint with use_reentrant=True) ends the round too early, as
-in DDP; use use_reentrant=False. Sparse gradients are made dense.
+Limits: a backward pass inside another (torch.utils.checkpoint with use_reentrant=True) that has the first gradient is
+refused (iteration.py), since it would end the round too early. Sparse gradients are made dense.
 
 Threads: the hooks run on autograd's threads while the caller waits in backward(). No two threads are in here at once,
 so there are no locks.
@@ -67,6 +67,7 @@ class Reducer:
         self.reduced = False  # a round has ended since the last step
         self.launched = False  # a bucket of this round has been launched
         self.passes_done = 0
+        self.successor: Reducer | None = None  # holds other parameters; the round that this one opens is its own
         self._passes, self._average, self._wire = passes, average, wire
         self._group, self._on_round, self._on_reduced, self._weight = group, on_round, on_reduced, weight
         self._works: list[Any] = []
@@ -142,6 +143,9 @@ class Reducer:
         if self.reduced:
             return
         self._open()
+        if self.successor is not None:
+            self.successor.finish_round()
+            return
         self._launching = True
         self._begin()
         self._reduce()
@@ -163,6 +167,9 @@ class Reducer:
     def _ready(self, index: int, p: Parameter) -> None:
         if not self._in_pass:
             self._begin_pass()
+        if self.successor is not None:
+            self.successor.adopt(p)
+            return
         group = self._group()
         if group is None or group.size == 1:  # no peers, perhaps not yet
             return
@@ -187,8 +194,16 @@ class Reducer:
             p.grad = view
         self._placed[index] = self._launching
 
+    def adopt(self, p: Parameter) -> None:
+        """Take a gradient whose hook was that of the reducer before this one."""
+        index = next((i for i, own in enumerate(self.params) if own is p), None)
+        if index is not None:
+            self._ready(index, p)
+
     def _begin_pass(self) -> None:
         self._open()
+        if self.successor is not None:
+            return
         self._add_samples()
         self._launching = not self._hold_depth and self.passes_done >= self._passes - 1
         self._begin()

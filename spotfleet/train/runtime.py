@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import time
+import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -32,32 +32,21 @@ from spotfleet.train import default_group
 from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
+from spotfleet.train.iteration import CheckpointWriter, IterationEvents
 from spotfleet.train.optimizer_tag import handle_of
 from spotfleet.train.resize import Resizer, read
-from spotfleet.train.state.copies import await_copies
-from spotfleet.train.state.rng import BETWEEN, reseed
+from spotfleet.train.state.rng import keep_loaders_apart
 from spotfleet.train.state.sync import synchronize
 from spotfleet.train.steps import Steps
 from spotfleet.worker.activity import waits_for_peers
 from spotfleet.worker.errors import CommBroken, MembershipChanged
-from spotfleet.worker.member import FLUSH_LIMIT_S, Dismissed, Member
+from spotfleet.worker.member import FLUSH_LIMIT_S, Dismissed
 
 if TYPE_CHECKING:
     from spotfleet.train.state.state import State
 
 
-class CheckpointWriter(Protocol):
-    """The methods of `checkpoint.writer.Checkpointer` that the runtime calls; described there."""
-
-    def on_orders(self, orders: WorkerOrders) -> None: ...
-    def at_boundary(self, state: State) -> None: ...
-    def is_wanted_at_rest(self, state: State) -> bool: ...
-    def at_rest(self, state: State) -> None: ...
-    def final(self, state: State) -> None: ...
-    def restore(self, state: State) -> None: ...
-
-
-class Runtime(Member[Group]):
+class Runtime(IterationEvents):
     """A member of a job with the state that it trains."""
 
     def __init__(self, environ: Any = os.environ) -> None:
@@ -65,6 +54,8 @@ class Runtime(Member[Group]):
         self.state: State | None = None
         self.optimizers: list[Any] = []  # the distributed ones
         self.repeated = self.recomputed = 0  # see WorkerReport
+        self._leaving = False
+        self._inside = False  # the user's function is running
         self._steps = Steps()
         self._last_step_at = 0.0
         self._resumed = 0
@@ -84,13 +75,13 @@ class Runtime(Member[Group]):
 
     # The loop
 
-    def run(self, function: Callable[[], Any], state: State, resize: object,
+    def run(self, function: Callable[[], Any], state: State, resize: object, copies: bool,
             make_checkpointer: Callable[[Runtime], CheckpointWriter]) -> Any:
         """Return the function's result once it has returned on every rank; None on a rank that joined after that.
 
         `make_checkpointer` is called in a worker of a fleet only: its modules take seconds to import.
         """
-        self._enter(state, resize)
+        self._enter(state, resize, copies)
         if self.control is not None:
             _warm_up()
             self._checkpointer = make_checkpointer(self)
@@ -101,32 +92,56 @@ class Runtime(Member[Group]):
             try:
                 self.join(state)
                 if not state._finished:
-                    self.reseed_between()
+                    state.enter()
+                    self.restart_draws()
+                    self._inside = True
                     result = function()
+                    self._check_returned(state)
                     state.finish()
+                    self._inside = False
                 self._finish(state)
                 return result
             except Dismissed:
                 return result
             except MembershipChanged:
+                self._check_weights(state)
                 self._leave_group(state)
-            except RuntimeError as error:
+            except (CommBroken, RuntimeError) as error:
                 if not isinstance(error, CommBroken) and not (self.group is not None and self.group.aborted):
                     raise
+                self._check_weights(state)
                 self._fail(state)
                 traceback.clear_frames(error.__traceback__)  # in a cycle it would keep a loader's processes alive
+
+    def _check_returned(self, state: State) -> None:
+        """Raise what the user's function has caught: it has returned, but not finished."""
+        if self._leaving and not state.step_mode:
+            self.repeated += state._uncommitted
+            state.restore()
+        if self._leaving or (self.group is not None and self.group.broken):
+            print("spotfleet: the function has caught a change of membership and returned; it is called again. Let "
+                  "CommBroken and MembershipChanged pass: use `except Exception`", file=sys.stderr, flush=True)
+        self._raise_again()
+
+    def _check_weights(self, state: State) -> None:
+        """Note, where the user's function was interrupted, whether its weights belong to no version."""
+        if self._inside and state.weights_have_moved:
+            state.mark(moved=True)
+        self._inside = False
 
     def has_finished(self) -> bool:
         return self.state is not None and self.state._finished
 
-    def _enter(self, state: State, resize: object) -> None:
+    def _enter(self, state: State, resize: object, copies: bool = False) -> None:
         if not self.initialized:
             raise UsageError("elastic.run: hvd.init() has not been called", hint="call hvd.init() first in the script")
         if self.state is not None:
             raise UsageError("elastic.run was entered a second time", hint="put all epochs into one function")
         world, rank = (self.place.size, self.place.rank) if self.placed else (0, -1)
+        state.mark(copies=copies)
         self.resizer = Resizer(read(resize, self._environ), self._environ)
         self.resizer.attach(state)
+        keep_loaders_apart()
         state.attach(world, rank)
         self.state = state
 
@@ -146,6 +161,7 @@ class Runtime(Member[Group]):
                 self._fail(state)
         self.retire_old()
         self.reads.clear()
+        self._leaving = self._inside = False
         if state.step_mode and state._computed >= state._position.round and not state._finished:
             self.recomputed += 1
             state.mark(computed=state._position.round - 1)
@@ -226,130 +242,7 @@ class Runtime(Member[Group]):
         if self._checkpointer is not None:
             self._checkpointer.on_orders(orders)
 
-    # Called during an iteration
-
-    def forward_begins(self) -> None:
-        """Restart random numbers and copy buffers, once, before the first forward pass of each microbatch."""
-        state = self.state
-        await_copies()
-        if state is None or state._position is None:
-            return
-        mark = (*_iteration_numbers(state), self._passes())
-        if state._mark == mark:
-            return
-        state.mark(mark=mark)
-        if mark[-1] == 0:
-            state.refresh_groups()
-            if state.step_mode:
-                state._extras.take(state._round)
-        reseed(getattr(state, "seed", 0), self.place.rank, *mark)
-
-    def reseed_between(self) -> None:
-        """Restart random numbers, so that draws until the next forward pass equal those of a worker that has just
-        joined at this position."""
-        state = self.state
-        if state is not None and state._position is not None:
-            reseed(getattr(state, "seed", 0), self.place.rank, *_iteration_numbers(state), BETWEEN)
-
-    def _passes(self) -> int:
-        return max((handle_of(o).reducer.passes_done for o in self.optimizers), default=0)
-
-    def round_begins(self, optimizer: Any) -> None:
-        state, group = self.state, self.group
-        if state is None or not state.step_mode or optimizer not in state._optimizers.values():
-            return
-        state.round_begins(self.place.size, self.place.rank)
-        if group is not None and group.change_agreed:
-            raise MembershipChanged(f"generation {group.generation} ends here as planned")
-        if self._checkpointer is not None and not state._replaying:
-            self._checkpointer.at_boundary(state)
-        if state._mark != (state._round, 0):
-            state._extras.take(state._round)  # no forward pass of a model in training mode came before
-        state.mark(computed=max(state._computed, state._round))
-
-    def round_ended(self, optimizer: Any, change: bool, save: bool) -> None:
-        state, group = self.state, self.group
-        if state is None or not state.step_mode or optimizer not in state._optimizers.values():
-            return
-        state.round_ended()
-        state.keep_generators()
-        self.reseed_between()
-        if group is not None:
-            group.change_agreed |= change
-            group.save_agreed |= save
-
-    def step_begins(self, optimizer: Any) -> bool:
-        """Return False while a step that is already applied is replayed."""
-        state = self.state
-        await_copies()
-        if state is None or not (state.step_mode and state._replaying and state._replay > 0):
-            return True
-        state._extras.step_replayed(state._round - 1)
-        state.keep_generators()
-        return False
-
-    def step_factor(self, optimizer: Any) -> float:
-        """Return the factor for this step's learning rates; called for each step, also for a replayed one."""
-        state, resizer = self.state, self.resizer
-        if state is None or resizer is None or optimizer not in state._optimizers.values():
-            return 1.0
-        if not state.step_mode:
-            return resizer.factor(state._version, self.place.size)
-        return resizer.factor(state._position.version, state._position.world)
-
-    def step_ended(self, optimizer: Any) -> None:
-        state = self.state
-        if state is None or optimizer not in state._optimizers.values():
-            return
-        if not state.step_mode:
-            state.mark(uncommitted=state._uncommitted + 1)
-            return
-        state.mark(version=state._version + 1, made_in=self.generation)
-        state._extras.step_applied(state._round - 1)
-        state.keep_generators()
-        self._step_completed()
-
-    def _step_completed(self) -> None:
-        now = time.monotonic()
-        if self._resumed != self.generation and self.control is not None:
-            self._resumed = self.generation
-            pause_s = now - self._last_step_at if self._last_step_at else 0.0
-            self._steps.begin()
-            self.control.update(resumed=self.generation, pause_s=pause_s)
-        self._last_step_at = now
-        self._steps.ended(now, self.group)
-        assert self.state is not None
-        wanted = self._wanted(self.state)
-        if self.control is not None and self._reported_wanted != wanted:
-            self._reported_wanted = wanted
-            self.control.update(wanted=wanted)
-
-    def commit_copy(self, state: State) -> None:
-        """Commit in copy mode: all ranks agree, copy, and leave together if a change waits."""
-        change = self._agree_change()
-        state.mark(version=state._version + 1, made_in=self.generation)
-        state.keep_copy(self.place.size, self.place.rank)
-        self.reseed_between()
-        self._step_completed()
-        if self._checkpointer is not None:
-            self._checkpointer.at_boundary(state)
-        if change:
-            raise MembershipChanged(f"generation {self.generation} ends at this commit as planned")
-
-    def check_change(self) -> None:
-        if self._agree_change():
-            state = self.state
-            if state is not None and not state.step_mode:  # only a commit is a point to resume from
-                self.repeated += state._uncommitted
-                state.restore()
-            raise MembershipChanged(f"generation {self.generation} ends here as planned")
-
-    def _agree_change(self) -> bool:
-        group = self.require_group("commit()")
-        waits = torch.tensor([group.change_waits, group.save_waits], dtype=torch.float32)
-        change, save = group.allreduce(waits).tolist()
-        group.save_agreed |= save > 0
-        return change > 0
+    # Called by samplers and by user code
 
     def weight(self) -> tuple[float, float] | None:
         """Return (real samples in this rank's batch, in all ranks' batches) by the sampler in use; None: all equal."""
@@ -360,22 +253,6 @@ class Runtime(Member[Group]):
         """Return the name of the sampler in `state` that was iterated last; empty if there is none."""
         samplers = {n: s for n, s in state._stateful.items() if isinstance(s, Elastic) and s.is_weighted}
         return max(samplers, key=lambda n: samplers[n].last_used, default="")
-
-    def require_group(self, what: str) -> Group:
-        """Return the group for a user's own collective; UsageError where there can be none yet."""
-        if not self.initialized:
-            raise UsageError(f"{what}: hvd.init() has not been called", hint="call hvd.init() first in the script")
-        if self.group is None:
-            raise UsageError(
-                f"{what}: this worker joined a running job, so it has no peers before elastic.run",
-                hint="move the call into the function decorated with @hvd.elastic.run",
-            )
-        return self.group
-
-
-def _iteration_numbers(state: State) -> tuple[int, ...]:
-    """Return the numbers that identify this iteration in a seed of random numbers."""
-    return (state._round,) if state.step_mode else (state._version, state._uncommitted)
 
 
 def _warm_up() -> None:

@@ -1,18 +1,19 @@
 """Errors that training code may catch. They are raised inside the user's function and handled by `elastic.run`.
 
-They are RuntimeErrors, as in Elastic Horovod, and no SpotfleetErrors: they never reach the CLI.
+The first two are no Exceptions, as KeyboardInterrupt is none: `except RuntimeError` around a batch, which skips one
+that does not fit, must not catch a change of membership. They are no SpotfleetErrors: they never reach the CLI.
 """
 
 from __future__ import annotations
 
 
-class CommBroken(RuntimeError):
+class CommBroken(BaseException):
     """Failure of a collective because a peer was lost or this worker was fenced; its tensors are whole."""
 
     blame_peer = True
 
 
-class MembershipChanged(RuntimeError):
+class MembershipChanged(BaseException):
     """Agreement of all ranks to leave this generation at this point; no applied step will be repeated."""
 
     blame_peer = True

@@ -270,7 +270,7 @@ class Member(Generic[W]):
         sys.excepthook = sys.__excepthook__
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
-        if self.control is not None and issubclass(kind, Exception):
+        if self.control is not None and not issubclass(kind, KeyboardInterrupt):
             text = "".join(traceback.format_exception(kind, error, tb))
             self.control.update(error=text, blame_peer=bool(getattr(error, "blame_peer", False)))
             self.control.flush(FLUSH_LIMIT_S)

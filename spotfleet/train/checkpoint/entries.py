@@ -123,6 +123,8 @@ def sources(state: State) -> list[torch.Tensor]:
     live = state.tensors()
     if state.step_mode:
         values = {id(tensor): value for tensor, value in state._extras.values_before(state._position.round)}
+        if state._loan is not None:
+            values.update((id(tensor), value) for tensor, value in state._loan.values)
         for i, (_, tensor) in enumerate(state._named()):
             live[i] = values.get(id(tensor), live[i])
     return live

@@ -63,6 +63,7 @@ class Group(ABC):
         self.save_waits = False  # a checkpoint is due: all ranks shall write their parts of it at the next boundary
         self.save_agreed = False  # every rank knows
         self.aborted = False
+        self.broken = False  # a collective has failed here
         self.forming = False
         self.abandoned = False  # an operation was given up: its target memory must not be used again
         self.waited_s = 0.0  # total time in `finish`
@@ -119,7 +120,7 @@ class Group(ABC):
         try:
             if self.size > 1:
                 self._connect_abortably()
-        except (RuntimeError, OSError, ValueError) as error:
+        except (RuntimeError, OSError, ValueError, CommBroken) as error:
             raise self._broken(error) from error
         finally:
             self._own_sockets = self._new_sockets()
@@ -138,7 +139,7 @@ class Group(ABC):
         def connect() -> None:
             try:
                 ended.append(self._connect())
-            except (RuntimeError, OSError, ValueError, UsageError) as error:
+            except (RuntimeError, OSError, ValueError, UsageError, CommBroken) as error:
                 ended.append(error)
 
         thread = threading.Thread(target=connect, name="spotfleet-form", daemon=True)
@@ -148,7 +149,7 @@ class Group(ABC):
             thread.join(FORM_SLICE_S)
             if self.aborted and not ended:
                 raise ConnectionAbortedError("aborted while it formed")
-        if isinstance(ended[0], Exception):
+        if isinstance(ended[0], BaseException):
             connectivity.probe(self._known_peers, self.on_unreached)
             raise ended[0]
         self._pg = ended[0]
@@ -223,8 +224,9 @@ class Group(ABC):
         now = sockets()
         return [fd for fd, inode in (self._own_sockets or {}).items() if now.get(fd) == inode]
 
-    def _broken(self, error: Exception) -> CommBroken:
+    def _broken(self, error: BaseException) -> CommBroken:
         """End this generation here and on the peers, report it, and return the exception to raise."""
+        self.broken = True
         self.abort()
         self._on_broken(self.generation)
         return CommBroken(f"generation {self.generation}, rank {self.rank} of {self.size}: {error}")

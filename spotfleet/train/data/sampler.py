@@ -51,8 +51,8 @@ class Elastic:
         self.keeps_global_batch = global_batch is not None  # the global batch is the same at any world size
         self._given, self._kept = global_batch or 0, 0
         self._repeat_world, self._repeat_batches = 0, 0  # world size that applied the next batches' step; their number
-        self._recorded = 0  # batches since the iteration began
-        self._per_step = 1  # the most batches that an iteration has had
+        self._recorded = 0  # batches since the gradients of a reduction began
+        self._per_step = 1  # the most batches that one reduction has had
 
     @property
     def slice_size(self) -> int:
@@ -89,18 +89,18 @@ class Elastic:
         if epoch != self.epoch:
             self.epoch, self.processed_num, self._repeat_world, self._repeat_batches = epoch, 0, 0, 0
 
-    def iteration_begins(self) -> None:
-        """Begin counting the batches of a new iteration, at its first gradient and before its position is taken."""
+    def round_begins(self) -> None:
+        """Begin counting the batches of a reduction, at its first gradient and before a position is taken."""
         self._per_step, self._recorded = max(self._per_step, self._recorded), 0
 
-    def repeat_step(self, world: int) -> None:
-        """Prepare to compute the next step again, which was applied at world size `world`.
+    def repeat_step(self, world: int, rounds: int = 1) -> None:
+        """Prepare to compute the next step again, which was applied at world size `world` after so many reductions.
 
         Its batches stay the same on the present ranks, and `record_batch` counts them as it did then. It ends with
         the last of them.
         """
         self._repeat_world = 0 if self._given or self._kept else world
-        self._repeat_batches = self._per_step if self._repeat_world else 0
+        self._repeat_batches = rounds * self._per_step if self._repeat_world else 0
 
     def record_batch(self, batch_idx: int = 0, batch_size: int | None = None) -> None:
         """Count the batch just trained on as consumed on all ranks. `batch_idx` is Horovod's and not needed."""
@@ -196,7 +196,7 @@ class ElasticSampler(Elastic, Sampler):
     def _after_reseed(self, batches: Iterator[list[int]]) -> Iterator[list[int]]:
         """Restart random numbers, then yield `batches`: a DataLoader that begins draws a seed of its own, which would
         shift all later draws of this process."""
-        current.runtime().reseed_between()
+        current.runtime().restart_draws()
         for batch in batches:
             self._note_use()
             yield batch

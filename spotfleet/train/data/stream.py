@@ -104,8 +104,8 @@ class ElasticIterable(Elastic, IterableDataset):
         super().record_batch(batch_idx, batch_size)
         self._publish()
 
-    def repeat_step(self, world: int) -> None:
-        super().repeat_step(world)
+    def repeat_step(self, world: int, rounds: int = 1) -> None:
+        super().repeat_step(world, rounds)
         self._publish()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

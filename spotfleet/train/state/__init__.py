@@ -7,8 +7,8 @@ In *step mode*, which needs exactly one optimizer in the state, a DistributedOpt
   survivor holds. It wins, and only ranks behind it receive tensors.
 - *position*: loop variables (`state.epoch`, `state.batch`, ...), sampler, scheduler and optimizer hyper-parameters as
   they were at the first gradient hook after version k, when they name the batch being computed; generators in the state
-  as after the last step, or the commit that came later. Buffers are kept as before the iteration's first forward pass.
-  Planned changes interrupt at that hook, so no applied step is repeated.
+  as after the last step, or the commit that came later. Buffers are kept as before the iteration's first forward pass:
+  see buffers.py. Planned changes interrupt at that hook, so no applied step is repeated.
 - *replay*: a failure in a user's own collective between a step and the next gradient finds a position that is one step
   older than the version. That iteration runs again with its `optimizer.step()` suppressed, so nothing is applied twice.
 - A checkpoint needs a *copy* of the rank's share only.
@@ -21,7 +21,7 @@ Pickles in checkpoints name `spotfleet.train.state.Position` and `.Schema`, whic
 
 from __future__ import annotations
 
-from spotfleet.train.state.state import Position, Schema
+from spotfleet.train.state.position import Position, Schema
 
 __all__ = ["Position", "Schema"]
 

@@ -1,9 +1,18 @@
-"""Copies of the values that a forward pass changes besides gradients (batch-norm statistics, moving averages).
+"""Copies of the values that an iteration changes besides weights (batch-norm statistics, moving averages).
 
-There are two slots, keyed by round: the round of the position held and that of the iteration that just began.
-Buffers are copied each round. A large one (a constant mask, say) and a parameter that the optimizer does not own
-(frozen weights, a moving average of the model) are copied only when changed in place since the slot was last
-written. Such a parameter is first copied after its first change, so frozen weights cost no memory.
+An iteration lasts from the end of one step to the end of the next. Only two of its moments are known: its beginning
+and its first gradient. Code after a step runs between them, and so does the forward pass. If the iteration is computed
+again, the code after the step does not run again. So each tensor counts as one of these:
+
+- *inside*: the forward pass changes it. Buffers of a model that is trained. Copied when the iteration begins.
+- *outside*: code after a step changes it. Parameters that no optimizer owns (frozen weights, a moving average of the
+  model) and the buffers of a model of which nothing is trained. Copied at the first gradient. One of these that changes
+  between the call of the user's function and the first gradient counts as inside from then on: there is no step before.
+
+There are two slots, keyed by round: the round of the position held and that of the iteration that just began. Small
+buffers are copied each round. A large one (a constant mask, say) and a parameter that no optimizer owns are copied only
+when changed in place since the slot was last written. Such a parameter is first copied after its first change, so
+frozen weights cost no memory.
 
 torch counts in-place changes, but not those made through `.data`. So in rounds 1, 2, 4, ... and each COMPARE_EVERY-th
 the norms of the watched tensors are compared as well. A tensor that changed uncounted is copied each round from then
@@ -17,8 +26,10 @@ Threads: the main thread, or an autograd thread while the main thread waits in b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -29,14 +40,21 @@ COMPARE_EVERY = 64  # rounds
 @dataclass
 class _Slot:
     round: int = -1
+    settled: bool = False  # the first gradient has come: tensors that count as outside are copied
+    small: list[torch.Tensor] = field(default_factory=list)
+    small_changes: list[int] = field(default_factory=list)  # torch's in-place counters when the inside ones were copied
     copies: list[torch.Tensor | None] = field(default_factory=list)
     changes: list[int] = field(default_factory=list)  # torch's in-place counter when copied
 
 
 class Extras:
-    """Copies of the `buffers` of all models, and of the `loose` parameters of each, which no optimizer owns."""
+    """Copies of the `buffers` of all models, and of the `loose` parameters of each, which no optimizer owns.
 
-    def __init__(self, buffers: Sequence[torch.Tensor], loose: Iterable[Sequence[torch.Tensor]]) -> None:
+    `untrained` has the ids of buffers whose model has no trained parameter.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], loose: Iterable[Sequence[torch.Tensor]],
+                 untrained: Collection[int] = ()) -> None:
         self._small = [b for b in buffers if b.numel() <= LARGE]
         self._watched = [b for b in buffers if b.numel() > LARGE]
         self._lazy_from = len(self._watched)
@@ -45,8 +63,12 @@ class Extras:
             start = len(self._watched)
             self._watched.extend(parameters)
             self._loose_ranges.append(range(start, len(self._watched)))
+        # Indices of tensors that count as outside by their kind: small ones, and watched ones.
+        self._small_kind = frozenset(i for i, b in enumerate(self._small) if id(b) in untrained)
+        self._kind = frozenset(i for i, t in enumerate(self._watched) if i >= self._lazy_from or id(t) in untrained)
+        self._small_outside, self._outside = self._small_kind, self._kind
+        self._seen: dict[int, int] | None = None  # id -> counter while the first gradient of a call is awaited
         self._slots = [_Slot(), _Slot()]
-        self._small_copies: list[list[torch.Tensor]] = [[], []]
         self._applied: list[torch.Tensor] = []  # small ones when the newest step was applied
         self._applied_changes: list[int] = []  # counters of the watched ones then
         self._applied_round = -1
@@ -59,6 +81,10 @@ class Extras:
     @property
     def has_loose(self) -> bool:
         return self._lazy_from < len(self._watched)
+
+    @property
+    def has_large(self) -> bool:
+        return self._lazy_from > 0
 
     @torch.no_grad()
     def rebase(self) -> None:
@@ -73,49 +99,139 @@ class Extras:
         """Stop copying these parameters, given by id: optimizers own them now."""
         self._owned = {i for i in range(self._lazy_from, len(self._watched)) if id(self._watched[i]) in owned}
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the attributes that iterations change."""
+        names = ("_slots", "_applied", "_applied_changes", "_applied_round", "_redo", "_seen")
+        return {name: copy.deepcopy(getattr(self, name)) for name in names}
+
+    # The two moments of an iteration
+
     @torch.no_grad()
-    def take(self, round_: int) -> None:
-        """Copy the present values as those before the forward pass of `round_`."""
+    def begin(self, round_: int) -> None:
+        """Copy the tensors that count as inside: the iteration `round_` begins."""
         if not self._small and not self._watched:
             return
         if round_ > self._applied_round:
             self._redo = []  # it was not replayed after all
-        if self._watched and (round_ % COMPARE_EVERY == 0 or round_ & (round_ - 1) == 0):
-            self._find_uncounted()
-        newest = max(range(2), key=lambda i: self._slots[i].round)
-        which = newest if self._slots[newest].round == round_ else 1 - newest
-        slot = self._slots[which]
-        slot.round = round_
-        if self._small:
-            self._small_copies[which] = _copied(self._small_copies[which], self._small)
+        slot = self._slot(round_)
+        slot.round, slot.settled = round_, False
         if not slot.copies:
             slot.copies, slot.changes = [None] * len(self._watched), [-1] * len(self._watched)
-        for i, tensor in enumerate(self._watched):
-            untouched = slot.changes[i] == tensor._version or (
-                i >= self._lazy_from and tensor._version == self._base_versions[i])
-            if i in self._owned or (untouched and i not in self._uncounted):
-                continue
-            copy = slot.copies[i]
-            slot.copies[i] = tensor.detach().clone() if copy is None else copy.copy_(tensor)
-            slot.changes[i] = tensor._version
+        self._copy_small(slot, outside=False)
+        self._copy_watched(slot, outside=False)
+        slot.small_changes = [t._version for t in self._small]
 
-    def _find_uncounted(self) -> None:
-        """Find tensors that change without being counted, and the loose parameters of the same model."""
+    def renew(self, round_: int) -> None:
+        """Copy again where code after the last step has changed tensors, which then count as changed by it."""
+        slot = self._slot(round_)
+        if slot.round == round_ and not slot.settled and (
+                slot.small_changes != [t._version for t in self._small]
+                or any(self._is_changed(i, slot) for i in range(len(self._watched)) if i not in self._outside)):
+            self.begin(round_)
+
+    @torch.no_grad()
+    def settle(self, round_: int) -> None:
+        """Copy the tensors that count as outside: the first gradient of `round_` has come."""
+        if not self._small and not self._watched:
+            return
+        slot = self._slot(round_)
+        if slot.round != round_:
+            self.begin(round_)
+        self._sort_out()
+        if self._watched and (round_ % COMPARE_EVERY == 0 or round_ & (round_ - 1) == 0):
+            for i in self._find_uncounted() - self._outside:
+                slot.copies[i] = None  # made before the change was found
+        self._copy_small(slot, outside=True)
+        self._copy_watched(slot, outside=True)
+        slot.settled = True
+
+    def take(self, round_: int) -> None:
+        """Copy all present values as those before the forward pass of `round_`."""
+        self.begin(round_)
+        self.settle(round_)
+
+    def _slot(self, round_: int) -> _Slot:
+        """Return the slot of `round_`, or the older one."""
+        newest = max(range(2), key=lambda i: self._slots[i].round)
+        return self._slots[newest if self._slots[newest].round == round_ else 1 - newest]
+
+    def _copy_small(self, slot: _Slot, outside: bool) -> None:
+        if self._small and not slot.small:
+            slot.small = [t.detach().clone() for t in self._small]
+            return
+        which = [i for i in range(len(self._small)) if (i in self._small_outside) == outside]
+        if which:
+            torch._foreach_copy_([slot.small[i] for i in which], [self._small[i] for i in which])
+
+    def _copy_watched(self, slot: _Slot, outside: bool) -> None:
+        for i, tensor in enumerate(self._watched):
+            if (i in self._outside) == outside and self._is_changed(i, slot) and i not in self._owned:
+                held = slot.copies[i]
+                slot.copies[i] = tensor.detach().clone() if held is None else held.copy_(tensor)
+                slot.changes[i] = tensor._version
+
+    def _is_changed(self, i: int, slot: _Slot) -> bool:
+        """Return whether watched tensor `i` has changed since `slot` was written, as far as it is known."""
+        now = self._watched[i]._version
+        untouched = slot.changes[i] == now or (i >= self._lazy_from and now == self._base_versions[i])
+        return not untouched or i in self._uncounted
+
+    # Inside or outside
+
+    @torch.no_grad()
+    def entered(self, round_: int) -> None:
+        """Copy all tensors: the user's function is called, and `round_` begins. Changes until the first gradient are no
+        work of code after a step."""
+        self._small_outside, self._outside = self._small_kind, self._kind
+        self.begin(round_)
+        self._note_values(self._slot(round_))
+
+    def values_set(self, round_: int) -> None:
+        """Note, while the first gradient of a call is awaited, that changes so far are those of code before its
+        loop."""
+        if self._seen is not None:
+            self._note_values(self._slot(round_))
+
+    @torch.no_grad()
+    def _note_values(self, slot: _Slot) -> None:
+        self._seen = {id(t): t._version for t in self._kinds_outside()}
+        if slot.copies:
+            self._copy_small(slot, outside=True)
+            self._copy_watched(slot, outside=True)
+
+    def _kinds_outside(self) -> list[torch.Tensor]:
+        return [*(self._small[i] for i in self._small_kind), *(self._watched[i] for i in self._kind)]
+
+    def _sort_out(self) -> None:
+        seen, self._seen = self._seen, None
+        if seen:
+            changed = {id(t) for t in self._kinds_outside() if t._version != seen.get(id(t), t._version)}
+            self._small_outside = frozenset(i for i in self._small_kind if id(self._small[i]) not in changed)
+            self._outside = frozenset(i for i in self._kind if id(self._watched[i]) not in changed)
+
+    def _find_uncounted(self) -> set[int]:
+        """Find tensors that change without being counted, and the loose parameters of the same model. Return new
+        ones."""
         last, self._last_norms = self._last_norms, self._norms()
+        known = set(self._uncounted)
         for i, (was, now) in enumerate(zip(last, self._last_norms, strict=True)):
             if was[0] != now[0] and was[1] == now[1] and i not in self._uncounted:
                 self._uncounted.update(next((f for f in self._loose_ranges if i in f), range(i, i + 1)))
+        return self._uncounted - known
 
     def _norms(self) -> list[tuple[float, int]]:
-        """Return norm and counter per watched tensor; almost any change changes the norm. Integers are not measured."""
+        """Return norm and counter per watched tensor; almost any change changes the norm. Integers are not measured,
+        nor floats of 8 bits or less, which have no norm in torch."""
         found = [0.0] * len(self._watched)
-        floats = [i for i, t in enumerate(self._watched) if t.is_floating_point()]
+        floats = [i for i, t in enumerate(self._watched) if t.is_floating_point() and t.element_size() > 1]
         for device in {self._watched[i].device for i in floats}:
             here = [i for i in floats if self._watched[i].device == device]
             norms = torch._foreach_norm([self._watched[i].detach() for i in here])
             for i, norm in zip(here, torch.stack([n.double() for n in norms]).tolist(), strict=True):
                 found[i] = norm
         return [(norm, t._version) for norm, t in zip(found, self._watched, strict=True)]
+
+    # Going back
 
     @torch.no_grad()
     def put_back(self, round_: int) -> None:
@@ -124,27 +240,35 @@ class Extras:
             self._keep_applied()
         elif round_ == self._applied_round + 1 and all(s.round != round_ for s in self._slots):
             self.step_replayed(round_ - 1)  # the buffers were put back one round too far
-        for slot, small in zip(self._slots, self._small_copies, strict=True):
+        for slot in self._slots:
             if slot.round != round_:
                 slot.round = slot.round if slot.round < round_ else -1  # later rounds will be computed again
                 continue
-            if small:
-                torch._foreach_copy_(self._small, small)
-            for i, (tensor, copy) in enumerate(zip(self._watched, slot.copies, strict=True)):
-                changed = slot.changes[i] != tensor._version or i in self._uncounted
-                if copy is not None and changed and i not in self._owned:
-                    tensor.copy_(copy)
+            pairs = self._pairs(slot)
+            if pairs:
+                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+            for i, tensor in enumerate(self._watched):
+                held = slot.copies[i]
+                if held is not None and self._goes_back(i, slot):
+                    tensor.copy_(held)
                     slot.changes[i] = tensor._version
 
     def values_before(self, round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the pairs that `put_back` would copy: (live tensor, its value before the forward pass of `round_`)."""
-        for slot, small in zip(self._slots, self._small_copies, strict=True):
+        for slot in self._slots:
             if slot.round == round_:
-                return [*zip(self._small, small, strict=False),
-                        *((t, copy) for i, (t, copy) in enumerate(zip(self._watched, slot.copies, strict=True))
-                          if copy is not None and i not in self._owned
-                          and (slot.changes[i] != t._version or i in self._uncounted))]
+                return [*self._pairs(slot), *((t, held) for i, (t, held) in enumerate(
+                    zip(self._watched, slot.copies, strict=True)) if held is not None and self._goes_back(i, slot))]
         return []
+
+    def _pairs(self, slot: _Slot) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the small tensors of which `slot` holds values."""
+        return [(tensor, held) for i, (tensor, held) in enumerate(zip(self._small, slot.small, strict=False))
+                if slot.settled or i not in self._small_outside]
+
+    def _goes_back(self, i: int, slot: _Slot) -> bool:
+        changed = slot.changes[i] != self._watched[i]._version or i in self._uncounted
+        return changed and i not in self._owned and (slot.settled or i not in self._outside)
 
     # A replay
 
@@ -158,13 +282,34 @@ class Extras:
 
     def _keep_applied(self) -> None:
         """Keep the values at the newest step that are still available."""
-        before = next((s for s in self._slots if s.round == self._applied_round and s.copies), None)
+        slots = {s.round: s for s in self._slots if s.copies}
+        before, after = slots.get(self._applied_round), slots.get(self._applied_round + 1)
         watched: list[torch.Tensor | None] = [None] * len(self._watched)
         for i, (tensor, at_step) in enumerate(zip(self._watched, self._applied_changes, strict=True)):
-            unchanged_since = tensor._version == at_step and i not in self._uncounted | self._owned
-            if unchanged_since and before is not None and before.changes[i] != at_step != self._base_versions[i]:
+            if before is None or i in self._owned or before.changes[i] == at_step or at_step == self._base_versions[i]:
+                continue  # the iteration did not change it
+            copied = after.copies[i] if after is not None and i not in self._outside else None
+            if tensor._version == at_step and i not in self._uncounted:
                 watched[i] = tensor.detach().clone()
+            elif copied is not None and after is not None and after.changes[i] == at_step:
+                watched[i] = copied.clone()
         self._redo = [*self._applied, *watched]
+
+    @property
+    def kept(self) -> list[int]:
+        """The numbers of the values that `step_replayed` would restore."""
+        return [i for i, value in enumerate(self._redo) if value is not None]
+
+    def values_at_step(self, kept: list[int], receives: bool, round_: int) -> list[torch.Tensor]:
+        """Return the `kept` values of the step of `round_`, for a transfer; memory for them if this rank `receives`."""
+        tensors = [*self._small, *self._watched]
+        if receives and kept:
+            self._redo = [None] * len(tensors)
+            self._applied_round = round_
+            for i in kept:
+                self._redo[i] = torch.empty_like(tensors[i]).detach()
+        return [value if (value := self._redo[i] if self._redo else None) is not None
+                else torch.empty_like(tensors[i]).detach() for i in kept]
 
     @torch.no_grad()
     def step_replayed(self, round_: int) -> None:

@@ -1,7 +1,6 @@
-"""Random numbers that a replaced rank can continue: restarted for each microbatch from values that all ranks know.
+"""Random numbers that a replaced rank can continue: restarted for each iteration from values that all ranks know.
 
-Between the reduction of one iteration and the first forward pass of the next (mixup, augmentation in this process)
-they come from a separate stream, BETWEEN. It restarts at that reduction, whenever the user's function is entered, and
+They restart where an iteration begins: at the end of a step, whenever the user's function is entered, at a commit, and
 when an ElasticSampler yields its first batch.
 
 A user's own generator in the state is part of the position: see `is_generator`.
@@ -9,21 +8,20 @@ A user's own generator in the state is part of the position: see `is_generator`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import sys
 from typing import Any
 
 import torch
-
-BETWEEN = -1  # in the place of the microbatch
+from torch.utils.data import dataloader
 
 
 def reseed(seed: object, rank: int, *where: int) -> int:
     """Restart torch (CPU and CUDA), `random` and, if it is in use, numpy; return the seed used.
 
-    `where` is (round, microbatch): the number of iterations whose gradients were reduced, which is the version unless
-    steps were skipped, and of passes in this one. In copy mode it is (version, steps since that commit, microbatch).
+    `where` is (round, reductions begun in it), and in copy mode (version, steps since that commit, 0).
     """
     digest = hashlib.blake2b(repr((seed, rank, *where)).encode(), digest_size=8).digest()
     value = int.from_bytes(digest, "big") >> 1
@@ -35,6 +33,28 @@ def reseed(seed: object, rank: int, *where: int) -> int:
     if numpy is not None:
         numpy.random.seed(value & 0xFFFFFFFF)
     return value
+
+
+def keep_loaders_apart() -> None:
+    """Let iterators of DataLoaders take their seeds without moving torch's generator.
+
+    They are made at the start of an epoch, for evaluations, and where the user's function is called again; draws of an
+    iteration must not depend on that.
+    """
+    iterator: Any = dataloader._BaseDataLoaderIter
+    built = iterator.__init__
+    if hasattr(built, "__wrapped__"):
+        return
+
+    @functools.wraps(built)
+    def init(self: Any, *args: Any, **more: Any) -> None:
+        held = torch.get_rng_state()
+        try:
+            built(self, *args, **more)
+        finally:
+            torch.set_rng_state(held)
+
+    iterator.__init__ = init
 
 
 def is_generator(value: Any) -> bool:

@@ -3,7 +3,8 @@
     version k            optimizer steps applied to the tensors (in copy mode: commits made)
     position             scalars, state_dicts and hyper-parameters as they were when gradient k+1 began; it may be
                          one older than the version: then `replay` is 1, and that iteration runs again without its step
-    round                iterations reduced; equals the version until a GradScaler skips a step
+    round                iterations, each from the end of one step to the end of the next; it equals the version. Some
+                         reduce several times, as where code accumulates gradients without no_sync()
 
 The contents of the state choose one of two modes, so every rank has the same:
 
@@ -17,9 +18,9 @@ Threads: the main thread; `round_begins` and `round_ended` also run on an autogr
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,46 +30,14 @@ from spotfleet.train import current
 from spotfleet.train.optimizer_tag import handle_of, is_distributed
 from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras
-from spotfleet.train.state.copies import Buffer, BufferPool, await_copies
+from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
+from spotfleet.train.state.position import Copy, Position
+from spotfleet.train.state.tensors import LiveTensors
+from spotfleet.train.state.weights import StateLoan, WeightMarks
 
 
-@dataclass(frozen=True)
-class Position:
-    """Position of training; everything in it is a copy."""
-
-    version: int
-    round: int
-    world: int  # world size and rank that the hyper-parameters were set up for; 0 and -1: none yet
-    rank: int
-    scalars: dict[str, Any]
-    stateful: dict[str, Any]
-    hyper: dict[str, list[dict[str, Any]]]
-    generators: dict[str, Any] = field(default_factory=dict)  # states after the last step, or after a later commit
-    trained: tuple[bool, ...] = ()  # for each parameter of the state: does it require gradients?
-    sampler: str = ""  # name of the sampler whose batch is being computed; empty: none known
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Copy of all of a state, independent of the live tensors."""
-
-    version: int
-    position: Position
-    schema: Schema
-    tensors: list[torch.Tensor]
-    buffer: Buffer | None = None  # memory of the tensors, if it is a reused buffer
-
-
-@dataclass(frozen=True)
-class Schema:
-    """Types and shapes of a state's tensors, from which a process without optimizer state can allocate them."""
-
-    fixed: list[tuple[str, torch.dtype, tuple[int, ...]]]  # parameters and buffers
-    optimizers: dict[str, list[dict[str, Any]]]  # per parameter: key -> (dtype, shape, on cpu) or [value]
-
-
-class State:
+class State(LiveTensors):
     """Named values that survive changes of membership; see TorchState."""
 
     def __init__(self, **values: Any) -> None:
@@ -83,8 +52,8 @@ class State:
         self.__dict__.update(
             _tracked=tracked, _scalars=tuple(n for n in values if n not in tracked), _generator_states={},
             _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
-            _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _mark=None, _owned=0,
-            _made_in=0, _pool=BufferPool(),
+            _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
+            _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -102,6 +71,8 @@ class State:
             raise UsageError(f"state.{name} cannot be replaced while it is tracked",
                              hint=f"load into it: state.{name}.load_state_dict(...), or seed it anew")
         self.__dict__[name] = value
+        if self._extras is not None:
+            self._extras.values_set(self._round)
 
     # Called by a script
 
@@ -109,6 +80,7 @@ class State:
         """Mark this point as one to resume from. Free in step mode; see the module's docstring for copy mode."""
         if self.step_mode:
             self.keep_generators()
+            current.runtime().restart_draws()
         else:
             current.runtime().commit_copy(self)
 
@@ -146,12 +118,58 @@ class State:
     def reset(self) -> None:
         """Prepare for a new world size or rank. For subclasses; called before the reset callbacks."""
 
+    @contextmanager
+    def borrowed(self, restore: bool = True) -> Iterator[None]:
+        """Use the weights for something else inside this context: a second gradient at other weights, noise, averaged
+        weights for an evaluation, steps of a search for a learning rate.
+
+        The parameters are copied, and written back at the end. With `restore=False` they are written back only when an
+        exception ends the context, a change of membership for instance. Steps made inside are undone, too, with all
+        that they changed. Outside of this context a loss of a peer at such a moment is an error.
+        """
+        if self._loan is not None:
+            raise UsageError("state.borrowed() is entered inside another", hint="use one around both")
+        loan = StateLoan(self)
+        self.mark(loan=loan)
+        self._marks.borrows += 1
+        try:
+            yield
+            if restore:
+                self._put_back(loan)
+        except BaseException:
+            self._put_back(loan)
+            raise
+        finally:
+            self._marks.borrows -= 1
+            self.mark(loan=None)
+
+    def _put_back(self, loan: StateLoan) -> None:
+        loan.put_back(self)
+        await_copies()  # a checkpoint may copy from the loan
+        self._marks.put_back(self._trained)
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether this iteration has been applied before, so that its `step()` does nothing: for code that counts or
+        logs. It is computed again because a collective after the step failed."""
+        return self._replay > 0
+
     # Called by the runtime
 
     @property
     def step_mode(self) -> bool:
         optimizers = list(self._optimizers.values())
-        return len(optimizers) == 1 and is_distributed(optimizers[0])
+        return len(optimizers) == 1 and is_distributed(optimizers[0]) and not self._copies
+
+    @property
+    def _trained(self) -> list[torch.Tensor]:
+        return [p for o in self._optimizers.values() for p in params_of(o)]
+
+    @property
+    def weights_have_moved(self) -> bool:
+        """Whether code of the script has changed weights, which belong to no version therefore."""
+        began = self._version > 0 or self._open
+        return self.step_mode and began and self._marks.have_moved(self._trained)
 
     @property
     def version(self) -> int:
@@ -163,21 +181,29 @@ class State:
         return -1 if self._damaged else self._version if self._held else 0
 
     def attach(self, world: int, rank: int) -> None:
-        """Hook forward passes and capture the first position; `world` and `rank` are those that the script has read."""
-        seen = {id(p) for o in self._optimizers.values() for p in params_of(o)}
-        buffers, loose = {}, []
+        """Capture the first position; `world` and `rank` are those that the script has read."""
+        owned = {id(p) for o in self._optimizers.values() for p in params_of(o)}
+        seen, buffers, loose, untrained = set(owned), {}, [], set()
         for module in self._modules.values():
-            module.register_forward_pre_hook(_on_forward)
             buffers.update({id(b): b for b in module.buffers()})
+            if not any(id(p) in owned for p in module.parameters()):
+                untrained.update(id(b) for b in module.buffers())
             loose.append([p for p in module.parameters() if id(p) not in seen])
             seen.update(id(p) for p in loose[-1])
         by_name = dict(self._named())
-        self.__dict__.update(_extras=Extras(list(buffers.values()), loose), _by_name=by_name,
+        self.__dict__.update(_extras=Extras(list(buffers.values()), loose, untrained), _by_name=by_name,
                              _params=[t for t in by_name.values() if isinstance(t, torch.nn.Parameter)],
                              _param_names={id(t): n for n, t in by_name.items()},
-                             _samplers=[v for v in self._stateful.values() if hasattr(v, "iteration_begins")])
+                             _samplers=[v for v in self._stateful.values() if hasattr(v, "round_begins")])
         self.keep_generators()
         self.__dict__["_position"] = self.capture(world, rank)
+        self.enter()
+
+    def enter(self) -> None:
+        """Begin the iteration of the position held, as the user's function is called."""
+        if self.step_mode:
+            self._extras.entered(self._round)
+            self._marks.step_ended(self._trained)
 
     def keep_generators(self) -> None:
         """Keep the states of the user's generators as those at which the next iteration begins."""
@@ -204,7 +230,7 @@ class State:
         self.refresh_groups()
 
     def refresh_groups(self) -> None:
-        """Adapt, before a forward pass, to parameters that were added to an optimizer or now require gradients."""
+        """Adapt to parameters that were added to an optimizer or now require gradients."""
         own, owned = self.__dict__, sum(len(g["params"]) for o in self._optimizers.values() for g in o.param_groups)
         if own["_owned"] != owned:
             own["_owned"] = owned
@@ -227,10 +253,10 @@ class State:
             rng.set_state(self._generators[name], held)
         self.keep_generators()
         self.put_back(position.round)
-        own.update(_position=position, _round=position.round, _replaying=False, _mark=None,
+        own.update(_position=position, _round=position.round, _replaying=False, _open=False, _rounds=0,
                    _replay=max(0, self._version - position.version))
         if self._replay and position.sampler:
-            self._stateful[position.sampler].repeat_step(position.world)
+            self._stateful[position.sampler].repeat_step(position.world, position.rounds)
 
     def put_back(self, round_: int) -> None:
         """Restore the buffers as before the forward pass of `round_`."""
@@ -241,103 +267,48 @@ class State:
             for p in module.parameters():
                 p.grad = None
 
-    def round_begins(self, world: int, rank: int) -> None:
-        """Capture the position at the first gradient of an iteration: loop variables name the batch being computed."""
+    def round_begins(self, world: int, rank: int) -> bool:
+        """Take note of a gradient that will be reduced. Return whether it is the first one of an iteration.
+
+        Then the position is captured: loop variables name the batch being computed.
+        """
         own = self.__dict__
+        for sampler in self._samplers:
+            sampler.round_begins()
+        own["_rounds"] += 1
+        if self._open:
+            return False
+        own["_open"] = True
+        self.refresh_groups()
+        self._extras.settle(self._round)
+        self._marks.first_gradient(self._trained)
         if self._replay and not self._replaying:
             own["_replaying"] = True  # the position is already this iteration's
-            return
-        own.update(_replay=0, _replaying=False)
-        for sampler in self._samplers:
-            sampler.iteration_begins()
-        own["_position"] = self.capture(world, rank)
+        else:
+            own.update(_replay=0, _replaying=False)
+            own["_position"] = self.capture(world, rank)
+        return True
+
+    def step_ended(self) -> None:
+        """End the iteration: its step has been applied, or was before. The next one begins."""
+        own = self.__dict__
+        if self._rounds > 1:
+            own["_position"] = replace(self._position, rounds=self._rounds)
+        own.update(_round=self._round + 1, _open=False, _rounds=0)
+        self.keep_generators()
+        self._extras.begin(self._round)
+        self._marks.step_ended(self._trained)
+
+    @property
+    def draws(self) -> tuple[int, ...]:
+        """The numbers that identify the present part of the iteration in a seed of random numbers."""
+        return (self._round, self._rounds) if self.step_mode else (self._version, self._uncommitted, 0)
 
     def finish(self) -> None:
         """Keep the values with which the function returned here, apart: other ranks may not have returned."""
         self.keep_generators()
-        self.mark(finished=True, final=self.capture(self._position.world, self._position.rank))
-
-    def round_ended(self) -> None:
-        self.__dict__["_round"] += 1
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the live tensors in the order of `schema()`."""
-        found = [t for _, t in self._fixed()]
-        for optimizer in self._optimizers.values():
-            for p in params_of(optimizer):
-                found.extend(v for _, v in sorted(optimizer.state.get(p, {}).items()) if isinstance(v, torch.Tensor))
-        return found
-
-    def move_memory(self) -> None:
-        """Move the live tensors to other memory, since an operation may still write to where they are."""
-        held = [v for o in self._optimizers.values() for p in params_of(o) for v in o.state.get(p, {}).values()]
-        for tensor in [*(t for _, t in self._named()), *(v for v in held if isinstance(v, torch.Tensor))]:
-            tensor.data = tensor.data.clone()
-
-    def shared(self) -> list[bool]:
-        """Return, for each of `tensors()`, whether it is the same on all ranks, as only a distributed optimizer changes
-        it."""
-        owners = [o for o in self._optimizers.values() if is_distributed(o)]
-        others = {id(p) for o in self._optimizers.values() if o not in owners for p in params_of(o)}
-        reduced = {id(p) for o in owners for p in params_of(o)} - others
-        found = [id(t) in reduced for _, t in self._named()]
-        for optimizer in self._optimizers.values():
-            for p in params_of(optimizer):
-                found += [id(p) in reduced for v in optimizer.state.get(p, {}).values() if isinstance(v, torch.Tensor)]
-        return found
-
-    @property
-    def has_averages(self) -> bool:
-        """Whether there are parameters that no optimizer owns. They may also be frozen weights."""
-        return self._extras.has_loose
-
-    def _named(self) -> list[tuple[str, torch.Tensor]]:
-        """Return parameters and buffers, each once, with a name that is the same on all ranks."""
-        found: dict[int, tuple[str, torch.Tensor]] = {}
-        for name, module in self._modules.items():
-            for key, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
-                found.setdefault(id(tensor), (f"{name}.{key}", tensor))
-        for name, optimizer in self._optimizers.items():
-            for i, p in enumerate(params_of(optimizer)):
-                found.setdefault(id(p), (f"{name}.{i}", p))
-        return list(found.values())
-
-    def _fixed(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, tensor.data) for name, tensor in self._named()]
-
-    def schema(self) -> Schema:
-        optimizers = {}
-        for name, optimizer in self._optimizers.items():
-            optimizers[name] = [
-                {k: (v.dtype, tuple(v.shape), v.device.type == "cpu") if isinstance(v, torch.Tensor)
-                 else [copy.deepcopy(v)] for k, v in sorted(optimizer.state.get(p, {}).items())}
-                for p in params_of(optimizer)
-            ]
-        return Schema([(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()], optimizers)
-
-    def allocate_tensors(self, schema: Schema) -> None:
-        """Allocate optimizer state as in `schema`; UsageError when this process built another model."""
-        own = [(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()]
-        differing = next((pair for pair in zip(own, schema.fixed, strict=False) if pair[0] != pair[1]), None)
-        if differing or len(own) != len(schema.fixed) or set(schema.optimizers) != set(self._optimizers):
-            what = (f"here {differing[0]}, there {differing[1]}" if differing
-                    else f"here {len(own)} tensors, there {len(schema.fixed)}")
-            raise UsageError(f"the state to be taken over does not fit the model built here: {what}",
-                             hint="build the same model and optimizer on every rank, independent of rank and size")
-        for name, per_param in schema.optimizers.items():
-            optimizer = self._optimizers[name]
-            params = params_of(optimizer)
-            if len(params) != len(per_param):
-                raise UsageError(f"state.{name}: {len(params)} parameters here, {len(per_param)} there",
-                                 hint="give the optimizer the same parameters on every rank")
-            for p, entries in zip(params, per_param, strict=True):
-                held = optimizer.state[p]
-                held.clear()
-                for key, entry in entries.items():
-                    held[key] = entry[0] if isinstance(entry, list) else torch.empty(
-                        entry[1], dtype=entry[0], device="cpu" if entry[2] else p.device)
-                if not entries:
-                    del optimizer.state[p]
+        self.mark(finished=True, moved=self.weights_have_moved,
+                  final=self.capture(self._position.world, self._position.rank))
 
     @torch.no_grad()
     def install(self, held: Copy) -> None:
@@ -349,7 +320,7 @@ class State:
         for tensor, value in zip(self.tensors(), held.tensors, strict=True):
             tensor.copy_(value)
         self._extras.rebase()
-        self.mark(version=held.version, held=True, damaged=False, uncommitted=0)
+        self.mark(version=held.version, held=True, damaged=False, moved=False, uncommitted=0)
         self.rewind(held.position)
 
     def keep_copy(self, world: int, rank: int) -> None:
@@ -368,14 +339,6 @@ class State:
     def mark(self, **fields: Any) -> None:
         """Set bookkeeping fields (without their underscore)."""
         self.__dict__.update({f"_{k}": v for k, v in fields.items()})
-
-
-def _on_forward(module: torch.nn.Module, inputs: Any) -> None:
-    if torch.is_grad_enabled() and module.training:  # not an evaluation
-        current.runtime().forward_begins()
-
-
-_on_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiler must not trace into it
 
 
 class ObjectState(State):

@@ -20,13 +20,14 @@ from typing import Any, Protocol
 
 import torch
 
+from spotfleet.errors import UsageError
 from spotfleet.train.comm.group import Group
 from spotfleet.train.state.buffers import Extras
 from spotfleet.train.state.handover import hand_over
 from spotfleet.worker.errors import CommBroken, StateLost
 
 CHUNK_BYTES = 32 << 20
-FRESH, DAMAGED = -1, -2  # versions of ranks that have no state to send
+FRESH, DAMAGED, MOVED = -1, -2, -3  # versions of ranks that have no state to send
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class RankState:
     world: int  # world size and rank in its position
     rank: int
     made_in: int = 0  # generation of its last step: a rank cut off may hold a step that the others have made again
+    moved: int = 0  # its script has changed the weights, which belong to no version unless the function has returned
 
 
 class SyncedState(Protocol):
@@ -49,6 +51,7 @@ class SyncedState(Protocol):
     _held: bool
     _damaged: bool
     _finished: bool
+    _moved: bool
     _made_in: int
     _position: Any
     _final: Any
@@ -74,7 +77,7 @@ def rank_state(state: SyncedState) -> RankState:
     p = state._position
     version = DAMAGED if state._damaged else state._version if state._held else FRESH
     return RankState(version, p.round, p.version, int(state._finished), p.world, p.rank,
-                    state._made_in)
+                    state._made_in, int(state._moved))
 
 
 def choose_source(rows: list[RankState]) -> int:
@@ -100,12 +103,29 @@ def ranks_behind(rows: list[RankState], source: int, averages: bool = False) -> 
         or (averages and (row.round, row.position_version) != place))]
 
 
+def without_moved(rows: list[RankState]) -> tuple[list[RankState], bool]:
+    """Return the rows with MOVED for ranks whose weights belong to no version; and whether no rank has others.
+
+    Where the function has returned on all ranks, its last changes are wanted.
+    """
+    if all(row.finished for row in rows if row.version >= 0):
+        return rows, False
+    found = [replace(row, version=MOVED) if row.moved and row.version >= 0 else row for row in rows]
+    return found, found != rows and max(row.version for row in found) < 0
+
+
 def synchronize(group: Group, state: SyncedState) -> bool:
     """Bring `state` to the newest one in the group; return True, on every rank alike, if reset callbacks are due."""
     own = rank_state(state)
     rows = [RankState(*row.tolist()) for row in group.allgather(torch.tensor(astuple(own), dtype=torch.int64))]
+    rows, lost = without_moved(rows)
     source, rank = choose_source(rows), group.rank
     newest = rows[source]
+    if lost:
+        raise UsageError("the loop changes weights between gradients or after step(), and every worker that holds the "
+                         "training state was interrupted before they were changed back",
+                         hint="put such code into `with state.borrowed():`, or a change that follows each step into "
+                              "optimizer.register_step_post_hook; or copy at each commit: @elastic.run(copy=True)")
     if newest.version == DAMAGED:
         raise StateLost("the only worker that held the training state was lost while it handed the state on")
     receivers = ranks_behind(rows, source, state.step_mode and state.has_averages)
@@ -117,16 +137,19 @@ def synchronize(group: Group, state: SyncedState) -> bool:
         state.put_back(newest.round)  # before the source sends its buffers
     position = state._final if finished else state._position
     if receivers or any((r.round, r.position_version) != (newest.round, newest.position_version) for r in rows):
-        payload = (position, state.schema() if receivers else None) if rank == source else None
-        position, schema = broadcast_object(group, payload, source)
+        payload = (position, state.schema() if receivers else None, state._extras.kept) if rank == source else None
+        position, schema, kept = broadcast_object(group, payload, source)
         position = replace(position, rank=own.rank)
         if receivers:
             _transfer(group, state, holders, source, position, schema)
+            if newest.version > newest.position_version:  # a replay: what its step found is not what the source has now
+                values = state._extras.values_at_step(kept, rank in receivers, newest.round)
+                broadcast_tensors(group, values, source)
         if rank in receivers:
             state.mark(version=max(0, newest.version), made_in=newest.made_in)
     if rank in receivers or not finished:
         state.rewind(position)
-    state.mark(held=True, damaged=False, finished=finished, final=position if finished else None)
+    state.mark(held=True, damaged=False, moved=False, finished=finished, final=position if finished else None)
     return not finished and any((row.world, row.rank) != (group.size, r) for r, row in enumerate(rows))
 
 

@@ -33,6 +33,11 @@ def make(kind: str):
     return sampler, lambda: iter(DataLoader(torch.arange(TOTAL), batch_size=BATCH, sampler=sampler))
 
 
+def step(state) -> None:
+    state.mark(version=state.version + 1)
+    state.step_ended()
+
+
 def one_rank(at, kind: str, before: tuple[int, int], after: tuple[int, int], steps: int,
              each: int = 1) -> tuple[list, list]:
     """The batches of one rank: those before a replay, the last step of them applied; those after it, that step's again.
@@ -47,7 +52,7 @@ def one_rank(at, kind: str, before: tuple[int, int], after: tuple[int, int], ste
     for found, place, replay in ((one, before, 0), (two, after, 1)):
         at(*place)
         if replay:
-            state.mark(version=state.version + 1)
+            step(state)
             state.rewind(state._position)
         for number, batch in enumerate(batches()):
             found.append([int(i) for i in batch])
@@ -57,7 +62,7 @@ def one_rank(at, kind: str, before: tuple[int, int], after: tuple[int, int], ste
             if not replay and number == steps * each - 1:
                 break  # a peer is lost after the step
             if number % each == each - 1:
-                state.mark(version=state.version + 1)
+                step(state)
     assert data.processed_num == TOTAL
     return one, two
 

@@ -273,7 +273,7 @@ def test_what_is_drawn_with_a_batch_is_the_same_if_its_loader_has_just_begun(alo
                   torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler))
     next(loader)
     drawn = torch.rand(3), random.random()
-    alone.reseed_between()
+    alone.restart_draws()
     assert (torch.rand(3).tolist(), random.random()) == (drawn[0].tolist(), drawn[1])
 
 

@@ -1,0 +1,46 @@
+"""Values that belong to a version of the training state: position, schema of the tensors, and a copy of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spotfleet.train.state.copies import Buffer
+
+
+@dataclass(frozen=True)
+class Position:
+    """Position of training; everything in it is a copy."""
+
+    version: int
+    round: int
+    world: int  # world size and rank that the hyper-parameters were set up for; 0 and -1: none yet
+    rank: int
+    scalars: dict[str, Any]
+    stateful: dict[str, Any]
+    hyper: dict[str, list[dict[str, Any]]]
+    generators: dict[str, Any] = field(default_factory=dict)  # states after the last step, or after a later commit
+    trained: tuple[bool, ...] = ()  # for each parameter of the state: does it require gradients?
+    sampler: str = ""  # name of the sampler whose batch is being computed; empty: none known
+    rounds: int = 1  # reductions of its iteration, once that has ended
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy of all of a state, independent of the live tensors."""
+
+    version: int
+    position: Position
+    schema: Schema
+    tensors: list[torch.Tensor]
+    buffer: Buffer | None = None  # memory of the tensors, if it is a reused buffer
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Types and shapes of a state's tensors, from which a process without optimizer state can allocate them."""
+
+    fixed: list[tuple[str, torch.dtype, tuple[int, ...]]]  # parameters and buffers
+    optimizers: dict[str, list[dict[str, Any]]]  # per parameter: key -> (dtype, shape, on cpu) or [value]

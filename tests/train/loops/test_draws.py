@@ -1,0 +1,50 @@
+"""Random numbers of an iteration that is computed again."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch.utils.data import DataLoader
+
+import spotfleet.train as hvd
+from tests.support.train.loops import data, linear
+
+
+def drawn(alone, between=lambda state: None) -> list[list[float]]:
+    """Numbers that each of four iterations draws, of torch and `random`; `between` runs after each step."""
+    net, found = linear(), []
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+
+    def train(state):
+        for state.step in range(state.step, 4):  # noqa: B020
+            found.append([*torch.rand(2).tolist(), random.random()])
+            net(data(state.step)).sum().backward()
+            opt.step()
+            opt.zero_grad()
+            between(state)
+
+    alone.state, alone.optimizers = None, []
+    hvd.elastic.run(train)(hvd.elastic.TorchState(net, opt, step=0))
+    return found
+
+
+def test_each_iteration_draws_other_numbers_and_each_run_the_same(alone):
+    found = drawn(alone)
+    assert found == drawn(alone) and len({tuple(numbers) for numbers in found}) == 4
+
+
+def test_a_loader_that_begins_does_not_move_them(alone):
+    def evaluate(state):
+        for workers in (0, 1) if state.step == 1 else (0,):
+            list(DataLoader(torch.zeros(4), batch_size=2, num_workers=workers))
+
+    assert drawn(alone, evaluate) == drawn(alone)
+
+
+def test_what_is_drawn_before_a_commit_does_not_move_them(alone):
+    def sample(state):
+        torch.rand(3 + int(random.random()))
+        state.commit()
+
+    assert drawn(alone, sample) == drawn(alone)

@@ -1,0 +1,327 @@
+"""Weights that a script changes by itself: between two gradients, after a step, for an evaluation, for a search."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from spotfleet.errors import UsageError
+from tests.support.train.loops import Disturbance, Job, bits, check, data, disturbances, fleet_of, linear
+
+STEPS = 8
+
+
+def loss_of(net, step: int) -> torch.Tensor:
+    return (net(data(step)) - 1).pow(2).mean()
+
+
+def second_gradient(borrowed: bool):
+    """Each step has the gradient at other weights, which the first gradient leads to (SAM)."""
+
+    def loop(job: Job):
+        net = linear()
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
+
+        def train(state):
+            while state.step < STEPS:
+                opt.zero_grad()
+                job.at("first", state.step)
+                loss_of(net, state.step).backward()
+                moved = [0.5 * p.grad for p in net.parameters()]
+                with state.borrowed() if borrowed else nullcontext():
+                    with torch.no_grad():
+                        for p, m in zip(net.parameters(), moved, strict=True):
+                            p.add_(m)
+                    opt.zero_grad()
+                    loss = loss_of(net, state.step)
+                    job.at("second", state.step)
+                    loss.backward()
+                    if not borrowed:
+                        with torch.no_grad():
+                            for p, m in zip(net.parameters(), moved, strict=True):
+                                p.sub_(m)
+                opt.step()
+                state.step += 1
+            return bits(net)
+
+        return job.run(train, model=net, optimizer=opt, step=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("change", disturbances(["first", "second"], 4), ids=str)
+def test_a_second_gradient_at_borrowed_weights_is_exact(threads, change):
+    check(threads, second_gradient(True), change)
+
+
+@pytest.mark.parametrize("change", disturbances(["first", "second"], 4), ids=str)
+def test_a_second_gradient_at_moved_weights_is_exact_or_an_error(threads, change):
+    if change is not None and (change.kind, change.point) == ("kill", "second"):
+        with pytest.raises(UsageError, match="changes weights between gradients") as caught:
+            fleet_of(threads, second_gradient(False), change)
+        assert "state.borrowed()" in (caught.value.hint or "")
+    else:
+        check(threads, second_gradient(False), change)
+
+
+def noisy(borrowed: bool):
+    """Each gradient is taken at weights with noise, which comes before it and goes after it."""
+
+    def loop(job: Job):
+        net = linear()
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05))
+
+        def train(state):
+            while state.step < STEPS:
+                opt.zero_grad()
+                with state.borrowed() if borrowed else nullcontext():
+                    held = [p.detach().clone() for p in net.parameters()]
+                    with torch.no_grad():
+                        for p in net.parameters():
+                            p.mul_(1.5)
+                    job.at("noise", state.step)
+                    loss_of(net, state.step).backward()
+                    with torch.no_grad():
+                        for p, value in zip(net.parameters(), held, strict=True):
+                            p.copy_(value)
+                opt.step()
+                state.step += 1
+            return bits(net)
+
+        return job.run(train, model=net, optimizer=opt, step=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("change", disturbances(["noise"], 4), ids=str)
+def test_noise_on_borrowed_weights_is_exact(threads, change):
+    check(threads, noisy(True), change)
+
+
+def test_a_planned_change_with_noise_on_weights_waits_for_the_step(threads):
+    fleet = check(threads, noisy(False), Disturbance("notice", "noise", 4))
+    assert fleet.workers["h0/0/1"].control.report.repeated == 1  # a replay
+
+
+def test_a_loss_with_noise_on_weights_is_an_error(threads):
+    with pytest.raises(UsageError, match="changes weights"):
+        fleet_of(threads, noisy(False), Disturbance("kill", "noise", 4))
+
+
+def decaying(how: str):
+    """A change of the weights after each step, then a collective."""
+
+    def loop(job: Job):
+        net = linear()
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05))
+
+        @torch.no_grad()
+        def change(*_):
+            for p in net.parameters():
+                if how == "by data":
+                    p.data = p.data * 0.8
+                else:
+                    p.mul_(0.8)
+
+        if how == "hook":
+            opt.register_step_post_hook(change)
+
+        def train(state):
+            while state.step < STEPS:
+                opt.zero_grad()
+                loss_of(net, state.step).backward()
+                job.at("gradient", state.step)
+                opt.step()
+                if how != "hook":
+                    change()
+                job.at("metric", state.step)
+                job.metric()
+                state.step += 1
+            return bits(net)
+
+        return job.run(train, model=net, optimizer=opt, step=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("how", ["after", "by data", "hook"])
+@pytest.mark.parametrize("change", disturbances(["gradient", "metric"], 4), ids=str)
+def test_a_change_after_each_step_is_exact_or_an_error_and_in_a_step_hook_exact(threads, how, change):
+    if how != "hook" and change is not None and change.kind == "kill":  # seen in the collective: a replay
+        with pytest.raises(UsageError, match="changes weights"):
+            fleet_of(threads, decaying(how), change)
+    else:
+        check(threads, decaying(how), change)
+
+
+def averaged(how: str):
+    """Averaged weights are swapped in for an evaluation with a collective, each second step."""
+
+    def loop(job: Job):
+        net = linear()
+        average = copy.deepcopy(net)
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.1))
+
+        @torch.no_grad()
+        def evaluate(state):
+            with state.borrowed() if how == "borrowed" else nullcontext():
+                held = [p.clone() for p in net.parameters()]
+                for p, a in zip(net.parameters(), average.parameters(), strict=True):
+                    p.copy_(a)
+                job.at("metric", state.step)
+                if how != "asks":
+                    job.metric()
+                state.check_host_updates()
+                for p, value in zip(net.parameters(), held, strict=True):
+                    p.copy_(value)
+
+        def train(state):
+            while state.step < STEPS:
+                opt.zero_grad()
+                loss_of(net, state.step).backward()
+                opt.step()
+                with torch.no_grad():
+                    for p, a in zip(net.parameters(), average.parameters(), strict=True):
+                        a.lerp_(p, 0.1)
+                if state.step % 2 == 0:
+                    evaluate(state)
+                state.step += 1
+            return bits(net, average)
+
+        return job.run(train, model=net, optimizer=opt, average=average, step=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("how", ["borrowed", "held", "asks"])
+@pytest.mark.parametrize("change", disturbances(["metric"], 4), ids=str)
+def test_weights_swapped_in_for_an_evaluation_never_become_those_of_training(threads, how, change):
+    if change is not None and change.kind == "kill" and how != "borrowed":
+        with pytest.raises(UsageError, match="changes weights"):
+            fleet_of(threads, averaged(how), change)
+    else:
+        check(threads, averaged(how), change)
+
+
+def searching(job: Job):
+    """Steps of a search for a learning rate, undone at its end, before training."""
+    net = torch.nn.Sequential(linear(), torch.nn.BatchNorm1d(1))
+    opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+
+    def train(state):
+        if state.step == 0 or (state.step == 4 and not state.searched):
+            with state.borrowed():
+                held = copy.deepcopy(opt.state_dict())
+                statistics = [b.clone() for b in net.buffers()]
+                for i in range(4):
+                    opt.zero_grad()
+                    loss = loss_of(net, i)
+                    job.at(f"search from {state.step}", i)
+                    loss.backward()
+                    opt.step()
+                if job.worker is None:  # what the context does besides the weights
+                    opt.load_state_dict(held)
+                    for b, value in zip(net.buffers(), statistics, strict=True):
+                        b.copy_(value)
+            state.searched = state.step > 0
+        while state.step < STEPS:
+            if state.step == 4 and not state.searched:
+                return train(state)
+            opt.zero_grad()
+            loss_of(net, state.step).backward()
+            opt.step()
+            job.at("stepped", state.step)
+            job.metric()
+            state.step += 1
+        return bits(net), [opt.state[p]["momentum_buffer"].tolist() for p in net.parameters()]
+
+    return job.run(train, model=net, optimizer=opt, step=0, searched=False)
+
+
+@pytest.mark.parametrize("change", [
+    None, *(Disturbance(kind, f"search from {start}", 2, spares) for kind in ("kill", "notice") for spares in (0, 1)
+            for start in (0, 4)), Disturbance("kill", "stepped", 0), Disturbance("notice", "stepped", 0)], ids=str)
+def test_steps_of_a_search_on_borrowed_weights_are_undone_wherever_it_is_cut(threads, change):
+    check(threads, searching, change)
+
+
+def one_clean(job: Job):
+    """Worker 0 fails before it changes its weights after the step, the other after."""
+    net = linear()
+    opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05))
+
+    def train(state):
+        while state.step < STEPS:
+            opt.zero_grad()
+            loss_of(net, state.step).backward()
+            opt.step()
+            if job.worker is not None and state.step == 4 and not job.worker.notes:
+                job.note("failed")
+                if job.worker.name != "h0/0/1":
+                    with torch.no_grad():
+                        for p in net.parameters():
+                            p.mul_(0.5)
+                raise job.worker.runtime.group.refuse("as a collective does")
+            state.step += 1
+        return bits(net)
+
+    return job.run(train, model=net, optimizer=opt, step=0)
+
+
+def test_where_one_worker_holds_untouched_weights_all_take_them_over(threads):
+    fleet = check(threads, one_clean)
+    assert [w.notes for w in fleet.workers.values()] == [["failed"]] * 2 and fleet.generation > 1
+
+
+def counting(job: Job):
+    """Code that logs each iteration once, by `state.is_replay`."""
+    net, logged = linear(), []
+    opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05))
+
+    def train(state):
+        while state.step < STEPS:
+            opt.zero_grad()
+            loss_of(net, state.step).backward()
+            opt.step()
+            if not state.is_replay:
+                logged.append(state.step)
+            job.at("metric", state.step)
+            job.metric()
+            state.step += 1
+        return logged
+
+    return job.run(train, model=net, optimizer=opt, step=0)
+
+
+def test_an_iteration_that_was_applied_before_is_known_as_a_replay(threads):
+    check(threads, counting, Disturbance("kill", "metric", 4))
+
+
+def commits_before(job: Job, options: dict):
+    """Moves weights between its commits, and leaves them moved for a collective."""
+    net = linear()
+    opt = job.distributed(torch.optim.Adam(net.parameters(), lr=0.05))
+
+    def train(state):
+        while state.step < STEPS:
+            opt.zero_grad()
+            loss_of(net, state.step).backward()
+            opt.step()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.mul_(0.9)
+            job.at("metric", state.step)
+            job.metric()
+            state.step += 1
+            state.commit()
+        return bits(net), state.step
+
+    return job.run(train, options=options, model=net, optimizer=opt, step=0)
+
+
+@pytest.mark.parametrize("change", disturbances(["metric"], 4), ids=str)
+def test_a_job_that_asks_for_copies_goes_back_to_its_commits(threads, change):
+    check(threads, lambda job: commits_before(job, {"copy": True}), change)
