@@ -31,7 +31,7 @@ from spotfleet.train import current as current_runtime
 from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
-from spotfleet.train.optimizer_tag import handle_of
+from spotfleet.train.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.resize import Resizer, read
 from spotfleet.train.state.copies import await_copies
 from spotfleet.train.state.rng import BETWEEN, reseed
@@ -62,7 +62,7 @@ class Runtime(Member[Group]):
     def __init__(self, environ: Any = os.environ) -> None:
         super().__init__(self._make_group, environ)
         self.state: State | None = None
-        self.optimizers: list[Any] = []  # the distributed ones
+        self.optimizers = OptimizerList()
         self.repeated = 0
         self._steps = Steps()
         self._last_step_at = 0.0
@@ -166,12 +166,13 @@ class Runtime(Member[Group]):
             state.on_reset()
 
     def _finish(self, state: State) -> None:
-        """Write the final checkpoint, wait until all ranks have returned from the function, and report FINISHED."""
-        assert self.group is not None
+        """Wait until all ranks have returned from the function, write the final checkpoint, and report FINISHED."""
+        group = self.require_group("elastic.run")
         if self.control is None:
             return
+        group.order.end(f"after step {state.version}")
         self._checkpointer.final(state)
-        self.group.allreduce(torch.zeros(1))
+        group.allreduce(torch.zeros(1))
         self.control.update(stage=Stage.FINISHED)
         self.control.flush(FLUSH_LIMIT_S)
 
@@ -358,6 +359,8 @@ class Runtime(Member[Group]):
                 f"{what}: this worker joined a running job, so it has no peers before elastic.run",
                 hint="move the call into the function decorated with @hvd.elastic.run",
             )
+        for optimizer in self.optimizers:
+            handle_of(optimizer).reducer.settle()
         return self.group
 
 

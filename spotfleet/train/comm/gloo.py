@@ -9,6 +9,7 @@ of the group (on the advertised address). CUDA tensors travel through gloo's own
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -110,7 +111,7 @@ class GlooGroup(Group):
         a slice counts as failed. Its thread sleeps on without a socket, so it touches no memory. A thread that merely
         was not scheduled may still write to it, hence `abandoned`.
         """
-        forgotten = False
+        forgotten, began = False, time.monotonic()
         while True:
             try:
                 work.wait(WAIT_SLICE)
@@ -123,3 +124,6 @@ class GlooGroup(Group):
                     self.abandoned = True
                     raise
                 forgotten = self.aborted
+                if verdict := self.order.stalled(time.monotonic() - began):
+                    self.abandoned = True
+                    raise verdict from None
