@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TAIL = 3  # flag for a change, world check, flag for a checkpoint; use counts, one per parameter, follow
+TAIL = 4  # flag for a change, world check, flag for a checkpoint, void flag; use counts, one per parameter, follow
 
 
 def world_sizes(worlds: list[list[int]], steps: int) -> list[int]:

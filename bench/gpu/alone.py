@@ -157,8 +157,8 @@ def compare(what: str, build: Callable[[], tuple[nn.Module, torch.Tensor]], pair
 
 
 def reduced(model: nn.Module, group: Group) -> nn.Module:
-    Counted(list(model.parameters()), 1, True, lambda: group, lambda r: None, lambda r, change, save: None,
-            lambda: None)
+    model.reducer = Counted(list(model.parameters()), 1, True, lambda: group, lambda r: None,  # type: ignore[assignment]
+                            lambda r, change, save: None, lambda: None)
     return model
 
 

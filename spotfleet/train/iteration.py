@@ -25,6 +25,7 @@ from torch.autograd.function import BackwardCFunction
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import WorkerOrders
 from spotfleet.train.comm.group import Group
+from spotfleet.train.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.resize import Resizer
 from spotfleet.train.state.copies import await_copies
 from spotfleet.train.state.rng import reseed
@@ -56,6 +57,7 @@ class IterationEvents(Member[Group]):
 
     state: State | None
     resizer: Resizer | None
+    optimizers: OptimizerList
     repeated: int
     _checkpointer: CheckpointWriter | None
     _steps: Steps
@@ -219,6 +221,8 @@ class IterationEvents(Member[Group]):
                 f"{what}: this worker joined a running job, so it has no peers before elastic.run",
                 hint="move the call into the function decorated with @hvd.elastic.run",
             )
+        for optimizer in self.optimizers:
+            handle_of(optimizer).reducer.settle()
         return self.group
 
 

@@ -17,7 +17,7 @@ import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
-from spotfleet.train.optimizer_tag import Distributed, ReducerHandle, handle_of, is_distributed
+from spotfleet.train.optimizer_tag import Distributed, ReducerHandle, handle_of, is_distributed, trained_params
 from spotfleet.train.reducer import Reducer
 from spotfleet.train.resize import scaled
 
@@ -37,15 +37,26 @@ class Compression:
     bf16 = Compressor(torch.bfloat16)
 
 
+@dataclass(frozen=True)
+class _Options:
+    """Arguments of DistributedOptimizer that its reducer needs."""
+
+    passes: int
+    average: bool
+    compression: Compressor
+    predivide: float
+    sparse_as_dense: bool
+
+
 class _Distributed(Distributed):
     """The methods that a wrapped optimizer's class gets."""
 
-    _spotfleet_options: tuple[int, bool, Compressor]
+    _spotfleet_options: _Options
     _spotfleet_skip: bool
 
     def synchronize(self) -> None:
         """Wait until the gradients are reduced. Never needed (backward() itself waits) and harmless at any time."""
-        handle_of(self).reducer.finish_round()
+        _handle_in_use(self).reducer.finish_round()
 
     @contextmanager
     def skip_synchronize(self) -> Any:
@@ -58,15 +69,28 @@ class _Distributed(Distributed):
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Let backward passes inside this context accumulate locally; the first pass outside reduces all of it."""
-        return handle_of(self).reducer.hold()
+        return _handle_in_use(self).reducer.hold()
+
+    def zero_grad(self, *args: Any, **options: Any) -> None:
+        handle_of(self).reducer.settle()
+        super().zero_grad(*args, **options)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)  # type: ignore[misc]
+        _take_params(self, param_group["params"])
         handle_of(self).renew()
 
 
+def _handle_in_use(optimizer: Any) -> ReducerHandle:
+    handle = handle_of(optimizer)
+    if handle.replaced:
+        raise UsageError("this optimizer's parameters have been wrapped by a later DistributedOptimizer",
+                         hint="step the later one, or make both from separate parameters")
+    return handle
+
+
 def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
-    loss = None
+    loss, handle = None, _handle_in_use(self)
     if closure is not None:
         with torch.enable_grad():
             loss = closure()
@@ -74,7 +98,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         self.synchronize()
     current = runtime.current()
     self._opt_called = True  # torch's schedulers check it
-    handle_of(self).reducer.reduced = False
+    handle.reducer.reduced = False
     factor = current.step_factor(self)
     if current.step_begins(self):
         with scaled(self, factor):
@@ -88,39 +112,82 @@ _step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # a scheduler w
 
 
 def _make_reducer(optimizer: Any) -> Reducer:
-    passes, average, compression = optimizer._spotfleet_options
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    current = runtime.current()
-    return Reducer(params, passes, average, lambda: runtime.current().group,
+    options, current = optimizer._spotfleet_options, runtime.current()
+    return Reducer(trained_params(optimizer), options.passes, options.average, lambda: runtime.current().group,
                    functools.partial(_on_round, optimizer), functools.partial(_on_reduced, optimizer), current.weight,
-                   compression.dtype)
+                   options.compression.dtype, options.predivide, options.sparse_as_dense,
+                   functools.partial(trained_params, optimizer))
 
 
 def _on_round(optimizer: Any, reducer: Reducer) -> None:
-    runtime.current().round_begins(optimizer)
+    current = runtime.current()
+    if any(is_distributed(o) and handle_of(o).replaced for o in _in_state()):
+        raise _state_has_another()
+    current.round_begins(optimizer)
 
 
 def _on_reduced(optimizer: Any, reducer: Reducer, change: bool, save: bool) -> None:
     runtime.current().round_ended(optimizer, change, save)
 
 
+def _in_state() -> list[Any]:
+    state = runtime.current().state
+    return list(state._optimizers.values()) if state is not None else []
+
+
+def _state_has_another() -> UsageError:
+    return UsageError("DistributedOptimizer: these parameters belong to an optimizer in the state, so a change of "
+                      "membership would restore that one",
+                      hint="make one distributed optimizer before TorchState(...), give that to it, and change its "
+                           "groups later (add_param_group, learning rates)")
+
+
 def DistributedOptimizer(optimizer: Any, named_parameters: Iterable[tuple[str, Any]] | None = None,
                          compression: Any = Compression.none, backward_passes_per_step: int = 1,
-                         op: str = Average) -> Any:
+                         op: str = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+                         groups: Any = None, sparse_as_dense: bool = False) -> Any:
     """Return `optimizer` itself, which from now on steps with gradients averaged (or summed) over all ranks.
 
     Gradients of `backward_passes_per_step` passes are added, not divided, as in Horovod. `named_parameters`, if
-    given, must have unique names and cover all parameters.
+    given, must have unique names and cover all parameters. `gradient_predivide_factor` f: gradients are divided by f
+    before the sum and by (world size / f) after it, instead of by the world size before it. `num_groups` and `groups`
+    are accepted and change nothing: gradients always travel in buckets. Sparse gradients are refused unless
+    `sparse_as_dense`. A distributed optimizer with some of the same parameters is replaced, and refuses to step.
     """
     _check(optimizer, named_parameters, compression, backward_passes_per_step, op)
+    _check_grouping(gradient_predivide_factor, op, num_groups, groups)
+    _take_params(optimizer, [p for group in optimizer.param_groups for p in group["params"]])
     optimizer.__dict__.pop("step", None)  # a scheduler's wrapper around the class's own step
     original = type(optimizer)
     optimizer.__class__ = type(original.__name__, (_Distributed, original), {"step": _step})
-    optimizer._spotfleet_options = (backward_passes_per_step, op == Average, compression)
+    optimizer._spotfleet_options = _Options(backward_passes_per_step, op == Average, compression,
+                                            float(gradient_predivide_factor), sparse_as_dense)
     optimizer._spotfleet_skip = False
     optimizer._spotfleet = ReducerHandle(optimizer, functools.partial(_make_reducer, optimizer))
     runtime.current().optimizers.append(optimizer)
     return optimizer
+
+
+def _take_params(optimizer: Any, params: Any) -> None:
+    """Let other distributed optimizers that have some of `params` give way; UsageError if the state holds one."""
+    current = runtime.current()
+    wanted = {id(p) for p in ([params] if isinstance(params, torch.Tensor) else params)}
+    for other in list(current.optimizers):
+        if other is not optimizer and any(id(p) in wanted for g in other.param_groups for p in g["params"]):
+            if any(o is other for o in _in_state()):
+                raise _state_has_another()
+            handle_of(other).replace()
+            current.optimizers.remove(other)
+
+
+def _check_grouping(predivide: float, op: str, num_groups: int, groups: Any) -> None:
+    if not predivide > 0:
+        raise UsageError(f"DistributedOptimizer: gradient_predivide_factor is {predivide}", hint="use a number above 0")
+    if predivide != 1.0 and op != Average:
+        raise UsageError("DistributedOptimizer: gradient_predivide_factor needs op=Average",
+                         hint="leave it out, or use op=Average")
+    if num_groups < 0 or (isinstance(groups, int) and groups < 0):
+        raise UsageError("DistributedOptimizer: the number of groups is negative", hint="use 0 or more")
 
 
 def check_compression(what: str, compression: Any) -> None:

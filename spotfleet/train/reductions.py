@@ -2,8 +2,10 @@
 
     handle = allreduce_async_(t) -> [poll(handle)] -> synchronize(handle) -> t, or CommBroken
 
-All ranks begin the same operations in the same order; handles may be waited for in any order. Nothing is reduced in the
-caller's memory: an operation cut short by a lost peer may still write to its own copy, never to a tensor in use.
+All ranks begin the same operations in the same order; handles may be waited for in any order. Ranks that differ get a
+UsageError (comm/order.py): the blocking forms before anything is reduced, handles from `synchronize`. Nothing is
+reduced in the caller's memory: an operation cut short by a lost peer may still write to its own copy, never to a tensor
+in use.
 
 Types:
 - Average of integers is rounded towards minus infinity; that of 8- and 16-bit integers is taken in 32 bits. Their sums
@@ -11,6 +13,9 @@ Types:
 - float16 and bfloat16 are added as they are: each partial sum is rounded to their 11 or 8 bits. So are float32 and
   float64 with `compression`.
 - bool has Min (all) and Max (any); complex numbers have no Min and Max. Sparse tensors become dense.
+
+Gradients flow through `allreduce` and `grouped_allreduce` as in Horovod: the gradient of an input is the allreduce of
+the outputs' gradients with the same op. All ranks run the backward pass, too. Min and Max have none.
 
 A handle belongs to its generation: after a change of membership the function is entered again and begins new ones.
 
@@ -40,54 +45,56 @@ _WIDER_MEAN = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.int16: t
 class Handle:
     """Operation in progress; opaque to users."""
 
-    group: Group
+    group: Group | None  # None: nothing is awaited
     works: list[Any]
     collect: Callable[[], Any]  # the results, once the works are done
+    header: tuple[Any, list[torch.Tensor]] | None = None  # comparison of the ranks' calls, which ends first
     results: list[Any] = field(default_factory=list)  # one, after `synchronize`
 
 
 def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
                op: str | None = None) -> torch.Tensor:
-    return synchronize(allreduce_async_(tensor, average, name, op))
+    return _copy_into([tensor], reduce_now([tensor], which_op(average, op), Compression.none))[0]
 
 
 def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
               compression: Any = Compression.none, op: str | None = None) -> torch.Tensor:
-    return synchronize(allreduce_async(tensor, average, name, compression, op))
+    return _differentiable([tensor], which_op(average, op), compression)[0]
 
 
 def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
                      op: str | None = None) -> Handle:
     """Begin an allreduce into `tensor`, which holds the result once `synchronize` has returned, and not before."""
-    handle = _begin([tensor], average, op, Compression.none)
+    handle = _begin([tensor], which_op(average, op), Compression.none)
     return _then(handle, lambda found: _copy_into([tensor], found)[0])
 
 
 def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str | None = None,
                     compression: Any = Compression.none, op: str | None = None) -> Handle:
-    return _then(_begin([tensor], average, op, compression), lambda found: found[0])
+    return _then(_begin([tensor], which_op(average, op), compression), lambda found: found[0])
 
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
                       compression: Any = Compression.none, op: str | None = None) -> list[torch.Tensor]:
     """Reduce all tensors, with one operation per type and device."""
-    return synchronize(grouped_allreduce_async(tensors, average, name, compression, op))
+    return _differentiable(list(tensors), which_op(average, op), compression)
 
 
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
                        op: str | None = None) -> list[torch.Tensor]:
-    return synchronize(grouped_allreduce_async_(tensors, average, name, op))
+    held = list(tensors)
+    return _copy_into(held, reduce_now(held, which_op(average, op), Compression.none))
 
 
 def grouped_allreduce_async(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
                             compression: Any = Compression.none, op: str | None = None) -> Handle:
-    return _begin(list(tensors), average, op, compression)
+    return _begin(list(tensors), which_op(average, op), compression)
 
 
 def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
                              op: str | None = None) -> Handle:
     held = list(tensors)
-    return _then(_begin(held, average, op, Compression.none), lambda found: _copy_into(held, found))
+    return _then(_begin(held, which_op(average, op), Compression.none), lambda found: _copy_into(held, found))
 
 
 def synchronize(handle: Handle) -> Any:
@@ -97,7 +104,11 @@ def synchronize(handle: Handle) -> Any:
         if handle.group is not runtime.current().group:
             raise UsageError("synchronize: this handle is of an earlier generation",
                              hint="begin and finish operations inside the function decorated with @hvd.elastic.run")
-        handle.group.finish(handle.works)
+        if handle.group is not None and handle.header is not None:
+            handle.group.finish([handle.header[0]])
+            handle.group.order.end_compare(handle.header)
+        if handle.group is not None:
+            handle.group.finish(handle.works)
         handle.results = [handle.collect()]
     return handle.results[0]
 
@@ -105,7 +116,8 @@ def synchronize(handle: Handle) -> Any:
 def poll(handle: Handle) -> bool:
     """Return whether `synchronize` would return (or raise) at once."""
     _check_handle("poll", handle)
-    return bool(handle.results) or all(handle.group.is_done(work) for work in handle.works)
+    works = handle.works if handle.header is None else [handle.header[0], *handle.works]
+    return bool(handle.results) or handle.group is None or all(handle.group.is_done(work) for work in works)
 
 
 def _check_handle(what: str, handle: Any) -> None:
@@ -114,12 +126,28 @@ def _check_handle(what: str, handle: Any) -> None:
                          hint="pass what allreduce_async_ and its like return")
 
 
-def _begin(tensors: list[torch.Tensor], average: bool | None, op: str | None, compression: Any) -> Handle:
-    """Begin to reduce copies of `tensors`, joined by type and device; the results have the tensors' own types."""
+def which_op(average: bool | None, op: str | None) -> str:
     if op is None:
         op = Sum if average is False else Average
     if op not in _OPS:
         raise UsageError(f"allreduce: unknown op {op!r}", hint="use Average, Sum, Min or Max")
+    return op
+
+
+def reduce_now(tensors: list[torch.Tensor], op: str, compression: Any, compare: bool = True) -> list[torch.Tensor]:
+    """Reduce copies of `tensors`. `compare`: first compare this call with the other ranks'."""
+    handle = _begin(tensors, op, compression, wait=compare, compare=compare)
+    if handle.works:
+        handle.group.finish(handle.works)
+    return handle.collect()
+
+
+def _begin(tensors: list[torch.Tensor], op: str, compression: Any, wait: bool = False, compare: bool = True) -> Handle:
+    """Begin to reduce copies of `tensors`, joined by type and device; the results have the tensors' own types.
+
+    The ranks' calls are compared first (`wait`), or when the handle is synchronized.
+    """
+    check_tensors("allreduce", tensors)
     check_compression("allreduce", compression)
     kinds = [_kind(t, op, compression) for t in tensors]
     group = runtime.current().require_group("allreduce")
@@ -128,6 +156,12 @@ def _begin(tensors: list[torch.Tensor], average: bool | None, op: str | None, co
         members.setdefault((kind, t.device), []).append(i)
     flats = {key: torch.cat([_dense(tensors[i]).reshape(-1).to(key[0]) for i in which])
              for key, which in members.items()}
+    header = None
+    if compare and group.size > 1:
+        header = group.order.begin_compare(f"allreduce {op} of {describe(tensors)}{_on_wire(compression)}")
+        if wait:
+            group.finish([header[0]])
+            group.order.end_compare(header)
     works = [group.launch(flat, _OPS[op]) for flat in flats.values() if flat.numel()] if group.size > 1 else []
 
     def collect() -> list[torch.Tensor]:
@@ -139,7 +173,25 @@ def _begin(tensors: list[torch.Tensor], average: bool | None, op: str | None, co
                 found[i] = part.view(tensors[i].shape).to(tensors[i].dtype)
         return found
 
-    return Handle(group, works, collect)
+    return Handle(group, works, collect, None if wait else header)
+
+
+def check_tensors(what: str, tensors: Sequence[Any]) -> None:
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"{what}: expected a tensor, got {type(tensor).__name__}",
+                             hint="a gradient is None until backward() has made it; other values: broadcast_object, "
+                                  "allgather_object")
+
+
+def describe(tensors: Sequence[torch.Tensor]) -> str:
+    """Return types and shapes, which are the same on all ranks in a proper call."""
+    texts = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors]
+    return texts[0] if len(texts) == 1 else f"{len(texts)} tensors: {', '.join(texts)}"
+
+
+def _on_wire(compression: Compressor) -> str:
+    return f" as {str(compression.dtype).removeprefix('torch.')}" if compression.dtype is not None else ""
 
 
 def _kind(tensor: torch.Tensor, op: str, compression: Compressor) -> torch.dtype:
@@ -176,3 +228,56 @@ def _then(handle: Handle, after: Callable[[list[torch.Tensor]], Any]) -> Handle:
     collect = handle.collect
     handle.collect = lambda: after(collect())
     return handle
+
+
+# Gradients
+
+
+class GraphCall:
+    """Mark of a differentiable collective whose backward pass is still to come; it lives as long as the graph.
+
+    Meanwhile no bucket of gradients is launched before the end of backward: buckets fill at other moments on ranks that
+    use other parameters, so that the ranks would run their collectives in another order.
+    """
+
+
+def in_graph(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
+
+
+def mark(ctx: Any, what: str) -> Group:
+    """Note in `ctx`, in the forward pass of a differentiable collective, which group its backward pass needs."""
+    ctx.group, ctx.call = runtime.current().require_group(what), GraphCall()
+    ctx.group.graph_calls.add(ctx.call)
+    return ctx.group
+
+
+def sum_gradients(ctx: Any, grads: Sequence[torch.Tensor], op: str, compression: Any) -> list[torch.Tensor]:
+    """Reduce gradients in the backward pass of a collective that `mark` has noted."""
+    if ctx.group is not runtime.current().group:
+        raise UsageError("backward: this graph holds a collective of an earlier generation",
+                         hint="compute the loss inside the function decorated with @hvd.elastic.run")
+    ctx.group.graph_calls.discard(ctx.call)
+    if in_graph(*grads):  # create_graph=True
+        return _differentiable(list(grads), op, compression)
+    return reduce_now(list(grads), op, compression, compare=False)
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, op: str, compression: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mark(ctx, "allreduce")
+        ctx.op, ctx.compression = op, compression
+        return tuple(reduce_now(list(tensors), op, compression))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        if ctx.op not in (Average, Sum):
+            raise UsageError(f"allreduce: {ctx.op} has no gradient", hint="use Average or Sum, or pass x.detach()")
+        return None, None, *sum_gradients(ctx, grads, ctx.op, ctx.compression)
+
+
+def _differentiable(tensors: list[torch.Tensor], op: str, compression: Any) -> list[torch.Tensor]:
+    if in_graph(*tensors):
+        return list(_Allreduce.apply(op, compression, *tensors))
+    return reduce_now(tensors, op, compression)

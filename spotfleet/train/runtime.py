@@ -33,7 +33,7 @@ from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
 from spotfleet.train.iteration import CheckpointWriter, IterationEvents
-from spotfleet.train.optimizer_tag import handle_of
+from spotfleet.train.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.resize import Resizer, read
 from spotfleet.train.state.rng import keep_loaders_apart
 from spotfleet.train.state.sync import synchronize
@@ -52,7 +52,7 @@ class Runtime(IterationEvents):
     def __init__(self, environ: Any = os.environ) -> None:
         super().__init__(self._make_group, environ)
         self.state: State | None = None
-        self.optimizers: list[Any] = []  # the distributed ones
+        self.optimizers = OptimizerList()
         self.repeated = self.recomputed = 0  # see WorkerReport
         self._leaving = False
         self._inside = False  # the user's function is running
@@ -192,12 +192,13 @@ class Runtime(IterationEvents):
             state.on_reset()
 
     def _finish(self, state: State) -> None:
-        """Write the final checkpoint, wait until all ranks have returned from the function, and report FINISHED."""
-        assert self.group is not None
+        """Wait until all ranks have returned from the function, write the final checkpoint, and report FINISHED."""
+        group = self.require_group("elastic.run")
         if self.control is None:
             return
+        group.order.end(f"after step {state.version}")
         self._checkpointer.final(state)
-        self.group.allreduce(torch.zeros(1))
+        group.allreduce(torch.zeros(1))
         self.control.update(stage=Stage.FINISHED)
         self.control.flush(FLUSH_LIMIT_S)
 

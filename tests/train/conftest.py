@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from spotfleet.protocol.messages import Assignment
-from spotfleet.train import default_group, runtime
+from spotfleet.train import current, default_group, runtime
 from spotfleet.train.comm.gloo import GlooGroup
+from spotfleet.train.optimizer_tag import OptimizerList
 from spotfleet.worker import store
 from spotfleet.worker.store import open_store
 from tests.support.train import thread_fleet
@@ -100,6 +102,42 @@ def ranks():
     yield make
     for r in made:
         r.close()
+
+
+def bare_runtime(group) -> SimpleNamespace:
+    """What collectives and distributed optimizers use of a runtime, outside of `elastic.run`."""
+    return SimpleNamespace(
+        group=group, initialized=True, state=None, optimizers=OptimizerList(), place=SimpleNamespace(rank=group.rank),
+        weight=lambda: None, require_group=lambda what: group, round_begins=lambda o: None,
+        round_ended=lambda o, change, save: None, step_factor=lambda o: 1.0, step_begins=lambda o: True,
+        step_ended=lambda o: None)
+
+
+@pytest.fixture
+def several(ranks, monkeypatch):
+    """several(n)(work): results of work(group) on n ranks whose `hvd` calls, each in its thread, use that rank's group.
+
+    What `work` raises is raised here.
+    """
+    here = threading.local()
+    monkeypatch.setattr(current, "_find", lambda: here.runtime)
+
+    def make(size: int = 2):
+        made = ranks(size)
+
+        def each(work, limit_s: float = 60.0) -> list:
+            def one(group):
+                here.runtime = bare_runtime(group)
+                return work(group)
+            found = made.each(one, limit_s)
+            for result in found:
+                if isinstance(result, Exception):
+                    raise result
+            return found
+
+        return each
+
+    return make
 
 
 @pytest.fixture

@@ -7,15 +7,18 @@ import torch
 from torch import nn
 
 from spotfleet.protocol.messages import Assignment
+from spotfleet.train.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, bucket_layout
 from spotfleet.train.comm.gloo import GlooGroup
-from spotfleet.train.reducer import BUCKET_BYTES, FIRST_BUCKET_BYTES, Reducer, bucket_layout
+from spotfleet.train.reducer import Reducer
 from spotfleet.worker.errors import CommBroken
 
 
 def build(group, params, passes=1, average=True, weight=None, log=None, wire=None) -> Reducer:
     heard = [] if log is None else log
-    return Reducer(params, passes, average, lambda: group, lambda r: heard.append("round"),
+    made = Reducer(params, passes, average, lambda: group, lambda r: heard.append("round"),
                    lambda r, change, save: heard.append(change), lambda: weight, wire)
+    params[0].reducer = made  # as an optimizer holds it
+    return made
 
 
 def model() -> nn.Sequential:
@@ -229,7 +232,7 @@ def test_compressed_gradients_are_rounded_to_the_bits_of_their_type_on_the_wire_
         (p * torch.tensor([fine, coarse])).sum().backward()
         accumulated = p.grad.tolist()
         (p * 0).sum().backward()
-        kinds = {flat.dtype for flat in reducer._wires}
+        kinds = {flat.dtype for flat in reducer._buckets.wires}
         return accumulated, p.grad.tolist(), p.grad.dtype, unused.grad, many.grad, log, kinds
 
     kinds = {wire, torch.bfloat16, torch.float32}
@@ -277,15 +280,32 @@ def test_memory_that_a_forgotten_operation_may_still_write_is_not_used_again():
     group = GlooGroup(Assignment(1, 0, ("a/0/1", "b/0/1"), ""), "job", "127.0.0.1")
     p = nn.Parameter(torch.zeros(3))
     reducer = build(group, [p])
-    doomed = reducer._flats[0]
+    with reducer.hold():
+        p.sum().backward()
+    doomed = reducer._buckets.flats[0]
     group.abort()
     with pytest.raises(CommBroken):
         group.finish([Forgotten()])
     reducer.reset()
-    p.grad = torch.ones(3)
-    reducer._place_gradient(0, p)
+    with reducer.hold():
+        p.sum().backward()
     doomed.fill_(7.0)
     assert p.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_rank_that_is_alone_has_no_buckets_and_one_that_becomes_so_gives_them_back():
+    group = GlooGroup(Assignment(1, 0, ("a/0/1",), ""), "job", "127.0.0.1")
+    p = nn.Parameter(torch.zeros(3))
+    reducer = build(group, [p])
+    p.sum().backward()
+    assert reducer._buckets is None
+    group.size = 2
+    with reducer.hold():
+        p.sum().backward()
+    assert reducer._buckets is not None
+    group.size = 1
+    p.sum().backward()
+    assert reducer._buckets is None and p.grad.tolist() == [3.0] * 3
 
 
 def test_buckets_run_from_the_last_parameter_and_never_mix_dtypes():

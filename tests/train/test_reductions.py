@@ -177,8 +177,55 @@ def test_every_type_is_gathered_and_broadcast(two, dtype):
 
 def test_rows_of_different_length_are_refused_on_every_rank_and_none_at_all_are_gathered(two):
     def work(group):
-        with pytest.raises(UsageError, match=r"\[2, 3\] elements in a row"):
+        with pytest.raises(UsageError, match=r"rank 0: allgather of float32\[\*, 2\] at .*; rank 1: .*\[\*, 3\] at "):
             hvd.allgather(torch.ones(1, 2 + group.rank))
         return hvd.allgather(torch.ones(0, 4)).shape, hvd.allgather(torch.ones(2, 0)).shape
 
     assert two(work) == [((0, 4), (4, 0))] * 2
+
+
+def test_gathers_and_broadcasts_by_handle(two):
+    def work(group):
+        mine, told = torch.full((1 + group.rank, 2), float(group.rank)), torch.full((2, 2), float(group.rank)).t()
+        handles = [hvd.allgather_async(mine), hvd.broadcast_async_(told, 1), hvd.broadcast_async(mine[:1], 0),
+                   hvd.allgather_async(torch.ones(0)), hvd.broadcast_async_(torch.ones(0), 0)]
+        assert told.tolist() == [[group.rank] * 2] * 2
+        found = [hvd.synchronize(h) for h in reversed(handles)][::-1]
+        return found[0].tolist(), found[1] is told, told.tolist(), found[2].tolist(), found[3].shape, mine.tolist()
+
+    expected = [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]], True, [[1.0, 1.0]] * 2, [[0.0, 0.0]], (0,)
+    assert two(work) == [(*expected, [[float(r)] * 2] * (1 + r)) for r in range(2)]
+
+
+@pytest.mark.parametrize("call", [hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.allgather_async,
+                                  lambda t: hvd.broadcast(t, 0), lambda t: hvd.broadcast_(t, 0),
+                                  lambda t: hvd.broadcast_async(t, 0), lambda t: hvd.grouped_allreduce([t])])
+def test_what_is_no_tensor_is_refused_by_name(alone, call):
+    with pytest.raises(UsageError, match="expected a tensor, got NoneType"):
+        call(None)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_optimizer_state_is_broadcast_also_with_a_frozen_and_an_unused_parameter(several, kind):
+    def work(group):
+        used, unused, frozen = (torch.nn.Parameter(torch.ones(2), requires_grad=r) for r in (True, True, False))
+        options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        opt = hvd.DistributedOptimizer(kind([used, unused, frozen], lr=0.1 * (1 + group.rank), **options))
+        if group.rank == 0:
+            used.grad = torch.full((2,), 3.0)
+            super(type(opt), opt).step()
+            used.grad = None
+        hvd.broadcast_optimizer_state(opt, 0)
+        values = {k: torch.as_tensor(v).sum().item() for k, v in opt.state_dict()["state"].get(0, {}).items()}
+        return values, opt.param_groups[0]["lr"], len(opt.state_dict()["state"])
+
+    found = several()(work)
+    assert found[0] == found[1] and found[0][1:] == (0.1, 1) and any(found[0][0].values())
+
+
+def test_what_a_script_asks_about_the_build():
+    assert not any(ask() for ask in (hvd.mpi_built, hvd.mpi_enabled, hvd.mpi_threads_supported, hvd.ddl_built,
+                                     hvd.ccl_built))
+    assert hvd.gloo_built() and hvd.gloo_enabled()
+    assert hvd.cuda_built() == (torch.version.cuda is not None) and hvd.rocm_built() == (torch.version.hip is not None)
+    assert bool(hvd.nccl_built()) == (torch.cuda.is_available() and torch.distributed.is_nccl_available())

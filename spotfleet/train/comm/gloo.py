@@ -10,6 +10,7 @@ through gloo's own copies of them in the host's memory.
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -126,7 +127,7 @@ class GlooGroup(Group):
         a slice counts as failed. Its thread sleeps on without a socket, so it touches no memory. A thread that merely
         was not scheduled may still write to it, hence `abandoned`.
         """
-        forgotten = False
+        forgotten, began = False, time.monotonic()
         while True:
             try:
                 work.wait(ABORTED_SLICE if self.aborted else WAIT_SLICE)
@@ -139,3 +140,6 @@ class GlooGroup(Group):
                     self.abandoned = True
                     raise
                 forgotten = self.aborted
+                if verdict := self.order.stalled(time.monotonic() - began):
+                    self.abandoned = True
+                    raise verdict from None

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,7 @@ import torch.distributed as dist
 from spotfleet.addresses import plain, split
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Assignment
+from spotfleet.train.comm import order
 from spotfleet.train.comm.own_sockets import Endpoint, endpoint, select
 from spotfleet.train.comm.torch_store import TorchStore
 from spotfleet.worker import connectivity
@@ -80,6 +82,8 @@ class Group(ABC):
         self._peers: set[str] = {split(assignment.store)[0]} if assignment.store else set()
         self._known_peers: list[tuple[str, str]] = [
             (m, assignment.store) for m in assignment.members[:1] if self.rank > 0]
+        self.order = order.CallOrder(self)
+        self.graph_calls: weakref.WeakSet[Any] = weakref.WeakSet()  # differentiable collectives before their backward
         self._pg: Any = None
         self._store: TorchStore | None = None
 
@@ -158,6 +162,7 @@ class Group(ABC):
     def _meet(self) -> TorchStore:
         """Return the generation's store once every member has registered in it; UsageError if members do not fit."""
         store = self._store = self._dial(*split(self._assignment.store))
+        order.prepare(store.set, self.rank)
         store.set(f"member/{self.rank}",
                   f"{self._address} {self.backend} {self._device_id()} {self.listens} {self._port}")
         members = [store.get(f"member/{r}").decode().split(" ") for r in range(self.size)]
@@ -210,6 +215,7 @@ class Group(ABC):
     def retire(self) -> threading.Thread:
         """Drop the group. Its destructor takes about 10 ms per peer, so another thread runs it; that is returned."""
         doomed, self._pg, self._store = [self._pg, self._store], None, None
+        self.order.close()
         reaper = threading.Thread(target=self._dispose, args=(doomed,), name="spotfleet-reaper", daemon=True)
         reaper.start()
         return reaper
@@ -237,13 +243,17 @@ class Group(ABC):
 
     # Collectives
 
-    def launch(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
-        """Begin to reduce `tensor` in place over all ranks; `finish` waits. Its type is complex or one of `reduces`."""
+    def launch(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, what: str = "reduction") -> Any:
+        """Begin to reduce `tensor` in place over all ranks; `finish` waits. Its type is complex or one of `reduces`.
+
+        `what` names it where ranks differ.
+        """
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         if tensor.dtype not in self.reduces:
             raise UsageError(f"{self.backend} does not reduce {tensor.dtype}",
                              hint="convert it first, to torch.float32 for instance")
+        self.order.begin(what, tensor)
         options = dist.AllreduceOptions()
         options.reduceOp = op
         return self._start(lambda pg, t: pg.allreduce([t], options), tensor)
@@ -264,6 +274,8 @@ class Group(ABC):
         began = time.monotonic()
         problem = self._complete(works)
         self.waited_s += time.monotonic() - began
+        if isinstance(problem, order.OutOfOrder):
+            raise problem.error
         if problem is not None:
             raise self._broken(problem) from problem
 
@@ -280,10 +292,15 @@ class Group(ABC):
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
         if self.size > 1:
-            options = dist.BroadcastOptions()
-            options.rootRank = root
-            self.finish([self._start(lambda pg, t: pg.broadcast([t], options), tensor)])
+            self.finish([self.begin_broadcast(tensor, root)])
         return tensor
+
+    def begin_broadcast(self, tensor: torch.Tensor, root: int) -> Any:
+        """Begin to receive into `tensor`, or to send it from rank `root`; `finish` waits."""
+        self.order.begin(f"broadcast from rank {root}", tensor)
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        return self._start(lambda pg, t: pg.broadcast([t], options), tensor)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Any:
         """Begin to send `tensor` to one rank, which calls `receive`; `finish` waits."""
@@ -297,9 +314,15 @@ class Group(ABC):
         """Return one tensor per rank; all must have the shape of `tensor`."""
         if self.size == 1:
             return [tensor.clone()]
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self.finish([self._start(lambda pg, t, *into: pg.allgather([list(into)], [t]), tensor, *parts)])
+        self.order.begin("allgather", tensor)
+        work, parts = self.begin_allgather(tensor)
+        self.finish([work])
         return parts
+
+    def begin_allgather(self, tensor: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
+        """Begin an allgather that the caller has recorded in `order`; return its work and the results to be."""
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        return self._start(lambda pg, t, *into: pg.allgather([list(into)], [t]), tensor, *parts), parts
 
 
 def check_alike(backends: list[str], device_ids: list[str]) -> None:

@@ -299,7 +299,7 @@ class NcclGroup(Group):
                     break
                 if waited_s > limit_s:
                     return RuntimeError(f"a peer did not come to a collective for {limit_s:g} s")
-                if problem := self._problem():
+                if problem := self._problem() or self.order.stalled(waited_s):
                     return problem
                 time.sleep(0 if waited_s < SPIN_S else NAP_S)
         except RuntimeError as error:

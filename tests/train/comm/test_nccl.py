@@ -83,7 +83,7 @@ def test_what_an_abort_left_in_a_tensor_is_never_taken_for_a_sum(ranks, garbage)
         with pytest.raises(CommBroken):
             p.sum().backward()
         reducer.reset()
-        return p.grad, float(reducer._flats[0].max()) == GARBAGE
+        return p.grad, float(reducer._buckets.flats[0].max()) == GARBAGE
 
     assert two.each(work)[0] == (None, garbage) and stepped == []
 
