@@ -65,9 +65,10 @@ class PlainState:
     """The state of a loop under plain torch: its values as attributes."""
 
     is_replay = False
+    _model: Any
 
-    def __init__(self, *things: Any, **values: Any) -> None:
-        self.__dict__.update(values)
+    def __init__(self, model: Any, values: dict[str, Any]) -> None:
+        self.__dict__.update(values, _model=model)
 
     def commit(self) -> None:
         pass
@@ -76,7 +77,12 @@ class PlainState:
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
+        params = list(self._model.parameters())
+        held = [p.detach().clone() for p in params]
         yield
+        with torch.no_grad():
+            for p, value in zip(params, held, strict=True):
+                p.copy_(value)
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
         pass
@@ -101,7 +107,7 @@ class Kit:
 
     def state(self, model: Any = None, optimizer: Any = None, **values: Any) -> Any:
         if self.plain:
-            return PlainState(**values)
+            return PlainState(model, values)
         return hvd.elastic.TorchState(model, optimizer, **values)
 
     def run(self, function: Callable[[Any], Any], **options: Any) -> Callable[[Any], Any]:

@@ -95,7 +95,7 @@ def _sam(kit: Kit, borrowed: bool) -> Result:
     opt = kit.optimizer(SGD(model.parameters(), lr=0.1), backward_passes_per_step=1)
     params = list(model.parameters())
 
-    def perturb(i: int) -> None:
+    def two_passes(i: int) -> None:
         loss_of(model, i).backward()
         kit.point("reduced", i)
         moved = [p.grad.clone().mul_(0.05) for p in params]
@@ -104,9 +104,10 @@ def _sam(kit: Kit, borrowed: bool) -> Result:
                 p.add_(e)
         opt.zero_grad()
         loss_of(model, i).backward()
-        with torch.no_grad():
-            for p, e in zip(params, moved, strict=True):
-                p.sub_(e)
+        if not borrowed:
+            with torch.no_grad():
+                for p, e in zip(params, moved, strict=True):
+                    p.sub_(e)
 
     def train(state: Any) -> None:
         for state.i in range(state.i, STEPS):
@@ -114,9 +115,9 @@ def _sam(kit: Kit, borrowed: bool) -> Result:
             opt.zero_grad()
             if borrowed:
                 with state.borrowed():
-                    perturb(state.i)
+                    two_passes(state.i)
             else:
-                perturb(state.i)
+                two_passes(state.i)
             opt.step()
             kit.point("stepped", state.i)
 

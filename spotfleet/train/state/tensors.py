@@ -95,7 +95,14 @@ class LiveTensors:
                 held = optimizer.state[p]
                 held.clear()
                 for key, entry in entries.items():
-                    held[key] = entry[0] if isinstance(entry, list) else torch.empty(
-                        entry[1], dtype=entry[0], device="cpu" if entry[2] else p.device)
+                    held[key] = entry[0] if isinstance(entry, list) else _empty(p, *entry)
                 if not entries:
                     del optimizer.state[p]
+
+
+def _empty(p: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], on_cpu: bool) -> torch.Tensor:
+    """Return memory for optimizer state of `p`. It lies as `p` does: fused steps go by position in memory."""
+    device = torch.device("cpu") if on_cpu else p.device
+    if shape == tuple(p.shape):
+        return torch.empty_like(p, dtype=dtype, device=device, requires_grad=False)
+    return torch.empty(shape, dtype=dtype, device=device)
