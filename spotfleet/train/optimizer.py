@@ -91,9 +91,17 @@ def _make_reducer(optimizer: Any) -> Reducer:
     passes, average, compression = optimizer._spotfleet_options
     params = [p for group in optimizer.param_groups for p in group["params"]]
     current = runtime.current()
-    return Reducer(params, passes, average, lambda: runtime.current().group,
+    made = Reducer(params, passes, average, lambda: runtime.current().group,
                    functools.partial(_on_round, optimizer), functools.partial(_on_reduced, optimizer), current.weight,
                    compression.dtype)
+    made.scalars = functools.partial(_scalars, optimizer)
+    return made
+
+
+def _scalars(optimizer: Any) -> dict[str, int]:
+    """Return the whole numbers of the state that `optimizer` belongs to, if any; they are alike on all ranks."""
+    state = runtime.current().state
+    return state.whole_numbers() if state is not None and optimizer in state._optimizers.values() else {}
 
 
 def _on_round(optimizer: Any, reducer: Reducer) -> None:

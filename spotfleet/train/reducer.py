@@ -5,9 +5,9 @@
     end of backward the rest is launched, the tail last; wait; check the tail; on_reduced(change, save)
 
 The tail is the end of the last bucket, or a bucket of its own if that is not float32. It holds flags for a change and
-for a checkpoint, a 1 per rank (to check the world size), and one use count per parameter. A parameter that no rank used
-gets `grad = None`, as in training without this reducer. The layout depends on the parameters alone, so ranks that
-joined late reduce in the same order and the sums are the same, bit for bit.
+for a checkpoint, a 1 per rank (to check the world size), a hash of the position (positions.py), and one use count per
+parameter. A parameter that no rank used gets `grad = None`, as in training without this reducer. The layout depends on
+the parameters alone, so ranks that joined late reduce in the same order and the sums are the same, bit for bit.
 
 With a `wire` type, float32 and float64 travel as float16 or bfloat16. Each rank's share, already divided, is rounded to
 11 or 8 bits, and so is each partial sum. In float16 values above 65,504 become infinite, as GradScaler expects. The
@@ -33,11 +33,13 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
+from spotfleet.train import positions
 from spotfleet.train.comm.group import Group
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
-FLAG, WORLD, SAVE, USES = 0, 1, 2, 3  # places in the tail; use counts follow
+FLAG, WORLD, SAVE, POSITION = 0, 1, 2, 3  # places in the tail
+USES = POSITION + positions.WIDTH  # use counts follow
 
 
 def bucket_layout(params: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -67,6 +69,7 @@ class Reducer:
         self.reduced = False  # a round has ended since the last step
         self.launched = False  # a bucket of this round has been launched
         self.passes_done = 0
+        self.scalars: Callable[[], dict[str, int]] = dict  # equal on all ranks, else the reduction fails
         self._passes, self._average, self._wire = passes, average, wire
         self._group, self._on_round, self._on_reduced, self._weight = group, on_round, on_reduced, weight
         self._works: list[Any] = []
@@ -260,11 +263,14 @@ class Reducer:
         self._tail[FLAG] = float(group.change_waits)
         self._tail[WORLD] = 1.0
         self._tail[SAVE] = float(group.save_waits)
+        positions.write(self._tail[POSITION:USES], self.scalars())
 
     def _read_tail(self, group: Group) -> tuple[bool, bool]:
         tail = self._tail.tolist()
         if tail[WORLD] != group.size:
             raise group.refuse(f"{tail[WORLD]:g} ranks took part in a reduction of {group.size}")
+        if positions.differ(tail[POSITION:USES], group.size):
+            raise positions.error(group, self.scalars())
         for p, view, uses in zip(self.params, self._views, tail[USES:], strict=True):
             if uses == 0:
                 p.grad = None

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tests.support.train import chaos_net as net
 
-TAIL = 3  # a change waits, world check, a checkpoint is due; and one use count per parameter
+TAIL = 11  # a change waits, world check, a checkpoint is due, the position; and one use count per parameter
 
 
 class Differs(AssertionError):
