@@ -95,6 +95,7 @@ class WorkerReport:
     waits: bool = False  # in a collective, for its peers; False: in the user's code, or long without a sign of life
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": peers that it cannot connect to, in its newest generation
+    backend: str = ""  # "gloo" or "nccl", in the newest generation that it has formed
     read_rank: int | None = None  # rank that its script has read before it had a place
     read_size: int = 0  # the same for the world size; 0: it has read none
 
@@ -154,6 +155,7 @@ class WorkerOrders:
     checkpoint_keep: int = 2  # number of checkpoints to keep there
     seconds_left: float | None = None  # with `checkpoint_now`: time until the last holder of the state is gone
     address: str = ""  # advertised by this host now, from the agent; empty: unchanged since the worker's start
+    backend: str = ""  # the first generation's, and so that of all; empty: none has formed yet
     remark: str = ""  # to rank 0, for the log, once: the reason for the duration of a step
 
 
