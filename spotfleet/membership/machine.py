@@ -36,6 +36,7 @@ class Membership:
         self._watchdog = Watchdog(self.tuning)
         self.pacer = Pacer(self.tuning.pace)
         self._predictions = Predictions()
+        self._backend = ""  # the first generation's, which all later ones keep
         self._last = OrderedGroup(0, ())  # the group that passed the last barrier
         self._done: set[str] = set()
         self._final = 0  # the version at the end of training
@@ -93,6 +94,7 @@ class Membership:
         """
         self._changes = []
         self._now.update(views, expected, now)
+        self._backend = self._backend or next((v.backend for v in views if v.backend), "")
         self.pacer.tick(now)
         self._fence.update(self._now.views)
         self._number = max([self._number, *(max(v.generation, v.failed) for v in views)])
@@ -129,7 +131,7 @@ class Membership:
         def orders_for_one(worker: str) -> Orders:
             founded = self.generation > 0 and not (self._founding and worker in ranks)
             return Orders(self.assignment(worker), founded, self._predictions.of.get(worker), checkpoint_now,
-                          needs_restore, first is not None and worker == first.worker)
+                          needs_restore, self._backend, first is not None and worker == first.worker)
 
         return {worker: orders_for_one(worker) for worker in workers}
 

@@ -36,6 +36,7 @@ class WorkerView:
     resumed: int = 0  # newest generation in which it completed a step
     fetches: bool = False  # it is still receiving the checkpoint to restore
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": members of its newest generation that it cannot reach
+    backend: str = ""  # gloo or nccl, in the newest generation that it has formed
     read_rank: int = -1  # the rank that its script has read before it had one; -1: none. It may get no other
     read_size: int = 0  # the same for the world size; 0: none
 
@@ -131,4 +132,5 @@ class Orders:
     provisional: RankInfo | None = None
     checkpoint_now: bool = False
     needs_restore: bool = False  # set `restore` to the newest kept checkpoint, if the job has one
+    backend: str = ""  # that of the job's first generation
     stands_in: bool = False  # while all stand by: this worker writes the checkpoint, whatever its rank was

@@ -96,6 +96,7 @@ class WorkerReport:
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": peers that it cannot connect to, in its newest generation
     recomputed: int = 0  # gradients (one per reduction) that it computed again for the step in flight; none was applied
+    backend: str = ""  # "gloo" or "nccl", in the newest generation that it has formed
     read_rank: int | None = None  # rank that its script has read before it had a place
     read_size: int = 0  # the same for the world size; 0: it has read none
 
@@ -155,6 +156,7 @@ class WorkerOrders:
     checkpoint_keep: int = 2  # number of checkpoints to keep there
     seconds_left: float | None = None  # with `checkpoint_now`: time until the last holder of the state is gone
     address: str = ""  # advertised by this host now, from the agent; empty: unchanged since the worker's start
+    backend: str = ""  # the first generation's, and so that of all; empty: none has formed yet
     remark: str = ""  # to rank 0, for the log, once: the reason for the duration of a step
 
 

@@ -29,6 +29,7 @@ from spotfleet.train.comm.group import BACKEND, Group
 from spotfleet.train.comm.torch_group import TorchGroup
 
 NAME = "spotfleet"  # the backend's name in torch
+OURS = "_replaced_by_spotfleet"  # attribute of a replacement: torch's own function
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _entering: list[Group] = []  # the group that torch is about to wrap
@@ -92,7 +93,9 @@ def watch() -> None:
     if dist.is_available() and not _inits:
         for name, replacement in (("init_process_group", _init), ("destroy_process_group", _destroy)):
             found = getattr(dist, name)
+            found = getattr(found, OURS, found)  # this module was imported anew
             _inits[name] = found
+            setattr(replacement, OURS, found)
             for module in (dist, dist.distributed_c10d):
                 setattr(module, name, functools.wraps(found)(replacement))
 

@@ -113,10 +113,19 @@ _step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # a scheduler w
 
 def _make_reducer(optimizer: Any) -> Reducer:
     options, current = optimizer._spotfleet_options, runtime.current()
-    return Reducer(trained_params(optimizer), options.passes, options.average, lambda: runtime.current().group,
+    made = Reducer(trained_params(optimizer), options.passes, options.average, lambda: runtime.current().group,
                    functools.partial(_on_round, optimizer), functools.partial(_on_reduced, optimizer), current.weight,
                    options.compression.dtype, options.predivide, options.sparse_as_dense,
                    functools.partial(trained_params, optimizer))
+    made.scalars = functools.partial(_scalars, optimizer)
+    return made
+
+
+def _scalars(optimizer: Any) -> dict[str, int]:
+    """Return the whole numbers of the state that `optimizer` belongs to, if any; they are alike on all ranks."""
+    state = runtime.current().state
+    mine = state is not None and any(o is optimizer for o in state._optimizers.values())
+    return state.whole_numbers() if mine else {}
 
 
 def _on_round(optimizer: Any, reducer: Reducer) -> None:

@@ -5,9 +5,9 @@
     end of backward the rest is launched, the tail last; wait; check the tail; on_reduced(change, save)
 
 The tail (buckets.py) holds flags for a change and for a checkpoint, a 1 per rank (to check the world size), a flag for
-a void round, and one use count per parameter. A parameter that no rank used gets `grad = None`, as in training without
-this reducer. The layout depends on the parameters alone, so ranks that joined late reduce in the same order and the
-sums are the same, bit for bit. A rank that is alone has no buckets.
+a void round, a hash of the position (positions.py), and one use count per parameter. A parameter that no rank used gets
+`grad = None`, as in training without this reducer. The layout depends on the parameters alone, so ranks that joined
+late reduce in the same order and the sums are the same, bit for bit. A rank that is alone has no buckets.
 
 With a `wire` type, float32 and float64 travel as float16 or bfloat16. Each rank's share, already divided, is rounded to
 11 or 8 bits, and so is each partial sum. In float16 values above 65,504 become infinite, as GradScaler expects. The
@@ -45,10 +45,12 @@ import torch
 from torch.nn import Parameter
 
 from spotfleet.errors import UsageError
+from spotfleet.train import positions
 from spotfleet.train.buckets import Buckets
 from spotfleet.train.comm.group import Group
 
-FLAG, WORLD, SAVE, VOID, USES = 0, 1, 2, 3, 4  # places in the tail; use counts follow
+FLAG, WORLD, SAVE, VOID, POSITION = 0, 1, 2, 3, 4  # places in the tail
+USES = POSITION + positions.WIDTH  # use counts follow
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside backward()
 
@@ -83,6 +85,7 @@ class Reducer:
         self.reduced = False  # a round has ended since the last step
         self.launched = False  # a bucket of this round has been launched
         self.passes_done = 0
+        self.scalars: Callable[[], dict[str, int]] = dict  # equal on all ranks, else the reduction fails
         self._passes, self._average, self._wire, self._predivide = passes, average, wire, predivide
         self._sparse_as_dense = sparse_as_dense
         self._group, self._on_round, self._on_reduced, self._weight = group, on_round, on_reduced, weight
@@ -404,12 +407,15 @@ class Reducer:
         tail[FLAG] = float(group.change_waits)
         tail[WORLD] = 1.0
         tail[SAVE] = float(group.save_waits)
+        positions.write(tail[POSITION:USES], self.scalars())
 
     def _read_tail(self, group: Group) -> tuple[bool, bool, bool]:
         tail = self._tail.tolist()
         if tail[WORLD] != group.size:
             raise group.refuse(f"{tail[WORLD]:g} ranks took part in a reduction of {group.size}")
         void = tail[VOID] > 0
+        if not void and positions.differ(tail[POSITION:USES], group.size):
+            raise positions.error(group, self.scalars())
         for p, view, uses in zip(self.params, self._buckets.views, tail[USES:], strict=True):
             if void:
                 continue

@@ -62,12 +62,19 @@ class Runtime(IterationEvents):
         self._checkpointer: CheckpointWriter | None = None
         self._environ = environ
         self.resizer: Resizer | None = None
+        self._backend = ""  # that of the generations formed here
         self._reported_wanted = 0  # the last one reported: a report at each step would cost too much
 
     def _make_group(self, assignment: Assignment, address: str) -> Group:
-        return backends.make_group(assignment, self.job, address, self._key, self.on_broken, self.on_stuck)
+        return backends.make_group(assignment, self.job, address, self._key, self.on_broken, self.on_stuck,
+                                   settled=self._settled_backend())
+
+    def _settled_backend(self) -> str:
+        """Return the backend of the job's first generation; "" before that has formed."""
+        return self._backend or (self.control.orders.backend if self.control is not None else "")
 
     def has_formed(self, group: Group) -> None:
+        self._backend = group.backend
         default_group.enter(group, self.place)
 
     def has_left(self) -> None:
@@ -137,6 +144,8 @@ class Runtime(IterationEvents):
             raise UsageError("elastic.run: hvd.init() has not been called", hint="call hvd.init() first in the script")
         if self.state is not None:
             raise UsageError("elastic.run was entered a second time", hint="put all epochs into one function")
+        if not self.placed:  # rather now than in a generation that others have to form again
+            backends.choose_here(self.place.local_rank, self.place.local_size, self._settled_backend(), self._environ)
         world, rank = (self.place.size, self.place.rank) if self.placed else (0, -1)
         state.mark(copies=copies)
         self.resizer = Resizer(read(resize, self._environ), self._environ)
@@ -234,7 +243,7 @@ class Runtime(IterationEvents):
 
     def live(self) -> dict[str, Any]:
         version = self.state.reported_version if self.state is not None else 0
-        return {"version": version, "waits": waits_for_peers(),
+        return {"version": version, "waits": waits_for_peers(), "backend": self._backend,
                 "step_s": self._steps.step_s, "cost": self._steps.cost(self.group), "repeated": self.repeated,
                 "recomputed": self.recomputed}
 

@@ -159,3 +159,17 @@ def test_a_founder_whose_first_generation_broke_keeps_its_rank():
     ready(desk, "b")
     ready(desk, "c")
     assert desk.ordered() == ("resume", ("b", "c"))
+
+
+# ---- what else a joiner is told
+
+
+def test_all_generations_keep_the_backend_of_the_first():
+    desk = training("a", "b")
+    assert desk.core.orders("a").backend == ""
+    desk.put("a", backend="nccl")
+    desk.put("c", stage=Stage.READY)
+    desk.see()
+    desk.put("a", "b", backend="gloo")  # cannot be; the first word counts
+    desk.see()
+    assert {desk.core.orders(name).backend for name in "abc"} == {"nccl"}

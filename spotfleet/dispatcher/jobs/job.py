@@ -242,7 +242,7 @@ class ManagedJob:
             report.store, leaving.seconds_left if leaving else None, leaving.why if leaving else "",
             worker.silent, worker.silent_for_s(context.now), worker.ended or worker.gone, worker.stopped,
             worker.quiet_s, report.waits, report.step_s, report.resumed, worker.watch_fetch(context.now),
-            report.unreached, -1 if report.read_rank is None else report.read_rank, report.read_size)
+            report.unreached, report.backend, -1 if report.read_rank is None else report.read_rank, report.read_size)
 
     def _expected(self, context: JobContext) -> int:
         young = [w for w in self.workers.live() if w.wanted and not w.past and w.report.stage is Stage.STARTING]

@@ -25,6 +25,6 @@ def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s:
     return {name: WorkerOrders(None if offer.wait else s.assignment, s.founded, s.provisional, every_s,
                                s.checkpoint_now or save, offer.checkpoint, stands_in=s.stands_in,
                                checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,
-                               seconds_left=seconds_left if s.checkpoint_now else None,
+                               backend=s.backend, seconds_left=seconds_left if s.checkpoint_now else None,
                                remark=remark if s.assignment is not None and s.assignment.rank == 0 else "")
             for name, s in instructions.items()}

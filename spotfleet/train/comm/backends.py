@@ -1,4 +1,8 @@
-"""The choice between gloo and NCCL, and construction of the chosen group."""
+"""The choice between gloo and NCCL, and construction of the chosen group.
+
+The job's first generation chooses, and all later ones keep its backend (`settled`): otherwise a change of membership
+could change how a job trains, or end it where hosts then choose differently.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +19,32 @@ from spotfleet.train.comm.nccl import NcclGroup, visible_devices
 def make_group(assignment: Assignment, job: str, address: str, key: str = "",
                on_broken: Callable[[int], None] = lambda generation: None,
                on_stuck: Callable[[str], None] = lambda why: None,
-               environ: Mapping[str, str] = os.environ) -> Group:
+               environ: Mapping[str, str] = os.environ, settled: str = "") -> Group:
     """Make the group that `environ` requests or that suits this machine; UsageError where there can be none."""
+    chosen = choose_here(assignment.local_rank, assignment.local_size, settled, environ)
+    return {"gloo": GlooGroup, "nccl": NcclGroup}[chosen](assignment, job, address, key, on_broken, on_stuck)
+
+
+def choose_here(local_rank: int, local_size: int, settled: str, environ: Mapping[str, str]) -> str:
+    """Return the backend for a worker on this machine."""
     asked = environ.get(BACKEND, "auto")
-    devices = 0 if asked == "gloo" else visible_devices()
-    kind = {"gloo": GlooGroup, "nccl": NcclGroup}[choose_backend(asked, assignment.local_size, devices)]
-    return kind(assignment, job, address, key, on_broken, on_stuck)
+    return choose_backend(asked, local_size, 0 if asked == "gloo" else visible_devices(), settled, local_rank)
 
 
-def choose_backend(asked: str, local_size: int, devices: int) -> str:
+def choose_backend(asked: str, local_size: int, devices: int, settled: str = "", local_rank: int = 0) -> str:
     """Return "gloo" or "nccl" for `local_size` workers on this host, each with `devices` visible that NCCL can use.
 
     A single device visible to several workers may be one for all or one for each: then NCCL must be requested.
+    `settled`: what the job's first generation has chosen; UsageError where this worker cannot follow.
     """
     match asked:
         case "gloo":
             return "gloo"
+        case "auto" if settled == "nccl" and (devices == 0 or 1 < devices <= local_rank):
+            raise UsageError(f"this job trains over NCCL, and worker {local_rank} of this host finds {devices} CUDA "
+                             "devices", hint=f"give each worker a device, or set {BACKEND} to gloo for the job")
+        case "auto" if settled:
+            return settled
         case "auto":
             return "nccl" if devices >= max(1, local_size) else "gloo"
         case "nccl" if devices > 0:

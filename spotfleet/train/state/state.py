@@ -40,7 +40,11 @@ from spotfleet.train.state.weights import StateLoan, WeightMarks
 class State(LiveTensors):
     """Named values that survive changes of membership; see TorchState."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *, per_rank: Sequence[str] = (), **values: Any) -> None:
+        """`per_rank`: names of whole numbers that may differ by rank; all others are checked at each step."""
+        if unknown := [n for n in per_rank if n not in values]:
+            raise UsageError(f"state: per_rank names {unknown[0]!r}, which is not in the state",
+                             hint="give it as a keyword, too")
         self.__dict__.update(_names=tuple(values), _callbacks=[], _modules={}, _optimizers={}, _stateful={},
                              _generators={})
         for name, value in values.items():
@@ -54,6 +58,7 @@ class State(LiveTensors):
             _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
+            _per_rank=frozenset(per_rank),
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -204,6 +209,11 @@ class State(LiveTensors):
         if self.step_mode:
             self._extras.entered(self._round)
             self._marks.step_ended(self._trained)
+
+    def whole_numbers(self) -> dict[str, int]:
+        """Return the plain whole numbers here, without those that may differ by rank."""
+        own = self.__dict__
+        return {n: own[n] for n in self._scalars if type(own[n]) is int and n not in self._per_rank}
 
     def keep_generators(self) -> None:
         """Keep the states of the user's generators as those at which the next iteration begins."""

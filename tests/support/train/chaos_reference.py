@@ -23,7 +23,8 @@ from torch import Tensor
 
 from tests.support.train import chaos_net as net
 
-TAIL = 4  # a change waits, world check, a checkpoint is due, void; and one use count per parameter
+# a change waits, world check, a checkpoint is due, void, the position; and one use count per parameter
+TAIL = 12
 
 
 class Differs(AssertionError):

@@ -73,8 +73,8 @@ def _forward(self: chaos_net.Net, x: torch.Tensor) -> torch.Tensor:
     return forward(self, x)
 
 
-def _launch(self: Group, tensor: torch.Tensor, *more: object) -> object:
-    work = launch(self, tensor, *more)
+def _launch(self: Group, tensor: torch.Tensor, *more: object, **named: object) -> object:
+    work = launch(self, tensor, *more, **named)
     point = "metric" if tensor.numel() == 1 else "collective"
     if reached(point, step):
         await_others()

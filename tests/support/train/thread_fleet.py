@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spotfleet.protocol.messages import Assignment, RankInfo, Stage, WorkerOrders, WorkerReport
-from spotfleet.train import current, runtime
+from spotfleet.train import current, default_group, runtime
 
 LIMIT_S = 60.0
 TICK_S = 0.005
@@ -236,5 +236,5 @@ def install(monkeypatch: Any) -> None:
     monkeypatch.setattr(atexit, "register", lambda function, *args: function)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(runtime, "_warm_up", lambda: None)
-    monkeypatch.setattr(runtime.Runtime, "has_formed", lambda self, group: None)  # torch has one default group, here
-    monkeypatch.setattr(runtime.Runtime, "has_left", lambda self: None)  # are many
+    monkeypatch.setattr(default_group, "enter", lambda group, place: None)  # torch has one default group in a process
+    monkeypatch.setattr(default_group, "leave", lambda: None)
