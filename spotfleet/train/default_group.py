@@ -54,7 +54,7 @@ def leave() -> None:
     """Undo `enter`, if it was called."""
     global _own_variables
     if is_ours():
-        _inits.get("destroy_process_group", dist.destroy_process_group)()
+        _torchs("destroy_process_group")()
     if _own_variables:
         _own_variables = False
         for name in VARIABLES:
@@ -72,8 +72,7 @@ def _make_default(group: Group) -> None:
     hook = sys.excepthook  # torch would wrap it once for each generation
     _entering.append(group)
     try:
-        make = _inits.get("init_process_group", dist.init_process_group)
-        make(NAME, store=dist.HashStore(), rank=group.rank, world_size=group.size)
+        _torchs("init_process_group")(NAME, store=dist.HashStore(), rank=group.rank, world_size=group.size)
     finally:
         _entering.clear()
         sys.excepthook = hook
@@ -86,15 +85,19 @@ def _wrap(store: Any, rank: int, size: int, timeout: Any) -> TorchGroup:
     return TorchGroup(_entering[0])
 
 
+def _torchs(name: str) -> Any:
+    """Return torch's own function of this name."""
+    found = getattr(dist, name)
+    return _inits.get(name) or getattr(found, OURS, found)
+
+
 # A script's own calls
 
 def watch() -> None:
     """Replace torch's functions that make and destroy the default group. A repeated call does nothing."""
     if dist.is_available() and not _inits:
         for name, replacement in (("init_process_group", _init), ("destroy_process_group", _destroy)):
-            found = getattr(dist, name)
-            found = getattr(found, OURS, found)  # this module was imported anew
-            _inits[name] = found
+            found = _inits[name] = _torchs(name)
             setattr(replacement, OURS, found)
             for module in (dist, dist.distributed_c10d):
                 setattr(module, name, functools.wraps(found)(replacement))
