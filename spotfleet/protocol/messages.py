@@ -95,6 +95,8 @@ class WorkerReport:
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": peers that it cannot connect to, in its newest generation
     recomputed: int = 0  # gradients (one per reduction) that it computed again for the step in flight; none was applied
+    outside: int = 0  # optimizer steps outside `elastic.run`, while it has not been entered
+    together: bool = False  # those steps used collectives of the group: without a peer they cannot go on
 
 
 @dataclass(frozen=True)
@@ -324,6 +326,8 @@ class JobStatus:
     work_left_s: float | None = None  # at the fleet's full target; None: unknown
     finish_in_s: float | None = None  # at the current pace; None: unknown
     recomputed: int = 0  # gradients computed again for the step in flight: part of the pauses
+    outside: int = 0  # optimizer steps of a worker outside `elastic.run`; not part of `version`
+    hint: str = ""  # the next thing to try, if something is wrong with the script
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,17 @@ from spotfleet.worker import member
 
 def init() -> None:
     """Enter the job; block until its first generation has formed, or return at once if the job is running already."""
-    runtime.current().init()
+    current = runtime.current()
+    current.init()
+    if current.control is not None and current.state is None:
+        current.outside.begin(current.control.update)
 
 
 def shutdown() -> None:
-    runtime.current().shutdown()
+    current = runtime.current()
+    if current.control is not None and current.initialized and current.outside.steps:
+        current.control.update()  # sends their final number
+    current.shutdown()
 
 
 def is_initialized() -> bool:

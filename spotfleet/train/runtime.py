@@ -32,6 +32,7 @@ from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
 from spotfleet.train.optimizer_tag import handle_of
+from spotfleet.train.outside import OutsideSteps
 from spotfleet.train.resize import Resizer, read
 from spotfleet.train.state.copies import await_copies
 from spotfleet.train.state.rng import BETWEEN, reseed
@@ -64,6 +65,7 @@ class Runtime(Member[Group]):
         self.state: State | None = None
         self.optimizers: list[Any] = []  # the distributed ones
         self.repeated = self.recomputed = 0  # see WorkerReport
+        self.outside = OutsideSteps()
         self._steps = Steps()
         self._last_step_at = 0.0
         self._resumed = 0
@@ -117,6 +119,7 @@ class Runtime(Member[Group]):
         if self.state is not None:
             raise UsageError("elastic.run was entered a second time", hint="put all epochs into one function")
         world, rank = (self.place.size, self.place.rank) if self.placed else (0, -1)
+        self.outside.end()
         self.resizer = Resizer(read(resize, self._environ), self._environ)
         self.resizer.attach(state)
         state.attach(world, rank)
@@ -208,7 +211,7 @@ class Runtime(Member[Group]):
         version = self.state.reported_version if self.state is not None else 0
         return {"version": version, "waits": waits_for_peers(),
                 "step_s": self._steps.step_s, "cost": self._steps.cost(self.group), "repeated": self.repeated,
-                "recomputed": self.recomputed}
+                "recomputed": self.recomputed, **self.outside.fields(self.group, self.optimizers)}
 
     def _on_orders(self, orders: WorkerOrders) -> None:
         super()._on_orders(orders)
