@@ -198,7 +198,7 @@ def changes(stage: Stage, fleet: Fleet, job: Job) -> None:
               f"{after['repeated']:>8}  {after['pause_s'] * 1000:>5.0f} ms  {event['cause']}: {event['why']}")
     stage.promise(repeated.get("notice", -1) == 0, "the notice repeated no step")
     lost = repeated.get("death", -1)
-    stage.promise(0 <= lost <= 1, f"the kill repeated {lost} step, the one in flight at most")
+    stage.promise(0 <= lost <= 1, f"the kill repeated {lost} steps that had been made")
     stage.promise(sum(repeated.values()) == max(lost, 0), "nothing else repeated a step")
 
 

@@ -64,6 +64,8 @@ def succeeded(status: JobStatus) -> JobStatus:
     if status.state == JobState.FAILED.value:
         text = f"job {status.job} failed: {status.why}"
         error = f"\n{status.error.rstrip()}" if status.error and status.error.strip() not in text else ""
-        raise JobFailed(text + error, hint=f"all output: `spotfleet logs {status.job}`")
+        hint = status.hint if status.hint and status.hint not in text else ""
+        output = f"all output: `spotfleet logs {status.job}`"
+        raise JobFailed(text + error, hint=f"{hint}; {output}" if hint else output)
     raise SpotfleetError(f"job {status.job} is {status.state}: {status.why}",
                          hint=f"`spotfleet logs -f {status.job}` attaches to it again")

@@ -11,6 +11,7 @@ from spotfleet import bundle
 from spotfleet.api.home import FleetRecord, Home
 from spotfleet.api.lifecycle.upload import Shipped, ship
 from spotfleet.api.machine import Progress
+from spotfleet.bundle import scripts
 from spotfleet.errors import UsageError
 from spotfleet.model import RESIZE_POLICIES, FleetSpec, HostState, JobSpec, ResizeSpec, Role
 from spotfleet.protocol.messages import FleetStatus
@@ -114,6 +115,9 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
     job = job_spec(record.spec, request, client.status())
     secrets = {**secrets, **request.secrets}
     refuse_leaks(job, secrets)
+    if job.argv:
+        for line in scripts.remarks(scripts.read(Path(record.spec.workdir) / job.argv[0]), job.max_workers):
+            progress(line)
     shipped = _ship(home, record, secrets, client, progress)
     for line in shipped.left_out:
         progress(f"left out of the bundle: {line}")

@@ -5,6 +5,7 @@
     blob.py      compresses a group of files to a blob; a cache on this machine saves reading the files again
     manifest.py  maps pieces to files: the bundle's own blob, with the sha256 that is `JobSpec.bundle`
     unpack.py    makes a folder on a host from manifest and pieces           archive.py   does the same from a .tar.gz
+    scripts.py   facts about the training script, from its source
 
 Manifest and pieces depend on names, contents and executable bits only: the same content has the same digest. All of
 them travel as blobs of one kind (`/v1/bundles/SHA256`); laptop: `api/lifecycle/upload.py`, host:

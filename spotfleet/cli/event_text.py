@@ -44,6 +44,7 @@ from spotfleet.fleet.domain.events import (
     PolicyDecided,
     PriceChanged,
     RatesStamped,
+    ScriptsRan,
     SetupFailed,
     StepExplained,
     TakenOver,
@@ -221,6 +222,11 @@ def _of_job(event: Event) -> str:
                     if event.repeated or event.pause_s else "")  # neither when it begins
             lost += f" ({counted(event.recomputed, 'gradient')} computed again)" if event.recomputed else ""
             return f"generation {event.generation} trains: step {event.version} is done{lost}"
+        case ScriptsRan():
+            if not event.workers:
+                return "no worker runs the script outside hvd.elastic.run any more"
+            run = "run" if len(event.workers) > 1 else "runs"
+            return f"{counted(len(event.workers), 'worker')} on {_hosts(event.workers)} {run} {event.why}"
         case JobProgress():
             return f"at step {event.version}" + (f", {event.step_s * 1e3:.1f} ms per step" if event.step_s else "")
         case StepExplained():

@@ -237,12 +237,17 @@ def _host_why(host: HostStatus) -> str:
 
 
 def jobs(found: Sequence[JobStatus]) -> str:
-    rows = [(j.job, j.name, j.state, _workers(j), j.generation, j.version,
+    rows = [(j.job, j.name, j.state, _workers(j), j.generation, _steps(j),
              j.repeated, f"{j.step_s * 1e3:.1f} ms" if j.step_s else "-", span(j.age_s), _outputs(j), j.why)
             for j in found]
     return table(["job", "name", "state", "workers", "generation", "steps", "repeated", "per step", "age", "outputs",
                   "why"], rows, right=["generation", "steps", "repeated", "per step", "age"], words="why",
                  drop=["generation", "outputs", "name", "repeated", "age", "per step"])
+
+
+def _steps(job: JobStatus) -> int | str:
+    """Return the steps; "-" where nobody counts them."""
+    return job.version or ("-" if job.outside or job.hint else 0)
 
 
 def _outputs(job: JobStatus) -> str:

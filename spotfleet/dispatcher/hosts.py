@@ -82,7 +82,8 @@ def differs(before: AgentReport, after: AgentReport) -> bool:
 def _without_progress(report: AgentReport) -> AgentReport:
     return replace(report, workers=tuple(
         replace(w, quiet_s=0.0, report=replace(w.report, version=0, step_s=0.0, resumed=0, pause_s=0.0, repeated=0,
-                                               recomputed=0, waits=False, fetched=0, cost=StepCost()))
+                                               recomputed=0, outside=min(w.report.outside, 1), waits=False,
+                                               fetched=0, cost=StepCost()))
         for w in report.workers))
 
 

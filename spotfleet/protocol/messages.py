@@ -99,6 +99,8 @@ class WorkerReport:
     backend: str = ""  # "gloo" or "nccl", in the newest generation that it has formed
     read_rank: int | None = None  # rank that its script has read before it had a place
     read_size: int = 0  # the same for the world size; 0: it has read none
+    outside: int = 0  # optimizer steps outside `elastic.run`, while it has not been entered
+    together: bool = False  # those steps used collectives of the group: without a peer they cannot go on
 
 
 @dataclass(frozen=True)
@@ -350,6 +352,8 @@ class JobStatus:
     work_left_s: float | None = None  # at the fleet's full target; None: unknown
     finish_in_s: float | None = None  # at the current pace; None: unknown
     recomputed: int = 0  # gradients computed again for the step in flight: part of the pauses
+    outside: int = 0  # optimizer steps of a worker outside `elastic.run`; not part of `version`
+    hint: str = ""  # the next thing to try, if something is wrong with the script
 
 
 @dataclass(frozen=True)

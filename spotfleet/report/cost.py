@@ -13,6 +13,7 @@ from spotfleet.words import clock, count, day, instant, money, percent, span
 POOLS = 6  # pools with a chart of their own
 PARTS = {
     "useful": ("training", SeriesStyle.USEFUL, "machines while a job made steps that count"),
+    "unknown": ("work of unknown kind", SeriesStyle.AROUND, "scripts and commands without hvd.elastic.run"),
     "boot": ("starting machines", SeriesStyle.WASTED, "from when a machine is billed until it can work"),
     "repeated": ("repeated steps", SeriesStyle.WASTED, "steps since the last checkpoint, when no worker was left"),
     "pause": ("pauses", SeriesStyle.WASTED, "machines while the group changed, up to its first step"),
@@ -22,7 +23,7 @@ PARTS = {
     "addresses": ("public addresses", SeriesStyle.AROUND, "of all machines"),
     "traffic": ("traffic between zones", SeriesStyle.AROUND, "estimated from the size of a step"),
 }
-AROUND = ("disks", "addresses", "traffic")
+AROUND = ("disks", "addresses", "traffic", "unknown")
 DEFINITIONS = (
     ("spot and on demand", "A cloud sells idle machines cheaply as spot machines and may take them back at any moment. "
      "An on-demand machine costs more and stays."),
@@ -216,10 +217,12 @@ def _where(view: CostView) -> SafeHtml:
     rows = [Bar(name, style, micros, text) for key, micros in found.parts() for name, style, text in [PARTS[key]]
             if micros or key not in AROUND]
     wasted = found.boot + found.repeated + found.pause + found.idle
+    unknown = (f", and {percent(found.unknown, found.total)} into scripts and commands whose work is not measured"
+               if found.unknown else "")
     text = (f"Of each dollar {percent(found.useful, found.total)} went into training and "
-            f"{percent(wasted, found.total)} into machines that did nothing useful at the time; the rest is what a "
-            "fleet needs besides. Each bar begins where the one above it ends, and together they are the whole bill."
-            ) if found.total else ""
+            f"{percent(wasted, found.total)} into machines that did nothing useful at the time{unknown}; the rest is "
+            "what a fleet needs besides. Each bar begins where the one above it ends, and together they are the whole "
+            "bill.") if found.total else ""
     return section("Where the money went", text, bars(rows, found.total, "what it was for"))
 
 

@@ -19,11 +19,17 @@ def init() -> None:
     worker will take is known."""
     torch_sampler.watch()
     default_group.watch()
-    runtime.current().init()
+    current = runtime.current()
+    current.init()
+    if current.control is not None and current.state is None:
+        current.outside.begin(current.control.update)
 
 
 def shutdown() -> None:
-    runtime.current().shutdown()
+    current = runtime.current()
+    if current.control is not None and current.initialized and current.outside.steps:
+        current.control.update()  # sends their final number
+    current.shutdown()
 
 
 def is_initialized() -> bool:

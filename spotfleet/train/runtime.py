@@ -34,6 +34,7 @@ from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
 from spotfleet.train.iteration import CheckpointWriter, IterationEvents
 from spotfleet.train.optimizer_tag import OptimizerList, handle_of
+from spotfleet.train.outside import OutsideSteps
 from spotfleet.train.resize import Resizer, read
 from spotfleet.train.state.rng import keep_loaders_apart
 from spotfleet.train.state.sync import synchronize
@@ -56,6 +57,7 @@ class Runtime(IterationEvents):
         self.repeated = self.recomputed = 0  # see WorkerReport
         self._leaving = False
         self._inside = False  # the user's function is running
+        self.outside = OutsideSteps()
         self._steps = Steps()
         self._last_step_at = 0.0
         self._resumed = 0
@@ -148,6 +150,7 @@ class Runtime(IterationEvents):
             backends.choose_here(self.place.local_rank, self.place.local_size, self._settled_backend(), self._environ)
         world, rank = (self.place.size, self.place.rank) if self.placed else (0, -1)
         state.mark(copies=copies)
+        self.outside.end()
         self.resizer = Resizer(read(resize, self._environ), self._environ)
         self.resizer.attach(state)
         keep_loaders_apart()
@@ -245,7 +248,7 @@ class Runtime(IterationEvents):
         version = self.state.reported_version if self.state is not None else 0
         return {"version": version, "waits": waits_for_peers(), "backend": self._backend,
                 "step_s": self._steps.step_s, "cost": self._steps.cost(self.group), "repeated": self.repeated,
-                "recomputed": self.recomputed}
+                "recomputed": self.recomputed, **self.outside.fields(self.group, self.optimizers)}
 
     def _on_orders(self, orders: WorkerOrders) -> None:
         super()._on_orders(orders)

@@ -287,4 +287,5 @@ class AgentWorker:
 
 def _news(report: WorkerReport) -> WorkerReport:
     """Return the report without the fields that can wait for the next period."""
-    return replace(report, version=0, step_s=0.0, waits=False, fetched=0, cost=StepCost())
+    return replace(report, version=0, step_s=0.0, waits=False, fetched=0, cost=StepCost(),
+                   outside=min(report.outside, 1))

@@ -15,7 +15,8 @@ from spotfleet.fleet.cost.meter import CostReport
 from spotfleet.words import counted, dollars
 
 NAMES = {"useful": "training", "boot": "starting machines", "repeated": "repeated steps", "pause": "pauses",
-         "disks": "disks", "addresses": "public addresses", "traffic": "traffic between zones (estimated)"}
+         "unknown": "work of unknown kind", "disks": "disks", "addresses": "public addresses",
+         "traffic": "traffic between zones (estimated)"}
 SHOWN = 40  # differences of a reconciliation
 UNRATED = "disks, public addresses and traffic{of} are not counted: their prices are not known"
 
@@ -68,8 +69,9 @@ def summary(micros: int, parts: Breakdown, saved: str, times: int, per_1000: int
 
 
 def jobs(found: CostReport) -> str:
-    rows = [(j.job, j.name, dollars(j.micros, 6), full(j.micros, j.on_demand_micros, 6), j.useful_steps,
-             j.repeated_steps, dollars(j.repeated_micros + j.pause_micros, 6), _per_1000(j.micros_per_1000_steps))
+    rows = [(j.job, j.name, dollars(j.micros, 6), full(j.micros, j.on_demand_micros, 6),
+             j.useful_steps or ("-" if j.unknown_micros else 0), j.repeated_steps,
+             dollars(j.repeated_micros + j.pause_micros, 6), _per_1000(j.micros_per_1000_steps))
             for j in found.jobs]
     rows.append(("all", "with dispatcher and idle time", dollars(found.micros, 6), _on_demand(found),
                  found.useful_steps, sum(j.repeated_steps for j in found.jobs),

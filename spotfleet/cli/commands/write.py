@@ -26,6 +26,7 @@ from spotfleet.config import values
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, JobState, Role
+from spotfleet.protocol.messages import JobStatus
 from spotfleet.words import are, counted, dollars
 
 SHOWN_BYTES = 1 << 16  # end of the output that is kept, so that a traceback is not printed twice
@@ -128,7 +129,9 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
     failed: JobFailed | None = None
     try:
         succeeded(status)
-        print_message(f"job {job.id} has {status.state}: {counted(status.version, 'step')}, {status.repeated} repeated")
+        print_message(f"job {job.id} has {status.state}: {_done(status)}")
+        if status.hint:
+            print_message(f"hint: {status.hint}")
     except JobFailed as error:
         failed = error
     if down:
@@ -137,6 +140,13 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
         raise failed
     if not down:
         next_command(f"spotfleet cost {fleet.name}", f"spotfleet down {fleet.name}")
+
+
+def _done(status: JobStatus) -> str:
+    """Return what a job has done: steps that were counted, else what its workers did."""
+    if status.version:
+        return f"{counted(status.version, 'step')}, {status.repeated} repeated"
+    return f"{status.why} ({counted(status.outside, 'step')} each)" if status.outside else status.why
 
 
 def workers(text: str) -> tuple[int, int]:

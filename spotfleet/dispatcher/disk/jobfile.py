@@ -45,6 +45,8 @@ class JobRecord:
     asked: int = 0  # the last request of its resize policy, in workers; 0: none yet, -1: no limit
     size: int = 0  # size of the newest formed generation
     recomputed: int = 0
+    outside: int = 0  # steps of a worker outside elastic.run
+    hint: str = ""  # the next thing to try, once it has ended
 
 
 def save(folder: Path, record: JobRecord) -> None:

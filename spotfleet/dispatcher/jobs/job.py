@@ -27,6 +27,7 @@ from spotfleet.dispatcher.jobs import restart
 from spotfleet.dispatcher.jobs.context import JobContext
 from spotfleet.dispatcher.jobs.failures import classify_exits
 from spotfleet.dispatcher.jobs.orders import worker_orders
+from spotfleet.dispatcher.jobs.outside import Outside, OutsideTracker, advice
 from spotfleet.dispatcher.jobs.progress import ProgressTracker
 from spotfleet.dispatcher.jobs.restart import Cause, Slot
 from spotfleet.dispatcher.jobs.sizing import Sizing
@@ -57,6 +58,7 @@ class ManagedJob:
         self.sizing = Sizing(record.job, record.spec, record.asked, record.size)
         self.membership = self.sizing.membership()
         self.progress = ProgressTracker(record.job, record.repeated, record.recomputed)
+        self.outside = OutsideTracker(record.job, record.spec)
         self.history = restart.History()
         self.logs = JobLogs(folder / "logs")
         self.log_signal = Signal()
@@ -184,6 +186,9 @@ class ManagedJob:
     def _advance(self, context: JobContext) -> list[Event]:
         if self.record.cancelled:
             return self._cancelled(context)
+        outside = self.outside.update(self.workers, self.membership, self.record.version, context)
+        if self.outside.loss(self._group, self.workers, context):
+            return [*outside, *self._outside_lost(context)]
         self._fill(context)
         self.sizing.update(self.membership, self.workers)
         changes = self.membership.observe(self._views(context), self._expected(context), context.now)
@@ -192,10 +197,14 @@ class ManagedJob:
         self.checkpoints.need(self.membership.needs_restore and not founding)
         self._release(context)
         self._rank()
-        events += [*self.progress.update(self.workers, self.membership, context), *self._update_last_copy(context)]
+        events += [*outside, *self.progress.update(self.workers, self.membership, context),
+                   *self._update_last_copy(context)]
         self._write(version=max(self.membership.version, 0) or self.record.version, repeated=self.progress.repeated,
-                    recomputed=self.progress.recomputed, asked=self.sizing.asked, size=self.sizing.size)
-        self.workers.forget(lambda w: w.name in self._group or w.done or context.now - w.ended_at <= restart.TOGETHER_S)
+                    recomputed=self.progress.recomputed, asked=self.sizing.asked, size=self.sizing.size,
+                    outside=self.outside.steps)
+        # Workers that train alone do not wait for a lost one of their group.
+        group = () if self.outside.kind is Outside.ALONE else self._group
+        self.workers.forget(lambda w: w.name in group or w.done or context.now - w.ended_at <= restart.TOGETHER_S)
         return [*events, *self._settle(context)]
 
     def _classify_exits(self, context: JobContext) -> list[Event]:
@@ -322,7 +331,7 @@ class ManagedJob:
             return self._tail(context)
         workers = [w for w in self.workers.all.values() if not w.past]
         if workers and all(w.done for w in workers):
-            return self._end(JobState.SUCCEEDED, "every worker's script has ended", context)
+            return self._end(JobState.SUCCEEDED, self.outside.ended_why, context)
         state, why = self._stands(context)
         return self._change(state, why, context)
 
@@ -331,15 +340,22 @@ class ManagedJob:
         if not live:
             waits = context.why_waiting or self._cooling(context)
             return (JobState.RECOVERING if self.membership.generation else JobState.QUEUED), waits
+        if outside := self.outside.why(sum(w.begun for w in live)):
+            return JobState.RUNNING if self.outside.sure else JobState.STARTING, outside
         if phase is Phase.STARTING:
-            if not self.spec.argv and any(w.seen for w in live):
-                return JobState.RUNNING, f"workers that run the command: {len(live)}"
             return JobState.STARTING, why
         if phase is Phase.RUNNING or (phase is Phase.FORMING and self._cause in PLANNED):
             return JobState.RUNNING, why
         if phase is Phase.FORMING and self._cause == "start":
             return JobState.STARTING, why
         return JobState.RECOVERING, "; ".join(w for w in (why, context.why_waiting) if w)
+
+    def _outside_lost(self, context: JobContext) -> list[Event]:
+        """End the job of a script that cannot survive a loss, once the loss's cause can be known."""
+        failed = self.outside.failure(self._group, self.workers, context)
+        if failed is not None:
+            return self._end(JobState.FAILED, failed.why, context, failed.error)
+        return self._change(self.state, self.outside.loss(self._group, self.workers, context), context)
 
     def _cooling(self, context: JobContext) -> str:
         waits = [restart.ready_at(self.history, place) - context.now for place in context.given]
@@ -382,8 +398,11 @@ class ManagedJob:
     def _end(self, state: JobState, why: str, context: JobContext, error: str = "") -> list[Event]:
         for worker in self.workers.live():
             worker.wanted = False
-        events: list[Event] = self.progress.last(self.membership, context)
-        self._write(ended_at=context.unix, error=error)
+        events: list[Event] = [*self.outside.last(context), *self.progress.last(self.membership, context)]
+        line = advice(error)
+        why = f"{why}: {line}" if line else why
+        hint = line or (self.outside.ended_hint if state is JobState.SUCCEEDED else self.outside.hint)
+        self._write(ended_at=context.unix, error=error, hint=hint)
         events += self._change(state, why, context)
         self.secrets = {}
         jobfile.drop_secrets(self.folder)
@@ -400,5 +419,5 @@ class ManagedJob:
     def _write(self, **changes: object) -> None:
         """Change the record; write it to disk at once if a restart needs the change."""
         before, self.record = self.record, replace(self.record, **changes)  # type: ignore[arg-type]
-        if replace(before, why="", version=0) != replace(self.record, why="", version=0):
+        if replace(before, why="", version=0, outside=0) != replace(self.record, why="", version=0, outside=0):
             self.unsaved = not jobfile.try_save(self.folder, self.record)

@@ -22,11 +22,13 @@ from spotfleet.fleet.domain.events import (
     JobResumed,
     JobSubmitted,
     LaunchIntended,
+    ScriptsRan,
 )
 from spotfleet.model import CloudState, Offer, Role, Run
 
 _ALL_SECONDS = 2**62
 JobCostEvent = JobChanged | GenerationFormed | JobResumed | JobProgress | CheckpointKept
+HoldEvent = JobChanged | GenerationFormed | ScriptsRan  # changes of the slots that a job holds
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class SlotUse:
     slots: int
     since: float
     until: float
+    known: bool = True  # False: work outside training, of unknown kind
 
 
 @dataclass(frozen=True)
@@ -179,32 +182,40 @@ def _end(event: HostListed) -> float:
 def jobs(events: Iterable[Event], now: float) -> dict[str, CostJob]:
     names: dict[str, str] = {}
     log: dict[str, list[JobCostEvent]] = {}
+    holds: dict[str, list[HoldEvent]] = {}
     for event in events:
         if isinstance(event, JobSubmitted):
             names[event.job] = event.name
         elif isinstance(event, JobCostEvent):
             names.setdefault(event.job, "")
             log.setdefault(event.job, []).append(event)
-    return {job: CostJob(job, name, _slot_uses(job, log.get(job, []), now), tuple(log.get(job, ())))
+        if isinstance(event, HoldEvent):
+            names.setdefault(event.job, "")
+            holds.setdefault(event.job, []).append(event)
+    return {job: CostJob(job, name, _slot_uses(job, holds.get(job, []), now), tuple(log.get(job, ())))
             for job, name in names.items()}
 
 
-def _slot_uses(job: str, log: list[JobCostEvent], now: float) -> dict[str, list[SlotUse]]:
+def _slot_uses(job: str, log: list[HoldEvent], now: float) -> dict[str, list[SlotUse]]:
     slot_uses: dict[str, list[SlotUse]] = {}
     held: Counter[str] = Counter()
-    since = 0.0
+    since, counted_until, known = 0.0, -math.inf, True
     for event in [*log, None]:
         ended = event is None or (isinstance(event, JobChanged) and event.state.ended)
-        if not ended and not isinstance(event, GenerationFormed):
+        if not ended and isinstance(event, JobChanged):
             continue
-        until = event.at if event else now
-        for host, slots in held.items():
-            slot_uses.setdefault(host, []).append(SlotUse(job, slots, since, until))
+        begun = now if event is None else event.since if isinstance(event, ScriptsRan) else event.at
+        begun = max(begun, counted_until)  # scripts may have run since before the newest generation, which then is none
+        if held and since < begun:
+            counted_until = begun
+            for host, slots in held.items():
+                slot_uses.setdefault(host, []).append(SlotUse(job, slots, since, begun, known))
         held = Counter() if ended else slots_of(event)
-        since = until
+        since, known = begun, not isinstance(event, ScriptsRan) or event.known
     return slot_uses
 
 
-def slots_of(formed: GenerationFormed) -> Counter[str]:
-    """Return host -> the number of its slots in the generation; a worker's name is HOST/SLOT/INCARNATION."""
-    return Counter(member.partition("/")[0] for member in formed.members)
+def slots_of(event: GenerationFormed | ScriptsRan) -> Counter[str]:
+    """Return host -> the number of its slots that the workers hold; a worker's name is HOST/SLOT/INCARNATION."""
+    workers = event.members if isinstance(event, GenerationFormed) else event.workers
+    return Counter(worker.partition("/")[0] for worker in workers)

@@ -23,6 +23,7 @@ class Breakdown:
     """Cost by use, in micro-dollars; no part is negative."""
 
     useful: int = 0  # worker hosts, while a job trained
+    unknown: int = 0  # worker hosts, while a job's script or command ran outside training
     boot: int = 0  # worker hosts, until their agent joined
     repeated: int = 0  # steps computed again
     pause: int = 0  # hosts of jobs that waited for a generation to form
@@ -50,12 +51,13 @@ def breakdown(report: CostReport) -> Breakdown:
     window, rounding may make a part a few micro-dollars negative: these are taken from the largest part.
     """
     held = max(0, sum(job.micros for job in report.jobs))
-    repeated = min(report.repeated_micros, held)
-    pause = min(report.pause_micros, held - repeated)
+    unknown = min(report.unknown_micros, held)
+    repeated = min(report.repeated_micros, held - unknown)
+    pause = min(report.pause_micros, held - unknown - repeated)
     unheld = max(0, report.idle_micros)
     boot = min(report.boot_micros, unheld)
-    found = Breakdown(held - repeated - pause, boot, repeated, pause, unheld - boot, report.dispatcher_micros,
-                      report.disk_micros, report.address_micros, report.traffic_micros)
+    found = Breakdown(held - unknown - repeated - pause, unknown, boot, repeated, pause, unheld - boot,
+                      report.dispatcher_micros, report.disk_micros, report.address_micros, report.traffic_micros)
     rounding = found.total - report.micros
     most = max(found.parts(), key=lambda part: part[1])[0]
     return replace(found, **{most: getattr(found, most) - rounding})

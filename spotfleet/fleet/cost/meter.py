@@ -34,6 +34,7 @@ from spotfleet.fleet.domain.events import (
 from spotfleet.model import BillingRules, Role
 
 BEGINNING, END = -math.inf, math.inf
+_Holder = tuple[str, bool]  # job, and whether it trains
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class JobLine:
     repeated_micros: int  # hosts that made steps again after a pause
     pause_micros: int  # hosts from the last step before a generation formed to the first one in it
     traffic_micros: int = 0  # between zones; not part of `micros`
+    unknown_micros: int = 0  # the part of `micros` for work outside training: its kind is unknown
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class CostReport:
     address_micros: int = 0
     traffic_micros: int = 0
     extras: tuple[ExtraLine, ...] = ()  # disks, addresses and traffic, line by line
+    unknown_micros: int = 0  # jobs' scripts and commands outside training
 
     @property
     def unpriced(self) -> tuple[str, ...]:
@@ -169,8 +172,8 @@ class Meter:
         return {name: cost_extras.crossings(job, self.hosts, self._rates) for name, job in self.jobs.items()}
 
     @cached_property
-    def _stretches(self) -> list[tuple[Bill, int, int, str, Fraction]]:
-        """(run, from, until, job, its share of the host) for each period in which a job holds slots of a run."""
+    def _stretches(self) -> list[tuple[Bill, int, int, _Holder, Fraction]]:
+        """(run, from, until, holder, its share of the host) for each period in which a job holds slots of a run."""
         uses: dict[str, list[SlotUse]] = {}
         for job in self.jobs.values():
             for name, of in job.slot_uses.items():
@@ -228,32 +231,34 @@ class Meter:
             address_micros=of["address"],
             traffic_micros=of["traffic"],
             extras=tuple(extras),
+            unknown_micros=sum(job.unknown_micros for job in job_lines),
         )
 
     def _boot_parts(self, at: float) -> int:
         return sum(b.bill.parts(min(b.bill.due(at), b.host.boot_seconds(b.bill.run)))[0]
                    for b in self._billed if b.host.role is Role.WORKER)
 
-    def _shares(self, at: float) -> dict[str, tuple[int, int]]:
-        """Return job -> its whole micro-dollars by `at`, and those of the same time on demand."""
-        held: dict[str, tuple[Fraction, Fraction]] = {}
-        for bill, begin, until, job, share in self._stretches:
+    def _shares(self, at: float) -> dict[str, tuple[int, int, int]]:
+        """Return job -> its whole micro-dollars by `at`, those of the same time on demand, and those of unknown work.
+        """
+        held: dict[str, tuple[Fraction, Fraction, Fraction]] = {}
+        for bill, begin, until, (job, known), share in self._stretches:
             parts, full = bill.between(begin, max(begin, min(until, bill.due(at))))
-            a, b = held.get(job, (Fraction(0), Fraction(0)))
-            held[job] = a + share * parts, b + share * full
-        return {job: (int(a / PARTS), int(b / PARTS)) for job, (a, b) in held.items()}
+            a, b, c = held.get(job, (Fraction(0), Fraction(0), Fraction(0)))
+            held[job] = a + share * parts, b + share * full, c if known else c + share * parts
+        return {job: (int(a / PARTS), int(b / PARTS), int(c / PARTS)) for job, (a, b, c) in held.items()}
 
     def _job_lines(self, since: float, until: float, extras: list[ExtraLine]) -> list[JobLine]:
         before, after = self._shares(since) if since > BEGINNING else {}, self._shares(until)
         lines = []
         for name, job in self.jobs.items():
-            (a, full_a), (b, full_b) = before.get(name, (0, 0)), after.get(name, (0, 0))
+            (a, full_a, unknown_a), (b, full_b, unknown_b) = before.get(name, (0, 0, 0)), after.get(name, (0, 0, 0))
             steps = job.steps(until) - job.steps(since)
             repeats, repeated, paused = self._losses(job, until)
             repeats_a, repeated_a, paused_a = self._losses(job, since)
             crossed = sum(e.micros for e in extras if e.kind == "traffic" and e.name == name)
             line = JobLine(name, job.name, b - a, full_b - full_a, steps, _per_1000(b - a, steps), repeats - repeats_a,
-                           repeated - repeated_a, paused - paused_a, crossed)
+                           repeated - repeated_a, paused - paused_a, crossed, unknown_b - unknown_a)
             figures = (steps, crossed, line.on_demand_micros, line.micros, line.repeated_steps, line.pause_micros)
             if (since, until) == (BEGINNING, END) or any(figures):
                 lines.append(line)
@@ -280,24 +285,25 @@ class Meter:
         return total
 
 
-def _split(bill: Bill, uses: list[SlotUse], slots: int) -> Iterator[tuple[int, int, str, Fraction]]:
-    """Yield (from, until, job, its share) for every period of a run in which the held slots stay the same."""
-    changes: list[tuple[int, str, int]] = []
+def _split(bill: Bill, uses: list[SlotUse], slots: int) -> Iterator[tuple[int, int, _Holder, Fraction]]:
+    """Yield (from, until, holder, its share) for every period of a run in which the held slots stay the same."""
+    changes: list[tuple[int, _Holder, int]] = []
     for use in uses:
         since, until = seconds_until(bill.run, use.since), min(bill.length, seconds_until(bill.run, use.until))
         if since < until:
-            changes += [(since, use.job, use.slots), (until, use.job, -use.slots)]
-    held: Counter[str] = Counter()
+            holder = (use.job, use.known)
+            changes += [(since, holder, use.slots), (until, holder, -use.slots)]
+    held: Counter[_Holder] = Counter()
     changes.sort()
-    for i, (begin, job, count) in enumerate(changes):
-        held[job] += count
+    for i, (begin, holder, count) in enumerate(changes):
+        held[holder] += count
         until = changes[i + 1][0] if i + 1 < len(changes) else begin
         if until == begin:
             continue
         whole = max(slots, held.total())
-        for name, holds in held.items():
+        for holder, holds in held.items():
             if holds:
-                yield begin, until, name, Fraction(holds, whole)
+                yield begin, until, holder, Fraction(holds, whole)
 
 
 def _per_1000(micros: int, steps: int) -> int | None:

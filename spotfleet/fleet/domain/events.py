@@ -257,6 +257,21 @@ class JobResumed:
 
 
 @dataclass(frozen=True)
+class ScriptsRan:
+    """Workers run a job's script or command outside training: written when they change, and when training begins.
+
+    Their slots are held by the job from `since` on, until the next line of this kind, generation or end of the job.
+    """
+
+    at: float
+    job: str
+    workers: tuple[str, ...]  # empty: none any more
+    since: float
+    why: str
+    known: bool = False  # True: they train in elastic.run from now on
+
+
+@dataclass(frozen=True)
 class JobProgress:
     """Written about every 10 s while a job trains, and at its end."""
 
@@ -370,7 +385,7 @@ class FleetDown:
 
 JobEvent = (  # each has the field `job`
     JobSubmitted | JobChanged | GenerationFormed | JobResized | JobResumed | JobProgress | StepExplained | SetupFailed
-    | CheckpointKept | CheckpointLost | CheckpointInTime
+    | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan
 )
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent

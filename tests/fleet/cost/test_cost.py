@@ -8,6 +8,7 @@ import json
 
 from spotfleet.cli.commands import cost_table
 from spotfleet.fleet.cost.billing import PriceBook, pieces
+from spotfleet.fleet.cost.groups import breakdown
 from spotfleet.fleet.cost.meter import report
 from spotfleet.fleet.cost.rows import csv_rows, to_json
 from spotfleet.fleet.domain.events import (
@@ -23,6 +24,7 @@ from spotfleet.fleet.domain.events import (
     JobSubmitted,
     LaunchIntended,
     PriceChanged,
+    ScriptsRan,
 )
 from spotfleet.model import BillingRules, CloudState, JobState, Market, Nodes, Offer, Role, Run
 from spotfleet.words import exact_dollars
@@ -214,6 +216,43 @@ def test_steps_that_survivors_make_again_are_billed_in_the_pause_alone():
               JobResumed(41.0, "j", 2, 60, 3, 0.0, lost=1)]
     (job,) = report(events, 100.0).jobs
     assert (job.repeated_steps, job.repeated_micros, job.pause_micros) == (33, 5, 3)  # at 10 a second
+
+
+def ran(at: float, since: float, *workers: str, known: bool = False) -> ScriptsRan:
+    return ScriptsRan(at, "j", workers, since, "the script without hvd.init()", known)
+
+
+def test_hosts_whose_scripts_run_outside_training_are_work_of_unknown_kind_and_not_idle():
+    events = [created(), *host("f-0", Run(0.0, 100.0)), *host("f-1", Run(0.0, 100.0)),
+              ran(70.0, 20.0, "f-0/0/a", "f-0/1/a", "f-1/0/a"),  # written once it was sure
+              ran(80.0, 80.0, "f-1/0/a"), JobChanged(90.0, "j", JobState.SUCCEEDED, "")]
+    bill = report(events, 100.0)
+    # 10 a second for each host; f-0 from 20 to 80, half of f-1 from 20 to 90
+    assert (bill.jobs[0].micros, bill.jobs[0].unknown_micros, bill.unknown_micros) == (950, 950, 950)
+    assert (bill.micros, bill.idle_micros) == (2000, 1050)
+    assert (breakdown(bill).unknown, breakdown(bill).useful) == (950, 0)
+
+
+def test_a_generation_that_never_trained_is_work_of_unknown_kind_from_its_scripts_begin():
+    events = [created(), *host("f-0", Run(0.0, 100.0)), formed(30.0, 1, "f-0/0/a", "f-0/1/a"),
+              ran(50.0, 20.0, "f-0/0/a", "f-0/1/a")]
+    (job,) = report(events, 100.0).jobs
+    assert (job.micros, job.unknown_micros) == (800, 800)
+
+
+def test_scripts_that_enter_training_after_all_are_training_from_then_on():
+    events = [created(), *host("f-0", Run(0.0, 100.0)), formed(30.0, 1, "f-0/0/a", "f-0/1/a"),
+              ran(50.0, 20.0, "f-0/0/a", "f-0/1/a"), ran(60.0, 60.0, "f-0/0/a", "f-0/1/a", known=True),
+              formed(80.0, 2, "f-0/0/a", "f-0/1/b")]
+    bill = report(events, 100.0)
+    assert (bill.jobs[0].micros, bill.jobs[0].unknown_micros, breakdown(bill).useful) == (800, 400, 400)
+
+
+def test_training_before_such_a_line_stays_training():
+    events = [created(), *host("f-0", Run(0.0, 100.0)), formed(10.0, 1, "f-0/0/a", "f-0/1/a"),
+              formed(40.0, 2, "f-0/0/a", "f-0/1/b"), ran(50.0, 5.0, "f-0/0/a", "f-0/1/b")]
+    bill = report(events, 100.0)
+    assert (bill.jobs[0].micros, bill.jobs[0].unknown_micros, bill.micros) == (900, 600, 1000)
 
 
 def test_useful_steps_are_the_highest_version_a_job_reached():

@@ -24,12 +24,16 @@ from spotfleet.protocol.messages import (
 SETUP = "setup failed: line 2 (`pip install nothing`) exited with code 1\nits last output:\n  no such thing"
 
 
+BROKEN = "spotfleet.worker.errors.CommBroken: a peer is gone"
+
+
 @dataclass
 class Script:
     """What the user's script does."""
 
     steps: int = 30
     calls_init: bool = True
+    outside: str = ""  # "together" or "alone": after init() it trains without elastic.run
     fails: Callable[[FakeWorker], str] = lambda worker: ""  # a traceback, from the moment it should raise
     setup: Callable[[FakeWorker], int] = lambda worker: 0  # which try of its setup fails on its host
     tail: int = 0  # ticks that rank 0 needs after training
@@ -47,6 +51,7 @@ class FakeWorker:
     version: int = 0
     resumed: int = 0
     repeated: int = 0
+    outside: int = 0
     error: str = ""
     exit: Exit | None = None
     tries: int = 0  # number for a setup that has failed
@@ -69,7 +74,8 @@ class FakeWorker:
             self.name, self.order.job, self.stage, self.generation, self.failed, self.version, f"store-{self.name}:1",
             0.02, self.repeated, self.resumed, 0.1, error=self.error, blame_host=self.error.startswith("this host's"),
             checkpoint=self.checkpoint, damaged=self.damaged, wanted=self.script.wants(self), resize=self.script.resize,
-            setup_tries=self.tries)
+            setup_tries=self.tries, outside=self.outside, together=self.script.outside == "together",
+            blame_peer=self.error == BROKEN)
         return WorkerState(report, self.order.slot, 0 if self.tries else 1, self.exit)
 
 
@@ -95,7 +101,8 @@ class World:
         for worker in running:
             worker.ticks += 1
             self._live(worker)
-        for job, generation in {(w.order.job, w.generation) for w in running if w.generation}:
+        for job, generation in {(w.order.job, w.generation) for w in running
+                                if w.generation and not w.script.outside}:
             self._step(job, generation)
         for worker in running:
             self._enter(worker)
@@ -106,6 +113,9 @@ class World:
         worker.exit, worker.error = exit or Exit(-9), error
         if exit is None:
             del self.workers[name]
+        if worker.script.outside == "together":
+            for other in self._members(worker.order.job, worker.generation):
+                other.exit, other.error = Exit(1), BROKEN
         if worker.generation and worker.stage is Stage.READY:
             for other in self._members(worker.order.job, worker.generation):
                 other.failed, other.generation = max(other.failed, worker.generation), 0
@@ -125,7 +135,13 @@ class World:
         elif worker.stage is Stage.STARTING and worker.ticks > 2:
             worker.stage = Stage.INIT
         elif worker.stage is Stage.INIT and (orders.founded or orders.assignment):
-            worker.stage = Stage.READY
+            if not worker.script.outside:
+                worker.stage = Stage.READY
+                return None
+            worker.generation = orders.assignment.generation if orders.assignment and not orders.founded else 0
+            worker.outside += 1
+            if worker.outside >= worker.script.steps:
+                worker.exit = Exit(0, done=True)
         elif worker.stage is Stage.READY and worker.version == 0 and orders.restore is not None:
             if orders.restore.url and orders.restore.digest not in worker.objects:
                 worker.damaged = orders.restore

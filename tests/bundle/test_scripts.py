@@ -1,0 +1,146 @@
+"""What is known of a training script from its source; and that nothing is said where something is not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotfleet.bundle import scripts
+from spotfleet.bundle.scripts import horovod_advice, read, remarks
+
+ELASTIC = """
+import torch
+import spotfleet.train as hvd
+
+hvd.init()
+
+@hvd.elastic.run
+def train(state):
+    pass
+"""
+WITHOUT = """
+import torch
+import spotfleet.train as hvd
+
+hvd.init()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD([torch.zeros(1)], 0.1))
+model.eval()
+"""
+PLAIN = "import torch\nfrom torch import nn\nimport os, sys\nmodel = nn.Linear(1, 1)\nnn.init.zeros_(model.weight)\n"
+HINT = scripts.ELASTIC_HINT
+
+
+def said(tmp_path: Path, source: str, workers: int = 4, beside: dict[str, str] | None = None) -> list[str]:
+    for name, text in (beside or {}).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "train.py").write_text(source)
+    return remarks(read(tmp_path / "train.py"), workers)
+
+
+def test_an_elastic_script_gets_no_remark(tmp_path):
+    assert said(tmp_path, ELASTIC) == []
+
+
+LOSS = ("train.py: it calls hvd.init() and has no hvd.elastic.run: the first host that is lost ends the job; "
+        f"hint: {HINT}")
+
+
+@pytest.mark.parametrize("source", [
+    WITHOUT,
+    "import spotfleet.train\nspotfleet.train.init()\nspotfleet.train.allreduce(x)\n",
+    "from spotfleet import train as engine\nengine.init()\nengine.DistributedOptimizer(o)\n",
+    "from spotfleet.train import DistributedOptimizer, init\ninit()\n",
+])
+def test_a_script_with_init_and_without_elastic_run_is_told_that_a_lost_host_ends_it(tmp_path, source):
+    assert said(tmp_path, source) == [LOSS] == said(tmp_path, source, workers=1)
+
+
+def test_a_script_with_init_whose_workers_share_nothing_is_told_that_each_trains_alone(tmp_path):
+    source = "import torch\nimport spotfleet.train as hvd\nhvd.init()\n"
+    (line,) = said(tmp_path, source)
+    assert line.startswith("train.py: it calls hvd.init() and has neither hvd.DistributedOptimizer nor "
+                           "hvd.elastic.run: each of up to 4 workers trains alone; hint: ")
+    assert said(tmp_path, source, workers=1) == []
+
+
+def test_a_script_without_spotfleet_is_told_that_each_worker_runs_all_of_it(tmp_path):
+    assert said(tmp_path, PLAIN) == ["train.py: it does not import spotfleet.train: each of up to 4 workers runs all "
+                                     f"of it alone; hint: --np 1, or {HINT}"]
+    assert said(tmp_path, PLAIN, workers=1) == []
+
+
+def test_a_script_that_imports_spotfleet_and_never_calls_init_is_told_the_same(tmp_path):
+    (line,) = said(tmp_path, "import spotfleet.train as hvd\nprint(hvd.Average)\n")
+    assert line.startswith("train.py: it calls no hvd.init(): each of up to 4 workers")
+
+
+def test_modules_beside_the_script_are_read_too(tmp_path):
+    loop = "import spotfleet.train as hvd\n@hvd.elastic.run\ndef train(state): pass\n"
+    script = "import spotfleet.train as hvd\nfrom parts.loop import train\nhvd.init()\nhvd.allreduce(x)\n"
+    assert said(tmp_path, script, beside={"parts/__init__.py": "", "parts/loop.py": loop}) == []
+    assert said(tmp_path, script, beside={"parts/loop.py": "def train(state): pass\n"}) == [LOSS]
+
+
+def test_relative_imports_and_submodules_are_followed(tmp_path):
+    script = "import spotfleet.train as hvd\nfrom parts import loop\nhvd.init()\nhvd.allreduce(x)\n"
+    other = "import spotfleet.train as hvd\ngo = hvd.elastic.run\n"
+    files = {"parts/__init__.py": "", "parts/loop.py": "from .other import go\n", "parts/other.py": other}
+    assert said(tmp_path, script, beside=files) == []
+    assert said(tmp_path, script, beside={**files, "parts/loop.py": ""}) == [LOSS]
+
+
+@pytest.mark.parametrize("unsure", [
+    "import company_trainer", "from company.trainer import fit", "import importlib", "exec(open('x').read())",
+    "import subprocess", "import os\nos.system('python other.py')", "import torch.multiprocessing as mp",
+    "run = getattr(hvd, 'elastic').run", "go = 'elastic.run'", "from parts import missing_package_file.x",
+    "def broken(:", "import multiprocessing", "from spotfleet.train import *",
+])
+@pytest.mark.parametrize("source", [WITHOUT, PLAIN])
+def test_nothing_is_said_of_a_script_that_may_run_other_code(tmp_path, source, unsure):
+    if "elastic" in unsure and source is PLAIN:
+        unsure = "import company_trainer"
+    assert said(tmp_path, f"{source}\n{unsure}\n") == []
+
+
+def test_a_module_beside_the_script_that_cannot_be_read_silences_it(tmp_path):
+    assert said(tmp_path, f"{PLAIN}import other\n", beside={"other.py": "def broken(:"}) == []
+    assert said(tmp_path, f"{PLAIN}import other\n", beside={"other.py": "import company_trainer\n"}) == []
+
+
+def test_a_script_is_never_run(tmp_path):
+    assert len(said(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit\nimport torch\n")) == 1
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("line", "instead"), [
+    ("import horovod.torch as hvd", "write `import spotfleet.train as hvd` instead of `import horovod.torch as hvd`"),
+    ("from horovod import torch as hvd",
+     "write `from spotfleet import train as hvd` instead of `from horovod import torch as hvd`"),
+    ("from horovod.torch.elastic import run",
+     "write `from spotfleet.train.elastic import run` instead of `from horovod.torch.elastic import run`"),
+    ("import horovod", "remove `import horovod`: the script runs under spotfleet.train"),
+    ("import horovod.tensorflow as hvd",
+     "`import horovod.tensorflow as hvd` has no counterpart: spotfleet.train stands for horovod.torch"),
+])
+def test_an_import_of_horovod_names_the_line_to_change(tmp_path, line, instead):
+    assert said(tmp_path, f"import torch\n{line}\nhvd.init()\n") == [
+        f"train.py: it imports Horovod, in whose place hosts have spotfleet.train; hint: line 2 of train.py: {instead}"]
+    error = (f'Traceback (most recent call last):\n  File "/w/train.py", line 2, in <module>\n    {line}\n'
+             "ModuleNotFoundError: No module named 'horovod'\n")
+    assert horovod_advice(error) == f"line 2 of train.py: {instead}"
+
+
+def test_a_guarded_import_of_horovod_gets_no_remark(tmp_path):
+    assert said(tmp_path, "try:\n    import horovod.torch as hvd\nexcept ImportError:\n    hvd = None\n") == []
+
+
+def test_other_errors_name_no_line():
+    assert horovod_advice("ModuleNotFoundError: No module named 'timm'") == ""
+    assert horovod_advice("ValueError: No module named 'horovod'") == ""
+
+
+def test_the_examples_get_no_remark():
+    examples = Path(__file__).parents[2] / "examples"
+    assert [remarks(read(examples / name), 4) for name in ("digits.py", "gpt.py")] == [[], []]

@@ -1,0 +1,43 @@
+"""How the command line speaks of jobs whose steps nobody counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotfleet.api.job import succeeded
+from spotfleet.cli import render
+from spotfleet.cli.commands import write
+from spotfleet.errors import JobFailed
+from spotfleet.protocol.messages import JobStatus
+
+DONE = JobStatus("train-1", "train", "succeeded", "2 workers ran this script without hvd.init(): each ran all of it "
+                 "alone", hint="to train together: ...")
+
+
+def steps(status: JobStatus) -> str:
+    heads, row = render.jobs([status]).splitlines()[:2]
+    return row[:heads.index("steps") + len("steps")].split()[-1]
+
+
+def test_a_job_without_counted_steps_is_not_said_to_have_made_none():
+    assert write._done(DONE) == DONE.why
+    assert write._done(replace(DONE, outside=60)) == f"{DONE.why} (60 steps each)"
+    assert steps(DONE) == "-" == steps(replace(DONE, hint="", outside=60))
+
+
+def test_a_job_with_counted_steps_has_their_number():
+    trained = replace(DONE, version=900, repeated=2, hint="")
+    assert (write._done(trained), steps(trained)) == ("900 steps, 2 repeated", "900")
+    assert steps(replace(DONE, hint="")) == "0"
+
+
+def test_a_failed_job_names_what_to_try_once():
+    failed = replace(DONE, state="failed", why="the script failed")
+    with pytest.raises(JobFailed) as raised:
+        succeeded(failed)
+    assert raised.value.hint == "to train together: ...; all output: `spotfleet logs train-1`"
+    with pytest.raises(JobFailed) as raised:
+        succeeded(replace(failed, why=f"the script failed: {DONE.hint}"))
+    assert raised.value.hint == "all output: `spotfleet logs train-1`"
