@@ -6,7 +6,7 @@ Threads: the main thread calls `begin` and `end`; its optimizers call `_step_mad
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -38,7 +38,7 @@ class OutsideSteps:
             self._hook.remove()
             self._hook = None
 
-    def fields(self, group: Group | None, distributed: Sequence[Any]) -> dict[str, Any]:
+    def fields(self, group: Group | None, distributed: Iterable[Any]) -> dict[str, Any]:
         """Return the report's fields. `distributed`: the distributed optimizers."""
         steps = self.steps
         if steps == 0:
@@ -47,7 +47,7 @@ class OutsideSteps:
             self._counted = self._counted or (steps, group.begun)
             before, begun = self._counted
             self._averages = group.begun - begun >= steps - before > 0
-        return {"outside": steps, "together": bool(distributed) or self._averages}
+        return {"outside": steps, "together": bool(list(distributed)) or self._averages}
 
     def _step_made(self, *_: Any) -> None:
         if threading.get_ident() == self._thread:

@@ -22,8 +22,10 @@ first, so that it counts once.
 A backward pass that raises may have launched some buckets, which peers wait for. Autograd reports no such end; but it
 has freed the pass's end callback, which `settle` finds out before the next pass, `zero_grad()`, `step()` or collective.
 Then the round is void: its other buckets are launched as they are, all ranks drop it, and PeerBackwardError is raised
-on the ranks whose pass had not raised, so that their code skips the batch, too. Where the end of that pass was noticed
-only after zeroing in place, the next round is void as well, since its gradients lie in the same memory.
+on the ranks whose pass had not raised, so that their code skips the batch, too. So it is with a pass that only
+accumulates. A pass that raises before any parameter has its gradient is not seen: it is like a batch skipped. Where the
+end of a pass is noticed only after zeroing in place, the next round is void as well if some buckets were launched,
+since its gradients lie in the same memory.
 
 Limits: a backward pass inside another (torch.utils.checkpoint with use_reentrant=True) that has the first gradient is
 refused (iteration.py), since it would end the round too early. Sparse gradients are refused, or made dense with
@@ -47,11 +49,12 @@ from torch.nn import Parameter
 from spotfleet.errors import UsageError
 from spotfleet.train import positions
 from spotfleet.train.buckets import Buckets
-from spotfleet.train.comm.group import Group
+from spotfleet.train.comm.group import SUM, Group
 
 FLAG, WORLD, SAVE, VOID, POSITION = 0, 1, 2, 3, 4  # places in the tail
 USES = POSITION + positions.WIDTH  # use counts follow
 
+_will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node  # in the present pass
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside backward()
 
 
@@ -100,6 +103,7 @@ class Reducer:
         self._task = -1  # autograd's number of the present pass
         self._end: Callable[[], _PassEnd | None] = lambda: None
         self._peers: Group | None = None  # in this pass; None: this rank is alone
+        self._calls: list[Callable[[], Any]] = []  # collectives of the user's graph that this pass runs
         self._spoilt = False  # gradients of this round lie where operations of a void round may have written
         self._samples = [0.0, 0.0]  # in this round, on this rank and on all; 0: plain mean
         self.track([p for p in params if p.requires_grad])
@@ -188,11 +192,10 @@ class Reducer:
     def _end_failed_pass(self, keep_new: bool) -> None:
         """`keep_new`: another pass has begun, and gradients outside the buckets are its own."""
         self._in_pass = False
-        if not self._launching:
-            self.passes_done += not self._pass_held
-            return
         change = save = False
         if self._peers is not None:
+            if self._next == 0:  # earlier passes' gradients stay whole in the present memory
+                self._buckets = self._new_buckets()
             views = self._buckets.views
             self._spoilt = keep_new and any(p.grad is v for p, v in zip(self.params, views, strict=True))
             self._launch_rest(self._peers, [False] * len(self.params), void=True)
@@ -245,8 +248,15 @@ class Reducer:
         if self._launching:
             buckets = self._buckets
             self._left[buckets.bucket_of[index]] -= 1
-            while self._next < len(buckets.flats) - 1 and self._left[self._next] == 0 and not self._peers.graph_calls:
+            while self._next < len(buckets.flats) - 1 and self._left[self._next] == 0 and not self._calls_come():
                 self._launch()
+
+    def _calls_come(self) -> bool:
+        """Return whether this pass is to run collectives of the user's graph, which come before all buckets.
+
+        Ranks that use other parameters fill buckets at other moments, and would mix up the order.
+        """
+        return any((call := find()) is not None and call.ran_in != self._task for find in self._calls)
 
     def _make_dense(self, p: Parameter) -> None:
         if not self._sparse_as_dense:
@@ -300,6 +310,7 @@ class Reducer:
         self._peers = self._find_peers()
         self._begin()
         self._prepare_buckets()
+        self._calls = [weakref.ref(c) for c in self._peers.graph_calls if _will_run(c)] if self._peers else []
         self._in_pass = True
         end = _PassEnd(self._end_pass)
         self._end = weakref.ref(end)
@@ -310,10 +321,13 @@ class Reducer:
             self._buckets = None
             return
         if self._buckets is None:
-            self._buckets = Buckets(self.params, USES + len(self.params), self._wire)
+            self._buckets = self._new_buckets()
         else:
             self._buckets.free_all()
         self._left = [len(members) for members in self._buckets.members]
+
+    def _new_buckets(self) -> Buckets:
+        return Buckets(self.params, USES + len(self.params), self._wire)
 
     def _add_samples(self) -> None:
         weight = self._weight()
@@ -335,7 +349,7 @@ class Reducer:
         flat, wire = self._buckets.flats[self._next], self._buckets.wires[self._next]
         if wire is not flat:
             wire.copy_(flat)
-        self._works.append(self._peers.launch(wire, what="gradients"))
+        self._works.append(self._peers.launch(wire, SUM, "gradients"))
         self._next += 1
         self.launched = True
 

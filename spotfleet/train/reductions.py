@@ -233,22 +233,14 @@ def _then(handle: Handle, after: Callable[[list[torch.Tensor]], Any]) -> Handle:
 # Gradients
 
 
-class GraphCall:
-    """Mark of a differentiable collective whose backward pass is still to come; it lives as long as the graph.
-
-    Meanwhile no bucket of gradients is launched before the end of backward: buckets fill at other moments on ranks that
-    use other parameters, so that the ranks would run their collectives in another order.
-    """
-
-
 def in_graph(*tensors: Any) -> bool:
     return torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
 
 
 def mark(ctx: Any, what: str) -> Group:
     """Note in `ctx`, in the forward pass of a differentiable collective, which group its backward pass needs."""
-    ctx.group, ctx.call = runtime.current().require_group(what), GraphCall()
-    ctx.group.graph_calls.add(ctx.call)
+    ctx.group, ctx.ran_in = runtime.current().require_group(what), -1  # autograd's number of the newest backward pass
+    ctx.group.graph_calls.add(ctx)
     return ctx.group
 
 
@@ -257,7 +249,7 @@ def sum_gradients(ctx: Any, grads: Sequence[torch.Tensor], op: str, compression:
     if ctx.group is not runtime.current().group:
         raise UsageError("backward: this graph holds a collective of an earlier generation",
                          hint="compute the loss inside the function decorated with @hvd.elastic.run")
-    ctx.group.graph_calls.discard(ctx.call)
+    ctx.ran_in = torch._C._current_graph_task_id()
     if in_graph(*grads):  # create_graph=True
         return _differentiable(list(grads), op, compression)
     return reduce_now(list(grads), op, compression, compare=False)

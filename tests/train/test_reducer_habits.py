@@ -12,9 +12,12 @@ from torch import nn
 
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
+from spotfleet.protocol.messages import Stage
 from spotfleet.train import current
+from spotfleet.train.buckets import FIRST_BUCKET_BYTES
 from spotfleet.train.optimizer_tag import handle_of
 from spotfleet.train.reducer import PeerBackwardError, Reducer
+from tests.support.train.thread_fleet import Lost
 
 WORLDS = [1, 2]
 
@@ -66,8 +69,11 @@ class Fails(torch.autograd.Function):
         return grad, None
 
 
-def train_with_failure(rank, world, who, to_none=True, passes=1, module=False, fails=(2,)):
-    """Six batches; the backward passes of `fails` raise on the ranks `who`, and are skipped. Returns weights, skips."""
+def train_with_failure(rank, world, who, to_none=True, passes=1, module=False, at=-1):
+    """Six batches; the backward pass of the third raises on the ranks `who`, and is skipped. Returns weights, skips.
+
+    Of several passes that with index `at` raises. `module`: the module's zero_grad is called, not the optimizer's.
+    """
     first, second = nn.Linear(4, 4), linear(1)
     with torch.no_grad():
         first.weight.copy_(torch.eye(4))
@@ -82,7 +88,7 @@ def train_with_failure(rank, world, who, to_none=True, passes=1, module=False, f
             nn.ModuleList([first, second]) if module else opt, set_to_none=to_none)
         for number in range(passes):
             loss = second(Fails.apply(first(rows(10 * step + number, rank, world or 1)),
-                                      step in fails and number == passes - 1 and rank in who)).square().mean()
+                                      step == 2 and number == range(passes)[at] and rank in who)).square().mean()
             try:
                 loss.backward()
             except torch.OutOfMemoryError:
@@ -93,25 +99,69 @@ def train_with_failure(rank, world, who, to_none=True, passes=1, module=False, f
     return [p.flatten().tolist() for p in map(torch.Tensor.detach, params)], skipped
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize(("passes", "at"), [(1, 0), (3, 0), (3, 1), (3, 2)])
 @pytest.mark.parametrize("who", [(0, 1), (1,), (0,), ()], ids=str)
-def test_a_batch_whose_backward_raises_is_skipped_on_all_ranks_and_later_ones_are_right(several, who, passes):
-    expected, _ = train_with_failure(0, 0, (0,) if who else (), passes=passes)
-    for weights, skipped in several(2)(lambda g: train_with_failure(g.rank, 2, who, passes=passes)):
+def test_a_batch_whose_backward_raises_is_skipped_on_all_ranks_and_later_ones_are_right(several, who, passes, at):
+    expected, _ = train_with_failure(0, 0, (0,) if who else (), passes=passes, at=at)
+    for weights, skipped in several(2)(lambda g: train_with_failure(g.rank, 2, who, passes=passes, at=at)):
         assert near(weights, expected) and skipped == ([2] if who else [])
 
 
-def test_zeroing_in_place_after_a_failed_backward_keeps_later_gradients_right(several):
+@pytest.mark.parametrize("module", [False, True])
+def test_zeroing_in_place_after_a_failed_backward_keeps_later_gradients_right(several, module):
     expected, _ = train_with_failure(0, 0, (0,))
-    for weights, skipped in several(2)(lambda g: train_with_failure(g.rank, 2, (1,), to_none=False)):
+    for weights, skipped in several(2)(lambda g: train_with_failure(g.rank, 2, (1,), to_none=False, module=module)):
         assert near(weights, expected) and skipped == [2]
 
 
-def test_gradients_in_memory_of_a_failed_round_are_dropped_with_an_error_on_all_ranks(several):
-    """The module's own zero_grad is not seen: its zeros lie in memory that the failed round may still write."""
-    expected, _ = train_with_failure(0, 0, (0,), fails=(2, 3))
-    for weights, skipped in several(2)(lambda g: train_with_failure(g.rank, 2, (1,), to_none=False, module=True)):
-        assert near(weights, expected) and skipped == [2, 3]
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_failed_pass_in_between_leaves_the_gradients_of_the_others(several, world):
+    """All ranks lose the second of three passes, and go on with the third.
+
+    As in plain torch, the parameter that had its gradient already keeps it.
+    """
+    def work(group):
+        below, above = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        build(group, [below, above], passes=3)
+        for number, factor in enumerate((1.0, 10.0, 100.0)):
+            try:
+                scale = factor * (1 + 2 * group.rank)
+                (Fails.apply(below * scale, number == 1) + above * scale).sum().backward()
+            except torch.OutOfMemoryError:
+                continue
+        below.reducer.finish_round()
+        return below.grad.item(), above.grad.item()
+
+    assert several(world)(work) == [(101.0, 111.0) if world == 1 else (202.0, 222.0)] * world
+
+
+def after_a_launched_bucket(rank, world, seen):
+    """The second of four backward passes raises on rank 1 after a bucket was launched. Returns gradients, by pass.
+
+    `seen`: zeroed by the optimizer, which notices. Else in place, in memory that the failed round may still write.
+    """
+    below, above = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(FIRST_BUCKET_BYTES // 4))
+    opt = hvd.DistributedOptimizer(torch.optim.SGD([below, above], lr=0.1))
+    found = []
+    for number in range(4):
+        if seen:
+            opt.zero_grad(set_to_none=False)
+        else:
+            for p in (below, above):
+                if p.grad is not None:
+                    p.grad.zero_()
+        try:
+            ((1 + 2 * rank + number) * (Fails.apply(below, number == 1 and rank == 1).sum() + above.sum())).backward()
+            found.append((below.grad[0].item(), above.grad[-1].item()))
+        except torch.OutOfMemoryError:
+            found.append(None)
+    return found
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_gradients_in_memory_of_a_failed_round_are_never_taken_for_good(several, seen):
+    expected = [(2.0, 2.0), None, (4.0, 4.0) if seen else None, (5.0, 5.0)]
+    assert several(2)(lambda g: after_a_launched_bucket(g.rank, 2, seen)) == [expected] * 2
 
 
 def test_a_rank_that_is_alone_trains_on_after_a_failed_backward(several):
@@ -133,6 +183,47 @@ def test_a_rank_whose_backward_raised_may_call_a_collective_next(several):
         return kind is PeerBackwardError, total, p.grad, q.grad
 
     assert several(2)(work) == [(True, 2.0, None, None), (False, 2.0, None, None)]
+
+
+def losing(worker):
+    """The backward pass of step 2 raises on rank 1 alone; rank 0 is lost in step 5."""
+    hvd.init()
+    net, spare = linear(), "h2/0/1"
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+
+    @hvd.elastic.run
+    def train(state):
+        while state.step < 8:
+            if state.step == 5 and worker.name == "h0/0/1":
+                worker.fleet.wait(lambda: spare in worker.fleet.workers
+                                  and worker.fleet.workers[spare].control.report.stage is Stage.READY, "the spare")
+                raise Lost
+            opt.zero_grad()
+            try:
+                loss = net(Fails.apply(rows(state.step, hvd.rank(), 2).requires_grad_(),
+                                       state.step == 2 and hvd.rank() == 1)).square().mean()
+                loss.backward()
+            except torch.OutOfMemoryError:
+                state.step += 1
+                continue
+            opt.step()
+            state.step += 1
+        return [p.flatten().tolist() for p in map(torch.Tensor.detach, net.parameters())], state.version
+
+    return train(hvd.elastic.TorchState(net, opt, step=0))
+
+
+def test_a_loss_after_a_failed_backward_changes_nothing(threads):
+    net = linear()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for step in (0, 1, 3, 4, 5, 6, 7):
+        opt.zero_grad()
+        net(rows(step)).square().mean().backward()
+        opt.step()
+    fleet = threads(losing, spares=1)
+    found = [w.result for w in fleet.finish()]
+    assert len(found) == 2 and found[0] == found[1] and found[0][1] == 7
+    assert near(found[0][0], [p.detach().flatten().tolist() for p in net.parameters()])
 
 
 # ---- memory formats, kept gradients
@@ -190,12 +281,12 @@ def test_a_kept_gradient_stays_when_its_parameter_is_not_used_next(several):
         a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
         build(group, [a, b])
         (a.sum() + b.sum()).backward()
-        kept = [a.grad, b.grad]
+        kept = b.grad
         a.grad = b.grad = None
         (a * 5).sum().backward()
-        return [g.tolist() for g in kept], a.grad.tolist(), b.grad
+        return kept.tolist(), a.grad.tolist(), b.grad
 
-    assert several(2)(work) == [([[1.0] * 2] * 2, [5.0] * 2, None)] * 2
+    assert several(2)(work) == [([1.0] * 2, [5.0] * 2, None)] * 2
 
 
 def test_gradients_that_nobody_keeps_use_the_same_memory_each_step(several):
@@ -369,7 +460,7 @@ def test_a_predivide_factor_splits_the_mean_in_two(several, factor):
     def work(group):
         net, sent = linear(), []
         as_built = group.launch
-        group.launch = lambda t, **named: sent.append(t[:1].item()) or as_built(t, **named)
+        group.launch = lambda t, *more: sent.append(t[:1].item()) or as_built(t, *more)
         opt = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), gradient_predivide_factor=factor)
         net(rows(0, group.rank, 2)).square().mean().backward()
         own = linear()

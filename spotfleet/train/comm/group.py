@@ -44,6 +44,7 @@ from spotfleet.worker.sockets import PeerSocket, links, sockets
 BACKEND = "SPOTFLEET_BACKEND"  # auto, gloo or nccl
 FORM_LIMIT_S = 30.0
 COLLECTIVE_LIMIT_S = 1800.0
+SUM = dist.ReduceOp.SUM
 FORM_SLICE_S = 0.02
 
 
@@ -83,7 +84,7 @@ class Group(ABC):
         self._known_peers: list[tuple[str, str]] = [
             (m, assignment.store) for m in assignment.members[:1] if self.rank > 0]
         self.order = order.CallOrder(self)
-        self.graph_calls: weakref.WeakSet[Any] = weakref.WeakSet()  # differentiable collectives before their backward
+        self.graph_calls: weakref.WeakSet[Any] = weakref.WeakSet()  # the user's differentiable collectives
         self._pg: Any = None
         self._store: TorchStore | None = None
 
@@ -215,7 +216,6 @@ class Group(ABC):
     def retire(self) -> threading.Thread:
         """Drop the group. Its destructor takes about 10 ms per peer, so another thread runs it; that is returned."""
         doomed, self._pg, self._store = [self._pg, self._store], None, None
-        self.order.close()
         reaper = threading.Thread(target=self._dispose, args=(doomed,), name="spotfleet-reaper", daemon=True)
         reaper.start()
         return reaper
@@ -230,20 +230,22 @@ class Group(ABC):
         now = sockets()
         return [fd for fd, inode in (self._own_sockets or {}).items() if now.get(fd) == inode]
 
-    def _broken(self, error: BaseException) -> CommBroken:
+    def _broken(self, error: BaseException) -> CommBroken | UsageError:
         """End this generation here and on the peers, report it, and return the exception to raise."""
         self.broken = True
         self.abort()
+        if self.order.verdict is not None:
+            return self.order.verdict
         self._on_broken(self.generation)
         return CommBroken(f"generation {self.generation}, rank {self.rank} of {self.size}: {error}")
 
-    def refuse(self, problem: str) -> CommBroken:
+    def refuse(self, problem: str) -> CommBroken | UsageError:
         """End this generation because of a wrong result, and return the exception to raise."""
         return self._broken(RuntimeError(problem))
 
     # Collectives
 
-    def launch(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, what: str = "reduction") -> Any:
+    def launch(self, tensor: torch.Tensor, op: Any = SUM, what: str = "reduction") -> Any:
         """Begin to reduce `tensor` in place over all ranks; `finish` waits. Its type is complex or one of `reduces`.
 
         `what` names it where ranks differ.
@@ -274,8 +276,6 @@ class Group(ABC):
         began = time.monotonic()
         problem = self._complete(works)
         self.waited_s += time.monotonic() - began
-        if isinstance(problem, order.OutOfOrder):
-            raise problem.error
         if problem is not None:
             raise self._broken(problem) from problem
 
@@ -284,7 +284,7 @@ class Group(ABC):
         self.abort()
         self._complete(works)
 
-    def allreduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    def allreduce(self, tensor: torch.Tensor, op: Any = SUM) -> torch.Tensor:
         """Reduce in place, also a tensor on another device than `device`."""
         if self.size > 1:
             self.finish([self.launch(tensor, op)])

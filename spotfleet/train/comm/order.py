@@ -17,7 +17,7 @@ gloo keeps allgathers apart from allreduces, so a rank in a `compare` and anothe
 With NCCL only SPOTFLEET_CHECK=1 finds these two. Collectives of different size without a `compare` before them
 (allreduce_async, also only with SPOTFLEET_CHECK=1) end the process in gloo.
 
-Threads: the one that begins or waits for collectives.
+Threads: the one that begins or waits for collectives, and one of its own for each look into the store.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import zlib
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -49,14 +51,6 @@ CALL_BYTES, SITE_BYTES = 150, 80
 NEWEST = 64  # collectives that are compared when ranks stall
 HINT = f"all ranks must make the same calls in the same order; {CHECK}=1 compares each call before it begins"
 _NOT_THE_SCRIPT = (f"{Path(__file__).parents[2]}/", f"{Path(torch.__file__).parent}/", "<")
-
-
-class OutOfOrder(RuntimeError):
-    """Verdict that ends a wait; callers raise its `error`."""
-
-    def __init__(self, error: UsageError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class ComparedGroup(Protocol):
     def begin_allgather(self, tensor: torch.Tensor) -> tuple[Any, list[torch.Tensor]]: ...
     def finish(self, works: list[Any]) -> None: ...
     def dial(self, under: str, limit_s: float) -> TorchStore: ...
-    def refuse(self, problem: str) -> RuntimeError: ...
+    def refuse(self, problem: str) -> Exception: ...
 
 
 class CallOrder:
@@ -115,8 +109,9 @@ class CallOrder:
         self.checks = os.environ.get(CHECK, "") not in ("", "0")
         self._number = 0
         self._newest: deque[tuple[int, str, tuple[Any, ...], str]] = deque(maxlen=NEWEST)  # ..., type and size, place
-        self._store: TorchStore | None = None
+        self._looking: threading.Thread | None = None  # it may block, where its caller must see an abort at once
         self._last_look = 0.0
+        self.verdict: UsageError | None = None  # the ranks differ; it explains the failure of whatever is in progress
 
     # Before a collective
 
@@ -154,17 +149,27 @@ class CallOrder:
 
     # While a collective waits, and at the end
 
-    def stalled(self, waited_s: float) -> OutOfOrder | None:
-        """Return the verdict if ranks wait for each other in different collectives. Callers poll this in a wait."""
+    def stalled(self, waited_s: float) -> RuntimeError | None:
+        """Return `verdict` if ranks wait for each other in different collectives. Never blocks; polled in a wait."""
         now = time.monotonic()
-        if waited_s < STALL_S or now - self._last_look < STALL_S / 2 or self._group.aborted:
+        if waited_s < STALL_S or self._group.aborted:
             return None
-        self._last_look = now
+        if self.verdict is not None and not (self._looking and self._looking.is_alive()):
+            return RuntimeError(str(self.verdict))
+        if now - self._last_look > STALL_S / 2 and not (self._looking and self._looking.is_alive()):
+            self._last_look = now
+            self._looking = threading.Thread(target=self._look_once, args=(self._calls(),), name="spotfleet-order",
+                                             daemon=True)
+            self._looking.start()
+        return None
+
+    def _look_once(self, calls: list[Call]) -> None:
         try:
-            return self._look()
+            with closing(self._board()) as board:
+                board.write("waits", calls)
+                self._look(board, calls)
         except OSError:
-            self.close()  # the store's rank is lost, or late
-            return None
+            return  # the store's rank is lost, or late; the next look is soon
 
     @peer_wait
     def end(self, what: str) -> None:
@@ -176,97 +181,112 @@ class CallOrder:
         if group.size == 1:
             return
         self._record("the end of the function", site=what)
-        awaited = list(range(group.size))
+        calls, awaited = self._calls(), list(range(group.size))
         try:
-            self._write("end")
-            while awaited:
-                if group.aborted:
-                    raise ConnectionAbortedError("the group was aborted")
-                if verdict := self._look("end"):
-                    raise verdict.error
-                if self._read(awaited[0])["state"] == "end":
-                    awaited.pop(0)
-                    continue
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, END_POLL_S[1])
+            with closing(self._board()) as board:
+                board.write("end", calls)
+                while awaited:
+                    if group.aborted:
+                        raise ConnectionAbortedError("the group was aborted")
+                    if self._look(board, calls):
+                        raise self.verdict
+                    if board.read(awaited[0]).state == "end":
+                        awaited.pop(0)
+                        continue
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, END_POLL_S[1])
         except OSError as error:
-            self.close()
             raise group.refuse(str(error)) from error
 
-    def _look(self, state: str = "waits") -> OutOfOrder | None:
-        """Publish this rank's newest collectives, compare them with the next rank's, and look for a verdict."""
-        if state == "waits":
-            self._write(state)
-        verdict = self._connect().get("verdict").decode()
+    def _look(self, board: Board, calls: list[Call]) -> bool:
+        """Compare this rank's newest collectives with the next rank's. Return whether there is a verdict, which all
+        ranks know then."""
+        verdict = board.verdict()
         if not verdict:
-            verdict = self._differing((self._group.rank + 1) % self._group.size)
+            verdict = self._differing(board, calls, (self._group.rank + 1) % self._group.size)
             if not verdict:
-                return None
-            self._connect().set("verdict", verdict)
-        self._write("knows")
-        self._await_others()
-        return OutOfOrder(UsageError(verdict, hint=HINT))
+                return False
+            board.write_verdict(verdict)
+        self.verdict = UsageError(verdict, hint=HINT)
+        board.write("knows", calls)
+        self._await_others(board)
+        return True
 
-    def _await_others(self) -> None:
+    def _await_others(self, board: Board) -> None:
         """Wait until all ranks know the verdict: one that leaves breaks the connections of the others."""
         deadline = time.monotonic() + KNOWN_LIMIT_S
         awaited = list(range(self._group.size))
         while awaited and time.monotonic() < deadline and not self._group.aborted:
             try:
-                if self._read(awaited[0])["state"] == "knows":
+                if board.read(awaited[0]).state == "knows":
                     awaited.pop(0)
                     continue
             except OSError:
-                return  # the store's rank has left, which waits longest
+                return  # the store's rank has left, so it knew that all others know
             time.sleep(END_POLL_S[1])
 
-    def _differing(self, other: int) -> str:
-        """Return the difference between this rank's collectives and those of rank `other`; "" for none."""
-        theirs = {number: text for number, text, _ in self._read(other)["calls"]}
-        for number, text, _ in self._calls():
-            if theirs.get(number, text) != text:
-                return self._describe(number)
+    def _differing(self, board: Board, calls: list[Call], other: int) -> str:
+        """Return the difference between `calls` of this rank and those of rank `other`; "" for none."""
+        theirs = {call.number: call.text for call in board.read(other).calls}
+        for call in calls:
+            if theirs.get(call.number, call.text) != call.text:
+                rows = [calls if r == self._group.rank else board.read(r).calls for r in range(self._group.size)]
+                at = {r: c for r, row in enumerate(rows) for c in row if c.number == call.number}
+                return "the ranks wait for each other in different collectives: " + _by_rank(
+                    {r: f"{c.text} ({c.site})" if c.site else c.text for r, c in at.items()})
         return ""
 
-    def _describe(self, number: int) -> str:
-        found = {}
-        for rank in range(self._group.size):
-            calls = self._calls() if rank == self._group.rank else self._read(rank)["calls"]
-            at = next((f"{text} ({site})" if site else text for n, text, site in calls if n == number), "")
-            if at:
-                found[rank] = at
-        return f"the ranks wait for each other in different collectives: {_by_rank(found)}"
+    def _calls(self) -> list[Call]:
+        return [Call(number, f"{call} of {detail[1]} {_name(detail[0])}" if detail else call, site)
+                for number, call, detail, site in list(self._newest)]
 
-    def _calls(self) -> list[tuple[int, str, str]]:
-        return [(number, _text(call, detail), site) for number, call, detail, site in self._newest]
+    def _board(self) -> Board:
+        return Board(self._group.dial("order", STORE_LIMIT_S), self._group.rank)
 
-    def _write(self, state: str) -> None:
-        value = json.dumps({"state": state, "calls": self._calls()})
-        self._connect().set(f"rank/{self._group.rank}", value)
 
-    def _read(self, rank: int) -> dict[str, Any]:
-        return json.loads(self._connect().get(f"rank/{rank}"))
+class Call(NamedTuple):
+    """A collective that a rank has begun."""
 
-    def _connect(self) -> TorchStore:
-        if self._store is None:
-            self._store = self._group.dial("order", STORE_LIMIT_S)
-        return self._store
+    number: int
+    text: str
+    site: str
+
+
+class Standing(NamedTuple):
+    """What a rank has published: "" (nothing yet), "waits", "end" or "knows" (the verdict), and its newest calls."""
+
+    state: str
+    calls: list[Call]
+
+
+class Board:
+    """The ranks' standings and their verdict in the generation's store, over a connection of its own."""
+
+    def __init__(self, store: TorchStore, rank: int) -> None:
+        self._store, self._rank = store, rank
+
+    def write(self, state: str, calls: list[Call]) -> None:
+        self._store.set(f"rank/{self._rank}", json.dumps([state, calls]))
+
+    def read(self, rank: int) -> Standing:
+        state, calls = json.loads(self._store.get(f"rank/{rank}"))
+        return Standing(state, [Call(*call) for call in calls])
+
+    def verdict(self) -> str:
+        return self._store.get("verdict").decode()
+
+    def write_verdict(self, text: str) -> None:
+        self._store.set("verdict", text)
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        self._store.close()
 
 
 def prepare(put: Callable[[str, str], None], rank: int) -> None:
     """Write this rank's keys, before the members meet: a `get` of a key that nobody has written would wait."""
-    put(f"order/rank/{rank}", json.dumps({"state": "", "calls": []}))
+    put(f"order/rank/{rank}", json.dumps(["", []]))
     if rank == 0:
         put("order/verdict", "")
-
-
-def _text(call: str, detail: Any) -> str:
-    return f"{call} of {detail[1]} {_name(detail[0])}" if detail else call
 
 
 def _name(dtype: torch.dtype) -> str:
