@@ -132,6 +132,7 @@ class IterationEvents(Member[Group]):
         if state is not None and self._is_of_state(optimizer):
             self._raise_again()
             state._marks.step_begins(state._trained)
+            state._plain.step_begins(optimizer)
             if state._loan is not None:
                 state._loan.before_step(state)
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):
@@ -155,6 +156,7 @@ class IterationEvents(Member[Group]):
         if state is None or not self._is_of_state(optimizer):
             return
         borrowed = state._marks.are_borrowed
+        state._plain.step_ended(optimizer)
         if state.step_mode:
             state.mark(version=state._version + 1, made_in=self.generation)
             state._extras.step_applied(state._round)

@@ -16,14 +16,15 @@ In *step mode*, which needs exactly one optimizer in the state, a DistributedOpt
 In *copy mode*, all other states, the version counts commits. `commit()` copies everything, with the position at that
 moment; planned changes interrupt there, and a failure goes back to the newest copy. See `docs/commit.md`.
 
-Pickles in checkpoints name `spotfleet.train.state.Position` and `.Schema`, which must stay importable from here.
+Pickles in checkpoints name `spotfleet.train.state.Position`, `.Schema` and `.HeldTensor`, which must stay importable
+from here.
 """
 
 from __future__ import annotations
 
-from spotfleet.train.state.position import Position, Schema
+from spotfleet.train.state.position import HeldTensor, Position, Schema
 
-__all__ = ["Position", "Schema"]
+__all__ = ["HeldTensor", "Position", "Schema"]
 
-for _kind in (Position, Schema):
+for _kind in (Position, Schema, HeldTensor):
     _kind.__module__ = __name__  # the path in the checkpoints of every release

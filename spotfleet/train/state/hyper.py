@@ -7,6 +7,7 @@ before a group was added, gets the same groups.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ def fit(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], by_name:
         optimizer.add_param_group({"params": [by_name[n] for n in held[NAMES]], **values})
 
 
-def put_back(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Write the captured values into the optimizer's groups, which must fit."""
-    for group, held in zip(optimizer.param_groups, groups, strict=True):
-        group.update({k: copied(v) for k, v in held.items() if k != NAMES})
+def put_back(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]],
+             keep: Collection[tuple[int, str]] = ()) -> None:
+    """Write the captured values into the optimizer's groups, which must fit, but for those at (index, key) of `keep`."""
+    for i, (group, held) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        group.update({k: copied(v) for k, v in held.items() if k != NAMES and (i, k) not in keep})

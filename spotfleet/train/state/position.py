@@ -40,7 +40,17 @@ class Copy:
 
 @dataclass(frozen=True)
 class Schema:
-    """Types and shapes of a state's tensors, from which a process without optimizer state can allocate them."""
+    """Types and shapes of a state's tensors, from which a process without optimizer state can allocate them; and values
+    that belong to them."""
 
     fixed: list[tuple[str, torch.dtype, tuple[int, ...]]]  # parameters and buffers
     optimizers: dict[str, list[dict[str, Any]]]  # per parameter: key -> (dtype, shape, on cpu) or [value]
+    plain: dict[str, Any] | None = None  # see plain.py; None in older checkpoints
+
+
+@dataclass(frozen=True)
+class HeldTensor:
+    """Tensor on the CPU, and the type of the device that it belongs to."""
+
+    value: torch.Tensor
+    device: str

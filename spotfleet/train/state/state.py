@@ -32,6 +32,7 @@ from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras
 from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
+from spotfleet.train.state.plain import PlainValues
 from spotfleet.train.state.position import Copy, Position
 from spotfleet.train.state.tensors import LiveTensors
 from spotfleet.train.state.weights import StateLoan, WeightMarks
@@ -59,6 +60,7 @@ class State(LiveTensors):
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
             _per_rank=frozenset(per_rank),
+            _plain=PlainValues(self._optimizers, self._modules),
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -257,8 +259,9 @@ class State(LiveTensors):
         for name, value in position.stateful.items():
             self._stateful[name].load_state_dict(copy.deepcopy(value))
         self.fit_groups(position)
+        applied = self._version > position.version
         for name, groups in position.hyper.items():
-            hyper.put_back(self._optimizers[name], groups)
+            hyper.put_back(self._optimizers[name], groups, self._plain.stepped(name) if applied else ())
         for name, held in position.generators.items():
             rng.set_state(self._generators[name], held)
         self.keep_generators()

@@ -11,6 +11,7 @@ from spotfleet.errors import UsageError
 from spotfleet.train.optimizer_tag import is_distributed
 from spotfleet.train.state.buffers import Extras
 from spotfleet.train.state.hyper import params_of
+from spotfleet.train.state.plain import PlainValues
 from spotfleet.train.state.position import Schema
 
 
@@ -20,6 +21,7 @@ class LiveTensors:
     _modules: dict[str, torch.nn.Module]
     _optimizers: dict[str, torch.optim.Optimizer]
     _extras: Extras
+    _plain: PlainValues
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the live tensors in the order of `schema()`."""
@@ -74,10 +76,11 @@ class LiveTensors:
                  else [copy.deepcopy(v)] for k, v in sorted(optimizer.state.get(p, {}).items())}
                 for p in params_of(optimizer)
             ]
-        return Schema([(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()], optimizers)
+        return Schema([(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()], optimizers, self._plain.capture())
 
     def allocate_tensors(self, schema: Schema) -> None:
-        """Allocate optimizer state as in `schema`; UsageError when this process built another model."""
+        """Allocate optimizer state as in `schema`, and take over its values; UsageError when this process built another
+        model."""
         own = [(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()]
         differing = next((pair for pair in zip(own, schema.fixed, strict=False) if pair[0] != pair[1]), None)
         if differing or len(own) != len(schema.fixed) or set(schema.optimizers) != set(self._optimizers):
@@ -98,6 +101,8 @@ class LiveTensors:
                     held[key] = entry[0] if isinstance(entry, list) else _empty(p, *entry)
                 if not entries:
                     del optimizer.state[p]
+        if schema.plain is not None:
+            self._plain.put(schema.plain)
 
 
 def _empty(p: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], on_cpu: bool) -> torch.Tensor:

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from spotfleet.train.state.plain import attributes_of
+
 
 class WeightMarks:
     """Counters of the parameters that the optimizer owns, as at the last step and at the gradient that followed."""
@@ -86,7 +88,8 @@ class StateLoan:
     def before_step(self, state: Any) -> None:
         """Also keep the optimizers' state, before the first step."""
         if not self._optimizers:
-            self._optimizers = [(o, copy.deepcopy(o.state_dict()), hidden(o)) for o in state._optimizers.values()]
+            self._optimizers = [(o, copy.deepcopy(o.state_dict()), attributes_of(o))
+                                for o in state._optimizers.values()]
             self._extras = state._extras.snapshot()
 
     @torch.no_grad()
@@ -100,15 +103,3 @@ class StateLoan:
         if self.has_steps:
             state.__dict__.update(self._fields)
             vars(state._extras).update(self._extras)
-
-
-def hidden(optimizer: Any) -> dict[str, Any]:
-    """Return the optimizer's attributes that are plain values."""
-    return {n: v for n, v in vars(optimizer).items() if is_plain(v) and not n.startswith("_spotfleet")}
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether it is None, a number, a string, or a tuple of those."""
-    if isinstance(value, tuple):
-        return all(map(is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, complex, str, bytes))
