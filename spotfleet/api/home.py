@@ -239,8 +239,8 @@ class Home:
         self.sweep()
         fleets = self.fleets()
         if name:
-            found = next((f for f in [*fleets, *filter(lambda f: f.is_down, self.old_fleets())] if f.name == name), None)
-            return found or self._unknown(name, fleets)
+            ended = (f for f in self.old_fleets() if f.is_down)
+            return next((f for f in (*fleets, *ended) if f.name == name), None) or self._unknown(name, fleets)
         if not fleets:
             raise NoSuchFleet("there is no fleet", hint="`spotfleet up FILE` makes one")
         live = self.living()
