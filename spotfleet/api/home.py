@@ -235,14 +235,16 @@ class Home:
         return [f for f in self.fleets() if not f.is_down]
 
     def find(self, name: str) -> FleetDir:
-        """Return the fleet of that name; for "" the only living one, or if none lives the only ended one.
+        """Return the fleet of that name, also of the name that an ended one got when its own was used again; for "" the
+        only living one, or if none lives the only ended one.
 
         Raises NoSuchFleet; UsageError if there are several.
         """
         self.sweep()
         fleets = self.fleets()
         if name:
-            return next((f for f in fleets if f.name == name), None) or self._unknown(name, fleets)
+            ended = (f for f in self.old_fleets() if f.is_down)
+            return next((f for f in (*fleets, *ended) if f.name == name), None) or self._unknown(name, fleets)
         if not fleets:
             raise NoSuchFleet("there is no fleet", hint="`spotfleet up FILE` makes one")
         live = self.living()
@@ -258,13 +260,14 @@ class Home:
             if not _lives(int(part.name.rpartition(".")[2])):
                 shutil.rmtree(part, ignore_errors=True)
 
-    def move_to_old(self, folder: FleetDir) -> None:
-        """Move an ended fleet to `old/`, so that its name is free."""
+    def move_to_old(self, folder: FleetDir) -> FleetDir:
+        """Move an ended fleet to `old/`, so that its name is free; its new name is the returned folder's."""
         made_at = folder.record.made_at if folder.readable else time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(made_at))
         target = self.path / "old" / f"{folder.name}-{stamp}-{secrets.token_hex(2)}"
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.path.rename(target)
+        return FleetDir(target)
 
     def _unknown(self, name: str, fleets: list[FleetDir]) -> FleetDir:
         there = f"there are: {', '.join(f.name for f in fleets)}" if fleets else "`spotfleet up FILE` makes one"

@@ -7,6 +7,7 @@ HistoryLost event; its user then adopts the hosts that the cloud lists and the s
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -54,7 +55,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._state = FleetState()
         self._folded = 0  # sequence number of the last event in `_state`
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _create_private(self.path)
         self._db = _open(self.path, str(self.path))
         with _explained(self.path):
             _write_ahead(self._db)
@@ -103,6 +105,7 @@ class Ledger:
         """Write a consistent copy into one file, without a write-ahead log beside it. Replaces `path`."""
         target = Path(path)
         target.unlink(missing_ok=True)
+        _create_private(target)
         copy = sqlite3.connect(target, isolation_level=None)
         try:
             with self._lock, _explained(self.path):
@@ -180,6 +183,15 @@ def read_events(path: Path | str) -> list[Event]:
         return [event for _, event in _read(db, path)]
     finally:
         db.close()
+
+
+def _create_private(path: Path) -> None:
+    """Create the file with mode 0600, which sqlite also gives the files beside it. An existing one is never opened
+    here: closing it would end the locks that sqlite holds on it in this process."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError:
+        pass  # it exists, or sqlite reports the error
 
 
 def _write_ahead(db: sqlite3.Connection) -> None:

@@ -18,7 +18,8 @@ from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
 from tests.support.cli.cli_cloud import FakeDispatcher
 
-NOT_ASKED = "note: aws was not asked: aws us-east-1: no valid credentials: Unable to locate credentials\n"
+NOT_ASKED = ("note: aws was not asked: aws us-east-1: no valid credentials: Unable to locate credentials; to ask it: "
+             "`aws sso login` or `aws configure`, then `aws sts get-caller-identity`\n")
 NOW = 1_800_000_000.0
 OLD = NOW - 7200.0
 SPOT = Offer("local", "local", "a", "gpu.small", Market.SPOT, 1, 970_000, 3_060_000)

@@ -207,7 +207,8 @@ def test_what_the_account_does_not_let_us_do_is_said_with_exit_code_3(laptop: La
 
 
 def test_without_boto3_the_extra_to_install_is_named(laptop: Laptop, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "boto3", None)
+    for name in ("boto3", "botocore.config"):
+        monkeypatch.setitem(sys.modules, name, None)
     laptop.file(name="other", tags={"another": "account"})
     said = laptop.fails("up g5.yaml --dryrun", code=3)
     assert "provider aws needs boto3" in said.err and "hint: pip install '.[aws]'" in said.err

@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +45,40 @@ def test_what_is_known_of_a_fleet_is_known_after_its_end(up):
     assert kinds[-1] == "FleetDown" and {"FleetCreated", "JobSubmitted", "HostJoined"} <= set(kinds)
     assert up.ok("hosts").out == ""
     assert "no output of job 'hello-9'" in up.fails("logs hello-9").err
+
+
+def test_only_the_owner_may_read_what_is_kept_of_a_fleet(user):
+    before = os.umask(0o022)
+    try:
+        user.ok("up fleet.yaml -y")
+        user.ok("train hello.py")
+        user.ok("down -y")
+    finally:
+        os.umask(before)
+    folder = user.home / "fleets/digits"
+    assert (folder / "archive/jobs/hello-1/logs/rank-0.log").exists() and (folder / "ledger.db").exists()
+    assert [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077] == []
+
+
+def test_an_earlier_fleet_of_the_same_name_is_read_by_the_name_that_up_prints(up):
+    up.ok("train hello.py")
+    up.ok("down -y")
+    said = up.ok("up fleet.yaml -y").err
+    name, archive = re.search(r"digits is now called (\S+); its results are in (\S+)", said).groups()
+    assert (Path(archive) / "jobs/hello-1/logs/rank-0.log").read_text() == "hello \n"
+    assert up.ok(f"logs -c {name}").out == up.ok(f"logs hello-1 -c {name}").out == "hello \n"
+    assert "hello-1" in up.ok(f"events {name}").out and "hello-1" in up.ok(f"jobs {name}").out
+    assert up.ok(f"outputs hello-1 -c {name}").code == 0
+    assert up.ok(f"status {name}").out.startswith(f"fleet {name}: down")
+    assert "is down already" in up.ok(f"down {name} -y").err and f"fleet '{name}' is down" in up.fails(
+        f"train hello.py -c {name}").err
+    assert len(up.workers()) == 3 and up.ok("status").out.startswith("fleet digits: up")
+
+
+def test_a_damaged_folder_that_attach_replaced_is_no_earlier_fleet(up):
+    home = Home(up.home)
+    old = home.move_to_old(home.folder("digits"))  # its record says that it is up
+    assert "there is no fleet" in up.fails(f"down {old.name} -y").err and len(up.workers()) == 3
 
 
 def test_the_bill_after_the_end_is_the_clouds_own_and_stays_so(up):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -37,6 +38,20 @@ def test_what_is_appended_is_read_in_order_by_any_later_opener(path):
     ledger.close()
     assert Ledger(path).events() == [(1, event(1)), (2, event(2)), (3, event(3))]
     assert read_events(path) == [event(1), event(2), event(3)]
+
+
+def test_the_file_its_copies_and_sqlites_files_beside_it_are_the_owners_alone(path):
+    before = os.umask(0)
+    try:
+        ledger = Ledger(path)
+        ledger.append(event(1))
+        ledger.copy_to(path.with_name("copy.db"))
+        files = sorted(path.parent.iterdir())
+        assert [file.name for file in files] == ["copy.db", "ledger.db", "ledger.db-shm", "ledger.db-wal"]
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    finally:
+        os.umask(before)
+    assert read_events(path.with_name("copy.db")) == [event(1)]
 
 
 def test_a_write_waits_for_the_disk(path):

@@ -88,7 +88,7 @@ def listed(home: Home, notes: list[str], everywhere: bool = False) -> dict[Accou
                 provider.check()
             found[account_of(name, config)] = _list_account(provider, notes, everywhere)
         except SpotfleetError as error:
-            notes.append(f"{name} was not asked: {error}")
+            notes.append(f"{name} was not asked: {error}" + (f"; to ask it: {error.hint}" if error.hint else ""))
     return found
 
 

@@ -204,11 +204,15 @@ def _fetch(client: DispatcherClient, folder: FleetDir) -> None:
         os.chmod(packed, 0o600)
         client.archive(out)
     shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(mode=0o700)
     try:
         bundle.extract(packed, part)
     except ValueError as error:
         raise SpotfleetError(f"the fleet's archive cannot be unpacked: {error}",
                              hint=f"`spotfleet down {folder.name}` fetches it again; it lies in {packed}") from None
+    for path in part.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
     shutil.rmtree(folder.fetched, ignore_errors=True)
     part.rename(folder.fetched)
     packed.unlink()

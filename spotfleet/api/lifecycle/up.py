@@ -155,7 +155,9 @@ def _is_to_be_made_yet(folder: FleetDir, record: FleetRecord, changed: list[str]
 
 def _make(home: Home, folder: FleetDir, file: FleetFile, record: FleetRecord, progress: Progress) -> None:
     if folder.exists:
-        home.move_to_old(folder)
+        old = home.move_to_old(folder)
+        kept = f"; its results are in {old.archive}" if old.archive.exists() else ""
+        progress(f"the earlier fleet {folder.name} is now called {old.name}{kept}")
     always = cloud.makes_machines(file.spec)  # a cloud remembers ids of machines that it no longer lists
     listed = [h for h in load_provider(record).hosts("" if always else file.spec.name)
               if names.is_life(file.spec.name, h.fleet)]

@@ -305,6 +305,7 @@ class Account:
             self._remembered.pop("identity", None)
 
     def _made(self, service: str, region: str, patient: bool) -> Any:
+        boto = self._boto()  # first: without boto3 installed its error says what to install
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
@@ -315,7 +316,7 @@ class Account:
             retries={"mode": "standard", "total_max_attempts": attempts},
             user_agent_extra=f"spotfleet/{__version__}", tcp_keepalive=True)
         try:
-            return self._boto().client(service, region_name=region, endpoint_url=self.settings.endpoint_url or None,
+            return boto.client(service, region_name=region, endpoint_url=self.settings.endpoint_url or None,
                                        config=config)
         except (BotoCoreError, ValueError) as error:
             raise self.connection_error(error, f"aws {region}") from error

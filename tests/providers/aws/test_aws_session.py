@@ -43,7 +43,8 @@ def test_the_sdk_is_not_imported_before_aws_is_asked(code):
 
 
 def test_without_the_sdk_the_extra_to_install_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "boto3", None)
+    for name in ("boto3", "botocore", "botocore.config", "botocore.exceptions"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(NeedsPerson, match="needs boto3") as told:
         Account(Settings(AwsSpec(regions=("us-east-1",)))).client("ec2")
     assert told.value.hint == "pip install '.[aws]'   (in a clone of spotfleet)"
