@@ -8,7 +8,7 @@ weights and optimizer state. No process is ever lost here, so equal digests prov
 
 Floating-point sums depend on their order, and gloo's order depends on the length of the tensor it reduces. So the
 gradients travel as in spotfleet: one flat tensor (the model is smaller than a bucket), parameters in reverse order,
-then a tail of the same length as spotfleet's; see `spotfleet/train/reducer.py`.
+then a tail of the same length as spotfleet's; see `spotfleet/train/gradients/reducer.py`.
 """
 
 from __future__ import annotations

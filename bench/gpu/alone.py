@@ -25,7 +25,7 @@ from torch import nn
 from spotfleet.protocol.messages import Assignment
 from spotfleet.train.comm.group import Group
 from spotfleet.train.comm.nccl import NcclGroup
-from spotfleet.train.reducer import WORLD, Reducer
+from spotfleet.train.gradients.reducer import WORLD, Reducer
 from spotfleet.worker.errors import CommBroken
 from spotfleet.worker.store import open_store
 

@@ -24,7 +24,7 @@ from torch import nn
 from spotfleet.protocol.messages import Assignment
 from spotfleet.train.comm.backends import make_group
 from spotfleet.train.comm.group import Group
-from spotfleet.train.reducer import Reducer
+from spotfleet.train.gradients.reducer import Reducer
 from spotfleet.worker.store import open_store
 
 KEY, SIZE, LIMIT_S, STEPS = "key", 3, 150.0, 4

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 import spotfleet.train as hvd
-from spotfleet.train import reducer
 from spotfleet.train.comm.group import Group
 from spotfleet.train.comm.nccl import NcclGroup
+from spotfleet.train.gradients import reducer
 from spotfleet.worker import control
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -22,7 +22,7 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
 from spotfleet.train.comm.group import Group
-from spotfleet.train.optimizer import Compression, Sum
+from spotfleet.train.gradients.optimizer import Compression, Sum
 from spotfleet.train.reductions import Handle, check_tensors, describe, in_graph, mark, sum_gradients, synchronize
 from spotfleet.worker.errors import CommBroken
 

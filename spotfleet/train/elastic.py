@@ -11,7 +11,7 @@ from spotfleet.train import runtime
 from spotfleet.train.data.sampler import ElasticSampler
 from spotfleet.train.data.seeded import seeded
 from spotfleet.train.data.stream import ElasticIterable
-from spotfleet.train.micro import micro_batches
+from spotfleet.train.gradients.micro import micro_batches
 from spotfleet.train.resize import Progress, Resize
 from spotfleet.train.state.state import ObjectState, State, TorchState
 from spotfleet.worker.errors import HorovodInternalError, HostsUpdatedInterrupt

@@ -25,7 +25,7 @@ from torch.autograd.function import BackwardCFunction
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import WorkerOrders
 from spotfleet.train.comm.group import Group
-from spotfleet.train.optimizer_tag import OptimizerList, handle_of
+from spotfleet.train.gradients.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.resize import Resizer
 from spotfleet.train.state.copies import await_copies
 from spotfleet.train.state.rng import reseed

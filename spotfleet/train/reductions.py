@@ -34,7 +34,7 @@ import torch.distributed as dist
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
 from spotfleet.train.comm.group import Group
-from spotfleet.train.optimizer import Average, Compression, Compressor, Max, Min, Sum, check_compression
+from spotfleet.train.gradients.optimizer import Average, Compression, Compressor, Max, Min, Sum, check_compression
 
 _OPS = {Average: dist.ReduceOp.SUM, Sum: dist.ReduceOp.SUM, Min: dist.ReduceOp.MIN, Max: dist.ReduceOp.MAX}
 _WIDER = {torch.int16: torch.int32}  # no backend adds 16-bit integers

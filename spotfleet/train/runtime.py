@@ -32,8 +32,8 @@ from spotfleet.train import default_group
 from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
+from spotfleet.train.gradients.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.iteration import CheckpointWriter, IterationEvents
-from spotfleet.train.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.outside import OutsideSteps
 from spotfleet.train.resize import Resizer, read
 from spotfleet.train.state.rng import keep_loaders_apart

@@ -42,7 +42,7 @@ class Habit:
     family: str
     loop: Loop
     verdict: str = "exact"  # "exact", "copy mode" or "refused"
-    message: str = ""  # of the error, where it is refused: a regular expression
+    message: str = ""  # a regular expression for the error, where it is refused
     edit: str = ""  # what to change, where it is not exact as it is written
     commits: bool = False  # copy mode: a change is left at a commit
 
@@ -128,10 +128,10 @@ class Kit:
             return
         if d.what == "kill" and worker.name == "h1/0/1" and (where, i) == (d.point, d.at):
             raise Lost
-        if d.what == "notice" and worker.name == "h0/0/1" and i == d.at and where == d.point:
-            if not worker.fleet.workers["h1/0/1"].leaving:
-                worker.fleet.drain("h1/0/1")
-        if d.second and worker.name == "h0/0/1" and i >= d.second and where == d.point:
+        first = worker.name == "h0/0/1"
+        if d.what == "notice" and first and (where, i) == (d.point, d.at) and not worker.fleet.workers["h1/0/1"].leaving:
+            worker.fleet.drain("h1/0/1")
+        if d.second and first and i >= d.second and where == d.point:
             self._leave_to_the_spare(worker.fleet)
 
     def _leave_to_the_spare(self, fleet: ThreadFleet) -> None:

@@ -1,4 +1,5 @@
 """Loops that touch weights, buffers, control flow or data in ways of their own."""
+# ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """The everyday loops: one step per batch, epochs, accumulation, clipping, schedulers, precision, optimizers."""
+# ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 
 
 def steps(kit: Kit, state: Any, model: Any, opt: Any, before: Any = None, after: Any = None, each: int = 1) -> None:
-    """Iterate `state.i` to STEPS with one step per batch; `before(i)` runs between backward and step, `after(i)` after."""
+    """Iterate `state.i` to STEPS, a step per batch; `before(i)` runs between backward and step, `after(i)` after it."""
     for state.i in range(state.i, STEPS):
         i = state.i
         kit.point("forward", i)
@@ -570,7 +571,8 @@ _scheduler("LinearLR, then CosineAnnealingLR, by SequentialLR", lambda o: schedu
     o, [schedulers.LinearLR(o, 0.1, total_iters=4), schedulers.CosineAnnealingLR(o, 8)], [4]))
 _scheduler("ChainedScheduler", lambda o: schedulers.ChainedScheduler(
     [schedulers.ConstantLR(o, 0.5, 4), schedulers.ExponentialLR(o, 0.9)]))
-_scheduler("ReduceLROnPlateau by a value of the loop", lambda o: schedulers.ReduceLROnPlateau(o, patience=1), metric=True)
+_scheduler("ReduceLROnPlateau by a value of the loop", lambda o: schedulers.ReduceLROnPlateau(o, patience=1),
+           metric=True)
 
 
 @habit("schedulers")

@@ -8,7 +8,7 @@ import pytest
 from spotfleet.protocol.messages import Assignment
 from spotfleet.train import current, default_group, runtime
 from spotfleet.train.comm.gloo import GlooGroup
-from spotfleet.train.optimizer_tag import OptimizerList
+from spotfleet.train.gradients.optimizer_tag import OptimizerList
 from spotfleet.worker import store
 from spotfleet.worker.store import open_store
 from tests.support.train import thread_fleet

@@ -10,8 +10,8 @@ from torch.nn import functional
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Stage
-from spotfleet.train.buckets import FIRST_BUCKET_BYTES
-from spotfleet.train.reducer import Reducer
+from spotfleet.train.gradients.buckets import FIRST_BUCKET_BYTES
+from spotfleet.train.gradients.reducer import Reducer
 from tests.support.train.thread_fleet import Lost, Worker
 
 

@@ -9,9 +9,9 @@ import torch
 
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
-from spotfleet.train import positions
-from spotfleet.train.positions import FIELDS, MOST_RANKS, differ, hashes
-from spotfleet.train.reducer import Reducer
+from spotfleet.train.gradients import positions
+from spotfleet.train.gradients.positions import FIELDS, MOST_RANKS, differ, hashes
+from spotfleet.train.gradients.reducer import Reducer
 from tests.support.train.thread_fleet import Worker
 
 

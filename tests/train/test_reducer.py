@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from spotfleet.protocol.messages import Assignment
-from spotfleet.train.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, bucket_layout
 from spotfleet.train.comm.gloo import GlooGroup
-from spotfleet.train.reducer import Reducer
+from spotfleet.train.gradients.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, bucket_layout
+from spotfleet.train.gradients.reducer import Reducer
 from spotfleet.worker.errors import CommBroken
 
 

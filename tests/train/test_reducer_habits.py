@@ -14,9 +14,9 @@ import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Stage
 from spotfleet.train import current
-from spotfleet.train.buckets import FIRST_BUCKET_BYTES
-from spotfleet.train.optimizer_tag import handle_of
-from spotfleet.train.reducer import PeerBackwardError, Reducer
+from spotfleet.train.gradients.buckets import FIRST_BUCKET_BYTES
+from spotfleet.train.gradients.optimizer_tag import handle_of
+from spotfleet.train.gradients.reducer import PeerBackwardError, Reducer
 from tests.support.train.thread_fleet import Lost
 
 WORLDS = [1, 2]

@@ -9,7 +9,7 @@ import torch
 
 from spotfleet.train.checkpoint.format import OWN_KEY, Shard
 from spotfleet.train.checkpoint.shards import Path, TensorRow, plan
-from spotfleet.train.optimizer_tag import is_distributed
+from spotfleet.train.gradients.optimizer_tag import is_distributed
 
 if TYPE_CHECKING:
     from spotfleet.train.state.state import Position, Schema, State

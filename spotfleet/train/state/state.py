@@ -27,7 +27,7 @@ import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.train import current
-from spotfleet.train.optimizer_tag import handle_of, is_distributed
+from spotfleet.train.gradients.optimizer_tag import handle_of, is_distributed
 from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras
 from spotfleet.train.state.copies import BufferPool, await_copies

@@ -8,7 +8,7 @@ import itertools
 import torch
 
 from spotfleet.errors import UsageError
-from spotfleet.train.optimizer_tag import is_distributed
+from spotfleet.train.gradients.optimizer_tag import is_distributed
 from spotfleet.train.state.buffers import Extras
 from spotfleet.train.state.hyper import params_of
 from spotfleet.train.state.plain import PlainValues

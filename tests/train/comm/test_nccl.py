@@ -24,7 +24,7 @@ from spotfleet.train.comm.nccl_environment import (
     untested,
     variables,
 )
-from spotfleet.train.reducer import Reducer
+from spotfleet.train.gradients.reducer import Reducer
 from spotfleet.train.state import handover
 from spotfleet.worker.errors import CommBroken
 from spotfleet.worker.sockets import interface_of

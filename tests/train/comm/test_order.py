@@ -12,7 +12,7 @@ from torch import nn
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.train.comm import order
-from spotfleet.train.reducer import Reducer
+from spotfleet.train.gradients.reducer import Reducer
 from spotfleet.worker.errors import CommBroken
 from tests.support.train.thread_fleet import Lost, Worker
 

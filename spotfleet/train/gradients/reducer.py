@@ -47,9 +47,9 @@ import torch
 from torch.nn import Parameter
 
 from spotfleet.errors import UsageError
-from spotfleet.train import positions
-from spotfleet.train.buckets import Buckets
 from spotfleet.train.comm.group import SUM, Group
+from spotfleet.train.gradients import positions
+from spotfleet.train.gradients.buckets import Buckets
 
 FLAG, WORLD, SAVE, VOID, POSITION = 0, 1, 2, 3, 4  # places in the tail
 USES = POSITION + positions.WIDTH  # use counts follow

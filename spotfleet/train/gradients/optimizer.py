@@ -17,8 +17,14 @@ import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
-from spotfleet.train.optimizer_tag import Distributed, ReducerHandle, handle_of, is_distributed, trained_params
-from spotfleet.train.reducer import Reducer
+from spotfleet.train.gradients.optimizer_tag import (
+    Distributed,
+    ReducerHandle,
+    handle_of,
+    is_distributed,
+    trained_params,
+)
+from spotfleet.train.gradients.reducer import Reducer
 from spotfleet.train.resize import scaled
 
 Average, Sum, Min, Max = "average", "sum", "min", "max"

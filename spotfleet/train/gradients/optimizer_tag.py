@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.nn import Parameter
 
-from spotfleet.train.reducer import Reducer
+from spotfleet.train.gradients.reducer import Reducer
 
 
 class ReducerHandle:
