@@ -118,30 +118,30 @@ class CallOrder:
     def begin(self, call: str, tensor: torch.Tensor) -> None:
         """Record a collective that begins now, and compare it first if each is to be compared."""
         if self.checks:
-            self.compare(f"{call} of {tensor.numel()} {_name(tensor.dtype)}", check_site=True)
+            self.compare(f"{call} of {tensor.numel()} {_name(tensor.dtype)}")
         self._record(call, tensor.dtype, tensor.numel())
 
     def _record(self, call: str, *detail: Any, site: str = "") -> None:
         self._number += 1
         self._newest.append((self._number, call, detail, site))
 
-    def compare(self, call: str, rows: int = 0, check_site: bool = False) -> list[int]:
+    def compare(self, call: str, rows: int = 0) -> list[int]:
         """Compare this call with those of all ranks, which call it at the same time; return the rows of each."""
         if self._group.size == 1:
             return [rows]
         handle = self.begin_compare(call, rows)
         self._group.finish([handle[0]])
-        return self.end_compare(handle, check_site)
+        return self.end_compare(handle)
 
     def begin_compare(self, call: str, rows: int = 0) -> tuple[Any, list[torch.Tensor]]:
         site = call_site()
         self._record(call, site=site)
         return self._group.begin_allgather(Header(call, site, rows).pack())
 
-    def end_compare(self, handle: tuple[Any, list[torch.Tensor]], check_site: bool = False) -> list[int]:
+    def end_compare(self, handle: tuple[Any, list[torch.Tensor]]) -> list[int]:
         headers = [Header.unpack(part) for part in handle[1]]
         calls = {h.call for h in headers}
-        sites = {h.site for h in headers} if check_site or self.checks else set()
+        sites = {h.site for h in headers} if self.checks else set()
         if len(calls) > 1 or len(sites) > 1:
             raise UsageError("the ranks' collectives differ: " + _by_rank(
                 {r: f"{h.call} at {h.site}" if h.site else h.call for r, h in enumerate(headers)}), hint=HINT)

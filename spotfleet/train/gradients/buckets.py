@@ -9,8 +9,8 @@ such a view over `zero_grad()`; then its bucket gets new memory before anything 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 
 import torch
 from torch.nn import Parameter
@@ -97,11 +97,13 @@ class Buckets:
 
     def _references(self, index: int) -> tuple[int, int]:
         """Count the references to a view, by Python and by torch; they are more when a script keeps it."""
-        return sys.getrefcount(self.views[index]), _tensor_users(self.views[index])
+        view = self.views[index]
+        return getrefcount(view), _tensor_users(view)
 
     def free(self, index: int) -> torch.Tensor:
         """Return the view of a parameter that has another gradient, or none, in memory that no script has kept."""
-        if self._references(index) != self._unheld:
+        view = self.views[index]
+        if getrefcount(view) != self._unheld[0] or _tensor_users(view) != self._unheld[1]:  # as in _references
             self._replace(self.bucket_of[index])
         return self.views[index]
 

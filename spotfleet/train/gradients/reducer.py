@@ -240,11 +240,12 @@ class Reducer:
         index = self._index.get(id(p), -1)
         if index < 0:  # the optimizer has replaced it
             return
-        if p.grad.layout is not torch.strided:
-            self._make_dense(p)
+        grad = p.grad
+        if grad.layout is not torch.strided:
+            grad = self._make_dense(p)
         if self._peers is None:  # no peers, perhaps not yet
             return
-        self._place_gradient(index, p)
+        self._place_gradient(index, p, grad)
         if self._launching:
             buckets = self._buckets
             self._left[buckets.bucket_of[index]] -= 1
@@ -258,12 +259,13 @@ class Reducer:
         """
         return any((call := find()) is not None and call.ran_in != self._task for find in self._calls)
 
-    def _make_dense(self, p: Parameter) -> None:
+    def _make_dense(self, p: Parameter) -> torch.Tensor:
         if not self._sparse_as_dense:
             raise UsageError(f"a parameter of shape {tuple(p.shape)} has a sparse gradient, which is not reduced",
                              hint="build the layer with sparse=False, or pass sparse_as_dense=True to "
                                   "DistributedOptimizer (for an optimizer that takes dense gradients)")
         p.grad = p.grad.to_dense()
+        return p.grad
 
     @torch.no_grad()
     def _divide_sum(self, index: int, p: Parameter) -> None:
@@ -274,11 +276,13 @@ class Reducer:
             if group is not None and buckets is not None and p.grad is buckets.views[index]:
                 p.grad.div_(group.size)
 
-    def _place_gradient(self, index: int, p: Parameter) -> None:
+    def _place_gradient(self, index: int, p: Parameter, grad: torch.Tensor) -> None:
         """Move a gradient to its place; in the pass that is reduced also divide it, in the same sweep of memory."""
-        buckets, grad = self._buckets, p.grad
-        fresh = None if grad is buckets.views[index] else grad.detach()
-        view = buckets.views[index] if fresh is None else buckets.free(index)
+        view = self._buckets.views[index]
+        fresh = None if grad is view else grad.detach()
+        if fresh is not None:
+            del view
+            view = self._buckets.free(index)
         if not self._launching:
             if fresh is not None:
                 view.copy_(fresh)
@@ -402,10 +406,9 @@ class Reducer:
             if p.grad is None:
                 self._buckets.free(i).zero_()
             elif not self._placed[i]:
-                if p.grad.layout is not torch.strided:
-                    self._make_dense(p)
+                grad = self._make_dense(p) if p.grad.layout is not torch.strided else p.grad
                 self._divide_sum(i, p)
-                self._place_gradient(i, p)
+                self._place_gradient(i, p, grad)
             used.append(p.grad is not None)
         return used
 
