@@ -51,6 +51,6 @@ def fit(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], by_name:
 
 def put_back(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]],
              keep: Collection[tuple[int, str]] = ()) -> None:
-    """Write the captured values into the optimizer's groups, which must fit, but for those at (index, key) of `keep`."""
+    """Write the captured values into the optimizer's groups, which must fit, but those at (index, key) of `keep`."""
     for i, (group, held) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         group.update({k: copied(v) for k, v in held.items() if k != NAMES and (i, k) not in keep})
