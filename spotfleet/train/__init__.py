@@ -11,7 +11,8 @@ from typing import Any
 _MODULES = {
     **dict.fromkeys(["init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank",
                      "cross_size"], "process"),
-    **dict.fromkeys(["DistributedOptimizer", "Average", "Sum", "Min", "Max", "Compression"], "gradients.optimizer"),
+    **dict.fromkeys(["DistributedOptimizer", "Average", "Sum", "Min", "Max", "Compression"],
+                    "spotfleet.train.gradients.optimizer"),
     **dict.fromkeys(["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce",
                      "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "synchronize",
                      "poll"], "reductions"),

@@ -27,8 +27,11 @@ def run(function: Callable[..., Any] | None = None, *, resize: object = None,
         copy: bool = False) -> Callable[..., Any]:
     """Run `function(state, ...)` through changes of membership; it is re-entered from the top after each.
 
-    Loop variables live in `state` and must name the batch being computed when its gradient begins. Call this once in
-    a script. It returns the function's result, or None on a worker that joined after the others had returned.
+    Loop variables live in `state` and must name the batch being computed when its gradient begins. A function that
+    begins at its first batch again after a change ends with an error, where the state shows it: numbers in it are as at
+    the start though steps are applied, or are set back to that. A state without a number that starts at 0, and without
+    a sampler that counts, shows nothing. Call this once in a script. It returns the function's result, or None on a
+    worker that joined after the others had returned.
 
     `@run(resize=...)` defines the effect of a change of the world size: a policy's name, an `elastic.Resize`, or a
     function of the `Progress` that returns the wanted world size. It overrides the fleet file's `resize`.

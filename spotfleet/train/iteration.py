@@ -75,7 +75,7 @@ class IterationEvents(Member[Group]):
             return
         if state.step_mode and not state._open:
             state._extras.renew(state._round)
-        reseed(getattr(state, "seed", 0), self.place.rank, *state.draws)
+        reseed(getattr(state, "seed", 0), self.place.rank, *state._draws)
 
     def _is_of_state(self, optimizer: Any) -> bool:
         return self.state is not None and any(o is optimizer for o in self.state._optimizers.values())

@@ -24,6 +24,7 @@ class Position:
     generators: dict[str, Any] = field(default_factory=dict)  # states after the last step, or after a later commit
     trained: tuple[bool, ...] = ()  # for each parameter of the state: does it require gradients?
     sampler: str = ""  # name of the sampler whose batch is being computed; empty: none known
+    moved: tuple[str, ...] | None = None  # values changed between a step and this gradient; None: of no gradient
     rounds: int = 1  # reductions of its iteration, once that has ended
 
 

@@ -81,3 +81,20 @@ def set_state(generator: Any, held: Any) -> None:
         generator.bit_generator.state = held
     else:
         generator.set_state(held)
+
+
+def marks(generators: dict[str, Any]) -> dict[str, Any]:
+    """Return the states of the global generators and of those in the state, by name, to compare them later."""
+    found = {"torch": torch.get_rng_state(), "random": random.getstate()}
+    if torch.cuda.is_initialized():
+        found["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()].get_offset()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        _, words, at, *_ = numpy.random.get_state()
+        found["numpy"] = (at, words.tobytes())
+    return {**found, **{f"state.{name}": state_of(g) for name, g in generators.items()}}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two marks are equal."""
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else repr(a) == repr(b)

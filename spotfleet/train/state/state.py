@@ -34,6 +34,7 @@ from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
 from spotfleet.train.state.plain import PlainValues
 from spotfleet.train.state.position import Copy, Position
+from spotfleet.train.state.repeats import Repeats
 from spotfleet.train.state.tensors import LiveTensors
 from spotfleet.train.state.weights import StateLoan, WeightMarks
 
@@ -60,7 +61,7 @@ class State(LiveTensors):
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
             _per_rank=frozenset(per_rank),
-            _plain=PlainValues(self._optimizers, self._modules),
+            _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={},
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -111,6 +112,9 @@ class State(LiveTensors):
 
     def sync(self) -> None:
         """Bring all ranks of the generation to the newest state; `elastic.run` calls it."""
+        if self._position is None:
+            raise UsageError("state.sync() is called before elastic.run, which calls it",
+                             hint="leave it out, or call it in the function decorated with @hvd.elastic.run")
         current.runtime().sync(self)
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
@@ -204,6 +208,7 @@ class State(LiveTensors):
                              _samplers=[v for v in self._stateful.values() if hasattr(v, "round_begins")])
         self.keep_generators()
         self.__dict__["_position"] = self.capture(world, rank)
+        self._repeats.attached(self)
         self.enter()
 
     def enter(self) -> None:
@@ -211,6 +216,7 @@ class State(LiveTensors):
         if self.step_mode:
             self._extras.entered(self._round)
             self._marks.step_ended(self._trained)
+            self._repeats.entered(self)
 
     def whole_numbers(self) -> dict[str, int]:
         """Return the plain whole numbers here, without those that may differ by rank."""
@@ -224,11 +230,22 @@ class State(LiveTensors):
     def capture(self, world: int, rank: int) -> Position:
         return Position(
             self._version, self._round, world, rank,
-            {n: copied(self.__dict__[n]) for n in self._scalars},
+            {n: self._copied(n) for n in self._scalars},
             {n: copy.deepcopy(v.state_dict()) for n, v in self._stateful.items()},
             {n: hyper.capture(o, self._param_names) for n, o in self._optimizers.items()},
             self._generator_states, tuple([p.requires_grad for p in self._params]), current.runtime().sampler_of(self),
         )
+
+    def _copied(self, name: str) -> Any:
+        """Return a copy of a value of the script; that of a tensor is made when it has changed."""
+        value = self.__dict__[name]
+        if not isinstance(value, torch.Tensor):
+            return copied(value)
+        held, version, made = self._tensor_copies.get(name, (None, -1, None))
+        if held is not value or version != value._version:
+            made = value.detach().clone()
+            self._tensor_copies[name] = (value, value._version, made)
+        return made
 
     def fit_groups(self, position: Position) -> None:
         """Adopt the parameter groups of `position`, and train the same parameters."""
@@ -295,11 +312,12 @@ class State(LiveTensors):
         self.refresh_groups()
         self._extras.settle(self._round)
         self._marks.first_gradient(self._trained)
+        moved = self._repeats.first_gradient(self, world, rank)
         if self._replay and not self._replaying:
             own["_replaying"] = True  # the position is already this iteration's
         else:
             own.update(_replay=0, _replaying=False)
-            own["_position"] = self.capture(world, rank)
+            own["_position"] = replace(self.capture(world, rank), moved=moved)
         return True
 
     def step_ended(self) -> None:
@@ -311,9 +329,10 @@ class State(LiveTensors):
         self.keep_generators()
         self._extras.begin(self._round)
         self._marks.step_ended(self._trained)
+        self._repeats.step_ended(self)
 
     @property
-    def draws(self) -> tuple[int, ...]:
+    def _draws(self) -> tuple[int, ...]:
         """The numbers that identify the present part of the iteration in a seed of random numbers."""
         return (self._round, self._rounds) if self.step_mode else (self._version, self._uncommitted, 0)
 

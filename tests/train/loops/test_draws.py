@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
@@ -48,3 +49,31 @@ def test_what_is_drawn_before_a_commit_does_not_move_them(alone):
         state.commit()
 
     assert drawn(alone, sample) == drawn(alone)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_batch_drawn_ahead_from_the_global_generator_is_reported(alone, ahead, capfd):
+    """One draw at the top of the function, one in the loop for the next iteration, or both in the loop."""
+    net = linear()
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+    state = alone.state = hvd.elastic.TorchState(net, opt, step=0)
+    state.attach(1, 0)
+
+    def call() -> None:
+        state.enter()
+        alone.restart_draws()
+        x = torch.randn(8, 4) if ahead else None
+        for state.step in range(state.step, state.step + 2):  # noqa: B020
+            x = x if ahead else torch.randn(8, 4)
+            loss = net(x).sum()
+            x = torch.randn(8, 4) if ahead else None
+            loss.backward()
+            if state.step == 1:
+                return
+            opt.step()
+            opt.zero_grad()
+
+    call()
+    state.restore()  # a peer is lost in the second iteration
+    call()
+    assert ("other random numbers than the first time (torch)" in capfd.readouterr().err) == ahead
