@@ -26,9 +26,8 @@ from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import RankInfo
 from spotfleet.train import current
 from spotfleet.train.comm.group import BACKEND, Group
-from spotfleet.train.comm.torch_group import TorchGroup
+from spotfleet.train.comm.torch_group import NAME, TorchGroup
 
-NAME = "spotfleet"  # the backend's name in torch
 OURS = "_replaced_by_spotfleet"  # attribute of a replacement: torch's own function
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -233,3 +233,42 @@ def test_a_collective_of_torch_survives_the_loss_of_a_peer_as_hvds_own_does(flee
     assert fleet.lines("END") == ["-40.0 3.0 True"] * 2, fleet.story()
     worlds = {line for line in fleet.lines("WORLD")}
     assert worlds == {"0 3 0 1 0 3 4", "1 3 0 1 1 3 4", "2 3 0 1 2 3 4", "0 2 0 1 0 2 6", "1 2 0 1 1 2 6"}
+
+USERS = FAULTS + '''
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+hvd.init()
+
+@hvd.elastic.run
+def train(state):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gathered, scattered, objects, roots = torch.zeros(2), torch.zeros(1), [None] * size, [rank]
+    dist.all_gather_into_tensor(gathered, torch.tensor([rank + 1.0]))
+    dist.reduce_scatter_tensor(scattered, torch.arange(2.0))
+    dist.all_gather_object(objects, {"rank": rank})
+    dist.broadcast_object_list(roots, 1)
+    swapped = torch.zeros(2)
+    dist.all_to_all_single(swapped, torch.arange(2.0) + 10 * rank)
+    traced = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
+    path, held = os.environ["SPOTFLEET_OUTPUT"] + "/dcp", {"w": torch.zeros(3)}
+    dcp.save({"w": torch.arange(3.0)}, checkpoint_id=path)
+    dcp.load(held, checkpoint_id=path)
+    dist.barrier()
+    print("FOUND", rank, gathered.tolist(), scattered.item(), objects, roots, swapped.tolist(), traced.item(),
+          held["w"].tolist(), init_device_mesh("cpu", (size,)).size(), flush=True)
+
+train(hvd.elastic.ObjectState())
+'''
+
+
+@pytest.mark.processes
+def test_torchs_own_users_of_the_default_group_find_it(fleets):
+    """Objects, functional collectives, a mesh, a distributed checkpoint; real processes, as above."""
+    fleet = fleets(USERS, founders=2)
+    fleet.start_all()
+    fleet.wait_end()
+    alike = "[{'rank': 0}, {'rank': 1}] [1]"
+    assert fleet.lines("FOUND") == [f"0 [1.0, 2.0] 0.0 {alike} [0.0, 10.0] 2.0 [0.0, 1.0, 2.0] 2",
+                                    f"1 [1.0, 2.0] 2.0 {alike} [1.0, 11.0] 2.0 [0.0, 1.0, 2.0] 2"], fleet.story()

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from spotfleet.errors import UsageError
 from spotfleet.train.comm.group import Group
 
+NAME = "spotfleet"  # the backend's, in torch
 _BITWISE = (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR)
 _WIDER = {torch.int16: torch.int32}
 
@@ -58,9 +59,26 @@ class TorchGroup(dist.ProcessGroup):
     def __init__(self, group: Group) -> None:
         super().__init__(group.rank, group.size)
         self.group = group
+        self._name = NAME
 
     def getBackendName(self) -> str:
         return self.group.backend
+
+    # torch keeps names with its own backends, and there is none here.
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_desc(self) -> str:
+        return NAME
+
+    def _set_group_desc(self, text: str) -> None:
+        pass
 
     def shutdown(self) -> None:
         """Nothing to free: the group belongs to the runtime."""
