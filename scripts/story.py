@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import uuid
@@ -31,6 +32,9 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 MARK = "DEMO_OF_SPOTFLEET"  # in the environment of all that the demo starts
 CLI = (str(Path(sys.executable).with_name("spotfleet")),)
 LIMIT_S = 180.0  # for any one thing to happen
+REPORT_S = 3.0  # a longer wait is reported
+INTERRUPTED = 130  # as in shells
+WIDTH = 80
 COLOURS = ["\033[1m", "\033[2m", "\033[32m", "\033[31m", "\033[0m"]
 BOLD, DIM, GREEN, RED, PLAIN = COLOURS if sys.stdout.isatty() else [""] * len(COLOURS)
 
@@ -66,7 +70,8 @@ class Stage:
     def run(self, *command: str) -> None:
         """Show and run `spotfleet COMMAND`."""
         self._show("spotfleet", *command)
-        code = subprocess.run([*CLI, *command], cwd=EXAMPLES, stdin=subprocess.DEVNULL).returncode
+        code = subprocess.run([*CLI, *command], cwd=EXAMPLES, stdin=subprocess.DEVNULL,
+                              start_new_session=True).returncode  # Ctrl-C ends the story, and the story this
         if code:
             raise Broken(f"`spotfleet {' '.join(command)}` ended with exit status {code}")
 
@@ -74,16 +79,34 @@ class Stage:
         """Show and start `spotfleet COMMAND`; its output appears indented as it comes."""
         self._show("spotfleet", *command)
         process = subprocess.Popen([*CLI, *command], cwd=EXAMPLES, text=True, stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         threading.Thread(target=_relay, args=(process,), daemon=True).start()
         return process
 
     def wait_for(self, what: str, condition: Callable[[], object]) -> None:
         end = time.monotonic() + LIMIT_S
-        while not condition():
-            if time.monotonic() > end:
-                raise Broken(f"{what}: not within {LIMIT_S:.0f} s")
-            time.sleep(0.25)
+        with self.waiting_for(what):
+            while not condition():
+                if time.monotonic() > end:
+                    raise Broken(f"{what}: not within {LIMIT_S:.0f} s")
+                time.sleep(0.25)
+
+    @contextmanager
+    def waiting_for(self, what: str) -> Iterator[None]:
+        """Print every few seconds what the body waits for."""
+        began, over = time.monotonic(), threading.Event()
+
+        def report() -> None:
+            while not over.wait(REPORT_S):
+                print(f"    {DIM}{time.monotonic() - began:.0f} s: waiting for {what}{PLAIN}", flush=True)
+
+        reporter = threading.Thread(target=report, daemon=True)
+        reporter.start()
+        try:
+            yield
+        finally:
+            over.set()
+            reporter.join()
 
     def promise(self, kept: bool, text: str) -> None:
         self.kept.append((kept, text))
@@ -131,7 +154,8 @@ def tell(stage: Stage) -> None:
 def warm(stage: Stage, fleet: Fleet) -> float:
     """Seconds until three hosts have torch in memory. A slow machine replaces hosts slowly: it gets longer steps."""
     began = time.monotonic()
-    stage.wait_for("three hosts", lambda: sum(h.state == "up" and not h.why for h in workers(fleet)) == 3)
+    stage.wait_for("three hosts with torch in memory",
+                   lambda: sum(h.state == "up" and not h.why for h in workers(fleet)) == 3)
     return time.monotonic() - began
 
 
@@ -190,12 +214,14 @@ def changes(stage: Stage, fleet: Fleet, job: Job) -> None:
     events = [e for e in fleet.events() if e.get("job") == job.id]
     resumed = {e["generation"]: e for e in events if e["kind"] == "JobResumed"}
     repeated: dict[str, int] = {}
-    print(f"    {'generation':>10}  {'workers':>7}  {'at step':>7}  {'repeated':>8}  {'pause':>8}  cause")
+    print(f"    {'workers':>7}  {'at step':>7}  {'repeated':>8}  {'pause':>8}  cause")
     for event in (e for e in events if e["kind"] == "GenerationFormed"):
         after: dict[str, Any] = resumed.get(event["generation"], {"repeated": 0, "pause_s": 0.0})
         repeated[event["cause"]] = repeated.get(event["cause"], 0) + after["repeated"]
-        print(f"    {event['generation']:>10}  {len(event['members']):>7}  {event['version']:>7}  "
-              f"{after['repeated']:>8}  {after['pause_s'] * 1000:>5.0f} ms  {event['cause']}: {event['why']}")
+        row = (f"    {len(event['members']):>7}  {event['version']:>7}  {after['repeated']:>8}  "
+               f"{after['pause_s'] * 1000:>5.0f} ms  ")
+        print("\n".join(textwrap.wrap(f"{event['cause']}: {event['why']}", WIDTH, initial_indent=row,
+                                      subsequent_indent=" " * len(row), break_on_hyphens=False)))
     stage.promise(repeated.get("notice", -1) == 0, "the notice repeated no step")
     lost = repeated.get("death", -1)
     stage.promise(0 <= lost <= 1, f"the kill repeated {lost} steps that had been made")
@@ -210,7 +236,8 @@ def bill(stage: Stage, fleet: Fleet) -> None:
     cost, cloud = fleet.cost(), LocalCloud(stage.home)
     invoice = cloud.invoice(fleet.name)
     ours, theirs = f"${cost.micros / 1e6:.6f}", f"${invoice.micros / 1e6:.6f}"
-    stage.promise(ours == theirs, f"our bill, {ours}, is the cloud's invoice, {theirs}, to the micro-dollar")
+    stage.promise(ours == theirs, f"our final bill, {ours} (hosts cost money until `down` had ended them), is the "
+                                  f"cloud's invoice, {theirs}")
     stage.promise(cost.micros < cost.on_demand_micros, f"spot saved {cost.savings_percent:.0f} % against on demand")
     stage.promise(not cloud.truth(), "the cloud has no machine of ours")
 
@@ -223,14 +250,15 @@ def weights(stage: Stage, found: Path | None) -> None:
     metrics = json.loads(found.read_text())
     stage.say("Replay the same samples at the same world sizes in plain torch.distributed, without any trouble.")
     print(f"{DIM}${PLAIN} python reference_digits.py metrics.json", flush=True)
-    done = subprocess.run([sys.executable, "reference_digits.py", str(found)], cwd=EXAMPLES, capture_output=True,
-                          text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
+    with stage.waiting_for(f"the {metrics['steps']} steps of the replay"):
+        done = subprocess.run([sys.executable, "reference_digits.py", str(found)], cwd=EXAMPLES, capture_output=True,
+                              text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL, start_new_session=True)
     if done.returncode:
         raise Broken(f"the reference run failed: {done.stderr.strip()}")
     reference = json.loads(done.stdout)
     print(f"    world sizes {metrics['worlds']} over {metrics['steps']} steps")
-    print(f"    spotfleet  sha256 {metrics['sha256']}  accuracy {metrics['accuracy']:.4f}")
-    print(f"    reference  sha256 {reference['sha256']}  accuracy {reference['accuracy']:.4f}")
+    for name, run in (("spotfleet", metrics), ("reference", reference)):
+        print(f"    {name}  accuracy {run['accuracy']:.4f}  sha256 {run['sha256'][:32]} ...")
     sizes = [size for _, size in metrics["worlds"]]
     stage.promise(sizes[0] == sizes[-1] == 3 and 2 in sizes, "two workers went on while the killed host was replaced")
     stage.promise(metrics["accuracy"] >= 0.97, f"test accuracy {metrics['accuracy']:.2%}, at least 97 %")
@@ -282,10 +310,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Broken as problem:
             told.promise(False, str(problem))
         except KeyboardInterrupt:
-            told.promise(False, "interrupted: everything is being taken down")
+            told.say("Interrupted: the whole demo is being taken down, its fleet and job too. Nothing of it goes on.")
+            return INTERRUPTED
     told.say("The promises:")
     for kept, text in told.kept:
-        print(f"    {GREEN}kept  {PLAIN} {text}" if kept else f"    {RED}BROKEN{PLAIN} {text}")
+        word = f"{GREEN}kept  {PLAIN}" if kept else f"{RED}BROKEN{PLAIN}"
+        print("\n".join(textwrap.wrap(text, WIDTH, initial_indent=f"    {word} ", subsequent_indent=" " * 11,
+                                      break_on_hyphens=False)))
+    print("\nAll of this ran in a temporary folder that is gone now, with its fleet and the results named above.")
+    print('To train something of your own, go on with "Install" in README.md.')
     return 0 if all(kept for kept, _ in told.kept) else 1
 
 

@@ -118,6 +118,14 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
+def size(count: int) -> str:
+    """Format 0 bytes, 812 bytes, 1.2 kB, 3.4 MB, 5.6 GB."""
+    if count < 1000:
+        return counted(count, "byte")
+    unit, name = next(((u, n) for u, n in ((1e9, "GB"), (1e6, "MB")) if count >= u), (1e3, "kB"))
+    return f"{count / unit:.1f} {name}"
+
+
 def are(count: int, noun: str) -> str:
     """Format 1 host is, 2 hosts are."""
     return f"{counted(count, noun)} {'is' if count == 1 else 'are'}"

@@ -219,6 +219,12 @@ class Fleet:
         """Whether fleet.json records the fleet's end; `status` asks the provider."""
         return bool(self._folder().record.down_at)
 
+    @property
+    def archive(self) -> Path | None:
+        """Folder with the results that `down` has fetched; None without results here."""
+        archive = self._folder().archive
+        return archive if archive.exists() else None
+
     # --- inside
 
     def _refresh_ssh(self, found: FleetStatus) -> None:

@@ -49,12 +49,17 @@ def archived(folder: FleetDir, job: str, into: Path) -> DownloadedOutputs:
 
 @contextmanager
 def _beside(into: Path) -> Iterator[Path]:
-    """Make a temporary folder on the same disk as `into`."""
+    """Make a temporary folder on the same disk as `into`, which is made for the files if need be."""
     if into.exists() and not into.is_dir():
         raise UsageError(f"{into} is no folder", hint="name one; it is made if need be")
+    made = not into.exists()
     into.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=into) as draft:
-        yield Path(draft)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=into) as draft:
+            yield Path(draft)
+    finally:
+        if made and not any(into.iterdir()):
+            into.rmdir()
 
 
 def _moved(draft: Path, into: Path) -> DownloadedOutputs:

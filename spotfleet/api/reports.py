@@ -95,7 +95,8 @@ def check_source(client: DispatcherClient, job: str, rank: int, worker: str) -> 
             raise SpotfleetError(f"job '{job}' has no worker '{worker}'",
                                  hint=f"it has {', '.join(dict.fromkeys(there)) or 'none yet'}")
     elif rank >= (most := client.job(job).max_workers):
-        raise SpotfleetError(f"job '{job}' has no rank {rank}", hint=f"it has at most {most} workers: 0..{most - 1}")
+        raise SpotfleetError(f"job '{job}' has no rank {rank}", hint=(
+            f"it has at most {most} workers: 0..{most - 1}" if most > 1 else "it has one worker, rank 0"))
 
 
 def archived_logs(folder: FleetDir, job: str, rank: int, worker: str) -> Iterator[bytes]:

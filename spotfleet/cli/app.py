@@ -69,6 +69,9 @@ def run(argv: list[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):  # not an error of the option parser
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message(), file=sys.stderr)
+            return 2
         context = getattr(error, "ctx", None)
         _print_error(error.format_message(), f"{context.command_path} --help" if context else "")
         return 2

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import columns, flow
 from spotfleet.errors import UsageError
+
+SLOW_S = 2.0  # a command that shows nothing for longer is taken for hanging
 
 
 def print_message(line: str) -> None:
@@ -16,6 +22,18 @@ def print_message(line: str) -> None:
 def print_step(line: str) -> None:
     """Print one line of progress."""
     print_message(f"  {line}")
+
+
+@contextmanager
+def told_if_slow(line: str) -> Iterator[None]:
+    """Print `line` if the body runs longer than SLOW_S."""
+    timer = threading.Timer(SLOW_S, print_message, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def next_command(*commands: str) -> None:
@@ -30,7 +48,11 @@ def confirm(question: str, yes: bool) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"{question} Nobody can be asked: this is no terminal", hint="add -y to go on without asking")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    try:
+        agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        print_message("\ninterrupted: nothing was changed")
+        raise Interrupted from None
     if not agreed:
         print_message("nothing was changed")
     return agreed

@@ -72,7 +72,8 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> FleetFile:
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
-        raise UsageError(f"there is no file {path}", hint="give the path of a fleet file (YAML)") from None
+        near = did_you_mean(path.name, sorted(p.name for p in path.parent.glob("*.y*ml")))
+        raise UsageError(f"there is no file {path}{near}", hint="give the path of a fleet file (YAML)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="give the path of a fleet file (YAML text)") from None
     return parse(text, path, os.environ if environ is None else environ, check_files=True)

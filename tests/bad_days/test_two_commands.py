@@ -105,7 +105,9 @@ def test_a_down_that_an_up_does_not_heed_says_so_in_the_end(up: User, monkeypatc
 
 def test_down_twice_says_that_nothing_is_left(up: User):
     up.ok("down -y")
-    assert up.ok("down -y").err == "fleet digits is down already; nothing of it is left\n"
+    archive = up.home / "fleets/digits/archive"
+    assert up.ok("down -y").err == (
+        f"fleet digits is down already; nothing of it is left; its results are in {archive}\n")
 
 
 def test_a_down_from_another_laptop_wins_over_an_up_that_waits(up: User):

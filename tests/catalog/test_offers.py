@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 
 import pytest
@@ -140,6 +141,26 @@ def test_an_estimated_price_is_marked(shopper):
 
 def test_lines_fit_a_terminal(shopper):
     assert max(map(len, shopper.ok("offers --no-live").out.splitlines())) <= 140
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_provider_and_prices_are_shown_on_every_terminal(shopper, monkeypatch, width):
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _self: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    head, *rows = shopper.ok("offers --gpus A100:8 --no-live").out.splitlines()
+    assert {"provider", "type", "spot $/h", "on-demand", "useful"} <= set(re.split(r"\s{2,}", head))
+    assert {"savings", "age", "region"} <= set(head.split()) or width < 120
+    assert max(map(len, [head, *rows])) <= width
+
+
+def test_providers_that_cannot_be_launched_yet_come_last_in_the_table(shopper):
+    wanted = "offers --gpus T4:1 --no-live --all"
+    said = shopper.ok(wanted)
+    order = [line.split()[0] for line in said.out.splitlines()[1:]]
+    by_cost = [row["provider"] for row in shopper.ok(f"{wanted} -o json").data]
+    assert order == sorted(by_cost, key=lambda name: name != "aws") != by_cost
+    assert "azure, listed last: prices for comparison" in said.err
+    assert "listed last" not in shopper.ok("offers --gpus V100:4 --infra aws --no-live").err
 
 
 # ---- providers

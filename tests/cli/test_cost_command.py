@@ -10,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from spotfleet.api import Fleet
 from spotfleet.cli import render
+from spotfleet.cli.commands import cost_table
 from spotfleet.cli.commands.cost import window
 from spotfleet.errors import UsageError
 from spotfleet.fleet.cost.groups import WAYS
@@ -56,6 +58,14 @@ def test_that_nobody_knows_what_disks_addresses_and_traffic_cost_is_said_in_ever
         assert told in up.ok(line).out
     assert json.loads(up.ok("cost -o json").out)["rated"] is False
     assert [f["rated"] for f in json.loads(up.ok("cost --all -o json").out)["fleets"]] == [False]
+
+
+def test_the_dispatcher_comes_first_then_hosts_by_number(up):
+    report = Fleet("digits").cost()
+    lines = [replace(report.lines[0], host=f"digits-{n}", role="worker") for n in (10, 2, 1)]
+    lines.append(replace(report.lines[0], host="digits-d-0", role="dispatcher"))
+    shown = cost_table.report(replace(report, lines=tuple(lines)), ())
+    assert [row.split()[0] for row in shown.splitlines()[1:5]] == ["digits-d-0", "digits-1", "digits-2", "digits-10"]
 
 
 def test_by_job_no_machine_time_is_told_that_jobs_share(up):

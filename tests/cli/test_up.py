@@ -133,7 +133,7 @@ def test_a_word_that_the_provider_does_not_know_is_named_with_the_nearest_also_b
     user.write("fleet.yaml", f"name: digits\nresources: {resources}\n")
     for flag in ("-y", "--dryrun"):
         error = user.fails(f"up fleet.yaml {flag}", code=2).err
-        assert said in error and "hint: provider local, the default, emulates a cloud on this machine" in error
+        assert said in error and "as provider local only emulates a cloud on this machine, write `provider:" in error
     assert user.cloud.living() == []
 
 

@@ -21,7 +21,7 @@ from spotfleet.api.machine import Progress
 from spotfleet.bundle import manifest
 from spotfleet.errors import UsageError
 from spotfleet.transport.client import DispatcherClient, PersistentClient
-from spotfleet.words import counted
+from spotfleet.words import counted, size
 
 LIMIT_BYTES = manifest.LIMIT_BYTES
 THREADS = 3
@@ -59,9 +59,9 @@ class Shipment:
         missing = self._client.missing_blobs([m.piece.sha256 for m in known if m is not None and m.piece is not None])
         todo = [i for i, made in enumerate(known)
                 if made is None or (made.piece is not None and made.piece.sha256 in missing)]
-        size = sum(s.bytes for i in todo for s in groups[i])
-        if size >= LONG_BYTES:
-            self._progress(f"shipping the working directory: {megabytes(size)} of {megabytes(tree.bytes)} to be read")
+        to_read = sum(s.bytes for i in todo for s in groups[i])
+        if to_read >= LONG_BYTES:
+            self._progress(f"shipping the working directory: {size(to_read)} of {size(tree.bytes)} to be read")
         try:
             made = {i: m for i, m in enumerate(known) if m is not None} | dict(self._all(groups, todo))
         finally:
@@ -79,7 +79,7 @@ class Shipment:
             return Shipped(digest, packed.left_out, blobs)
         self._client.put_blob(digest, text)
         self._sent += len(text)
-        what = f"{counted(len(packed.manifest.files), 'file')}, {megabytes(packed.manifest.bytes)} ({digest[:12]})"
+        what = f"{counted(len(packed.manifest.files), 'file')}, {size(packed.manifest.bytes)} ({digest[:12]})"
         self._progress(f"shipped {what}: {self._rate()}")
         return Shipped(digest, packed.left_out, blobs)
 
@@ -100,7 +100,7 @@ class Shipment:
                     yield running.pop(future), future.result()
                 if time.monotonic() - reported_at >= REPORT_S:
                     reported_at = time.monotonic()
-                    self._progress(f"shipping: {megabytes(self._read)} of {megabytes(total)} read, {self._rate()}")
+                    self._progress(f"shipping: {size(self._read)} of {size(total)} read, {self._rate()}")
                     self._cache.save()
         except BaseException:
             for connection in self._connections:
@@ -133,7 +133,7 @@ class Shipment:
 
     def _rate(self) -> str:
         took_s = max(time.monotonic() - self._begun, 0.01)
-        return f"{megabytes(self._sent)} sent, {self._sent / 1e6 / took_s:.1f} MB/s"
+        return f"{size(self._sent)} sent, {self._sent / 1e6 / took_s:.1f} MB/s"
 
 
 def ship(client: DispatcherClient, workdir: Path, mounts: dict[str, Path], home: Path, secrets: Sequence[str],
@@ -159,7 +159,3 @@ def refuse_too_large(tree: bundle.Tree) -> None:
         if have > most:
             raise UsageError(f"the working directory has {have:.6g} {what}; a fleet takes at most {most:.6g}",
                              hint=HINT)
-
-
-def megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import time
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +12,8 @@ from spotfleet.cli.render import full, span, unpriced
 from spotfleet.cli.tables import flow, table
 from spotfleet.fleet.cost.compare import Difference, Reconciliation
 from spotfleet.fleet.cost.groups import Breakdown, CostGroup, Costs, breakdown
-from spotfleet.fleet.cost.meter import CostReport
+from spotfleet.fleet.cost.meter import CostReport, HostLine
+from spotfleet.model import Role
 from spotfleet.words import counted, dollars
 
 NAMES = {"useful": "training", "boot": "starting machines", "repeated": "repeated steps", "pause": "pauses",
@@ -26,7 +28,7 @@ def report(found: CostReport, interrupted: Sequence[str], rated: bool = True) ->
     each interruption."""
     rows = [(line.host, line.role, line.pool, span(line.seconds),
              "interrupted" if line.taken or line.host in interrupted else "", dollars(line.micros, 6),
-             full(line.micros, line.on_demand_micros, 6)) for line in found.lines]
+             full(line.micros, line.on_demand_micros, 6)) for line in sorted(found.lines, key=_by_name)]
     rows += [(name, "", "", "", "", dollars(micros, 6), dollars(micros, 6)) for name, micros in (
         ("disks", found.disk_micros), ("addresses", found.address_micros), ("traffic", found.traffic_micros)) if micros]
     rows.append(("total", "", "", "", "", dollars(found.micros, 6), _on_demand(found)))
@@ -34,7 +36,14 @@ def report(found: CostReport, interrupted: Sequence[str], rated: bool = True) ->
                    ["billed", "cost", "on demand"], drop=["role", "pool"], words="note"),
              "", *summary(found.micros, breakdown(found), _saved(found), len(interrupted), found.micros_per_1000_steps),
              *_lost((found,)), *([UNRATED.format(of="")] if found.lines and not rated else [])]
-    return flow("\n".join([*lines, "", jobs(found)] if found.jobs else lines))
+    legend = "repeated: steps computed again after a loss; lost: the cost of these and of pauses"
+    return flow("\n".join([*lines, "", jobs(found), legend] if found.jobs else lines))
+
+
+def _by_name(line: HostLine) -> tuple[bool, list[tuple[str, int]], float]:
+    """Return a sort key: dispatchers first, then hosts by name, with host-2 before host-10."""
+    parts = [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", line.host)]
+    return line.role != Role.DISPATCHER.value, parts, line.started_at
 
 
 def costs(found: Costs, groups: Sequence[CostGroup], by: str, times: int) -> str:
@@ -46,8 +55,8 @@ def costs(found: Costs, groups: Sequence[CostGroup], by: str, times: int) -> str
     rows.append(("total", *([""] if detail else []), span(sums) if sums else "-", dollars(found.micros, 6),
                  _on_demand(found)))
     steps = sum(f.report.useful_steps for f in found.fleets)
-    lines = [table([by, *(["what"] if detail else []), "billed", "cost", "on demand"], rows,
-                   ["billed", "cost", "on demand"], drop=["what"]), "",
+    lines = [table([by, *(["what"] if detail else []), "machine time", "cost", "on demand"], rows,
+                   ["machine time", "cost", "on demand"], drop=["what"]), "",
              *summary(found.micros, found.breakdown, _saved(found), times,
                       round(found.micros * 1000 / steps) if steps else None), *_lost(f.report for f in found.fleets)]
     if unrated := found.unrated:

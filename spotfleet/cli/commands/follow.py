@@ -44,7 +44,8 @@ def _poll(fleet: Fleet, job: str, over: threading.Event) -> None:
         else:
             gist, line = _gist(status), f"job {job} is {status.state}: {status.why}"
         if gist != last and not over.is_set():
-            if last is not None or gist[0] != JobState.RUNNING.value:  # running at first is no news
+            # A job that runs at first is no news, once it has begun to train.
+            if last is not None or gist[0] != JobState.RUNNING.value or not status.version:
                 print_step(line)
             last = gist
 

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
+from spotfleet import providers
 from spotfleet.api.home import Home
 from spotfleet.api.offers import OffersQuery, offers, place
 from spotfleet.catalog.pricing.ranking import BOTH, OfferRow, best
 from spotfleet.catalog.pricing.useful import BANDS, BOOT_S, REPEATED_S
 from spotfleet.catalog.pricing.values import Source
 from spotfleet.cli.console import print_message
-from spotfleet.cli.tables import table
+from spotfleet.cli.tables import columns, table
 from spotfleet.config.values import accelerators
 from spotfleet.errors import UsageError
 from spotfleet.model import Market, Need
@@ -23,7 +24,8 @@ SHOWN = 20
 HEAD = ["provider", "region", "zone", "type", "GPUs", "spot $/h", "on-demand $/h", "savings", "taken/month",
         "useful $/GPU-h", "age"]
 RIGHT = ["spot $/h", "on-demand $/h", "savings", "useful $/GPU-h"]
-DROP = ["age", "savings", "on-demand $/h", "provider", "zone", "taken/month", "GPUs", "spot $/h"]
+SHORT = {"on-demand $/h": "on-demand", "useful $/GPU-h": "useful"}  # where the terminal is too narrow for the table
+DROP = ["zone", "age", "taken/month", "savings", "GPUs", "region"]
 
 
 def show(*, gpus: str, instance_type: str, infra: str, spot: bool | None, everything: bool, live: bool | None,
@@ -33,12 +35,26 @@ def show(*, gpus: str, instance_type: str, infra: str, spot: bool | None, everyt
     markets = BOTH if spot is None else (Market.SPOT,) if spot else (Market.ON_DEMAND,)
     need = Need(region=region, zone=zone, instance_type=instance_type, accelerator=kind, accelerator_count=count)
     rows = offers(Home(), OffersQuery(need, provider, markets, live, cpus=everything), print_message)
-    shown = rows if everything else best(rows)[:SHOWN]
+    chosen = rows if everything else best(rows)
     if as_json:
-        print(json.dumps([_json(r) for r in shown], indent=1))
+        print(json.dumps([_json(r) for r in (chosen if everything else chosen[:SHOWN])], indent=1))
         return
-    print(table(HEAD, [_cells(r) for r in shown], right=RIGHT, drop=DROP))
+    usable = providers.names()
+    chosen = sorted(chosen, key=lambda r: r.price.machine.provider not in usable)  # else in the same order
+    shown = chosen if everything else chosen[:SHOWN]
+    print(_table([_cells(r) for r in shown]))
+    if others := sorted({r.price.machine.provider for r in shown} - set(usable)):
+        print_message(f"{' and '.join(others)}, listed last: prices for comparison; spotfleet cannot launch there yet")
     _notes(rows, shown)
+
+
+def _table(cells: list[list[str]]) -> str:
+    width = columns()
+    whole = table(HEAD, cells, right=RIGHT, width=0)
+    if not width or max(map(len, whole.splitlines())) <= width:
+        return whole
+    return table([SHORT.get(name, name) for name in HEAD], cells, right=[SHORT.get(name, name) for name in RIGHT],
+                 drop=DROP, width=width)
 
 
 def _gpus(text: str) -> tuple[str, int]:

@@ -16,11 +16,12 @@ from spotfleet.api.home import Home
 from spotfleet.api.lifecycle.up import up_hosts
 from spotfleet.cli import event_text, render
 from spotfleet.cli.commands.follow import print_progress
-from spotfleet.cli.console import next_command
+from spotfleet.cli.console import next_command, print_message, told_if_slow
 from spotfleet.cli.tables import flow
 from spotfleet.codec import to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.protocol.messages import FleetStatus
+from spotfleet.words import counted, size
 
 WATCH_S = 1.0
 
@@ -37,12 +38,14 @@ def status(name: str, *, watch: bool, as_json: bool) -> None:
         return
     fleet = Fleet(name)
     if not watch:
-        found = fleet.status()
+        found = _status(fleet)
         if as_json:
             emit(found)
             return
         print(render.fleet_status(found))
         if found.state == "down":
+            if fleet.ended and (kept := fleet.archive):
+                print_message(f"its results are in {kept}; `spotfleet down` has nothing left to do")
             next_command(f"spotfleet cost {fleet.name}",
                          "spotfleet up FILE" if fleet.ended else f"spotfleet down {fleet.name}")
         return
@@ -56,12 +59,17 @@ def status(name: str, *, watch: bool, as_json: bool) -> None:
             last = now
 
 
+def _status(fleet: Fleet) -> FleetStatus:
+    with told_if_slow(f"waiting for an answer from the dispatcher of fleet {fleet.name} ..."):
+        return fleet.status()
+
+
 def _all(names: list[str], as_json: bool) -> None:
     """Print one line for each fleet; one that does not answer is shown with the reason."""
     found = []
     for name in names:
         try:
-            found.append(Fleet(name).status())
+            found.append(_status(Fleet(name)))
         except SpotfleetError as error:
             found.append(FleetStatus(name, "unknown", str(error), 0, 0, 0))
     emit(found) if as_json else print(render.fleets(found))
@@ -93,20 +101,25 @@ def _redraw(fleet: Fleet) -> None:
 
 
 def hosts(name: str, *, as_json: bool) -> None:
-    found = Fleet(name).status()
+    found = _status(Fleet(name))
     if as_json:
         emit(found.hosts)
         return
+    if not up_hosts(found):
+        print_message(f"fleet {found.fleet} is {found.state}: no host is up")
     for host in up_hosts(found):
         print(joined(host.address or host.host, host.slots))
 
 
 def jobs(name: str, *, as_json: bool) -> None:
-    found = Fleet(name).status().jobs
+    fleet = Fleet(name)
+    found = _status(fleet).jobs
     if as_json:
         emit(found)
     elif found:
         print(render.jobs(found))
+    else:
+        print_message(f"fleet {fleet.name} has had no job")
 
 
 def events(name: str, *, watch: bool, as_json: bool, everything: bool) -> None:
@@ -170,12 +183,14 @@ def logs(name: str, job: str, *, follow: bool, rank: int, worker: str, setup: bo
 
 def outputs(name: str, job: str, into: str) -> None:
     copied = Fleet(name).outputs(job, Path(into))
-    what = "file" if copied.files == 1 else "files"
-    print(f"{copied.files} {what}, {copied.bytes / 1e6:.1f} MB, of {job} in {into}")
+    if copied.files:
+        print(f"{counted(copied.files, 'file')}, {size(copied.bytes)}, of {job} in {into}")
+    else:
+        print(f"{job} has written no file to SPOTFLEET_OUTPUT so far; nothing was copied")
 
 
 def _newest_job(fleet: Fleet) -> str:
-    found = fleet.status().jobs
+    found = _status(fleet).jobs
     if not found:
         raise SpotfleetError(f"fleet '{fleet.name}' has had no job", hint="spotfleet train SCRIPT")
     return found[-1].job

@@ -22,7 +22,7 @@ from spotfleet.cli.console import confirm, next_command, print_message, print_st
 from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import columns
 from spotfleet.codec import to_json
-from spotfleet.config import values
+from spotfleet.config import document, values
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, JobState, Role
@@ -39,6 +39,7 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
         raise UsageError(f"--timeout: {error}", hint="leave it out to wait for 10 minutes") from None
     fleet = Fleet(file)
     plan = fleet.plan()
+    _refuse_unknown(plan, file)
     if dryrun:
         print(render.up_plan(plan))
         _check_offers(plan)
@@ -72,18 +73,28 @@ def _ways_in(fleet: Fleet) -> list[str]:
                                       if names[1:] else "")] if names else []
 
 
+def _refuse_unknown(plan: UpPlan, file: Path) -> None:
+    """Raise UsageError for words of `resources` that the provider does not know, instead of showing a plan."""
+    if plan.change is PlanKind.NEW and plan.unknown and not plan.offers:
+        lines = document.read(file.read_text("utf-8"), file).lines
+        key = plan.unknown.partition(" ")[0]
+        line = lines.get(("resources", key)) or lines.get(("resources",))
+        raise UsageError(f"{file}:{f'{line}:' if line else ''} resources: {plan.unknown}",
+                         hint=_other_resources(plan.provider))
+
+
 def _check_offers(plan: UpPlan) -> None:
     """Raise UsageError if no offer fits, before anything is launched."""
     if plan.change is PlanKind.NEW and not plan.offers:
-        raise UsageError(f"resources: {plan.unknown or plan.why}", hint=_other_resources(plan.provider))
+        raise UsageError(f"resources: {plan.why}", hint=_other_resources(plan.provider))
     if plan.change is PlanKind.NEW and plan.dispatcher is None:
         raise UsageError(f"dispatcher: {plan.why}", hint="loosen `dispatcher` in the fleet file")
 
 
 def _other_resources(provider: str) -> str:
     if provider == FleetSpec("").provider:
-        return (f"provider {provider}, the default, emulates a cloud on this machine; write `infra: aws` or "
-                "`provider: ssh` for real machines, or change `resources`")
+        return (f"change `resources`; or, as provider {provider} only emulates a cloud on this machine, write "
+                "`provider: aws` or `provider: ssh` for real machines")
     return f"provider {provider} offers nothing that fits; change `resources` or add `any_of`"
 
 
@@ -267,7 +278,8 @@ def revoke(name: str, host: str, *, why: str, yes: bool) -> None:
 def down(name: str, *, yes: bool, discard: bool, as_json: bool = False) -> None:
     fleet = Fleet(name)
     if fleet.ended:
-        print_message(f"fleet {fleet.name} is down already; nothing of it is left")
+        kept = f"; its results are in {fleet.archive}" if fleet.archive else ""
+        print_message(f"fleet {fleet.name} is down already; nothing of it is left{kept}")
         if as_json:
             _print_down(fleet.down())
         return
