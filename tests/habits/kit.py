@@ -41,10 +41,9 @@ class Habit:
     name: str
     family: str
     loop: Loop
-    verdict: str = "exact"  # "exact", "copy mode" or "refused"
-    message: str = ""  # a regular expression for the error, where it is refused
+    verdict: str = "exact"  # "exact", "noticed": a difference is reported, or "refused"
+    message: str = ""  # a regular expression for the error, or for the report
     edit: str = ""  # what to change, where it is not exact as it is written
-    commits: bool = False  # copy mode: a change is left at a commit
 
 
 TABLE: list[Habit] = []
@@ -129,7 +128,8 @@ class Kit:
         if d.what == "kill" and worker.name == "h1/0/1" and (where, i) == (d.point, d.at):
             raise Lost
         first = worker.name == "h0/0/1"
-        if d.what == "notice" and first and (where, i) == (d.point, d.at) and not worker.fleet.workers["h1/0/1"].leaving:
+        leaving = worker.fleet.workers["h1/0/1"].leaving
+        if d.what == "notice" and first and (where, i) == (d.point, d.at) and not leaving:
             worker.fleet.drain("h1/0/1")
         if d.second and first and i >= d.second and where == d.point:
             self._leave_to_the_spare(worker.fleet)

@@ -59,7 +59,7 @@ def ema_by_hand(kit: Kit) -> Result:
     return _averaged(kit, model, average, update)
 
 
-@habit("averages")
+@habit("averages", "refused", "the loop changes weights", "swap inside `with state.borrowed():`")
 def ema_swapped_in(kit: Kit) -> Result:
     """Averaged weights swapped in for an evaluation, with try/finally."""
     model = net()
@@ -79,13 +79,13 @@ def ema_swapped_in(kit: Kit) -> Result:
 
 # ---- weights touched by the script
 
-@habit("weights", edit="wrap the two passes in `with state.borrowed():`")
+@habit("weights")
 def sam_borrowed(kit: Kit) -> Result:
     """Sharpness-aware minimisation: weights moved between two passes, inside `state.borrowed()`."""
     return _sam(kit, borrowed=True)
 
 
-@habit("weights", "refused", "borrowed")
+@habit("weights", "refused", "the loop changes weights", "wrap the two passes in `with state.borrowed():`")
 def sam(kit: Kit) -> Result:
     """Sharpness-aware minimisation: weights moved between two passes, as others write it."""
     return _sam(kit, borrowed=False)
@@ -137,13 +137,13 @@ def _touched(kit: Kit, touch: Any) -> Result:
     return simple(kit, model, lambda p: SGD(p, lr=0.1, momentum=0.9), after=after)
 
 
-@habit("weights")
+@habit("weights", "refused", "the loop changes weights", "clamp in `opt.register_step_post_hook`")
 def clamped(kit: Kit) -> Result:
     """Weights clamped after each step (idempotent), then a metric."""
     return _touched(kit, lambda model: [p.clamp_(-0.4, 0.4) for p in model.parameters()])
 
 
-@habit("weights", "refused", "borrowed|register_step_post_hook")
+@habit("weights", "refused", "the loop changes weights", "do it in `opt.register_step_post_hook`")
 def decayed_by_hand(kit: Kit) -> Result:
     """Weights decayed by hand after each step, then a metric."""
     return _touched(kit, lambda model: [p.mul_(0.99) for p in model.parameters()])
@@ -360,7 +360,7 @@ def shuffle_per_epoch(kit: Kit) -> Result:
     return result(model, opt)
 
 
-@habit("data")
+@habit("data", "noticed", "has drawn other random numbers", "draw the batch at the top of the loop's body")
 def drawn_ahead_from_a_generator(kit: Kit) -> Result:
     """The next batch is drawn ahead, inside the loop, from a generator in the state (nanoGPT's habit)."""
     model = net()
