@@ -94,6 +94,7 @@ class WorkerReport:
     waits: bool = False  # in a collective, for its peers; False: in the user's code, or long without a sign of life
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": peers that it cannot connect to, in its newest generation
+    diverged: str = ""  # ranks of its generation that should be equal are not: none of their states may be trained on
 
 
 @dataclass(frozen=True)

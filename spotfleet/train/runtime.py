@@ -33,12 +33,13 @@ from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
 from spotfleet.train.optimizer_tag import handle_of
 from spotfleet.train.resize import Resizer, read
+from spotfleet.train.state import divergence
 from spotfleet.train.state.copies import await_copies
 from spotfleet.train.state.rng import BETWEEN, reseed
 from spotfleet.train.state.sync import synchronize
 from spotfleet.train.steps import Steps
 from spotfleet.worker.activity import waits_for_peers
-from spotfleet.worker.errors import CommBroken, MembershipChanged
+from spotfleet.worker.errors import CommBroken, MembershipChanged, StateDiverged, StateLost
 from spotfleet.worker.member import FLUSH_LIMIT_S, Dismissed, Member
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ class Runtime(Member[Group]):
             except MembershipChanged:
                 self._leave_group(state)
             except RuntimeError as error:
-                if not isinstance(error, CommBroken) and not (self.group is not None and self.group.aborted):
+                broken = isinstance(error, CommBroken) or (self.group is not None and self.group.aborted)
+                if not broken or isinstance(error, StateLost):
                     raise
                 self._fail(state)
                 traceback.clear_frames(error.__traceback__)  # in a cycle it would keep a loader's processes alive
@@ -127,6 +129,7 @@ class Runtime(Member[Group]):
         while True:
             try:
                 if self.group is None:
+                    divergence.begin(state)
                     self._wait_for_place(state)
                     self.enter_generation()
                     assert self.group is not None
@@ -159,11 +162,19 @@ class Runtime(Member[Group]):
         assert self.group is not None
         if self._checkpointer is not None and (state._damaged or not state._held):
             self._checkpointer.restore(state)
-        due = synchronize(self.group, state)
+        try:
+            due = synchronize(self.group, state)
+        except StateDiverged as error:
+            self.report_divergence(error)
+            raise
         if not state.step_mode and not state._finished:
             state.keep_copy(state._position.world, state._position.rank)
         if due:
             state.on_reset()
+
+    def report_divergence(self, error: StateDiverged) -> None:
+        if self.control is not None:
+            self.control.update(diverged=str(error))
 
     def _finish(self, state: State) -> None:
         """Write the final checkpoint, wait until all ranks have returned from the function, and report FINISHED."""

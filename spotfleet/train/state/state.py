@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras
 from spotfleet.train.state.copies import Buffer, BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
+from spotfleet.train.state.per_rank import PerRank
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ class Schema:
 class State:
     """Named values that survive changes of membership; see TorchState."""
 
-    def __init__(self, **values: Any) -> None:
+    per_rank: PerRank
+
+    def __init__(self, *, per_rank: Iterable[str] = (), **values: Any) -> None:
+        self.__dict__.update(per_rank=PerRank(per_rank, values), _digest_task=None)
         self.__dict__.update(_names=tuple(values), _callbacks=[], _modules={}, _optimizers={}, _stateful={},
                              _generators={})
         for name, value in values.items():
@@ -386,9 +390,11 @@ class TorchState(State):
     """State of models, optimizers, schedulers, samplers and plain values, all by keyword.
 
     Only values named here survive. `seed` (default 0), if given, also seeds the random numbers of each iteration.
+    `per_rank` names values, or parts such as "model.center", that differ by rank on purpose; all others must be equal
+    on ranks of the same version, see divergence.py.
     """
 
-    def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None,
-                 **values: Any) -> None:
+    def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, *,
+                 per_rank: Iterable[str] = (), **values: Any) -> None:
         named = {n: v for n, v in (("model", model), ("optimizer", optimizer)) if v is not None}
-        super().__init__(**named, **values)
+        super().__init__(per_rank=per_rank, **named, **values)
