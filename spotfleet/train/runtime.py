@@ -28,6 +28,7 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Assignment, Stage, WorkerOrders
 from spotfleet.train import current as current_runtime
+from spotfleet.train import watch
 from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
@@ -71,6 +72,7 @@ class Runtime(Member[Group]):
         self._checkpointer: CheckpointWriter | None = None
         self._environ = environ
         self.resizer: Resizer | None = None
+        self.watchers = watch.watchers(self, environ)
         self._reported_wanted = 0  # the last one reported: a report at each step would cost too much
 
     def _make_group(self, assignment: Assignment, address: str) -> Group:
@@ -123,6 +125,8 @@ class Runtime(Member[Group]):
         self.resizer.attach(state)
         state.attach(world, rank)
         self.state = state
+        for watcher in self.watchers:
+            watcher.entered(state)
 
     def join(self, state: State) -> None:
         """Enter a group and synchronise: all its ranks then have the same version and position."""
@@ -265,6 +269,8 @@ class Runtime(Member[Group]):
         if state._mark != (state._round, 0):
             state._extras.take(state._round)  # no forward pass of a model in training mode came before
         state.mark(computed=max(state._computed, state._round))
+        for watcher in self.watchers:
+            watcher.gradient_begins(state)
 
     def round_ended(self, optimizer: Any, change: bool, save: bool) -> None:
         state, group = self.state, self.group
@@ -307,6 +313,8 @@ class Runtime(Member[Group]):
         state._extras.step_applied(state._round - 1)
         state.keep_generators()
         self._step_completed()
+        for watcher in self.watchers:
+            watcher.stepped(state)
 
     def _step_completed(self) -> None:
         now = time.monotonic()
@@ -330,6 +338,8 @@ class Runtime(Member[Group]):
         state.keep_copy(self.place.size, self.place.rank)
         self.reseed_between()
         self._step_completed()
+        for watcher in self.watchers:
+            watcher.stepped(state)
         if self._checkpointer is not None:
             self._checkpointer.at_boundary(state)
         if change:
