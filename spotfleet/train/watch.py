@@ -1,6 +1,6 @@
 """Watchers of a job's steps, for those who look for a difference: SPOTFLEET_CHECK and `spotfleet.verify`.
 
-    SPOTFLEET_CHECK=1          each SPOTFLEET_CHECK_EVERY (20) versions all ranks compare their states; see divergence.py
+    SPOTFLEET_CHECK=1          each SPOTFLEET_CHECK_EVERY (20) versions all ranks compare states: divergence.py
     SPOTFLEET_VERIFY=FOLDER    each version's digests are appended to FOLDER/WORKER.jsonl, after which the worker waits
                                while FOLDER/hold-VERSION exists; spotfleet/verify/ reads and controls that
 
