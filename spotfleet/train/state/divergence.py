@@ -173,13 +173,15 @@ def check(group: Group, state: Any, digests: Sequence[Digests], holders: Sequenc
     """
     compared = [r for r in holders if digests[r] != Digests()]
     peers = [[r for r in compared if places[r] == places[first]] for first in compared]
-    alike = _equal(digests, compared, "tensors") and all(_equal(digests, p, "values") for p in peers)
+    tensors_alike = _equal(digests, compared, "tensors")
+    alike = tensors_alike and all(_equal(digests, p, "values") for p in peers)
     if alike and all(_equal(digests, p, "floats") for p in peers):
         return
     damaged = state._damaged
     state.mark(damaged=damaged or not alike)  # also on a rank whose peers end before it knows why
-    details = _gather(group, (_details(state, tensors_of(state)), _details(state, values_of(state), exact=False),
-                              _details(state, values_of(state))) if group.rank in compared else None)
+    values = values_of(state) if group.rank in compared else []
+    tensors = tensors_of(state) if group.rank in compared and not tensors_alike else []  # digests of each take longer
+    details = _gather(group, (_details(tensors), _details(values, exact=False), _details(values)))
     problems = _differences(details, 0, compared)
     for at in dict.fromkeys(tuple(p) for p in peers):
         problems += _differences(details, 1, at)
@@ -201,7 +203,7 @@ def _equal(digests: Sequence[Digests], ranks: Iterable[int], part: str) -> bool:
     return len({getattr(digests[r], part) for r in ranks}) <= 1
 
 
-def _details(state: Any, entries: Sequence[ComparedEntry], exact: bool = True) -> Details:
+def _details(entries: Sequence[ComparedEntry], exact: bool = True) -> Details:
     found = {}
     for entry in entries:
         if isinstance(entry.value, torch.Tensor) and exact:
@@ -215,7 +217,7 @@ def _details(state: Any, entries: Sequence[ComparedEntry], exact: bool = True) -
 
 def _norm(tensor: torch.Tensor) -> str:
     try:
-        return f"of norm {float(torch.linalg.vector_norm(tensor.detach().double())):.10g}"
+        return f"of norm {float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)):.10g}"
     except RuntimeError:
         return f"of type {tensor.dtype}"
 
