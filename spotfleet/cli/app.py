@@ -187,12 +187,17 @@ def train(
                                                      help="A secret variable, taken from your environment.")] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the job; default: the script's.",
                                              show_default=False)] = "",
+    verify: Annotated[bool, typer.Option("--verify", help="Do not train: run the script's first steps on this machine, "
+                                         "undisturbed and through a kill, a notice, a join and a restore, and compare "
+                                         "every bit.")] = False,
 ) -> None:
     """Run a script on the fleet and show rank 0's output.
 
     The working directory is shipped when it has changed.
     Ctrl-C leaves the job running. Options of spotfleet may also stand after SCRIPT, up to a `--`.
     """
+    if verify:
+        return call("verify", "verify", script, args or [], np=np, env=env or [])
     call("write", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
           secret=secret or [], name_of_job=name, spares=spares, resize_policy=resize_policy, growth=growth,
          deadline=deadline, work=work)

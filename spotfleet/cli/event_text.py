@@ -43,6 +43,7 @@ from spotfleet.fleet.domain.events import (
     PolicyChanged,
     PolicyDecided,
     PriceChanged,
+    RanksDiverged,
     RatesStamped,
     ScriptsRan,
     SetupFailed,
@@ -240,6 +241,9 @@ def _of_job(event: Event) -> str:
             return f"checkpoint of step {event.version} is set aside: {event.why}"
         case CheckpointInTime():
             return f"all who held its state had to go: {event.why}"
+        case RanksDiverged():
+            then = f"goes on from the checkpoint of step {event.checkpoint}" if event.checkpoint else "no checkpoint"
+            return f"the ranks' states differ at step {event.version}, {then}: {event.why}"
         case _:
             raise AssertionError(f"no sentence for {event}")
 

@@ -101,6 +101,7 @@ class WorkerReport:
     read_size: int = 0  # the same for the world size; 0: it has read none
     outside: int = 0  # optimizer steps outside `elastic.run`, while it has not been entered
     together: bool = False  # those steps used collectives of the group: without a peer they cannot go on
+    diverged: str = ""  # ranks of its generation that should be equal are not: none of their states may be trained on
 
 
 @dataclass(frozen=True)

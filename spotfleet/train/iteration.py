@@ -30,6 +30,7 @@ from spotfleet.train.resize import Resizer
 from spotfleet.train.state.copies import await_copies
 from spotfleet.train.state.rng import reseed
 from spotfleet.train.steps import Steps
+from spotfleet.train.watch import StepWatcher
 from spotfleet.worker.errors import CommBroken, MembershipChanged
 from spotfleet.worker.member import Member
 
@@ -58,6 +59,7 @@ class IterationEvents(Member[Group]):
     state: State | None
     resizer: Resizer | None
     optimizers: OptimizerList
+    watchers: list[StepWatcher]
     repeated: int
     _checkpointer: CheckpointWriter | None
     _steps: Steps
@@ -99,6 +101,8 @@ class IterationEvents(Member[Group]):
             if state._extras.has_large:
                 await_copies()  # the next forward pass may change what is being copied
         state.mark(computed=max(state._computed, state._round))
+        for watcher in self.watchers:
+            watcher.gradient_begins(state)
 
     def _has_moved(self, state: State) -> bool:
         """Return whether the tensors are not those of the position: changed by steps that will be undone, or by
@@ -166,6 +170,8 @@ class IterationEvents(Member[Group]):
         self.restart_draws()
         if state.step_mode:
             self._step_completed()
+            for watcher in self.watchers:
+                watcher.stepped(state)
             if borrowed and self.group is not None and self.group.change_agreed:
                 raise self._change("here")  # at the gradient the weights were others; this iteration is replayed
 
@@ -191,6 +197,8 @@ class IterationEvents(Member[Group]):
         state.keep_copy(self.place.size, self.place.rank)
         self.restart_draws()
         self._step_completed()
+        for watcher in self.watchers:
+            watcher.stepped(state)
         if self._checkpointer is not None:
             self._checkpointer.at_boundary(state)
         if change:

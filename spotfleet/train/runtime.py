@@ -28,7 +28,7 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Assignment, Stage, WorkerOrders
 from spotfleet.train import current as current_runtime
-from spotfleet.train import default_group
+from spotfleet.train import default_group, watch
 from spotfleet.train.comm import backends
 from spotfleet.train.comm.group import Group
 from spotfleet.train.data.sampler import Elastic
@@ -36,11 +36,12 @@ from spotfleet.train.gradients.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.iteration import CheckpointWriter, IterationEvents
 from spotfleet.train.outside import OutsideSteps
 from spotfleet.train.resize import Resizer, read
+from spotfleet.train.state import divergence
 from spotfleet.train.state.rng import keep_loaders_apart
 from spotfleet.train.state.sync import synchronize
 from spotfleet.train.steps import Steps
 from spotfleet.worker.activity import waits_for_peers
-from spotfleet.worker.errors import CommBroken, MembershipChanged
+from spotfleet.worker.errors import CommBroken, MembershipChanged, StateDiverged, StateLost
 from spotfleet.worker.member import FLUSH_LIMIT_S, Dismissed
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Runtime(IterationEvents):
         self._environ = environ
         self.resizer: Resizer | None = None
         self._backend = ""  # that of the generations formed here
+        self.watchers = watch.watchers(self, environ)
         self._reported_wanted = 0  # the last one reported: a report at each step would cost too much
 
     def _make_group(self, assignment: Assignment, address: str) -> Group:
@@ -116,7 +118,8 @@ class Runtime(IterationEvents):
                 self._check_weights(state)
                 self._leave_group(state)
             except (CommBroken, RuntimeError) as error:
-                if not isinstance(error, CommBroken) and not (self.group is not None and self.group.aborted):
+                broken = isinstance(error, CommBroken) or (self.group is not None and self.group.aborted)
+                if not broken or isinstance(error, StateLost):
                     raise
                 self._check_weights(state)
                 self._fail(state)
@@ -156,12 +159,15 @@ class Runtime(IterationEvents):
         keep_loaders_apart()
         state.attach(world, rank)
         self.state = state
+        for watcher in self.watchers:
+            watcher.entered(state)
 
     def join(self, state: State) -> None:
         """Enter a group and synchronise: all its ranks then have the same version and position."""
         while True:
             try:
                 if self.group is None:
+                    divergence.begin(state)
                     self._wait_for_place(state)
                     self.enter_generation()
                     assert self.group is not None
@@ -197,11 +203,19 @@ class Runtime(IterationEvents):
         assert self.group is not None
         if self._checkpointer is not None and (state._damaged or not state._held):
             self._checkpointer.restore(state)
-        due = synchronize(self.group, state)
+        try:
+            due = synchronize(self.group, state)
+        except StateDiverged as error:
+            self.report_divergence(error)
+            raise
         if not state.step_mode and not state._finished:
             state.keep_copy(state._position.world, state._position.rank)
         if due:
             state.on_reset()
+
+    def report_divergence(self, error: StateDiverged) -> None:
+        if self.control is not None:
+            self.control.update(diverged=str(error))
 
     def _finish(self, state: State) -> None:
         """Wait until all ranks have returned from the function, write the final checkpoint, and report FINISHED."""

@@ -31,5 +31,9 @@ class PlaceDiffers(RuntimeError):
     blame_peer = True
 
 
+class StateDiverged(StateLost):
+    """Difference between ranks that should hold equal states: none of them is trained on."""
+
+
 HorovodInternalError = CommBroken
 HostsUpdatedInterrupt = MembershipChanged

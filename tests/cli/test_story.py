@@ -96,6 +96,9 @@ SAID = [
      "d-8         no worker runs the script outside hvd.elastic.run any more"),
     (e.CheckpointInTime(AT, "d-8", 812, 790, 0.0, "version 812 was reached, 790 is kept: 22 steps will be repeated"),
      "d-8         all who held its state had to go: version 812 was reached, 790 is kept: 22 steps will be repeated"),
+    (e.RanksDiverged(AT, "d-8", 30, 20, "state.epoch is 3 on rank 0, 4 on rank 1"),
+     "d-8         the ranks' states differ at step 30, goes on from the checkpoint of step 20: "
+     "state.epoch is 3 on rank 0, 4 on rank 1"),
     (e.HistoryLost(AT, "ledger.db.corrupt-1", "it is no database"),
      "records     begun anew, the old one is kept as ledger.db.corrupt-1: it is no database"),
     (e.FleetDown(AT, "idle for 6 s (autostop)"), "fleet       has no host any more: idle for 6 s (autostop)"),

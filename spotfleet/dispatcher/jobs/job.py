@@ -25,6 +25,7 @@ from spotfleet.dispatcher.disk.logs import JobLogs
 from spotfleet.dispatcher.disk.outputs import Outputs
 from spotfleet.dispatcher.jobs import restart
 from spotfleet.dispatcher.jobs.context import JobContext
+from spotfleet.dispatcher.jobs.divergence import DivergenceTracker
 from spotfleet.dispatcher.jobs.failures import classify_exits
 from spotfleet.dispatcher.jobs.orders import worker_orders
 from spotfleet.dispatcher.jobs.outside import Outside, OutsideTracker, advice
@@ -33,7 +34,7 @@ from spotfleet.dispatcher.jobs.restart import Cause, Slot
 from spotfleet.dispatcher.jobs.sizing import Sizing
 from spotfleet.dispatcher.jobs.workers import JobWorker, JobWorkers, started
 from spotfleet.dispatcher.signal import Signal
-from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged
+from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged, RanksDiverged
 from spotfleet.membership import Change, Evicted, Finished, Formed, Ordered, Phase, WorkerView
 from spotfleet.model import HostState, JobSpec, JobState
 from spotfleet.protocol.messages import AgentReport, SlotOrder, Stage
@@ -65,6 +66,7 @@ class ManagedJob:
         self.outputs = Outputs(folder / "outputs")
         self.checkpoints = CheckpointStore(folder / "checkpoints", record.spec.checkpoint.keep)
         self.last_copy = LastCopyTracker(record.told)
+        self.divergence = DivergenceTracker()
         self.unsaved = False  # the disk was full: its record is older than ours
         self._group: tuple[str, ...] = ()  # newest generation that had members
         self._cause = ""  # cause of the newest generation
@@ -180,8 +182,16 @@ class ManagedJob:
         self.history = restart.progressed(self.history, self.workers.version())
         events = self.checkpoints.take_news(self.id, context.unix) + self._classify_exits(context)
         if not self.state.ended:
-            events += self._advance(context)
+            events += self._react_to_divergence(context) or self._advance(context)
         return events
+
+    def _react_to_divergence(self, context: JobContext) -> list[Event]:
+        found = self.divergence.update(self.workers.all.values(), self.checkpoints.newest_version)
+        if found is None:
+            return []
+        event = RanksDiverged(context.unix, self.id, found.version, found.checkpoint, found.error)
+        ends = self._end(JobState.FAILED, found.why, context, found.error) if found.fails else []
+        return [event, *(ends or self._restart_all(found.why, context))]
 
     def _advance(self, context: JobContext) -> list[Event]:
         if self.record.cancelled:
@@ -365,7 +375,7 @@ class ManagedJob:
         """Wait for the scripts to end after training. The end of rank 0's script is the job's end."""
         first = self.workers.all.get(self._finished[0])
         if first is None or (first.ended and not first.done):
-            return self._restart_all(context)
+            return self._restart_all("rank 0 was lost after training and before its script's end", context)
         rest = [w for w in self.workers.live() if w.name in self._finished]
         if not first.done:
             return self._change(JobState.RUNNING, f"training has ended; {first.name} runs the script's rest", context)
@@ -375,7 +385,7 @@ class ManagedJob:
             return self._change(JobState.RUNNING, f"rank 0 has ended; waits for {rest[0].name}", context)
         return self._end(JobState.SUCCEEDED, "rank 0's script has ended", context)
 
-    def _restart_all(self, context: JobContext) -> list[Event]:
+    def _restart_all(self, why: str, context: JobContext) -> list[Event]:
         """Restart all workers; they restore the newest checkpoint."""
         for worker in self.workers.all.values():
             worker.wanted, worker.past = False, True
@@ -383,7 +393,7 @@ class ManagedJob:
         self.membership.adopt(self.record.groups[-1][0] if self.record.groups else 1, ())
         self._finished, self._group, self._done_at, self._peak = (), (), None, 0
         self._write(done=())
-        return self._change(JobState.RECOVERING, "rank 0 was lost after training and before its script's end", context)
+        return self._change(JobState.RECOVERING, why, context)
 
     def _cancelled(self, context: JobContext) -> list[Event]:
         able = any(w.report.version > 0 and not w.silent for w in self.workers.live())

@@ -6,6 +6,10 @@ from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.protocol.messages import JobStatus, WorkerStatus
 
 
+def _remark(job: ManagedJob) -> str:
+    return "" if job.state.ended else job.divergence.remark
+
+
 def job_status(job: ManagedJob, now: float) -> JobStatus:
     """Build the job's status; `now` is Unix time."""
     record, group, newest = job.record, job.membership, job.checkpoints.newest
@@ -13,7 +17,8 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
     workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
                     for w in job.workers.live())
     waits = job.checkpoints.offer().wait if group.needs_restore else ""
-    why = "; ".join(filter(None, (record.why, waits, job.sizing.why, job.last_copy.why, job.checkpoints.problem,
+    why = "; ".join(filter(None, (record.why, waits, _remark(job), job.sizing.why, job.last_copy.why,
+                                  job.checkpoints.problem,
                                   job.checkpoints.slow, job.checkpoints.remark)))
     ended, spec = job.state.ended, job.spec
     return JobStatus(

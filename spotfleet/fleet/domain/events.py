@@ -357,6 +357,17 @@ class CheckpointLost:
 
 
 @dataclass(frozen=True)
+class RanksDiverged:
+    """Ranks that should have held equal training states did not, so none of their states was trained on."""
+
+    at: float
+    job: str
+    version: int  # reached
+    checkpoint: int  # version of the checkpoint that the job goes on from; 0: there is none, and the job fails
+    why: str  # names the first tensor or value that differs, and the ranks
+
+
+@dataclass(frozen=True)
 class CheckpointInTime:
     """All holders of a job's state had to leave: records whether its progress was kept before. Once for each time."""
 
@@ -385,7 +396,7 @@ class FleetDown:
 
 JobEvent = (  # each has the field `job`
     JobSubmitted | JobChanged | GenerationFormed | JobResized | JobResumed | JobProgress | StepExplained | SetupFailed
-    | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan
+    | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan | RanksDiverged
 )
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent

@@ -18,7 +18,7 @@ Threads: the main thread; `round_begins` and `round_ended` also run on an autogr
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ from spotfleet.train.state.buffers import Extras
 from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
 from spotfleet.train.state.plain import PlainValues
-from spotfleet.train.state.position import Copy, Position
+from spotfleet.train.state.position import Copy, PerRank, Position
 from spotfleet.train.state.repeats import Repeats
 from spotfleet.train.state.tensors import LiveTensors
 from spotfleet.train.state.weights import StateLoan, WeightMarks
@@ -42,11 +42,10 @@ from spotfleet.train.state.weights import StateLoan, WeightMarks
 class State(LiveTensors):
     """Named values that survive changes of membership; see TorchState."""
 
-    def __init__(self, *, per_rank: Sequence[str] = (), **values: Any) -> None:
-        """`per_rank`: names of whole numbers that may differ by rank; all others are checked at each step."""
-        if unknown := [n for n in per_rank if n not in values]:
-            raise UsageError(f"state: per_rank names {unknown[0]!r}, which is not in the state",
-                             hint="give it as a keyword, too")
+    per_rank: PerRank
+
+    def __init__(self, *, per_rank: Iterable[str] = (), **values: Any) -> None:
+        self.__dict__.update(per_rank=PerRank(per_rank, values), _digest_task=None)
         self.__dict__.update(_names=tuple(values), _callbacks=[], _modules={}, _optimizers={}, _stateful={},
                              _generators={})
         for name, value in values.items():
@@ -60,7 +59,6 @@ class State(LiveTensors):
             _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
-            _per_rank=frozenset(per_rank),
             _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={},
         )
 
@@ -221,7 +219,7 @@ class State(LiveTensors):
     def whole_numbers(self) -> dict[str, int]:
         """Return the plain whole numbers here, without those that may differ by rank."""
         own = self.__dict__
-        return {n: own[n] for n in self._scalars if type(own[n]) is int and n not in self._per_rank}
+        return {n: own[n] for n in self._scalars if type(own[n]) is int and not self.per_rank.covers(n)}
 
     def keep_generators(self) -> None:
         """Keep the states of the user's generators as those at which the next iteration begins."""
@@ -381,9 +379,11 @@ class TorchState(State):
     """State of models, optimizers, schedulers, samplers and plain values, all by keyword.
 
     Only values named here survive. `seed` (default 0), if given, also seeds the random numbers of each iteration.
+    `per_rank` names values, or parts such as "model.center", that differ by rank on purpose; all others must be equal
+    on ranks of the same version, see divergence.py.
     """
 
-    def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None,
-                 **values: Any) -> None:
+    def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, *,
+                 per_rank: Iterable[str] = (), **values: Any) -> None:
         named = {n: v for n, v in (("model", model), ("optimizer", optimizer)) if v is not None}
-        super().__init__(**named, **values)
+        super().__init__(per_rank=per_rank, **named, **values)

@@ -22,7 +22,9 @@ import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.train.comm.group import Group
+from spotfleet.train.state import divergence
 from spotfleet.train.state.buffers import Extras
+from spotfleet.train.state.divergence import Digests
 from spotfleet.train.state.handover import hand_over
 from spotfleet.worker.errors import CommBroken, StateLost
 
@@ -42,6 +44,9 @@ class RankState:
     rank: int
     made_in: int = 0  # generation of its last step: a rank cut off may hold a step that the others have made again
     moved: int = 0  # its script has changed the weights, which belong to no version unless the function has returned
+    tensors: int = 0  # digests, as in divergence.py
+    values: int = 0
+    floats: int = 0
 
 
 class SyncedState(Protocol):
@@ -73,11 +78,11 @@ class SyncedState(Protocol):
     def mark(self, **fields: Any) -> None: ...
 
 
-def rank_state(state: SyncedState) -> RankState:
+def rank_state(state: SyncedState, digests: Digests = Digests()) -> RankState:
     p = state._position
     version = DAMAGED if state._damaged else state._version if state._held else FRESH
     return RankState(version, p.round, p.version, int(state._finished), p.world, p.rank,
-                    state._made_in, int(state._moved))
+                     state._made_in, int(state._moved), *astuple(digests))
 
 
 def choose_source(rows: list[RankState]) -> int:
@@ -116,7 +121,7 @@ def without_moved(rows: list[RankState]) -> tuple[list[RankState], bool]:
 
 def synchronize(group: Group, state: SyncedState) -> bool:
     """Bring `state` to the newest one in the group; return True, on every rank alike, if reset callbacks are due."""
-    own = rank_state(state)
+    own = rank_state(state, divergence.take(state, group.size))
     rows = [RankState(*row.tolist()) for row in group.allgather(torch.tensor(astuple(own), dtype=torch.int64))]
     rows, lost = without_moved(rows)
     source, rank = choose_source(rows), group.rank
@@ -130,6 +135,9 @@ def synchronize(group: Group, state: SyncedState) -> bool:
         raise StateLost("the only worker that held the training state was lost while it handed the state on")
     receivers = ranks_behind(rows, source, state.step_mode and state.has_averages)
     holders = [r for r in range(len(rows)) if r not in receivers]
+    if newest.version != FRESH:
+        divergence.check(group, state, [Digests(r.tensors, r.values, r.floats) for r in rows], holders,
+                         [(r.round, r.position_version, r.finished) for r in rows], f"at version {newest.version}")
     finished = all(rows[r].finished for r in holders)
     if rank in holders and not finished:
         if state._finished:

@@ -37,6 +37,7 @@ class Script:
     fails: Callable[[FakeWorker], str] = lambda worker: ""  # a traceback, from the moment it should raise
     setup: Callable[[FakeWorker], int] = lambda worker: 0  # which try of its setup fails on its host
     tail: int = 0  # ticks that rank 0 needs after training
+    differs: Callable[[FakeWorker], str] = lambda worker: ""  # how its state differs, from the moment it is compared
     wants: Callable[[FakeWorker], int] = lambda worker: 0  # what its resize policy asks for
     resize: str = ""  # what its resize policy says of each change
 
@@ -53,6 +54,7 @@ class FakeWorker:
     repeated: int = 0
     outside: int = 0
     error: str = ""
+    diverged: str = ""
     exit: Exit | None = None
     tries: int = 0  # number for a setup that has failed
     checkpoint: Checkpoint | None = None  # a version that it has written to an object store
@@ -75,7 +77,7 @@ class FakeWorker:
             0.02, self.repeated, self.resumed, 0.1, error=self.error, blame_host=self.error.startswith("this host's"),
             checkpoint=self.checkpoint, damaged=self.damaged, wanted=self.script.wants(self), resize=self.script.resize,
             setup_tries=self.tries, outside=self.outside, together=self.script.outside == "together",
-            blame_peer=self.error == BROKEN)
+            diverged=self.diverged, blame_peer=bool(self.diverged) or self.error == BROKEN)
         return WorkerState(report, self.order.slot, 0 if self.tries else 1, self.exit)
 
 
@@ -128,6 +130,9 @@ class World:
         error = SETUP if worker.tries else worker.script.fails(worker)
         if error:
             return self.kill(worker.name, Exit(1), error)
+        worker.diverged = worker.script.differs(worker)
+        if worker.diverged:
+            return self.kill(worker.name, Exit(1), worker.diverged)
         orders: WorkerOrders = worker.order.orders
         if not worker.script.calls_init:
             if worker.ticks >= worker.script.steps:

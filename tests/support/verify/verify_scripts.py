@@ -1,0 +1,88 @@
+"""Training scripts with one fault each, as users make them; `python -m spotfleet.verify` must name it."""
+
+from __future__ import annotations
+
+HEAD = '''
+import torch
+from torch import nn
+import spotfleet.train as hvd
+
+hvd.init()
+torch.manual_seed(0)
+{setup}
+model = {model}
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+
+def batch(step):
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * step + hvd.rank()))
+
+@hvd.elastic.run
+def train(state):
+    {top}
+    while state.step < 40:
+{loop}
+        state.step += 1
+        state.commit()
+
+train(hvd.elastic.TorchState(model, optimizer, step=0{values}))
+'''
+PLAIN = """
+        optimizer.zero_grad()
+        model(batch(state.step)).square().mean().backward()
+        optimizer.step()
+"""
+CENTRED = """
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("center", torch.zeros(1))
+
+    def forward(self, x):
+        y = self.linear(x)
+        out = y - self.center
+        self.center += 0.1 * y.detach().mean()
+        return out
+"""
+
+
+def script(loop: str = PLAIN, setup: str = "", model: str = "nn.Linear(3, 1)", top: str = "pass",
+           values: str = "") -> str:
+    return HEAD.format(loop=loop.strip("\n"), setup=setup, model=model, top=top, values=values)
+
+
+SOUND = script()
+DRAWN_AHEAD = script("""
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        x = torch.randn(4, 3)
+        loss.backward()
+        optimizer.step()
+""", top="x = torch.randn(4, 3)")
+WEIGHTS_TOUCHED = script(PLAIN + """
+        with torch.no_grad():
+            model.weight.mul_(0.9)
+        float(hvd.allreduce(torch.ones(1)))
+""")
+COUNTER_OUTSIDE = script("""
+        seen["n"] += 1
+        optimizer.zero_grad()
+        (model(batch(state.step)) * seen["n"]).square().mean().backward()
+        optimizer.step()
+""", setup='seen = {"n": 0}')
+BUFFER_OF_EACH_RANK = script(setup=CENTRED, model="Centred()")
+MADE_FROM_RANK = script("""
+        optimizer.zero_grad()
+        (model(batch(state.step)) * scale).square().mean().backward()
+        optimizer.step()
+""", setup="scale = 1.0 + hvd.rank()")
+COUNTED_BEFORE_THE_GRADIENT = script("""
+        state.seen += 1
+        optimizer.zero_grad()
+        (model(batch(state.step)) * state.seen).square().mean().backward()
+        optimizer.step()
+""", values=", seen=0")
+STATISTICS = script(model="nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))")
+UNSEEDED = script(setup="torch.seed()")
+NOT_ELASTIC = "import spotfleet.train as hvd\nhvd.init()\nhvd.shutdown()\n"
+RAISES = script(setup="raise ValueError('no data')")

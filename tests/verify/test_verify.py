@@ -1,0 +1,164 @@
+"""`python -m spotfleet.verify` on scripts with one fault each: the first difference and its usual cause are named.
+
+Real workers: only a kill between real processes shows what a script keeps outside its state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from spotfleet.errors import UsageError
+from spotfleet.verify.__main__ import main
+from spotfleet.verify.verdict import Verdict, judge, verify
+from spotfleet.verify.world import Forker, RunSpec
+from tests.support.verify import verify_scripts as scripts
+
+pytestmark = pytest.mark.processes
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LONG = bool(os.environ.get("SPOTFLEET_LONG"))
+LIMIT_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def forker():
+    made = Forker()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def judged(forker, tmp_path):
+    """judged(script, *only): the verdict on a script, given as text or path."""
+    with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as folder:
+        def run(script: str | Path, *only: str, args: tuple[str, ...] = (), steps: int = 9) -> Verdict:
+            if isinstance(script, str):
+                path = tmp_path / "script.py"
+                path.write_text(script)
+                script = path
+            return judge(forker, RunSpec(script, args, 2, LIMIT_S), Path(folder), steps, lambda line: None,
+                         only or ("kill", "notice", "join", "restore"))
+
+        yield run
+
+
+def line_of(script: str, text: str) -> int:
+    return next(n for n, line in enumerate(script.splitlines(), 1) if text in line)
+
+
+FAULTS = {
+    "a batch drawn ahead": (scripts.DRAWN_AHEAD, "model.weight", "is fetched or drawn ahead", "x = torch.randn(4, 3)"),
+    "weights touched outside step": (scripts.WEIGHTS_TOUCHED, "model.weight", "outside optimizer.step()", "mul_(0.9)"),
+    "a counter outside the state": (scripts.COUNTER_OUTSIDE, "model.weight", "a variable outside the state",
+                                    'seen["n"] += 1'),
+    "a buffer of each rank": (scripts.BUFFER_OF_EACH_RANK, "model.center", "differs by rank and is used", "register_"),
+    "made from the rank": (scripts.MADE_FROM_RANK, "model.weight", "made from hvd.rank()", "1.0 + hvd.rank()"),
+    "counted before the gradient": (scripts.COUNTED_BEFORE_THE_GRADIENT, "seen", "state.seen is not what it was", ""),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_script_is_named_with_its_step_its_disturbance_and_the_line(judged, fault):
+    script, name, cause, line = FAULTS[fault]
+    verdict = judged(script, "kill")
+    found = verdict.difference
+    assert found is not None and (verdict.result, found.name, found.run) == ("differs", name, "kill"), verdict
+    assert found.after is not None and found.version == found.after.version + 1 and found.after.version in (3, 6)
+    assert cause in verdict.causes[0].text
+    assert not line or line_of(script, line) in verdict.causes[0].lines
+
+
+def test_a_sound_script_is_exact_through_every_disturbance(judged):
+    verdict = judged(scripts.SOUND)
+    assert (verdict.result, verdict.steps, verdict.remarks) == ("exact", 9, ()), verdict
+    assert list(verdict.runs) == ["undisturbed", "undisturbed again", "kill", "notice", "join", "restore"]
+
+
+def test_statistics_that_no_weight_depends_on_are_a_remark(judged):
+    verdict = judged(scripts.STATISTICS, "kill")
+    assert verdict.result == "exact" and "state.model.1.running_mean" in verdict.remarks[0]
+
+
+def test_a_script_that_differs_undisturbed_is_not_blamed_on_recovery(judged):
+    verdict = judged(scripts.UNSEEDED)
+    assert verdict.result == "not deterministic" and "two undisturbed runs differ at step 1" in verdict.text
+    assert "unseeded" in verdict.causes[0].text and "kill" not in verdict.runs
+
+
+@pytest.mark.parametrize(("script", "text"), [
+    (scripts.NOT_ELASTIC, "ended without a call of hvd.elastic.run"), (scripts.RAISES, "ValueError: no data")])
+def test_a_script_that_cannot_be_verified_is_told_why(judged, script, text):
+    verdict = judged(script)
+    assert verdict.result == "failed" and text in verdict.text and list(verdict.runs) == ["undisturbed"]
+
+
+@pytest.mark.parametrize(("example", "args", "only"), [
+    ("digits.py", (), ("kill", "notice", "join", "restore") if LONG else ("notice", "restore")),
+    ("gpt.py", ("--short",), ("kill", "notice", "join", "restore") if LONG else ("kill",))])
+def test_the_projects_examples_are_exact(judged, example, args, only):
+    verdict = judged(EXAMPLES / example, *only, args=args, steps=6)
+    assert verdict.result == "exact", verdict
+
+
+# ---- the command
+
+def test_wrong_arguments_are_refused(tmp_path, capsys):
+    with pytest.raises(UsageError, match="is no file"):
+        verify(tmp_path / "none.py", (), 2, 12, print)
+    with pytest.raises(UsageError, match="1 workers and 12 steps are too few"):
+        verify(Path(__file__), (), 1, 12, print)
+    assert main(["--only", "kil", "x.py"]) == 2 and "--only kil" in capsys.readouterr().err
+
+
+def start(path: Path, *options: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "spotfleet.train.verify", *options, str(path)], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_the_command_prints_json_and_its_status_is_0_only_for_exact(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(scripts.COUNTER_OUTSIDE)
+    process = start(path, "-o", "json", "--steps", "6", "--only", "kill")
+    out, err = process.communicate(timeout=LIMIT_S)
+    found = json.loads(out)
+    assert process.returncode == 1, err
+    assert found["result"] == "differs"
+    assert (found["difference"]["name"], found["difference"]["run"]) == ("model.weight", "kill")
+    assert "undisturbed: 6 steps with 2 workers" in err
+    path.write_text(scripts.SOUND)
+    process = start(path, "--steps", "6", "--only", "kill")
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0 and out.startswith("exact: 6 steps with 2 workers"), err
+
+
+def test_train_verify_needs_no_fleet_and_leaves_with_the_verdicts_status(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(scripts.NOT_ELASTIC)
+    command = [sys.executable, "-m", "spotfleet.cli", "train", "--verify", str(path)]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=LIMIT_S, cwd=tmp_path,
+                          env={**os.environ, "SPOTFLEET_HOME": str(tmp_path / "home")})
+    assert done.returncode == 1 and "ended without a call of hvd.elastic.run" in done.stdout, done.stderr
+    done = subprocess.run([*command[:-1], "none.py"], text=True, capture_output=True, timeout=LIMIT_S, cwd=tmp_path)
+    assert done.returncode == 2 and "none.py is no file" in done.stderr
+
+
+def test_ctrl_c_leaves_nothing_running(tmp_path):
+    path = tmp_path / "script.py"
+    pids, deadline = tmp_path / "pids", time.monotonic() + LIMIT_S
+    noted = f"import os, time\nprint(os.getpid(), file=open({str(pids)!r}, 'a'))\n"
+    path.write_text(noted + scripts.SOUND.replace("state.step += 1", "state.step += 1; time.sleep(0.2)"))
+    process = start(path)
+    while not (pids.exists() and len(pids.read_text().split()) == 2) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130 and "interrupted" in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split())
