@@ -32,7 +32,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 MARK = "DEMO_OF_SPOTFLEET"  # in the environment of all that the demo starts
 CLI = (str(Path(sys.executable).with_name("spotfleet")),)
 LIMIT_S = 180.0  # for any one thing to happen
-REPORT_S = 3.0  # a longer wait is reported
+REPORT_S = 5.0  # a longer wait is reported
 INTERRUPTED = 130  # as in shells
 WIDTH = 80
 COLOURS = ["\033[1m", "\033[2m", "\033[32m", "\033[31m", "\033[0m"]
@@ -142,7 +142,7 @@ def tell(stage: Stage) -> None:
     stage.say("Training goes on to its end.")
     stage.promise(training.wait(LIMIT_S) == 0, "training ended well through a notice and a kill")
     changes(stage, fleet, job)
-    stage.say("What it cost, at the prices of each moment, against the same hours on demand.")
+    stage.say("What it cost so far, at the prices of each moment, against the same hours on demand.")
     stage.run("cost")
     stage.say("Take it all down. The results are copied here first.")
     stage.run("down", "-y")
