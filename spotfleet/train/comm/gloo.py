@@ -106,6 +106,9 @@ class GlooGroup(Group):
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Transfer:
         return Transfer(super().receive(tensor, source, tag))
 
+    def is_cut(self) -> bool:
+        return len(self.descriptors()) < len(self._own_sockets or {})  # gloo closes what a peer has ended
+
     def is_done(self, work: Any) -> bool:
         return self.aborted or work.is_completed()
 

@@ -230,6 +230,10 @@ class Group(ABC):
         now = sockets()
         return [fd for fd, inode in (self._own_sockets or {}).items() if now.get(fd) == inode]
 
+    def is_cut(self) -> bool:
+        """Return whether a connection to a peer is known to have ended, while no collective is in progress."""
+        return False
+
     def _broken(self, error: BaseException) -> CommBroken | UsageError:
         """End this generation here and on the peers, report it, and return the exception to raise."""
         self.broken = True

@@ -46,6 +46,7 @@ STALL_S = 2.0
 STORE_LIMIT_S = 5.0
 KNOWN_LIMIT_S = 30.0  # for all ranks to read a verdict; a rank that computes reads it at its next collective
 END_POLL_S = (0.002, 0.2)  # first and longest pause
+CUT_LOOK_S = 0.02  # pauses from this length on look for a peer that has gone
 HEADER_BYTES = 256
 CALL_BYTES, SITE_BYTES = 150, 80
 NEWEST = 64  # collectives that are compared when ranks stall
@@ -188,6 +189,8 @@ class CallOrder:
                 while awaited:
                     if group.aborted:
                         raise ConnectionAbortedError("the group was aborted")
+                    if pause_s >= CUT_LOOK_S and group.is_cut():
+                        raise ConnectionResetError("a peer has gone")
                     if self._look(board, calls):
                         raise self.verdict
                     if board.read(awaited[0]).state == "end":
