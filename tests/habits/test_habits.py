@@ -8,7 +8,7 @@ import pytest
 
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
-from tests.habits import loops_odd, loops_usual  # noqa: F401 - they fill the table
+from tests.habits import page
 from tests.habits.kit import TABLE, Disturbance, Habit, Kit, Result
 from tests.support.train import thread_fleet
 from tests.support.train.thread_fleet import ThreadFleet, Worker
@@ -77,3 +77,7 @@ def test_each_habit_gives_the_bits_of_plain_torch_or_is_refused(habit, play, cap
         for found in results:
             wrong += [f"{title(disturbance)}: {line}" for line in differences(found, expected)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_for_users_is_that_of_the_table():
+    assert page.PAGE.read_text() == page.page(), "write it anew: python -m tests.habits.page"
