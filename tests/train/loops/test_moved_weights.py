@@ -103,7 +103,7 @@ def test_noise_on_borrowed_weights_is_exact(threads, change):
 
 def test_a_planned_change_with_noise_on_weights_waits_for_the_step(threads):
     fleet = check(threads, noisy(False), Disturbance("notice", "noise", 4))
-    assert fleet.workers["h0/0/1"].control.report.repeated == 1  # a replay
+    assert fleet.workers["h0/0/1"].control.report.recomputed == 1  # a replay
 
 
 def test_a_loss_with_noise_on_weights_is_an_error(threads):
