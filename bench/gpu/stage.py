@@ -103,7 +103,7 @@ class Training:
                 "exits": {n: w.exit for n, w in fleet.workers.items()},
                 "generations": [[list(members), cause] for _, members, cause in fleet.history],
                 "pause_ms": {n: round(1e3 * fleet.report(n).pause_s, 1) for n in fleet.members},
-                "repeated": {n: fleet.report(n).repeated for n in fleet.members}}
+                "repeated": {n: fleet.report(n).recomputed for n in fleet.members}}
 
     def close(self) -> None:
         self.fleet.close()

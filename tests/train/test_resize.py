@@ -16,6 +16,7 @@ from spotfleet.protocol.messages import dump
 from spotfleet.train import runtime
 from spotfleet.train.data.sampler import slice_for
 from spotfleet.train.elastic import ElasticSampler, Progress, Resize, TorchState, micro_batches, run
+from spotfleet.train.gradients.reducer import Reducer
 from spotfleet.train.resize import Ramp, Resizer, ramp_at, read, workers_at
 from spotfleet.worker.member import RankInfo
 
@@ -172,7 +173,7 @@ def test_micro_batches_reduce_once_and_add_up_to_the_mean_of_the_whole(ranks, sh
     def work(group):
         p = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
         reductions = []
-        reducer = hvd.optimizer.Reducer([p], 1, True, lambda: group, lambda r: None,
+        reducer = Reducer([p], 1, True, lambda: group, lambda r: None,
                                         lambda *a: reductions.append(1), lambda: (share, 2 * share))
 
         class Optimizer:

@@ -176,6 +176,7 @@ class ThreadFleet:
             self.cv.notify_all()
         for worker in self.workers.values():
             worker.thread.join(LIMIT_S)
+            worker.runtime.outside.end()  # its hook is torch's, for all threads
         self.closed = True
         self._ticker.join()
 
