@@ -109,7 +109,7 @@ hvd.init()
 if DEVICE.type == "cuda":
     torch.cuda.set_device(0)
 torch.use_deterministic_algorithms(True)
-torch.manual_seed(1 + hvd.rank())
+torch.manual_seed(sum(os.environ["SPOTFLEET_WORKER"].encode()))  # reading the rank here would bind a replacement
 layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)]
 ballast = torch.nn.Parameter(torch.zeros(int(os.environ.get("BALLAST", "0")) // 4, device=DEVICE), requires_grad=False)
 model = torch.nn.Sequential(layers[0], torch.nn.BatchNorm1d(WIDTH), layers[1], torch.nn.Dropout(0.3), layers[2],

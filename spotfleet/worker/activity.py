@@ -1,28 +1,33 @@
-"""Activity of this process for the watchdog. It is read once a second, so that steps pay nothing for it."""
+"""Activity of this process for the watchdog, which reads it once a second.
+
+The waits are counted as they begin and end. To look for them in the frames of another thread that runs is not safe: it
+has ended the process with a segmentation fault.
+"""
 
 from __future__ import annotations
 
-import sys
+import functools
 from collections.abc import Callable
-from types import CodeType
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable)
-_waits: set[CodeType] = set()
+_waits: list[None] = []  # one entry for each wait in progress, since appending is atomic
 
 
 def peer_wait(function: F) -> F:
-    """Mark a function in which an engine waits for its peers; the mark adds no cost to a call."""
-    _waits.add(function.__code__)
-    return function
+    """Mark a function in which an engine waits for its peers."""
+
+    @functools.wraps(function)
+    def waiting(*args: Any, **more: Any) -> Any:
+        _waits.append(None)
+        try:
+            return function(*args, **more)
+        finally:
+            _waits.pop()
+
+    return cast(F, waiting)
 
 
 def waits_for_peers() -> bool:
     """Return whether any thread is in one of our collectives. If none is, the user's code runs, or something hangs."""
-    for frame in sys._current_frames().values():
-        at = frame
-        while at is not None:
-            if at.f_code in _waits:
-                return True
-            at = at.f_back
-    return False
+    return bool(_waits)
