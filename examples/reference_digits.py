@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TAIL = 4  # flag for a change, world check, flag for a checkpoint, void flag; use counts, one per parameter, follow
+TAIL = 12  # two flags, the world check, a void round and the position; one use count per parameter follows
 
 
 def world_sizes(worlds: list[list[int]], steps: int) -> list[int]:
