@@ -310,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Broken as problem:
             told.promise(False, str(problem))
         except KeyboardInterrupt:
-            told.say("Interrupted: the whole demo is being taken down, its fleet and job too. Nothing of it goes on.")
+            told.say("Interrupted: the demo, its fleet and its job are being taken down.")
             return INTERRUPTED
     told.say("The promises:")
     for kept, text in told.kept:
