@@ -46,6 +46,8 @@ class Habit:
     edit: str = ""  # what to change, where it is not exact as it is written
 
 
+FAMILIES = ("usual", "accumulation", "gradients", "optimizers", "schedulers", "averages", "weights", "buffers", "data",
+            "control flow", "precision", "models")  # in the order of the page
 TABLE: list[Habit] = []
 
 

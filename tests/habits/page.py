@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.habits import loops_odd, loops_usual  # noqa: F401 - they fill the table
-from tests.habits.kit import TABLE, Habit
+from tests.habits import (  # noqa: F401 - they fill the table
+    loops_models,
+    loops_optimizers,
+    loops_script,
+    loops_usual,
+    loops_weights,
+)
+from tests.habits.kit import FAMILIES, TABLE, Habit
 
 PAGE = Path(__file__).parents[2] / "docs" / "scripts.md"
 
@@ -30,7 +36,7 @@ def row(habit: Habit) -> str:
 
 def page() -> str:
     parts = [HEAD]
-    for family in dict.fromkeys(habit.family for habit in TABLE):
+    for family in FAMILIES:
         rows = [row(habit) for habit in TABLE if habit.family == family]
         title = family[0].upper() + family[1:]
         parts.append("\n".join([f"## {title}\n", "| loop | verdict | what to change |", "|---|---|---|", *rows]) + "\n")

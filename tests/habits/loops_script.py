@@ -1,0 +1,250 @@
+"""Ways to draw data, to keep values, and to handle errors."""
+# ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.habits.kit import STEPS, Kit, Result, batch, habit, loss_of, net, result
+from tests.habits.shapes import SGD, simple, steps
+
+# ---- data
+
+@habit("data")
+def shuffle_per_epoch(kit: Kit) -> Result:
+    """Each rank walks through its own permutation, seeded by the epoch."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        for state.epoch in range(state.epoch, 3):
+            order = torch.randperm(4, generator=torch.Generator().manual_seed(state.epoch)).tolist()
+            for state.at in range(state.at, 4):
+                i = state.epoch * 4 + state.at
+                kit.point("forward", i)
+                opt.zero_grad()
+                loss_of(model, order[state.at]).backward()
+                kit.point("reduced", i)
+                opt.step()
+                kit.point("stepped", i)
+            state.at = 0
+
+    kit.run(train)(kit.state(model, opt, epoch=0, at=0))
+    return result(model, opt)
+
+
+@habit("data", "noticed", "has drawn other random numbers", "draw the batch at the top of the loop's body")
+def drawn_ahead_from_a_generator(kit: Kit) -> Result:
+    """The next batch is drawn ahead, inside the loop, from a generator in the state (nanoGPT's habit)."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+    generator = torch.Generator().manual_seed(5)
+
+    def draw() -> int:
+        return int(torch.randint(100, (1,), generator=generator))
+
+    def train(state: Any) -> None:
+        at = draw()
+        for state.i in range(state.i, STEPS):
+            kit.point("forward", state.i)
+            loss = loss_of(model, at)
+            at = draw()
+            opt.zero_grad()
+            loss.backward()
+            kit.point("reduced", state.i)
+            opt.step()
+            kit.point("stepped", state.i)
+
+    kit.run(train)(kit.state(model, opt, i=0, generator=generator))
+    return result(model, opt)
+
+
+@habit("data")
+def seen_samples_counted(kit: Kit) -> Result:
+    """Samples counted in the state after each step."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        while state.i < STEPS:
+            kit.point("forward", state.i)
+            opt.zero_grad()
+            loss_of(model, state.i).backward()
+            kit.point("reduced", state.i)
+            opt.step()
+            kit.point("stepped", state.i)
+            kit.allreduce(torch.ones(1))
+            state.seen += 6
+            state.i += 1
+
+    state = kit.state(model, opt, i=0, seen=0)
+    kit.run(train)(state)
+    return result(model, opt, seen=state.seen)
+
+
+@habit("data")
+def counted_before_the_gradient(kit: Kit) -> Result:
+    """Samples counted in the state before the gradient."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        while state.i < STEPS:
+            state.seen += 6
+            kit.point("forward", state.i)
+            opt.zero_grad()
+            loss_of(model, state.i).backward()
+            kit.point("reduced", state.i)
+            opt.step()
+            kit.point("stepped", state.i)
+            state.i += 1
+
+    state = kit.state(model, opt, i=0, seen=0)
+    kit.run(train)(state)
+    return result(model, opt, seen=state.seen)
+
+
+@habit("data")
+def history_in_a_list(kit: Kit) -> Result:
+    """Losses appended to a list in the state after each step."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        while state.i < STEPS:
+            kit.point("forward", state.i)
+            opt.zero_grad()
+            loss_of(model, state.i).backward()
+            kit.point("reduced", state.i)
+            opt.step()
+            kit.point("stepped", state.i)
+            state.history.append(state.i)
+            state.i += 1
+
+    state = kit.state(model, opt, i=0, history=[])
+    kit.run(train)(state)
+    return result(model, opt, history=state.history)
+
+
+# ---- control flow
+
+@habit("control flow")
+def except_runtime_error(kit: Kit) -> Result:
+    """`except RuntimeError: skip this batch` around the step."""
+    return _swallowing(kit, RuntimeError)
+
+
+@habit("control flow")
+def except_exception(kit: Kit) -> Result:
+    """`except Exception: skip this batch` around the step."""
+    return _swallowing(kit, Exception)
+
+
+def _swallowing(kit: Kit, kind: type[Exception]) -> Result:
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def train(state: Any) -> None:
+        for state.i in range(state.i, STEPS):
+            kit.point("forward", state.i)
+            try:
+                opt.zero_grad()
+                loss_of(model, state.i).backward()
+                kit.point("reduced", state.i)
+                opt.step()
+            except kind:
+                opt.zero_grad()
+                continue
+            kit.point("stepped", state.i)
+
+    kit.run(train)(kit.state(model, opt, i=0))
+    return result(model, opt)
+
+
+class OutOfMemory(RuntimeError):
+    """A made-up failure of a backward pass."""
+
+
+class Failing(torch.autograd.Function):
+    """A backward pass that raises."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise OutOfMemory("CUDA out of memory")
+
+
+@habit("control flow")
+def backward_that_raises(kit: Kit) -> Result:
+    """A backward pass that raises on all ranks is caught, and the batch is left out."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        for state.i in range(state.i, STEPS):
+            kit.point("forward", state.i)
+            opt.zero_grad()
+            try:
+                x, y = batch(state.i)
+                out = model[0](x)
+                out = Failing.apply(out) if state.i == 3 else out
+                nn.functional.mse_loss(model[1:](out), y).backward()
+            except OutOfMemory:
+                opt.zero_grad()
+                continue
+            kit.point("reduced", state.i)
+            opt.step()
+            kit.point("stepped", state.i)
+
+    kit.run(train)(kit.state(model, opt, i=0))
+    return result(model, opt)
+
+
+@habit("control flow")
+def rank_zero_evaluates(kit: Kit) -> Result:
+    """Rank 0 alone evaluates and keeps the best loss outside the state."""
+    model = net()
+
+    def evaluate(i: int) -> None:
+        if kit.rank() == 0:
+            with torch.no_grad():
+                loss_of(model, 0).item()
+
+    return simple(kit, model, lambda p: SGD(p, lr=0.1), after=evaluate)
+
+
+@habit("control flow")
+def host_updates(kit: Kit) -> Result:
+    """`state.check_host_updates()` after each step."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+    state = kit.state(model, opt, i=0)
+    kit.run(lambda state: steps(kit, state, model, opt, after=lambda i: state.check_host_updates()))(state)
+    return result(model, opt)
+
+
+@habit("control flow")
+def finally_with_a_collective(kit: Kit) -> Result:
+    """A collective in `finally` around each iteration."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        for state.i in range(state.i, STEPS):
+            kit.point("forward", state.i)
+            try:
+                opt.zero_grad()
+                loss_of(model, state.i).backward()
+                kit.point("reduced", state.i)
+                opt.step()
+            finally:
+                kit.allreduce(torch.ones(1))
+
+    kit.run(train)(kit.state(model, opt, i=0))
+    return result(model, opt)
