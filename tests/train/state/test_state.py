@@ -359,3 +359,13 @@ def test_calls_before_init_say_what_to_do(monkeypatch):
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, spotfleet.train; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_optimizer_state_that_is_received_lies_in_memory_as_its_parameter_does(alone):
+    model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    opt = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1, fused=True))
+    state = hvd.elastic.TorchState(model, opt)
+    model(torch.ones(1, 2, 4, 4)).sum().backward()
+    opt.step()
+    state.allocate_tensors(state.schema())
+    assert opt.state[model.weight]["exp_avg"].stride() == model.weight.stride() != torch.empty(3, 2, 3, 3).stride()
