@@ -27,7 +27,7 @@ from typing import Any
 from spotfleet.agent.processes.child import ChildSpec, read_result
 from spotfleet.agent.processes.zygote import QUIET, SINGLE_THREADED
 from spotfleet.codec import to_json
-from spotfleet.membership import Membership, Orders, Tuning, WorkerView
+from spotfleet.membership import Evicted, Membership, Orders, Tuning, WorkerView
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, Stage, WorkerOrders, WorkerReport, dump, load
 
 TICK_S = 0.02
@@ -156,7 +156,7 @@ class LocalJob:
             "SPOTFLEET_ADDRESS": "127.0.0.1", "SPOTFLEET_WORK": str(folder / "work"),
             "SPOTFLEET_OUTPUT": str(folder / "output"), "SPOTFLEET_VERIFY": str(self.records),
             "SPOTFLEET_WORKERS": f"{self.spec.workers}:{self.spec.workers}", "SPOTFLEET_BACKEND": "gloo",
-            "CUDA_VISIBLE_DEVICES": "", "LOCAL_RANK": "0"}
+            "CUDA_VISIBLE_DEVICES": "", "SPOTFLEET_LOCAL_RANK": "0"}
         self.workers[name] = worker = LocalWorker(name, folder, WorkerReport(name, self.folder.name))
         child = ChildSpec(self._id(name), os.getcwd(), str(folder / "log"), environ,
                           (str(self.spec.script), *self.spec.args), exit_file=str(folder / "exit.json"))
@@ -290,7 +290,10 @@ class LocalJob:
     def _decide(self) -> None:
         now, living = time.monotonic(), [w for w in self.workers.values() if not self.has_ended(w)]
         starting = sum(w.report.stage is Stage.STARTING for w in living)
-        self.membership.observe([self._view(w, now) for w in living], starting, now)
+        for change in self.membership.observe([self._view(w, now) for w in living], starting, now):
+            for name in change.workers if isinstance(change, Evicted) else ():
+                self.kill(self.workers[name])  # it has read another place than it would have
+                self.start()
         for worker in living:
             if worker.leaving and worker.name not in self.membership.members and worker.report.generation == 0:
                 self.kill(worker)  # it has handed its place on
@@ -309,9 +312,10 @@ class LocalJob:
         r, (end, why) = worker.report, worker.leaving or (None, "")
         return WorkerView(worker.name, worker.name.split("/")[0], 0, r.stage, r.generation, r.failed, r.version,
                           r.store, None if end is None else max(0.0, end - now), why, waits=r.waits, step_s=r.step_s,
-                          resumed=r.resumed, unreached=r.unreached)
+                          resumed=r.resumed, unreached=r.unreached, backend=r.backend,
+                          read_rank=-1 if r.read_rank is None else r.read_rank, read_size=r.read_size)
 
     def _orders(self, said: Orders) -> WorkerOrders:
-        return WorkerOrders(said.assignment, said.founded, said.provisional_rank, said.provisional_size,
-                            checkpoint_every_s=0.0, checkpoint_now=self.save,
+        return WorkerOrders(said.assignment, said.founded, said.provisional, checkpoint_every_s=0.0,
+                            checkpoint_now=self.save, backend=said.backend,
                             restore=self.checkpoint if said.needs_restore else None)
