@@ -101,9 +101,8 @@ def restore(job: LocalJob, run: RecordedRun, at: tuple[int, int], last: int) -> 
     """Write a checkpoint, kill every worker some steps later, and start others that restore it."""
     job.start(job.spec.workers)
     job.wait_held(at[0])
-    job.save = True
+    job.order_checkpoint()
     job.release(at[0])
-    job.wait(lambda: job.checkpoint is not None or job.holds(at[1]), "a checkpoint")
     job.wait_held(at[1])
     job.wait(lambda: job.checkpoint is not None, "a checkpoint")
     job.save = False

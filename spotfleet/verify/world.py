@@ -103,6 +103,7 @@ class LocalWorker:
     sock: socket.socket | None = None
     leaving: tuple[float, str] | None = None  # end of its time (monotonic), and the reason
     killed: bool = False
+    reports: int = 0  # number of reports read
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,14 @@ class LocalJob:
 
     def notice(self, worker: LocalWorker, seconds: float) -> None:
         worker.leaving = (time.monotonic() + seconds, "notice")
+
+    def order_checkpoint(self) -> None:
+        """Order a checkpoint, and return when every worker has read the order: the next step takes one."""
+        self.save = True
+        workers = self.by_rank()
+        self.wait(lambda: all(w.orders.checkpoint_now for w in workers), "orders for a checkpoint")
+        sent = {w.name: w.reports for w in workers}  # one more may be on its way; whoever sends a second one has read
+        self.wait(lambda: all(w.reports >= sent[w.name] + 2 for w in workers), "reports after the orders")
 
     def by_rank(self) -> list[LocalWorker]:
         return [self.workers[m] for m in self.membership.members]
@@ -267,7 +276,7 @@ class LocalJob:
         for line in lines:
             report = load(WorkerReport, line)
             name, worker = report.worker, self.workers[report.worker]
-            worker.report, worker.sock = report, sock
+            worker.report, worker.sock, worker.reports = report, sock, worker.reports + 1
             if report.version > self._newest or report.stage is not Stage.READY:
                 self._newest, self._moved_at = max(self._newest, report.version), time.monotonic()
             if report.checkpoint is not None:

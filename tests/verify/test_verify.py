@@ -25,7 +25,7 @@ from tests.support.verify import verify_scripts as scripts
 pytestmark = pytest.mark.processes
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG = bool(os.environ.get("SPOTFLEET_LONG"))
-LIMIT_S = 300.0
+LIMIT_S = 150.0  # under that of a test, which would end the process
 
 
 @pytest.fixture(scope="module")
