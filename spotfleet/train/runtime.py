@@ -136,8 +136,9 @@ class Runtime(IterationEvents):
         self._raise_again()
 
     def _check_weights(self, state: State) -> None:
-        """Note, where the user's function was interrupted, whether its weights belong to no version."""
-        if self._inside and state.weights_have_moved:
+        """Put weights back that code of the user had changed where its function was interrupted, or note that they belong
+        to no version."""
+        if self._inside and not state.put_weights_back():
             state.mark(moved=True)
         self._inside = False
 

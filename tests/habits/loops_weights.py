@@ -58,7 +58,7 @@ def ema_by_hand(kit: Kit) -> Result:
     return _averaged(kit, model, average, update)
 
 
-@habit("averages", "refused", "the loop changes weights", "swap inside `with state.borrowed():`")
+@habit("averages")
 def ema_swapped_in(kit: Kit) -> Result:
     """Averaged weights swapped in for an evaluation, with try/finally."""
     model = net()
@@ -84,7 +84,7 @@ def sam_borrowed(kit: Kit) -> Result:
     return _sam(kit, borrowed=True)
 
 
-@habit("weights", "refused", "the loop changes weights", "wrap the two passes in `with state.borrowed():`")
+@habit("weights")
 def sam(kit: Kit) -> Result:
     """Sharpness-aware minimisation: weights moved between two passes, as others write it."""
     return _sam(kit, borrowed=False)
@@ -136,13 +136,13 @@ def _touched(kit: Kit, touch: Any) -> Result:
     return simple(kit, model, lambda p: SGD(p, lr=0.1, momentum=0.9), after=after)
 
 
-@habit("weights", "refused", "the loop changes weights", "clamp in `opt.register_step_post_hook`")
+@habit("weights")
 def clamped(kit: Kit) -> Result:
     """Weights clamped after each step (idempotent), then a metric."""
     return _touched(kit, lambda model: [p.clamp_(-0.4, 0.4) for p in model.parameters()])
 
 
-@habit("weights", "refused", "the loop changes weights", "do it in `opt.register_step_post_hook`")
+@habit("weights")
 def decayed_by_hand(kit: Kit) -> Result:
     """Weights decayed by hand after each step, then a metric."""
     return _touched(kit, lambda model: [p.mul_(0.99) for p in model.parameters()])

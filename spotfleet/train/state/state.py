@@ -134,7 +134,7 @@ class State(LiveTensors):
 
         The parameters are copied, and written back at the end. With `restore=False` they are written back only when an
         exception ends the context, a change of membership for instance. Steps made inside are undone, too, with all
-        that they changed. Outside of this context a loss of a peer at such a moment is an error.
+        that they changed. Outside of this context the weights are copied at each step, once such code has been seen.
         """
         if self._loan is not None:
             raise UsageError("state.borrowed() is entered inside another", hint="use one around both")
@@ -155,7 +155,7 @@ class State(LiveTensors):
     def _put_back(self, loan: StateLoan) -> None:
         loan.put_back(self)
         await_copies()  # a checkpoint may copy from the loan
-        self._marks.put_back(self._trained)
+        self._marks.returned(self._trained, loan.marks, loan.has_steps)
 
     @property
     def is_replay(self) -> bool:
@@ -179,6 +179,12 @@ class State(LiveTensors):
         """Whether code of the script has changed weights, which belong to no version therefore."""
         began = self._version > 0 or self._open
         return self.step_mode and began and self._marks.have_moved(self._trained)
+
+    def put_weights_back(self) -> bool:
+        """Restore weights that code of the script has changed; return whether they belong to a version now."""
+        if self.weights_have_moved and self._marks.can_put_back(self._trained):
+            self._marks.put_back(self._trained)
+        return not self.weights_have_moved
 
     @property
     def version(self) -> int:
@@ -213,7 +219,7 @@ class State(LiveTensors):
         """Begin the iteration of the position held, as the user's function is called."""
         if self.step_mode:
             self._extras.entered(self._round)
-            self._marks.step_ended(self._trained)
+            self._marks.entered(self._trained)
             self._repeats.entered(self)
 
     def whole_numbers(self) -> dict[str, int]:
@@ -337,7 +343,7 @@ class State(LiveTensors):
     def finish(self) -> None:
         """Keep the values with which the function returned here, apart: other ranks may not have returned."""
         self.keep_generators()
-        self.mark(finished=True, moved=self.weights_have_moved,
+        self.mark(finished=True, moved=self.weights_have_moved and not self._marks.can_put_back(self._trained),
                   final=self.capture(self._position.world, self._position.rank))
 
     @torch.no_grad()

@@ -26,6 +26,7 @@ from spotfleet.train.state import divergence
 from spotfleet.train.state.buffers import Extras
 from spotfleet.train.state.divergence import Digests
 from spotfleet.train.state.handover import hand_over
+from spotfleet.train.state.weights import WeightMarks
 from spotfleet.worker.errors import CommBroken, StateLost
 
 CHUNK_BYTES = 32 << 20
@@ -44,6 +45,7 @@ class RankState:
     rank: int
     made_in: int = 0  # generation of its last step: a rank cut off may hold a step that the others have made again
     moved: int = 0  # its script has changed the weights, which belong to no version unless the function has returned
+    changes: int = 0  # its script changes weights outside step(), and they are put back
     tensors: int = 0  # digests, as in divergence.py
     values: int = 0
     floats: int = 0
@@ -57,6 +59,7 @@ class SyncedState(Protocol):
     _damaged: bool
     _finished: bool
     _moved: bool
+    _marks: WeightMarks
     _made_in: int
     _position: Any
     _final: Any
@@ -67,6 +70,7 @@ class SyncedState(Protocol):
     @property
     def has_averages(self) -> bool: ...
     def restore(self) -> None: ...
+    def put_weights_back(self) -> bool: ...
     def put_back(self, round_: int) -> None: ...
     def rewind(self, position: Any) -> None: ...
     def fit_groups(self, position: Any) -> None: ...
@@ -82,7 +86,7 @@ def rank_state(state: SyncedState, digests: Digests = Digests()) -> RankState:
     p = state._position
     version = DAMAGED if state._damaged else state._version if state._held else FRESH
     return RankState(version, p.round, p.version, int(state._finished), p.world, p.rank,
-                     state._made_in, int(state._moved), *astuple(digests))
+                     state._made_in, int(state._moved), int(state._marks.changes), *astuple(digests))
 
 
 def choose_source(rows: list[RankState]) -> int:
@@ -99,7 +103,7 @@ def ranks_behind(rows: list[RankState], source: int, averages: bool = False) -> 
     """Return the ranks that need the source's tensors. Fresh models may differ, so only the source's counts.
 
     `averages`: the state has parameters that no optimizer owns. Code after a step may change them, so a rank at another
-    position than the source is behind, too.
+    position than the source is behind, too; and so where that code changes weights.
     """
     newest = rows[source]
     place = (newest.round, newest.position_version)
@@ -133,7 +137,8 @@ def synchronize(group: Group, state: SyncedState) -> bool:
                               "optimizer.register_step_post_hook; or copy at each commit: @elastic.run(copy=True)")
     if newest.version == DAMAGED:
         raise StateLost("the only worker that held the training state was lost while it handed the state on")
-    receivers = ranks_behind(rows, source, state.step_mode and state.has_averages)
+    changed = state.has_averages or any(row.changes for row in rows)
+    receivers = ranks_behind(rows, source, state.step_mode and changed)
     holders = [r for r in range(len(rows)) if r not in receivers]
     if newest.version != FRESH:
         divergence.check(group, state, [Digests(r.tensors, r.values, r.floats) for r in rows], holders,
@@ -141,6 +146,7 @@ def synchronize(group: Group, state: SyncedState) -> bool:
     finished = all(rows[r].finished for r in holders)
     if rank in holders and not finished:
         if state._finished:
+            state.put_weights_back()
             state.restore()  # a rank has not finished, so all run the end of the function again
         state.put_back(newest.round)  # before the source sends its buffers
     position = state._final if finished else state._position

@@ -10,7 +10,9 @@ torch counts in-place changes of a tensor. The counters are noted when a step en
 
 After a loss, an iteration is computed again from its beginning: with the changes of (1) made once more, if its step has
 been applied, and of (2). So where a function is left by a failure, weights that have changed since the last mark belong
-to no version, unless `borrowed` has put them back. Changes through `.data` are not counted; another memory for it is.
+to no version. They are put back: by `borrowed`, or from a copy, which is kept at each mark once such changes have been
+seen. A copy of the last step cannot undo noise, which may stand beside changes of (1) that are not made again.
+Changes through `.data` are not counted; another memory for it is.
 
 Threads: the main thread, or an autograd thread while the main thread waits in backward().
 """
@@ -18,6 +20,7 @@ Threads: the main thread, or an autograd thread while the main thread waits in b
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,39 +35,105 @@ class WeightMarks:
     def __init__(self) -> None:
         self._last: tuple[list[int], list[int]] = ([], [])
         self._before_gradient = False  # changed in (1)
+        self._noise = False  # some iteration has changed them in (1) and in (2)
         self._within = False  # some iteration has changed them in (2)
+        self._of_step = False  # the last mark is the end of a step
+        self._marked = False  # at a first gradient, since weights were lent
+        self._copy: list[torch.Tensor] | None = None  # the weights at the last mark
+        self.changes = False  # code has changed them in (1) or (2): copies are kept
         self.borrows = 0  # contexts of `borrowed` that are open
 
+    def entered(self, params: Sequence[torch.Tensor]) -> None:
+        """Take the present values as those of a version: the user's function is called."""
+        self.step_ended(params)
+        self._of_step = False
+
     def step_ended(self, params: Sequence[torch.Tensor]) -> None:
-        """Take the present values as those of a version: a step has ended, or the user's function is called."""
-        self._last, self._before_gradient = _counters(params), False
+        """Take the present values as those of a version: a step has ended."""
+        self._last, self._before_gradient, self._of_step = _counters(params), False, True
+        self._keep(params, self.changes)
 
     def first_gradient(self, params: Sequence[torch.Tensor]) -> None:
         """Take the present values as those that the gradients of an iteration belong to."""
         now = _counters(params)
         self._before_gradient = now != self._last and not self.borrows
-        self._last = now
+        self._last, self._marked = now, True
+        if self._before_gradient:
+            if self._of_step:
+                self._changed(params, "after step()")
+            self._keep(params, self._within)
 
     def step_begins(self, params: Sequence[torch.Tensor]) -> None:
-        if self._before_gradient and not self._within:
-            self._within = _counters(params) != self._last and not self.borrows
+        if self.borrows or _counters(params) == self._last:
+            return
+        self._noise = self._noise or self._before_gradient
+        self._within = True
+        self._changed(params, "between gradients")
 
-    def put_back(self, params: Sequence[torch.Tensor]) -> None:
-        """Take the present values as those of the last mark: they are equal, bit for bit."""
-        self._last = _counters(params)
+    def _changed(self, params: Sequence[torch.Tensor], where: str) -> None:
+        if not self.changes:
+            size = sum(p.numel() * p.element_size() for p in params) / 1e6
+            print(f"spotfleet: the loop changes weights {where}: a copy of them, {size:.1f} MB, is kept at each step from "
+                  "now on, so that the loss of a worker stays exact. optimizer.register_step_post_hook needs none, and "
+                  "`with state.borrowed():` makes one only there. See docs/commit.md, Code that changes weights by itself",
+                  file=sys.stderr, flush=True)
+        self.changes = True
+
+    @torch.no_grad()
+    def _keep(self, params: Sequence[torch.Tensor], wanted: bool) -> None:
+        held, self._copy = self._copy, None
+        if not wanted:
+            return
+        if held is None or not _fit(held, params):
+            self._copy = [p.detach().clone() for p in params]
+        else:
+            for copied, p in zip(held, params, strict=True):
+                copied.copy_(p)
+            self._copy = held
 
     @property
     def are_borrowed(self) -> bool:
         """Whether the first gradient has come at weights that the iteration will change back."""
-        return self._before_gradient and self._within
+        return self._before_gradient and self._noise
 
     def have_moved(self, params: Sequence[torch.Tensor]) -> bool:
         """Return whether the weights belong to no version."""
         return self.are_borrowed or _counters(params) != self._last
 
+    def can_put_back(self, params: Sequence[torch.Tensor]) -> bool:
+        """Return whether there is a copy of the last mark, and it is enough."""
+        return self._copy is not None and not self.are_borrowed and _fit(self._copy, params)
+
+    @torch.no_grad()
+    def put_back(self, params: Sequence[torch.Tensor]) -> None:
+        """Restore the values of the last mark from the copy."""
+        for p, copied in zip(params, self._copy or (), strict=True):
+            p.copy_(copied)
+        self._last = _counters(params)
+
+    def lent(self, params: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """Return what `returned` needs, so that changes in a loan are not taken for those of the loop."""
+        held, self._copy, self._marked = self._copy, None, False
+        return _counters(params) != self._last, self._before_gradient, self._of_step, held
+
+    def returned(self, params: Sequence[torch.Tensor], lent: tuple[Any, ...], has_steps: bool) -> None:
+        """Take the present values, which are those from before the loan bit for bit, as what they were then; or as those
+        of the gradient that has come in between."""
+        if self._marked and not has_steps:
+            self._last = _counters(params)
+            self._keep(params, self._within)
+            return
+        moved, self._before_gradient, self._of_step, self._copy = lent
+        self._last = ([], []) if moved else _counters(params)
+
 
 def _counters(params: Sequence[torch.Tensor]) -> tuple[list[int], list[int]]:
     return [p._version for p in params], [p.data_ptr() for p in params]
+
+
+def _fit(held: Sequence[torch.Tensor], params: Sequence[torch.Tensor]) -> bool:
+    return len(held) == len(params) and all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device for a, b in zip(held, params, strict=True))
 
 
 class StateLoan:
@@ -80,6 +149,7 @@ class StateLoan:
         self._fields = {name: own[name] for name in self.FIELDS}
         self._optimizers: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
         self._extras: dict[str, Any] = {}
+        self.marks = state._marks.lent(state._trained)
 
     @property
     def has_steps(self) -> bool:
