@@ -143,6 +143,15 @@ class Kit:
             raise Lost
 
 
+class ScriptKit(Kit):
+    """One run of a loop in a worker's process, which others disturb."""
+
+    plain = False
+
+    def point(self, where: str, i: int) -> None:
+        pass
+
+
 def net(*extra: nn.Module, seed: int = 1, inputs: int = 4) -> nn.Sequential:
     """Return a little model whose weights depend on `seed` alone."""
     model = nn.Sequential(nn.Linear(inputs, 5), *extra, nn.Tanh(), nn.Linear(5, 1))

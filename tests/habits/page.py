@@ -12,6 +12,7 @@ from tests.habits import (  # noqa: F401 - they fill the table
     loops_weights,
 )
 from tests.habits.kit import FAMILIES, TABLE, Habit
+from tests.habits.loops_processes import OWN
 
 PAGE = Path(__file__).parents[2] / "docs" / "scripts.md"
 
@@ -25,8 +26,9 @@ and values end with the bits of plain torch in all of them.
 *Refused*: an error says what to change, at the first moment at which going on would be wrong; often that is the loss of
 a worker. *Noticed*: training goes on, and a line in the log says that a repeated iteration differs.
 
-Loops that draw from the global random generators (dropout, shuffling) are tested one by one, in `tests/train`:
-[commit.md](commit.md), Random numbers.
+Loops that need a process of their own are compared with an undisturbed run of the same two workers, through a SIGKILL
+and a notice, and so is one loop of each family. More that draw from the global random generators are tested one by one,
+in `tests/train`: [commit.md](commit.md), Random numbers.
 """
 
 
@@ -36,8 +38,8 @@ def row(habit: Habit) -> str:
 
 def page() -> str:
     parts = [HEAD]
-    for family in FAMILIES:
-        rows = [row(habit) for habit in TABLE if habit.family == family]
+    for family in (*FAMILIES, "processes"):
+        rows = [row(habit) for habit in TABLE + OWN if habit.family == family]
         title = family[0].upper() + family[1:]
         parts.append("\n".join([f"## {title}\n", "| loop | verdict | what to change |", "|---|---|---|", *rows]) + "\n")
     return "\n".join(parts)
