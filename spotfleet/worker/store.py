@@ -79,6 +79,7 @@ class Server:
         self._waiting: dict[bytes, list[socket.socket]] = {}
         self._strangers: dict[socket.socket, _Peer] = {}  # oldest first
         self._closed = False
+        self._closing = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         _serving.add(self)
@@ -86,10 +87,11 @@ class Server:
 
     def close(self) -> None:
         """Stop serving: the server's thread closes all connections and ends. Any thread may call it."""
-        if not self._closed:
-            self._closed = True
-            _serving.discard(self)
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the server's thread
+        with self._closing:
+            if not self._closed:
+                _serving.discard(self)
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the server's thread
+                self._closed = True  # last, as that thread then closes the listener
 
     def _serve(self) -> None:
         with self._selector:

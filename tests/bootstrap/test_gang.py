@@ -145,7 +145,8 @@ def test_an_sshd_without_systemd_is_told_to_read_its_key_again(tmp_path, monkeyp
     with metadata_server(0) as url:
         machine = Machine(tmp_path, text_of(plans(tmp_path / "root", 2, url)), monkeypatch)
         machine.systemctl.write_text("#!/bin/sh\nexit 1\n")
-        with subprocess.Popen(["sleep", "60"]) as sshd:
+        # A process that inherits an ignored SIGHUP, as all do under nohup, would not be ended by one.
+        with subprocess.Popen(["sleep", "60"], preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)) as sshd:
             (tmp_path / "sshd.pid").write_text(f"{sshd.pid}\n")
             try:
                 assert machine.run().returncode == 0

@@ -80,7 +80,8 @@ class WorkerSockets:
         try:
             async with asyncio.timeout(_FIRST_LINE_S):
                 first = load(WorkerReport, await reader.readline())
-            if not self._is(first.worker, writer):
+                named = await self._is(first.worker, writer)
+            if not named:
                 log.warning("a process that is not %s reported in its name; closed", first.worker)
                 return
             name = first.worker
@@ -107,10 +108,10 @@ class WorkerSockets:
             raise ValueError(f"WorkerReport.worker: expected {name}, got {report.worker}")
         self._workers.receive(report)
 
-    def _is(self, name: str, writer: asyncio.StreamWriter) -> bool:
+    async def _is(self, name: str, writer: asyncio.StreamWriter) -> bool:
         sock = writer.get_extra_info("socket")
         pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        session = self._workers.session_of(name)
+        session = await self._workers.session_of(name)
         try:
             return session != 0 and pid > 0 and os.getsid(pid) == session
         except ProcessLookupError:

@@ -106,10 +106,10 @@ class Workers:
         """Return the checkpoints that should be restored here and cannot be fetched whole."""
         return self._restores.damaged()
 
-    def session_of(self, worker: str) -> int:
+    async def session_of(self, worker: str) -> int:
         """Return the session id, which is the pid, of this worker's process; 0 without a process."""
         found = self._actual.get(worker)
-        return found.process.pid if found and found.process else 0
+        return await found.session() if found else 0
 
     def receive(self, report: WorkerReport) -> None:
         if worker := self._actual.get(report.worker):

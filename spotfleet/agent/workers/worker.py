@@ -111,6 +111,16 @@ class AgentWorker:
         if urgent:  # progress alone can wait for the next period
             self._host.changed()
 
+    async def session(self) -> int:
+        """Return the session id, which is the pid, of its process; 0 without a process.
+
+        A process that has just been forked may connect before the zygote's message with its pid is read, so this
+        waits for a process that is prepared.
+        """
+        if self._preparing is not None:
+            await asyncio.wait([self._preparing])
+        return self.process.pid if self.process else 0
+
     def offer_checkpoint(self) -> None:
         """Offer the newest checkpoint that it has written for upload, unless that is done."""
         if self.report.checkpoint is not None:

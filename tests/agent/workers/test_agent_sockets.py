@@ -63,6 +63,19 @@ def test_the_last_report_before_the_end_is_not_lost(stage: Stage):
     assert stage.dispatcher.checkpoints[99] == (4, b"state 99" * 1000)
 
 
+def test_a_process_that_reports_before_its_pid_is_known_is_received(stage: Stage):
+    stage.patch = """
+import asyncio
+from spotfleet.agent.processes.zygote_client import ZygoteClient
+started = ZygoteClient._started
+ZygoteClient._started = lambda *given: asyncio.get_running_loop().call_later(1.0, started, *given)"""
+    stage.boot()
+    stage.job(TALK + "say(stage='ready')\nassert lines.readline()\ntime.sleep(1000)\n")
+    stage.order(FIRST)
+    stage.dispatcher.wait_worker(FIRST, lambda w: w.report.stage is Progress.READY or w.exit)
+    assert stage.dispatcher.worker(FIRST).exit is None
+
+
 def test_nobody_reports_in_the_name_of_a_worker_but_its_own_process(stage: Stage):
     stage.boot()
     stage.job(TALK + "say(stage='init'); lines.readline()\nprint(os.environ['SPOTFLEET_SOCKET'])\ntime.sleep(1000)\n")

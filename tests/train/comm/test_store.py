@@ -152,6 +152,28 @@ def test_a_store_that_is_closed_lets_go_of_all_and_nobody_gets_in_any_more():
         sock.close()
 
 
+def test_a_store_whose_members_leave_while_it_is_closed_closes_without_an_error():
+    before = set(threading.enumerate())
+    server = Server(ADDRESS, KEY)
+    (thread,) = set(threading.enumerate()) - before
+    member, listener = client(server), server._listener
+
+    class Late:
+        """The listener, shut by a thread that the scheduler holds up for half a second."""
+
+        accept = listener.accept
+
+        def shutdown(self, how: int) -> None:
+            member.close()  # wakes the server's thread
+            thread.join(0.5)
+            listener.shutdown(how)
+
+    server._listener = Late()
+    server.close()
+    thread.join(10)
+    assert listener.fileno() == -1
+
+
 def test_a_process_that_closes_all_its_stores_serves_on_none_of_their_ports():
     made = [open_store(ADDRESS, KEY)[0] for _ in range(2)]
     ports = {server.port for server in made}
