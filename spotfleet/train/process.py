@@ -17,7 +17,7 @@ from spotfleet.train.data import torch_sampler
 def init() -> None:
     """Enter the job; block until its first generation has formed, or, if it runs already, until the place that this
     worker will take is known."""
-    torch_sampler.watch()
+    torch_sampler.watch(_read)
     default_group.watch()
     current = runtime.current()
     current.init()

@@ -29,6 +29,7 @@ from spotfleet.agent.processes.zygote import QUIET, SINGLE_THREADED
 from spotfleet.codec import to_json
 from spotfleet.membership import Evicted, Membership, Orders, Tuning, WorkerView
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, Stage, WorkerOrders, WorkerReport, dump, load
+from spotfleet.verify.folders import make_folder
 
 TICK_S = 0.02
 REPEAT_S = 0.5
@@ -159,7 +160,8 @@ class LocalJob:
             "SPOTFLEET_WORKERS": f"{self.spec.workers}:{self.spec.workers}", "SPOTFLEET_BACKEND": "gloo",
             "CUDA_VISIBLE_DEVICES": "", "SPOTFLEET_LOCAL_RANK": "0"}
         self.workers[name] = worker = LocalWorker(name, folder, WorkerReport(name, self.folder.name))
-        child = ChildSpec(self._id(name), os.getcwd(), str(folder / "log"), environ,
+        here = make_folder(folder / "here", Path.cwd())
+        child = ChildSpec(self._id(name), str(here), str(folder / "log"), environ,
                           (str(self.spec.script), *self.spec.args), exit_file=str(folder / "exit.json"))
         self._forker.send(do="fork", spec=to_json(child))
         return worker

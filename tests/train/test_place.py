@@ -144,8 +144,25 @@ def test_a_plain_distributed_sampler_follows_a_change_of_the_world_and_says_so(t
     assert any("made for rank 0 of 3, used as rank 0 of 2" in t and "hvd.elastic.ElasticSampler" in t for t in texts)
 
 
+def of_a_sampler() -> tuple[int, int]:
+    sampler = DistributedSampler(DATA)
+    return sampler.num_replicas, sampler.rank
+
+
+def test_a_distributed_sampler_without_numbers_takes_those_of_the_place_that_a_joiner_will_take(threads):
+    results = {w.name: w.result for w in threads(counting(of_a_sampler), spares=1, kind=Predicting).finish()}
+    assert results == {"h0/0/1": (2, 0), "h2/0/1": (2, 1)}
+
+
+def test_such_a_sampler_binds_the_joiner(threads, monkeypatch):
+    monkeypatch.setattr(Predicting, "provisional", RankInfo(0, 2))
+    fleet = threads(counting(of_a_sampler), spares=1, kind=Predicting)
+    fleet.wait(lambda: not any(w.alive for w in fleet.workers.values()), "the end")
+    assert re.search(r"hvd.rank\(\) gave 0 .*test_place.py:\d+\), but .* with 1", str(fleet.workers["h2/0/1"].error))
+
+
 def test_a_distributed_sampler_for_another_purpose_is_left_alone(alone):
-    torch_sampler.watch()
+    torch_sampler.watch(lambda name: 1)
     evaluation = DistributedSampler(DATA, num_replicas=4, rank=2, shuffle=False)
     own = DistributedSampler(DATA, num_replicas=1, rank=0, shuffle=False, drop_last=True)
     own.set_epoch(5)

@@ -82,6 +82,17 @@ def test_a_sound_script_is_exact_through_every_disturbance(judged):
     assert list(verdict.runs) == ["undisturbed", "undisturbed again", "kill", "notice", "join", "restore"]
 
 
+def test_a_script_that_resumes_from_a_checkpoint_of_its_own_finds_none_of_another_worker(judged, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    (here / "data").mkdir(parents=True)
+    (tmp_path / "beside").mkdir()
+    monkeypatch.chdir(here)
+    looks = "assert os.path.isdir('data') and os.path.isdir('../beside')\n"
+    verdict = judged(scripts.RESUMES.replace("import os\n", f"import os\n{looks}"), "kill", "notice")
+    assert verdict.result == "exact", verdict
+    assert [p.name for p in here.iterdir()] == ["data"]
+
+
 def test_statistics_that_no_weight_depends_on_are_a_remark(judged):
     verdict = judged(scripts.STATISTICS, "kill")
     assert verdict.result == "exact" and "state.model.1.running_mean" in verdict.remarks[0]

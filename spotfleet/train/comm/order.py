@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 import zlib
@@ -32,12 +31,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from spotfleet.errors import UsageError
+from spotfleet.train.comm.script_lines import call_site
 from spotfleet.train.comm.torch_store import TorchStore
 from spotfleet.worker.activity import peer_wait
 
@@ -51,7 +50,6 @@ HEADER_BYTES = 256
 CALL_BYTES, SITE_BYTES = 150, 80
 NEWEST = 64  # collectives that are compared when ranks stall
 HINT = f"all ranks must make the same calls in the same order; {CHECK}=1 compares each call before it begins"
-_NOT_THE_SCRIPT = (f"{Path(__file__).parents[2]}/", f"{Path(torch.__file__).parent}/", "<")
 
 
 @dataclass(frozen=True)
@@ -77,16 +75,6 @@ class Header:
 def _shortened(text: str, limit: int) -> bytes:
     data = text.encode()
     return data if len(data) <= limit else data[:limit - 11] + f"... {zlib.crc32(data):08x}"[-11:].encode()
-
-
-def call_site() -> str:
-    """Return "folder/file:line" of the newest call outside torch and this package; "" if there is none."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_SCRIPT):
-        frame = frame.f_back  # type: ignore[assignment]
-    if frame is None:
-        return ""
-    return "/".join(frame.f_code.co_filename.split("/")[-2:]) + f":{frame.f_lineno}"
 
 
 class ComparedGroup(Protocol):

@@ -173,8 +173,10 @@ class ElasticSampler(Elastic, Sampler):
         return self._order[1]
 
     def _slices(self) -> Iterator[tuple[int, int]]:
-        place, position, world, batches = (current.runtime().place, self.processed_num, self._repeat_world,
-                                           self._repeat_batches)
+        return self._slices_from(self.processed_num, self._repeat_world, self._repeat_batches)
+
+    def _slices_from(self, position: int, world: int = 0, batches: int = 0) -> Iterator[tuple[int, int]]:
+        place = current.runtime().place
         while position < self.total:
             size, rank, count = place.size, place.rank, self.global_batch
             if batches:
@@ -206,7 +208,12 @@ class ElasticSampler(Elastic, Sampler):
         return itertools.chain.from_iterable(self._begin())
 
     def __len__(self) -> int:
-        return sum(end - start for start, end in self._slices())
+        """Return this rank's number of samples in a whole epoch at the present world size.
+
+        It is the same at each batch and after a change: code computes learning rates from it, as in
+        `epoch + batch / len(loader)`.
+        """
+        return sum(end - start for start, end in self._slices_from(0))
 
     def batches(self) -> Batches:
         """Return this sampler as a batch sampler: one list of indices per step."""
@@ -223,4 +230,4 @@ class Batches:
         return self._sampler._begin()
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._sampler._slices())
+        return sum(1 for _ in self._sampler._slices_from(0))

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from spotfleet.train.comm.group import Group
+from spotfleet.train.comm.script_lines import where_set
 from spotfleet.train.gradients.optimizer_tag import is_distributed
 from spotfleet.train.state import digest
 from spotfleet.train.state.hyper import params_of
@@ -193,10 +194,11 @@ def check(group: Group, state: Any, digests: Sequence[Digests], holders: Sequenc
     if not problems:
         return state.mark(damaged=damaged)  # equal values, in another order of memory
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    lines = next((f" (set at {where_set(n)})" for n in state._scalars if problems[0].startswith(f"state.{n} is ")), "")
     raise StateDiverged(
-        f"{when}, ranks that should hold equal training states differ: {problems[0]}{more}. Something changes it on "
-        "one rank only, or by values that differ by rank. `spotfleet train --verify` on the script finds out where; "
-        "name what differs by design in TorchState(..., per_rank=(...))")
+        f"{when}, ranks that should hold equal training states differ: {problems[0]}{lines}{more}. Something changes "
+        "it on one rank only, or by values that differ by rank. `spotfleet train --verify` on the script finds out "
+        "where; name what differs by design in TorchState(..., per_rank=(...))")
 
 
 def _equal(digests: Sequence[Digests], ranks: Iterable[int], part: str) -> bool:

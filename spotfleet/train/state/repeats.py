@@ -18,6 +18,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from spotfleet.errors import UsageError
+from spotfleet.train.comm.script_lines import running_loops, where_set
 from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.hyper import PLAIN, copied
 
@@ -47,7 +48,7 @@ class Repeats:
         if position.moved is None:
             return  # not of a gradient: nothing has been computed yet
         if position.version > 0 and self._is_still(state):
-            names = ", ".join(f"state.{n}" for n in self._counters())
+            names = ", ".join(f"state.{n} ({where_set(n)})" for n in self._counters())
             raise UsageError(f"{state.version} steps are applied, but {names} is as at the start, so the function "
                              "would begin with its first batch again",
                              hint="let the loop go on from the state: for state.step in range(state.step, STEPS); put "
@@ -73,20 +74,29 @@ class Repeats:
             moved = tuple(n for n, v in plain_values(state).items() if _differ(v, self._at_step.get(n)))
         else:
             moved = position.moved
-            self._check_restart(state, again[0])
+            self._check_restart(state, again[0], world)
             if position.round > 0 or position.world == world:
                 self._put_back(state, again, moved)
         self._compare_draws(state, world, rank, again is not None)
         return moved
 
-    def _check_restart(self, state: Any, values: dict[str, Any]) -> None:
+    def _check_restart(self, state: Any, values: dict[str, Any], world: int) -> None:
+        """Raise UsageError for an iteration before the one that is to be computed again. All that is known of the
+        script's numbers are their first values, and which loops run over them."""
+        if any(e.last_used for e in state._samplers):
+            return
+        now, loops = state.__dict__, running_loops(state)
         went_on = [n for n, v in values.items() if type(v) is int and v != self._first.get(n)]
-        restarted = [n for n in went_on if state.__dict__[n] == self._first.get(n)]
-        if restarted and restarted == went_on and not any(e.last_used for e in state._samplers):
-            was = ", ".join(f"state.{n} = {values[n]}" for n in restarted)
+        restarted = [n for n in went_on if now[n] == self._first.get(n)]
+        moved = [n for n in loops if type(values.get(n)) is int and now[n] != values[n]]
+        early = [n for n in moved if now[n] < values[n] and (n in restarted or state._position.world == world)]
+        if (restarted and restarted == went_on) or (early and early == moved):
+            names = early or restarted
+            was = ", ".join(f"state.{n} = {values[n]}" for n in names)
+            at = ", ".join(dict.fromkeys(loops.get(n) or where_set(n) for n in names))
             raise UsageError(f"the function was called with {was} and has begun again with its first batch, which is "
-                             "applied already", hint="let the loop go on from the state: "
-                                                     "for state.step in range(state.step, STEPS)")
+                             f"applied already: {at}", hint="let the loop go on from the state: "
+                                                            "for state.step in range(state.step, STEPS)")
 
     def _put_back(self, state: Any, again: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
                   moved: tuple[str, ...]) -> None:

@@ -83,6 +83,10 @@ COUNTED_BEFORE_THE_GRADIENT = script("""
         optimizer.step()
 """, values=", seen=0")
 STATISTICS = script(model="nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))")
+RESUMES = script("""
+        if hvd.rank() == 0 and state.step % 2:
+            torch.save(model.state_dict(), "model.pt")
+"""[1:] + PLAIN, setup="import os", top="pass", values=", start=os.path.exists('model.pt')")
 UNSEEDED = script(setup="torch.seed()")
 NOT_ELASTIC = "import spotfleet.train as hvd\nhvd.init()\nhvd.shutdown()\n"
 RAISES = script(setup="raise ValueError('no data')")

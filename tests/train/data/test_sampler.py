@@ -59,6 +59,19 @@ def test_all_ranks_take_equally_many_steps_also_through_a_data_loader(at, total)
     assert len(set(steps)) == 1 and sorted(seen) == list(range(total))
 
 
+def test_the_length_is_that_of_a_whole_epoch_wherever_it_stands(at):
+    data, found = TensorDataset(torch.arange(26)), []
+    at(1, 3)
+    sampler = ElasticSampler(data, batch_size=4)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    for _ in loader:
+        found.append((len(sampler), len(loader), len(sampler.batches())))
+        sampler.record_batch()
+    assert found == [(9, 3, 3)] * 3 and len(loader) == 3
+    sampler.load_state_dict({**sampler.state_dict(), "processed_num": 12})
+    assert len(loader) == 3 and len(list(loader)) == 2
+
+
 def test_weights_are_the_real_samples_of_the_batch_at_the_position(at):
     sampler, found = ElasticSampler(14, batch_size=4, shuffle=False), []
     for position in (0, 12):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -98,11 +102,60 @@ def starts_again(how: str):
 
 @pytest.mark.parametrize("kind", ["kill", "notice"])
 @pytest.mark.parametrize(("how", "message"), [("resets", "has begun again with its first batch"),
-                                              ("ignores", "state.step is as at the start")])
+                                              ("ignores", r"state.step \(.*\) is as at the start")])
 def test_a_function_that_begins_at_its_first_batch_again_is_an_error(threads, kind, how, message):
     with pytest.raises(UsageError, match=message) as caught:
         fleet_of(threads, starts_again(how), Disturbance(kind, "top", 4))
     assert "range(state.step, STEPS)" in (caught.value.hint or "")
+    assert f"loops/test_repeats.py:{line_of('state.step = step')}" in str(caught.value)
+
+
+def line_of(text: str) -> int:
+    return next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line)
+
+
+def epochs_of(batches: Callable[[Any], Iterable[int]]):
+    """Epochs in the state, each with a loop over `batches(state)`."""
+
+    def loop(job: Job):
+        net = linear()
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.1))
+
+        def train(state):
+            while state.epoch < 3:
+                for state.batch in batches(state):  # noqa: B020 - it goes on from the state
+                    opt.zero_grad()
+                    job.at("top", 4 * state.epoch + state.batch)
+                    loss_of(net, 4 * state.epoch + state.batch).backward()
+                    opt.step()
+                state.batch = 0
+                state.epoch += 1
+            return state.version
+
+        return job.run(train, model=net, optimizer=opt, epoch=0, batch=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("kind", ["kill", "notice"])
+@pytest.mark.parametrize("batches", [lambda state: range(4), lambda state: range(max(0, state.batch - 1), 4)],
+                         ids=["from the first", "one batch early"])
+def test_a_loop_that_begins_a_later_epoch_again_is_an_error_that_names_its_line(threads, kind, batches):
+    with pytest.raises(UsageError, match=r"called with state.batch = [23] and has begun again") as caught:
+        fleet_of(threads, epochs_of(batches), Disturbance(kind, "top", 6, spares=1))
+    assert f"loops/test_repeats.py:{line_of('for state.batch in batches')}" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["kill", "notice"])
+def test_a_loop_that_goes_on_in_a_later_epoch_is_none(threads, kind):
+    fleet = fleet_of(threads, epochs_of(lambda state: range(state.batch, 4)), Disturbance(kind, "top", 6))
+    assert fleet.workers["h0/0/1"].result == 12
+
+
+@pytest.mark.parametrize("kind", ["kill", "notice"])
+def test_a_shorter_epoch_of_other_workers_may_go_on_with_the_next_one(threads, kind):
+    fleet = fleet_of(threads, epochs_of(lambda state: range(state.batch, 2 * hvd.size())), Disturbance(kind, "top", 7))
+    assert fleet.workers["h0/0/1"].result == (9 if kind == "kill" else 10)
 
 
 def test_a_loop_that_keeps_no_loop_variable_may_begin_again(threads):
