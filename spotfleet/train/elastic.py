@@ -27,7 +27,8 @@ def run(function: Callable[..., Any] | None = None, *, resize: object = None,
         copy: bool = False) -> Callable[..., Any]:
     """Run `function(state, ...)` through changes of membership; it is re-entered from the top after each.
 
-    Loop variables live in `state` and must name the batch being computed when its gradient begins. A function that
+    Loop variables live in `state` and must name the batch being computed when its gradient begins. After a failure the
+    function may be called twice, where it counts numbers of the state before the gradient. A function that
     begins at its first batch again after a change ends with an error, where the state shows it: numbers in it are as at
     the start though steps are applied, or are set back to that. A state without a number that starts at 0, and without
     a sampler that counts, shows nothing. Call this once in a script. It returns the function's result, or None on a

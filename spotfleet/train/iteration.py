@@ -94,6 +94,9 @@ class IterationEvents(Member[Group]):
         self._raise_again()
         if not state.round_begins(self.place.size, self.place.rank):
             return
+        if state._call_again:
+            self._leaving = True
+            raise MembershipChanged("the function is called again, with other values: see state/repeats.py")
         if group is not None and group.change_agreed and not state._marks.are_borrowed:
             raise self._change("here")
         if self._checkpointer is not None and not state._replaying and not self._has_moved(state):

@@ -116,7 +116,10 @@ class Runtime(IterationEvents):
                 return result
             except MembershipChanged:
                 self._check_weights(state)
-                self._leave_group(state)
+                if state._call_again:  # the same members go on
+                    self._drop_gradients(state)
+                else:
+                    self._leave_group(state)
             except (CommBroken, RuntimeError) as error:
                 broken = isinstance(error, CommBroken) or (self.group is not None and self.group.aborted)
                 if not broken or isinstance(error, StateLost):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,6 +108,108 @@ def counted_before_the_gradient(kit: Kit) -> Result:
     return result(model, opt, seen=state.seen)
 
 
+def counted(kit: Kit, count: Callable[[Any], None], seen: Any = 0, metric: bool = False, copy: bool = False) -> Result:
+    """Train with a loss that depends on `state.seen`, which `count(state)` changes at the top of each iteration."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def train(state: Any) -> None:
+        while state.i < STEPS:
+            i = state.i
+            count(state)
+            kit.point("forward", i)
+            opt.zero_grad()
+            (loss_of(model, i) * (1 + state.seen)).backward()
+            kit.point("reduced", i)
+            opt.step()
+            kit.point("stepped", i)
+            if metric:
+                kit.allreduce(torch.ones(1))
+            state.i += 1
+            state.commit()
+
+    state = kit.state(model, opt, i=0, seen=seen)
+    kit.run(train, **({"copy": True} if copy else {}))(state)
+    return result(model, opt, seen=state.seen)
+
+
+def one_more(state: Any) -> None:
+    state.seen += 1
+
+
+@habit("data")
+def counted_and_used(kit: Kit) -> Result:
+    """A number counted before the gradient and used in the loss."""
+    return counted(kit, one_more)
+
+
+@habit("data")
+def counted_and_used_with_a_metric(kit: Kit) -> Result:
+    """The same with a metric after each step."""
+    return counted(kit, one_more, metric=True)
+
+
+@habit("data")
+def counted_and_used_in_copies(kit: Kit) -> Result:
+    """The same with `copy=True`."""
+    return counted(kit, one_more, copy=True)
+
+
+@habit("data")
+def counted_each_second_step(kit: Kit) -> Result:
+    """A number counted before each second gradient and used in the loss."""
+    return counted(kit, lambda state: one_more(state) if state.i % 2 == 0 else None, metric=True)
+
+
+@habit("data")
+def counted_from_the_third_step(kit: Kit) -> Result:
+    """A number counted before the gradient from the third step on, and used in the loss."""
+    return counted(kit, lambda state: one_more(state) if state.i > 2 else None)
+
+
+@habit("data")
+def temperature_annealed(kit: Kit) -> Result:
+    """A temperature that falls before each gradient and is used in the loss."""
+    def cool(state: Any) -> None:
+        state.seen *= 0.9
+
+    return counted(kit, cool, seen=1.0)
+
+
+@habit("data", "noticed", "state.seen was not what it was", "change it after the step, or compute it from `state.i`")
+def temperature_annealed_later(kit: Kit) -> Result:
+    """A temperature that falls before the gradient from the third step on, and is used in the loss."""
+    def cool(state: Any) -> None:
+        if state.i > 2:
+            state.seen *= 0.9
+
+    return counted(kit, cool, seen=1.0)
+
+
+@habit("data")
+def counted_per_epoch(kit: Kit) -> Result:
+    """A number counted at the top of each epoch and used in the loss."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        for state.epoch in range(state.epoch, 3):
+            state.seen += 1
+            for state.at in range(state.at, 4):
+                i = state.epoch * 4 + state.at
+                kit.point("forward", i)
+                opt.zero_grad()
+                (loss_of(model, i) * state.seen).backward()
+                kit.point("reduced", i)
+                opt.step()
+                kit.point("stepped", i)
+            state.at = 0
+
+    state = kit.state(model, opt, epoch=0, at=0, seen=0)
+    kit.run(train)(state)
+    return result(model, opt, seen=state.seen)
+
+
 @habit("data")
 def history_in_a_list(kit: Kit) -> Result:
     """Losses appended to a list in the state after each step."""
@@ -130,6 +233,44 @@ def history_in_a_list(kit: Kit) -> Result:
 
 
 # ---- control flow
+
+@habit("control flow")
+def batches_from_one(kit: Kit) -> Result:
+    """`for state.i in range(state.i + 1, N + 1)`: the state names the last batch begun."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        for state.i in range(state.i + 1, STEPS + 1):
+            kit.point("forward", state.i)
+            opt.zero_grad()
+            loss_of(model, state.i).backward()
+            kit.point("reduced", state.i)
+            opt.step()
+            kit.point("stepped", state.i)
+
+    kit.run(train)(kit.state(model, opt, i=0))
+    return result(model, opt)
+
+
+@habit("control flow")
+def first_batch_from_elsewhere(kit: Kit) -> Result:
+    """A first batch other than 0: `range(state.i or first, N)`."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        for state.i in range(state.i or 2, STEPS):
+            kit.point("forward", state.i)
+            opt.zero_grad()
+            loss_of(model, state.i).backward()
+            kit.point("reduced", state.i)
+            opt.step()
+            kit.point("stepped", state.i)
+
+    kit.run(train)(kit.state(model, opt, i=0))
+    return result(model, opt)
+
 
 @habit("control flow")
 def except_runtime_error(kit: Kit) -> Result:

@@ -56,12 +56,13 @@ def line_of(script: str, text: str) -> int:
 
 FAULTS = {
     "a batch drawn ahead": (scripts.DRAWN_AHEAD, "model.weight", "is fetched or drawn ahead", "x = torch.randn(4, 3)"),
-    "weights touched outside step": (scripts.WEIGHTS_TOUCHED, "model.weight", "outside optimizer.step()", "mul_(0.9)"),
+    "weights touched where torch does not count": (scripts.WEIGHTS_TOUCHED.replace("weight.mul_", "weight.data.mul_"),
+                                                   "model.weight", "outside optimizer.step()", "mul_(0.9)"),
+    "a list that grows before the gradient": (scripts.LIST_BEFORE_THE_GRADIENT, "seen", "state.seen is not what it was",
+                                              ""),
     "a counter outside the state": (scripts.COUNTER_OUTSIDE, "model.weight", "a variable outside the state",
                                     'seen["n"] += 1'),
     "a buffer of each rank": (scripts.BUFFER_OF_EACH_RANK, "model.center", "differs by rank and is used", "register_"),
-    "made from the rank": (scripts.MADE_FROM_RANK, "model.weight", "made from hvd.rank()", "1.0 + hvd.rank()"),
-    "counted before the gradient": (scripts.COUNTED_BEFORE_THE_GRADIENT, "seen", "state.seen is not what it was", ""),
 }
 
 
@@ -74,6 +75,21 @@ def test_a_fault_of_a_script_is_named_with_its_step_its_disturbance_and_the_line
     assert found.after is not None and found.version == found.after.version + 1 and found.after.version in (3, 6)
     assert cause in verdict.causes[0].text
     assert not line or line_of(script, line) in verdict.causes[0].lines
+
+
+EXACT = {"made from the rank": scripts.MADE_FROM_RANK,
+         "counted before the gradient": scripts.COUNTED_BEFORE_THE_GRADIENT}
+
+
+@pytest.mark.parametrize("habit", EXACT)
+def test_what_the_runtime_puts_right_is_exact(judged, habit):
+    verdict = judged(EXACT[habit], "kill")
+    assert (verdict.result, verdict.steps) == ("exact", 9), verdict
+
+
+def test_what_the_runtime_refuses_fails_with_its_words(judged):
+    verdict = judged(scripts.WEIGHTS_TOUCHED, "kill")
+    assert verdict.result == "failed" and "changes weights between gradients or after step()" in verdict.text, verdict
 
 
 def test_a_sound_script_is_exact_through_every_disturbance(judged):

@@ -11,6 +11,8 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.train.state.copies import Buffer
 
+Site = tuple[tuple[str, int], ...]  # place in the script: name and offset of each function called, innermost first
+
 
 @dataclass(frozen=True)
 class Position:
@@ -28,6 +30,8 @@ class Position:
     sampler: str = ""  # name of the sampler whose batch is being computed; empty: none known
     moved: tuple[str, ...] | None = None  # values changed between a step and this gradient; None: of no gradient
     rounds: int = 1  # reductions of its iteration, once that has ended
+    counted: tuple[tuple[str, Site], ...] = ()  # changes of values between a call of the function and its gradient
+    tries: tuple[tuple[str, Site, Any], ...] = ()  # see repeats.py
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,18 @@
 """Iterations that are computed again: put right before their first gradient, or found to be others than the first time.
 
-- Values and schedulers that code changes before the gradient (`scheduler.step()`, `state.seen += n`) would change
-  twice: the position was taken after the first change. They are put back to the values with which the function was
-  called again.
+- Schedulers and values that code changes before the gradient (`scheduler.step()`, `state.seen += n`) would change
+  twice: the position is taken after the change. Schedulers are put back at the gradient; no forward pass reads them.
+- Values may be read by the forward pass, so the function is called again with those that they had before the change,
+  while a loop variable (`for state.i in range(state.i, N)`) needs the present one. Which is which shows at a gradient:
+  the code has brought each value to that of the position, or else it was called with the wrong one.
+
+      position: `tries`, values since the last step --> function called with the first one of each name
+                        ^                                             |
+                        '---- the first one is left out <-- differs --+-- equal --> training goes on
+
+  The first guess is the value before a change at a place where a call of the function has changed it before its first
+  gradient, too (`counted`). Only whole numbers are tried, which are equal on all ranks, so all ranks do the same. What
+  still differs is put back at the gradient, and reported.
 - A function that begins at its first iteration again, though the state names a later one, ends with an error.
 - Random numbers that differ from those of the first time are reported: they were drawn before the loop or after a step.
 
@@ -11,7 +21,12 @@ Threads: the main thread, or an autograd thread while the main thread waits in b
 
 from __future__ import annotations
 
+import dis
 import sys
+from collections.abc import Collection
+from dataclasses import replace
+from functools import lru_cache
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -20,7 +35,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from spotfleet.errors import UsageError
 from spotfleet.train.comm.script_lines import running_loops, where_set
 from spotfleet.train.state import hyper, rng
-from spotfleet.train.state.hyper import PLAIN, copied
+from spotfleet.train.state.hyper import PLAIN
+from spotfleet.train.state.position import Position, Site
+
+RUNTIME = "spotfleet.train.runtime"  # it calls the user's function
+NOWHERE: Site = ()  # the gradient itself
+DEPTH = 20  # calls that a place in a script is told by
 
 
 class Repeats:
@@ -32,27 +52,44 @@ class Repeats:
         self._at_step: dict[str, Any] = {}  # plain values at the end of the last step
         self._at_entry: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
         self._drawn: tuple[Any, ...] = ()  # round, rank, world and generators at the newest first gradient
+        self._changes: dict[str, dict[Site, Any]] = {}  # since the last step or the call: values before a change
+        self._past: dict[str, dict[Site, Any]] = {}  # those of the newest iteration that has changed a value
+        self._is_called = True  # no gradient has come since the function was called
+        self._counted: tuple[tuple[str, Site], ...] = ()  # as in the position
+        self._tries: tuple[tuple[str, Site, Any], ...] = ()
+        self._moved: tuple[str, ...] = ()
 
     def attached(self, state: Any) -> None:
         self._first = self._at_step = plain_values(state)
         self._stateful = {n: v.state_dict() for n, v in _loop_objects(state).items()}
 
     def step_ended(self, state: Any) -> None:
-        self._at_step = plain_values(state)
+        self._at_step, self._changes = plain_values(state), {}
+
+    def value_set(self, name: str, before: Any, value: Any) -> None:
+        """Note that the script sets a value of the state. Outside of loops code runs once per call of the function."""
+        if isinstance(before, PLAIN) and isinstance(value, PLAIN) and before != value:
+            site, in_loop = _site(sys._getframe(2))
+            if in_loop:
+                self._changes.setdefault(name, {}).setdefault(site, before)
 
     def entered(self, state: Any) -> None:
         """Note the values with which the function is called; UsageError if they cannot tell it where to go on."""
         position = state._position
-        self._at_step = plain_values(state)
-        self._at_entry = None
+        self._at_step, self._changes = plain_values(state), {}
+        self._at_entry, self._is_called, self._counted, self._past = None, True, position.counted, {}
+        for name, site, value in position.tries:
+            self._past.setdefault(name, {}).update({site: value} if site else {})
         if position.moved is None:
             return  # not of a gradient: nothing has been computed yet
         if position.version > 0 and self._is_still(state):
             names = ", ".join(f"state.{n} ({where_set(n)})" for n in self._counters())
             raise UsageError(f"{state.version} steps are applied, but {names} is as at the start, so the function "
                              "would begin with its first batch again",
-                             hint="let the loop go on from the state: for state.step in range(state.step, STEPS); put "
-                                  "steps that are undone into `with state.borrowed():`")
+                             hint=("call record_batch() of the sampler after each step; " if any(
+                                 e.last_used for e in state._samplers) else "") +
+                             "let the loop go on from the state: for state.step in range(state.step, STEPS); put steps "
+                             "that are undone into `with state.borrowed():`")
         self._at_entry = (plain_values(state), {n: v.state_dict() for n, v in _schedulers(state).items()},
                           {n: hyper.capture(o, {}) for n, o in state._optimizers.items()})
 
@@ -65,20 +102,65 @@ class Repeats:
             not _differ(v, self._first.get(n)) for n, v in plain_values(state).items()) and all(
             not _differ(v.state_dict(), self._stateful.get(n)) for n, v in _loop_objects(state).items())
 
-    def first_gradient(self, state: Any, world: int, rank: int) -> tuple[str, ...]:
-        """Put right what an iteration that is computed again has changed. Return the names of values that change
-        between a step and the gradient that follows."""
+    def first_gradient(self, state: Any, world: int, rank: int) -> Position | None:
+        """Put right what an iteration that is computed again has changed. Return None, or the position with which the
+        function must be called again, since it was called with other values than it needs."""
         again, self._at_entry = self._at_entry, None
         position = state._position
         if again is None:
-            moved = tuple(n for n, v in plain_values(state).items() if _differ(v, self._at_step.get(n)))
+            moved = tuple(n for n, v in plain_values(state).items()
+                          if n in self._changes or _differ(v, self._at_step.get(n)))
         else:
             moved = position.moved
             self._check_restart(state, again[0], world)
             if position.round > 0 or position.world == world:
-                self._put_back(state, again, moved)
+                wrong = self._wrong(state, again[0], world)
+                if (other := _next_try(position, wrong)) is not None:
+                    return other
+                self._report(state, wrong)
+                self._put_back(state, again, wrong)
+        if self._is_called:
+            self._is_called = False
+            self._counted = tuple(dict.fromkeys(
+                (*self._counted, *((n, site) for n, sites in self._changes.items() for site in sites))))
+        self._past.update(self._changes)
+        whole = state.whole_numbers()
+        self._moved, self._tries = moved, tuple(
+            t for n, v in plain_values(state).items() for t in self._tries_of(n, v, n in whole))
         self._compare_draws(state, world, rank, again is not None)
-        return moved
+        return None
+
+    def describe(self, position: Position) -> Position:
+        """Return the position of the gradient at hand with what is known of its values."""
+        return replace(position, moved=self._moved, counted=self._counted, tries=self._tries)
+
+    def _tries_of(self, name: str, now: Any, whole: bool) -> list[tuple[str, Site, Any]]:
+        """Return values with which to call the function again, the likeliest first, and at the end the present one."""
+        changes = self._past.get(name, {})
+        guess = next((site for site in self._changes.get(name, {}) if (name, site) in self._counted), NOWHERE)
+        others = [site for site in reversed(changes) if site != guess] if whole else []
+        found = [(name, site, changes.get(site, now)) for site in (guess, *others)]
+        return [*found, (name, NOWHERE, now)] if whole and changes else found
+
+    def _wrong(self, state: Any, called: dict[str, Any], world: int) -> dict[str, Any]:
+        """Return the values of the position that the iteration has not come to. Where nothing was applied yet, another
+        world size may count by other amounts."""
+        position, whole, wrong = state._position, state.whole_numbers(), {}
+        recount = position.world != world and not state._replay
+        tried = {n: (NOWHERE, called.get(n)) for n in position.moved}  # all, in earlier checkpoints
+        tried.update((n, (site, v)) for n, site, v in reversed(position.tries))
+        for name, (site, value) in tried.items():
+            moved, changed, now = name in position.moved, self._changes.get(name, {}), state.__dict__[name]
+            expected = position.scalars[name] if value == called.get(name) else called.get(name)
+            if not _differ(now, expected) or now == self._first.get(name) != value or not (moved or changed):
+                continue
+            if recount and name in whole:
+                right = site in changed and (now > value) == (expected > value)
+            else:
+                right = recount and (site in changed or not moved)
+            if not right:
+                wrong[name] = expected
+        return wrong
 
     def _check_restart(self, state: Any, values: dict[str, Any], world: int) -> None:
         """Raise UsageError for an iteration before the one that is to be computed again. All that is known of the
@@ -98,13 +180,22 @@ class Repeats:
                              f"applied already: {at}", hint="let the loop go on from the state: "
                                                             "for state.step in range(state.step, STEPS)")
 
+    def _report(self, state: Any, wrong: Collection[str]) -> None:
+        """Report values that the forward pass may have used wrongly: whole numbers that no call has made right, and
+        others whose change, in code that changes them now and then, has come as a surprise."""
+        whole = state.whole_numbers()
+        told = [n for n in wrong if n in whole or (not state._replay and any(
+            (n, site) not in self._counted for site in self._changes.get(n, {})))]
+        if told and not any(e.last_used for e in state._samplers):
+            names = ", ".join(f"state.{n}" for n in told)
+            print(f"spotfleet: iteration {state._round} is computed again, but {names} was not what it was the first "
+                  "time when its gradient began. It is put back, but the forward pass may have used another value. "
+                  "Change it after step(). See docs/commit.md, What your code must do", file=sys.stderr, flush=True)
+
     def _put_back(self, state: Any, again: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
-                  moved: tuple[str, ...]) -> None:
-        values, schedulers, groups = again
-        for name in moved:
-            now = state.__dict__[name]
-            if name in values and _differ(now, values[name]) and now != self._first.get(name):
-                state.__dict__[name] = copied(values[name])
+                  wrong: dict[str, Any]) -> None:
+        _, schedulers, groups = again
+        state.__dict__.update(wrong)
         late = [n for n, s in _schedulers(state).items() if _differ(s.state_dict(), schedulers[n])]
         for name in late:
             state._stateful[name].load_state_dict(schedulers[name])
@@ -125,6 +216,38 @@ class Repeats:
                   f"the first time ({', '.join(differing)}): code draws before its loop, or after a step, as where a "
                   "batch is drawn one iteration ahead. Draw in the loop what an iteration uses, and call "
                   "state.commit() after other draws. See docs/commit.md, Random numbers", file=sys.stderr, flush=True)
+
+
+def _next_try(position: Position, wrong: Collection[str]) -> Position | None:
+    """Return the position with the next values for the names in `wrong`; None if there are none left."""
+    tries, failed = list(position.tries), []
+    for name in wrong:
+        own = [t for t in tries if t[0] == name]
+        if len(own) > 1:
+            tries.remove(own[0])
+            failed.append(own[0][:2])
+    if not failed:
+        return None
+    return replace(position, tries=tuple(tries), counted=tuple(c for c in position.counted if c not in failed))
+
+
+def _site(frame: FrameType | None) -> tuple[Site, bool]:
+    """Return the place in the user's function at which `frame` is, the same in each process, and whether it is in a
+    loop there."""
+    found, in_loop = [], False
+    while frame is not None and len(found) < DEPTH and frame.f_globals.get("__name__") != RUNTIME:
+        code, at = frame.f_code, frame.f_lasti
+        found.append((code.co_name, at))
+        in_loop = in_loop or _is_in_loop(code, at)
+        frame = frame.f_back
+    return tuple(found), in_loop
+
+
+@lru_cache(4096)
+def _is_in_loop(code: CodeType, at: int) -> bool:
+    """Return whether `code` has a jump backwards over offset `at`."""
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    return any(i.opcode in jumps and i.argval <= at < i.offset for i in dis.get_instructions(code))
 
 
 def plain_values(state: Any) -> dict[str, Any]:

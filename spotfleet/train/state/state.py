@@ -60,6 +60,7 @@ class State(LiveTensors):
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
             _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={},
+            _call_again=False,
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -76,9 +77,11 @@ class State(LiveTensors):
         if name in self._tracked and value is not self.__dict__[name]:
             raise UsageError(f"state.{name} cannot be replaced while it is tracked",
                              hint=f"load into it: state.{name}.load_state_dict(...), or seed it anew")
-        self.__dict__[name] = value
+        before, self.__dict__[name] = self.__dict__.get(name), value
         if self._extras is not None:
             self._extras.values_set(self._round)
+            if name in self._scalars:
+                self._repeats.value_set(name, before, value)
 
     # Called by a script
 
@@ -277,6 +280,7 @@ class State(LiveTensors):
         own = self.__dict__
         for name, value in position.scalars.items():
             own[name] = copied(value)
+        own.update((name, value) for name, _, value in reversed(position.tries))
         for name, value in position.stateful.items():
             self._stateful[name].load_state_dict(copy.deepcopy(value))
         self.fit_groups(position)
@@ -289,6 +293,7 @@ class State(LiveTensors):
         self.put_back(position.round)
         own.update(_position=position, _round=position.round, _replaying=False, _open=False, _rounds=0,
                    _replay=max(0, self._version - position.version))
+        own["_call_again"] = False
         if self._replay and position.sampler:
             self._stateful[position.sampler].repeat_step(position.world, position.rounds)
 
@@ -304,7 +309,8 @@ class State(LiveTensors):
     def round_begins(self, world: int, rank: int) -> bool:
         """Take note of a gradient that will be reduced. Return whether it is the first one of an iteration.
 
-        Then the position is captured: loop variables name the batch being computed.
+        Then the position is captured: loop variables name the batch being computed. But with `_call_again` the function
+        must be called again, from a position with other values.
         """
         own = self.__dict__
         for sampler in self._samplers:
@@ -316,12 +322,14 @@ class State(LiveTensors):
         self.refresh_groups()
         self._extras.settle(self._round)
         self._marks.first_gradient(self._trained)
-        moved = self._repeats.first_gradient(self, world, rank)
-        if self._replay and not self._replaying:
+        other = self._repeats.first_gradient(self, world, rank)
+        if other is not None:
+            own.update(_position=other, _call_again=True)
+        elif self._replay and not self._replaying:
             own["_replaying"] = True  # the position is already this iteration's
         else:
             own.update(_replay=0, _replaying=False)
-            own["_position"] = replace(self.capture(world, rank), moved=moved)
+            own["_position"] = self._repeats.describe(self.capture(world, rank))
         return True
 
     def step_ended(self) -> None:

@@ -82,6 +82,12 @@ COUNTED_BEFORE_THE_GRADIENT = script("""
         (model(batch(state.step)) * state.seen).square().mean().backward()
         optimizer.step()
 """, values=", seen=0")
+LIST_BEFORE_THE_GRADIENT = script("""
+        state.seen.append(state.step)
+        optimizer.zero_grad()
+        (model(batch(state.step)) * len(state.seen)).square().mean().backward()
+        optimizer.step()
+""", values=", seen=[]")
 STATISTICS = script(model="nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))")
 RESUMES = script("""
         if hvd.rank() == 0 and state.step % 2:

@@ -1,8 +1,12 @@
 """An iteration that is computed again, in loops that change values before its gradient or ignore the state."""
 
+# ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
+
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +53,212 @@ def before_the_gradient(job: Job):
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("change", disturbances(["top", "forward", "metric"], 4), ids=str)
 def test_what_an_iteration_changes_before_its_gradient_is_changed_once(threads, change):
-    fleet = fleet_of(threads, before_the_gradient, change)
-    expected = before_the_gradient(Job())
-    for found in (w.result for w in fleet.workers.values() if w.result is not None):
-        assert found[1:4] == expected[1:4], fleet.story()
+    check(threads, before_the_gradient, change)
+
+
+def loop_of(function, **values):
+    """A loop that is `function(state, step)`; `step(at, used)` makes a step whose loss depends on both."""
+
+    def loop(job: Job):
+        net = linear()
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5))
+
+        def step(at: int, used: float) -> None:
+            job.at("forward", at)
+            opt.zero_grad()
+            (loss_of(net, at) * (1 + used)).backward()
+            opt.step()
+            job.at("metric", at)
+            job.metric()
+
+        def train(state):
+            job.note("called")
+            function(state, step)
+            return bits(net), {name: getattr(state, name) for name in values}
+
+        return job.run(train, model=net, optimizer=opt, **values)
+
+    return loop
+
+
+def reset_after_the_step(state, step):
+    for state.i in range(state.i, STEPS):
+        state.seen += 1
+        step(state.i, state.seen)
+        if state.i % 2 == 0:
+            state.seen = 0
+
+
+def wraps_before_the_gradient(state, step):
+    for state.i in range(state.i, STEPS):
+        state.seen += 1
+        if state.seen == 3:
+            state.seen = 0
+        step(state.i, state.seen)
+
+
+def counts_while(state, step):
+    while state.i < STEPS:
+        state.i += 1
+        step(state.i - 1, state.i)
+
+
+def counts_late(state, step):
+    for state.i in range(state.i, STEPS):
+        if state.i > 2:
+            state.seen += 1
+        step(state.i, state.seen)
+
+
+def counts_twice(state, step):
+    def count():
+        state.seen += 1
+
+    for state.i in range(state.i, STEPS):
+        count()
+        step(state.i, state.seen)
+        count()
+
+
+def counts_by_epoch(state, step):
+    for state.epoch in range(state.epoch, 3):
+        state.seen += 1
+        for state.i in range(state.i, 3):
+            step(state.epoch * 3 + state.i, state.seen)
+        state.i = 0
+
+
+def sets_after_the_step(state, step):
+    if state.i == 0:
+        state.share = 0.5
+    for state.i in range(state.i, STEPS):
+        step(state.i, state.share)
+        state.share *= 1.5
+
+
+def falls_and_rises(state, step):
+    for state.i in range(state.i, STEPS):
+        if state.i % 3 == 0:
+            state.share *= 0.5
+        step(state.i, state.share)
+        state.share += 0.125
+
+
+def toggles(state, step):
+    for state.i in range(state.i, STEPS):
+        state.on = not state.on
+        step(state.i, float(state.on))
+
+
+def skips(state, step):
+    for i in range(STEPS):
+        if i > state.i:
+            state.i = i
+            step(i, 0)
+
+
+def begins_elsewhere(state, step):
+    for state.i in range(max(state.i, 0), STEPS):
+        step(state.i, 0)
+
+
+COUNTING = [(reset_after_the_step, {"i": 0, "seen": 0}), (wraps_before_the_gradient, {"i": 0, "seen": 0}),
+            (counts_while, {"i": 0}), (counts_late, {"i": 0, "seen": 0}), (counts_twice, {"i": 0, "seen": 0}),
+            (counts_by_epoch, {"i": 0, "epoch": 0, "seen": 0}), (sets_after_the_step, {"i": 0, "share": 0.0}),
+            (falls_and_rises, {"i": 0, "share": 1.0}), (toggles, {"i": 0, "on": False}),
+            (skips, {"i": -1}), (begins_elsewhere, {"i": -1})]
+
+
+@pytest.mark.parametrize("change", disturbances(["forward", "metric"], 4)[1:], ids=str)
+@pytest.mark.parametrize(("function", "values"), COUNTING, ids=[f.__name__ for f, _ in COUNTING])
+def test_the_forward_pass_finds_the_values_of_the_first_time(threads, function, values, change, capfd):
+    check(threads, loop_of(function, **values), change)
+    assert "was not what it was" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("function", "values", "calls"), [
+    (counts_while, {"i": 0}, 2), (begins_elsewhere, {"i": -1}, 3)])
+def test_a_call_with_the_wrong_values_is_made_again_and_counts_as_one(threads, function, values, calls):
+    fleet = check(threads, loop_of(function, **values), Disturbance("kill", "metric", 4))
+    report = fleet.workers["h0/0/1"].control.report
+    assert fleet.workers["h0/0/1"].notes == ["called"] * calls
+    assert (report.recomputed, report.repeated, fleet.generation) == (1, 0, 2)
+
+
+def counts_what_all_do(state, step):
+    for state.i in range(state.i, STEPS):
+        state.seen += hvd.size()
+        step(state.i, 0)
+
+
+@pytest.mark.parametrize(("point", "seen"), [("forward", 4 * 2 + 5), ("metric", 5 * 2 + 4)])
+def test_what_is_counted_by_the_world_size_is_that_of_the_step_which_was_applied(threads, point, seen):
+    fleet = fleet_of(threads, loop_of(counts_what_all_do, i=0, seen=0), Disturbance("kill", point, 4))
+    assert fleet.workers["h0/0/1"].result[1] == {"i": STEPS - 1, "seen": seen}
+
+
+def counts_calls(state, step):
+    state.calls += 1
+    for state.i in range(state.i, STEPS):
+        step(state.i, 0)
+
+
+def test_what_the_function_counts_outside_of_its_loop_is_counted_by_each_call(threads):
+    fleet = fleet_of(threads, loop_of(counts_calls, i=0, calls=0), Disturbance("kill", "forward", 4))
+    assert fleet.workers["h0/0/1"].result[1]["calls"] == 2
+
+
+def falls_late(state, step):
+    for state.i in range(state.i, STEPS):
+        if state.i > 2:
+            state.share *= 0.5
+        step(state.i, state.share)
+
+
+def begins_at_one_again(state, step):
+    for i in range(1, STEPS):
+        state.i = i
+        step(i, 0)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize(("function", "values", "name"), [
+    (falls_late, {"i": 0, "share": 1.0}, "share"), (begins_at_one_again, {"i": 0}, "i")])
+def test_a_value_that_no_call_makes_right_is_reported_and_put_back(threads, function, values, name, spares, capfd):
+    loop = loop_of(function, **values)
+    fleet = fleet_of(threads, loop, Disturbance("kill", "forward", 4, spares))
+    assert fleet.workers["h0/0/1"].result[1] == loop(Job())[1]
+    assert f"state.{name} was not what it was the first time" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("earlier", "called_with", "used"), [(False, 4, 5), (True, 5, 6)])
+def test_a_position_in_a_checkpoint_tells_what_to_begin_with(alone, earlier, called_with, used):
+    """One of an earlier release does not; the value is put back as the gradient begins."""
+    net = linear()
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+
+    def iterate(state):
+        state.seen += 1
+        opt.zero_grad()
+        loss = loss_of(net, 0) * state.seen
+        forward = state.seen
+        loss.backward()
+        return forward
+
+    @hvd.elastic.run
+    def train(state):
+        for state.i in range(state.i, 5):
+            iterate(state)
+            if state.i < 4:
+                opt.step()
+        position = pickle.loads(pickle.dumps(state._position))
+        state.rewind(replace(position, tries=(), counted=()) if earlier else position)
+        state.enter()
+        assert (state.i, state.seen) == (4, called_with)
+        for state.i in range(state.i, 5):
+            assert (iterate(state), state.seen) == (used, 5)
+
+    train(hvd.elastic.TorchState(net, opt, i=0, seen=0))
 
 
 def set_at_the_top(job: Job):
@@ -251,7 +457,7 @@ def test_a_frozen_parameter_of_8_bits_trains_beside_others(alone):
 
     @hvd.elastic.run
     def train(state):
-        for state.step in range(state.step, 3):  # noqa: B020
+        for state.step in range(state.step, 3):
             opt.zero_grad()
             loss_of(net, state.step).backward()
             opt.step()
