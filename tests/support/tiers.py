@@ -31,6 +31,7 @@ PLACES = {
     "tests/providers/ssh/test_ssh_discovery.py": CORE,  # these three start no sshd
     "tests/providers/ssh/test_ssh_listing.py": CORE,
     "tests/providers/ssh/test_ssh_machines.py": CORE,
+    "tests/foreign/": "machines",  # four jobs of real workers for each script
     "tests/verify/test_verify.py": "machines",  # six jobs of real workers for each script
     "tests/e2e/": "machines",
     "tests/e2e/test_bad_input.py": CORE,
