@@ -63,9 +63,10 @@ def _own_values(suspects: Suspects, provisional: bool) -> list[UsualCause]:
     return [ranks, outside] if suspects.ranks and (provisional or not suspects.outside) else [outside, ranks]
 
 
-def unseeded() -> list[UsualCause]:
+def unseeded(suspects: Suspects) -> list[UsualCause]:
     return [UsualCause("the model or the data are made from unseeded random numbers",
-                  "call torch.manual_seed(0) (and random.seed, numpy.random.seed) before the model is built"),
+                  "call torch.manual_seed(0) (and random.seed, numpy.random.seed) before the model is built",
+                  suspects.unseeded),
             UsualCause("an operation is not deterministic, or something depends on the time",
                   "try torch.use_deterministic_algorithms(True)")]
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 _RANKS = {"rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"}
 _DRAWS = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "normal", "uniform", "choice", "shuffle",
-          "random", "multinomial", "bernoulli", "next"}
+          "random", "random_", "multinomial", "bernoulli", "next"}
+_SEEDS = {"manual_seed", "manual_seed_all", "seed", "default_rng"}
 _IN_PLACE = {"mul_", "add_", "copy_", "sub_", "div_", "fill_", "zero_", "lerp_", "clamp_", "normal_", "load_state_dict"}
 
 
@@ -21,7 +22,8 @@ class Suspects:
 
     ranks: tuple[int, ...] = ()  # rank() or size() is read outside the function that elastic.run calls
     outside: tuple[int, ...] = ()  # that function changes a variable that is not in the state
-    draws: tuple[int, ...] = ()  # it draws or fetches before its first loop
+    draws: tuple[int, ...] = ()  # it draws or fetches before its first loop, also by a function of the script
+    unseeded: tuple[int, ...] = ()  # it draws anywhere, and seeds nothing
     weights: tuple[int, ...] = ()  # tensors are changed in place
     buffers: tuple[int, ...] = ()  # register_buffer, BatchNorm
     runs: bool = False  # something named elastic.run is used
@@ -39,16 +41,28 @@ def find(source: str) -> Suspects:
     bodies = [*elastic, *(f for f in functions if f.name in called and f not in elastic)]
     inside |= {id(n) for f in bodies for n in ast.walk(f)}
     names = {f.name for f in elastic}
+    drawing = _drawing(functions)
     starts = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and _name(n.func) in names]
     return Suspects(
         _lines(n for n in ast.walk(tree) if id(n) not in inside and _calls(n, _RANKS)
                and n.lineno <= max(starts, default=n.lineno)),
         _lines(n for f in bodies for n in _outside(f)),
-        _lines(n for f in elastic for statement in _before_loop(f) for n in ast.walk(statement) if _calls(n, _DRAWS)),
+        _lines(n for f in elastic for statement in _before_loop(f) for n in ast.walk(statement) if _calls(n, drawing)),
+        () if any(_calls(n, _SEEDS) for n in ast.walk(tree)) else _lines(
+            n for n in ast.walk(tree) if _calls(n, _DRAWS - {"next"})),
         _lines(n for n in ast.walk(tree) if _calls(n, _IN_PLACE) or _sets_data(n)),
         _lines(n for n in ast.walk(tree) if isinstance(n, ast.Call) and (
             _name(n.func) == "register_buffer" or _name(n.func).startswith("BatchNorm"))),
         any(_is_run(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)))
+
+
+def _drawing(functions: list[ast.FunctionDef]) -> set[str]:
+    """Return the names of calls that draw or fetch: torch's and the like, and the script's functions that make them."""
+    found, before = set(_DRAWS), -1
+    while len(found) > before:
+        before = len(found)
+        found |= {f.name for f in functions if any(_calls(n, found) for n in ast.walk(f))}
+    return found
 
 
 def _is_run(node: ast.AST) -> bool:

@@ -86,7 +86,7 @@ def _verdict(runs: _Runs, found: suspects.Suspects, steps: int, only: Sequence[s
         return replace(base, result=DIFFERS, text=_apart(difference), difference=difference, causes=tuple(apart()))
     again = runs.play("undisturbed again", undisturbed, last)
     if (difference := first_difference(first, again)) is not None:
-        return replace(base, result=UNPROVEN, difference=difference, causes=tuple(unseeded()), text=(
+        return replace(base, result=UNPROVEN, difference=difference, causes=tuple(unseeded(found)), text=(
             f"this script is not deterministic by itself: two undisturbed runs differ at step {difference.version} in "
             f"state.{difference.name}, so nothing can be said about recovery"))
     differences, remarks = [], []

@@ -32,6 +32,7 @@ PLACES = {
     "tests/providers/ssh/test_ssh_listing.py": CORE,
     "tests/providers/ssh/test_ssh_machines.py": CORE,
     "tests/habits/test_processes.py": "machines",  # three or four jobs of real workers for each loop
+    "tests/foreign/": "machines",  # four jobs of real workers for each script
     "tests/verify/test_verify.py": "machines",  # six jobs of real workers for each script
     "tests/e2e/": "machines",
     "tests/e2e/test_bad_input.py": CORE,

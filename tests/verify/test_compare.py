@@ -104,4 +104,8 @@ def test_suspect_lines_are_found_in_the_text():
     assert find(scripts.DRAWN_AHEAD).draws == lines(scripts.DRAWN_AHEAD, "    x = torch.randn")[:1]
     assert find(scripts.WEIGHTS_TOUCHED).weights == lines(scripts.WEIGHTS_TOUCHED, "mul_")
     assert find(scripts.SOUND) == Suspects(runs=True) and not find(scripts.NOT_ELASTIC).runs
+    through = scripts.DRAWN_AHEAD.replace("x = torch.randn(4, 3)", "x = batch(0)")
+    assert find(through).draws == lines(through, "    x = batch(0)")[:1]
+    assert find("x = torch.randn(3)\ny = torch.rand(2)").unseeded == (1, 2)
+    assert find("torch.manual_seed(0)\nx = torch.randn(3)").unseeded == ()
     assert find("def broken(:") == Suspects()
