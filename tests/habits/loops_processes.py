@@ -70,7 +70,7 @@ def _epochs(kit: Kit, loader: Any, sampler: Any, model: nn.Module) -> Result:
 
 @own_process
 def loader_workers(kit: Kit) -> Result:
-    """A shuffled DataLoader with an ElasticSampler and two persistent workers that draw noise in `elastic.seeded` data."""
+    """A shuffled DataLoader with an ElasticSampler, and two persistent workers that draw noise (`elastic.seeded`)."""
     data = hvd.elastic.seeded(Points())
     sampler = hvd.elastic.ElasticSampler(data, batch_size=3)
     loader = DataLoader(data, batch_size=3, sampler=sampler, num_workers=2, persistent_workers=True)

@@ -40,7 +40,7 @@ def forker():
     made.close()
 
 
-@pytest.mark.parametrize("habit", [*(EXACT if LONG else FIRST), *OWN], ids=lambda habit: f"{habit.family}: {habit.name}")
+@pytest.mark.parametrize("habit", [*(EXACT if LONG else FIRST), *OWN], ids=lambda h: f"{h.family}: {h.name}")
 def test_a_worker_that_is_killed_in_the_loop_costs_no_bit(forker, tmp_path, habit: Habit):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(top=str(TOP), name=habit.name))

@@ -73,10 +73,10 @@ class WeightMarks:
     def _changed(self, params: Sequence[torch.Tensor], where: str) -> None:
         if not self.changes:
             size = sum(p.numel() * p.element_size() for p in params) / 1e6
-            print(f"spotfleet: the loop changes weights {where}: a copy of them, {size:.1f} MB, is kept at each step from "
-                  "now on, so that the loss of a worker stays exact. optimizer.register_step_post_hook needs none, and "
-                  "`with state.borrowed():` makes one only there. See docs/commit.md, Code that changes weights by itself",
-                  file=sys.stderr, flush=True)
+            print(f"spotfleet: the loop changes weights {where}: a copy of them, {size:.1f} MB, is kept at each step "
+                  "from now on, so that the loss of a worker stays exact. optimizer.register_step_post_hook needs none, "
+                  "and `with state.borrowed():` makes one only there. See docs/commit.md, Code that changes weights by "
+                  "itself", file=sys.stderr, flush=True)
         self.changes = True
 
     @torch.no_grad()
@@ -117,8 +117,8 @@ class WeightMarks:
         return _counters(params) != self._last, self._before_gradient, self._of_step, held
 
     def returned(self, params: Sequence[torch.Tensor], lent: tuple[Any, ...], has_steps: bool) -> None:
-        """Take the present values, which are those from before the loan bit for bit, as what they were then; or as those
-        of the gradient that has come in between."""
+        """Take the present values, which are those from before the loan bit for bit, as what they were then; or as
+        those of the gradient that has come in between."""
         if self._marked and not has_steps:
             self._last = _counters(params)
             self._keep(params, self._within)

@@ -329,7 +329,7 @@ def epochs_of(batches: Callable[[Any], Iterable[int]]):
 
         def train(state):
             while state.epoch < 3:
-                for state.batch in batches(state):  # noqa: B020 - it goes on from the state
+                for state.batch in batches(state):
                     opt.zero_grad()
                     job.at("top", 4 * state.epoch + state.batch)
                     loss_of(net, 4 * state.epoch + state.batch).backward()
