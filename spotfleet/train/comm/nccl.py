@@ -12,7 +12,8 @@ Constraints on the design:
 - Two things unblock a wait: the control thread, when the dispatcher reports the death; an error that NCCL did detect.
 - ncclCommAbort can hang (pytorch#119215, #149153). It has ABORT_LIMIT_S in a thread of its own, the device then
   IDLE_LIMIT_S. After that the process sends a last report and exits with STUCK_EXIT, and a warm spare or a new worker
-  takes its slot. It does the same when the device is lost. A failed assertion of a kernel is the user's own error.
+  takes its slot. It does the same when the device is lost. An error that a kernel alone can cause is the user's
+  own (device_errors.py).
 - Several communicators in one process can deadlock each other's abort (nccl#1013). So this module has one: tensors of
   the host (small control values) travel through the device, not through a second group, and a generation ends the last
   one's communicator before it makes its own, which is safe once all members have met: they have left the last one. A
@@ -46,6 +47,7 @@ import torch.distributed as dist
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import STUCK_EXIT
 from spotfleet.train.comm import group
+from spotfleet.train.comm.device_errors import is_of_device, is_users
 from spotfleet.train.comm.group import Group
 from spotfleet.train.comm.nccl_environment import LOAN, connect_limit_s, no_detail, untested
 from spotfleet.worker.activity import peer_wait
@@ -316,9 +318,9 @@ class NcclGroup(Group):
 
     def _classify(self, error: RuntimeError) -> RuntimeError:
         """Return an error of a wait if the group caused it; raise the user's; exit if the device is lost."""
-        if "CUDA error" not in str(error):
+        if not is_of_device(error):
             return error
-        if "assert" in str(error) and not self.aborted:
+        if is_users(error) and not self.aborted:
             raise error
         self._exit_stuck(f"the device is lost: {error}")
         return error

@@ -261,15 +261,66 @@ def test_a_peer_that_never_comes_is_given_up_after_the_limit_of_a_collective(ran
     assert two.each(work) == [True, False]
 
 
-def test_a_failed_kernel_of_the_user_is_the_users_error_and_no_loss_of_a_peer(ranks, monkeypatch):
-    class Mark:
-        def query(self):
-            raise RuntimeError("CUDA error: device-side assert triggered")
+REMARKS = """
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+SEARCH = """
+Search for `{}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information."""
 
-    two = ranks(2, StuckGroup)
-    monkeypatch.setattr(StuckGroup, "_record_event", lambda self: Mark())
-    error = two.each(lambda g: g.allreduce(torch.ones(1)))[0]
-    assert type(error) is RuntimeError and "assert" in str(error)
+
+class FailedDevice(StuckGroup):
+    """Rank whose device fails while it waits."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        super().__init__(Assignment(1, 0, ("a/0/1",), "127.0.0.1:9"), "job", "127.0.0.1", "key")
+        self.error, self.left = error, ""
+        self._stream.close()
+
+    def _record_event(self):
+        raise self.error
+
+    def _exit_stuck(self, why: str) -> None:
+        self.left = why
+
+
+def cuda_error(text: str, name: str, code: int, numbered: bool) -> RuntimeError:
+    """Return the error as torch words it, whose newer versions add the number."""
+    whole = f"CUDA error: {text}{SEARCH.format(name) if numbered else ''}{REMARKS}"
+    error = torch.AcceleratorError(whole) if numbered else RuntimeError(whole)
+    if numbered:
+        error.error_code = code
+    return error
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize(("text", "name", "code"), [
+    ("device-side assert triggered", "cudaErrorAssert", 710),
+    ("an illegal memory access was encountered", "cudaErrorIllegalAddress", 700),
+    ("misaligned address", "cudaErrorMisalignedAddress", 716),
+    ("out of memory", "cudaErrorMemoryAllocation", 2),
+])
+def test_a_failed_kernel_of_the_user_is_the_users_error_and_no_loss_of_a_peer(text, name, code, numbered):
+    wanted = cuda_error(text, name, code, numbered)
+    with pytest.raises(RuntimeError) as found:
+        FailedDevice(wanted)._wait([], 20.0)
+    assert found.value is wanted
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize(("text", "name", "code"), [
+    ("uncorrectable ECC error encountered", "cudaErrorECCUncorrectable", 214),
+    ("uncorrectable NVLink error detected during the execution", "cudaErrorNvlinkUncorrectable", 220),
+    ("unspecified launch failure", "cudaErrorLaunchFailure", 719),
+    ("unknown error", "cudaErrorUnknown", 999),
+])
+def test_a_lost_device_is_no_error_of_the_user(text, name, code, numbered):
+    """torch ends each text with a remark on device-side assertions."""
+    wanted = cuda_error(text, name, code, numbered)
+    group = FailedDevice(wanted)
+    assert group._wait([], 20.0) is wanted
+    assert group.left.startswith(f"the device is lost: CUDA error: {text}")
 
 
 def test_an_abort_never_waits_for_the_communicator_that_it_ends(ranks, monkeypatch):
