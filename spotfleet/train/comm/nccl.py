@@ -10,10 +10,10 @@ Constraints on the design:
   communicator is touched. Only then is the optimizer's step launched, so no step is counted whose reduction may have
   failed.
 - Two things unblock a wait: the control thread, when the dispatcher reports the death; an error that NCCL did detect.
-- ncclCommAbort can hang (pytorch#119215, #149153). It has ABORT_LIMIT_S in a thread of its own, the device then
-  IDLE_LIMIT_S. After that the process sends a last report and exits with STUCK_EXIT, and a warm spare or a new worker
-  takes its slot. It does the same when the device is lost. An error that a kernel alone can cause is the user's
-  own (device_errors.py).
+- ncclCommAbort can hang (pytorch#119215, #149153), and it waits for work that the user has queued before a launched
+  reduction. So it has END_LIMIT_S in a thread of its own, together with the device that falls idle. After that the
+  process sends a last report and exits with STUCK_EXIT, and a warm spare or a new worker takes its slot. It does the
+  same when the device is lost. An error that a kernel alone can cause is the user's own (device_errors.py).
 - Several communicators in one process can deadlock each other's abort (nccl#1013). So this module has one: tensors of
   the host (small control values) travel through the device, not through a second group, and a generation ends the last
   one's communicator before it makes its own, which is safe once all members have met: they have left the last one. A
@@ -52,8 +52,8 @@ from spotfleet.train.comm.group import Group
 from spotfleet.train.comm.nccl_environment import LOAN, connect_limit_s, no_detail, untested
 from spotfleet.worker.activity import peer_wait
 
-ABORT_LIMIT_S = 5.0  # for ncclCommAbort
-IDLE_LIMIT_S = 30.0  # for the work queued on the device, the kernels of a whole iteration of the user's among it
+END_LIMIT_S = 40.0  # for ncclCommAbort and an idle device: the kernels of a whole iteration of the user's end first
+CLOSE_LIMIT_S = 5.0  # for a communicator to be closed once the last rank has come
 LAST_REPORT_S = 2.0
 SPIN_S, NAP_S = 0.002, 0.00005  # a wait polls without a pause for SPIN_S, then with pauses of NAP_S
 
@@ -76,8 +76,8 @@ def bounded(what: str, call: Callable[[], Any], limit_s: float) -> str:
 
     thread = threading.Thread(target=run, name=f"spotfleet-{what}", daemon=True)
     thread.start()
-    thread.join(limit_s)
-    return ended[0] if ended else f"{what} took more than {limit_s:g} s"
+    thread.join(max(0.0, limit_s))
+    return ended[0] if ended else f"{what} took more than {round(limit_s, 1):g} s"
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class NcclGroup(Group):
         """End a communicator that came to be after the abort had looked for one."""
         self._unblock()
         self._ended.wait()
-        if why := self._bounded("abort", comm.abort, ABORT_LIMIT_S + connect_limit_s(os.environ)):
+        if why := self._bounded("abort", comm.abort, END_LIMIT_S + connect_limit_s(os.environ)):
             self._exit_stuck(why)
 
     def _warm_up(self, made: Any) -> None:
@@ -212,12 +212,13 @@ class NcclGroup(Group):
                 return
             self._ending = True
         # torch holds a lock while a communicator is made or closed; waiting costs less than the state of all survivors.
-        abort_s = ABORT_LIMIT_S + (connect_limit_s(os.environ) if self.forming or self._closing else 0.0)
-        threading.Thread(target=self._end_communicator, args=(abort_s,), name="spotfleet-abort", daemon=True).start()
+        limit_s = END_LIMIT_S + (connect_limit_s(os.environ) if self.forming or self._closing else 0.0)
+        threading.Thread(target=self._end_communicator, args=(limit_s,), name="spotfleet-abort", daemon=True).start()
 
-    def _end_communicator(self, abort_s: float) -> None:
-        for what, call, limit_s in (("abort", self._comm.abort, abort_s), ("idle", self._idle, IDLE_LIMIT_S)):
-            if why := self._bounded(what, call, limit_s):
+    def _end_communicator(self, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        for what, call in (("abort", self._comm.abort), ("idle", self._idle)):
+            if why := self._bounded(what, call, end - time.monotonic()):
                 if self._closing:
                     break  # the job is done, and its status shall not be that of a failure
                 self._exit_stuck(why)
@@ -250,7 +251,7 @@ class NcclGroup(Group):
         if not self.aborted and comm is not None:
             # `shutdown` holds the lock that an abort needs until the last rank closes, and has a limit of its own.
             self._closing = True
-            problem = self._bounded("close", comm.shutdown, connect_limit_s(os.environ) + ABORT_LIMIT_S)
+            problem = self._bounded("close", comm.shutdown, connect_limit_s(os.environ) + CLOSE_LIMIT_S)
             with self._lock:
                 if not problem and not self._ending:
                     self._comm = None

@@ -29,7 +29,7 @@ from spotfleet.train.state import handover
 from spotfleet.worker.errors import CommBroken
 from spotfleet.worker.sockets import interface_of
 from spotfleet.worker.store import open_store
-from tests.support.train.stuck_group import GARBAGE, StuckGroup
+from tests.support.train.stuck_group import END_LIMIT_S, GARBAGE, StuckGroup
 
 LATE = {"late_s": 0.02}
 
@@ -171,7 +171,7 @@ def test_a_launch_after_an_error_does_not_wait_for_torchs_watchdog(ranks):
 
 
 def test_a_rank_that_ends_later_than_others_does_not_make_them_exit_as_stuck(ranks, monkeypatch):
-    monkeypatch.setattr(nccl, "ABORT_LIMIT_S", 0.2)
+    monkeypatch.setattr(nccl, "END_LIMIT_S", 0.2)
     left: list[str] = []
     monkeypatch.setattr(StuckGroup, "_exit_stuck", lambda self, why: left.append(why))
     two = ranks(2, StuckGroup)
@@ -185,8 +185,30 @@ def test_a_rank_that_ends_later_than_others_does_not_make_them_exit_as_stuck(ran
     assert not reaper.is_alive() and left == [] and not comm.lives
 
 
+def test_an_abort_that_waits_for_the_kernels_of_an_iteration_does_not_make_its_rank_exit(ranks, monkeypatch):
+    """ncclCommAbort waits for all that the user has queued before the reduction. A tenth of the real times."""
+    monkeypatch.setattr(nccl, "END_LIMIT_S", END_LIMIT_S / 10)
+    left: list[str] = []
+    monkeypatch.setattr(StuckGroup, "_exit_stuck", lambda self, why: left.append(why))
+    two = ranks(2, StuckGroup)
+
+    def work(group):
+        if group.rank == 1:
+            group._cut()
+            return None
+        group._stream.launch(lambda: time.sleep(1.5))
+        flight = group.launch(torch.ones(3))
+        threading.Timer(0.05, group.abort).start()
+        began = time.monotonic()
+        with pytest.raises(CommBroken):
+            group.finish([flight])
+        return time.monotonic() - began > 1.0
+
+    assert two.each(work) == [True, None] and left == [] and END_LIMIT_S >= 35
+
+
 def test_a_job_that_is_done_does_not_exit_as_stuck_because_an_abort_hangs(ranks, monkeypatch):
-    monkeypatch.setattr(nccl, "ABORT_LIMIT_S", 0.2)
+    monkeypatch.setattr(nccl, "END_LIMIT_S", 0.2)
     left: list[str] = []
     monkeypatch.setattr(StuckGroup, "_exit_stuck", lambda self, why: left.append(why))
     monkeypatch.setenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", "0")
