@@ -161,8 +161,11 @@ class NcclGroup(Group):
             self._exit_stuck(f"this host is at {self._address} now, but NCCL stays at {self._holder.address}")
         self._holder.address = self._address
         self._prepare()
+        before = self._holder.group
+        if before is not None and before.aborted:
+            before.end()  # it may wait for kernels of the user's, and peers would wait with it
         store = self._meet()
-        before, self._holder.group = self._holder.group, self
+        self._holder.group = self
         if before is not None:
             before.end()
         with LOAN.taken(self._address):

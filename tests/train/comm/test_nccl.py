@@ -377,6 +377,28 @@ def test_a_generation_ends_the_communicator_of_the_last_one_before_it_makes_its_
     assert new.each(lambda g: g.allreduce(torch.ones(1)).item()) == [2.0, 2.0]
 
 
+def test_an_aborted_communicator_has_ended_before_its_rank_meets_the_others(monkeypatch):
+    """Its kernels may run for long yet, and members that have met wait for each other within a limit."""
+    holder, events = nccl.CommunicatorHolder(), []
+    last, group = (StuckGroup(Assignment(g, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", "127.0.0.1", "key",
+                              holder=holder) for g in (1, 2))
+    holder.group, last.aborted = last, True
+    monkeypatch.setattr(last, "end", lambda: events.append("end"))
+
+    def meet():
+        events.append("meet")
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(group, "_meet", meet)
+    for was_aborted in (True, False):
+        last.aborted = was_aborted
+        with pytest.raises(ConnectionRefusedError):
+            group._connect()
+    assert events == ["end", "meet", "meet"] and holder.group is last
+    last._stream.close()
+    group._stream.close()
+
+
 def values(rank: int) -> list[torch.Tensor]:
     return [torch.full((n,), float(n if rank < 2 else 0)) for n in (5000, 3, 700, 20_000)]
 
