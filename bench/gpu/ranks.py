@@ -197,7 +197,8 @@ def own_lines(setting: Setting) -> list[str]:
 
 def planned(setting: Setting, name: str, spares: int) -> Row:
     """A worker leaves as planned; a spare takes its place, or a worker that starts then joins the two that are left."""
-    long = {"STEPS": "40", "NAP": "0.03"} if setting.short else {"STEPS": "400", "NAP": "0.05"}
+    nap = "0.05" if spares else "0.15"  # a process that starts needs the time to open a context
+    long = {"STEPS": "40", "NAP": "0.03"} if setting.short else {"STEPS": "120", "NAP": nap}
     ballast = {"BALLAST": str((1 << 20) if setting.short else (1 << 30))}
     training = Training(setting.start, setting.folder / name.replace(" ", "-").replace(",", ""), setting.device,
                         setting.limit_s, spares, **setting.size | long | ballast)
