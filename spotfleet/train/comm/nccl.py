@@ -9,7 +9,9 @@ Constraints on the design:
   with garbage. So the host polls an event behind the last reduction and then checks `aborted`, which is set before the
   communicator is touched. Only then is the optimizer's step launched, so no step is counted whose reduction may have
   failed.
-- Two things unblock a wait: the control thread, when the dispatcher reports the death; an error that NCCL did detect.
+- Three things unblock a wait: the control thread, when the dispatcher reports the death; an error that NCCL did detect;
+  after STALL_S, a peer whose machine refuses connections to its process. torch may never report what NCCL detected: it
+  keeps the first value other than success, an operation in progress too.
 - ncclCommAbort can hang (pytorch#119215, #149153), and it waits for work that the user has queued before a launched
   reduction. So it has END_LIMIT_S in a thread of its own, together with the device that falls idle. After that the
   process sends a last report and exits with STUCK_EXIT, and a warm spare or a new worker takes its slot. It does the
@@ -46,11 +48,12 @@ import torch.distributed as dist
 
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import STUCK_EXIT
-from spotfleet.train.comm import group
+from spotfleet.train.comm import group, order
 from spotfleet.train.comm.device_errors import is_of_device, is_users
 from spotfleet.train.comm.group import Group
 from spotfleet.train.comm.nccl_environment import LOAN, connect_limit_s, no_detail, untested
 from spotfleet.worker.activity import peer_wait
+from spotfleet.worker.connectivity import RefusalWatch
 
 END_LIMIT_S = 40.0  # for ncclCommAbort and an idle device: the kernels of a whole iteration of the user's end first
 CLOSE_LIMIT_S = 5.0  # for a communicator to be closed once the last rank has come
@@ -113,6 +116,7 @@ class NcclGroup(Group):
         self._comm: Any = None  # the communicator, which an abort ends
         self._lock = threading.Lock()  # guards `_comm` and `_ending`
         self._ending = False
+        self._refusals = RefusalWatch(lambda: self._known_peers)
         self._closing = False  # the job is done here: this process needs the device no more
         self._ended = threading.Event()  # nothing of the communicator is left, and the device is idle
         self.device = self._choose_device()
@@ -305,7 +309,7 @@ class NcclGroup(Group):
                     break
                 if waited_s > limit_s:
                     return RuntimeError(f"a peer did not come to a collective for {limit_s:g} s")
-                if problem := self._problem() or self.order.stalled(waited_s):
+                if problem := self._problem() or self.order.stalled(waited_s) or self._ended_peer(waited_s):
                     return problem
                 time.sleep(0 if waited_s < SPIN_S else NAP_S)
         except RuntimeError as error:
@@ -319,6 +323,11 @@ class NcclGroup(Group):
             return None
         found = comm.get_error().name
         return None if found == "SUCCESS" else RuntimeError(f"NCCL reports {found}")
+
+    def _ended_peer(self, waited_s: float) -> RuntimeError | None:
+        """Return an error if a peer's process has ended. The dispatcher says so sooner, unless it is lost, too."""
+        gone = self._refusals.gone() if waited_s > order.STALL_S else ()
+        return RuntimeError(f"{', '.join(gone)}: the process has ended") if gone else None
 
     def _classify(self, error: RuntimeError) -> RuntimeError:
         """Return an error of a wait if the group caused it; raise the user's; exit if the device is lost."""

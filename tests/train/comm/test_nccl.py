@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 
@@ -117,6 +118,33 @@ def test_an_error_that_nccl_did_notice_ends_the_wait_without_an_order(ranks):
         return group.aborted
 
     assert two.each(work)[0] is True
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_process_that_has_ended_ends_the_wait_without_an_order_and_one_that_is_slow_does_not(
+        ranks, monkeypatch, ends):
+    """torch's watchdog may be blind, and the dispatcher lost."""
+    monkeypatch.setattr("spotfleet.train.comm.order.STALL_S", 0.05)
+    monkeypatch.setattr("spotfleet.worker.connectivity.REFUSED_AGAIN_S", 0.05)
+    two = ranks(2, StuckGroup)
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as held:
+        port = held.getsockname()[1]
+        if ends:
+            held.close()
+        for group in two.groups:
+            group._known_peers = [("b/0/1", f"127.0.0.1:{port}")]
+
+        def work(group):
+            if group.rank == 1:
+                group._cut()
+                return ""
+            if not ends:
+                threading.Timer(1.0, group.abort).start()
+            with pytest.raises(CommBroken) as found:
+                group.allreduce(torch.ones(3))
+            return str(found.value)
+
+        assert ("b/0/1 at 127.0.0.1: the process has ended" in two.each(work)[0]) is ends
 
 
 def test_an_error_noticed_only_after_the_event_still_fails_the_reduction(ranks):
