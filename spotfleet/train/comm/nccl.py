@@ -15,7 +15,7 @@ Constraints on the design:
 - ncclCommAbort can hang (pytorch#119215, #149153), and it waits for work that the user has queued before a launched
   reduction. So it has END_LIMIT_S in a thread of its own, together with the device that falls idle. After that the
   process sends a last report and exits with STUCK_EXIT, and a warm spare or a new worker takes its slot. It does the
-  same when the device is lost. An error that a kernel alone can cause is the user's own (device_errors.py).
+  same when the device is lost. An error that a kernel alone can cause is the user's own (worker/device_errors.py).
 - Several communicators in one process can deadlock each other's abort (nccl#1013). So this module has one: tensors of
   the host (small control values) travel through the device, not through a second group, and a generation ends the last
   one's communicator before it makes its own, which is safe once all members have met: they have left the last one. A
@@ -49,11 +49,11 @@ import torch.distributed as dist
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import STUCK_EXIT
 from spotfleet.train.comm import group, order
-from spotfleet.train.comm.device_errors import is_of_device, is_users
 from spotfleet.train.comm.group import Group
 from spotfleet.train.comm.nccl_environment import LOAN, connect_limit_s, no_detail, untested
 from spotfleet.worker.activity import peer_wait
 from spotfleet.worker.connectivity import RefusalWatch
+from spotfleet.worker.device_errors import is_lost, is_of_device, is_users
 
 END_LIMIT_S = 40.0  # for ncclCommAbort and an idle device: the kernels of a whole iteration of the user's end first
 CLOSE_LIMIT_S = 5.0  # for a communicator to be closed once the last rank has come
@@ -247,9 +247,10 @@ class NcclGroup(Group):
 
     def _exit_stuck(self, why: str) -> None:
         """End this process, which cannot recover, after a last report."""
-        message = f"generation {self.generation}, rank {self.rank}: {why}; this process exits, another takes its slot"
+        message = (f"generation {self.generation}, rank {self.rank}: {why.partition(chr(10))[0]}; "
+                   "this process exits, another takes its slot")
         print(f"spotfleet: {message}", file=sys.stderr, flush=True)
-        bounded("last word", lambda: self._on_stuck(message), LAST_REPORT_S)
+        bounded("last word", lambda: self._on_stuck(message, is_lost(RuntimeError(why))), LAST_REPORT_S)
         os._exit(STUCK_EXIT)
 
     def _dispose(self, doomed: list[Any]) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from spotfleet.errors import UsageError
-from spotfleet.protocol.messages import Assignment
+from spotfleet.protocol.messages import STUCK_EXIT, Assignment
 from spotfleet.train.comm import nccl
 from spotfleet.train.comm.backends import choose_backend, make_group
 from spotfleet.train.comm.group import check_alike
@@ -371,6 +371,23 @@ def test_a_lost_device_is_no_error_of_the_user(text, name, code, numbered):
     group = FailedDevice(wanted)
     assert group._wait([], 20.0) is wanted
     assert group.left.startswith(f"the device is lost: CUDA error: {text}")
+
+
+@pytest.mark.parametrize(("why", "host"), [
+    (f"the device is lost: CUDA error: unspecified launch failure{REMARKS}", True),
+    (f"idle failed: CUDA error: uncorrectable ECC error encountered{REMARKS}", True),
+    (f"idle failed: CUDA error: device-side assert triggered{REMARKS}", False),  # by what an abort left in a tensor
+    ("abort took more than 40 s", False),
+])
+def test_the_last_report_blames_the_host_for_a_lost_device_alone(monkeypatch, why, host):
+    reports, left = [], []
+    monkeypatch.setattr(nccl.os, "_exit", left.append)
+    group = StuckGroup(Assignment(1, 0, ("a/0/1",), "127.0.0.1:9"), "job", "127.0.0.1", "key", lambda g: None,
+                       lambda text, blamed: reports.append((text, blamed)))
+    group._stream.close()
+    group._exit_stuck(why)
+    ((text, blamed),) = reports
+    assert blamed is host and "\n" not in text and left == [STUCK_EXIT]
 
 
 def test_an_abort_never_waits_for_the_communicator_that_it_ends(ranks, monkeypatch):
