@@ -89,6 +89,20 @@ def test_what_an_abort_left_in_a_tensor_is_never_taken_for_a_sum(ranks, garbage)
     assert two.each(work)[0] == (None, garbage) and stepped == []
 
 
+def test_an_event_that_is_reached_because_of_an_abort_is_no_success():
+    class Aborted(StuckGroup):
+        def _record_event(self):
+            return self
+
+        def query(self) -> bool:
+            self.aborted = True  # it is set before the communicator is touched
+            return True
+
+    group = Aborted(Assignment(1, 0, ("a/0/1",), "127.0.0.1:9"), "job", "127.0.0.1", "key")
+    group._stream.close()
+    assert "aborted" in str(group._wait([], 20.0))
+
+
 def test_when_a_call_has_failed_nothing_of_the_communicator_is_left_to_write_into_tensors(ranks):
     two = ranks(2, StuckGroup, garbage=True)
 
