@@ -34,8 +34,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from spotfleet.errors import UsageError
 from spotfleet.train.comm.script_lines import running_loops, where_set
-from spotfleet.train.state import hyper, rng
-from spotfleet.train.state.hyper import PLAIN
+from spotfleet.train.state import digest, hyper, rng
+from spotfleet.train.state.hyper import PLAIN, copied
 from spotfleet.train.state.position import Position, Site
 
 RUNTIME = "spotfleet.train.runtime"  # it calls the user's function
@@ -117,6 +117,7 @@ class Repeats:
                 wrong = self._wrong(state, again[0], world)
                 if (other := _next_try(position, wrong)) is not None:
                     return other
+                wrong.update(self._changed_objects(state))
                 self._report(state, wrong)
                 self._put_back(state, again, wrong)
         if self._is_called:
@@ -165,6 +166,13 @@ class Repeats:
                 wrong[name] = expected
         return wrong
 
+    def _changed_objects(self, state: Any) -> dict[str, Any]:
+        """Return the values of the position for objects (lists, tensors, counters of the script) that are others now.
+        Which code has changed them, and when, is not known."""
+        scalars = state._position.scalars
+        held = {n: v for n, v in scalars.items() if not isinstance(v, PLAIN) and not state.per_rank.covers(n)}
+        return {n: copied(v) for n, v in held.items() if digest.of_value(state.__dict__[n]) != digest.of_value(v)}
+
     def _check_restart(self, state: Any, values: dict[str, Any], world: int) -> None:
         """Raise UsageError for an iteration before the one that is to be computed again. All that is known of the
         script's numbers are their first values, and which loops run over them."""
@@ -183,17 +191,18 @@ class Repeats:
                              f"applied already: {at}", hint="let the loop go on from the state: "
                                                             "for state.step in range(state.step, STEPS)")
 
-    def _report(self, state: Any, wrong: Collection[str]) -> None:
+    def _report(self, state: Any, wrong: dict[str, Any]) -> None:
         """Report values that the forward pass may have used wrongly: whole numbers that no call has made right, and
         others whose change, in code that changes them now and then, has come as a surprise."""
         whole = state.whole_numbers()
-        told = [n for n in wrong if n in whole or (not state._replay and any(
-            (n, site) not in self._counted for site in self._changes.get(n, {})))]
+        told = [n for n, v in wrong.items() if n in whole or (not state._replay and (not isinstance(v, PLAIN) or any(
+            (n, site) not in self._counted for site in self._changes.get(n, {}))))]
         if told and not any(e.last_used for e in state._samplers):
-            names = ", ".join(f"state.{n}" for n in told)
+            names, at = ", ".join(f"state.{n}" for n in told), ", ".join(dict.fromkeys(map(where_set, told)))
             print(f"spotfleet: iteration {state._round} is computed again, but {names} was not what it was the first "
                   "time when its gradient began. It is put back, but the forward pass may have used another value. "
-                  "Change it after step(). See docs/commit.md, What your code must do", file=sys.stderr, flush=True)
+                  f"Change it after step(): {at}. See docs/commit.md, What your code must do", file=sys.stderr,
+                  flush=True)
 
     def _put_back(self, state: Any, again: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
                   wrong: dict[str, Any]) -> None:

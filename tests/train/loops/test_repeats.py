@@ -464,3 +464,36 @@ def test_a_frozen_parameter_of_8_bits_trains_beside_others(alone):
         return state.version
 
     assert train(hvd.elastic.TorchState(net, opt, step=0)) == 3
+
+
+def grows(begin: Any, add: Callable[[Any], Any]):
+    """An object of the state is changed before each gradient."""
+
+    def loop(job: Job):
+        net = linear()
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.1))
+
+        def train(state):
+            for state.step in range(state.step, STEPS):
+                opt.zero_grad()
+                state.held = add(state.held)
+                job.at("forward", state.step)
+                loss_of(net, state.step).backward()
+                opt.step()
+            return bits(net), str(state.held)
+
+        return job.run(train, model=net, optimizer=opt, step=0, held=begin())
+
+    return loop
+
+
+@pytest.mark.parametrize(("begin", "add"), [
+    (list, lambda held: [*held, 1]), (lambda: torch.zeros(()), lambda held: held + 1),
+    (dict, lambda held: {**held, len(held): 1})], ids=["list", "tensor", "dict"])
+@pytest.mark.parametrize("change", [Disturbance("kill", "forward", 4), Disturbance("notice", "forward", 4)], ids=str)
+def test_an_object_that_changes_before_the_gradient_changes_once_and_the_repeat_is_reported(threads, capfd, begin, add,
+                                                                                            change):
+    check(threads, grows(begin, add), change)
+    err = capfd.readouterr().err
+    assert "state.held was not what it was the first time" in err
+    assert f"Change it after step(): loops/test_repeats.py:{line_of('state.held = add(')}" in err
