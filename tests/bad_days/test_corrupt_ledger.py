@@ -6,7 +6,6 @@ import json
 import os
 import random
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,12 +146,14 @@ def test_a_dispatcher_begins_anew_adopts_its_hosts_and_its_job_trains_on(play, d
                 db.execute("PRAGMA user_version=7")
         else:
             damage(ledger)
-        began = time.monotonic()
         await stage.start_dispatcher()
         assert sorted(await stage.up(2)) == sorted(hosts)
-        after = await stage.at_version(job, 30)
-        assert [w.worker for w in after.workers] == [w.worker for w in before]
-        assert time.monotonic() - began < 30
+        await stage.at_version(job, 30)
+
+        async def listed() -> bool:  # an agent that is slow to come back has none for a moment
+            return [w.worker for w in (await stage.job(job)).workers] == [w.worker for w in before]
+
+        await stage.until("the same workers", listed)
         (lost,) = await stage.events("HistoryLost")  # once for each damage
         assert (stage.home / lost["kept_as"]).exists()
         assert lost["kept_as"].startswith("ledger.db.corrupt-") and "ledger.db" in lost["why"]
