@@ -27,7 +27,8 @@ from spotfleet.train.comm.group import Group
 from spotfleet.train.gradients.reducer import Reducer
 from spotfleet.worker.store import open_store
 
-KEY, SIZE, LIMIT_S, STEPS = "key", 3, 150.0, 4
+KEY, SIZE, LIMIT_S, STEPS = "key", 3, 120.0, 4
+FEW = {"GPT-2, 124 M": 4}  # pairs of a model whose steps take long where three ranks share a card
 Built = tuple[nn.Module, torch.Tensor]
 
 
@@ -79,7 +80,7 @@ def one(rank: int, size: int, store: str, port: str, pairs: int, names: list[str
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", init_method=f"tcp://127.0.0.1:{port}",
                             rank=rank, world_size=size, timeout=datetime.timedelta(seconds=LIMIT_S))
     for name in names:
-        row = compare(name, group, device, pairs)
+        row = compare(name, group, device, min(pairs, FEW.get(name, pairs)))
         if rank == 0:
             print(json.dumps(row), flush=True)
     dist.destroy_process_group()

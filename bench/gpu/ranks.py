@@ -171,11 +171,11 @@ def whole(setting: Setting) -> Iterator[Row]:
 
 
 def own_group(setting: Setting, bits: set[str]) -> Row:
-    """A process group of the user's own beside the runtime's, whose environment is the user's."""
+    """A process group of the user's own beside the runtime's. It is usable after an abort of the runtime's."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    folder = setting.folder / "own"
-    training = Training(setting.start, folder, setting.device, setting.limit_s, 0, **setting.size, OWN_PORT=str(port))
+    training = Training(setting.start, setting.folder / "own", setting.device, setting.limit_s, 1, **setting.size,
+                        OWN_PORT=str(port), DIE=f"h1/0/1:buckets:{setting.killed_at}")
     try:
         training.begin()
         found = training.end()
@@ -184,14 +184,21 @@ def own_group(setting: Setting, bits: set[str]) -> Row:
         return {"row": "a user's own group", "ok": False, "error": str(error)[-3000:]}
     finally:
         training.close()
-    row = judged("a user's own group", found, set(), bits)
-    row["ok"] = row["ok"] and found["own"] == ["3 unset"] * 3
+    row = judged("a user's own group", found, {"h1/0/1"}, bits)
+    row["ok"] = row["ok"] and sorted(found["own"]) == own_lines(setting)
     return row
+
+
+def own_lines(setting: Setting) -> list[str]:
+    """Return what the two owners print, before the kill and at the end."""
+    kind = "ProcessGroupNCCL" if setting.device == "cuda" else "ProcessGroupGloo"
+    return sorted([f"3 unset {kind} 3", f"3 unset {kind} {setting.size['STEPS']}"] * 2)
 
 
 def planned(setting: Setting, name: str, spares: int) -> Row:
     """A worker leaves as planned; a spare takes its place, or a worker that starts then joins the two that are left."""
-    long = {"STEPS": "40", "NAP": "0.03"} if setting.short else {"STEPS": "400", "NAP": "0.05"}
+    nap = "0.05" if spares else "0.15"  # a process that starts needs the time to open a context
+    long = {"STEPS": "40", "NAP": "0.03"} if setting.short else {"STEPS": "120", "NAP": nap}
     ballast = {"BALLAST": str((1 << 20) if setting.short else (1 << 30))}
     training = Training(setting.start, setting.folder / name.replace(" ", "-").replace(",", ""), setting.device,
                         setting.limit_s, spares, **setting.size | long | ballast)

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -92,17 +93,45 @@ def die_behind_a_kernel(step: int) -> None:
         layers[0].weight.register_post_accumulate_grad_hook(lambda p: time.sleep(5))
 
 
-def own_group() -> None:
-    """Use a process group of the user's own beside the runtime's, with torch's guards as the user has them."""
-    dist = torch.distributed
-    guard = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "unset")
-    backend = "nccl" if DEVICE.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{os.environ['OWN_PORT']}", rank=hvd.rank(),
-                            world_size=hvd.size(), timeout=datetime.timedelta(seconds=60))
-    one = torch.ones(1, device=DEVICE)
-    dist.all_reduce(one)
-    print("OWN", int(one.item()), guard, flush=True)
-    dist.destroy_process_group()
+class OwnGroup:
+    """Process group of the user's own beside the runtime's, of OWNERS alone, which live longer than the killed worker.
+
+    It is torch's class itself, since `dist.init_process_group` would be given the runtime's group.
+    """
+
+    def __init__(self, port: int) -> None:
+        dist, limit = torch.distributed, datetime.timedelta(seconds=60)
+        me = OWNERS.index(ME)
+        self._store = dist.TCPStore("127.0.0.1", port, len(OWNERS), me == 0, limit)
+        socket.create_connection(("127.0.0.1", port), 10).close()  # the script's port, not one of the runtime's
+        if DEVICE.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._group: Any = dist.ProcessGroupNCCL(self._store, me, len(OWNERS), options)
+        else:
+            self._group = dist.ProcessGroupGloo(self._store, me, len(OWNERS), limit)
+
+    def use(self, step: int) -> None:
+        one = torch.full((1,), 1.0 + OWNERS.index(ME), device=DEVICE)
+        self._group.allreduce([one], torch.distributed.AllreduceOptions()).wait()
+        guard = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "unset")  # torch's guards are as the user has them
+        print("OWN", int(one.item()), guard, type(self._group).__name__, step, flush=True)
+
+
+OWNERS = ("h0/0/1", "h2/0/1")
+own: OwnGroup | None = None
+
+
+def use_own_group(step: int) -> None:
+    """Make the own group early in the training, use it then, and once more after the kill."""
+    global own
+    if "OWN_PORT" not in os.environ or ME not in OWNERS:
+        return
+    if own is None and step == 3:
+        own = OwnGroup(int(os.environ["OWN_PORT"]))
+        own.use(step)
+    elif own is not None and step == STEPS:
+        own.use(step)
 
 
 hvd.init()
@@ -136,8 +165,7 @@ def train(state: Any) -> None:
         body(model, opt, x, y)
         state.batch += 1
         state.commit()
-        if os.environ.get("OWN_PORT") and state.batch == 3:
-            own_group()
+        use_own_group(state.batch)
         time.sleep(float(os.environ.get("NAP", "0")))
     print("ENDED", flush=True)
 

@@ -85,7 +85,7 @@ class WorkerReport:
     checkpoint: Checkpoint | None = None  # the newest one it has written
     error: str = ""  # traceback that ends this worker; empty while it runs
     blame_peer: bool = False  # `error` came from a lost peer, not from the user's code
-    blame_host: bool = False  # `error` came from this host, whose disk is full
+    blame_host: bool = False  # `error` came from this host: its disk is full, or a device lost or missing
     setup_tries: int = 0  # `error` came from `setup` or `file_mounts`: number of failed tries on this host
     setup_sure: bool = False  # another host would get the same error, such as a bucket that does not exist
     wanted: int = 0  # world size that the job's resize policy requests now; 0: no request

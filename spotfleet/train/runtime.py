@@ -139,8 +139,8 @@ class Runtime(IterationEvents):
         self._raise_again()
 
     def _check_weights(self, state: State) -> None:
-        """Put weights back that the user's function had changed where it was interrupted, or note that they belong to no
-        version."""
+        """Put weights back that the user's function had changed where it was interrupted, or note that they belong to
+        no version."""
         if self._inside and not state.put_weights_back():
             state.mark(moved=True)
         self._inside = False

@@ -28,6 +28,7 @@ from typing import Any, Generic
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import JOB_KEY, Assignment, RankInfo, Stage, WorkerOrders, WorkerReport
 from spotfleet.worker.control import AgentLine, silence
+from spotfleet.worker.device_errors import is_lost
 from spotfleet.worker.errors import CommBroken
 from spotfleet.worker.place_reads import PlaceReads
 from spotfleet.worker.sockets import holds, sockets
@@ -243,10 +244,10 @@ class Member(Generic[W]):
             self._unreached = peers
             self.control.update(unreached=peers)
 
-    def on_stuck(self, why: str) -> None:
-        """Send the last report of a process that is blocked for good."""
+    def on_stuck(self, why: str, blame_host: bool) -> None:
+        """Send the last report of a process that is blocked for good, by a peer's loss or by its host's device."""
         if self.control is not None:
-            self.control.update(error=why, blame_peer=True)
+            self.control.update(error=why, blame_peer=True, blame_host=blame_host)
             self.control.flush(FLUSH_LIMIT_S)
 
     def _after_fork(self) -> None:
@@ -272,7 +273,8 @@ class Member(Generic[W]):
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
         if self.control is not None and not issubclass(kind, KeyboardInterrupt):
             text = "".join(traceback.format_exception(kind, error, tb))
-            self.control.update(error=text, blame_peer=bool(getattr(error, "blame_peer", False)))
+            self.control.update(error=text, blame_peer=bool(getattr(error, "blame_peer", False)),
+                                blame_host=bool(getattr(error, "blame_host", False)) or is_lost(error))
             self.control.flush(FLUSH_LIMIT_S)
         sys.__excepthook__(kind, error, tb)
 

@@ -18,6 +18,7 @@ TOP = Path(__file__).parents[2]
 GPU = TOP / "bench" / "gpu"
 sys.path.append(str(GPU))
 
+import cycle  # noqa: E402
 import ranks  # noqa: E402
 import run  # noqa: E402
 import surface  # noqa: E402
@@ -81,6 +82,14 @@ def test_all_parts_pass_over_gloo_without_other_packages(tmp_path: Path):
 def test_a_row_is_ok_only_with_equal_bits_proper_ends_and_short_pauses(bad):
     assert ranks.judged("a kill", good(), {"h1/0/1"}, {"aa"})["ok"]
     assert not ranks.judged("a kill", bad, {"h1/0/1"}, {"aa"})["ok"]
+
+
+def test_memory_that_each_generation_loses_is_not_ok():
+    mib = 1 << 20
+    steady, leaking = [1000 * mib] * 50, [(10_000 - 10 * n) * mib for n in range(50)]
+    for memory, ok in ((steady, True), (leaking, False), ([], True), ([0], True)):
+        assert cycle.is_good({"wrong": 0, "lost_mib": cycle.lost_mib(memory)}) is ok
+    assert not cycle.is_good({"wrong": 1, "lost_mib": 0.0})
 
 
 def options(tmp_path: Path) -> Namespace:

@@ -55,7 +55,7 @@ def index_url(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("installer", [pytest.param("pip", marks=LONG), "uv"])
+@pytest.mark.parametrize("installer", [pytest.param("pip", marks=LONG if UV.exists() else ()), "uv"])
 def test_a_worker_gets_the_user_s_versions_and_what_training_needs(machine: ExistingMachine, tmp_path: Path,
                                                                    index_url: str, installer: str):
     if installer == "uv" and not UV.exists():

@@ -39,6 +39,25 @@ def test_who_does_not_answer_is_named_with_the_address_and_who_refuses_is_reache
     assert 0.5 <= time.monotonic() - began < 10
 
 
+def test_only_who_refuses_counts_as_ended_and_only_at_the_second_look(net: Namespaces,
+                                                                      monkeypatch: pytest.MonkeyPatch):
+    """A machine that does not answer may be slow or cut off."""
+    monkeypatch.setattr(connectivity, "ANSWER_S", 0.5)
+    at = {name: net.address(name) for name in "bc"}
+    peers = [("h-b/0/1", joined(at["b"], 9)), ("h-c/0/2", joined(at["c"], 9)), ("h-d/0/3", joined("10.99.0.1", 9))]
+    found = []
+
+    def look() -> None:
+        watch = connectivity.RefusalWatch(lambda: peers)
+        for _ in range(2):
+            watch._look()
+            found.append(watch.gone())
+
+    monkeypatch.setattr(connectivity.RefusalWatch, "gone", lambda self: self._gone)
+    net.call("a", look)
+    assert found == [(), (f"h-b/0/1 at {at['b']}",)]
+
+
 def test_who_listens_is_reached(net: Namespaces):
     with net.call("b", lambda: socket.create_server((net.address("b"), 0))) as listener:
         place = joined(net.address("b"), listener.getsockname()[1])

@@ -16,7 +16,7 @@ from spotfleet.train.comm import backends, nccl
 from stuck_group import StuckGroup
 hangs = os.environ.get("HANGS") == os.environ["SPOTFLEET_WORKER"]
 if hangs:
-    nccl.ABORT_LIMIT_S = 0.5
+    nccl.END_LIMIT_S = 0.5
 
 def make_group(*args, **options):
     return StuckGroup(*args, holder=nccl.HOLDER, garbage=True, abort_hangs=hangs)

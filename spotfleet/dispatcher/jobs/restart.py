@@ -6,8 +6,8 @@ The cause decides:
   restarts at once after a signal, any number of times, if the job progressed in between.
 - The user's error fails the job once it is clear that it will recur: on every rank at once, or USER_LIMIT times in a
   row without progress.
-- A full disk is the host's fault: the host is replaced after HOST_LIMIT failures. The job fails only when HOSTS_LIMIT
-  hosts in a row had no room for it.
+- A full disk is the host's fault, and so is a CUDA device that is lost, or missing where the job trains over NCCL: the
+  host is replaced after HOST_LIMIT failures. The job fails only when HOSTS_LIMIT hosts in a row had no room or device.
 - A failure before the script (`setup`, `file_mounts`) is the host's fault, too: the host is replaced after SETUP_TRIES
   failures. The job fails after failures on SETUP_HOSTS hosts in a row, or when a bucket has answered SURE_ANSWERS times
   that it is not available.
@@ -40,7 +40,7 @@ class Cause(Enum):
 
     DONE = "done"  # the script ended normally
     PEER = "peer"  # an error that a lost peer caused
-    HOST = "host"  # the host's disk is full
+    HOST = "host"  # the host's disk is full, or its device is lost or missing
     SETUP = "setup"  # `setup` or `file_mounts` failed on the host
     USER = "user"
     SIGNAL = "signal"
@@ -84,7 +84,7 @@ class History:
     user_ends: tuple[End, ...] = ()  # since the last progress, oldest first
     slots: dict[Slot, Strikes] = field(default_factory=dict)
     host_ends: tuple[End, ...] = ()  # ends caused by hosts
-    roomless: frozenset[str] = frozenset()  # hosts without room since the last progress
+    roomless: frozenset[str] = frozenset()  # hosts without room or device since the last progress
     setups: tuple[End, ...] = ()  # failed tries since the last success anywhere; one for all workers of a try
 
 
@@ -153,7 +153,8 @@ def ended(history: History, end: End, group: frozenset[str]) -> tuple[History, J
                                " (out of memory?)", end.error)
     if end.cause is Cause.HOST:
         history = replace(history, host_ends=(*history.host_ends, end), roomless=history.roomless | {end.slot[0]})
-        failed = JobFailure(f"{len(history.roomless)} hosts in a row had no room on their disks", end.error)
+        lacked = "working CUDA device" if "CUDA" in _reason(end) else "room on their disks"
+        failed = JobFailure(f"{len(history.roomless)} hosts in a row had no {lacked}", end.error)
         return history, failed if len(history.roomless) >= HOSTS_LIMIT else None
     if end.cause is Cause.SETUP:
         return _setup_verdict(history, end)
@@ -218,7 +219,10 @@ def unfit(history: History, now: float) -> dict[str, str]:
 
 
 def _reason(end: End) -> str:
-    return first_line(end.error) if end.cause is Cause.SETUP else end.error.splitlines()[-1]
+    if end.cause is Cause.SETUP:
+        return first_line(end.error)
+    lines = end.error.splitlines()
+    return next((line for line in lines if "CUDA error" in line), lines[-1])  # torch adds lines of advice
 
 
 def ready_at(history: History, slot: Slot) -> float:

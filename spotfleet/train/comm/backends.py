@@ -16,9 +16,15 @@ from spotfleet.train.comm.group import BACKEND, Group
 from spotfleet.train.comm.nccl import NcclGroup, visible_devices
 
 
+class DeviceMissing(UsageError):
+    """Lack of a device on a host that a job over NCCL needs; another host may have it."""
+
+    blame_host = True
+
+
 def make_group(assignment: Assignment, job: str, address: str, key: str = "",
                on_broken: Callable[[int], None] = lambda generation: None,
-               on_stuck: Callable[[str], None] = lambda why: None,
+               on_stuck: Callable[[str, bool], None] = lambda why, host: None,
                environ: Mapping[str, str] = os.environ, settled: str = "") -> Group:
     """Make the group that `environ` requests or that suits this machine; UsageError where there can be none."""
     chosen = choose_here(assignment.local_rank, assignment.local_size, settled, environ)
@@ -40,9 +46,9 @@ def choose_backend(asked: str, local_size: int, devices: int, settled: str = "",
     match asked:
         case "gloo":
             return "gloo"
-        case "auto" if settled == "nccl" and (devices == 0 or 1 < devices <= local_rank):
-            raise UsageError(f"this job trains over NCCL, and worker {local_rank} of this host finds {devices} CUDA "
-                             "devices", hint=f"give each worker a device, or set {BACKEND} to gloo for the job")
+        case "auto" | "nccl" if settled == "nccl" and (devices == 0 or 1 < devices <= local_rank):
+            raise DeviceMissing(f"this job trains over NCCL, and worker {local_rank} of this host finds {devices} CUDA "
+                                "devices", hint=f"give each worker a device, or set {BACKEND} to gloo for the job")
         case "auto" if settled:
             return settled
         case "auto":

@@ -57,7 +57,7 @@ class Group(ABC):
 
     def __init__(self, assignment: Assignment, job: str, address: str, key: str = "",
                  on_broken: Callable[[int], None] = lambda generation: None,
-                 on_stuck: Callable[[str], None] = lambda why: None) -> None:
+                 on_stuck: Callable[[str, bool], None] = lambda why, host: None) -> None:
         """Make a group that is not formed yet. `key` authenticates the job's workers; a group of one needs none."""
         self.generation = assignment.generation
         self.rank, self.size = assignment.rank, assignment.world_size

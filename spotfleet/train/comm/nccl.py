@@ -9,10 +9,13 @@ Constraints on the design:
   with garbage. So the host polls an event behind the last reduction and then checks `aborted`, which is set before the
   communicator is touched. Only then is the optimizer's step launched, so no step is counted whose reduction may have
   failed.
-- Two things unblock a wait: the control thread, when the dispatcher reports the death; an error that NCCL did detect.
-- ncclCommAbort can hang (pytorch#119215, #149153). It has ABORT_LIMIT_S in a thread of its own, the device then
-  IDLE_LIMIT_S. After that the process sends a last report and exits with STUCK_EXIT, and a warm spare or a new worker
-  takes its slot. It does the same when the device is lost. A failed assertion of a kernel is the user's own error.
+- Three things unblock a wait: the control thread, when the dispatcher reports the death; an error that NCCL did detect;
+  after STALL_S, a peer whose machine refuses connections to its process. torch may never report what NCCL detected: it
+  keeps the first value other than success, an operation in progress too.
+- ncclCommAbort can hang (pytorch#119215, #149153), and it waits for work that the user has queued before a launched
+  reduction. So it has END_LIMIT_S in a thread of its own, together with the device that falls idle. After that the
+  process sends a last report and exits with STUCK_EXIT, and a warm spare or a new worker takes its slot. It does the
+  same when the device is lost. An error that a kernel alone can cause is the user's own (worker/device_errors.py).
 - Several communicators in one process can deadlock each other's abort (nccl#1013). So this module has one: tensors of
   the host (small control values) travel through the device, not through a second group, and a generation ends the last
   one's communicator before it makes its own, which is safe once all members have met: they have left the last one. A
@@ -45,13 +48,15 @@ import torch.distributed as dist
 
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import STUCK_EXIT
-from spotfleet.train.comm import group
+from spotfleet.train.comm import group, order
 from spotfleet.train.comm.group import Group
 from spotfleet.train.comm.nccl_environment import LOAN, connect_limit_s, no_detail, untested
 from spotfleet.worker.activity import peer_wait
+from spotfleet.worker.connectivity import RefusalWatch
+from spotfleet.worker.device_errors import is_lost, is_of_device, is_users
 
-ABORT_LIMIT_S = 5.0  # for ncclCommAbort
-IDLE_LIMIT_S = 30.0  # for the work queued on the device, the kernels of a whole iteration of the user's among it
+END_LIMIT_S = 40.0  # for ncclCommAbort and an idle device: the kernels of a whole iteration of the user's end first
+CLOSE_LIMIT_S = 5.0  # for a communicator to be closed once the last rank has come
 LAST_REPORT_S = 2.0
 SPIN_S, NAP_S = 0.002, 0.00005  # a wait polls without a pause for SPIN_S, then with pauses of NAP_S
 
@@ -74,8 +79,8 @@ def bounded(what: str, call: Callable[[], Any], limit_s: float) -> str:
 
     thread = threading.Thread(target=run, name=f"spotfleet-{what}", daemon=True)
     thread.start()
-    thread.join(limit_s)
-    return ended[0] if ended else f"{what} took more than {limit_s:g} s"
+    thread.join(max(0.0, limit_s))
+    return ended[0] if ended else f"{what} took more than {round(limit_s, 1):g} s"
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,7 @@ class NcclGroup(Group):
         self._comm: Any = None  # the communicator, which an abort ends
         self._lock = threading.Lock()  # guards `_comm` and `_ending`
         self._ending = False
+        self._refusals = RefusalWatch(lambda: self._known_peers)
         self._closing = False  # the job is done here: this process needs the device no more
         self._ended = threading.Event()  # nothing of the communicator is left, and the device is idle
         self.device = self._choose_device()
@@ -159,8 +165,11 @@ class NcclGroup(Group):
             self._exit_stuck(f"this host is at {self._address} now, but NCCL stays at {self._holder.address}")
         self._holder.address = self._address
         self._prepare()
+        before = self._holder.group
+        if before is not None and before.aborted:
+            before.end()  # it may wait for kernels of the user's, and peers would wait with it
         store = self._meet()
-        before, self._holder.group = self._holder.group, self
+        self._holder.group = self
         if before is not None:
             before.end()
         with LOAN.taken(self._address):
@@ -190,7 +199,7 @@ class NcclGroup(Group):
         """End a communicator that came to be after the abort had looked for one."""
         self._unblock()
         self._ended.wait()
-        if why := self._bounded("abort", comm.abort, ABORT_LIMIT_S + connect_limit_s(os.environ)):
+        if why := self._bounded("abort", comm.abort, END_LIMIT_S + connect_limit_s(os.environ)):
             self._exit_stuck(why)
 
     def _warm_up(self, made: Any) -> None:
@@ -210,12 +219,13 @@ class NcclGroup(Group):
                 return
             self._ending = True
         # torch holds a lock while a communicator is made or closed; waiting costs less than the state of all survivors.
-        abort_s = ABORT_LIMIT_S + (connect_limit_s(os.environ) if self.forming or self._closing else 0.0)
-        threading.Thread(target=self._end_communicator, args=(abort_s,), name="spotfleet-abort", daemon=True).start()
+        limit_s = END_LIMIT_S + (connect_limit_s(os.environ) if self.forming or self._closing else 0.0)
+        threading.Thread(target=self._end_communicator, args=(limit_s,), name="spotfleet-abort", daemon=True).start()
 
-    def _end_communicator(self, abort_s: float) -> None:
-        for what, call, limit_s in (("abort", self._comm.abort, abort_s), ("idle", self._idle, IDLE_LIMIT_S)):
-            if why := self._bounded(what, call, limit_s):
+    def _end_communicator(self, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        for what, call in (("abort", self._comm.abort), ("idle", self._idle)):
+            if why := self._bounded(what, call, end - time.monotonic()):
                 if self._closing:
                     break  # the job is done, and its status shall not be that of a failure
                 self._exit_stuck(why)
@@ -237,9 +247,10 @@ class NcclGroup(Group):
 
     def _exit_stuck(self, why: str) -> None:
         """End this process, which cannot recover, after a last report."""
-        message = f"generation {self.generation}, rank {self.rank}: {why}; this process exits, another takes its slot"
+        message = (f"generation {self.generation}, rank {self.rank}: {why.partition(chr(10))[0]}; "
+                   "this process exits, another takes its slot")
         print(f"spotfleet: {message}", file=sys.stderr, flush=True)
-        bounded("last word", lambda: self._on_stuck(message), LAST_REPORT_S)
+        bounded("last word", lambda: self._on_stuck(message, is_lost(RuntimeError(why))), LAST_REPORT_S)
         os._exit(STUCK_EXIT)
 
     def _dispose(self, doomed: list[Any]) -> None:
@@ -248,7 +259,7 @@ class NcclGroup(Group):
         if not self.aborted and comm is not None:
             # `shutdown` holds the lock that an abort needs until the last rank closes, and has a limit of its own.
             self._closing = True
-            problem = self._bounded("close", comm.shutdown, connect_limit_s(os.environ) + ABORT_LIMIT_S)
+            problem = self._bounded("close", comm.shutdown, connect_limit_s(os.environ) + CLOSE_LIMIT_S)
             with self._lock:
                 if not problem and not self._ending:
                     self._comm = None
@@ -299,7 +310,7 @@ class NcclGroup(Group):
                     break
                 if waited_s > limit_s:
                     return RuntimeError(f"a peer did not come to a collective for {limit_s:g} s")
-                if problem := self._problem() or self.order.stalled(waited_s):
+                if problem := self._problem() or self.order.stalled(waited_s) or self._ended_peer(waited_s):
                     return problem
                 time.sleep(0 if waited_s < SPIN_S else NAP_S)
         except RuntimeError as error:
@@ -314,11 +325,16 @@ class NcclGroup(Group):
         found = comm.get_error().name
         return None if found == "SUCCESS" else RuntimeError(f"NCCL reports {found}")
 
+    def _ended_peer(self, waited_s: float) -> RuntimeError | None:
+        """Return an error if a peer's process has ended. The dispatcher says so sooner, unless it is lost, too."""
+        gone = self._refusals.gone() if waited_s > order.STALL_S else ()
+        return RuntimeError(f"{', '.join(gone)}: the process has ended") if gone else None
+
     def _classify(self, error: RuntimeError) -> RuntimeError:
         """Return an error of a wait if the group caused it; raise the user's; exit if the device is lost."""
-        if "CUDA error" not in str(error):
+        if not is_of_device(error):
             return error
-        if "assert" in str(error) and not self.aborted:
+        if is_users(error) and not self.aborted:
             raise error
         self._exit_stuck(f"the device is lost: {error}")
         return error

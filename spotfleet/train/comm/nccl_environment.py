@@ -1,7 +1,8 @@
 """Environment variables of torch and NCCL that a communicator of this package needs, and versions of torch.
 
 torch and NCCL read them between the constructor of a process group and its first reduction. Afterwards they have the
-user's values again, so that the user's own process groups and child processes are not affected.
+user's values again, so that child processes are not affected. Nor are the user's own process groups, except by
+`DEFAULTS`: a process reads these once, so whichever group comes first decides. Set them for the job to choose.
 
 Threads: any.
 """

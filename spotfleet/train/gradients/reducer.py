@@ -7,7 +7,9 @@
 The tail (buckets.py) holds flags for a change and for a checkpoint, a 1 per rank (to check the world size), a flag for
 a void round, a hash of the position (positions.py), and one use count per parameter. A parameter that no rank used gets
 `grad = None`, as in training without this reducer. The layout depends on the parameters alone, so ranks that joined
-late reduce in the same order and the sums are the same, bit for bit. A rank that is alone has no buckets.
+late reduce in the same order and the sums are the same, bit for bit. Over NCCL with several GPUs per host that needs
+the same layout of ranks on hosts of one machine type, from which NCCL derives rings and channels (nccl#1055, #23). A
+rank that is alone has no buckets.
 
 With a `wire` type, float32 and float64 travel as float16 or bfloat16. Each rank's share, already divided, is rounded to
 11 or 8 bits, and so is each partial sum. In float16 values above 65,504 become infinite, as GradScaler expects. The

@@ -149,13 +149,16 @@ class Repeats:
         recount = position.world != world and not state._replay
         tried = {n: (NOWHERE, called.get(n)) for n in position.moved}  # all, in earlier checkpoints
         tried.update((n, (site, v)) for n, site, v in reversed(position.tries))
+        now_at = state.__dict__
+        went_on = any(n in position.moved and not site and now_at[n] == self._first.get(n) != value
+                      for n, (site, value) in tried.items())  # a loop that is shorter now, with the next one
         for name, (site, value) in tried.items():
-            moved, changed, now = name in position.moved, self._changes.get(name, {}), state.__dict__[name]
+            moved, changed, now = name in position.moved, self._changes.get(name, {}), now_at[name]
             expected = position.scalars[name] if value == called.get(name) else called.get(name)
             if not _differ(now, expected) or now == self._first.get(name) != value or not (moved or changed):
                 continue
             if recount and name in whole:
-                right = site in changed and (now > value) == (expected > value)
+                right = (site in changed and (now > value) == (expected > value)) or (went_on and not (site or moved))
             else:
                 right = recount and (site in changed or not moved)
             if not right:

@@ -74,9 +74,9 @@ class WeightMarks:
         if not self.changes:
             size = sum(p.numel() * p.element_size() for p in params) / 1e6
             print(f"spotfleet: the loop changes weights {where}: a copy of them, {size:.1f} MB, is kept at each step "
-                  "from now on, so that the loss of a worker stays exact. optimizer.register_step_post_hook needs none, "
-                  "and `with state.borrowed():` makes one only there. See docs/commit.md, Code that changes weights by "
-                  "itself", file=sys.stderr, flush=True)
+                  "from now on, so that the loss of a worker stays exact. optimizer.register_step_post_hook needs "
+                  "none, and `with state.borrowed():` makes one only there. See docs/commit.md, Code that changes "
+                  "weights by itself", file=sys.stderr, flush=True)
         self.changes = True
 
     @torch.no_grad()

@@ -76,6 +76,14 @@ def setup_end(slot, at=0.0, tries=1, sure=False, n=0):
     return replace(crash(slot, at, n=n, cause=Cause.SETUP, error=error), tries=tries, sure=sure)
 
 
+def test_a_host_whose_device_is_lost_is_replaced_and_three_of_them_in_a_row_fail_the_job():
+    error = "torch.AcceleratorError: CUDA error: unspecified launch failure\nCompile with `TORCH_USE_CUDA_DSA`."
+    lost = [crash((host, 0), float(n), n=n, cause=Cause.HOST, error=error) for host in "abc" for n in (1, 2)]
+    history, verdict = after(lost[:2])
+    assert verdict is None and unfit(history, 3.0) == {"a": f"2 workers failed there: {error.splitlines()[0]}"}
+    assert after(lost)[1] == JobFailure("3 hosts in a row had no working CUDA device", error)
+
+
 def test_a_setup_that_fails_on_one_host_blames_the_host_and_two_tries_replace_it():
     history, verdict = after([setup_end(A), setup_end(("h-a", 1), n=1)], frozenset({"another"}))  # they shared one try
     assert (verdict, unfit(history, 0.0)) == (None, {})

@@ -80,10 +80,10 @@ ALSO = [("ec2:TerminateInstances", "before"), ("iam:RemoveRoleFromInstanceProfil
 def test_killed_at_any_call_the_next_down_goes_on_from_there(cloud, user, monkeypatch, action, lost):
     if "Instance" in action and action.startswith("ec2"):
         user.furnish(cloud)
+        monkeypatch.setattr(machine, "END_S", 0.3)  # only here do machines stay
     else:
         user.prepare()
     cloud.fault(action, lost=lost, times=100)
-    monkeypatch.setattr(machine, "END_S", 0.3)
     monkeypatch.setattr(resources, "CLEAR_S", 0.3)
     with contextlib.suppress(SpotfleetError):  # what was lost may be seen as done
         down(user)
@@ -108,6 +108,7 @@ def test_what_somebody_else_uses_is_waited_for_and_then_named(cloud, user, monke
     with pytest.raises(SpotfleetError, match=rf"there are still security-group {group.id} in us-east-1: .*uses it"):
         down(user, said)
     assert any(line.startswith(f"waiting for the cloud to let go of security-group {group.id}") for line in said)
+    assert not any(line.startswith(f"removed security-group {group.id}") for line in said)
     assert [t.kind for t in cloud.everything() if "spotfleet" in t.tags] == ["security-group"]  # all else is gone
     assert [i.id for i in cloud.instances()] == [foreign["InstanceId"]] and not user.folder.is_down
     ec2.terminate_instances(InstanceIds=[foreign["InstanceId"]])

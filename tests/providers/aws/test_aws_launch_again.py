@@ -109,12 +109,13 @@ def test_a_fleet_that_comes_up_again_under_its_name_is_not_taken_for_the_earlier
     assert [i.state for i in cloud.instances()] == ["running"]
 
 
-def test_a_host_that_ended_and_is_listed_no_more_is_not_taken_for_launched(aws, cloud):
+def test_a_host_that_ended_and_is_listed_no_more_is_neither_taken_for_launched_nor_waited_for(aws, cloud, monkeypatch):
     provider = prepared(aws)
     provider.launch(dispatcher())
     provider.terminate("f-d-0")
     cloud.gone_s = 0.0
     cloud.settle()
+    monkeypatch.setattr(launch, "PAUSE_S", None)  # no pause can be made
     with pytest.raises(NoCapacity, match="asked for before, and EC2 has made no host of it"):
         provider.launch(dispatcher())
     assert hosts_things(cloud) == []

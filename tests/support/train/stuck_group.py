@@ -5,6 +5,7 @@ What goes over the wire goes through gloo; everything else is as on a GPU:
 - A peer's death raises nothing: the operation goes on for ever, and so does all that is queued behind it.
 - Only an abort ends it. Then every operation looks complete, and its tensors hold what they held, or `garbage` that
   ends as the sum of equal values would: a wrong gradient before a tail that seems right.
+- An abort waits for what was queued before the communicator's last launch, the user's own kernels too.
 - `abort_hangs`: the abort itself never returns.
 - After an error that NCCL noticed, torch's watchdog sleeps with a lock that a launch needs, and `wait()` ends the
   communicator in the calling thread (`Communicator.ended_by`).
@@ -29,7 +30,7 @@ from spotfleet.worker.sockets import shut
 from spotfleet.worker.store import served_ports
 
 GARBAGE = 7e7
-nccl.ABORT_LIMIT_S = nccl.IDLE_LIMIT_S = 60.0  # the made-up device is a thread, which a busy machine may let wait
+END_LIMIT_S, nccl.END_LIMIT_S = nccl.END_LIMIT_S, 60.0  # the made-up device is a thread, which a busy machine delays
 
 
 def spoil(tensor: torch.Tensor, size: int) -> torch.Tensor:
@@ -93,6 +94,7 @@ class Communicator:
         self.ended_by: list[str] = []  # names of threads
         self.aborted = threading.Event()
         self.error = "SUCCESS"
+        self._last: Operation | None = None
 
     @property
     def name(self) -> str:
@@ -112,6 +114,8 @@ class Communicator:
             self.lives = False
             self.aborted.set()
             self._cut()
+            if self._last is not None:
+                self._last.done.wait()
 
     def shutdown(self) -> None:
         with self._lock:
@@ -138,7 +142,8 @@ class Communicator:
     def _launch(self, tensors: list[torch.Tensor], begin: Callable[[list[torch.Tensor]], Any]) -> Operation:
         if self.error != "SUCCESS":
             time.sleep(min(self._watchdog_s, 60.0))
-        return self._device.launch(lambda: self._run(tensors, begin), self)
+        self._last = self._device.launch(lambda: self._run(tensors, begin), self)
+        return self._last
 
     def _run(self, tensors: list[torch.Tensor], begin: Callable[[list[torch.Tensor]], Any]) -> None:
         time.sleep(self._late_s)  # nobody may rely on a result that was there by chance

@@ -21,10 +21,12 @@ def test_a_later_generation_keeps_what_the_first_has_chosen(settled, local_size,
     assert choose_backend("auto", local_size, devices, settled) == chosen
 
 
+@pytest.mark.parametrize("asked", ["auto", "nccl"])
 @pytest.mark.parametrize(("devices", "local_rank"), [(0, 0), (2, 2)])
-def test_a_worker_that_cannot_follow_the_jobs_choice_says_so(devices, local_rank):
-    with pytest.raises(UsageError, match=f"trains over NCCL, and worker {local_rank} of this host finds {devices}"):
-        choose_backend("auto", 1, devices, "nccl", local_rank)
+def test_a_worker_that_cannot_follow_the_jobs_choice_blames_its_host(devices, local_rank, asked):
+    with pytest.raises(UsageError, match=f"NCCL, and worker {local_rank} of this host finds {devices}") as refusal:
+        choose_backend(asked, 1, devices, "nccl", local_rank)
+    assert refusal.value.blame_host
 
 
 def test_a_change_of_membership_is_no_change_of_backend(threads, monkeypatch):

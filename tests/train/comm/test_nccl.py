@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from spotfleet.errors import UsageError
-from spotfleet.protocol.messages import Assignment
+from spotfleet.protocol.messages import STUCK_EXIT, Assignment
 from spotfleet.train.comm import nccl
 from spotfleet.train.comm.backends import choose_backend, make_group
 from spotfleet.train.comm.group import check_alike
@@ -29,7 +30,7 @@ from spotfleet.train.state import handover
 from spotfleet.worker.errors import CommBroken
 from spotfleet.worker.sockets import interface_of
 from spotfleet.worker.store import open_store
-from tests.support.train.stuck_group import GARBAGE, StuckGroup
+from tests.support.train.stuck_group import END_LIMIT_S, GARBAGE, StuckGroup
 
 LATE = {"late_s": 0.02}
 
@@ -67,9 +68,11 @@ def test_a_peers_death_unblocks_nobody_until_the_group_is_aborted_from_another_t
 
 
 @pytest.mark.parametrize("garbage", [False, True])
-def test_what_an_abort_left_in_a_tensor_is_never_taken_for_a_sum(ranks, garbage):
-    """After an abort the event behind a reduction is reached, as after a success."""
+def test_what_an_abort_left_in_a_tensor_is_never_taken_for_a_sum(ranks, garbage, monkeypatch):
+    """After an abort the event behind a reduction is reached, as after a success, here between two looks at it."""
     two = ranks(2, StuckGroup, garbage=garbage)
+    monkeypatch.setattr(nccl, "SPIN_S", 0.0)
+    monkeypatch.setattr(nccl, "NAP_S", 1.0)
     stepped: list[int] = []
 
     def work(group):
@@ -86,6 +89,20 @@ def test_what_an_abort_left_in_a_tensor_is_never_taken_for_a_sum(ranks, garbage)
         return p.grad, float(reducer._buckets.flats[0].max()) == GARBAGE
 
     assert two.each(work)[0] == (None, garbage) and stepped == []
+
+
+def test_an_event_that_is_reached_because_of_an_abort_is_no_success():
+    class Aborted(StuckGroup):
+        def _record_event(self):
+            return self
+
+        def query(self) -> bool:
+            self.aborted = True  # it is set before the communicator is touched
+            return True
+
+    group = Aborted(Assignment(1, 0, ("a/0/1",), "127.0.0.1:9"), "job", "127.0.0.1", "key")
+    group._stream.close()
+    assert "aborted" in str(group._wait([], 20.0))
 
 
 def test_when_a_call_has_failed_nothing_of_the_communicator_is_left_to_write_into_tensors(ranks):
@@ -117,6 +134,33 @@ def test_an_error_that_nccl_did_notice_ends_the_wait_without_an_order(ranks):
         return group.aborted
 
     assert two.each(work)[0] is True
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_process_that_has_ended_ends_the_wait_without_an_order_and_one_that_is_slow_does_not(
+        ranks, monkeypatch, ends):
+    """torch's watchdog may be blind, and the dispatcher lost."""
+    monkeypatch.setattr("spotfleet.train.comm.order.STALL_S", 0.05)
+    monkeypatch.setattr("spotfleet.worker.connectivity.REFUSED_AGAIN_S", 0.05)
+    two = ranks(2, StuckGroup)
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as held:
+        port = held.getsockname()[1]
+        if ends:
+            held.close()
+        for group in two.groups:
+            group._known_peers = [("b/0/1", f"127.0.0.1:{port}")]
+
+        def work(group):
+            if group.rank == 1:
+                group._cut()
+                return ""
+            if not ends:
+                threading.Timer(1.0, group.abort).start()
+            with pytest.raises(CommBroken) as found:
+                group.allreduce(torch.ones(3))
+            return str(found.value)
+
+        assert ("b/0/1 at 127.0.0.1: the process has ended" in two.each(work)[0]) is ends
 
 
 def test_an_error_noticed_only_after_the_event_still_fails_the_reduction(ranks):
@@ -171,7 +215,7 @@ def test_a_launch_after_an_error_does_not_wait_for_torchs_watchdog(ranks):
 
 
 def test_a_rank_that_ends_later_than_others_does_not_make_them_exit_as_stuck(ranks, monkeypatch):
-    monkeypatch.setattr(nccl, "ABORT_LIMIT_S", 0.2)
+    monkeypatch.setattr(nccl, "END_LIMIT_S", 0.2)
     left: list[str] = []
     monkeypatch.setattr(StuckGroup, "_exit_stuck", lambda self, why: left.append(why))
     two = ranks(2, StuckGroup)
@@ -185,8 +229,30 @@ def test_a_rank_that_ends_later_than_others_does_not_make_them_exit_as_stuck(ran
     assert not reaper.is_alive() and left == [] and not comm.lives
 
 
+def test_an_abort_that_waits_for_the_kernels_of_an_iteration_does_not_make_its_rank_exit(ranks, monkeypatch):
+    """ncclCommAbort waits for all that the user has queued before the reduction. A tenth of the real times."""
+    monkeypatch.setattr(nccl, "END_LIMIT_S", END_LIMIT_S / 10)
+    left: list[str] = []
+    monkeypatch.setattr(StuckGroup, "_exit_stuck", lambda self, why: left.append(why))
+    two = ranks(2, StuckGroup)
+
+    def work(group):
+        if group.rank == 1:
+            group._cut()
+            return None
+        group._stream.launch(lambda: time.sleep(1.5))
+        flight = group.launch(torch.ones(3))
+        threading.Timer(0.05, group.abort).start()
+        began = time.monotonic()
+        with pytest.raises(CommBroken):
+            group.finish([flight])
+        return time.monotonic() - began > 1.0
+
+    assert two.each(work) == [True, None] and left == [] and END_LIMIT_S >= 35
+
+
 def test_a_job_that_is_done_does_not_exit_as_stuck_because_an_abort_hangs(ranks, monkeypatch):
-    monkeypatch.setattr(nccl, "ABORT_LIMIT_S", 0.2)
+    monkeypatch.setattr(nccl, "END_LIMIT_S", 0.2)
     left: list[str] = []
     monkeypatch.setattr(StuckGroup, "_exit_stuck", lambda self, why: left.append(why))
     monkeypatch.setenv("TORCH_NCCL_NONBLOCKING_TIMEOUT", "0")
@@ -261,15 +327,83 @@ def test_a_peer_that_never_comes_is_given_up_after_the_limit_of_a_collective(ran
     assert two.each(work) == [True, False]
 
 
-def test_a_failed_kernel_of_the_user_is_the_users_error_and_no_loss_of_a_peer(ranks, monkeypatch):
-    class Mark:
-        def query(self):
-            raise RuntimeError("CUDA error: device-side assert triggered")
+REMARKS = """
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+SEARCH = """
+Search for `{}' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information."""
 
-    two = ranks(2, StuckGroup)
-    monkeypatch.setattr(StuckGroup, "_record_event", lambda self: Mark())
-    error = two.each(lambda g: g.allreduce(torch.ones(1)))[0]
-    assert type(error) is RuntimeError and "assert" in str(error)
+
+class FailedDevice(StuckGroup):
+    """Rank whose device fails while it waits."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        super().__init__(Assignment(1, 0, ("a/0/1",), "127.0.0.1:9"), "job", "127.0.0.1", "key")
+        self.error, self.left = error, ""
+        self._stream.close()
+
+    def _record_event(self):
+        raise self.error
+
+    def _exit_stuck(self, why: str) -> None:
+        self.left = why
+
+
+def cuda_error(text: str, name: str, code: int, numbered: bool) -> RuntimeError:
+    """Return the error as torch words it, whose newer versions add the number."""
+    whole = f"CUDA error: {text}{SEARCH.format(name) if numbered else ''}{REMARKS}"
+    error = torch.AcceleratorError(whole) if numbered else RuntimeError(whole)
+    if numbered:
+        error.error_code = code
+    return error
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize(("text", "name", "code"), [
+    ("device-side assert triggered", "cudaErrorAssert", 710),
+    ("an illegal memory access was encountered", "cudaErrorIllegalAddress", 700),
+    ("misaligned address", "cudaErrorMisalignedAddress", 716),
+    ("out of memory", "cudaErrorMemoryAllocation", 2),
+])
+def test_a_failed_kernel_of_the_user_is_the_users_error_and_no_loss_of_a_peer(text, name, code, numbered):
+    wanted = cuda_error(text, name, code, numbered)
+    with pytest.raises(RuntimeError) as found:
+        FailedDevice(wanted)._wait([], 20.0)
+    assert found.value is wanted
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize(("text", "name", "code"), [
+    ("uncorrectable ECC error encountered", "cudaErrorECCUncorrectable", 214),
+    ("uncorrectable NVLink error detected during the execution", "cudaErrorNvlinkUncorrectable", 220),
+    ("unspecified launch failure", "cudaErrorLaunchFailure", 719),
+    ("unknown error", "cudaErrorUnknown", 999),
+])
+def test_a_lost_device_is_no_error_of_the_user(text, name, code, numbered):
+    """torch ends each text with a remark on device-side assertions."""
+    wanted = cuda_error(text, name, code, numbered)
+    group = FailedDevice(wanted)
+    assert group._wait([], 20.0) is wanted
+    assert group.left.startswith(f"the device is lost: CUDA error: {text}")
+
+
+@pytest.mark.parametrize(("why", "host"), [
+    (f"the device is lost: CUDA error: unspecified launch failure{REMARKS}", True),
+    (f"idle failed: CUDA error: uncorrectable ECC error encountered{REMARKS}", True),
+    (f"idle failed: CUDA error: device-side assert triggered{REMARKS}", False),  # by what an abort left in a tensor
+    ("abort took more than 40 s", False),
+])
+def test_the_last_report_blames_the_host_for_a_lost_device_alone(monkeypatch, why, host):
+    reports, left = [], []
+    monkeypatch.setattr(nccl.os, "_exit", left.append)
+    group = StuckGroup(Assignment(1, 0, ("a/0/1",), "127.0.0.1:9"), "job", "127.0.0.1", "key", lambda g: None,
+                       lambda text, blamed: reports.append((text, blamed)))
+    group._stream.close()
+    group._exit_stuck(why)
+    ((text, blamed),) = reports
+    assert blamed is host and "\n" not in text and left == [STUCK_EXIT]
 
 
 def test_an_abort_never_waits_for_the_communicator_that_it_ends(ranks, monkeypatch):
@@ -302,6 +436,28 @@ def test_a_generation_ends_the_communicator_of_the_last_one_before_it_makes_its_
     new = ranks(2, Next)
     assert open_then == [False, False]
     assert new.each(lambda g: g.allreduce(torch.ones(1)).item()) == [2.0, 2.0]
+
+
+def test_an_aborted_communicator_has_ended_before_its_rank_meets_the_others(monkeypatch):
+    """Its kernels may run for long yet, and members that have met wait for each other within a limit."""
+    holder, events = nccl.CommunicatorHolder(), []
+    last, group = (StuckGroup(Assignment(g, 0, ("a/0/1", "b/0/1"), "127.0.0.1:9"), "job", "127.0.0.1", "key",
+                              holder=holder) for g in (1, 2))
+    holder.group, last.aborted = last, True
+    monkeypatch.setattr(last, "end", lambda: events.append("end"))
+
+    def meet():
+        events.append("meet")
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(group, "_meet", meet)
+    for was_aborted in (True, False):
+        last.aborted = was_aborted
+        with pytest.raises(ConnectionRefusedError):
+            group._connect()
+    assert events == ["end", "meet", "meet"] and holder.group is last
+    last._stream.close()
+    group._stream.close()
 
 
 def values(rank: int) -> list[torch.Tensor]:

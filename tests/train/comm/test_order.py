@@ -12,6 +12,7 @@ from torch import nn
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.train.comm import order
+from spotfleet.train.comm.gloo import GlooGroup
 from spotfleet.train.gradients.reducer import Reducer
 from spotfleet.worker.errors import CommBroken
 from tests.support.train.thread_fleet import Lost, Worker
@@ -190,6 +191,21 @@ def test_a_rank_that_makes_fewer_steps_or_calls_is_an_error_on_all_ranks(threads
 def test_a_rank_lost_while_another_has_returned_is_no_error(threads):
     fleet = threads(uneven("lost"))
     assert [w.result for w in fleet.finish()] == [8] and fleet.members == ("h0/0/1",)
+
+
+def test_an_abort_that_cuts_no_connection_ends_the_wait_at_the_functions_end(several, monkeypatch):
+    """A group over NCCL knows of no connection that was cut."""
+    monkeypatch.setattr(GlooGroup, "is_cut", lambda group: False)
+
+    def work(group):
+        if group.rank == 1:
+            return None
+        threading.Timer(0.2, group.abort).start()
+        with pytest.raises(CommBroken, match="the group was aborted"):
+            group.order.end("after step 3")
+        return True
+
+    assert several()(work) == [True, None]
 
 
 def test_a_lost_peer_is_no_difference(several):
