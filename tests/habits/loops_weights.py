@@ -40,7 +40,8 @@ class Average:
             self.shadow[n] = 0.1 * p.detach() + 0.9 * self.shadow[n]
 
 
-@habit("averages", "refused", "state.average .* refers to a model", "`state_dict()` and `load_state_dict()` in the class")
+@habit("averages", "refused", "state.average .* refers to a model",
+       "`state_dict()` and `load_state_dict()` in the class")
 def ema_without_state_dict(kit: Kit) -> Result:
     """A moving average in the state that refers to the model and has no `state_dict()`."""
     model = net()

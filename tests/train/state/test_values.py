@@ -71,7 +71,7 @@ def test_a_value_that_refers_to_what_trains_is_refused_also_where_it_is_set_late
     def each(state, loss):
         state.value = Average(state.model)
 
-    with pytest.raises(UsageError, match="state.value .* refers to a model"):
+    with pytest.raises(UsageError, match=r"state.value .* refers to a model"):
         fleet_of(threads, with_value(lambda net, opt: 0, each))
 
 
