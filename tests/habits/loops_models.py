@@ -129,6 +129,18 @@ def gradient_penalty(kit: Kit) -> Result:
     return simple(kit, model, lambda p: SGD(p, lr=0.1), loss=loss, each=NEVER)
 
 
+@habit("models", "refused", "create_graph=True", "`torch.autograd.grad(..., create_graph=True)` for the inner gradient")
+def penalty_of_reduced_gradients(kit: Kit) -> Result:
+    """A penalty on `p.grad` after `backward(create_graph=True)`."""
+    model = net()
+
+    def penalty(i: int) -> torch.Tensor:
+        loss_of(model, i).backward(create_graph=True)
+        return 0.1 * torch.stack([p.grad.pow(2).sum() for p in model.parameters() if p.grad is not None]).sum()
+
+    return simple(kit, model, lambda p: SGD(p, lr=0.1), loss=penalty, each=NEVER)
+
+
 @habit("models")
 def second_wrapper(kit: Kit) -> Result:
     """A new optimizer over the same parameters for a second phase."""

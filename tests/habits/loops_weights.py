@@ -28,6 +28,27 @@ def _averaged(kit: Kit, model: Any, average: Any, update: Any) -> Result:
     return result(model, opt, average=average)
 
 
+class Average:
+    """A moving average as many scripts have it, without state_dict()."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.shadow = {n: p.detach().clone() for n, p in model.named_parameters()}
+
+    def update(self, _: int) -> None:
+        for n, p in self.model.named_parameters():
+            self.shadow[n] = 0.1 * p.detach() + 0.9 * self.shadow[n]
+
+
+@habit("averages", "refused", "state.average .* refers to a model",
+       "`state_dict()` and `load_state_dict()` in the class")
+def ema_without_state_dict(kit: Kit) -> Result:
+    """A moving average in the state that refers to the model and has no `state_dict()`."""
+    model = net()
+    average = Average(model)
+    return _averaged(kit, model, average, average.update)
+
+
 @habit("averages")
 def ema(kit: Kit) -> Result:
     """A moving average of the weights by AveragedModel, in the state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -503,3 +504,19 @@ def test_sparse_gradients_are_refused_or_made_dense_alike_in_every_world(several
 
     expected = [0.0, 2.0, 0.0, 0.0, 0.0] if world == 1 else [0.0, 1.0, 1.0, 0.0, 0.0]
     assert several(world)(work) == [(True, expected)] * world
+
+
+# ---- gradients of gradients
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_gradient_that_is_part_of_a_graph_is_refused_in_every_world(several, world, held):
+    def work(group):
+        net = nn.Linear(2, 1)
+        reducer = build(group, net.parameters())
+        with reducer.hold() if held else nullcontext(), pytest.raises(UsageError, match="create_graph=True") as refusal:
+            net(torch.ones(3, 2)).square().mean().backward(create_graph=True)
+        return "torch.autograd.grad(" in refusal.value.hint
+
+    assert several(world)(work) == [True] * world

@@ -31,7 +31,7 @@ since its gradients lie in the same memory.
 
 Limits: a backward pass inside another (torch.utils.checkpoint with use_reentrant=True) that has the first gradient is
 refused (iteration.py), since it would end the round too early. Sparse gradients are refused, or made dense with
-`sparse_as_dense`.
+`sparse_as_dense`. Gradients that require gradients are refused.
 
 Threads: the hooks run on autograd's threads while the caller waits in backward(). No two threads are in here at once,
 so there are no locks.
@@ -245,6 +245,11 @@ class Reducer:
         grad = p.grad
         if grad.layout is not torch.strided:
             grad = self._make_dense(p)
+        if grad.requires_grad:
+            raise UsageError(f"backward(create_graph=True) gives a parameter of shape {tuple(p.shape)} a gradient that "
+                             "is part of a graph, and the mean over ranks is not",
+                             hint="use torch.autograd.grad(loss, parameters, create_graph=True) for a gradient that is "
+                                  "part of a second loss, and backward() without create_graph for the sum of both")
         if self._peers is None:  # no peers, perhaps not yet
             return
         self._place_gradient(index, p, grad)

@@ -13,12 +13,15 @@ Threads: the main thread.
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from spotfleet.train.state.hyper import NAMES
+from spotfleet.errors import UsageError
+from spotfleet.train.comm.script_lines import where_set
+from spotfleet.train.state.hyper import NAMES, PLAIN
 from spotfleet.train.state.position import HeldTensor
 
 GroupKey = tuple[int, str]  # index of a parameter group, and a key in it
@@ -114,6 +117,27 @@ def _differ(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and a and isinstance(a[0], torch.Tensor):
         return not isinstance(b, tuple) or a[0] is not b[0] or a[1] != b[1]
     return type(a) is not type(b) or bool(a != b)
+
+
+def copied_value(name: str, value: Any, live: Mapping[int, Any]) -> Any:
+    """Return a copy of the script's value `name`, which refers to none of the objects `live`, by id."""
+    if isinstance(value, PLAIN):
+        return value
+    copies: dict[int, Any] = {}
+    try:
+        made = copy.deepcopy(value, copies)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, RuntimeError, copy.Error, pickle.PickleError) as error:
+        raise UsageError(f"state.{name} ({where_set(name)}) cannot be copied, so no change of membership could restore "
+                         f"it: {error}", hint=f"put loss.item() or loss.detach() into state.{name} instead of a tensor "
+                         "that is part of a graph; keep files, writers and locks outside of the state") from error
+    if not copies.keys().isdisjoint(live):
+        raise UsageError(f"state.{name} ({where_set(name)}) refers to a model, a parameter or an optimizer of the "
+                         "state, and a copy of it would refer to a copy of that",
+                         hint=f"give {type(value).__name__} the methods state_dict() and load_state_dict(), for the "
+                              f"values of its own; or keep only those in state.{name}")
+    return made
 
 
 def portable(value: Any) -> Any:

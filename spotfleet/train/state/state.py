@@ -32,7 +32,7 @@ from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras
 from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
-from spotfleet.train.state.plain import PlainValues
+from spotfleet.train.state.plain import PlainValues, copied_value
 from spotfleet.train.state.position import Copy, PerRank, Position
 from spotfleet.train.state.repeats import Repeats
 from spotfleet.train.state.tensors import LiveTensors
@@ -59,7 +59,7 @@ class State(LiveTensors):
             _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
-            _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={},
+            _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={}, _live={},
             _call_again=False,
         )
 
@@ -213,6 +213,8 @@ class State(LiveTensors):
                              _params=[t for t in by_name.values() if isinstance(t, torch.nn.Parameter)],
                              _param_names={id(t): n for n, t in by_name.items()},
                              _samplers=[v for v in self._stateful.values() if hasattr(v, "round_begins")])
+        tracked = {id(self.__dict__[n]): n for n in self._tracked}
+        self.__dict__["_live"] = {**self._param_names, **tracked}  # these are kept, so that their ids stay theirs
         self.keep_generators()
         self.__dict__["_position"] = self.capture(world, rank)
         self._repeats.attached(self)
@@ -247,7 +249,7 @@ class State(LiveTensors):
         """Return a copy of a value of the script; that of a tensor is made when it has changed."""
         value = self.__dict__[name]
         if not isinstance(value, torch.Tensor):
-            return copied(value)
+            return copied_value(name, value, self._live)
         held, version, made = self._tensor_copies.get(name, (None, -1, None))
         if held is not value or version != value._version:
             made = value.detach().clone()
