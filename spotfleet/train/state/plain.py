@@ -13,7 +13,6 @@ Threads: the main thread.
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -128,7 +127,7 @@ def copied_value(name: str, value: Any, live: Mapping[int, Any]) -> Any:
         made = copy.deepcopy(value, copies)
     except torch.OutOfMemoryError:
         raise
-    except (TypeError, RuntimeError, copy.Error, pickle.PickleError) as error:
+    except (TypeError, RuntimeError, copy.Error) as error:
         raise UsageError(f"state.{name} ({where_set(name)}) cannot be copied, so no change of membership could restore "
                          f"it: {error}", hint=f"put loss.item() or loss.detach() into state.{name} instead of a tensor "
                          "that is part of a graph; keep files, writers and locks outside of the state") from error
