@@ -14,9 +14,12 @@ buffers are copied each round. A large one (a constant mask, say) and a paramete
 when changed in place since the slot was last written. Such a parameter is first copied after its first change, so
 frozen weights cost no memory.
 
-torch counts in-place changes, but not those made through `.data`. So in rounds 1, 2, 4, ... and each COMPARE_EVERY-th
-the norms of the watched tensors are compared as well. A tensor that changed uncounted is copied each round from then
-on, with all loose parameters of its module.
+A buffer belongs to its place in a module: forward passes may set another tensor there, which counts as a change. It is
+never written to, since it may be memory of the script; a copy takes its place.
+
+torch counts in-place changes, but not those made through `.data`. Another memory is seen and counted here. For changes
+in the same memory, the norms of the watched tensors are compared in rounds 1, 2, 4, ... and each COMPARE_EVERY-th. A
+tensor that changed uncounted is copied each round from then on, with all loose parameters of its module.
 
 A replay computes an iteration again whose step is applied. Its forward pass runs on newer weights and leaves wrong
 buffers, so `step_applied` keeps them as they were at the step, and `step_replayed` writes them back.
@@ -27,7 +30,7 @@ Threads: the main thread, or an autograd thread while the main thread waits in b
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,14 +50,80 @@ class _Slot:
     changes: list[int] = field(default_factory=list)  # torch's in-place counter when copied
 
 
+Place = tuple[dict[str, torch.Tensor | None], str]  # the buffers of a module, and a name there
+
+
+class _Live:
+    """Tensors of the script, each with a counter of its changes: torch's own, raised where another tensor or, as far as
+    `memory` is looked at, another memory is found in its place."""
+
+    def __init__(self, tensors: list[torch.Tensor], places: Mapping[int, Place], memory: bool) -> None:
+        self.tensors = tensors
+        self.anew: set[int] = set()  # those that another tensor has taken the place of
+        self._places = [(i, *places[id(t)]) for i, t in enumerate(tensors) if id(t) in places]
+        self._looks_at_memory = memory
+        self._memory = [t.data_ptr() for t in tensors] if memory else []
+        self._raised = [0] * len(tensors)
+
+    def look(self) -> None:
+        for i, buffers, key in self._places:
+            found = buffers.get(key)
+            if found is not self.tensors[i] and found is not None:
+                self.anew.add(i)
+                self._raised[i] += _version(self.tensors[i]) + 1 - _version(found)
+                self.tensors[i] = found
+        if self._looks_at_memory:
+            last, self._memory = self._memory, [t.data_ptr() for t in self.tensors]
+            if last != self._memory:
+                for i, (was, now) in enumerate(zip(last, self._memory, strict=True)):
+                    self._raised[i] += was != now
+
+    def counts(self) -> list[int]:
+        return [_version(t) + more for t, more in zip(self.tensors, self._raised, strict=True)]
+
+    def count(self, i: int) -> int:
+        return _version(self.tensors[i]) + self._raised[i]
+
+    def write(self, pairs: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """Give these tensors, by their numbers, these values."""
+        pairs = list(pairs)
+        for i, value in pairs:
+            if i in self.anew:
+                buffers, key = next((b, k) for j, b, k in self._places if i == j)
+                buffers[key] = value.clone()
+        inside = [_without_repeats(self.tensors[i], value) for i, value in pairs if i not in self.anew]
+        if inside:
+            torch._foreach_copy_(*map(list, zip(*inside, strict=True)))
+        self.look()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return torch's counter of in-place changes; one made in inference_mode() has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy `value` into `tensor`, which may be one made by expand()."""
+    tensor, value = _without_repeats(tensor, value)
+    tensor.copy_(value)
+
+
+def _without_repeats(tensor: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the part of `tensor` that has each place in memory once, as torch writes to no other, and of `value`."""
+    if tensor.layout == torch.strided:
+        for d in [d for d, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[d] > 1]:
+            tensor, value = tensor.narrow(d, 0, 1), value.narrow(d, 0, 1)
+    return tensor, value
+
+
 class Extras:
     """Copies of the `buffers` of all models, and of the `loose` parameters of each, which no optimizer owns.
 
-    `untrained` has the ids of buffers whose model has no trained parameter.
+    `untrained` has the ids of buffers whose model has no trained parameter, `places` where each buffer belongs, by id.
     """
 
     def __init__(self, buffers: Sequence[torch.Tensor], loose: Iterable[Sequence[torch.Tensor]],
-                 untrained: Collection[int] = ()) -> None:
+                 untrained: Collection[int] = (), places: Mapping[int, Place] | None = None) -> None:
         self._small = [b for b in buffers if b.numel() <= LARGE]
         self._watched = [b for b in buffers if b.numel() > LARGE]
         self._lazy_from = len(self._watched)
@@ -67,7 +136,10 @@ class Extras:
         self._small_kind = frozenset(i for i, b in enumerate(self._small) if id(b) in untrained)
         self._kind = frozenset(i for i, t in enumerate(self._watched) if i >= self._lazy_from or id(t) in untrained)
         self._small_outside, self._outside = self._small_kind, self._kind
-        self._seen: dict[int, int] | None = None  # id -> counter while the first gradient of a call is awaited
+        self._live_small = _Live(self._small, places or {}, memory=False)
+        self._live = _Live(self._watched, places or {}, memory=True)
+        # Counters of small ones and of watched ones, while the first gradient of a call is awaited
+        self._seen: tuple[list[int], list[int]] | None = None
         self._slots = [_Slot(), _Slot()]
         self._applied: list[torch.Tensor] = []  # small ones when the newest step was applied
         self._applied_changes: list[int] = []  # counters of the watched ones then
@@ -89,11 +161,16 @@ class Extras:
     @torch.no_grad()
     def rebase(self) -> None:
         """Measure changes from the present values, and clear both slots."""
-        self._base_versions = [t._version for t in self._watched]
+        self._look()
+        self._base_versions = self._live.counts()
         self._last_norms = self._norms()
         self._applied_round, self._redo = -1, []
         for slot in self._slots:
             slot.round = -1
+
+    def _look(self) -> None:
+        self._live_small.look()
+        self._live.look()
 
     def leave_to_optimizers(self, owned: set[int]) -> None:
         """Stop copying these parameters, given by id: optimizers own them now."""
@@ -113,19 +190,21 @@ class Extras:
             return
         if round_ > self._applied_round:
             self._redo = []  # it was not replayed after all
+        self._look()
         slot = self._slot(round_)
         slot.round, slot.settled = round_, False
         if not slot.copies:
             slot.copies, slot.changes = [None] * len(self._watched), [-1] * len(self._watched)
         self._copy_small(slot, outside=False)
         self._copy_watched(slot, outside=False)
-        slot.small_changes = [t._version for t in self._small]
+        slot.small_changes = self._live_small.counts()
 
     def renew(self, round_: int) -> None:
         """Copy again where code after the last step has changed tensors, which then count as changed by it."""
+        self._look()
         slot = self._slot(round_)
         if slot.round == round_ and not slot.settled and (
-                slot.small_changes != [t._version for t in self._small]
+                slot.small_changes != self._live_small.counts()
                 or any(self._is_changed(i, slot) for i in range(len(self._watched)) if i not in self._outside)):
             self.begin(round_)
 
@@ -134,6 +213,7 @@ class Extras:
         """Copy the tensors that count as outside: the first gradient of `round_` has come."""
         if not self._small and not self._watched:
             return
+        self._look()
         slot = self._slot(round_)
         if slot.round != round_:
             self.begin(round_)
@@ -161,18 +241,19 @@ class Extras:
             return
         which = [i for i in range(len(self._small)) if (i in self._small_outside) == outside]
         if which:
-            torch._foreach_copy_([slot.small[i] for i in which], [self._small[i] for i in which])
+            _copy(slot.small, self._small, which, self._live_small.anew)
 
     def _copy_watched(self, slot: _Slot, outside: bool) -> None:
         for i, tensor in enumerate(self._watched):
             if (i in self._outside) == outside and self._is_changed(i, slot) and i not in self._owned:
                 held = slot.copies[i]
-                slot.copies[i] = tensor.detach().clone() if held is None else held.copy_(tensor)
-                slot.changes[i] = tensor._version
+                fits = held is not None and i not in self._live.anew
+                slot.copies[i] = held.copy_(tensor) if held is not None and fits else tensor.detach().clone()
+                slot.changes[i] = self._live.count(i)
 
     def _is_changed(self, i: int, slot: _Slot) -> bool:
         """Return whether watched tensor `i` has changed since `slot` was written, as far as it is known."""
-        now = self._watched[i]._version
+        now = self._live.count(i)
         untouched = slot.changes[i] == now or (i >= self._lazy_from and now == self._base_versions[i])
         return not untouched or i in self._uncounted
 
@@ -190,24 +271,23 @@ class Extras:
         """Note, while the first gradient of a call is awaited, that changes so far are those of code before its
         loop."""
         if self._seen is not None:
+            self._look()
             self._note_values(self._slot(round_))
 
     @torch.no_grad()
     def _note_values(self, slot: _Slot) -> None:
-        self._seen = {id(t): t._version for t in self._kinds_outside()}
+        self._seen = self._live_small.counts(), self._live.counts()
         if slot.copies:
             self._copy_small(slot, outside=True)
             self._copy_watched(slot, outside=True)
 
-    def _kinds_outside(self) -> list[torch.Tensor]:
-        return [*(self._small[i] for i in self._small_kind), *(self._watched[i] for i in self._kind)]
-
     def _sort_out(self) -> None:
         seen, self._seen = self._seen, None
-        if seen:
-            changed = {id(t) for t in self._kinds_outside() if t._version != seen.get(id(t), t._version)}
-            self._small_outside = frozenset(i for i in self._small_kind if id(self._small[i]) not in changed)
-            self._outside = frozenset(i for i in self._kind if id(self._watched[i]) not in changed)
+        if seen is None:
+            return
+        small, watched = seen
+        self._small_outside = frozenset(i for i in self._small_kind if self._live_small.count(i) == small[i])
+        self._outside = frozenset(i for i in self._kind if self._live.count(i) == watched[i])
 
     def _find_uncounted(self) -> set[int]:
         """Find tensors that change without being counted, and the loose parameters of the same model. Return new
@@ -229,13 +309,14 @@ class Extras:
             norms = torch._foreach_norm([self._watched[i].detach() for i in here])
             for i, norm in zip(here, torch.stack([n.double() for n in norms]).tolist(), strict=True):
                 found[i] = norm
-        return [(norm, t._version) for norm, t in zip(found, self._watched, strict=True)]
+        return list(zip(found, self._live.counts(), strict=True))
 
     # Going back
 
     @torch.no_grad()
     def put_back(self, round_: int) -> None:
         """Restore the tensors as before the forward pass of `round_`, if that has run."""
+        self._look()
         if round_ == self._applied_round and not self._redo:
             self._keep_applied()
         elif round_ == self._applied_round + 1 and all(s.round != round_ for s in self._slots):
@@ -244,30 +325,28 @@ class Extras:
             if slot.round != round_:
                 slot.round = slot.round if slot.round < round_ else -1  # later rounds will be computed again
                 continue
-            pairs = self._pairs(slot)
-            if pairs:
-                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
-            for i, tensor in enumerate(self._watched):
-                held = slot.copies[i]
-                if held is not None and self._goes_back(i, slot):
-                    tensor.copy_(held)
-                    slot.changes[i] = tensor._version
+            self._live_small.write(self._small_values(slot))
+            back = [(i, held) for i, held in enumerate(slot.copies) if held is not None and self._goes_back(i, slot)]
+            self._live.write(back)
+            for i, _ in back:
+                slot.changes[i] = self._live.count(i)
 
     def values_before(self, round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the pairs that `put_back` would copy: (live tensor, its value before the forward pass of `round_`)."""
+        self._look()
         for slot in self._slots:
             if slot.round == round_:
-                return [*self._pairs(slot), *((t, held) for i, (t, held) in enumerate(
-                    zip(self._watched, slot.copies, strict=True)) if held is not None and self._goes_back(i, slot))]
+                watched = [(self._watched[i], held) for i, held in enumerate(slot.copies)
+                           if held is not None and self._goes_back(i, slot)]
+                return [*((self._small[i], held) for i, held in self._small_values(slot)), *watched]
         return []
 
-    def _pairs(self, slot: _Slot) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the small tensors of which `slot` holds values."""
-        return [(tensor, held) for i, (tensor, held) in enumerate(zip(self._small, slot.small, strict=False))
-                if slot.settled or i not in self._small_outside]
+    def _small_values(self, slot: _Slot) -> list[tuple[int, torch.Tensor]]:
+        """Return the numbers of the small tensors of which `slot` holds values, and the values."""
+        return [(i, held) for i, held in enumerate(slot.small) if slot.settled or i not in self._small_outside]
 
     def _goes_back(self, i: int, slot: _Slot) -> bool:
-        changed = slot.changes[i] != self._watched[i]._version or i in self._uncounted
+        changed = slot.changes[i] != self._live.count(i) or i in self._uncounted
         return changed and i not in self._owned and (slot.settled or i not in self._outside)
 
     # A replay
@@ -275,10 +354,13 @@ class Extras:
     @torch.no_grad()
     def step_applied(self, round_: int) -> None:
         """Keep the values at the step of `round_`, which has just been applied to the parameters."""
+        self._look()
         self._applied_round = round_
-        if self._small:
-            self._applied = _copied(self._applied, self._small)
-        self._applied_changes = [t._version for t in self._watched]
+        if self._small and not self._applied:
+            self._applied = [t.detach().clone() for t in self._small]
+        elif self._small:
+            _copy(self._applied, self._small, range(len(self._small)), self._live_small.anew)
+        self._applied_changes = self._live.counts()
 
     def _keep_applied(self) -> None:
         """Keep the values at the newest step that are still available."""
@@ -289,7 +371,7 @@ class Extras:
             if before is None or i in self._owned or before.changes[i] == at_step or at_step == self._base_versions[i]:
                 continue  # the iteration did not change it
             copied = after.copies[i] if after is not None and i not in self._outside else None
-            if tensor._version == at_step and i not in self._uncounted:
+            if self._live.count(i) == at_step and i not in self._uncounted:
                 watched[i] = tensor.detach().clone()
             elif copied is not None and after is not None and after.changes[i] == at_step:
                 watched[i] = copied.clone()
@@ -315,15 +397,19 @@ class Extras:
     def step_replayed(self, round_: int) -> None:
         """Restore the values that the step of `round_` found, after that round was computed again without its step."""
         if self._redo and self._applied_round == round_:
-            for tensor, value in zip([*self._small, *self._watched], self._redo, strict=True):
-                if value is not None:
-                    tensor.copy_(value)
-            self._applied_changes = [t._version for t in self._watched]
+            self._look()
+            first = len(self._small)
+            values = [(i, value) for i, value in enumerate(self._redo) if value is not None]
+            self._live_small.write((i, value) for i, value in values if i < first)
+            self._live.write((i - first, value) for i, value in values if i >= first)
+            self._applied_changes = self._live.counts()
         self._redo = []
 
 
-def _copied(held: list[torch.Tensor], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    if not held:
-        return [t.detach().clone() for t in tensors]
-    torch._foreach_copy_(held, tensors)
-    return held
+def _copy(held: list[torch.Tensor], tensors: Sequence[torch.Tensor], which: Collection[int], anew: set[int]) -> None:
+    """Copy `tensors`; those that were set `anew` may have other shapes than before."""
+    for i in anew.intersection(which):
+        held[i] = tensors[i].detach().clone()
+    same = [i for i in which if i not in anew] if anew else which
+    if same:
+        torch._foreach_copy_([held[i] for i in same], [tensors[i] for i in same])

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from spotfleet.train.comm.group import Group
+from spotfleet.train.state.buffers import overwrite
 from spotfleet.worker.errors import CommBroken
 
 CHUNK_BYTES = 8 << 20
@@ -120,7 +121,7 @@ def hand_over(group: Group, tensors: Sequence[torch.Tensor], shared: Sequence[bo
     if receives:
         for tensor, flat in zip(tensors, flats, strict=True):
             if not tensor.is_contiguous():
-                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+                overwrite(tensor, flat.view(tensor.dtype).view(tensor.shape))
 
 
 class _Parcel:

@@ -29,7 +29,7 @@ from spotfleet.errors import UsageError
 from spotfleet.train import current
 from spotfleet.train.gradients.optimizer_tag import handle_of, is_distributed
 from spotfleet.train.state import hyper, rng
-from spotfleet.train.state.buffers import Extras
+from spotfleet.train.state.buffers import Extras, overwrite
 from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
 from spotfleet.train.state.plain import PlainValues, copied_value
@@ -202,6 +202,9 @@ class State(LiveTensors):
         """Capture the first position; `world` and `rank` are those that the script has read."""
         owned = {id(p) for o in self._optimizers.values() for p in params_of(o)}
         seen, buffers, loose, untrained = set(owned), {}, [], set()
+        parts = {id(part): part for module in self._modules.values() for part in module.modules()}
+        places = {id(b): (part._buffers, key) for part in reversed(parts.values()) for key, b in part._buffers.items()
+                  if b is not None}
         for module in self._modules.values():
             buffers.update({id(b): b for b in module.buffers()})
             if not any(id(p) in owned for p in module.parameters()):
@@ -209,7 +212,7 @@ class State(LiveTensors):
             loose.append([p for p in module.parameters() if id(p) not in seen])
             seen.update(id(p) for p in loose[-1])
         by_name = dict(self._named())
-        self.__dict__.update(_extras=Extras(list(buffers.values()), loose, untrained), _by_name=by_name,
+        self.__dict__.update(_extras=Extras(list(buffers.values()), loose, untrained, places), _by_name=by_name,
                              _params=[t for t in by_name.values() if isinstance(t, torch.nn.Parameter)],
                              _param_names={id(t): n for n, t in by_name.items()},
                              _samplers=[v for v in self._stateful.values() if hasattr(v, "round_begins")])
@@ -364,7 +367,7 @@ class State(LiveTensors):
         if held.buffer is not None:
             held.buffer.wait()
         for tensor, value in zip(self.tensors(), held.tensors, strict=True):
-            tensor.copy_(value)
+            overwrite(tensor, value)
         self._extras.rebase()
         self.mark(version=held.version, held=True, damaged=False, moved=False, uncommitted=0)
         self.rewind(held.position)

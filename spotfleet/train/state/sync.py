@@ -23,7 +23,7 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.train.comm.group import Group
 from spotfleet.train.state import divergence
-from spotfleet.train.state.buffers import Extras
+from spotfleet.train.state.buffers import Extras, overwrite
 from spotfleet.train.state.divergence import Digests
 from spotfleet.train.state.handover import hand_over
 from spotfleet.train.state.weights import WeightMarks
@@ -232,7 +232,7 @@ def _send(group: Group, chunk: torch.Tensor, pieces: list[Any], source: int) -> 
         for tensor, flat, start, count, at in pieces:
             flat[start:start + count].copy_(chunk[at:at + count])
             if start + count == flat.numel() and not tensor.is_contiguous():
-                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+                overwrite(tensor, flat.view(tensor.dtype).view(tensor.shape))
 
 
 def _chunk(group: Group, total_bytes: int) -> torch.Tensor:

@@ -1,0 +1,71 @@
+"""Buffers that a forward pass changes in other ways than in place, or that are no memory of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.train.loops import Job, bits, check, data, disturbances, linear
+
+# ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
+
+STEPS = 8
+POINTS = ["top", "reduced", "stepped"]
+
+
+class Centre(nn.Module):
+    """Subtracts a moving mean, which it sets anew."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean.mean()
+
+
+class Masked(nn.Module):
+    """Multiplies by a mask that shows one row, which changes, several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("row", torch.ones(1, 4))
+        self.register_buffer("mask", self.row.expand(8, 4))
+
+    def forward(self, x):
+        self.row.mul_(0.9)
+        return x * self.mask
+
+
+def loop_of(make):
+    def loop(job: Job):
+        net = make()
+        opt = job.distributed(torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.05, momentum=0.9))
+
+        def train(state):
+            for state.step in range(state.step, STEPS):
+                opt.zero_grad()
+                job.at("top", state.step)
+                (net(data(state.step)) - 1).pow(2).mean().backward()
+                job.at("reduced", state.step)
+                opt.step()
+                job.at("stepped", state.step)
+                job.metric()
+            return bits(net)
+
+        return job.run(train, model=net, optimizer=opt, step=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
+@pytest.mark.parametrize("size", [3, (1 << 16) + 1], ids=["small", "large"])
+def test_a_buffer_that_is_set_anew_is_exact(threads, size, change):
+    check(threads, loop_of(lambda: nn.Sequential(linear(), Centre(size))), change)
+
+
+@pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
+def test_a_buffer_made_by_expand_is_exact(threads, change):
+    check(threads, loop_of(lambda: nn.Sequential(Masked(), linear())), change)
