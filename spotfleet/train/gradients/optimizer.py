@@ -17,6 +17,7 @@ import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.train import runtime
+from spotfleet.train.comm.script_lines import call_site
 from spotfleet.train.gradients.optimizer_tag import (
     Distributed,
     ReducerHandle,
@@ -59,6 +60,7 @@ class _Distributed(Distributed):
 
     _spotfleet_options: _Options
     _spotfleet_skip: bool
+    _spotfleet_stepping: bool
 
     def synchronize(self) -> None:
         """Wait until the gradients are reduced. Never needed (backward() itself waits) and harmless at any time."""
@@ -107,8 +109,12 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     handle.reducer.reduced = False
     factor = current.step_factor(self)
     if current.step_begins(self):
-        with scaled(self, factor):
-            super(type(self), self).step()
+        self._spotfleet_stepping = True
+        try:
+            with scaled(self, factor):
+                super(type(self), self).step()
+        finally:
+            self._spotfleet_stepping = False
         current.step_ended(self)
     return loss
 
@@ -177,10 +183,26 @@ def DistributedOptimizer(optimizer: Any, named_parameters: Iterable[tuple[str, A
     optimizer.__class__ = type(original.__name__, (_Distributed, original), {"step": _step})
     optimizer._spotfleet_options = _Options(backward_passes_per_step, op == Average, compression,
                                             float(gradient_predivide_factor), sparse_as_dense)
-    optimizer._spotfleet_skip = False
+    optimizer._spotfleet_skip = optimizer._spotfleet_stepping = False
     optimizer._spotfleet = ReducerHandle(optimizer, functools.partial(_make_reducer, optimizer))
     runtime.current().optimizers.append(optimizer)
+    for name, inner in vars(optimizer).items():
+        if isinstance(inner, torch.optim.Optimizer):
+            inner.register_step_pre_hook(functools.partial(_inner_steps, optimizer, name))
     return optimizer
+
+
+def _inner_steps(optimizer: Any, name: str, inner: Any, args: Any, options: Any) -> None:
+    """Refuse a step of an optimizer inside the state's that no `step()` of that one makes: nothing would count it."""
+    state = runtime.current().state
+    if state is None or not state.step_mode or optimizer._spotfleet_stepping:
+        return
+    if any(o is optimizer for o in _in_state()):
+        raise UsageError(f"{type(optimizer).__name__}.{name}.step() ({call_site()}) was called outside of "
+                         f"{type(optimizer).__name__}.step(), so no version would count the step: it would be in no "
+                         "checkpoint, and no loss of a worker would find it",
+                         hint="give the inner optimizer to DistributedOptimizer and the state: "
+                              f"hvd.DistributedOptimizer(optimizer.{name}), TorchState(model, optimizer.{name})")
 
 
 def _take_params(optimizer: Any, params: Any) -> None:

@@ -392,3 +392,71 @@ def commits_before(job: Job, options: dict):
 @pytest.mark.parametrize("change", disturbances(["metric"], 4), ids=str)
 def test_a_job_that_asks_for_copies_goes_back_to_its_commits(threads, change):
     check(threads, lambda job: commits_before(job, {"copy": True}), change)
+
+
+class TwoSteps(torch.optim.Optimizer):
+    """SAM as many scripts have it: an optimizer inside, which `second_step()` steps."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {})
+        self.inner = torch.optim.SGD(self.param_groups, lr=0.05, momentum=0.9)
+        self.param_groups = self.inner.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["held"] = p.clone()
+            p.add_(0.5 * p.grad)
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data = self.state[p]["held"]
+        self.inner.step()
+
+    def step(self, closure=None) -> None:
+        self.inner.step()
+
+
+def in_two_steps(inner: bool, borrowed: bool = False, whole: bool = False):
+    """The inner or the outer optimizer is distributed, and `whole` calls step() of the outer one."""
+
+    def loop(job: Job):
+        net = linear()
+        opt = TwoSteps(net.parameters())
+        distributed = job.distributed(opt.inner if inner else opt)
+
+        def train(state):
+            while state.step < STEPS:
+                job.at("top", state.step)
+                with state.borrowed() if borrowed else nullcontext():
+                    for move in (opt.step,) if whole else (opt.first_step, opt.second_step):
+                        distributed.zero_grad()
+                        loss_of(net, state.step).backward()
+                        job.at("gradient", state.step)
+                        move()
+                job.at("metric", state.step)
+                job.metric()
+                state.step += 1
+            return bits(net)
+
+        return job.run(train, model=net, optimizer=distributed, step=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_a_step_of_an_optimizer_inside_that_nothing_counts_is_refused(threads, borrowed):
+    with pytest.raises(UsageError, match=r"TwoSteps.inner.step\(\) \(loops/test_moved_weights.py:\d+\)") as caught:
+        fleet_of(threads, in_two_steps(False, borrowed))
+    assert "DistributedOptimizer(optimizer.inner)" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("change", disturbances(["top", "gradient", "metric"], 4), ids=str)
+def test_two_steps_whose_inner_optimizer_is_distributed_are_exact(threads, change):
+    check(threads, in_two_steps(True), change)
+
+
+@pytest.mark.parametrize("change", [None, Disturbance("kill", "gradient", 4)], ids=str)
+def test_an_optimizer_that_steps_another_inside_its_own_step_is_not_refused(threads, change):
+    check(threads, in_two_steps(False, whole=True), change)
