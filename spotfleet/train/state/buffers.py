@@ -166,7 +166,21 @@ class Extras:
         self._last_norms = self._norms()
         self._applied_round, self._redo = -1, []
         for slot in self._slots:
-            slot.round = -1
+            slot.round, slot.copies, slot.changes = -1, [], []
+
+    @property
+    def known(self) -> tuple[list[int], list[int]]:
+        """The numbers of the loose parameters that have changed here, and of the tensors that do so uncounted."""
+        now = self._live.counts()
+        return ([i for i in range(self._lazy_from, len(now)) if now[i] != self._base_versions[i]],
+                sorted(self._uncounted))
+
+    def learn(self, known: tuple[list[int], list[int]]) -> None:
+        """Copy from the first iteration on what is `known` to change by the rank that sent the values."""
+        changed, uncounted = known
+        for i in changed:
+            self._base_versions[i] = -1
+        self._uncounted.update(uncounted)
 
     def _look(self) -> None:
         self._live_small.look()

@@ -151,8 +151,9 @@ def synchronize(group: Group, state: SyncedState) -> bool:
         state.put_back(newest.round)  # before the source sends its buffers
     position = state._final if finished else state._position
     if receivers or any((r.round, r.position_version) != (newest.round, newest.position_version) for r in rows):
-        payload = (position, state.schema() if receivers else None, state._extras.kept) if rank == source else None
-        position, schema, kept = broadcast_object(group, payload, source)
+        extras = state._extras
+        payload = (position, state.schema() if receivers else None, extras.kept, extras.known)
+        position, schema, kept, known = broadcast_object(group, payload if rank == source else None, source)
         position = replace(position, rank=own.rank)
         if receivers:
             _transfer(group, state, holders, source, position, schema)
@@ -160,6 +161,7 @@ def synchronize(group: Group, state: SyncedState) -> bool:
                 values = state._extras.values_at_step(kept, rank in receivers, newest.round)
                 broadcast_tensors(group, values, source)
         if rank in receivers:
+            state._extras.learn(known)
             state.mark(version=max(0, newest.version), made_in=newest.made_in)
     if rank in receivers or not finished:
         state.rewind(position)
