@@ -78,6 +78,7 @@ def test_a_fault_of_a_script_is_named_with_its_step_its_disturbance_and_the_line
 
 
 EXACT = {"made from the rank": scripts.MADE_FROM_RANK,
+         "weights changed after step": scripts.WEIGHTS_TOUCHED,  # from a copy, which is kept after the first step
          "counted before the gradient": scripts.COUNTED_BEFORE_THE_GRADIENT}
 
 
@@ -85,11 +86,6 @@ EXACT = {"made from the rank": scripts.MADE_FROM_RANK,
 def test_what_the_runtime_puts_right_is_exact(judged, habit):
     verdict = judged(EXACT[habit], "kill")
     assert (verdict.result, verdict.steps) == ("exact", 9), verdict
-
-
-def test_what_the_runtime_refuses_fails_with_its_words(judged):
-    verdict = judged(scripts.WEIGHTS_TOUCHED, "kill")
-    assert verdict.result == "failed" and "changes weights between gradients or after step()" in verdict.text, verdict
 
 
 def test_a_sound_script_is_exact_through_every_disturbance(judged):
