@@ -12,14 +12,16 @@ import spotfleet.train as hvd
 from tests.support.train.loops import data, linear
 
 
-def drawn(alone, between=lambda state: None) -> list[list[float]]:
-    """Numbers that each of four iterations draws, of torch and `random`; `between` runs after each step."""
+def drawn(alone, between=lambda state: None, within=lambda state: None) -> list[list[float]]:
+    """Numbers that each of four iterations draws first, of torch and `random`; `within` runs then, `between` after the
+    step."""
     net, found = linear(), []
     opt = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
 
     def train(state):
         for state.step in range(state.step, 4):  # noqa: B020
             found.append([*torch.rand(2).tolist(), random.random()])
+            within(state)
             net(data(state.step)).sum().backward()
             opt.step()
             opt.zero_grad()
@@ -41,6 +43,12 @@ def test_a_loader_that_begins_does_not_move_them(alone):
             list(DataLoader(torch.zeros(4), batch_size=2, num_workers=workers))
 
     assert drawn(alone, evaluate) == drawn(alone)
+
+
+def test_what_an_iteration_draws_does_not_move_the_next_ones(alone):
+    """So one that begins after a change, without the earlier ones, draws what it drew the first time."""
+    assert drawn(alone, within=lambda state: torch.rand(state.step)) == drawn(alone)
+    assert drawn(alone, within=lambda state: [random.random() for _ in range(state.step)]) == drawn(alone)
 
 
 def test_what_is_drawn_before_a_commit_does_not_move_them(alone):
