@@ -127,7 +127,7 @@ class Recorder(StepWatcher):
             "before": self._before, "tensors": tensors,
             "buffers": {name: digest.of_tensor(t) for name, t in state._named()
                         if id(t) in buffers and name not in tensors},
-            "draws": self._draws, "gradient": digest.of_value(self._gradients)})
+            "reported": state._repeats.reported, "draws": self._draws, "gradient": digest.of_value(self._gradients)})
         self._before, self._draws = {}, 0
         hold = self._folder / f"hold-{state.version}"
         while hold.exists():

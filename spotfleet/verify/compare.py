@@ -82,9 +82,13 @@ def _difference(expected: RecordedRun, found: RecordedRun, version: int, pairs: 
         part = RecordPart.BUFFERS
     else:
         part = RecordPart.TENSORS
-    ranks = (stale[0],) if stale is not None and part is RecordPart.BUFFERS else tuple(parts[part])
+    ranks, reported = tuple(parts[part]), ()
+    if part is RecordPart.TENSORS and (reported := pairs[ranks[0]][1].get("reported", ())):
+        part = RecordPart.VALUES  # it was put back at the gradient, but the forward pass has used it
+    ranks = (stale[0],) if stale is not None and part is RecordPart.BUFFERS else ranks
     a, b = pairs[ranks[0]]
-    name = stale[1] if stale is not None and part is RecordPart.BUFFERS else _names(part, a, b)[0]
+    name = (stale[1] if stale is not None and part is RecordPart.BUFFERS else
+            reported[0] if reported else _names(part, a, b)[0])
     both = part is RecordPart.VALUES and name in a["values"] and name in b["values"]
     text = f"{a['values'][name][1]} became {b['values'][name][1]}" if both else ""
     founders = list(found.entered)[:len(pairs)]

@@ -58,6 +58,7 @@ class Repeats:
         self._counted: tuple[tuple[str, Site], ...] = ()  # as in the position
         self._tries: tuple[tuple[str, Site, Any], ...] = ()
         self._moved: tuple[str, ...] = ()
+        self.reported: tuple[str, ...] = ()  # values of this iteration that were put back, and may have been used
 
     def attached(self, state: Any) -> None:
         self._first = self._at_step = plain_values(state)
@@ -105,7 +106,7 @@ class Repeats:
     def first_gradient(self, state: Any, world: int, rank: int) -> Position | None:
         """Put right what an iteration that is computed again has changed. Return None, or the position with which the
         function must be called again, since it was called with other values than it needs."""
-        again, self._at_entry = self._at_entry, None
+        again, self._at_entry, self.reported = self._at_entry, None, ()
         position = state._position
         if again is None:
             moved = tuple(n for n, v in plain_values(state).items()
@@ -198,6 +199,7 @@ class Repeats:
         told = [n for n, v in wrong.items() if n in whole or (not state._replay and (not isinstance(v, PLAIN) or any(
             (n, site) not in self._counted for site in self._changes.get(n, {}))))]
         if told and not any(e.last_used for e in state._samplers):
+            self.reported = tuple(told)
             names, at = ", ".join(f"state.{n}" for n in told), ", ".join(dict.fromkeys(map(where_set, told)))
             print(f"spotfleet: iteration {state._round} is computed again, but {names} was not what it was the first "
                   "time when its gradient began. It is put back, but the forward pass may have used another value. "
