@@ -118,7 +118,7 @@ class Repeats:
                 wrong = self._wrong(state, again[0], world)
                 if (other := _next_try(position, wrong)) is not None:
                     return other
-                wrong.update(self._changed_objects(state))
+                wrong.update(self._changed_objects(state, world))
                 self._report(state, wrong)
                 self._put_back(state, again, wrong)
         if self._is_called:
@@ -167,10 +167,12 @@ class Repeats:
                 wrong[name] = expected
         return wrong
 
-    def _changed_objects(self, state: Any) -> dict[str, Any]:
+    def _changed_objects(self, state: Any, world: int) -> dict[str, Any]:
         """Return the values of the position for objects (lists, tensors, counters of the script) that are others now.
-        Which code has changed them, and when, is not known."""
+        Which code has changed them, and when, is not known. At another world size they may have to be others."""
         scalars = state._position.scalars
+        if state._position.world != world and not state._replay:
+            return {}
         held = {n: v for n, v in scalars.items() if not isinstance(v, PLAIN) and not state.per_rank.covers(n)}
         return {n: copied(v) for n, v in held.items() if digest.of_value(state.__dict__[n]) != digest.of_value(v)}
 

@@ -490,10 +490,21 @@ def grows(begin: Any, add: Callable[[Any], Any]):
 @pytest.mark.parametrize(("begin", "add"), [
     (list, lambda held: [*held, 1]), (lambda: torch.zeros(()), lambda held: held + 1),
     (dict, lambda held: {**held, len(held): 1})], ids=["list", "tensor", "dict"])
-@pytest.mark.parametrize("change", [Disturbance("kill", "forward", 4), Disturbance("notice", "forward", 4)], ids=str)
+@pytest.mark.parametrize("change", [Disturbance(kind, "forward", 4, spares=1) for kind in ("kill", "notice")], ids=str)
 def test_an_object_that_changes_before_the_gradient_changes_once_and_the_repeat_is_reported(threads, capfd, begin, add,
                                                                                             change):
     check(threads, grows(begin, add), change)
     err = capfd.readouterr().err
     assert "state.held was not what it was the first time" in err
     assert f"Change it after step(): loops/test_repeats.py:{line_of('state.held = add(')}" in err
+
+
+def test_an_object_may_be_another_one_at_another_world_size(threads):
+    """So a list of the world sizes, as of examples/digits.py, gets the new one also before the gradient."""
+
+    def begin():
+        return []
+
+    fleet = fleet_of(threads, grows(begin, lambda held: held if held[-1:] == [hvd.size()] else [*held, hvd.size()]),
+                     Disturbance("kill", "forward", 4))
+    assert fleet.workers["h0/0/1"].result[1] == "[2, 1]"
