@@ -17,9 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spotfleet.addresses import split
 from spotfleet.train.comm import group
 from spotfleet.train.comm.group import Group
-from spotfleet.train.comm.own_sockets import listening_port
+from spotfleet.train.comm.own_sockets import endpoint, listening_port, select
 from spotfleet.worker.activity import peer_wait
 from spotfleet.worker.sockets import CAN_ABORT, shut, sockets
 from spotfleet.worker.store import served_ports
@@ -91,6 +92,15 @@ class GlooGroup(Group):
     reduces = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16,
                          torch.int64, torch.int32, torch.int8, torch.uint8})
 
+    _connections: frozenset[int] = frozenset()  # inodes of those to other members, without the store's
+
+    def form(self) -> None:
+        super().form()
+        if self.size > 1:
+            members = {place for place in self._places - {endpoint(*split(self._assignment.store))} if place[1]}
+            own = endpoint(self._address, self._port or -1)
+            self._connections = frozenset(select(self._own_sockets or {}, own, members).values())
+
     def _connect(self) -> Any:
         device, self._port = listen(self._address)
         return connect(self._meet(), self.rank, self.size, device)
@@ -107,7 +117,7 @@ class GlooGroup(Group):
         return Transfer(super().receive(tensor, source, tag))
 
     def is_cut(self) -> bool:
-        return len(self.descriptors()) < len(self._own_sockets or {})  # gloo closes what a peer has ended
+        return not self._connections <= set(sockets().values())  # gloo closes what a peer has ended
 
     def is_done(self, work: Any) -> bool:
         return self.aborted or work.is_completed()

@@ -31,6 +31,35 @@ def test_ranks_add_up_and_share(ranks):
     assert (sums, parts, told) == ([3.0] * 3, [[0, 1, 2]] * 3, [2] * 3)
 
 
+class AlsoAtTheStore(GlooGroup):
+    """Has one more connection to the generation's store, opened while it forms."""
+
+    def _connect(self):
+        self.other = self.dial("other", 10.0)
+        return super()._connect()
+
+
+def test_a_rank_is_cut_off_once_a_peer_ends_and_not_by_the_end_of_another_connection(ranks):
+    two = ranks(2, AlsoAtTheStore)
+    all_know, ended = threading.Barrier(2), threading.Event()
+
+    def work(group):
+        group.other.close()
+        all_know.wait(30)
+        cut = group.is_cut()
+        all_know.wait(30)
+        if group.rank == 1:
+            group.abort()
+            ended.set()
+        assert ended.wait(30)
+        deadline = time.monotonic() + 30
+        while not group.is_cut() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return cut, group.is_cut()
+
+    assert two.each(work)[0] == (False, True)
+
+
 def test_an_abort_from_another_thread_unblocks_a_collective_and_reaches_all_ranks(ranks):
     three = ranks(3)
     inside = threading.Barrier(3)
