@@ -135,7 +135,7 @@ def compiled(kit: Kit) -> Result:
 
 @own_process
 def profiled(kit: Kit) -> Result:
-    """torch.profiler around the loop, told of each step."""
+    """torch.profiler around the loop, with its step() in each iteration."""
     model = net()
     opt = kit.optimizer(Adam(model.parameters(), lr=0.01))
     state = kit.state(model, opt, i=0)

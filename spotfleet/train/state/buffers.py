@@ -59,7 +59,7 @@ class _Live:
 
     def __init__(self, tensors: list[torch.Tensor], places: Mapping[int, Place], memory: bool) -> None:
         self.tensors = tensors
-        self.anew: set[int] = set()  # those that another tensor has taken the place of
+        self.anew: set[int] = set()  # numbers of the buffers that the script has replaced by another tensor
         self._places = [(i, *places[id(t)]) for i, t in enumerate(tensors) if id(t) in places]
         self._looks_at_memory = memory
         self._memory = [t.data_ptr() for t in tensors] if memory else []
@@ -421,7 +421,7 @@ class Extras:
 
 
 def _copy(held: list[torch.Tensor], tensors: Sequence[torch.Tensor], which: Collection[int], anew: set[int]) -> None:
-    """Copy `tensors`; those that were set `anew` may have other shapes than before."""
+    """Copy `tensors`; those that the script has replaced (`anew`) may have another shape than before."""
     for i in anew.intersection(which):
         held[i] = tensors[i].detach().clone()
     same = [i for i in which if i not in anew] if anew else which

@@ -2,9 +2,9 @@
 
 - Schedulers and values that code changes before the gradient (`scheduler.step()`, `state.seen += n`) would change
   twice: the position is taken after the change. Schedulers are put back at the gradient; no forward pass reads them.
-- Values may be read by the forward pass, so the function is called again with those that they had before the change,
-  while a loop variable (`for state.i in range(state.i, N)`) needs the present one. Which is which shows at a gradient:
-  the code has brought each value to that of the position, or else it was called with the wrong one.
+- The forward pass may read a value. So a counter must begin with its value before the change, but a loop variable
+  (`for state.i in range(state.i, N)`) with the present one. The gradient shows whether the choice was right: then each
+  value equals that of the position.
 
       position: `tries`, values since the last step --> function called with the first one of each name
                         ^                                             |
@@ -40,7 +40,7 @@ from spotfleet.train.state.position import Position, Site
 
 RUNTIME = "spotfleet.train.runtime"  # it calls the user's function
 NOWHERE: Site = ()  # the gradient itself
-DEPTH = 20  # calls that a place in a script is told by
+DEPTH = 20  # the most nested calls of the script that identify a place
 
 
 class Repeats:
