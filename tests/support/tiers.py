@@ -31,6 +31,7 @@ PLACES = {
     "tests/providers/ssh/test_ssh_discovery.py": CORE,  # these three start no sshd
     "tests/providers/ssh/test_ssh_listing.py": CORE,
     "tests/providers/ssh/test_ssh_machines.py": CORE,
+    "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
     "tests/habits/test_processes.py": "machines",  # three or four jobs of real workers for each loop
     "tests/foreign/": "machines",  # four jobs of real workers for each script
     "tests/verify/test_verify.py": "machines",  # six jobs of real workers for each script
@@ -42,6 +43,7 @@ PLACES = {
 
 # Code that is one tier's own: a change to it always runs that tier, so its tests may be in it.
 OWN_CODE = {
+    "bench/gpu/": "machines",
     "spotfleet/bootstrap/": "machines",
     "spotfleet/providers/aws/": "clouds",
     "spotfleet/providers/ssh/": "machines",
