@@ -36,11 +36,6 @@ class ReducerHandle:
         """
         return [id(p) for p in self.trained()] == [id(p) for p in self.reducer.params]
 
-    def has_new_params(self) -> bool:
-        """Return whether a parameter requires gradients that the reducer does not know."""
-        known = {id(p) for p in self.reducer.params}
-        return any(id(p) not in known for p in self.trained())
-
     def replace(self) -> None:
         """Leave the parameters to another distributed optimizer."""
         self.reducer.detach()

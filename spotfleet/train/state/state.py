@@ -271,14 +271,11 @@ class State(LiveTensors):
         self.refresh_groups()
 
     def refresh_groups(self) -> None:
-        """Adapt to parameters that were added to an optimizer or now require gradients."""
+        """Leave parameters that were added to an optimizer to it."""
         own, owned = self.__dict__, sum(len(g["params"]) for o in self._optimizers.values() for g in o.param_groups)
         if own["_owned"] != owned:
             own["_owned"] = owned
             self._extras.leave_to_optimizers({id(p) for o in self._optimizers.values() for p in params_of(o)})
-        for optimizer in self._optimizers.values():
-            if is_distributed(optimizer) and handle_of(optimizer).has_new_params():
-                handle_of(optimizer).renew()
 
     def rewind(self, position: Position) -> None:
         """Go to `position`, which belongs to the present tensors or to those of one step before."""
