@@ -35,6 +35,7 @@ PLACES = {
     "tests/habits/test_processes.py": "machines",  # three or four jobs of real workers for each loop
     "tests/foreign/": "machines",  # four jobs of real workers for each script
     "tests/verify/test_verify.py": "machines",  # six jobs of real workers for each script
+    "tests/verify/test_fixes.py": "machines",
     "tests/e2e/": "machines",
     "tests/e2e/test_bad_input.py": CORE,
     "tests/e2e/test_secrets.py": CORE,

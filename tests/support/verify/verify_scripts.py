@@ -1,4 +1,4 @@
-"""Training scripts with one fault each, as users make them; `python -m spotfleet.verify` must name it."""
+"""Training scripts as users write them: with one fault each, or right only because the runtime puts something right."""
 
 from __future__ import annotations
 
@@ -96,3 +96,56 @@ RESUMES = script("""
 UNSEEDED = script(setup="torch.seed()")
 NOT_ELASTIC = "import spotfleet.train as hvd\nhvd.init()\nhvd.shutdown()\n"
 RAISES = script(setup="raise ValueError('no data')")
+
+
+# ---- right as long as the runtime has its fixes
+
+ACCUMULATION = script("""
+        model(batch(state.step)).square().mean().backward()
+        if state.step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+""")
+METRIC = """
+        hvd.allreduce(torch.ones(1))
+"""[1:]
+COUNTING = """
+class Counting(torch.optim.SGD):
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.k = 0
+
+    def step(self, closure=None):
+        self.k += 1
+        self.param_groups[0]["lr"] = 0.1 / self.k
+        super().step()
+"""
+OPTIMIZER_THAT_COUNTS = script(PLAIN + METRIC, setup=COUNTING).replace("torch.optim.Adam(", "Counting(")
+GROUP_THAT_COUNTS = OPTIMIZER_THAT_COUNTS.replace("self.k", 'self.param_groups[0]["k"]')
+EXTRA_STATE = script(PLAIN + """
+        model.scale *= 0.9
+"""[1:], setup="""
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(3, 1), 1.0
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+    def get_extra_state(self):
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state):
+        self.scale = state["scale"]
+""", model="Scaled()")
+CENTRED_MEAN = script(setup=CENTRED.replace("y.detach().mean()", "hvd.allreduce(y.detach().mean().view(1))"),
+                      model="Centred()")
+CENTRED_ANEW = CENTRED_MEAN.replace("self.center += ", "self.center = self.center + ")
+CENTRED_ALIKE = script(setup=CENTRED, model="Centred()").replace("+ hvd.rank()", "")
+SCHEDULED_FIRST = script("""
+        scheduler.step()
+"""[1:] + PLAIN, values=", scheduler=scheduler").replace(
+    "@hvd.elastic.run", "scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)\n\n@hvd.elastic.run")
+FROM_THE_START = SOUND.replace("while state.step < 40:", "for state.step in range(40):").replace(
+    "        state.step += 1\n", "")
