@@ -91,6 +91,7 @@ def _difference(expected: RecordedRun, found: RecordedRun, version: int, pairs: 
             reported[0] if reported else _names(part, a, b)[0])
     both = part is RecordPart.VALUES and name in a["values"] and name in b["values"]
     text = f"{a['values'][name][1]} became {b['values'][name][1]}" if both else ""
+    text = "the forward pass used another value" if reported else text
     founders = list(found.entered)[:len(pairs)]
     return RunDifference(found.name, version, ranks, name, part, text, after,
                       frozenset(p for p, on in parts.items() if on), lone,

@@ -59,6 +59,13 @@ def test_what_differs_first_within_a_step_is_named(changes, part, name):
     assert found is not None and (found.version, found.part, found.name) == (3, part, name)
 
 
+def test_a_value_that_was_put_back_after_the_forward_pass_had_used_another_is_named():
+    changes = {"tensors": {(3, 0): {"w": 0, "b": 7}}, "reported": {(3, 0): ("step",)}}
+    found = first_difference(run(), run(**changes))
+    assert found is not None
+    assert (found.part, found.name, found.text) == (RecordPart.VALUES, "step", "the forward pass used another value")
+
+
 def test_a_replacements_own_gradient_is_known_from_the_others():
     tensors = {(3, r): {"w": 0, "b": 7} for r in (0, 1)}
     lone = first_difference(run(), run(gradient={(3, 1): 9}, tensors=tensors))
