@@ -1,9 +1,11 @@
 """Digests of tensors and values, exact to the bit and fast enough for a change of membership.
 
-Tensors: rows of 4 KiB are summed as 64-bit integers, which runs at the speed of memory. The sums, and all bytes of
-small tensors, are then mixed with their places and summed once more. Any change of a value changes the digest, except
-by a chance of about 1 in 2**64; of two values exchanged within one row of a large tensor nothing is seen. The digest is
-the same on every device, and one number per device travels to the host.
+Tensors: each row of 4 KiB becomes two sums of its 64-bit words, each word times an odd number of its place; for the
+second sum the words begin 4 bytes later, so that the upper half of each word is the lower half of another. This runs at
+the speed of memory. The sums, and all bytes of small tensors, are then mixed with their places and summed once more.
+Any change of a value, of several values, or of their places changes the digest, except by a chance of 1 in 2**32 at
+most. (One sum alone would miss two changes of the highest bit, which is a sign.) The digest is the same on every
+device, and one number per device travels to the host.
 
 Values: a canonical walk through plain values, containers, tensors and objects' attributes. Objects of unknown types
 without attributes count by their type alone.
@@ -11,6 +13,7 @@ without attributes count by their type alone.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import struct
 import sys
@@ -20,13 +23,15 @@ from typing import Any
 
 import torch
 
-ROW = 512  # 64-bit words that are summed before their place counts
+ROW = 512  # 64-bit words of a row
+CHUNK = 4096  # rows that are summed at once where that takes memory of their size
 SMALL_BYTES = 16 << 10  # smaller tensors are mixed word by word
 DEPTH = 20  # containers nested deeper than this do not count
 # The constants of splitmix64.
 _GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 
 _places: dict[torch.device, torch.Tensor] = {}  # multiples of _GOLDEN
+_factors: dict[torch.device, torch.Tensor] = {}  # odd numbers, one for each place of a row
 
 
 @torch.no_grad()
@@ -71,9 +76,33 @@ def _add(tensor: torch.Tensor, sums: list[torch.Tensor], scraps: list[torch.Tens
     if whole:
         body = flat if whole == flat.numel() else flat[:whole]
         body = body if body.data_ptr() % 8 == 0 else body.clone()
-        sums.append(body.view(torch.int64).view(-1, ROW).sum(1))
+        sums.extend(_row_sums(body.view(torch.int64)))
+        whole -= row  # the words that begin 4 bytes later end before the last row
     if whole < flat.numel():
         scraps.append(flat[whole:].view(torch.uint8))
+
+
+def _row_sums(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sums of the rows of `words`, and of all but the last row of the words that begin 4 bytes later."""
+    if words.device not in _factors:
+        _factors[words.device] = _mixed_words(_multiples(words.device, ROW)[:ROW]) | 1
+    sums = _products if words.device.type == "cpu" else _products_in_pieces  # elsewhere `mv` has no integers
+    return sums(words, _factors[words.device])
+
+
+def _products(words: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    memory = (ctypes.c_char * (words.nbytes - 8 * ROW)).from_address(words.data_ptr() + 4)
+    later = torch.frombuffer(memory, dtype=torch.int64)
+    return words.view(-1, ROW).mv(factors), later.view(-1, ROW).mv(factors)
+
+
+def _products_in_pieces(words: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    step, last = CHUNK * ROW, len(words) - ROW
+    pieces = [words[i:i + step] for i in range(0, len(words), step)]
+    upper = ((words[i:min(i + step, last)] >> 32) & 0xFFFFFFFF | words[i + 1:min(i + step, last) + 1] << 32
+             for i in range(0, last, step))  # as bytes lie in memory, the lowest first
+    sums = [torch.cat([(piece.view(-1, ROW) * factors).sum(1) for piece in of]) for of in (pieces, upper)]
+    return sums[0], sums[1]
 
 
 def _words(scraps: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -85,16 +114,24 @@ def _words(scraps: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _mixed(words: torch.Tensor) -> int:
-    """Return the sum of the words, each after mixing it with its place (the finalizer of splitmix64)."""
-    places = _places.get(words.device)
-    if places is None or places.numel() < words.numel():
-        places = _places[words.device] = torch.arange(1, words.numel() + 1, device=words.device) * _GOLDEN
-    mixed = words + places[:words.numel()]
+    """Return the sum of the words, each after mixing it with its place."""
+    return int(_mixed_words(words + _multiples(words.device, words.numel())[:words.numel()]).sum())
+
+
+def _multiples(device: torch.device, count: int) -> torch.Tensor:
+    places = _places.get(device)
+    if places is None or places.numel() < count:
+        places = _places[device] = torch.arange(1, count + 1, device=device) * _GOLDEN
+    return places
+
+
+def _mixed_words(words: torch.Tensor) -> torch.Tensor:
+    """Return the words after the finalizer of splitmix64, each of whose bits depends on every bit of the word."""
+    mixed = words.clone()
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         mixed ^= mixed >> shift
         mixed *= factor
-    mixed ^= mixed >> 31
-    return int(mixed.sum())
+    return mixed ^ (mixed >> 31)
 
 
 def _fold(numbers: Sequence[int]) -> int:

@@ -218,8 +218,9 @@ def _details(entries: Sequence[ComparedEntry], exact: bool = True) -> Details:
 
 
 def _norm(tensor: torch.Tensor) -> str:
-    try:
-        return f"of norm {float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)):.10g}"
+    try:  # the sum shows a sign, which the norm does not
+        norm = float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
+        return f"of norm {norm:.10g}, sum {float(tensor.detach().sum(dtype=torch.float64)):.10g}"
     except RuntimeError:
         return f"of type {tensor.dtype}"
 

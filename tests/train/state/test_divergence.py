@@ -57,6 +57,45 @@ def test_what_is_added_here_and_taken_away_there_is_seen():
     assert digest.of_tensors([tensor]) != before
 
 
+def negated_column(t: torch.Tensor) -> None:
+    t.view(32, 32)[:, 7].neg_()
+
+
+def exchanged(t: torch.Tensor) -> None:
+    t.view(torch.int64)[4:8] = t.view(torch.int64)[4:8].flip(0)
+
+
+def upper_signs(t: torch.Tensor) -> None:  # the highest bit of each 64-bit word
+    t[1::2].neg_()
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.neg_, negated_column, exchanged, upper_signs])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_changes_that_cancel_each_other_in_a_sum_are_seen(change, dtype):
+    tensor = noise(8192).to(dtype)
+    before = digest.of_tensors([tensor])
+    change(tensor[:1024])
+    assert digest.of_tensors([tensor]) != before
+
+
+def test_last_bits_that_differ_at_several_places_are_seen():
+    draw = random.Random(1)
+    tensor = noise(8192)
+    before = digest.of_tensors([tensor])
+    for _ in range(300):
+        other = tensor.clone()
+        for at in draw.sample(range(8192), draw.choice([2, 4, 8])):
+            other.view(torch.int32)[at] += draw.choice([-1, 1])
+        assert digest.of_tensors([other]) != before
+
+
+def test_devices_without_integer_products_have_the_same_digest(monkeypatch):
+    tensor = noise(3 * digest.CHUNK * 1024)
+    expected = digest.of_tensors([tensor])
+    monkeypatch.setattr(digest, "_products", digest._products_in_pieces)
+    assert digest.of_tensors([tensor]) == expected
+
+
 TYPES = [torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.int8, torch.complex64, torch.float8_e4m3fn]
 
 
