@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(script: Path, args: Sequence[str], workers: int, steps: int, only: Sequence[str], as_json: bool) -> int:
     """Verify and print; return the exit status."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         verdict = verify(script, args, workers, steps, _show, only)
     except KeyboardInterrupt:

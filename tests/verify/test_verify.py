@@ -143,7 +143,8 @@ def test_wrong_arguments_are_refused(tmp_path, capsys):
 
 def start(path: Path, *options: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "spotfleet.train.verify", *options, str(path)], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # also under nohup
 
 
 def test_the_command_prints_json_and_its_status_is_0_only_for_exact(tmp_path):
@@ -173,15 +174,20 @@ def test_train_verify_needs_no_fleet_and_leaves_with_the_verdicts_status(tmp_pat
     assert done.returncode == 2 and "none.py is no file" in done.stderr
 
 
-def test_ctrl_c_leaves_nothing_running(tmp_path):
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_closed_terminal_leave_nothing(tmp_path, ended_by):
     path = tmp_path / "script.py"
-    pids, deadline = tmp_path / "pids", time.monotonic() + LIMIT_S
-    noted = f"import os, time\nprint(os.getpid(), file=open({str(pids)!r}, 'a'))\n"
+    pids, folders, deadline = tmp_path / "pids", tmp_path / "folders", time.monotonic() + LIMIT_S
+    noted = (f"import os, time\nprint(os.environ['SPOTFLEET_OUTPUT'], file=open({str(folders)!r}, 'a'))\n"
+             f"print(os.getpid(), file=open({str(pids)!r}, 'a'))\n")
     path.write_text(noted + scripts.SOUND.replace("state.step += 1", "state.step += 1; time.sleep(0.2)"))
     process = start(path)
     while not (pids.exists() and len(pids.read_text().split()) == 2) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    written = folders.read_text().split()
+    assert all(Path(folder).is_dir() for folder in written)
+    process.send_signal(ended_by)
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130 and "interrupted" in err
+    assert not any(Path(folder).exists() for folder in written)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split())
