@@ -139,6 +139,7 @@ class IterationEvents(Member[Group]):
         if state is not None and self._is_of_state(optimizer):
             self._raise_again()
             state._marks.step_begins(state._trained)
+            state._touches.step_begins(state._optimizer_states)
             state._plain.step_begins(optimizer)
             if state._loan is not None:
                 state._loan.before_step(state)
@@ -209,7 +210,7 @@ class IterationEvents(Member[Group]):
 
     def check_change(self) -> None:
         state = self.state
-        if self._agree_change(state is not None and state.weights_have_moved):
+        if self._agree_change(state is not None and state.has_moved):
             if state is not None and not state.step_mode:  # only a commit is a point to resume from
                 self.repeated += state._uncommitted
                 state.restore()

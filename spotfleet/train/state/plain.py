@@ -33,19 +33,45 @@ class PlainValues:
         self._optimizers, self._modules = optimizers, modules
         self._stepped: dict[str, set[GroupKey]] = {name: set() for name in optimizers}  # values that step() changes
         self._at_first = {name: attributes_of(o) for name, o in optimizers.items()}
-        self._before: dict[GroupKey, Any] = {}
+        self._before: dict[str, dict[GroupKey, Any]] = {}
+        self._left: dict[str, dict[GroupKey, Any]] = {}  # as after the last step; of tensors a copy and the counter
 
     def step_begins(self, optimizer: Any) -> None:
-        self._before = _group_values(optimizer)
+        self._before = {name: _group_values(o) for name, o in self._of(optimizer)}
+        self.note_groups(self._before)
+
+    def _of(self, optimizer: Any) -> list[tuple[str, Any]]:
+        """Return this optimizer of the state and those inside it, with their names."""
+        top = next((n for n, o in self._optimizers.items() if o is optimizer), None)
+        return [(n, o) for n, o in self._optimizers.items() if n == top or n.startswith(f"{top}.")]
 
     def step_ended(self, optimizer: Any) -> None:
         """Learn which values of the parameter groups the step itself has changed."""
         before, self._before = self._before, {}
-        name = next((n for n, o in self._optimizers.items() if o is optimizer), None)
-        if name is not None:
-            for place, value in _group_values(optimizer).items():
-                if place not in before or _differ(before[place], value):
+        after = {name: _group_values(o) for name, o in self._of(optimizer)}
+        for name, values in after.items():
+            for place, value in values.items():
+                if place not in before[name] or _differ(before[name][place], value):
                     self._stepped[name].add(place)
+        self.note_groups(after)
+
+    def note_groups(self, values: dict[str, dict[GroupKey, Any]] | None = None) -> None:
+        """Take the values of the parameter groups as those from which code of the script goes on."""
+        values = {n: _group_values(o) for n, o in self._optimizers.items()} if values is None else values
+        self._left = {n: {k: (v[0].detach().clone(), v[1]) if _is_counted(v) else v for k, v in held.items()}
+                      for n, held in values.items()}
+
+    def left(self) -> dict[str, dict[GroupKey, Any]]:
+        """Return the values, as of the last step, that code has changed since."""
+        found = {n: {k: v for k, v in held.items() if self._has_changed(n, k, v)} for n, held in self._left.items()}
+        return {n: {k: v[0] if _is_counted(v) else v for k, v in held.items()} for n, held in found.items() if held}
+
+    def _has_changed(self, name: str, place: GroupKey, then: Any) -> bool:
+        groups = self._optimizers[name].param_groups
+        now = groups[place[0]].get(place[1]) if place[0] < len(groups) else None
+        if isinstance(now, torch.Tensor):
+            return not _is_counted(then) or now._version != then[1]
+        return now is not then and (type(now) is not type(then) or bool(now != then))
 
     def stepped(self, name: str) -> set[GroupKey]:
         """Return the places of values that the steps of this optimizer change."""
@@ -112,8 +138,13 @@ def _group_values(optimizer: Any) -> dict[GroupKey, Any]:
             if key != NAMES and (isinstance(value, torch.Tensor) or is_plain(value))}
 
 
+def _is_counted(value: Any) -> bool:
+    """Return whether it is a tensor with its counter, as in `_group_values`."""
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], torch.Tensor)
+
+
 def _differ(a: Any, b: Any) -> bool:
-    if isinstance(a, tuple) and a and isinstance(a[0], torch.Tensor):
+    if _is_counted(a):
         return not isinstance(b, tuple) or a[0] is not b[0] or a[1] != b[1]
     return type(a) is not type(b) or bool(a != b)
 
