@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from typing import Any
 
 import torch
 
@@ -84,16 +85,24 @@ class LiveTensors:
             ]
         return Schema([(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()], optimizers, self._plain.capture())
 
+    def _fit_buffers(self, schema: Schema) -> None:
+        """Give buffers that have other shapes in `schema` those: a cache may grow with what comes in."""
+        held = {name: (dtype, shape) for name, dtype, shape in schema.fixed}
+        for name, tensor in self._named():
+            dtype, shape = held.get(name, (tensor.dtype, tuple(tensor.shape)))
+            if not isinstance(tensor, torch.nn.Parameter) and (dtype, shape) != (tensor.dtype, tuple(tensor.shape)):
+                made = torch.zeros(shape, dtype=dtype, device=tensor.device)
+                for buffers in (part._buffers for module in self._modules.values() for part in module.modules()):
+                    buffers.update({key: made for key, b in buffers.items() if b is tensor})
+
     def allocate_tensors(self, schema: Schema) -> None:
         """Allocate optimizer state as in `schema`, and take over its values; UsageError when this process built another
         model."""
+        self._fit_buffers(schema)
         own = [(n, t.dtype, tuple(t.shape)) for n, t in self._fixed()]
         differing = next((pair for pair in zip(own, schema.fixed, strict=False) if pair[0] != pair[1]), None)
         if differing or len(own) != len(schema.fixed) or set(schema.optimizers) != set(self.owners()):
-            what = (f"here {differing[0]}, there {differing[1]}" if differing
-                    else f"here {len(own)} tensors, there {len(schema.fixed)}")
-            raise UsageError(f"the state to be taken over does not fit the model built here: {what}",
-                             hint="build the same model and optimizer on every rank, independent of rank and size")
+            raise _does_not_fit(own, schema.fixed, differing)
         for name, per_param in schema.optimizers.items():
             optimizer = self._all_optimizers[name]
             params = params_of(optimizer)
@@ -109,6 +118,21 @@ class LiveTensors:
                     del optimizer.state[p]
         if schema.plain is not None:
             self._plain.put(schema.plain)
+
+
+def _does_not_fit(own: list[tuple[str, Any, Any]], there: list[tuple[str, Any, Any]],
+                  differing: Any) -> UsageError:
+    here, others = {n for n, _, _ in own}, {n for n, _, _ in there}
+    added = [n for n, _, _ in there if n not in here]
+    what = f"here {differing[0]}, there {differing[1]}" if differing else f"here {len(own)} tensors, there {len(there)}"
+    hint = "build the same model and optimizer on every rank, independent of rank and size"
+    if added and here - set(added) and len(others) >= len(here):
+        what = f"the running job has {', '.join(added[:3])}{' and more' if len(added) > 3 else ''}, which is not here"
+        hint += ("; what the loop adds to a model (a layer, a buffer, the mask of torch.nn.utils.prune) must be there "
+                 "before DistributedOptimizer(...) and TorchState(...) are called")
+    if any(n.endswith("_orig") for n in added):
+        hint += ": prune.identity(layer, \"weight\"), and prune in the loop"
+    return UsageError(f"the state to be taken over does not fit the model built here: {what}", hint=hint)
 
 
 def _empty(p: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], on_cpu: bool) -> torch.Tensor:
