@@ -145,6 +145,11 @@ class Runtime(IterationEvents):
             state.mark(moved=moved)
         self._inside = False
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the user's function is running."""
+        return self._inside
+
     def has_finished(self) -> bool:
         return self.state is not None and self.state._finished
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from spotfleet.train.state.plain import attributes_of
+from spotfleet.train.state.plain import attributes_of, put_attributes
 
 _COUNTER = attrgetter("_version")
 
@@ -340,7 +340,7 @@ class StateLoan:
         """Also keep the optimizers' state, before the first step."""
         if not self._optimizers:
             self._optimizers = [(o, copy.deepcopy(o.state_dict()), attributes_of(o))
-                                for o in state._optimizers.values()]
+                                for o in state._all_optimizers.values()]
             self._extras = state._extras.snapshot()
 
     @torch.no_grad()
@@ -350,7 +350,7 @@ class StateLoan:
             tensor.copy_(value)
         for optimizer, held, attributes in self._optimizers:
             optimizer.load_state_dict(held)
-            vars(optimizer).update(attributes)
+            put_attributes(optimizer, attributes)
         if self.has_steps:
             state.__dict__.update(self._fields)
             vars(state._extras).update(self._extras)
