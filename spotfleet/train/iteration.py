@@ -146,6 +146,7 @@ class IterationEvents(Member[Group]):
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):
             return True
         state._extras.step_replayed(state._round)
+        state._plain.note_groups()
         state.step_ended()
         self.restart_draws()
         return False

@@ -343,7 +343,7 @@ def _pruned(kit: Kit, prepared: bool) -> Result:
     return simple(kit, model, lambda p: SGD(p, lr=0.1, momentum=0.9), top=top, each=NEVER)
 
 
-@habit("weights", "refused", "the running job has model.0.weight_orig", "`prune.identity(layer, \"weight\")` at first")
+@habit("weights", "refused", "there also model.0.weight_orig", "`prune.identity(layer, \"weight\")` at first")
 def pruned(kit: Kit) -> Result:
     """Pruning by torch.nn.utils.prune in the loop."""
     return _pruned(kit, prepared=False)

@@ -47,7 +47,6 @@ class PlainValues:
 
     def step_begins(self, optimizer: Any) -> None:
         self._before = {name: _group_values(o) for name, o in self._of(optimizer)}
-        self.note_groups(self._before)
 
     def _of(self, optimizer: Any) -> list[tuple[str, Any]]:
         """Return this optimizer of the state and those inside it, with their names."""

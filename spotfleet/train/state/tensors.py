@@ -122,12 +122,12 @@ class LiveTensors:
 
 def _does_not_fit(own: list[tuple[str, Any, Any]], there: list[tuple[str, Any, Any]],
                   differing: Any) -> UsageError:
-    here, others = {n for n, _, _ in own}, {n for n, _, _ in there}
+    here = {n for n, _, _ in own}
     added = [n for n, _, _ in there if n not in here]
     what = f"here {differing[0]}, there {differing[1]}" if differing else f"here {len(own)} tensors, there {len(there)}"
     hint = "build the same model and optimizer on every rank, independent of rank and size"
-    if added and here - set(added) and len(others) >= len(here):
-        what = f"the running job has {', '.join(added[:3])}{' and more' if len(added) > 3 else ''}, which is not here"
+    if added and len(added) < len(there):
+        what += f"; there also {', '.join(added[:3])}{' and more' if len(added) > 3 else ''}"
         hint += ("; what the loop adds to a model (a layer, a buffer, the mask of torch.nn.utils.prune) must be there "
                  "before DistributedOptimizer(...) and TorchState(...) are called")
     if any(n.endswith("_orig") for n in added):
