@@ -126,6 +126,6 @@ def pruned(job: Job):
 
 
 def test_a_newcomer_without_what_the_loop_has_added_is_refused_with_what_to_do(threads):
-    with pytest.raises(UsageError, match="there also model.weight_orig, model.weight_mask") as caught:
+    with pytest.raises(UsageError, match=r"there also model\.weight_orig, model\.weight_mask") as caught:
         fleet_of(threads, pruned, Disturbance("kill", "reduced", 4, spares=1))
     assert "prune.identity(layer" in (caught.value.hint or "")
