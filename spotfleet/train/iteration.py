@@ -139,12 +139,14 @@ class IterationEvents(Member[Group]):
         if state is not None and self._is_of_state(optimizer):
             self._raise_again()
             state._marks.step_begins(state._trained)
+            state._touches.step_begins(state._optimizer_states)
             state._plain.step_begins(optimizer)
             if state._loan is not None:
                 state._loan.before_step(state)
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):
             return True
         state._extras.step_replayed(state._round)
+        state._plain.note_groups()
         state.step_ended()
         self.restart_draws()
         return False
@@ -209,7 +211,7 @@ class IterationEvents(Member[Group]):
 
     def check_change(self) -> None:
         state = self.state
-        if self._agree_change(state is not None and state.weights_have_moved):
+        if self._agree_change(state is not None and state.has_moved):
             if state is not None and not state.step_mode:  # only a commit is a point to resume from
                 self.repeated += state._uncommitted
                 state.restore()

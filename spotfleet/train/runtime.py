@@ -139,11 +139,16 @@ class Runtime(IterationEvents):
         self._raise_again()
 
     def _check_weights(self, state: State) -> None:
-        """Put weights back that the user's function had changed where it was interrupted, or note that they belong to
-        no version."""
-        if self._inside and not state.put_weights_back():
-            state.mark(moved=True)
+        """Put back what the user's function had changed where it was interrupted, or note that it belongs to no
+        version."""
+        if self._inside and (moved := state.put_changes_back()):
+            state.mark(moved=moved)
         self._inside = False
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the user's function is running."""
+        return self._inside
 
     def has_finished(self) -> bool:
         return self.state is not None and self.state._finished

@@ -101,6 +101,73 @@ def counter_in_an_attribute(kit: Kit) -> Result:
     return simple(kit, net(), lambda p: Remembering(p, 0.1), after=lambda i: kit.allreduce(torch.ones(1)))
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Slow weights around another optimizer, which has a state of its own."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.norms = inner, []
+        super().__init__([{"params": g["params"]} for g in inner.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = [p for group in self.param_groups for p in group["params"]]
+        self.norms.append(float(sum(p.grad.norm() for p in params)))
+        torch.nn.utils.clip_grad_norm_(params, sorted(self.norms)[len(self.norms) // 2])
+        self.inner.step()
+        for p in params:
+            slow = self.state[p].setdefault("slow", p.clone())
+            if len(self.norms) % 3 == 0:
+                p.copy_(slow.lerp_(p, 0.5))
+
+
+@habit("optimizers")
+def optimizer_around_another(kit: Kit) -> Result:
+    """An optimizer around another one with momentum (Lookahead), and a list as attribute (AutoClip)."""
+    return simple(kit, net(), lambda p: Lookahead(SGD(p, lr=0.1, momentum=0.9)),
+                  after=lambda i: kit.allreduce(torch.ones(1)))
+
+
+def _restarted(kit: Kit, restart: Any, where: str) -> Result:
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def change(i: int) -> None:
+        for held in opt.state.values() if i % 2 else ():
+            restart(held)
+        kit.allreduce(torch.ones(1))
+
+    kit.run(lambda state: steps(kit, state, model, opt, **{where: change}))(kit.state(model, opt, i=0))
+    return result(model, opt)
+
+
+@habit("optimizers")
+def momentum_halved(kit: Kit) -> Result:
+    """Momentum halved by hand after every other step, then a metric."""
+    return _restarted(kit, lambda held: held["momentum_buffer"].mul_(0.5), "after")
+
+
+@habit("optimizers")
+def optimizer_restarted(kit: Kit) -> Result:
+    """Momentum set anew by hand at the top of every other iteration."""
+    return _restarted(kit, lambda held: held.update(momentum_buffer=held["momentum_buffer"] * 0.1), "top")
+
+
+@habit("optimizers", "refused", "not in the state, which has state.optimizer",
+       "both optimizers and their models in the state")
+def second_optimizer_forgotten(kit: Kit) -> Result:
+    """A second wrapped optimizer that steps in the function and is not in the state."""
+    model, head = net(), torch.nn.Linear(1, 1)
+    opt, other = kit.optimizer(SGD(model.parameters(), lr=0.1)), kit.optimizer(SGD(head.parameters(), lr=0.1))
+
+    def loss(i: int) -> torch.Tensor:
+        x, y = batch(i)
+        return torch.nn.functional.mse_loss(head(model(x)), y)
+
+    kit.run(lambda state: steps(kit, state, model, opt, loss=loss, after=lambda i: other.step()))(
+        kit.state(model, opt, i=0))
+    return result(model, opt)
+
+
 @habit("optimizers")
 def gan(kit: Kit) -> Result:
     """Two optimizers that step in turn (a GAN), committed once per iteration."""
@@ -188,6 +255,20 @@ def rate_by_hand(kit: Kit) -> Result:
     def top(i: int) -> None:
         for group in opt.param_groups:
             group["lr"] = 0.1 / (1 + i)
+
+    kit.run(lambda state: steps(kit, state, model, opt, top, each=NEVER))(kit.state(model, opt, i=0))
+    return result(model, opt)
+
+
+@habit("schedulers")
+def rate_multiplied(kit: Kit) -> Result:
+    """The rate is multiplied by hand at the top of the body."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def top(i: int) -> None:
+        for group in opt.param_groups:
+            group["lr"] *= 0.9
 
     kit.run(lambda state: steps(kit, state, model, opt, top, each=NEVER))(kit.state(model, opt, i=0))
     return result(model, opt)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.habits.kit import STEPS, Kit, Result, batch, fill, habit, loss_of, net, result
@@ -303,3 +304,52 @@ class Counter(nn.Module):
 def buffer_by_hand(kit: Kit) -> Result:
     """A buffer that a layer changes by hand in its forward pass."""
     return simple(kit, net(Counter()), lambda p: SGD(p, lr=0.1))
+
+
+class Growing(nn.Module):
+    """Keeps a cache of the length that came in, in no state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.arange(4.0).cos(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > len(self.cache):
+            self.register_buffer("cache", torch.arange(float(len(x))).cos(), persistent=False)
+        return x * self.cache[:len(x), None]
+
+
+@habit("buffers")
+def grown_cache(kit: Kit) -> Result:
+    """A cache in a buffer that is registered anew when more comes in (rotary embeddings)."""
+    model = net(Growing())
+
+    def loss(i: int) -> torch.Tensor:
+        x, y = batch(i, rows=3 + i)
+        return nn.functional.mse_loss(model(x), y)
+
+    return simple(kit, model, lambda p: SGD(p, lr=0.1), loss=loss, each=NEVER)
+
+
+def _pruned(kit: Kit, prepared: bool) -> Result:
+    model = net()
+    if prepared:
+        prune.identity(model[0], "weight")
+
+    def top(i: int) -> None:
+        if i == 3:
+            prune.l1_unstructured(model[0], "weight", 0.4)
+
+    return simple(kit, model, lambda p: SGD(p, lr=0.1, momentum=0.9), top=top, each=NEVER)
+
+
+@habit("weights", "refused", "there also model.0.weight_orig", "`prune.identity(layer, \"weight\")` at first")
+def pruned(kit: Kit) -> Result:
+    """Pruning by torch.nn.utils.prune in the loop."""
+    return _pruned(kit, prepared=False)
+
+
+@habit("weights")
+def pruned_after_identity(kit: Kit) -> Result:
+    """Pruning in the loop of a layer that had `prune.identity` before the optimizer was made."""
+    return _pruned(kit, prepared=True)

@@ -25,10 +25,11 @@ def rows_of(state: State, schema: Schema) -> list[TensorRow]:
             tensor, paths = modules[top][key]
             rows.append(TensorRow(paths, dtype, shape, id(tensor) in shared))
         else:  # a parameter of no model in the state
-            p = _params(state._optimizers[top])[int(key)]
+            top, _, key = name.rpartition(".")
+            p = _params(state._all_optimizers[top])[int(key)]
             rows.append(TensorRow(((top, "params", key),), dtype, shape, id(p) in shared))
     for top, per_param in schema.optimizers.items():
-        for p, entries in zip(_params(state._optimizers[top]), per_param, strict=True):
+        for p, entries in zip(_params(state._all_optimizers[top]), per_param, strict=True):
             rows.extend(TensorRow(((top, "state", names[id(p)], key),), entry[0], entry[1], id(p) in shared)
                         for key, entry in entries.items() if isinstance(entry, tuple))
     return rows
@@ -51,7 +52,7 @@ def _modules(state: State) -> dict[str, dict[str, tuple[torch.Tensor, tuple[Path
 
 def _param_names(state: State) -> dict[int, str]:
     """Name parameters as torch.distributed.checkpoint.state_dict does, with the model's name if there are several."""
-    names = {id(p): str(i) for o in state._optimizers.values() for i, p in enumerate(_params(o))}
+    names = {id(p): str(i) for o in state._all_optimizers.values() for i, p in enumerate(_params(o))}
     for top, module in reversed(state._modules.items()):
         prefix = f"{top}." if len(state._modules) > 1 else ""
         names.update({id(p): f"{prefix}{key}" for key, p in module.named_parameters()})
@@ -76,10 +77,10 @@ def plain_of(state: State, position: Position, schema: Schema) -> dict[Path, Any
     names = _param_names(state)
     found: dict[Path, Any] = {}
     for top, groups in position.hyper.items():
-        params = [[names[id(p)] for p in group["params"]] for group in state._optimizers[top].param_groups]
+        params = [[names[id(p)] for p in group["params"]] for group in state._all_optimizers[top].param_groups]
         found[(top, "param_groups")] = [{**group, "params": own} for group, own in zip(groups, params, strict=False)]
     for top, per_param in schema.optimizers.items():
-        for p, entries in zip(_params(state._optimizers[top]), per_param, strict=True):
+        for p, entries in zip(_params(state._all_optimizers[top]), per_param, strict=True):
             found.update({(top, "state", names[id(p)], key): entry[0]
                           for key, entry in entries.items() if isinstance(entry, list)})
     found.update({(top,): value for top, value in {**position.scalars, **position.stateful}.items() if top != OWN_KEY})

@@ -61,6 +61,7 @@ class _Distributed(Distributed):
     _spotfleet_options: _Options
     _spotfleet_skip: bool
     _spotfleet_stepping: bool
+    _spotfleet_early: bool  # made before elastic.run
 
     def synchronize(self) -> None:
         """Wait until the gradients are reduced. Never needed (backward() itself waits) and harmless at any time."""
@@ -105,6 +106,7 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
     if not self._spotfleet_skip:
         self.synchronize()
     current = runtime.current()
+    _check_state_has(self)
     self._opt_called = True  # torch's schedulers check it
     handle.reducer.reduced = False
     factor = current.step_factor(self)
@@ -121,6 +123,26 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
 
 _step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it once more, and step hooks would run twice
 _step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # a scheduler would shadow it on the instance
+
+
+def _check_state_has(optimizer: Any) -> None:
+    """Refuse a step in the user's function of an optimizer that is not in its state, and that a newcomer would have as
+    the script built it. One that is made in the function for weights of its own is the script's affair."""
+    current = runtime.current()
+    state = current.state
+    if state is None or not current.is_inside or not state._optimizers:
+        return
+    if any(o is optimizer for o in state._all_optimizers.values()):
+        return
+    held = {id(p) for p in state._params}
+    inside = [id(p) in held for group in optimizer.param_groups for p in group["params"]]
+    if optimizer._spotfleet_early or any(inside):
+        kind, names = type(optimizer).__name__, " and ".join(f"state.{n}" for n in state._optimizers)
+        what = "this optimizer is" if all(inside) else "this optimizer and the model that it trains are"
+        raise UsageError(f"{kind}.step() ({call_site()}): {what} not in the state, which has {names}, so a change of "
+                         "membership would lose what it has trained",
+                         hint="give all optimizers that step in the function to the state, and their models: "
+                              "TorchState(model, optimizer, head=head, head_optimizer=head_optimizer)")
 
 
 def _make_reducer(optimizer: Any) -> Reducer:
@@ -184,6 +206,7 @@ def DistributedOptimizer(optimizer: Any, named_parameters: Iterable[tuple[str, A
     optimizer._spotfleet_options = _Options(backward_passes_per_step, op == Average, compression,
                                             float(gradient_predivide_factor), sparse_as_dense)
     optimizer._spotfleet_skip = optimizer._spotfleet_stepping = False
+    optimizer._spotfleet_early = runtime.current().state is None
     optimizer._spotfleet = ReducerHandle(optimizer, functools.partial(_make_reducer, optimizer))
     runtime.current().optimizers.append(optimizer)
     for name, inner in vars(optimizer).items():

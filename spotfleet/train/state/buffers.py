@@ -392,20 +392,21 @@ class Extras:
         self._redo = [*self._applied, *watched]
 
     @property
-    def kept(self) -> list[int]:
-        """The numbers of the values that `step_replayed` would restore."""
-        return [i for i, value in enumerate(self._redo) if value is not None]
+    def kept(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The numbers and shapes of the values that `step_replayed` would restore."""
+        return [(i, tuple(value.shape)) for i, value in enumerate(self._redo) if value is not None]
 
-    def values_at_step(self, kept: list[int], receives: bool, round_: int) -> list[torch.Tensor]:
+    def values_at_step(self, kept: list[tuple[int, tuple[int, ...]]], receives: bool,
+                       round_: int) -> list[torch.Tensor]:
         """Return the `kept` values of the step of `round_`, for a transfer; memory for them if this rank `receives`."""
         tensors = [*self._small, *self._watched]
         if receives and kept:
             self._redo = [None] * len(tensors)
             self._applied_round = round_
-            for i in kept:
-                self._redo[i] = torch.empty_like(tensors[i]).detach()
+            for i, shape in kept:
+                self._redo[i] = _memory(tensors[i], shape)
         return [value if (value := self._redo[i] if self._redo else None) is not None
-                else torch.empty_like(tensors[i]).detach() for i in kept]
+                else _memory(tensors[i], shape) for i, shape in kept]
 
     @torch.no_grad()
     def step_replayed(self, round_: int) -> None:
@@ -418,6 +419,10 @@ class Extras:
             self._live.write((i - first, value) for i, value in values if i >= first)
             self._applied_changes = self._live.counts()
         self._redo = []
+
+
+def _memory(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_like(like).detach() if like.shape == shape else like.new_empty(shape)
 
 
 def _copy(held: list[torch.Tensor], tensors: Sequence[torch.Tensor], which: Collection[int], anew: set[int]) -> None:

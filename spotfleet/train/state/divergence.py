@@ -64,8 +64,8 @@ def tensors_of(state: Any) -> list[ComparedEntry]:
     buffers = {id(b) for m in state._modules.values() for b in m.buffers()} - synced
     named = {id(t): name for name, t in state._named()}
     found = [ComparedEntry(name, t) for name, t in state._named() if id(t) not in plain | buffers]
-    for top, optimizer in state._optimizers.items():
-        if is_distributed(optimizer):
+    for top, optimizer in state.owners().items():
+        if is_distributed(state._optimizers[top.partition(".")[0]]):
             found += [ComparedEntry(f"{top}.{key} of {named[id(p)]}", value)
                       for p in params_of(optimizer) for key, value in sorted(optimizer.state.get(p, {}).items())
                       if isinstance(value, torch.Tensor)]
@@ -85,8 +85,8 @@ def values_of(state: Any) -> list[ComparedEntry]:
     found += [ComparedEntry("the set of parameters that train", position.trained),
               ComparedEntry("the sampler in use", position.sampler)]
     named = {id(t): name for name, t in state._named()}
-    for top, optimizer in state._optimizers.items():
-        if is_distributed(optimizer):
+    for top, optimizer in state.owners().items():
+        if is_distributed(state._optimizers[top.partition(".")[0]]):
             found += [ComparedEntry(f"{top}.{key} of {named[id(p)]}", value)
                       for p in params_of(optimizer) for key, value in sorted(optimizer.state.get(p, {}).items())
                       if not isinstance(value, torch.Tensor)]

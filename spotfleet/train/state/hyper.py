@@ -7,7 +7,7 @@ before a group was added, gets the same groups.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,19 @@ NAMES = "params"  # in a captured group: by name
 
 def copied(value: Any) -> Any:
     return value if isinstance(value, PLAIN) else copy.deepcopy(value)
+
+
+def with_inner(optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, torch.optim.Optimizer]:
+    """Return these optimizers, and those that they keep as attributes by names such as "optimizer.base"."""
+    found, queue = dict(optimizers), list(optimizers.items())
+    for name, optimizer in queue:
+        for attribute, value in vars(optimizer).items():
+            parts = value.items() if type(value) is dict else enumerate(value) if type(value) in (list, tuple) else ()
+            for key, part in ((f"{name}.{attribute}", value), *((f"{name}.{attribute}[{k}]", v) for k, v in parts)):
+                if isinstance(part, torch.optim.Optimizer) and not any(part is o for o in found.values()):
+                    found[key] = part
+                    queue.append((key, part))
+    return found
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

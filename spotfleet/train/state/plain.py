@@ -1,7 +1,8 @@
 """Parts of a version that are no tensors of a parameter: what optimizers and modules keep besides.
 
     values in parameter groups that step() changes     counters of schedule-free optimizers, Prodigy's estimate
-    attributes of an optimizer                         plain values that have changed since the state was built
+    attributes of an optimizer                         plain values that have changed since the state was built,
+                                                       tensors, and lists, dicts, sets and deques of these
     optimizer.state under keys that are no parameters  any value
     extra state of modules                             get_extra_state() of those that define it
 
@@ -13,16 +14,23 @@ Threads: the main thread.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.train.comm.script_lines import where_set
-from spotfleet.train.state.hyper import NAMES, PLAIN
+from spotfleet.train.state.hyper import NAMES, PLAIN, params_of
 from spotfleet.train.state.position import HeldTensor
 
+# Attributes of torch's and spotfleet's own
+NO_ATTRIBUTES = ("_spotfleet", "_opt_called", "_zero_grad", "_warned", "_patch", "_optimizer_", "defaults",
+                 "state", "param_groups")
 GroupKey = tuple[int, str]  # index of a parameter group, and a key in it
 
 
@@ -32,20 +40,46 @@ class PlainValues:
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer], modules: Mapping[str, torch.nn.Module]) -> None:
         self._optimizers, self._modules = optimizers, modules
         self._stepped: dict[str, set[GroupKey]] = {name: set() for name in optimizers}  # values that step() changes
-        self._at_first = {name: attributes_of(o) for name, o in optimizers.items()}
-        self._before: dict[GroupKey, Any] = {}
+        self._at_first = {name: {n: v for n, v in attributes_of(o).items() if not _has_tensors(v)}
+                          for name, o in optimizers.items()}  # attributes
+        self._before: dict[str, dict[GroupKey, Any]] = {}
+        self._left: dict[str, dict[GroupKey, Any]] = {}  # as after the last step; of tensors a copy and the counter
 
     def step_begins(self, optimizer: Any) -> None:
-        self._before = _group_values(optimizer)
+        self._before = {name: _group_values(o) for name, o in self._of(optimizer)}
+
+    def _of(self, optimizer: Any) -> list[tuple[str, Any]]:
+        """Return this optimizer of the state and those inside it, with their names."""
+        top = next((n for n, o in self._optimizers.items() if o is optimizer), None)
+        return [(n, o) for n, o in self._optimizers.items() if n == top or n.startswith(f"{top}.")]
 
     def step_ended(self, optimizer: Any) -> None:
         """Learn which values of the parameter groups the step itself has changed."""
         before, self._before = self._before, {}
-        name = next((n for n, o in self._optimizers.items() if o is optimizer), None)
-        if name is not None:
-            for place, value in _group_values(optimizer).items():
-                if place not in before or _differ(before[place], value):
+        after = {name: _group_values(o) for name, o in self._of(optimizer)}
+        for name, values in after.items():
+            for place, value in values.items():
+                if place not in before[name] or _differ(before[name][place], value):
                     self._stepped[name].add(place)
+        self.note_groups(after)
+
+    def note_groups(self, values: dict[str, dict[GroupKey, Any]] | None = None) -> None:
+        """Take the values of the parameter groups as those from which code of the script goes on."""
+        values = {n: _group_values(o) for n, o in self._optimizers.items()} if values is None else values
+        self._left = {n: {k: (v[0].detach().clone(), v[1]) if _is_counted(v) else v for k, v in held.items()}
+                      for n, held in values.items()}
+
+    def left(self) -> dict[str, dict[GroupKey, Any]]:
+        """Return the values, as of the last step, that code has changed since."""
+        found = {n: {k: v for k, v in held.items() if self._has_changed(n, k, v)} for n, held in self._left.items()}
+        return {n: {k: v[0] if _is_counted(v) else v for k, v in held.items()} for n, held in found.items() if held}
+
+    def _has_changed(self, name: str, place: GroupKey, then: Any) -> bool:
+        groups = self._optimizers[name].param_groups
+        now = groups[place[0]].get(place[1]) if place[0] < len(groups) else None
+        if isinstance(now, torch.Tensor):
+            return not _is_counted(then) or now._version != then[1]
+        return now is not then and (type(now) is not type(then) or bool(now != then))
 
     def stepped(self, name: str) -> set[GroupKey]:
         """Return the places of values that the steps of this optimizer change."""
@@ -57,8 +91,7 @@ class PlainValues:
         for name, optimizer in self._optimizers.items():
             groups[name] = {(i, key): portable(optimizer.param_groups[i][key]) for i, key in self._stepped[name]
                             if i < len(optimizer.param_groups) and key in optimizer.param_groups[i]}
-            first = self._at_first[name]
-            attributes[name] = {n: v for n, v in attributes_of(optimizer).items() if n not in first or first[n] != v}
+            attributes[name] = self._changed_attributes(name)
             others[name] = {key: portable(value) for key, value in optimizer.state.items()
                             if not isinstance(key, torch.Tensor)}
         extra = {path: portable(module.get_extra_state()) for path, module in self._with_extra_state()}
@@ -71,17 +104,21 @@ class PlainValues:
             for (index, key), value in held["groups"].get(name, {}).items():
                 self._stepped[name].add((index, key))
                 optimizer.param_groups[index][key] = localized(value)
-            first = self._at_first[name]
-            changed = {n for n, v in attributes_of(optimizer).items() if n not in first or first[n] != v}
-            for attribute in changed - set(first):
+            first, given = self._at_first[name], held["attributes"].get(name, {})
+            changed = {n for n, v in self._changed_attributes(name).items() if not _has_tensors(v)}
+            for attribute in changed - set(first) - set(given):
                 delattr(optimizer, attribute)
-            vars(optimizer).update({n: first[n] for n in changed & set(first)} | held["attributes"].get(name, {}))
+            put_attributes(optimizer, {n: first[n] for n in changed & set(first)} | given)
             for key in [k for k in optimizer.state if not isinstance(k, torch.Tensor)]:
                 del optimizer.state[key]
             optimizer.state.update({key: localized(value) for key, value in held["others"].get(name, {}).items()})
         for path, module in self._with_extra_state():
             if path in held["extra"]:
                 module.set_extra_state(localized(held["extra"][path]))
+
+    def _changed_attributes(self, name: str) -> dict[str, Any]:
+        first = self._at_first[name]
+        return {n: v for n, v in attributes_of(self._optimizers[name]).items() if n not in first or first[n] != v}
 
     def _with_extra_state(self) -> Iterator[tuple[str, torch.nn.Module]]:
         seen: set[int] = set()
@@ -92,10 +129,93 @@ class PlainValues:
                     yield path, part
 
 
+@dataclass(frozen=True)
+class HeldParam:
+    """A parameter of the optimizer, or its `id()`, by its number."""
+
+    index: int
+    is_id: bool
+
+
 def attributes_of(optimizer: Any) -> dict[str, Any]:
-    """Return the optimizer's attributes that are plain values, besides those of torch and spotfleet."""
-    return {n: v for n, v in vars(optimizer).items()
-            if is_plain(v) and not n.startswith(("_spotfleet", "_opt_called", "_zero_grad", "_warned", "_patch"))}
+    """Return copies of the optimizer's attributes, besides those of torch and spotfleet: plain values, tensors, and
+    containers of these. Attributes that hold other objects, or parts of the groups or the state, are left out."""
+    params = {id(p): i for i, p in enumerate(params_of(optimizer))}
+    parts = [optimizer.state, optimizer.param_groups, *optimizer.param_groups, *optimizer.state.values()]
+    parts += [v for part in parts if isinstance(part, dict) for v in part.values()]
+    known = {id(v) for v in parts if not is_plain(v)}
+    memory = {v.untyped_storage().data_ptr() for v in (*parts, *params_of(optimizer)) if isinstance(v, torch.Tensor)}
+    found = {}
+    for name, value in vars(optimizer).items():
+        if not name.startswith(NO_ATTRIBUTES):
+            with suppress(_NotHeld):
+                found[name] = _held_value(value, params, known, memory)
+    return found
+
+
+def put_attributes(optimizer: Any, held: dict[str, Any]) -> None:
+    """Give attributes the values that `attributes_of` has returned. Containers and tensors stay the same objects."""
+    params = params_of(optimizer)
+    for name, value in held.items():
+        setattr(optimizer, name, _merged(vars(optimizer).get(name), value, params))
+
+
+class _NotHeld(Exception):
+    """A value that is not taken along."""
+
+
+def _held_value(value: Any, params: dict[int, int], known: set[int], memory: set[int]) -> Any:
+    def held(part: Any) -> Any:
+        return _held_value(part, params, known, memory)
+
+    if id(value) in params or (type(value) is int and value in params):
+        return HeldParam(params[value if type(value) is int else id(value)], type(value) is int)
+    if is_plain(value):
+        return value
+    if isinstance(value, torch.Tensor) and type(value) is torch.Tensor and value.layout is torch.strided:
+        if not value.requires_grad and value.untyped_storage().data_ptr() not in memory:
+            return HeldTensor(value.detach().cpu().clone(), value.device.type)
+    elif id(value) not in known:
+        if isinstance(value, dict):
+            return {held(key): held(part) for key, part in value.items()}
+        if type(value) is deque:
+            return deque(map(held, value), value.maxlen)
+        if type(value) in (list, tuple, set):
+            return type(value)(map(held, value))
+    raise _NotHeld
+
+
+@torch.no_grad()
+def _merged(own: Any, held: Any, params: list[torch.Tensor]) -> Any:
+    """Return what `held` stands for, in the container or tensor `own` if that is of the same kind."""
+    if isinstance(held, HeldParam):
+        return id(params[held.index]) if held.is_id else params[held.index]
+    if isinstance(held, HeldTensor):
+        fits = isinstance(own, torch.Tensor) and (own.shape, own.dtype) == (held.value.shape, held.value.dtype)
+        return own.copy_(held.value) if fits else localized(held)
+    if isinstance(held, dict):
+        own = own if isinstance(own, dict) else {}
+        made = {_merged(None, k, params): v for k, v in held.items()}
+        made = {k: _merged(own.get(k), v, params) for k, v in made.items()}
+        own.clear()
+        own.update(made)
+        return own
+    if isinstance(held, (list, tuple, set, deque)):
+        before = list(own) if type(own) is type(held) and not isinstance(held, set) else []
+        items = [_merged(o, v, params) for o, v in zip_longest(before[:len(held)], held)]
+        if isinstance(held, tuple) or type(own) is not type(held):
+            return deque(items, held.maxlen) if isinstance(held, deque) else type(held)(items)
+        own.clear()
+        (own.update if isinstance(own, set) else own.extend)(items)
+        return own
+    return held
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_tensors, (*value, *value.values())))
+    return isinstance(value, HeldTensor) or (isinstance(value, (list, tuple, set, deque)) and any(
+        map(_has_tensors, value)))
 
 
 def is_plain(value: Any) -> bool:
@@ -112,8 +232,13 @@ def _group_values(optimizer: Any) -> dict[GroupKey, Any]:
             if key != NAMES and (isinstance(value, torch.Tensor) or is_plain(value))}
 
 
+def _is_counted(value: Any) -> bool:
+    """Return whether it is a tensor with its counter, as in `_group_values`."""
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], torch.Tensor)
+
+
 def _differ(a: Any, b: Any) -> bool:
-    if isinstance(a, tuple) and a and isinstance(a[0], torch.Tensor):
+    if _is_counted(a):
         return not isinstance(b, tuple) or a[0] is not b[0] or a[1] != b[1]
     return type(a) is not type(b) or bool(a != b)
 

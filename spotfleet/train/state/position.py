@@ -32,6 +32,9 @@ class Position:
     rounds: int = 1  # reductions of its iteration, once that has ended
     counted: tuple[tuple[str, Site], ...] = ()  # changes of values between a call of the function and its gradient
     tries: tuple[tuple[str, Site, Any], ...] = ()  # see repeats.py
+    left: Any = None  # hyper-parameters as the last step left them, where code has changed them since
+    as_left: bool = False  # and `hyper` has those
+    touched: tuple[str, ...] = ()  # names in optimizer state that code changed between a step and this gradient
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@
   The first guess is the value before a change at a place where a call of the function has changed it before its first
   gradient, too (`counted`). Only whole numbers are tried, which are equal on all ranks, so all ranks do the same. What
   still differs is put back at the gradient, and reported.
+- Hyper-parameters that code changes before the gradient (`group["lr"] *= 0.9`) are put back there, too. At another
+  world size they may have to be others: the function is called again with those that the last step left.
 - A function that begins at its first iteration again, though the state names a later one, ends with an error.
 - Random numbers that differ from those of the first time are reported: they were drawn before the loop or after a step.
 
@@ -58,9 +60,11 @@ class Repeats:
         self._counted: tuple[tuple[str, Site], ...] = ()  # as in the position
         self._tries: tuple[tuple[str, Site, Any], ...] = ()
         self._moved: tuple[str, ...] = ()
+        self._left: Any = None  # as in the position
         self.reported: tuple[str, ...] = ()  # values of this iteration that were put back, and may have been used
 
     def attached(self, state: Any) -> None:
+        state._plain.note_groups()
         self._first = self._at_step = plain_values(state)
         self._stateful = {n: v.state_dict() for n, v in _loop_objects(state).items()}
 
@@ -92,7 +96,7 @@ class Repeats:
                              "let the loop go on from the state: for state.step in range(state.step, STEPS); put steps "
                              "that are undone into `with state.borrowed():`")
         self._at_entry = (plain_values(state), {n: v.state_dict() for n, v in _schedulers(state).items()},
-                          {n: hyper.capture(o, {}) for n, o in state._optimizers.items()})
+                          {n: hyper.capture(o, {}) for n, o in state._all_optimizers.items()})
 
     def _counters(self) -> list[str]:
         return [n for n, v in self._first.items() if type(v) is int and v == 0 and n != "seed"]
@@ -111,8 +115,9 @@ class Repeats:
         if again is None:
             moved = tuple(n for n, v in plain_values(state).items()
                           if n in self._changes or _differ(v, self._at_step.get(n)))
+            self._left = state._plain.left()
         else:
-            moved = position.moved
+            moved, self._left = position.moved, position.left
             self._check_restart(state, again[0], world)
             if position.round > 0 or position.world == world:
                 wrong = self._wrong(state, again[0], world)
@@ -120,7 +125,9 @@ class Repeats:
                     return other
                 wrong.update(self._changed_objects(state, world))
                 self._report(state, wrong)
-                self._put_back(state, again, wrong)
+                state.__dict__.update(wrong)
+            if (other := self._put_groups_back(state, again, world)) is not None:
+                return other
         if self._is_called:
             self._is_called = False
             self._counted = tuple(dict.fromkeys(
@@ -134,7 +141,8 @@ class Repeats:
 
     def describe(self, position: Position) -> Position:
         """Return the position of the gradient at hand with what is known of its values."""
-        return replace(position, moved=self._moved, counted=self._counted, tries=self._tries)
+        return replace(position, moved=self._moved, counted=self._counted, tries=self._tries,
+                       left=self._left)
 
     def _tries_of(self, name: str, now: Any, whole: bool) -> list[tuple[str, Site, Any]]:
         """Return values with which to call the function again, the likeliest first, and at the end the present one."""
@@ -208,16 +216,29 @@ class Repeats:
                   f"Change it after step(): {at}. See docs/commit.md, What your code must do", file=sys.stderr,
                   flush=True)
 
-    def _put_back(self, state: Any, again: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
-                  wrong: dict[str, Any]) -> None:
-        _, schedulers, groups = again
-        state.__dict__.update(wrong)
+    def _put_groups_back(self, state: Any, again: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+                         world: int) -> Position | None:
+        """Put schedulers and hyper-parameters back to those with which the function was called. Return None, or the
+        position with which it must be called again, since it may set them by the world size."""
+        position, (_, schedulers, groups) = state._position, again
         late = [n for n, s in _schedulers(state).items() if _differ(s.state_dict(), schedulers[n])]
         for name in late:
             state._stateful[name].load_state_dict(schedulers[name])
-        for name, held in groups.items() if late else ():
-            if len(held) == len(state._optimizers[name].param_groups):
-                hyper.put_back(state._optimizers[name], held)
+        optimizers = state._all_optimizers
+        changed = {(n, i, k) for n, held in groups.items()
+                   for i, (group, now) in enumerate(zip(held, optimizers[n].param_groups, strict=False))
+                   for k, v in group.items() if k != hyper.NAMES and digest.of_value(v) != digest.of_value(now.get(k))}
+        if position.as_left or not changed:
+            return None
+        if position.world != world and not state._replay and not late:
+            left = {(n, i, k): v for n, held in (position.left or {}).items() for (i, k), v in held.items()}
+            return None if changed.isdisjoint(left) else replace(position, as_left=True, hyper={n: [
+                {k: left[n, i, k] if (n, i, k) in changed & left.keys() else v for k, v in group.items()}
+                for i, group in enumerate(held)] for n, held in position.hyper.items()})
+        for name, held in groups.items():
+            if len(held) == len(optimizers[name].param_groups):
+                hyper.put_back(optimizers[name], held)
+        return None
 
     def _compare_draws(self, state: Any, world: int, rank: int, again: bool) -> None:
         before, now = self._drawn, (state._round, rank, world, rng.marks(state._generators))

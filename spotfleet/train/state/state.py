@@ -36,7 +36,7 @@ from spotfleet.train.state.plain import PlainValues, copied_value
 from spotfleet.train.state.position import Copy, PerRank, Position
 from spotfleet.train.state.repeats import Repeats
 from spotfleet.train.state.tensors import LiveTensors
-from spotfleet.train.state.weights import StateLoan, WeightMarks
+from spotfleet.train.state.weights import StateLoan, StateMarks, WeightMarks
 
 
 class State(LiveTensors):
@@ -53,14 +53,15 @@ class State(LiveTensors):
                 raise UsageError(f"state: {name!r} is a name of the State itself", hint="choose another keyword")
             self._register(name, value)
             self.__dict__[name] = value
+        self.__dict__["_all_optimizers"] = hyper.with_inner(self._optimizers)
         tracked = frozenset([*self._modules, *self._optimizers, *self._stateful, *self._generators])
         self.__dict__.update(
             _tracked=tracked, _scalars=tuple(n for n in values if n not in tracked), _generator_states={},
             _version=0, _round=0, _held=False, _damaged=False, _finished=False, _replay=0, _replaying=False,
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
-            _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
-            _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={}, _live={},
-            _call_again=False,
+            _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _touches=StateMarks(), _moved=0,
+            _plain=PlainValues(self._all_optimizers, self._modules), _repeats=Repeats(), _tensor_copies={}, _live={},
+            _call_again=False, _copies=False, _loan=None,
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -159,6 +160,7 @@ class State(LiveTensors):
         loan.put_back(self)
         await_copies()  # a checkpoint may copy from the loan
         self._marks.returned(self._trained, loan.marks, loan.has_steps)
+        self._touches.returned(self._optimizer_states, loan.touches, loan.has_steps)
 
     @property
     def is_replay(self) -> bool:
@@ -178,16 +180,32 @@ class State(LiveTensors):
         return [p for o in self._optimizers.values() for p in params_of(o)]
 
     @property
-    def weights_have_moved(self) -> bool:
-        """Whether code of the script has changed weights, which belong to no version therefore."""
-        began = self._version > 0 or self._open
-        return self.step_mode and began and self._marks.have_moved(self._trained)
+    def _optimizer_states(self) -> list[Any]:
+        return [o.state for o in self.owners().values()]
 
-    def put_weights_back(self) -> bool:
-        """Restore weights that code of the script has changed; return whether they belong to a version now."""
-        if self.weights_have_moved and self._marks.can_put_back(self._trained):
-            self._marks.put_back(self._trained)
-        return not self.weights_have_moved
+    @property
+    def has_moved(self) -> bool:
+        """Whether code of the script has changed weights or optimizer state, which belong to no version therefore."""
+        began = self._version > 0 or self._open
+        return self.step_mode and began and any(marks.have_moved(live) for marks, live in self._marked)
+
+    @property
+    def _marked(self) -> tuple[tuple[Any, list[Any]], ...]:
+        return (self._marks, self._trained), (self._touches, self._optimizer_states)
+
+    def _lost(self) -> int:
+        """Return whether weights (1) or optimizer state (2) have moved and cannot be put back."""
+        return next((n for n, (marks, live) in enumerate(self._marked, 1) if self.has_moved
+                     and marks.have_moved(live) and not marks.can_put_back(live)), 0)
+
+    def put_changes_back(self) -> int:
+        """Restore weights and optimizer state that code of the script has changed; return what of them belongs to no
+        version still."""
+        lost = self._lost()
+        for marks, live in self._marked if self.has_moved else ():
+            if marks.have_moved(live) and marks.can_put_back(live):
+                marks.put_back(live)
+        return lost
 
     @property
     def version(self) -> int:
@@ -228,6 +246,8 @@ class State(LiveTensors):
         if self.step_mode:
             self._extras.entered(self._round)
             self._marks.entered(self._trained)
+            at = self._position
+            self._touches.entered(self._optimizer_states, None if at.moved is None else at.touched)
             self._repeats.entered(self)
 
     def whole_numbers(self) -> dict[str, int]:
@@ -244,7 +264,7 @@ class State(LiveTensors):
             self._version, self._round, world, rank,
             {n: self._copied(n) for n in self._scalars},
             {n: copy.deepcopy(v.state_dict()) for n, v in self._stateful.items()},
-            {n: hyper.capture(o, self._param_names) for n, o in self._optimizers.items()},
+            {n: hyper.capture(o, self._param_names) for n, o in self._all_optimizers.items()},
             self._generator_states, tuple([p.requires_grad for p in self._params]), current.runtime().sampler_of(self),
         )
 
@@ -264,7 +284,7 @@ class State(LiveTensors):
         for p, trained in zip(self._params, position.trained, strict=False):
             p.requires_grad_(trained)
         for name, groups in position.hyper.items():
-            optimizer = self._optimizers[name]
+            optimizer = self._all_optimizers[name]
             hyper.fit(optimizer, groups, self._by_name)
             if is_distributed(optimizer) and not handle_of(optimizer).is_current():
                 handle_of(optimizer).renew()
@@ -288,7 +308,7 @@ class State(LiveTensors):
         self.fit_groups(position)
         applied = self._version > position.version
         for name, groups in position.hyper.items():
-            hyper.put_back(self._optimizers[name], groups, self._plain.stepped(name) if applied else ())
+            hyper.put_back(self._all_optimizers[name], groups, self._plain.stepped(name) if applied else ())
         for name, held in position.generators.items():
             rng.set_state(self._generators[name], held)
         self.keep_generators()
@@ -324,6 +344,7 @@ class State(LiveTensors):
         self.refresh_groups()
         self._extras.settle(self._round)
         self._marks.first_gradient(self._trained)
+        self._touches.first_gradient(self._optimizer_states)
         other = self._repeats.first_gradient(self, world, rank)
         if other is not None:
             own.update(_position=other, _call_again=True)
@@ -331,7 +352,7 @@ class State(LiveTensors):
             own["_replaying"] = True  # the position is already this iteration's
         else:
             own.update(_replay=0, _replaying=False)
-            own["_position"] = self._repeats.describe(self.capture(world, rank))
+            own["_position"] = replace(self._repeats.describe(self.capture(world, rank)), touched=self._touches.touched)
         return True
 
     def step_ended(self) -> None:
@@ -343,6 +364,7 @@ class State(LiveTensors):
         self.keep_generators()
         self._extras.begin(self._round)
         self._marks.step_ended(self._trained)
+        self._touches.step_ended(self._optimizer_states)
         self._repeats.step_ended(self)
 
     @property
@@ -353,7 +375,7 @@ class State(LiveTensors):
     def finish(self) -> None:
         """Keep the values with which the function returned here, apart: other ranks may not have returned."""
         self.keep_generators()
-        self.mark(finished=True, moved=self.weights_have_moved and not self._marks.can_put_back(self._trained),
+        self.mark(finished=True, moved=self._lost(),
                   final=self.capture(self._position.world, self._position.rank))
 
     @torch.no_grad()
@@ -366,7 +388,7 @@ class State(LiveTensors):
         for tensor, value in zip(self.tensors(), held.tensors, strict=True):
             overwrite(tensor, value)
         self._extras.rebase()
-        self.mark(version=held.version, held=True, damaged=False, moved=False, uncommitted=0)
+        self.mark(version=held.version, held=True, damaged=False, moved=0, uncommitted=0)
         self.rewind(held.position)
 
     def keep_copy(self, world: int, rank: int) -> None:

@@ -26,7 +26,7 @@ from spotfleet.train.state import divergence
 from spotfleet.train.state.buffers import Extras, overwrite
 from spotfleet.train.state.divergence import Digests
 from spotfleet.train.state.handover import hand_over
-from spotfleet.train.state.weights import WeightMarks
+from spotfleet.train.state.weights import StateMarks, WeightMarks
 from spotfleet.worker.errors import CommBroken, StateLost
 
 CHUNK_BYTES = 32 << 20
@@ -44,8 +44,9 @@ class RankState:
     world: int  # world size and rank in its position
     rank: int
     made_in: int = 0  # generation of its last step: a rank cut off may hold a step that the others have made again
-    moved: int = 0  # its script has changed the weights, which belong to no version unless the function has returned
-    changes: int = 0  # its script changes weights outside step(), and they are put back
+    moved: int = 0  # its script has changed weights (1) or optimizer state (2), which belong to no version unless the
+    # function has returned
+    changes: int = 0  # its script changes them outside step(), and they are put back
     tensors: int = 0  # digests, as in divergence.py
     values: int = 0
     floats: int = 0
@@ -58,8 +59,9 @@ class SyncedState(Protocol):
     _held: bool
     _damaged: bool
     _finished: bool
-    _moved: bool
+    _moved: int
     _marks: WeightMarks
+    _touches: StateMarks
     _made_in: int
     _position: Any
     _final: Any
@@ -70,7 +72,7 @@ class SyncedState(Protocol):
     @property
     def has_averages(self) -> bool: ...
     def restore(self) -> None: ...
-    def put_weights_back(self) -> bool: ...
+    def put_changes_back(self) -> int: ...
     def put_back(self, round_: int) -> None: ...
     def rewind(self, position: Any) -> None: ...
     def fit_groups(self, position: Any) -> None: ...
@@ -85,8 +87,9 @@ class SyncedState(Protocol):
 def rank_state(state: SyncedState, digests: Digests = Digests()) -> RankState:
     p = state._position
     version = DAMAGED if state._damaged else state._version if state._held else FRESH
+    changes = state._marks.changes or state._touches.changes
     return RankState(version, p.round, p.version, int(state._finished), p.world, p.rank,
-                     state._made_in, int(state._moved), int(state._marks.changes), *astuple(digests))
+                     state._made_in, state._moved, int(changes), *astuple(digests))
 
 
 def choose_source(rows: list[RankState]) -> int:
@@ -131,7 +134,8 @@ def synchronize(group: Group, state: SyncedState) -> bool:
     source, rank = choose_source(rows), group.rank
     newest = rows[source]
     if lost:
-        raise UsageError("the loop changes weights between gradients or after step(), and every worker that holds the "
+        what = "weights" if any(row.moved == 1 for row in rows) else "the optimizer's state"
+        raise UsageError(f"the loop changes {what} between gradients or after step(), and every worker that holds the "
                          "training state was interrupted before they were changed back",
                          hint="put such code into `with state.borrowed():`, or a change that follows each step into "
                               "optimizer.register_step_post_hook; or copy at each commit: @elastic.run(copy=True)")
@@ -146,7 +150,7 @@ def synchronize(group: Group, state: SyncedState) -> bool:
     finished = all(rows[r].finished for r in holders)
     if rank in holders and not finished:
         if state._finished:
-            state.put_weights_back()
+            state.put_changes_back()
             state.restore()  # a rank has not finished, so all run the end of the function again
         state.put_back(newest.round)  # before the source sends its buffers
     position = state._final if finished else state._position
@@ -165,7 +169,7 @@ def synchronize(group: Group, state: SyncedState) -> bool:
             state.mark(version=max(0, newest.version), made_in=newest.made_in)
     if rank in receivers or not finished:
         state.rewind(position)
-    state.mark(held=True, damaged=False, moved=False, finished=finished, final=position if finished else None)
+    state.mark(held=True, damaged=False, moved=0, finished=finished, final=position if finished else None)
     return not finished and any((row.world, row.rank) != (group.size, r) for r, row in enumerate(rows))
 
 

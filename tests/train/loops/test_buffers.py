@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
-from tests.support.train.loops import Job, bits, check, data, disturbances, linear
+from spotfleet.errors import UsageError
+from tests.support.train.loops import Disturbance, Job, bits, check, data, disturbances, fleet_of, linear
 
 # ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
 
@@ -69,3 +71,61 @@ def test_a_buffer_that_is_set_anew_is_exact(threads, size, change):
 @pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
 def test_a_buffer_made_by_expand_is_exact(threads, change):
     check(threads, loop_of(lambda: nn.Sequential(Masked(), linear())), change)
+
+
+class Growing(nn.Module):
+    """Keeps a cache, in no state_dict, of the length that came in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.arange(4.0).cos(), persistent=False)
+
+    def forward(self, x):
+        if len(x) > len(self.cache):
+            self.register_buffer("cache", torch.arange(float(len(x))).cos(), persistent=False)
+        return x * self.cache[:len(x), None]
+
+
+def growing(job: Job):
+    net = nn.Sequential(Growing(), linear())
+    opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
+
+    def train(state):
+        for state.step in range(state.step, STEPS):
+            opt.zero_grad()
+            job.at("top", state.step)
+            (net(data(state.step, rows=3 + state.step)) - 1).pow(2).mean().backward()
+            job.at("reduced", state.step)
+            opt.step()
+            job.at("stepped", state.step)
+            job.metric()
+        return bits(net), len(net[0].cache)
+
+    return job.run(train, model=net, optimizer=opt, step=0)
+
+
+@pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
+def test_a_buffer_that_has_grown_is_exact(threads, change):
+    check(threads, growing, change)
+
+
+def pruned(job: Job):
+    net = linear()
+    opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
+
+    def train(state):
+        for state.step in range(state.step, STEPS):
+            if state.step == 2:
+                prune.l1_unstructured(net, "weight", 2)
+            opt.zero_grad()
+            (net(data(state.step)) - 1).pow(2).mean().backward()
+            job.at("reduced", state.step)
+            opt.step()
+
+    return job.run(train, model=net, optimizer=opt, step=0)
+
+
+def test_a_newcomer_without_what_the_loop_has_added_is_refused_with_what_to_do(threads):
+    with pytest.raises(UsageError, match=r"there also model\.weight_orig, model\.weight_mask") as caught:
+        fleet_of(threads, pruned, Disturbance("kill", "reduced", 4, spares=1))
+    assert "prune.identity(layer" in (caught.value.hint or "")
