@@ -90,6 +90,7 @@ class IterationEvents(Member[Group]):
             return
         if not state.step_mode:
             state.refresh_groups()
+            state._commits.worked(state)
             return
         self._raise_again()
         if not state.round_begins(self.place.size, self.place.rank):
@@ -138,7 +139,8 @@ class IterationEvents(Member[Group]):
         await_copies()
         if state is not None and self._is_of_state(optimizer):
             self._raise_again()
-            state._marks.step_begins(state._trained)
+            if state.step_mode:
+                state._marks.step_begins(state._trained)
             state._plain.step_begins(optimizer)
             if state._loan is not None:
                 state._loan.before_step(state)
@@ -169,6 +171,7 @@ class IterationEvents(Member[Group]):
             state._extras.step_applied(state._round)
             state.step_ended()
         else:
+            state._commits.worked(state)
             state.mark(uncommitted=state._uncommitted + 1)
         self.restart_draws()
         if state.step_mode:
@@ -195,9 +198,9 @@ class IterationEvents(Member[Group]):
 
     def commit_copy(self, state: State) -> None:
         """Commit in copy mode: all ranks agree, copy, and leave together if a change waits."""
-        change = self._agree_change()
+        change = self._agree_change(state._commits.is_unclear(state))
         state.mark(version=state._version + 1, made_in=self.generation)
-        state.keep_copy(self.place.size, self.place.rank)
+        state.keep_copy(self.place.size, self.place.rank, commits=True)
         self.restart_draws()
         self._step_completed()
         for watcher in self.watchers:
@@ -215,15 +218,16 @@ class IterationEvents(Member[Group]):
                 state.restore()
             raise self._change("here")
 
-    def _agree_change(self, moved: bool = False) -> bool:
-        """Return whether all ranks leave here. Where weights have `moved` they leave at the next gradient instead."""
+    def _agree_change(self, later: bool = False) -> bool:
+        """Return whether all ranks leave here: not where one of them must do so `later`, at the next gradient or
+        commit."""
         group = self.require_group("commit()")
-        waits = torch.tensor([group.change_waits, group.save_waits, moved], dtype=torch.float32)
-        change, save, later = group.allreduce(waits).tolist()
+        waits = torch.tensor([group.change_waits, group.save_waits, later], dtype=torch.float32)
+        change, save, postponed = group.allreduce(waits).tolist()
         group.save_agreed |= save > 0
-        if change and later:
+        if change and postponed:
             group.change_agreed = True
-        return change > 0 and not later
+        return change > 0 and not postponed
 
     def require_group(self, what: str) -> Group:
         """Return the group for a user's own collective; UsageError where there can be none yet."""

@@ -18,6 +18,7 @@ Threads: the main thread; `round_begins` and `round_ended` also run on an autogr
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.train import current
 from spotfleet.train.gradients.optimizer_tag import handle_of, is_distributed
+from spotfleet.train.script.commits import CommitPlaces
 from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras, overwrite
 from spotfleet.train.state.copies import BufferPool, await_copies
@@ -60,7 +62,7 @@ class State(LiveTensors):
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
             _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={}, _live={},
-            _call_again=False,
+            _call_again=False, _commits=CommitPlaces(),
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -82,6 +84,8 @@ class State(LiveTensors):
             self._extras.values_set(self._round)
             if name in self._scalars:
                 self._repeats.value_set(name, before, value)
+                if not self.step_mode:
+                    self._commits.value_set(self, name, before, value, sys._getframe(1))
 
     # Called by a script
 
@@ -109,7 +113,7 @@ class State(LiveTensors):
         """Copy the state in copy mode, without a check for changes (Horovod's name); changes interrupt elsewhere."""
         if not self.step_mode:
             place = current.runtime().place
-            self.keep_copy(place.size, place.rank)
+            self.keep_copy(place.size, place.rank, commits=True)
 
     def sync(self) -> None:
         """Bring all ranks of the generation to the newest state; `elastic.run` calls it."""
@@ -229,6 +233,8 @@ class State(LiveTensors):
             self._extras.entered(self._round)
             self._marks.entered(self._trained)
             self._repeats.entered(self)
+        else:
+            self._commits.entered(self)
 
     def whole_numbers(self) -> dict[str, int]:
         """Return the plain whole numbers here, without those that may differ by rank."""
@@ -372,11 +378,16 @@ class State(LiveTensors):
         self.mark(version=held.version, held=True, damaged=False, moved=False, uncommitted=0)
         self.rewind(held.position)
 
-    def keep_copy(self, world: int, rank: int) -> None:
-        """Copy everything, in copy mode, as the point to return to; its hyper-parameters are for `world` and `rank`."""
+    def keep_copy(self, world: int, rank: int, commits: bool = False) -> None:
+        """Copy everything, in copy mode, as the point to return to; its hyper-parameters are for `world` and `rank`.
+
+        `commits`: the script does this, in a loop perhaps.
+        """
         own = self.__dict__
         self.keep_generators()
-        own["_position"] = self.capture(world, rank)
+        held, position = self._position, self.capture(world, rank)
+        own["_position"] = self._commits.describe(self, position) if commits else replace(
+            position, completed=held.completed, unfit=held.unfit)
         live, last = self.tensors(), self._copy
         buffer = self._pool.take(live)
         held = Copy(self._version, self._position, self.schema(), buffer.fill(live), buffer)
