@@ -27,6 +27,7 @@ from spotfleet.protocol.messages import WorkerOrders
 from spotfleet.train.comm.group import Group
 from spotfleet.train.gradients.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.resize import Resizer
+from spotfleet.train.script.calls import FunctionCalls
 from spotfleet.train.state.copies import await_copies
 from spotfleet.train.state.rng import reseed
 from spotfleet.train.steps import Steps
@@ -62,6 +63,7 @@ class IterationEvents(Member[Group]):
     watchers: list[StepWatcher]
     repeated: int
     _checkpointer: CheckpointWriter | None
+    _calls: FunctionCalls | None
     _steps: Steps
     _last_step_at: float
     _resumed: int
@@ -88,9 +90,12 @@ class IterationEvents(Member[Group]):
         state, group = self.state, self.group
         if state is None or not self._is_of_state(optimizer):
             return
+        if self._calls is not None:
+            self._calls.gradient_begins(state)
         if not state.step_mode:
             state.refresh_groups()
             state._commits.worked(state)
+            state._beginnings.waits_for = None
             return
         self._raise_again()
         if not state.round_begins(self.place.size, self.place.rank):

@@ -36,6 +36,8 @@ from spotfleet.train.gradients.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.iteration import CheckpointWriter, IterationEvents
 from spotfleet.train.outside import OutsideSteps
 from spotfleet.train.resize import Resizer, read
+from spotfleet.train.script.beginnings import watch_loaders
+from spotfleet.train.script.calls import FunctionCalls
 from spotfleet.train.state import divergence
 from spotfleet.train.state.rng import keep_loaders_apart
 from spotfleet.train.state.sync import synchronize
@@ -65,6 +67,7 @@ class Runtime(IterationEvents):
         self._checkpointer: CheckpointWriter | None = None
         self._environ = environ
         self.resizer: Resizer | None = None
+        self._calls: FunctionCalls | None = None
         self._backend = ""  # that of the generations formed here
         self.watchers = watch.watchers(self, environ)
         self._reported_wanted = 0  # the last one reported: a report at each step would cost too much
@@ -93,6 +96,7 @@ class Runtime(IterationEvents):
         `make_checkpointer` is called in a worker of a fleet only: its modules take seconds to import.
         """
         self._enter(state, resize, copies)
+        self._calls = FunctionCalls(function)
         if self.control is not None:
             _warm_up()
             self._checkpointer = make_checkpointer(self)
@@ -104,6 +108,7 @@ class Runtime(IterationEvents):
                 self.join(state)
                 if not state._finished:
                     state.enter()
+                    self._calls.begins(state)
                     self.restart_draws()
                     self._inside = True
                     result = function()
@@ -161,6 +166,7 @@ class Runtime(IterationEvents):
         self.resizer = Resizer(read(resize, self._environ), self._environ)
         self.resizer.attach(state)
         keep_loaders_apart()
+        watch_loaders(lambda: current().loader_begins())
         state.attach(world, rank)
         self.state = state
         for watcher in self.watchers:
@@ -279,6 +285,10 @@ class Runtime(IterationEvents):
         """Return (real samples in this rank's batch, in all ranks' batches) by the sampler in use; None: all equal."""
         name = self.sampler_of(self.state) if self.state is not None else ""
         return self.state._stateful[name].weight() if name else None
+
+    def loader_begins(self) -> None:
+        if self._inside and self.state is not None:
+            self.state._beginnings.loader_begins(self.state)
 
     def sampler_of(self, state: State) -> str:
         """Return the name of the sampler in `state` that was iterated last; empty if there is none."""

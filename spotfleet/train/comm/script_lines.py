@@ -9,11 +9,11 @@ import ast
 import linecache
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -121,6 +121,22 @@ def header_of(frame: FrameType, name: str, state: Any) -> Loop | None:
                 for n in ast.walk(node.target)):
             return Loop(path, node.lineno, _end(node))
     return None
+
+
+def bound_in_loops(code: CodeType | None, names: Collection[str]) -> list[str]:
+    """Return those of a function's variables that statements in its loops set, each with "file:line"."""
+    if code is None or not names:
+        return []
+    path, first, last = code.co_filename, code.co_firstlineno, max(n or 0 for _, _, n in code.co_lines())
+    found = {n.id: n.lineno for loop in _loops(path) if first <= loop.lineno <= last for n in ast.walk(loop)
+             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in names}
+    return [f"{name} ({_place(path, line)})" for name, line in found.items()]
+
+
+def place_of(function: Any) -> str:
+    """Return "file:line" of a function; "" if it is none of Python's."""
+    code = getattr(function, "__code__", None)
+    return _place(code.co_filename, code.co_firstlineno) if code is not None else ""
 
 
 def _ends(body: list[ast.stmt], at: int) -> bool:

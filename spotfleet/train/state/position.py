@@ -32,6 +32,7 @@ class Position:
     rounds: int = 1  # reductions of its iteration, once that has ended
     counted: tuple[tuple[str, Site], ...] = ()  # changes of values between a call of the function and its gradient
     tries: tuple[tuple[str, Site, Any], ...] = ()  # see repeats.py
+    still: int = 0  # see script/beginnings.py
     completed: tuple[str, int, int | None] | None = None  # see script/commits.py
     unfit: str = ""  # the reason why this commit cannot be resumed from
 

@@ -29,6 +29,7 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.train import current
 from spotfleet.train.gradients.optimizer_tag import handle_of, is_distributed
+from spotfleet.train.script.beginnings import Beginnings
 from spotfleet.train.script.commits import CommitPlaces
 from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras, overwrite
@@ -62,7 +63,7 @@ class State(LiveTensors):
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
             _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={}, _live={},
-            _call_again=False, _commits=CommitPlaces(),
+            _call_again=False, _commits=CommitPlaces(), _beginnings=Beginnings(),
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -225,6 +226,7 @@ class State(LiveTensors):
         self.keep_generators()
         self.__dict__["_position"] = self.capture(world, rank)
         self._repeats.attached(self)
+        self._plain.attached()
         self.enter()
 
     def enter(self) -> None:
@@ -235,6 +237,7 @@ class State(LiveTensors):
             self._repeats.entered(self)
         else:
             self._commits.entered(self)
+        self._beginnings.entered(self)
 
     def whole_numbers(self) -> dict[str, int]:
         """Return the plain whole numbers here, without those that may differ by rank."""
@@ -329,7 +332,7 @@ class State(LiveTensors):
         own["_rounds"] += 1
         if self._open:
             return False
-        own["_open"] = True
+        own["_open"], self._beginnings.waits_for = True, None
         self.refresh_groups()
         self._extras.settle(self._round)
         self._marks.first_gradient(self._trained)
@@ -340,7 +343,8 @@ class State(LiveTensors):
             own["_replaying"] = True  # the position is already this iteration's
         else:
             own.update(_replay=0, _replaying=False)
-            own["_position"] = self._repeats.describe(self.capture(world, rank))
+            position = self._beginnings.describe(self, self.capture(world, rank), self._position)
+            own["_position"] = self._repeats.describe(position)
         return True
 
     def step_ended(self) -> None:
@@ -386,8 +390,8 @@ class State(LiveTensors):
         own = self.__dict__
         self.keep_generators()
         held, position = self._position, self.capture(world, rank)
-        own["_position"] = self._commits.describe(self, position) if commits else replace(
-            position, completed=held.completed, unfit=held.unfit)
+        own["_position"] = self._beginnings.describe(self, self._commits.describe(self, position), held) if commits \
+            else replace(position, completed=held.completed, unfit=held.unfit, still=held.still)
         live, last = self.tensors(), self._copy
         buffer = self._pool.take(live)
         held = Copy(self._version, self._position, self.schema(), buffer.fill(live), buffer)
