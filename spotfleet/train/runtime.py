@@ -69,6 +69,7 @@ class Runtime(IterationEvents):
         self.resizer: Resizer | None = None
         self._calls: FunctionCalls | None = None
         self._backend = ""  # that of the generations formed here
+        self._layout: tuple[int, ...] = ()  # that of the newest one
         self.watchers = watch.watchers(self, environ)
         self._reported_wanted = 0  # the last one reported: a report at each step would cost too much
 
@@ -82,6 +83,11 @@ class Runtime(IterationEvents):
 
     def has_formed(self, group: Group) -> None:
         self._backend = group.backend
+        before, self._layout = self._layout, group.layout
+        if group.backend == "nccl" and len(before) == len(group.layout) and before != group.layout:
+            print(f"spotfleet: from generation {group.generation} on, ranks lie on hosts in another way "
+                  f"({_hosts(before)} -> {_hosts(group.layout)}). Over NCCL sums depend on that, so bits may differ from "
+                  "those of an undisturbed run", file=sys.stderr, flush=True)
         default_group.enter(group, self.place)
 
     def has_left(self) -> None:
@@ -294,6 +300,11 @@ class Runtime(IterationEvents):
         """Return the name of the sampler in `state` that was iterated last; empty if there is none."""
         samplers = {n: s for n, s in state._stateful.items() if isinstance(s, Elastic) and s.is_weighted}
         return max(samplers, key=lambda n: samplers[n].last_used, default="")
+
+
+def _hosts(layout: tuple[int, ...]) -> str:
+    """Return the ranks of each host, such as "0 1 | 2 3"."""
+    return " | ".join(" ".join(str(r) for r, first in enumerate(layout) if first == host) for host in sorted({*layout}))
 
 
 def _warm_up() -> None:
