@@ -147,6 +147,8 @@ class IterationEvents(Member[Group]):
             if state.step_mode:
                 state._marks.step_begins(state._trained)
             state._plain.step_begins(optimizer)
+            for watcher in self.watchers:
+                watcher.step_begins(state)
             if state._loan is not None:
                 state._loan.before_step(state)
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):

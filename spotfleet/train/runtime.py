@@ -86,8 +86,8 @@ class Runtime(IterationEvents):
         before, self._layout = self._layout, group.layout
         if group.backend == "nccl" and len(before) == len(group.layout) and before != group.layout:
             print(f"spotfleet: from generation {group.generation} on, ranks lie on hosts in another way "
-                  f"({_hosts(before)} -> {_hosts(group.layout)}). Over NCCL sums depend on that, so bits may differ from "
-                  "those of an undisturbed run", file=sys.stderr, flush=True)
+                  f"({_hosts(before)} -> {_hosts(group.layout)}). Over NCCL sums depend on that, so bits may differ "
+                  "from those of an undisturbed run", file=sys.stderr, flush=True)
         default_group.enter(group, self.place)
 
     def has_left(self) -> None:
