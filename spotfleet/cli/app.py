@@ -188,7 +188,7 @@ def train(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the job; default: the script's.",
                                              show_default=False)] = "",
     verify: Annotated[bool, typer.Option("--verify", help="Do not train: run the script's first steps on this machine, "
-                                         "undisturbed and through a kill, a notice, a join and a restore, and compare "
+                                         "undisturbed and through kills, a notice, a join and a restore, and compare "
                                          "every bit.")] = False,
 ) -> None:
     """Run a script on the fleet and show rank 0's output.

@@ -27,6 +27,7 @@ from spotfleet.protocol.messages import WorkerOrders
 from spotfleet.train.comm.group import Group
 from spotfleet.train.gradients.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.resize import Resizer
+from spotfleet.train.script.calls import FunctionCalls
 from spotfleet.train.state.copies import await_copies
 from spotfleet.train.state.rng import reseed
 from spotfleet.train.steps import Steps
@@ -62,6 +63,7 @@ class IterationEvents(Member[Group]):
     watchers: list[StepWatcher]
     repeated: int
     _checkpointer: CheckpointWriter | None
+    _calls: FunctionCalls | None
     _steps: Steps
     _last_step_at: float
     _resumed: int
@@ -88,8 +90,12 @@ class IterationEvents(Member[Group]):
         state, group = self.state, self.group
         if state is None or not self._is_of_state(optimizer):
             return
+        if self._calls is not None:
+            self._calls.gradient_begins(state)
         if not state.step_mode:
             state.refresh_groups()
+            state._commits.worked(state)
+            state._beginnings.waits_for = None
             return
         self._raise_again()
         if not state.round_begins(self.place.size, self.place.rank):
@@ -138,9 +144,12 @@ class IterationEvents(Member[Group]):
         await_copies()
         if state is not None and self._is_of_state(optimizer):
             self._raise_again()
-            state._marks.step_begins(state._trained)
-            state._touches.step_begins(state._optimizer_states)
+            if state.step_mode:
+                state._marks.step_begins(state._trained)
+                state._touches.step_begins(state._optimizer_states)
             state._plain.step_begins(optimizer)
+            for watcher in self.watchers:
+                watcher.step_begins(state)
             if state._loan is not None:
                 state._loan.before_step(state)
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):
@@ -171,6 +180,7 @@ class IterationEvents(Member[Group]):
             state._extras.step_applied(state._round)
             state.step_ended()
         else:
+            state._commits.worked(state)
             state.mark(uncommitted=state._uncommitted + 1)
         self.restart_draws()
         if state.step_mode:
@@ -197,9 +207,9 @@ class IterationEvents(Member[Group]):
 
     def commit_copy(self, state: State) -> None:
         """Commit in copy mode: all ranks agree, copy, and leave together if a change waits."""
-        change = self._agree_change()
+        change = self._agree_change(state._commits.is_unclear(state))
         state.mark(version=state._version + 1, made_in=self.generation)
-        state.keep_copy(self.place.size, self.place.rank)
+        state.keep_copy(self.place.size, self.place.rank, commits=True)
         self.restart_draws()
         self._step_completed()
         for watcher in self.watchers:
@@ -217,15 +227,16 @@ class IterationEvents(Member[Group]):
                 state.restore()
             raise self._change("here")
 
-    def _agree_change(self, moved: bool = False) -> bool:
-        """Return whether all ranks leave here. Where weights have `moved` they leave at the next gradient instead."""
+    def _agree_change(self, later: bool = False) -> bool:
+        """Return whether all ranks leave here: not where one of them must do so `later`, at the next gradient or
+        commit."""
         group = self.require_group("commit()")
-        waits = torch.tensor([group.change_waits, group.save_waits, moved], dtype=torch.float32)
-        change, save, later = group.allreduce(waits).tolist()
+        waits = torch.tensor([group.change_waits, group.save_waits, later], dtype=torch.float32)
+        change, save, postponed = group.allreduce(waits).tolist()
         group.save_agreed |= save > 0
-        if change and later:
+        if change and postponed:
             group.change_agreed = True
-        return change > 0 and not later
+        return change > 0 and not postponed
 
     def require_group(self, what: str) -> Group:
         """Return the group for a user's own collective; UsageError where there can be none yet."""

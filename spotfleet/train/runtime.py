@@ -36,6 +36,8 @@ from spotfleet.train.gradients.optimizer_tag import OptimizerList, handle_of
 from spotfleet.train.iteration import CheckpointWriter, IterationEvents
 from spotfleet.train.outside import OutsideSteps
 from spotfleet.train.resize import Resizer, read
+from spotfleet.train.script.beginnings import watch_loaders
+from spotfleet.train.script.calls import FunctionCalls
 from spotfleet.train.state import divergence
 from spotfleet.train.state.rng import keep_loaders_apart
 from spotfleet.train.state.sync import synchronize
@@ -65,7 +67,9 @@ class Runtime(IterationEvents):
         self._checkpointer: CheckpointWriter | None = None
         self._environ = environ
         self.resizer: Resizer | None = None
+        self._calls: FunctionCalls | None = None
         self._backend = ""  # that of the generations formed here
+        self._layout: tuple[int, ...] = ()  # that of the newest one
         self.watchers = watch.watchers(self, environ)
         self._reported_wanted = 0  # the last one reported: a report at each step would cost too much
 
@@ -79,6 +83,11 @@ class Runtime(IterationEvents):
 
     def has_formed(self, group: Group) -> None:
         self._backend = group.backend
+        before, self._layout = self._layout, group.layout
+        if group.backend == "nccl" and len(before) == len(group.layout) and before != group.layout:
+            print(f"spotfleet: from generation {group.generation} on, ranks lie on hosts in another way "
+                  f"({_hosts(before)} -> {_hosts(group.layout)}). Over NCCL sums depend on that, so bits may differ "
+                  "from those of an undisturbed run", file=sys.stderr, flush=True)
         default_group.enter(group, self.place)
 
     def has_left(self) -> None:
@@ -93,6 +102,7 @@ class Runtime(IterationEvents):
         `make_checkpointer` is called in a worker of a fleet only: its modules take seconds to import.
         """
         self._enter(state, resize, copies)
+        self._calls = FunctionCalls(function)
         if self.control is not None:
             _warm_up()
             self._checkpointer = make_checkpointer(self)
@@ -104,6 +114,7 @@ class Runtime(IterationEvents):
                 self.join(state)
                 if not state._finished:
                     state.enter()
+                    self._calls.begins(state)
                     self.restart_draws()
                     self._inside = True
                     result = function()
@@ -166,6 +177,7 @@ class Runtime(IterationEvents):
         self.resizer = Resizer(read(resize, self._environ), self._environ)
         self.resizer.attach(state)
         keep_loaders_apart()
+        watch_loaders(lambda: current().loader_begins())
         state.attach(world, rank)
         self.state = state
         for watcher in self.watchers:
@@ -285,10 +297,19 @@ class Runtime(IterationEvents):
         name = self.sampler_of(self.state) if self.state is not None else ""
         return self.state._stateful[name].weight() if name else None
 
+    def loader_begins(self) -> None:
+        if self._inside and self.state is not None:
+            self.state._beginnings.loader_begins(self.state)
+
     def sampler_of(self, state: State) -> str:
         """Return the name of the sampler in `state` that was iterated last; empty if there is none."""
         samplers = {n: s for n, s in state._stateful.items() if isinstance(s, Elastic) and s.is_weighted}
         return max(samplers, key=lambda n: samplers[n].last_used, default="")
+
+
+def _hosts(layout: tuple[int, ...]) -> str:
+    """Return the ranks of each host, such as "0 1 | 2 3"."""
+    return " | ".join(" ".join(str(r) for r, first in enumerate(layout) if first == host) for host in sorted({*layout}))
 
 
 def _warm_up() -> None:

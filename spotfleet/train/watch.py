@@ -2,7 +2,9 @@
 
     SPOTFLEET_CHECK=1          each SPOTFLEET_CHECK_EVERY (20) versions all ranks compare states: divergence.py
     SPOTFLEET_VERIFY=FOLDER    each version's digests are appended to FOLDER/WORKER.jsonl, after which the worker waits
-                               while FOLDER/hold-VERSION exists; spotfleet/verify/ reads and controls that
+                               while FOLDER/hold-VERSION exists; spotfleet/verify/ reads and controls that. A rank
+                               waits within the step to VERSION while FOLDER/within-VERSION-RANK exists, beside which
+                               it makes a file with the ending .reached
 
 Without these variables nothing of this runs. Threads: the main thread, or an autograd thread while it waits.
 """
@@ -49,6 +51,9 @@ class StepWatcher:
 
     def gradient_begins(self, state: Any) -> None:
         """Called at the first gradient of an iteration (in step mode)."""
+
+    def step_begins(self, state: Any) -> None:
+        """Called between the gradient and the step."""
 
     def stepped(self, state: Any) -> None:
         """Called when a version is complete."""
@@ -115,6 +120,13 @@ class Recorder(StepWatcher):
         self._before = {e.name: digest.of_tensor(e.value) for e in divergence.tensors_of(state)
                         if isinstance(e.value, torch.nn.Parameter)}
         self._draws = _draws()
+
+    def step_begins(self, state: Any) -> None:
+        hold = self._folder / f"within-{state.version + 1}-{self._runtime.place.rank}"
+        if hold.exists():
+            hold.with_suffix(".reached").touch()
+        while hold.exists():
+            time.sleep(HOLD_S)
 
     def stepped(self, state: Any) -> None:
         place = self._runtime.place

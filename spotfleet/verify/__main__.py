@@ -17,13 +17,13 @@ from spotfleet.verify.world import RunFailed
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="spotfleet.train.verify", description="Run a script's first steps undisturbed and through a kill, a "
+        prog="spotfleet.train.verify", description="Run a script's first steps undisturbed and through kills, a "
         "notice, a late join and a restore, and compare every bit. Exit status 0: exact; 1: not; 2: usage.")
     parser.add_argument("script", type=Path)
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--only", default=",".join(DISTURBED), help="some of kill,notice,join,restore")
+    parser.add_argument("--only", default=",".join(DISTURBED), help=f"some of {','.join(DISTURBED)}")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     return parser.parse_args(argv)
 

@@ -1,7 +1,7 @@
 """The runs: one undisturbed, and one for each kind of disturbance, on the same number of workers at every step.
 
-Each disturbs twice, a third and two thirds of the way. At that moment every worker has recorded the step and waits, so
-the replacement can be brought to where the scenario needs it.
+Each disturbs twice, a third and two thirds of the way. At that moment every worker has recorded the step and waits (in
+the run `step` one waits within it), so the replacement can be brought to where the scenario needs it.
 """
 
 from __future__ import annotations
@@ -67,6 +67,25 @@ def kill(job: LocalJob, run: RecordedRun, at: tuple[int, int], last: int) -> Non
     job.wait_held(last)
 
 
+def step(job: LocalJob, run: RecordedRun, at: tuple[int, int], last: int) -> None:
+    """Kill the first rank between its gradient and its step, which the others make; then the last rank."""
+    holds = [job.records / f"within-{v}-{r}" for v, r in zip(at, (0, job.spec.workers - 1), strict=True)]
+    for hold in holds:
+        hold.touch()
+    job.start(job.spec.workers)
+    for version, rank, hold in zip(at, (0, job.spec.workers - 1), holds, strict=True):
+        reached = hold.with_suffix(".reached")
+        job.wait(lambda version=version, reached=reached: reached.exists() or job.holds(version),
+                 f"rank {rank} in step {version}")
+        within = reached.exists()
+        _warm_replacement(job)
+        run.disturbances.append(Disturbance(version - within, f"rank {rank} was killed" + " in the next step" * within))
+        job.lose(job.by_rank()[rank])
+        hold.unlink()
+        job.release(version)
+    job.wait_held(last)
+
+
 def notice(job: LocalJob, run: RecordedRun, at: tuple[int, int], last: int) -> None:
     """Give a notice to the first rank, then to the last; its replacement enters as it leaves."""
     job.start(job.spec.workers)
@@ -124,7 +143,7 @@ def _warm_replacement(job: LocalJob) -> LocalWorker:
     return worker
 
 
-DISTURBED: Mapping[str, Play] = {"kill": kill, "notice": notice, "join": join, "restore": restore}
+DISTURBED: Mapping[str, Play] = {"kill": kill, "step": step, "notice": notice, "join": join, "restore": restore}
 
 
 def play(name: str, scenario: Play, forker: Forker, spec: RunSpec, folder: Path, last: int,

@@ -195,3 +195,39 @@ def parameter_replaced(kit: Kit) -> Result:
 
     kit.run(lambda state: steps(kit, state, table, opt, top, loss, each=NEVER))(kit.state(table, opt, i=0))
     return result(table, opt)
+
+
+@habit("models")
+def attribute_changed(kit: Kit) -> Result:
+    """An attribute of a module, changed in the loop at the fourth step."""
+    model = net(nn.Dropout(0.0))
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.share = model, 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x) * self.share
+
+    scaled = Scaled()
+
+    def top(i: int) -> None:
+        if i == 3:
+            scaled.share = 0.5
+
+    return simple(kit, scaled, lambda p: SGD(p, lr=0.1), top=top)
+
+
+@habit("models", "refused", "registered hooks of state.model.* again", "register it before `elastic.run`")
+def hook_in_the_function(kit: Kit) -> Result:
+    """A hook registered at the top of the function that is called again."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+
+    def train(state: Any) -> None:
+        model[0].weight.register_hook(lambda g: g * 0.5)
+        steps(kit, state, model, opt)
+
+    kit.run(train)(kit.state(model, opt, i=0))
+    return result(model, opt)

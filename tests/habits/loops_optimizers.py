@@ -1,8 +1,9 @@
 """Optimizers and schedulers of each kind."""
-
+# ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -168,30 +169,81 @@ def second_optimizer_forgotten(kit: Kit) -> Result:
     return result(model, opt)
 
 
-@habit("optimizers")
-def gan(kit: Kit) -> Result:
-    """Two optimizers that step in turn (a GAN), committed once per iteration."""
+def _gan(kit: Kit, loop: Callable[[Any, Callable[[int, int], None]], None]) -> Result:
+    """Run `loop(state, step)`; `step(i, of)` trains one network of two, or the other."""
     one, two = net(seed=1), net(seed=2)
     first, second = kit.optimizer(SGD(one.parameters(), lr=0.1)), kit.optimizer(Adam(two.parameters(), lr=0.01))
 
-    def train(state: Any) -> None:
-        while state.i < STEPS:
-            x, _ = batch(state.i)
-            kit.point("forward", state.i)
+    def step(i: int, of: int) -> None:
+        x, _ = batch(i)
+        if of == 0:
+            kit.point("forward", i)
             first.zero_grad()
             (one(x) - two(x).detach()).pow(2).mean().backward()
             first.step()
-            kit.point("reduced", state.i)
+            kit.point("reduced", i)
+        else:
             second.zero_grad()
             (two(x) + one(x).detach()).pow(2).mean().backward()
             second.step()
-            kit.point("stepped", state.i)
+            kit.point("stepped", i)
+
+    kit.run(lambda state: loop(state, step))(kit.state(one, first, other=two, second=second, i=0))
+    return result(one, two, first, second)
+
+
+@habit("optimizers")
+def gan(kit: Kit) -> Result:
+    """Two optimizers that step in turn (a GAN), committed once per iteration."""
+
+    def loop(state: Any, step: Callable[[int, int], None]) -> None:
+        while state.i < STEPS:
+            step(state.i, 0)
+            step(state.i, 1)
             state.i += 1
             state.commit()
 
-    state = (kit.state(one, first, other=two, second=second, i=0))
-    kit.run(train)(state)
-    return result(one, two, first, second)
+    return _gan(kit, loop)
+
+
+@habit("optimizers")
+def gan_over_the_state(kit: Kit) -> Result:
+    """The same in `for state.i in range(state.i, N)`, with `state.commit()` at the end of the body."""
+
+    def loop(state: Any, step: Callable[[int, int], None]) -> None:
+        for state.i in range(state.i, STEPS):
+            step(state.i, 0)
+            step(state.i, 1)
+            state.commit()
+
+    return _gan(kit, loop)
+
+
+@habit("optimizers", "refused", "between the steps of one iteration", "`state.commit()` as the last line of the body")
+def gan_committed_within(kit: Kit) -> Result:
+    """The same with the commit between the two steps."""
+
+    def loop(state: Any, step: Callable[[int, int], None]) -> None:
+        for state.i in range(state.i, STEPS):
+            step(state.i, 0)
+            state.commit()
+            step(state.i, 1)
+
+    return _gan(kit, loop)
+
+
+@habit("optimizers", "refused", "is set after state.commit", "count first, then commit")
+def gan_counted_late(kit: Kit) -> Result:
+    """The same with `state.i += 1` after the commit."""
+
+    def loop(state: Any, step: Callable[[int, int], None]) -> None:
+        while state.i < STEPS:
+            step(state.i, 0)
+            step(state.i, 1)
+            state.commit()
+            state.i += 1
+
+    return _gan(kit, loop)
 
 
 # ---- schedulers

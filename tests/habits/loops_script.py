@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.habits.kit import STEPS, Kit, Result, batch, habit, loss_of, net, result
 from tests.habits.shapes import SGD, simple, steps
@@ -153,6 +154,40 @@ def counted_and_used_with_a_metric(kit: Kit) -> Result:
 def counted_and_used_in_copies(kit: Kit) -> Result:
     """The same with `copy=True`."""
     return counted(kit, one_more, copy=True)
+
+
+def _epochs(kit: Kit, copy: bool = False) -> Result:
+    """Train epochs of a DataLoader, of which the state names the epoch alone."""
+    model = net()
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1))
+    rows = torch.stack([torch.cat(batch(i), 1) for i in range(4)])
+
+    def train(state: Any) -> None:
+        for state.epoch in range(state.epoch, 3):
+            for number, (part,) in enumerate(DataLoader(TensorDataset(rows), batch_size=1)):
+                kit.point("forward", state.epoch * 4 + number)
+                opt.zero_grad()
+                nn.functional.mse_loss(model(part[0, :, :4]), part[0, :, 4:]).backward()
+                kit.point("reduced", state.epoch * 4 + number)
+                opt.step()
+                kit.point("stepped", state.epoch * 4 + number)
+            if copy:
+                state.commit()
+
+    kit.run(train, copy=copy)(kit.state(model, opt, epoch=0))
+    return result(model, opt)
+
+
+@habit("data", "refused", "a loader begins anew", "`ElasticSampler` in the state, or `state.batch`")
+def epoch_alone(kit: Kit) -> Result:
+    """Epochs of a plain loader, and the state names the epoch alone."""
+    return _epochs(kit)
+
+
+@habit("data")
+def epoch_alone_in_copies(kit: Kit) -> Result:
+    """The same with `copy=True` and a commit at the end of each epoch."""
+    return _epochs(kit, copy=True)
 
 
 @habit("data")

@@ -18,6 +18,7 @@ import pytest
 
 from spotfleet.errors import UsageError
 from spotfleet.verify.__main__ import main
+from spotfleet.verify.scenarios import play, step
 from spotfleet.verify.verdict import Verdict, judge, verify
 from spotfleet.verify.world import Forker, RunSpec
 from tests.support.verify import verify_scripts as scripts
@@ -75,6 +76,17 @@ def test_a_fault_of_a_script_is_named_with_its_step_its_disturbance_and_the_line
     assert found.after is not None and found.version == found.after.version + 1 and found.after.version in (3, 6)
     assert cause in verdict.causes[0].text
     assert not line or line_of(script, line) in verdict.causes[0].lines
+
+
+def test_a_worker_is_killed_between_its_gradient_and_its_step(forker, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(scripts.MADE_FROM_RANK)
+    with tempfile.TemporaryDirectory(prefix="sf-", dir="/tmp") as folder:
+        run = play("step", step, forker, RunSpec(path, (), 2, LIMIT_S), Path(folder) / "step", 9, os.environ)
+    assert not run.error and run.version == 9
+    assert [d.text for d in run.disturbances] == [f"rank {r} was killed in the next step" for r in (0, 1)]
+    assert (3, 0) not in run.records and (3, 1) in run.records  # rank 1 alone has made step 3, and the other took it
+    assert (6, 1) not in run.records and (6, 0) in run.records
 
 
 EXACT = {"made from the rank": scripts.MADE_FROM_RANK,

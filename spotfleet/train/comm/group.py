@@ -72,6 +72,7 @@ class Group(ABC):
         self.waited_s = 0.0  # total time in `finish`
         self.begun, self.begun_bytes = 0, 0  # number of collectives, and bytes that this rank has put into them
         self.next_address = ""  # address of the next rank
+        self.layout: tuple[int, ...] = ()  # for each rank the first one on its host; over NCCL sums depend on it
         self.listens = ""  # "address:port" of this worker's own store
         self.on_unreached: Callable[[tuple[str, ...]], None] = lambda peers: None  # called while it takes long to form
         self._assignment, self._job, self._address, self._key = assignment, job, address, key
@@ -172,6 +173,7 @@ class Group(ABC):
         named = zip(self._assignment.members, members, strict=True)
         self._known_peers = [(name, m[3]) for name, m in named if m[3] and m[3] != self.listens]
         self.next_address = plain(members[(self.rank + 1) % self.size][0])
+        self.layout = tuple([m[0] for m in members].index(address) for address, *_ in members)
         check_alike([m[1] for m in members], [m[2] for m in members])
         return store
 

@@ -25,6 +25,8 @@ Constraints on the design:
 - A launch may report that it is still in progress while NCCL connects to peers. torch polls for that on the host, no
   longer than TORCH_NCCL_NONBLOCKING_TIMEOUT. So all connections for reductions are made while the group forms
   (NCCL_RUNTIME_CONNECT=0); otherwise a rank that comes late to its first reduction would break the generation.
+- A launch and an abort of one communicator must not run at once. So an abort waits for a launch in progress, for
+  LAUNCH_LIMIT_S at most: one that never returns needs the abort.
 - `work.wait()` ends the communicator in the calling thread, without a limit, once torch's watchdog has noted an error
   (ProcessGroupNCCL.cpp: WorkNCCL::synchronizeInternal). So `get_error` is read first.
 
@@ -57,6 +59,7 @@ from spotfleet.worker.device_errors import is_lost, is_of_device, is_users
 
 END_LIMIT_S = 40.0  # for ncclCommAbort and an idle device: the kernels of a whole iteration of the user's end first
 CLOSE_LIMIT_S = 5.0  # for a communicator to be closed once the last rank has come
+LAUNCH_LIMIT_S = 2.0  # for a launch in progress to return before the communicator is aborted
 LAST_REPORT_S = 2.0
 SPIN_S, NAP_S = 0.002, 0.00005  # a wait polls without a pause for SPIN_S, then with pauses of NAP_S
 
@@ -116,6 +119,7 @@ class NcclGroup(Group):
         self._comm: Any = None  # the communicator, which an abort ends
         self._lock = threading.Lock()  # guards `_comm` and `_ending`
         self._ending = False
+        self._launching = threading.Lock()  # held by a launch, and by the abort of its communicator
         self._refusals = RefusalWatch(lambda: self._known_peers)
         self._closing = False  # the job is done here: this process needs the device no more
         self._ended = threading.Event()  # nothing of the communicator is left, and the device is idle
@@ -204,7 +208,10 @@ class NcclGroup(Group):
 
     def _warm_up(self, made: Any) -> None:
         one = torch.ones(1, device=self.device)
-        problem = self._complete([Flight(made.allreduce([one], dist.AllreduceOptions()), [])], group.FORM_LIMIT_S)
+        limit_s = max(group.FORM_LIMIT_S, connect_limit_s(os.environ))
+        with self._launching:
+            work = made.allreduce([one], dist.AllreduceOptions())
+        problem = self._complete([Flight(work, [])], limit_s)
         if problem is not None:
             raise problem
         if one.item() != self.size:
@@ -224,13 +231,22 @@ class NcclGroup(Group):
 
     def _end_communicator(self, limit_s: float) -> None:
         end = time.monotonic() + limit_s
-        for what, call in (("abort", self._comm.abort), ("idle", self._idle)):
+        for what, call in (("abort", self._abort_alone), ("idle", self._idle)):
             if why := self._bounded(what, call, end - time.monotonic()):
                 if self._closing:
                     break  # the job is done, and its status shall not be that of a failure
                 self._exit_stuck(why)
         self._comm = None
         self._ended.set()
+
+    def _abort_alone(self) -> None:
+        """Abort the communicator once no launch is in progress; a launch that begins later finds the group aborted."""
+        alone = self._launching.acquire(timeout=LAUNCH_LIMIT_S)
+        try:
+            self._comm.abort()
+        finally:
+            if alone:
+                self._launching.release()
 
     def _bounded(self, what: str, call: Callable[[], Any], limit_s: float) -> str:
         def run() -> None:
@@ -278,7 +294,8 @@ class NcclGroup(Group):
                                       f"is built, or set {group.BACKEND} to gloo")
         moved = [t.to(self.device).contiguous() for t in tensors]  # the same tensor where it can travel as it is
         copies = [(t, m) for t, m in zip(tensors, moved, strict=True) if m is not t]
-        return Flight(super()._start(begin, *moved), copies)
+        with self._launching:
+            return Flight(super()._start(begin, *moved), copies)
 
     def is_done(self, work: Flight) -> bool:
         return self.aborted or work.work.is_completed()

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from spotfleet.worker.sockets import interface_of
 
 CONNECT_LIMIT_S = 15  # for a communicator to be made once all members have met, in whole seconds
+RANKS_PER_S = 8  # a job that may have more workers gets a second more for each so many
+WORKERS = "SPOTFLEET_WORKERS"  # "least:most" of the job
 TESTED_TORCH = ((2, 11), (2, 13))  # the oldest and the newest minor version that nccl.py was compared with
 
 # torch's own guards would end the process, or wait where nccl.py does not. It replaces them, so users cannot set these
@@ -37,21 +39,26 @@ GUARDS = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
 CONNECT_LIMIT = "TORCH_NCCL_NONBLOCKING_TIMEOUT"  # torch reads it once
-DEFAULTS = {"NCCL_NVLS_ENABLE": "0", "NCCL_RUNTIME_CONNECT": "0", CONNECT_LIMIT: str(CONNECT_LIMIT_S)}
+DEFAULTS = {"NCCL_NVLS_ENABLE": "0", "NCCL_RUNTIME_CONNECT": "0"}
 
 
 def variables(environ: Mapping[str, str], address: str) -> dict[str, str]:
     """Return the variables to set while a communicator is made. Where `DEFAULTS` has one, a user's value stays."""
-    wanted = {name: value for name, value in DEFAULTS.items() if name not in environ} | GUARDS
+    defaults = DEFAULTS | {CONNECT_LIMIT: f"{connect_limit_s(environ):g}"}
+    wanted = {name: value for name, value in defaults.items() if name not in environ} | GUARDS
     if (name := interface_of(address)) and "NCCL_SOCKET_IFNAME" not in environ:
         wanted["NCCL_SOCKET_IFNAME"] = f"={name}"
     return wanted
 
 
 def connect_limit_s(environ: Mapping[str, str]) -> float:
-    """Return the time that torch gives a communicator to be made, and to be closed."""
-    text = environ.get(CONNECT_LIMIT, "")
-    return float(text) if text.isdecimal() else float(CONNECT_LIMIT_S)
+    """Return the time that torch gives a communicator to be made, and to be closed.
+
+    torch reads it once, so it depends on the most workers that the job may have, not on those of a generation.
+    """
+    text, most = environ.get(CONNECT_LIMIT, ""), environ.get(WORKERS, "").partition(":")[2]
+    return float(text) if text.isdecimal() else float(
+        CONNECT_LIMIT_S + (int(most) // RANKS_PER_S if most.isdecimal() else 0))
 
 
 def untested(version: str) -> str:

@@ -9,10 +9,11 @@ import ast
 import linecache
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -52,8 +53,115 @@ def where_set(name: str) -> str:
     return _site(frames[0], frames[0].f_lineno) if frames else ""
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A loop of the script, by its place in a file."""
+
+    path: str
+    first: int
+    end: int
+
+    @property
+    def line(self) -> str:
+        return _place(self.path, self.first)
+
+    def is_running(self) -> bool:
+        """Return whether the script is in this loop now."""
+        return any(f.f_code.co_filename == self.path and self.first <= f.f_lineno <= self.end
+                   and _function(f)[0] <= self.first for f in _frames())
+
+
+@dataclass(frozen=True)
+class LoopAround:
+    """The innermost loop around the call at hand."""
+
+    loop: Loop
+    commit: str  # "file:line" of the call in the loop's body
+    is_last: bool  # nothing follows the call in the body
+    _node: ast.For | ast.While
+    _frame: FrameType
+
+    def step(self) -> int | None:
+        """Return the difference between its values if its text shows that; None otherwise."""
+        if not isinstance(self._node, ast.For):
+            return None
+        calls = {_called(n): n for n in ast.walk(self._node.iter) if isinstance(n, ast.Call)}
+        for name, most in (("range", 2), ("trange", 2), ("count", 1), ("enumerate", 2)):
+            if name in calls:
+                given = calls[name].args[most:]
+                step = given[0] if given else ast.Constant(1)
+                return step.value if isinstance(step, ast.Constant) and type(step.value) is int else None
+        return None
+
+    def set_later(self, state: Any) -> list[tuple[str, str]]:
+        """Return the names of `state` that statements of the body set after the call, with "file:line"."""
+        later = [s for s in self._node.body if s.lineno > self._frame.f_lineno and isinstance(
+            s, ast.Assign | ast.AugAssign)]
+        return [(n.attr, _site(self._frame, n.lineno)) for s in later for n in ast.walk(s) if isinstance(
+            n, ast.Attribute) and isinstance(n.ctx, ast.Store) and _value(n.value, self._frame) is state]
+
+
+def loop_around() -> LoopAround | None:
+    """Return the innermost loop around the present call, in the functions that run."""
+    for frame in _frames():
+        path, at, first = frame.f_code.co_filename, frame.f_lineno, _function(frame)[0]
+        found = [n for n in _loops(path) if first <= n.lineno and n.body[0].lineno <= at <= _end(n.body[-1])]
+        if found:
+            node = max(found, key=lambda n: n.lineno)
+            return LoopAround(Loop(path, node.lineno, _end(node)), _site(frame, at), _ends(node.body, at), node, frame)
+    return None
+
+
+def header_of(frame: FrameType, name: str, state: Any) -> Loop | None:
+    """Return the `for` loop over `state.name` whose next value `frame` sets; None if it is another statement."""
+    path, at = frame.f_code.co_filename, frame.f_lineno
+    for node in _loops(path):
+        if isinstance(node, ast.For) and node.lineno <= at < node.body[0].lineno and any(
+                isinstance(n, ast.Attribute) and n.attr == name and _value(n.value, frame) is state
+                for n in ast.walk(node.target)):
+            return Loop(path, node.lineno, _end(node))
+    return None
+
+
+def bound_in_loops(code: CodeType | None, names: Collection[str]) -> list[str]:
+    """Return those of a function's variables that statements in its loops set, each with "file:line"."""
+    if code is None or not names:
+        return []
+    path, first, last = code.co_filename, code.co_firstlineno, max(n or 0 for _, _, n in code.co_lines())
+    found = {n.id: n.lineno for loop in _loops(path) if first <= loop.lineno <= last for n in ast.walk(loop)
+             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in names}
+    return [f"{name} ({_place(path, line)})" for name, line in found.items()]
+
+
+def place_of(function: Any) -> str:
+    """Return "file:line" of a function; "" if it is none of Python's."""
+    code = getattr(function, "__code__", None)
+    return _place(code.co_filename, code.co_firstlineno) if code is not None else ""
+
+
+def _ends(body: list[ast.stmt], at: int) -> bool:
+    """Return whether line `at` is in the last statement of `body`, wherever that branches."""
+    last = body[-1]
+    if not last.lineno <= at <= _end(last):
+        return False
+    blocks = [b for b in (getattr(last, field, []) for field in ("body", "orelse", "finalbody")) if b]
+    inner = [b for b in blocks if b[0].lineno <= at <= _end(b[-1])]
+    return _ends(inner[0], at) if inner else True
+
+
+def _end(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
 def _site(frame: FrameType, *lines: int) -> str:
-    return "/".join(frame.f_code.co_filename.split("/")[-2:]) + ":" + ", ".join(map(str, lines))
+    return _place(frame.f_code.co_filename, *lines)
+
+
+def _place(path: str, *lines: int) -> str:
+    return "/".join(path.split("/")[-2:]) + ":" + ", ".join(map(str, lines))
 
 
 def _frames() -> list[FrameType]:

@@ -5,6 +5,7 @@
                                                        tensors, and lists, dicts, sets and deques of these
     optimizer.state under keys that are no parameters  any value
     extra state of modules                             get_extra_state() of those that define it
+    attributes of modules                              plain values that have changed since; to workers alone
 
 They go with the tensors to ranks that are behind, and into copies. In a replay they stay as the applied step left them.
 
@@ -42,6 +43,7 @@ class PlainValues:
         self._stepped: dict[str, set[GroupKey]] = {name: set() for name in optimizers}  # values that step() changes
         self._at_first = {name: {n: v for n, v in attributes_of(o).items() if not _has_tensors(v)}
                           for name, o in optimizers.items()}  # attributes
+        self._settings_at_first: dict[tuple[str, str], Any] = {}  # of modules
         self._before: dict[str, dict[GroupKey, Any]] = {}
         self._left: dict[str, dict[GroupKey, Any]] = {}  # as after the last step; of tensors a copy and the counter
 
@@ -119,6 +121,28 @@ class PlainValues:
     def _changed_attributes(self, name: str) -> dict[str, Any]:
         first = self._at_first[name]
         return {n: v for n, v in attributes_of(self._optimizers[name]).items() if n not in first or first[n] != v}
+
+    def attached(self) -> None:
+        """Note the attributes of modules as the script has built them."""
+        self._settings_at_first = self._all_settings()
+
+    def settings(self) -> dict[tuple[str, str], Any]:
+        """Return the plain attributes of modules, `training` too, that have changed since `attached`."""
+        return {at: v for at, v in self._all_settings().items()
+                if at not in self._settings_at_first or _differ(self._settings_at_first[at], v)}
+
+    def put_settings(self, held: dict[tuple[str, str], Any]) -> None:
+        """Take over the attributes that another worker has changed: it may have done so in an iteration of the past."""
+        parts = {path: part for top, module in self._modules.items()
+                 for path, part in module.named_modules(prefix=top)}
+        for (path, name), value in held.items():
+            if path in parts:
+                vars(parts[path])[name] = value
+
+    def _all_settings(self) -> dict[tuple[str, str], Any]:
+        return {(path, name): value for top, module in self._modules.items()
+                for path, part in module.named_modules(prefix=top)
+                for name, value in vars(part).items() if not name.startswith("_") and is_plain(value)}
 
     def _with_extra_state(self) -> Iterator[tuple[str, torch.nn.Module]]:
         seen: set[int] = set()

@@ -35,6 +35,9 @@ class Position:
     left: Any = None  # hyper-parameters as the last step left them, where code has changed them since
     as_left: bool = False  # and `hyper` has those
     touched: tuple[str, ...] = ()  # names in optimizer state that code changed between a step and this gradient
+    still: int = 0  # see script/beginnings.py
+    completed: tuple[str, int, int | None] | None = None  # see script/commits.py
+    unfit: str = ""  # the reason why this commit cannot be resumed from
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ Threads: the main thread; `round_begins` and `round_ended` also run on an autogr
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,8 @@ import torch
 from spotfleet.errors import UsageError
 from spotfleet.train import current
 from spotfleet.train.gradients.optimizer_tag import handle_of, is_distributed
+from spotfleet.train.script.beginnings import Beginnings
+from spotfleet.train.script.commits import CommitPlaces
 from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras, overwrite
 from spotfleet.train.state.copies import BufferPool, await_copies
@@ -61,7 +64,7 @@ class State(LiveTensors):
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _touches=StateMarks(), _moved=0,
             _plain=PlainValues(self._all_optimizers, self._modules), _repeats=Repeats(), _tensor_copies={}, _live={},
-            _call_again=False, _copies=False, _loan=None,
+            _call_again=False, _copies=False, _loan=None, _commits=CommitPlaces(), _beginnings=Beginnings(),
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -83,6 +86,8 @@ class State(LiveTensors):
             self._extras.values_set(self._round)
             if name in self._scalars:
                 self._repeats.value_set(name, before, value)
+                if not self.step_mode:
+                    self._commits.value_set(self, name, before, value, sys._getframe(1))
 
     # Called by a script
 
@@ -110,7 +115,7 @@ class State(LiveTensors):
         """Copy the state in copy mode, without a check for changes (Horovod's name); changes interrupt elsewhere."""
         if not self.step_mode:
             place = current.runtime().place
-            self.keep_copy(place.size, place.rank)
+            self.keep_copy(place.size, place.rank, commits=True)
 
     def sync(self) -> None:
         """Bring all ranks of the generation to the newest state; `elastic.run` calls it."""
@@ -239,6 +244,7 @@ class State(LiveTensors):
         self.keep_generators()
         self.__dict__["_position"] = self.capture(world, rank)
         self._repeats.attached(self)
+        self._plain.attached()
         self.enter()
 
     def enter(self) -> None:
@@ -249,6 +255,9 @@ class State(LiveTensors):
             at = self._position
             self._touches.entered(self._optimizer_states, None if at.moved is None else at.touched)
             self._repeats.entered(self)
+        else:
+            self._commits.entered(self)
+        self._beginnings.entered(self)
 
     def whole_numbers(self) -> dict[str, int]:
         """Return the plain whole numbers here, without those that may differ by rank."""
@@ -340,7 +349,7 @@ class State(LiveTensors):
         own["_rounds"] += 1
         if self._open:
             return False
-        own["_open"] = True
+        own["_open"], self._beginnings.waits_for = True, None
         self.refresh_groups()
         self._extras.settle(self._round)
         self._marks.first_gradient(self._trained)
@@ -352,7 +361,8 @@ class State(LiveTensors):
             own["_replaying"] = True  # the position is already this iteration's
         else:
             own.update(_replay=0, _replaying=False)
-            own["_position"] = replace(self._repeats.describe(self.capture(world, rank)), touched=self._touches.touched)
+            position = self._beginnings.describe(self, self.capture(world, rank), self._position)
+            own["_position"] = replace(self._repeats.describe(position), touched=self._touches.touched)
         return True
 
     def step_ended(self) -> None:
@@ -391,11 +401,16 @@ class State(LiveTensors):
         self.mark(version=held.version, held=True, damaged=False, moved=0, uncommitted=0)
         self.rewind(held.position)
 
-    def keep_copy(self, world: int, rank: int) -> None:
-        """Copy everything, in copy mode, as the point to return to; its hyper-parameters are for `world` and `rank`."""
+    def keep_copy(self, world: int, rank: int, commits: bool = False) -> None:
+        """Copy everything, in copy mode, as the point to return to; its hyper-parameters are for `world` and `rank`.
+
+        `commits`: the script does this, in a loop perhaps.
+        """
         own = self.__dict__
         self.keep_generators()
-        own["_position"] = self.capture(world, rank)
+        held, position = self._position, self.capture(world, rank)
+        own["_position"] = self._beginnings.describe(self, self._commits.describe(self, position), held) if commits \
+            else replace(position, completed=held.completed, unfit=held.unfit, still=held.still)
         live, last = self.tensors(), self._copy
         buffer = self._pool.take(live)
         held = Copy(self._version, self._position, self.schema(), buffer.fill(live), buffer)

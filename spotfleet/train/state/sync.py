@@ -66,6 +66,7 @@ class SyncedState(Protocol):
     _position: Any
     _final: Any
     _extras: Extras
+    _plain: Any
 
     @property
     def step_mode(self) -> bool: ...
@@ -156,8 +157,8 @@ def synchronize(group: Group, state: SyncedState) -> bool:
     position = state._final if finished else state._position
     if receivers or any((r.round, r.position_version) != (newest.round, newest.position_version) for r in rows):
         extras = state._extras
-        payload = (position, state.schema() if receivers else None, extras.kept, extras.known)
-        position, schema, kept, known = broadcast_object(group, payload if rank == source else None, source)
+        payload = (position, state.schema() if receivers else None, extras.kept, extras.known, state._plain.settings())
+        position, schema, kept, known, settings = broadcast_object(group, payload if rank == source else None, source)
         position = replace(position, rank=own.rank)
         if receivers:
             _transfer(group, state, holders, source, position, schema)
@@ -166,6 +167,7 @@ def synchronize(group: Group, state: SyncedState) -> bool:
                 broadcast_tensors(group, values, source)
         if rank in receivers:
             state._extras.learn(known)
+            state._plain.put_settings(settings)
             state.mark(version=max(0, newest.version), made_in=newest.made_in)
     if rank in receivers or not finished:
         state.rewind(position)

@@ -232,7 +232,8 @@ here = threading.local()
 
 def install(monkeypatch: Any) -> None:
     """Each thread that is a worker has a runtime of its own."""
-    monkeypatch.setattr(current, "_find", lambda: here.runtime)
+    others = current._find
+    monkeypatch.setattr(current, "_find", lambda: here.runtime if hasattr(here, "runtime") else others())
     monkeypatch.setattr(os, "register_at_fork", lambda **hooks: None)
     monkeypatch.setattr(atexit, "register", lambda function, *args: function)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import STUCK_EXIT, Assignment
+from spotfleet.train import default_group
 from spotfleet.train.comm import nccl
 from spotfleet.train.comm.backends import choose_backend, make_group
 from spotfleet.train.comm.group import check_alike
@@ -227,6 +229,60 @@ def test_a_rank_that_ends_later_than_others_does_not_make_them_exit_as_stuck(ran
     comm.late_to_close.set()
     reaper.join(20)
     assert not reaper.is_alive() and left == [] and not comm.lives
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_an_abort_waits_for_a_launch_in_progress_unless_that_never_returns(ranks, monkeypatch, returns):
+    monkeypatch.setattr(nccl, "LAUNCH_LIMIT_S", 30.0 if returns else 0.2)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(pg, tensor):
+        entered.set()
+        go_on.wait(20)
+        return pg.allreduce([tensor], dist.AllreduceOptions())
+
+    two = ranks(2, StuckGroup)
+    group, found = two.groups[0], []
+    comm = group._comm
+    thread = threading.Thread(target=lambda: found.append(group._start(slow, torch.ones(1))))
+    thread.start()
+    assert entered.wait(20)
+    group.abort()
+    if returns:
+        assert not comm.aborted.wait(0.3)
+        go_on.set()
+    assert waits(comm.aborted.is_set)
+    go_on.set()
+    thread.join(20)
+    with pytest.raises(CommBroken):
+        group._start(slow, torch.ones(1))
+
+
+def test_a_launch_after_an_abort_never_reaches_the_communicator(ranks):
+    group = ranks(2, StuckGroup).groups[0]
+    group.abort()
+    with pytest.raises(CommBroken):
+        group._start(lambda pg, t: pytest.fail("it was launched"), torch.ones(1))
+
+
+def test_the_layout_says_which_ranks_share_a_host(ranks):
+    assert ranks(3, StuckGroup).each(lambda g: g.layout) == [(0, 0, 0)] * 3
+
+
+def test_another_layout_of_as_many_ranks_is_said_in_one_line(alone, monkeypatch, capfd):
+    monkeypatch.setattr(default_group, "enter", lambda group, place: None)
+    for generation, backend, layout in ((1, "nccl", (0, 0, 2, 2)), (2, "nccl", (0, 0, 2, 2)), (3, "nccl", (0, 1, 0, 1)),
+                                        (4, "nccl", (0, 0, 0)), (5, "gloo", (0, 1, 2))):
+        alone.has_formed(SimpleNamespace(generation=generation, backend=backend, layout=layout))
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and "from generation 3 on" in said[0] and "(0 1 | 2 3 -> 0 2 | 1 3)" in said[0]
+
+
+def test_a_job_of_many_workers_has_longer_to_form():
+    limits = [connect_limit_s({"SPOTFLEET_WORKERS": text}) for text in ("2:2", "2:", "8:512", "")]
+    assert limits == [CONNECT_LIMIT_S, CONNECT_LIMIT_S, CONNECT_LIMIT_S + 64, CONNECT_LIMIT_S]
+    assert variables({"SPOTFLEET_WORKERS": "8:512"}, "")["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "79"
+    assert connect_limit_s({"SPOTFLEET_WORKERS": "8:512", "TORCH_NCCL_NONBLOCKING_TIMEOUT": "20"}) == 20
 
 
 def test_an_abort_that_waits_for_the_kernels_of_an_iteration_does_not_make_its_rank_exit(ranks, monkeypatch):

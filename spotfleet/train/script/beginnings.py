@@ -1,0 +1,80 @@
+"""Loaders that begin anew where training stands in the middle of an epoch, which only the loader knew.
+
+    state.epoch = 3:  step  step  step --loss--> function called: state.epoch = 3, the loader's first batch
+
+A position counts the steps (in copy mode: commits after steps) since anything in the state last said where the loop
+stands (`still`). If there were some, a DataLoader that begins before the next gradient would train its first batches
+again. A commit at an epoch's end has none: the next epoch is done again as a whole.
+
+Threads: the main thread, or an autograd thread while the main thread waits in backward().
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from spotfleet.errors import UsageError
+from spotfleet.train.comm.script_lines import call_site, running_loops
+
+
+class Beginnings:
+    """Loaders' beginnings in a call of the user's function, up to its first gradient."""
+
+    def __init__(self) -> None:
+        self.waits_for: Any = None  # position of the first gradient to come, if a loader must not begin before it
+
+    def entered(self, state: Any) -> None:
+        position = state._position
+        self.waits_for = position if position.still and not state._samplers else None
+
+    def describe(self, state: Any, position: Any, before: Any) -> Any:
+        """Return `position` with the number of steps since one that was at another place."""
+        place = _place(state, position)
+        if place is None or place != _place(state, before):
+            return position
+        return replace(position, still=before.still + (position.version > before.version))
+
+    def loader_begins(self, state: Any) -> None:
+        """Raise UsageError for a loader that begins in the middle of its epoch."""
+        position = self.waits_for
+        if position is None or _place(state, state) != _place(state, position) or "version" in running_loops(state):
+            return
+        numbers = ", ".join(f"state.{n} = {v}" for n, v in position.scalars.items() if type(v) is int and n != "seed")
+        raise UsageError(f"a loader begins anew at {call_site()}, but training stands {position.still} or more steps "
+                         f"behind its first batch, and the state ({numbers or 'without a number'}) does not name the "
+                         "batch", hint="draw from hvd.elastic.ElasticSampler, kept in the state, with record_batch() "
+                                       "after each step; or let the state name the batch: for state.batch in "
+                                       "range(state.batch, BATCHES)")
+
+
+def _place(state: Any, position: Any) -> dict[str, Any] | None:
+    """Return the values that may name a batch, in a position or the state itself; None if that cannot be compared."""
+    live = position is state
+    values = {n: state.__dict__[n] for n in state._scalars} if live else position.scalars
+    objects = {n: v for n, v in state._stateful.items()
+               if not isinstance(v, LRScheduler | ReduceLROnPlateau) and type(v).__name__ != "GradScaler"
+               and not n.startswith("_")}
+    if objects or not all(isinstance(v, bool | int | float | str | None) for v in values.values()):
+        return None
+    return {n: v for n, v in values.items() if not isinstance(v, float) and not state.per_rank.covers(n)}
+
+
+def watch_loaders(begins: Callable[[], None]) -> None:
+    """Call `begins` whenever a DataLoader begins. A repeated call does nothing."""
+    loader: Any = DataLoader
+    iterate = loader.__iter__
+    if hasattr(iterate, "__wrapped__"):
+        return
+
+    @functools.wraps(iterate)
+    def __iter__(self: Any) -> Any:
+        begins()
+        return iterate(self)
+
+    loader.__iter__ = __iter__

@@ -1,0 +1,110 @@
+"""Loaders that begin anew after a change, in scripts of which the state names the epoch alone."""
+
+# ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import spotfleet.train as hvd
+from spotfleet.errors import UsageError
+from tests.support.train.loops import Disturbance, Job, bits, check, data, fleet_of, linear
+
+EPOCHS, BATCHES = 4, 3
+
+
+def epochs(batches: Any, copy: bool = False, after: Any = lambda state: None, evaluates: bool = False, **values: Any):
+    """Epochs of `batches(state)`; `after(state)` follows each batch, a commit each epoch."""
+
+    def loop(job: Job):
+        net = linear()
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.01))
+
+        def train(state):
+            for state.epoch in range(state.epoch, EPOCHS):
+                if evaluates:
+                    list(DataLoader(torch.zeros(2)))
+                for number, rows in batches(state):
+                    at = state.epoch * BATCHES + number
+                    job.at("top", at)
+                    opt.zero_grad()
+                    (net(rows) - 1).pow(2).mean().backward()
+                    opt.step()
+                    job.at("stepped", at)
+                    after(state)
+                if copy:
+                    state.commit()
+            return bits(net)
+
+        return job.run(train, options={"copy": copy}, model=net, optimizer=opt, epoch=0, **values)
+
+    return loop
+
+
+def from_a_loader(state):
+    rows = torch.cat([data(i) for i in range(BATCHES)])
+    return enumerate(DataLoader(rows, batch_size=8))
+
+
+def by_number(state):
+    for state.batch in range(state.batch, BATCHES):
+        yield state.batch, data(state.batch)
+    state.batch = 0
+
+
+@pytest.mark.parametrize("kind", ["kill", "notice"])
+@pytest.mark.parametrize("more", [{}, {"loss": 0.0}], ids=["epoch alone", "and a loss"])
+def test_a_loader_that_begins_anew_in_mid_epoch_is_an_error_that_names_it(threads, kind, more):
+    def measured(state):
+        state.loss = state.epoch + torch.rand(1).item() if more else None
+
+    message = r"anew at loops/test_beginnings\.py:\d+, but .* \(state\.epoch = 1\)"
+    with pytest.raises(UsageError, match=message) as found:
+        fleet_of(threads, epochs(from_a_loader, after=measured, **more), Disturbance(kind, "top", 4 + (kind == "kill")))
+    assert "ElasticSampler" in found.value.hint and "state.batch" in found.value.hint
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_an_epoch_that_has_only_begun_begins_again(threads, spares):
+    check(threads, epochs(from_a_loader), Disturbance("kill", "top", 3, spares))
+
+
+@pytest.mark.parametrize("at", [3, 4, 5])
+def test_a_job_that_commits_each_epoch_does_the_epoch_again(threads, at):
+    for point in ("top", "stepped"):
+        check(threads, epochs(from_a_loader, copy=True), Disturbance("kill", point, at))
+
+
+def test_a_job_that_commits_in_mid_epoch_is_told(threads):
+    loop = epochs(from_a_loader, copy=True, after=lambda state: state.commit())
+    with pytest.raises(UsageError, match="does not name the batch"):
+        fleet_of(threads, loop, Disturbance("kill", "top", 5))
+
+
+def test_an_evaluation_at_the_top_of_an_epoch_begins_anew(threads):
+    check(threads, epochs(by_number, evaluates=True, batch=0), Disturbance("kill", "top", 5))
+
+
+def test_a_sampler_in_the_state_names_the_batch(threads):
+    def loop(job: Job):
+        net, rows = linear(), torch.cat([data(i) for i in range(BATCHES)])
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.01))
+        sampler = hvd.elastic.ElasticSampler(rows, batch_size=8) if job.worker else None
+
+        def train(state):
+            for state.epoch in range(state.epoch, EPOCHS):
+                sampler.set_epoch(state.epoch)
+                for x in DataLoader(rows, batch_size=8, sampler=sampler):
+                    job.at("top", state.epoch)
+                    net(x).sum().backward()
+                    opt.step()
+                    sampler.record_batch()
+            return bits(net)
+
+        return job.run(train, model=net, optimizer=opt, sampler=sampler, epoch=0)
+
+    assert fleet_of(threads, loop, Disturbance("kill", "top", 2)).generation == 2
