@@ -43,7 +43,7 @@ class PlainValues:
         self._stepped: dict[str, set[GroupKey]] = {name: set() for name in optimizers}  # values that step() changes
         self._at_first = {name: {n: v for n, v in attributes_of(o).items() if not _has_tensors(v)}
                           for name, o in optimizers.items()}  # attributes
-        self._settings_at_first: dict[tuple[str, str], Any] = {}  # of modules
+        self._settings_at_first: dict[tuple[str, str], Any] = {}  # those of modules
         self._before: dict[str, dict[GroupKey, Any]] = {}
         self._left: dict[str, dict[GroupKey, Any]] = {}  # as after the last step; of tensors a copy and the counter
 
