@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from spotfleet.errors import UsageError
+from spotfleet.train.state.buffers import Moments
 from spotfleet.train.state.copies import Buffer
 
 Site = tuple[tuple[str, int], ...]  # place in the script: name and offset of each function called, innermost first
@@ -32,6 +33,7 @@ class Position:
     rounds: int = 1  # reductions of its iteration, once that has ended
     counted: tuple[tuple[str, Site], ...] = ()  # changes of values between a call of the function and its gradient
     tries: tuple[tuple[str, Site, Any], ...] = ()  # see repeats.py
+    moments: Moments | None = None
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ Threads: the main thread; `round_begins` and `round_ended` also run on an autogr
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
 from spotfleet.train.state.plain import PlainValues, copied_value
 from spotfleet.train.state.position import Copy, PerRank, Position
-from spotfleet.train.state.repeats import Repeats
+from spotfleet.train.state.repeats import Repeats, head_of, is_running, site_of
 from spotfleet.train.state.tensors import LiveTensors
 from spotfleet.train.state.weights import StateLoan, WeightMarks
 
@@ -60,7 +62,7 @@ class State(LiveTensors):
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
             _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={}, _live={},
-            _call_again=False,
+            _call_again=False, _head=None,
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -79,9 +81,19 @@ class State(LiveTensors):
                              hint=f"load into it: state.{name}.load_state_dict(...), or seed it anew")
         before, self.__dict__[name] = self.__dict__.get(name), value
         if self._extras is not None:
-            self._extras.values_set(self._round)
+            self._note_place(name, value, sys._getframe(1))
             if name in self._scalars:
                 self._repeats.value_set(name, before, value)
+
+    def _note_place(self, name: str, value: Any, frame: FrameType) -> None:
+        """Note that the script sets a value: at the head of a loop, or before its loop."""
+        head = head_of(frame)
+        if head is not None:
+            is_again = self._repeats.is_again and _is(self._position.scalars.get(name), value)
+            self._extras.loop_begins(self._round, self._position.moments if is_again else None)
+            self.__dict__["_head"] = head
+        elif self._extras.awaits_gradient and not site_of(frame)[1]:
+            self._extras.values_set(self._round)
 
     # Called by a script
 
@@ -304,7 +316,8 @@ class State(LiveTensors):
 
     def put_back(self, round_: int) -> None:
         """Restore the buffers as before the forward pass of `round_`."""
-        self._extras.put_back(round_)
+        missing = self._extras.put_back(round_)
+        self._repeats.report_uncopied(round_, [self._param_names.get(id(t), "") for t in missing])
 
     def drop_gradients(self) -> None:
         for module in self._modules.values():
@@ -325,17 +338,23 @@ class State(LiveTensors):
             return False
         own["_open"] = True
         self.refresh_groups()
-        self._extras.settle(self._round)
+        again = self._position.moments if self._repeats.is_again and self._is_the_same() else None
+        wrong = self._extras.settle(self._round, is_running(self._head), again)
         self._marks.first_gradient(self._trained)
-        other = self._repeats.first_gradient(self, world, rank)
+        other = self._repeats.first_gradient(self, world, rank, [self._param_names.get(id(t), "") for t in wrong])
         if other is not None:
             own.update(_position=other, _call_again=True)
         elif self._replay and not self._replaying:
             own["_replaying"] = True  # the position is already this iteration's
         else:
             own.update(_replay=0, _replaying=False)
-            own["_position"] = self._repeats.describe(self.capture(world, rank))
+            own["_position"] = replace(self._repeats.describe(self.capture(world, rank)), moments=self._extras.moments)
         return True
+
+    def _is_the_same(self) -> bool:
+        """Return whether the whole numbers that an iteration changes are those of the position."""
+        scalars, numbers = self._position.scalars, self.whole_numbers()
+        return all(_is(scalars[n], numbers[n]) for n in self._position.moved if n in numbers)
 
     def step_ended(self) -> None:
         """End the iteration: its step has been applied, or was before. The next one begins."""
@@ -388,6 +407,10 @@ class State(LiveTensors):
     def mark(self, **fields: Any) -> None:
         """Set bookkeeping fields (without their underscore)."""
         self.__dict__.update({f"_{k}": v for k, v in fields.items()})
+
+
+def _is(held: Any, value: Any) -> bool:
+    return isinstance(value, int) and held == value
 
 
 class ObjectState(State):

@@ -69,3 +69,29 @@ def test_a_buffer_that_is_set_anew_is_exact(threads, size, change):
 @pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
 def test_a_buffer_made_by_expand_is_exact(threads, change):
     check(threads, loop_of(lambda: nn.Sequential(Masked(), linear())), change)
+
+
+def evaluating(job: Job):
+    """An evaluation in training mode after each step changes the statistics."""
+    net = nn.Sequential(linear(), nn.BatchNorm1d(1))
+    opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
+
+    def train(state):
+        for state.step in range(state.step, STEPS):
+            opt.zero_grad()
+            job.at("top", state.step)
+            (net(data(state.step)) - 1).pow(2).mean().backward()
+            job.at("reduced", state.step)
+            opt.step()
+            with torch.no_grad():
+                net(data(state.step + 1))
+            job.at("stepped", state.step)
+            job.metric()
+        return bits(net)
+
+    return job.run(train, model=net, optimizer=opt, step=0)
+
+
+@pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
+def test_statistics_that_code_after_a_step_changes_are_exact_in_a_loop_over_the_state(threads, change):
+    check(threads, evaluating, change)
