@@ -23,8 +23,9 @@ A buffer belongs to its place in a module: forward passes may set another tensor
 never written to, since it may be memory of the script; a copy takes its place.
 
 torch counts in-place changes, but not those made through `.data`. Another memory is seen and counted here. For changes
-in the same memory, the norms of the watched tensors are compared in rounds 1, 2, 4, ... and each COMPARE_EVERY-th. A
-tensor that changed uncounted is copied each round from then on, with all loose parameters of its module.
+in the same memory, the norms of the watched tensors are compared in rounds 1, 2, 4, ..., in each COMPARE_EVERY-th, and
+at the first gradient of a call. A tensor that changed uncounted is copied each round from then on, with all loose
+parameters of its module.
 
 A replay computes an iteration again whose step is applied. Its forward pass runs on newer weights and leaves wrong
 buffers, so `step_applied` keeps them as they were at the step, and `step_replayed` writes them back.
@@ -274,8 +275,8 @@ class Extras:
         was called, and differ from their copies."""
         first, now = len(self._small), self._counts()
         held = {**{i: slot.small[i] for i in self._small_kind}, **{first + i: slot.copies[i] for i in self._kind}}
-        return [i for i, copied in held.items()
-                if copied is not None and now[i] != slot.begun[i] and not _equal(self._tensor(i), copied)]
+        return [i for i, copied in held.items() if copied is not None and (
+            now[i] != slot.begun[i] or i - first in self._uncounted) and not _equal(self._tensor(i), copied)]
 
     def _tensor(self, i: int) -> torch.Tensor:
         return [*self._small, *self._watched][i]
@@ -300,10 +301,12 @@ class Extras:
             self.begin(round_)
         slot.headed = slot.headed and in_loop
         wrong = self._put_right(slot, before) if before is not None and self._seen is not None else []
-        self._sort_out(slot.headed)
-        if self._watched and (round_ % COMPARE_EVERY == 0 or round_ & (round_ - 1) == 0):
-            for i in self._find_uncounted() - self._outside:
-                slot.copies[i] = None  # made before the change was found
+        found: set[int] = set()
+        if self._watched and (round_ % COMPARE_EVERY == 0 or round_ & (round_ - 1) == 0 or self._seen is not None):
+            found = self._find_uncounted()
+        self._sort_out(slot, found)
+        for i in found - self._outside:
+            slot.copies[i] = None  # made before the change was found
         if not slot.headed:
             self._copy_outside(slot)
         slot.settled = True
@@ -366,6 +369,8 @@ class Extras:
         work of code after a step."""
         self._small_outside, self._outside = self._small_kind, self._kind
         self.begin(round_)
+        if self._watched:
+            self._find_uncounted()  # so that the next comparison shows what changes before the first gradient
         self._note_values(self._slot(round_))
 
     def values_set(self, round_: int) -> None:
@@ -386,15 +391,18 @@ class Extras:
         if slot.copies:
             self._copy_outside(slot)
 
-    def _sort_out(self, headed: bool) -> None:
+    def _sort_out(self, slot: _Slot, found: Collection[int]) -> None:
+        """Sort the tensors at a first gradient; these have just been found to change uncounted."""
         seen, self._seen = self._seen, None
-        if headed:
+        if slot.headed:
             self._small_outside, self._outside = self._small_kind, self._kind
-        if headed or seen is None:
+        if slot.headed or seen is None:
             return
         now, first = self._counts(), len(self._small)
-        self._small_outside = frozenset(i for i in self._small_kind if now[i] == seen[i])
-        self._outside = frozenset(i for i in self._kind if now[first + i] == seen[first + i])
+        self._small_outside = frozenset(i for i in self._small_kind
+                                        if now[i] == seen[i] and _equal(self._small[i], slot.small[i]))
+        self._outside = frozenset(i for i in self._kind if now[first + i] == seen[first + i] and i not in found and (
+            i not in self._uncounted or (held := slot.copies[i]) is None or _equal(self._watched[i], held)))
 
     def _find_uncounted(self) -> set[int]:
         """Find tensors that change without being counted, and the loose parameters of the same model. Return new
@@ -478,8 +486,9 @@ class Extras:
         slot = self._slot(round_)
         held, self._at_step = self._at_step, {}
         for i in sorted(self._kind - self._owned) if slot.round == round_ and slot.headed else ():
-            if slot.changes[i] != self._applied_changes[i] != self._base_versions[i]:
-                if i in self._after_step or i not in self._before_step:  # else its next copy has the same value
+            uncounted = i in self._uncounted
+            if uncounted or slot.changes[i] != self._applied_changes[i] != self._base_versions[i]:
+                if uncounted or i in self._after_step or i not in self._before_step:  # others keep it to the next copy
                     tensor, into = self._watched[i], held.get(i)
                     self._at_step[i] = tensor.detach().clone() if into is None else into.copy_(tensor)
                 self._before_step.add(i)
@@ -490,15 +499,16 @@ class Extras:
         before, after = slots.get(self._applied_round), slots.get(self._applied_round + 1)
         watched: list[torch.Tensor | None] = [None] * len(self._watched)
         for i, (tensor, at_step) in enumerate(zip(self._watched, self._applied_changes, strict=True)):
-            if before is None or i in self._owned or before.changes[i] == at_step or at_step == self._base_versions[i]:
+            if before is None or i in self._owned or (i not in self._uncounted and (
+                    before.changes[i] == at_step or at_step == self._base_versions[i])):
                 continue  # the iteration did not change it
             copied = after.copies[i] if after is not None and i not in self._outside else None
-            if self._live.count(i) == at_step and i not in self._uncounted:
+            if i in self._at_step:
+                watched[i] = self._at_step[i].clone()
+            elif self._live.count(i) == at_step and i not in self._uncounted:
                 watched[i] = tensor.detach().clone()
             elif copied is not None and after is not None and after.changes[i] == at_step:
                 watched[i] = copied.clone()
-            elif i in self._at_step:
-                watched[i] = self._at_step[i].clone()
         self._redo = [*self._applied, *watched]
 
     @property

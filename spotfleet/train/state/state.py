@@ -38,7 +38,7 @@ from spotfleet.train.state.plain import PlainValues, copied_value
 from spotfleet.train.state.position import Copy, PerRank, Position
 from spotfleet.train.state.repeats import Repeats, head_of, is_running, site_of
 from spotfleet.train.state.tensors import LiveTensors
-from spotfleet.train.state.weights import StateLoan, WeightMarks
+from spotfleet.train.state.weights import STEPLESS, StateLoan, WeightMarks
 
 
 class State(LiveTensors):
@@ -335,6 +335,8 @@ class State(LiveTensors):
             sampler.round_begins()
         own["_rounds"] += 1
         if self._open:
+            if self._version == 0 and self._rounds >= STEPLESS:
+                self._marks.stepless(self._trained, self._rounds - 1)
             return False
         own["_open"] = True
         self.refresh_groups()
@@ -374,6 +376,8 @@ class State(LiveTensors):
 
     def finish(self) -> None:
         """Keep the values with which the function returned here, apart: other ranks may not have returned."""
+        if self.step_mode and self._version == 0:
+            self._marks.stepless(self._trained, self._rounds)
         self.keep_generators()
         self.mark(finished=True, moved=self.weights_have_moved and not self._marks.can_put_back(self._trained),
                   final=self.capture(self._position.world, self._position.rank))

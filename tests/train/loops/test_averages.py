@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.support.train.loops import Disturbance, Job, bits, check, data, disturbances, fleet_of, linear, plain
+from tests.support.train.loops import Disturbance, Job, bits, check, data, disturbances, fleet_of, linear, plain, seeded
 from tests.support.train.thread_fleet import Lost
 
 STEPS = 9
@@ -83,6 +83,7 @@ def target_of(run, top=lambda i: False, after=lambda i: False, used=True, update
 
     def loop(job: Job):
         net, target = make(), make().requires_grad_(False)
+        seeded(target, seed=8)
         opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
 
         @torch.no_grad()
@@ -197,3 +198,10 @@ def counts_after_the_step(state, iterate):
 def test_a_loop_after_the_step_that_sets_a_value_is_none_that_trains(threads, capfd, change):
     check(threads, target_of(counts_after_the_step), change)
     assert "was not what it was" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("change", disturbances(["top", "reduced", "stepped"], 5), ids=str)
+@pytest.mark.parametrize("run", [for_loop, while_loop])
+@pytest.mark.parametrize("make", [linear, normed])
+def test_an_average_that_changes_uncounted_before_each_gradient_is_exact(threads, run, make, change):
+    check(threads, target_of(run, top=lambda i: True, update=uncounted, make=make), change)

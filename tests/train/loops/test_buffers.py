@@ -29,10 +29,10 @@ class Centre(nn.Module):
 class Masked(nn.Module):
     """Multiplies by a mask that shows one row, which changes, several times."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 4) -> None:
         super().__init__()
-        self.register_buffer("row", torch.ones(1, 4))
-        self.register_buffer("mask", self.row.expand(8, 4))
+        self.register_buffer("row", torch.ones(1, width))
+        self.register_buffer("mask", self.row.expand(8, width))
 
     def forward(self, x):
         self.row.mul_(0.9)
