@@ -155,6 +155,32 @@ def target_in_a_while_loop(kit: Kit) -> Result:
     return _target(kit, lambda i: i % 2 == 1, lambda i: False, _while)
 
 
+class Trace:
+    """Sum of the weights' norms."""
+
+    def __init__(self) -> None:
+        self.sum = torch.zeros(())
+        self.norms: list[float] = []
+
+    def update(self, model: Any) -> None:
+        self.sum = self.sum + torch.cat([p.detach().flatten() for p in model.parameters()]).norm()
+        self.norms.append(float(self.sum))
+
+
+@habit("averages")
+def object_by_its_own_name(kit: Kit) -> Result:
+    """An object of the script in the state, used by the name that it had before."""
+    model = net()
+    opt, trace = kit.optimizer(SGD(model.parameters(), lr=0.1, momentum=0.9)), Trace()
+
+    def after(_: int) -> None:
+        trace.update(model)
+        kit.allreduce(torch.ones(1))
+
+    kit.run(lambda state: steps(kit, state, model, opt, after=after))(kit.state(model, opt, trace=trace, i=0))
+    return result(model, opt, sum=trace.sum, norms=trace.norms)
+
+
 # ---- weights touched by the script
 
 @habit("weights")

@@ -36,7 +36,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from spotfleet.errors import UsageError
 from spotfleet.train.comm.script_lines import running_loops, where_set
 from spotfleet.train.state import digest, hyper, rng
-from spotfleet.train.state.hyper import PLAIN, copied
+from spotfleet.train.state.hyper import PLAIN
 from spotfleet.train.state.position import Position, Site
 
 RUNTIME = "spotfleet.train.runtime"  # it calls the user's function
@@ -183,7 +183,8 @@ class Repeats:
         if state._position.world != world and not state._replay:
             return {}
         held = {n: v for n, v in scalars.items() if not isinstance(v, PLAIN) and not state.per_rank.covers(n)}
-        return {n: copied(v) for n, v in held.items() if digest.of_value(state.__dict__[n]) != digest.of_value(v)}
+        return {n: state.restored(n, v) for n, v in held.items()
+                if digest.of_value(state.__dict__[n]) != digest.of_value(v)}
 
     def _check_restart(self, state: Any, values: dict[str, Any], world: int) -> None:
         """Raise UsageError for an iteration before the one that is to be computed again. All that is known of the

@@ -34,7 +34,7 @@ from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras, overwrite
 from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
-from spotfleet.train.state.plain import PlainValues, copied_value
+from spotfleet.train.state.plain import PlainValues, copied_value, restored
 from spotfleet.train.state.position import Copy, PerRank, Position
 from spotfleet.train.state.repeats import Repeats, head_of, is_running, site_of
 from spotfleet.train.state.tensors import LiveTensors
@@ -62,7 +62,7 @@ class State(LiveTensors):
             _computed=-1, _position=None, _final=None, _copy=None, _extras=None, _uncommitted=0, _owned=0, _made_in=0,
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _moved=False, _loan=None, _copies=False,
             _plain=PlainValues(self._optimizers, self._modules), _repeats=Repeats(), _tensor_copies={}, _live={},
-            _call_again=False, _head=None,
+            _call_again=False, _head=None, _sources={},
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -232,6 +232,7 @@ class State(LiveTensors):
         self.__dict__["_live"] = {**self._param_names, **tracked}  # these are kept, so that their ids stay theirs
         self.keep_generators()
         self.__dict__["_position"] = self.capture(world, rank)
+        self._keep_sources()
         self._repeats.attached(self)
         self.enter()
 
@@ -271,6 +272,17 @@ class State(LiveTensors):
             self._tensor_copies[name] = (value, value._version, made)
         return made
 
+    def restored(self, name: str, value: Any) -> Any:
+        """Return a copy of a `value` of the position, if possible in the object that it was copied from."""
+        source = self._sources.get(name)
+        return restored(value, source) if source is self.__dict__.get(name) else copied(value)
+
+    def _keep_sources(self) -> None:
+        """Keep the objects that the values of the position are copies of. One that the script has put in their place
+        since is not written to, since it may be another one's, such as a part of its data."""
+        own = self.__dict__
+        own["_sources"] = {n: own[n] for n in self._scalars if not isinstance(own[n], hyper.PLAIN)}
+
     def fit_groups(self, position: Position) -> None:
         """Adopt the parameter groups of `position`, and train the same parameters."""
         for p, trained in zip(self._params, position.trained, strict=False):
@@ -296,7 +308,7 @@ class State(LiveTensors):
         """Go to `position`, which belongs to the present tensors or to those of one step before."""
         own = self.__dict__
         for name, value in position.scalars.items():
-            own[name] = copied(value)
+            own[name] = self.restored(name, value)
         own.update((name, value) for name, _, value in reversed(position.tries))
         for name, value in position.stateful.items():
             self._stateful[name].load_state_dict(copy.deepcopy(value))
@@ -311,6 +323,7 @@ class State(LiveTensors):
         own.update(_position=position, _round=position.round, _replaying=False, _open=False, _rounds=0,
                    _replay=max(0, self._version - position.version))
         own["_call_again"] = False
+        self._keep_sources()
         if self._replay and position.sampler:
             self._stateful[position.sampler].repeat_step(position.world, position.rounds)
 
@@ -351,6 +364,7 @@ class State(LiveTensors):
         else:
             own.update(_replay=0, _replaying=False)
             own["_position"] = replace(self._repeats.describe(self.capture(world, rank)), moments=self._extras.moments)
+            self._keep_sources()
         return True
 
     def _is_the_same(self) -> bool:
@@ -400,6 +414,7 @@ class State(LiveTensors):
         own = self.__dict__
         self.keep_generators()
         own["_position"] = self.capture(world, rank)
+        self._keep_sources()
         live, last = self.tensors(), self._copy
         buffer = self._pool.take(live)
         held = Copy(self._version, self._position, self.schema(), buffer.fill(live), buffer)

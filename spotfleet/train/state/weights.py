@@ -153,7 +153,8 @@ def _fit(held: Sequence[torch.Tensor], params: Sequence[torch.Tensor]) -> bool:
 class StateLoan:
     """Copy of the tensors of a state while code uses them for something else: see `State.borrowed`."""
 
-    FIELDS = ("_version", "_round", "_rounds", "_open", "_position", "_replay", "_replaying", "_made_in", "_computed")
+    FIELDS = ("_version", "_round", "_rounds", "_open", "_position", "_sources", "_replay", "_replaying", "_made_in",
+              "_computed")
 
     def __init__(self, state: Any) -> None:
         own = state.__dict__
