@@ -37,7 +37,8 @@ def averaged(update: Callable[[torch.Tensor, torch.Tensor], None], before: bool)
                     follow()
                 if job.worker is not None and job.worker.name == "h0/0/1" and state.step == 6:
                     raise Lost
-                job.metric()
+                if not before:
+                    job.metric()
                 (net(data(state.step)) - 1).pow(2).mean().backward()
                 opt.step()
                 if not before:
