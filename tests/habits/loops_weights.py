@@ -98,6 +98,90 @@ def ema_swapped_in(kit: Kit) -> Result:
     return _averaged(kit, model, average, update)
 
 
+def _target(kit: Kit, follows: Any, after: Any, loop: Any) -> Result:
+    model = net()
+    target = copy.deepcopy(model).requires_grad_(False)
+    opt = kit.optimizer(SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    @torch.no_grad()
+    def follow() -> None:
+        for t, p in zip(target.parameters(), model.parameters(), strict=True):
+            t.lerp_(p, 0.1)
+
+    def iterate(i: int) -> None:
+        if follows(i):
+            follow()
+        kit.point("forward", i)
+        opt.zero_grad()
+        x, _ = batch(i)
+        (loss_of(model, i) + nn.functional.mse_loss(model(x), target(x))).backward()
+        kit.point("reduced", i)
+        opt.step()
+        kit.point("stepped", i)
+        if after(i):
+            follow()
+        kit.allreduce(torch.ones(1))
+
+    kit.run(lambda state: loop(state, iterate))(kit.state(model, opt, target=target, i=0))
+    return result(model, opt, target=target)
+
+
+def _over_the_state(state: Any, iterate: Any) -> None:
+    for state.i in range(state.i, STEPS):
+        iterate(state.i)
+
+
+def _while(state: Any, iterate: Any) -> None:
+    while state.i < STEPS:
+        iterate(state.i)
+        state.i += 1
+
+
+@habit("averages")
+def target_each_second(kit: Kit) -> Result:
+    """A target network that follows before the gradient, in each second iteration."""
+    return _target(kit, lambda i: i % 2 == 1, lambda i: False, _over_the_state)
+
+
+@habit("averages")
+def target_set_first(kit: Kit) -> Result:
+    """A target network that is set in the first iteration and follows after each step."""
+    return _target(kit, lambda i: i == 0, lambda i: True, _over_the_state)
+
+
+@habit("averages", "noticed", "target.* was not what it was the first time",
+       "`for state.i in range(state.i, N)`, or the change after `step()`")
+def target_in_a_while_loop(kit: Kit) -> Result:
+    """A target network that follows before the gradient, in each second iteration of a `while` loop."""
+    return _target(kit, lambda i: i % 2 == 1, lambda i: False, _while)
+
+
+class Trace:
+    """Sum of the weights' norms."""
+
+    def __init__(self) -> None:
+        self.sum = torch.zeros(())
+        self.norms: list[float] = []
+
+    def update(self, model: Any) -> None:
+        self.sum = self.sum + torch.cat([p.detach().flatten() for p in model.parameters()]).norm()
+        self.norms.append(float(self.sum))
+
+
+@habit("averages")
+def object_by_its_own_name(kit: Kit) -> Result:
+    """An object of the script in the state, used by the name that it had before."""
+    model = net()
+    opt, trace = kit.optimizer(SGD(model.parameters(), lr=0.1, momentum=0.9)), Trace()
+
+    def after(_: int) -> None:
+        trace.update(model)
+        kit.allreduce(torch.ones(1))
+
+    kit.run(lambda state: steps(kit, state, model, opt, after=after))(kit.state(model, opt, trace=trace, i=0))
+    return result(model, opt, sum=trace.sum, norms=trace.norms)
+
+
 # ---- weights touched by the script
 
 @habit("weights")

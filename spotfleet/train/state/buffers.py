@@ -9,6 +9,11 @@ again, the code after the step does not run again. So each tensor counts as one 
   model) and the buffers of a model of which nothing is trained. Copied at the first gradient. One of these that changes
   between the call of the user's function and the first gradient counts as inside from then on: there is no step before.
 
+A loop over the state (`for state.i in range(state.i, N)`) shows more: code after its head will run again, code before
+it will not. There all tensors are copied at its head, and those of the second kind have their values there again when
+an iteration is repeated. Other loops are compared with themselves: a tensor that counts as outside has the same value
+at the first gradient of a repeated iteration, one that has changed inside changes again.
+
 There are two slots, keyed by round: the round of the position held and that of the iteration that just began. Small
 buffers are copied each round. A large one (a constant mask, say) and a parameter that no optimizer owns are copied only
 when changed in place since the slot was last written. Such a parameter is first copied after its first change, so
@@ -18,8 +23,9 @@ A buffer belongs to its place in a module: forward passes may set another tensor
 never written to, since it may be memory of the script; a copy takes its place.
 
 torch counts in-place changes, but not those made through `.data`. Another memory is seen and counted here. For changes
-in the same memory, the norms of the watched tensors are compared in rounds 1, 2, 4, ... and each COMPARE_EVERY-th. A
-tensor that changed uncounted is copied each round from then on, with all loose parameters of its module.
+in the same memory, the norms of the watched tensors are compared in rounds 1, 2, 4, ..., in each COMPARE_EVERY-th, and
+at the first gradient of a call. A tensor that changed uncounted is copied each round from then on, with all loose
+parameters of its module.
 
 A replay computes an iteration again whose step is applied. Its forward pass runs on newer weights and leaves wrong
 buffers, so `step_applied` keeps them as they were at the step, and `step_replayed` writes them back.
@@ -32,7 +38,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,10 +50,19 @@ COMPARE_EVERY = 64  # rounds
 class _Slot:
     round: int = -1
     settled: bool = False  # the first gradient has come: tensors that count as outside are copied
+    headed: bool = False  # they are copied: at the head of a loop over the state
     small: list[torch.Tensor] = field(default_factory=list)
-    small_changes: list[int] = field(default_factory=list)  # torch's in-place counters when the inside ones were copied
+    begun: list[int] = field(default_factory=list)  # counters of small and watched ones when the inside were copied
     copies: list[torch.Tensor | None] = field(default_factory=list)
     changes: list[int] = field(default_factory=list)  # torch's in-place counter when copied
+
+
+class Moments(NamedTuple):
+    """Moments at which an iteration has copied the tensors of the second kind, given by their numbers."""
+
+    headed: bool  # all at the head of a loop
+    inside: tuple[int, ...] = ()  # these when it began, others at its first gradient
+    changed: tuple[int, ...] = ()  # the inside ones that had changed by then
 
 
 Place = tuple[dict[str, torch.Tensor | None], str]  # the buffers of a module, and a name there
@@ -102,6 +117,10 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+
 def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Copy `value` into `tensor`, which may be one made by expand()."""
     tensor, value = _without_repeats(tensor, value)
@@ -138,12 +157,15 @@ class Extras:
         self._small_outside, self._outside = self._small_kind, self._kind
         self._live_small = _Live(self._small, places or {}, memory=False)
         self._live = _Live(self._watched, places or {}, memory=True)
-        # Counters of small ones and of watched ones, while the first gradient of a call is awaited
-        self._seen: tuple[list[int], list[int]] | None = None
+        self.moments: Moments | None = None  # those at the newest first gradient
+        self._seen: list[int] | None = None  # all counters, while the first gradient of a call is awaited
         self._slots = [_Slot(), _Slot()]
         self._applied: list[torch.Tensor] = []  # small ones when the newest step was applied
         self._applied_changes: list[int] = []  # counters of the watched ones then
         self._applied_round = -1
+        self._at_step: dict[int, torch.Tensor] = {}  # watched ones then, of those that code changes at both places
+        self._after_step: set[int] = set()  # watched ones that code has changed after a step
+        self._before_step: set[int] = set()  # and those that an iteration has changed after the head of its loop
         self._redo: list[torch.Tensor | None] = []  # values that `step_replayed` restores; empty: no replay
         self._owned: set[int] = set()  # loose ones that an optimizer has taken since, ignored here
         self._uncounted: set[int] = set()  # watched ones that change without being counted
@@ -182,6 +204,9 @@ class Extras:
             self._base_versions[i] = -1
         self._uncounted.update(uncounted)
 
+    def _counts(self) -> list[int]:
+        return [*self._live_small.counts(), *self._live.counts()]
+
     def _look(self) -> None:
         self._live_small.look()
         self._live.look()
@@ -192,7 +217,7 @@ class Extras:
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the attributes that iterations change."""
-        names = ("_slots", "_applied", "_applied_changes", "_applied_round", "_redo", "_seen")
+        names = ("_slots", "_applied", "_applied_changes", "_applied_round", "_redo", "_seen", "_at_step")
         return {name: copy.deepcopy(getattr(self, name)) for name in names}
 
     # The two moments of an iteration
@@ -206,38 +231,103 @@ class Extras:
             self._redo = []  # it was not replayed after all
         self._look()
         slot = self._slot(round_)
-        slot.round, slot.settled = round_, False
+        slot.round, slot.settled, slot.headed = round_, False, False
         if not slot.copies:
             slot.copies, slot.changes = [None] * len(self._watched), [-1] * len(self._watched)
         self._copy_small(slot, outside=False)
         self._copy_watched(slot, outside=False)
-        slot.small_changes = self._live_small.counts()
+        slot.begun = self._counts()
 
     def renew(self, round_: int) -> None:
         """Copy again where code after the last step has changed tensors, which then count as changed by it."""
         self._look()
         slot = self._slot(round_)
         if slot.round == round_ and not slot.settled and (
-                slot.small_changes != self._live_small.counts()
+                slot.begun[:len(self._small)] != self._live_small.counts()
                 or any(self._is_changed(i, slot) for i in range(len(self._watched)) if i not in self._outside)):
             self.begin(round_)
 
     @torch.no_grad()
-    def settle(self, round_: int) -> None:
-        """Copy the tensors that count as outside: the first gradient of `round_` has come."""
-        if not self._small and not self._watched:
+    def loop_begins(self, round_: int, before: Moments | None = None) -> None:
+        """Copy all tensors at what may be the head of the loop that trains. If that iteration is computed again, and
+        they were copied there `before`, those that count as outside get their values first."""
+        slot = self._slot(round_)
+        if slot.round != round_ or slot.settled:
             return
+        self._look()
+        if self._seen is None:
+            self.renew(round_)
+            self._copy_outside(slot)
+            at_step = self._applied_changes if self._applied_round == round_ - 1 else []
+            self._after_step.update(i for i, count in enumerate(at_step) if self._live.count(i) != count)
+        else:
+            if before is not None and before.headed:
+                self._restore(slot, self._differing(slot))
+            self._note_values(slot)
+        slot.headed = True
+
+    def _copy_outside(self, slot: _Slot) -> None:
+        self._copy_small(slot, outside=True)
+        self._copy_watched(slot, outside=True)
+
+    def _differing(self, slot: _Slot) -> list[int]:
+        """Return the numbers of the small and watched tensors that count as outside, have changed since the function
+        was called, and differ from their copies."""
+        first, now = len(self._small), self._counts()
+        held = {**{i: slot.small[i] for i in self._small_kind}, **{first + i: slot.copies[i] for i in self._kind}}
+        return [i for i, copied in held.items() if copied is not None and (
+            now[i] != slot.begun[i] or i - first in self._uncounted) and not _equal(self._tensor(i), copied)]
+
+    def _tensor(self, i: int) -> torch.Tensor:
+        return [*self._small, *self._watched][i]
+
+    def _restore(self, slot: _Slot, which: list[int]) -> None:
+        first = len(self._small)
+        self._live_small.write((i, slot.small[i]) for i in which if i < first)
+        watched = [i - first for i in which if i >= first]
+        self._live.write((i, copied) for i in watched if (copied := slot.copies[i]) is not None)
+        for i in watched:
+            slot.changes[i] = self._live.count(i)
+
+    @torch.no_grad()
+    def settle(self, round_: int, in_loop: bool = False, before: Moments | None = None) -> list[torch.Tensor]:
+        """Copy the tensors that count as outside: the first gradient of `round_` has come, `in_loop`: in the loop that
+        began last. Put back those that differ from `before`, if the iteration is computed again, and return them."""
+        if not self._small and not self._watched:
+            return []
         self._look()
         slot = self._slot(round_)
         if slot.round != round_:
             self.begin(round_)
-        self._sort_out()
-        if self._watched and (round_ % COMPARE_EVERY == 0 or round_ & (round_ - 1) == 0):
-            for i in self._find_uncounted() - self._outside:
-                slot.copies[i] = None  # made before the change was found
-        self._copy_small(slot, outside=True)
-        self._copy_watched(slot, outside=True)
+        slot.headed = slot.headed and in_loop
+        wrong = self._put_right(slot, before) if before is not None and self._seen is not None else []
+        found: set[int] = set()
+        if self._watched and (round_ % COMPARE_EVERY == 0 or round_ & (round_ - 1) == 0 or self._seen is not None):
+            found = self._find_uncounted()
+        self._sort_out(slot, found)
+        for i in found - self._outside:
+            slot.copies[i] = None  # made before the change was found
+        if not slot.headed:
+            self._copy_outside(slot)
         slot.settled = True
+        self.moments = before or self._moments(slot)
+        return [self._tensor(i) for i in wrong]
+
+    def _put_right(self, slot: _Slot, before: Moments) -> list[int]:
+        """Return the numbers of tensors that have changed another time than in the iteration that is computed again,
+        or not again, and put the former back."""
+        if before.headed or slot.headed:
+            return []
+        now = self._counts()
+        wrong = [i for i in self._differing(slot) if i not in before.inside]
+        self._restore(slot, wrong)
+        return wrong + [i for i in before.changed if now[i] == slot.begun[i]]
+
+    def _moments(self, slot: _Slot) -> Moments:
+        first, now = len(self._small), self._counts()
+        inside = tuple(sorted([*(self._small_kind - self._small_outside),
+                               *(first + i for i in self._kind - self._outside)]))
+        return Moments(slot.headed, inside, tuple(i for i in inside if now[i] != slot.begun[i]))
 
     def take(self, round_: int) -> None:
         """Copy all present values as those before the forward pass of `round_`."""
@@ -279,6 +369,8 @@ class Extras:
         work of code after a step."""
         self._small_outside, self._outside = self._small_kind, self._kind
         self.begin(round_)
+        if self._watched:
+            self._find_uncounted()  # so that the next comparison shows what changes before the first gradient
         self._note_values(self._slot(round_))
 
     def values_set(self, round_: int) -> None:
@@ -288,20 +380,29 @@ class Extras:
             self._look()
             self._note_values(self._slot(round_))
 
+    @property
+    def awaits_gradient(self) -> bool:
+        """Whether the first gradient since the user's function was called has not come yet."""
+        return self._seen is not None
+
     @torch.no_grad()
     def _note_values(self, slot: _Slot) -> None:
-        self._seen = self._live_small.counts(), self._live.counts()
+        self._seen = self._counts()
         if slot.copies:
-            self._copy_small(slot, outside=True)
-            self._copy_watched(slot, outside=True)
+            self._copy_outside(slot)
 
-    def _sort_out(self) -> None:
+    def _sort_out(self, slot: _Slot, found: Collection[int]) -> None:
+        """Sort the tensors at a first gradient; these have just been found to change uncounted."""
         seen, self._seen = self._seen, None
-        if seen is None:
+        if slot.headed:
+            self._small_outside, self._outside = self._small_kind, self._kind
+        if slot.headed or seen is None:
             return
-        small, watched = seen
-        self._small_outside = frozenset(i for i in self._small_kind if self._live_small.count(i) == small[i])
-        self._outside = frozenset(i for i in self._kind if self._live.count(i) == watched[i])
+        now, first = self._counts(), len(self._small)
+        self._small_outside = frozenset(i for i in self._small_kind
+                                        if now[i] == seen[i] and _equal(self._small[i], slot.small[i]))
+        self._outside = frozenset(i for i in self._kind if now[first + i] == seen[first + i] and i not in found and (
+            i not in self._uncounted or (held := slot.copies[i]) is None or _equal(self._watched[i], held)))
 
     def _find_uncounted(self) -> set[int]:
         """Find tensors that change without being counted, and the loose parameters of the same model. Return new
@@ -328,8 +429,10 @@ class Extras:
     # Going back
 
     @torch.no_grad()
-    def put_back(self, round_: int) -> None:
-        """Restore the tensors as before the forward pass of `round_`, if that has run."""
+    def put_back(self, round_: int) -> list[torch.Tensor]:
+        """Restore the tensors as before the forward pass of `round_`, if that has run. Return those that have changed
+        since for the first time, so that there is no copy of them."""
+        missing: list[torch.Tensor] = []
         self._look()
         if round_ == self._applied_round and not self._redo:
             self._keep_applied()
@@ -344,6 +447,11 @@ class Extras:
             self._live.write(back)
             for i, _ in back:
                 slot.changes[i] = self._live.count(i)
+            held = {*(i for i, _ in self.kept), *(len(self._small) + i for i, value in enumerate(slot.copies) if value is not None)}
+            missing = [self._watched[i] for i in range(self._lazy_from, len(self._watched)) if i not in self._owned
+                       and slot.settled and len(self._small) + i not in held
+                       and self._live.count(i) != self._base_versions[i]]
+        return missing
 
     def values_before(self, round_: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the pairs that `put_back` would copy: (live tensor, its value before the forward pass of `round_`)."""
@@ -375,6 +483,15 @@ class Extras:
         elif self._small:
             _copy(self._applied, self._small, range(len(self._small)), self._live_small.anew)
         self._applied_changes = self._live.counts()
+        slot = self._slot(round_)
+        held, self._at_step = self._at_step, {}
+        for i in sorted(self._kind - self._owned) if slot.round == round_ and slot.headed else ():
+            uncounted = i in self._uncounted
+            if uncounted or slot.changes[i] != self._applied_changes[i] != self._base_versions[i]:
+                if uncounted or i in self._after_step or i not in self._before_step:  # others keep it to the next copy
+                    tensor, into = self._watched[i], held.get(i)
+                    self._at_step[i] = tensor.detach().clone() if into is None else into.copy_(tensor)
+                self._before_step.add(i)
 
     def _keep_applied(self) -> None:
         """Keep the values at the newest step that are still available."""
@@ -382,10 +499,13 @@ class Extras:
         before, after = slots.get(self._applied_round), slots.get(self._applied_round + 1)
         watched: list[torch.Tensor | None] = [None] * len(self._watched)
         for i, (tensor, at_step) in enumerate(zip(self._watched, self._applied_changes, strict=True)):
-            if before is None or i in self._owned or before.changes[i] == at_step or at_step == self._base_versions[i]:
+            if before is None or i in self._owned or (i not in self._uncounted and (
+                    before.changes[i] == at_step or at_step == self._base_versions[i])):
                 continue  # the iteration did not change it
             copied = after.copies[i] if after is not None and i not in self._outside else None
-            if self._live.count(i) == at_step and i not in self._uncounted:
+            if i in self._at_step:
+                watched[i] = self._at_step[i].clone()
+            elif self._live.count(i) == at_step and i not in self._uncounted:
                 watched[i] = tensor.detach().clone()
             elif copied is not None and after is not None and after.changes[i] == at_step:
                 watched[i] = copied.clone()

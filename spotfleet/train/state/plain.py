@@ -15,7 +15,7 @@ Threads: the main thread.
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ import torch
 
 from spotfleet.errors import UsageError
 from spotfleet.train.comm.script_lines import where_set
-from spotfleet.train.state.hyper import NAMES, PLAIN, params_of
+from spotfleet.train.state.hyper import NAMES, PLAIN, copied, params_of
 from spotfleet.train.state.position import HeldTensor
 
 # Attributes of torch's and spotfleet's own
@@ -286,6 +286,41 @@ def copied_value(name: str, value: Any, live: Mapping[int, Any]) -> Any:
                          hint=f"give {type(value).__name__} the methods state_dict() and load_state_dict(), for the "
                               f"values of its own; or keep only those in state.{name}")
     return made
+
+
+class _Sample:
+    """An object that holds nothing but its attributes."""
+
+
+def restored(value: Any, target: Any) -> Any:
+    """Return a copy of `value`. It is `target` with other contents, where it can be, so that its other names stay
+    true. Tensors and arrays are never written to: they may be memory of something else."""
+    kind = type(value)
+    if kind is not type(target):
+        return copied(value)
+    memo = {id(value): target}
+    if kind in (list, deque, set):
+        items: Any = [copy.deepcopy(v, memo) for v in value]
+        target.clear()
+        target.update(items) if kind is set else target.extend(items)
+    elif kind in (dict, OrderedDict, defaultdict, Counter):
+        items = {copy.deepcopy(k, memo): copy.deepcopy(v, memo) for k, v in value.items()}
+        target.clear()
+        target.update(items)
+    elif _has_only_attributes(kind):
+        items = copy.deepcopy(vars(value), memo)
+        vars(target).clear()
+        vars(target).update(items)
+    else:
+        return copied(value)
+    return target
+
+
+def _has_only_attributes(kind: type) -> bool:
+    """Return whether objects of this class have no other contents, and are copied by those."""
+    own = {"__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__slots__"}
+    return kind.__basicsize__ == _Sample.__basicsize__ and all(
+        own.isdisjoint(vars(k)) for k in kind.__mro__ if k is not object)
 
 
 def portable(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from spotfleet.errors import UsageError
+from spotfleet.train.state.buffers import Moments
 from spotfleet.train.state.copies import Buffer
 
 Site = tuple[tuple[str, int], ...]  # place in the script: name and offset of each function called, innermost first
@@ -38,6 +39,7 @@ class Position:
     still: int = 0  # see script/beginnings.py
     completed: tuple[str, int, int | None] | None = None  # see script/commits.py
     unfit: str = ""  # the reason why this commit cannot be resumed from
+    moments: Moments | None = None
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -37,7 +38,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from spotfleet.errors import UsageError
 from spotfleet.train.comm.script_lines import running_loops, where_set
 from spotfleet.train.state import digest, hyper, rng
-from spotfleet.train.state.hyper import PLAIN, copied
+from spotfleet.train.state.hyper import PLAIN
 from spotfleet.train.state.position import Position, Site
 
 RUNTIME = "spotfleet.train.runtime"  # it calls the user's function
@@ -61,6 +62,7 @@ class Repeats:
         self._tries: tuple[tuple[str, Site, Any], ...] = ()
         self._moved: tuple[str, ...] = ()
         self._left: Any = None  # as in the position
+        self._uncopied: tuple[int, Sequence[str]] = (-1, ())
         self.reported: tuple[str, ...] = ()  # values of this iteration that were put back, and may have been used
 
     def attached(self, state: Any) -> None:
@@ -74,7 +76,7 @@ class Repeats:
     def value_set(self, name: str, before: Any, value: Any) -> None:
         """Note that the script sets a value of the state. Outside of loops code runs once per call of the function."""
         if isinstance(before, PLAIN) and isinstance(value, PLAIN) and before != value:
-            site, in_loop = _site(sys._getframe(2))
+            site, in_loop = site_of(sys._getframe(2))
             if in_loop:
                 self._changes.setdefault(name, {}).setdefault(site, before)
 
@@ -107,9 +109,15 @@ class Repeats:
             not _differ(v, self._first.get(n)) for n, v in plain_values(state).items()) and all(
             not _differ(v.state_dict(), self._stateful.get(n)) for n, v in _loop_objects(state).items())
 
-    def first_gradient(self, state: Any, world: int, rank: int) -> Position | None:
+    @property
+    def is_again(self) -> bool:
+        """Whether an iteration is computed again, and its first gradient has not come."""
+        return self._at_entry is not None
+
+    def first_gradient(self, state: Any, world: int, rank: int, tensors: Sequence[str] = ()) -> Position | None:
         """Put right what an iteration that is computed again has changed. Return None, or the position with which the
-        function must be called again, since it was called with other values than it needs."""
+        function must be called again, since it was called with other values than it needs. `tensors` were others than
+        the first time."""
         again, self._at_entry, self.reported = self._at_entry, None, ()
         position = state._position
         if again is None:
@@ -128,6 +136,7 @@ class Repeats:
                 state.__dict__.update(wrong)
             if (other := self._put_groups_back(state, again, world)) is not None:
                 return other
+            self._report_tensors(state, tensors)
         if self._is_called:
             self._is_called = False
             self._counted = tuple(dict.fromkeys(
@@ -182,7 +191,8 @@ class Repeats:
         if state._position.world != world and not state._replay:
             return {}
         held = {n: v for n, v in scalars.items() if not isinstance(v, PLAIN) and not state.per_rank.covers(n)}
-        return {n: copied(v) for n, v in held.items() if digest.of_value(state.__dict__[n]) != digest.of_value(v)}
+        return {n: state.restored(n, v) for n, v in held.items()
+                if digest.of_value(state.__dict__[n]) != digest.of_value(v)}
 
     def _check_restart(self, state: Any, values: dict[str, Any], world: int) -> None:
         """Raise UsageError for an iteration before the one that is to be computed again. All that is known of the
@@ -215,6 +225,25 @@ class Repeats:
                   "time when its gradient began. It is put back, but the forward pass may have used another value. "
                   f"Change it after step(): {at}. See docs/commit.md, What your code must do", file=sys.stderr,
                   flush=True)
+
+    def _report_tensors(self, state: Any, names: Sequence[str]) -> None:
+        """Report tensors that no optimizer owns, where code has changed them before the gradient."""
+        if names and not state._replay:
+            tops = list(dict.fromkeys(n.partition(".")[0] for n in names))
+            self.reported += tuple(names)
+            print(f"spotfleet: iteration {state._round} is computed again, but {names[0]} was not what it was the "
+                  "first time when its gradient began: code changes it before the gradient, and not in each iteration. "
+                  f"It has its value again, but the forward pass may have used another. Change state.{tops[0]} "
+                  f"({where_set(tops[0])}) after step(), or iterate with `for state.step in range(state.step, STEPS)`. "
+                  "See docs/commit.md, What your code must do", file=sys.stderr, flush=True)
+
+    def report_uncopied(self, round_: int, names: Sequence[str]) -> None:
+        """Report tensors that cannot be put back for an iteration, once."""
+        if names and self._uncopied != (round_, names):
+            self._uncopied = (round_, names)
+            print(f"spotfleet: iteration {round_} is computed again, which was the first one to change "
+                  f"{', '.join(names[:3])}{', ...' if names[3:] else ''}: there is no copy yet, so where the change "
+                  "depends on the earlier value it is made twice", file=sys.stderr, flush=True)
 
     def _put_groups_back(self, state: Any, again: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
                          world: int) -> Position | None:
@@ -268,7 +297,7 @@ def _next_try(position: Position, wrong: Collection[str]) -> Position | None:
     return replace(position, tries=tuple(tries), counted=tuple(c for c in position.counted if c not in failed))
 
 
-def _site(frame: FrameType | None) -> tuple[Site, bool]:
+def site_of(frame: FrameType | None) -> tuple[Site, bool]:
     """Return the place in the user's function at which `frame` is, the same in each process, and whether it is in a
     loop there."""
     found, in_loop = [], False
@@ -278,6 +307,43 @@ def _site(frame: FrameType | None) -> tuple[Site, bool]:
         in_loop = in_loop or _is_in_loop(code, at)
         frame = frame.f_back
     return tuple(found), in_loop
+
+
+class Head(NamedTuple):
+    """The head of a loop that sets a value of the state first, as `for state.i in ...` does, in a frame that runs."""
+
+    thread: int
+    frame: int  # its id
+    code: CodeType
+    first: int  # offsets of the loop
+    last: int
+
+
+def head_of(frame: FrameType) -> Head | None:
+    """Return the loop at whose head `frame` sets a value; None if it does not."""
+    loop = _loop_headed(frame.f_code, frame.f_lasti)
+    return Head(threading.get_ident(), id(frame), frame.f_code, *loop) if loop is not None else None
+
+
+def is_running(head: Head | None) -> bool:
+    """Return whether the loop goes on."""
+    frame = sys._current_frames().get(head.thread) if head is not None else None
+    while frame is not None and head is not None:
+        if id(frame) == head.frame and frame.f_code is head.code and head.first < frame.f_lasti < head.last:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@lru_cache(4096)
+def _loop_headed(code: CodeType, at: int) -> tuple[int, int] | None:
+    """Return the first and last offset of the `for` loop whose target, or first statement, is set at offset `at`."""
+    for i in reversed([i for i in dis.get_instructions(code) if i.offset < at]):
+        if i.opname == "FOR_ITER":
+            return i.offset, i.argval
+        if not i.opname.startswith(("LOAD_", "STORE_", "UNPACK_", "EXTENDED_ARG", "NOP", "CACHE")):
+            return None
+    return None
 
 
 @lru_cache(4096)

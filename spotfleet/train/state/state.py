@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -35,11 +36,11 @@ from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras, overwrite
 from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
-from spotfleet.train.state.plain import PlainValues, copied_value
+from spotfleet.train.state.plain import PlainValues, copied_value, restored
 from spotfleet.train.state.position import Copy, PerRank, Position
-from spotfleet.train.state.repeats import Repeats
+from spotfleet.train.state.repeats import Repeats, head_of, is_running, site_of
 from spotfleet.train.state.tensors import LiveTensors
-from spotfleet.train.state.weights import StateLoan, StateMarks, WeightMarks
+from spotfleet.train.state.weights import STEPLESS, StateLoan, StateMarks, WeightMarks
 
 
 class State(LiveTensors):
@@ -65,6 +66,7 @@ class State(LiveTensors):
             _pool=BufferPool(), _open=False, _rounds=0, _marks=WeightMarks(), _touches=StateMarks(), _moved=0,
             _plain=PlainValues(self._all_optimizers, self._modules), _repeats=Repeats(), _tensor_copies={}, _live={},
             _call_again=False, _copies=False, _loan=None, _commits=CommitPlaces(), _beginnings=Beginnings(),
+            _head=None, _sources={},
         )
 
     def _register(self, name: str, value: Any) -> None:
@@ -83,11 +85,21 @@ class State(LiveTensors):
                              hint=f"load into it: state.{name}.load_state_dict(...), or seed it anew")
         before, self.__dict__[name] = self.__dict__.get(name), value
         if self._extras is not None:
-            self._extras.values_set(self._round)
+            self._note_place(name, value, sys._getframe(1))
             if name in self._scalars:
                 self._repeats.value_set(name, before, value)
                 if not self.step_mode:
                     self._commits.value_set(self, name, before, value, sys._getframe(1))
+
+    def _note_place(self, name: str, value: Any, frame: FrameType) -> None:
+        """Note that the script sets a value: at the head of a loop, or before its loop."""
+        head = head_of(frame)
+        if head is not None:
+            is_again = self._repeats.is_again and _is(self._position.scalars.get(name), value)
+            self._extras.loop_begins(self._round, self._position.moments if is_again else None)
+            self.__dict__["_head"] = head
+        elif self._extras.awaits_gradient and not site_of(frame)[1]:
+            self._extras.values_set(self._round)
 
     # Called by a script
 
@@ -243,6 +255,7 @@ class State(LiveTensors):
         self.__dict__["_live"] = {**self._param_names, **tracked}  # these are kept, so that their ids stay theirs
         self.keep_generators()
         self.__dict__["_position"] = self.capture(world, rank)
+        self._keep_sources()
         self._repeats.attached(self)
         self._plain.attached()
         self.enter()
@@ -288,6 +301,17 @@ class State(LiveTensors):
             self._tensor_copies[name] = (value, value._version, made)
         return made
 
+    def restored(self, name: str, value: Any) -> Any:
+        """Return a copy of a `value` of the position, if possible in the object that it was copied from."""
+        source = self._sources.get(name)
+        return restored(value, source) if source is self.__dict__.get(name) else copied(value)
+
+    def _keep_sources(self) -> None:
+        """Keep the objects that the values of the position are copies of. One that the script has put in their place
+        since is not written to, since it may be another one's, such as a part of its data."""
+        own = self.__dict__
+        own["_sources"] = {n: own[n] for n in self._scalars if not isinstance(own[n], hyper.PLAIN)}
+
     def fit_groups(self, position: Position) -> None:
         """Adopt the parameter groups of `position`, and train the same parameters."""
         for p, trained in zip(self._params, position.trained, strict=False):
@@ -310,7 +334,7 @@ class State(LiveTensors):
         """Go to `position`, which belongs to the present tensors or to those of one step before."""
         own = self.__dict__
         for name, value in position.scalars.items():
-            own[name] = copied(value)
+            own[name] = self.restored(name, value)
         own.update((name, value) for name, _, value in reversed(position.tries))
         for name, value in position.stateful.items():
             self._stateful[name].load_state_dict(copy.deepcopy(value))
@@ -325,12 +349,14 @@ class State(LiveTensors):
         own.update(_position=position, _round=position.round, _replaying=False, _open=False, _rounds=0,
                    _replay=max(0, self._version - position.version))
         own["_call_again"] = False
+        self._keep_sources()
         if self._replay and position.sampler:
             self._stateful[position.sampler].repeat_step(position.world, position.rounds)
 
     def put_back(self, round_: int) -> None:
         """Restore the buffers as before the forward pass of `round_`."""
-        self._extras.put_back(round_)
+        missing = self._extras.put_back(round_)
+        self._repeats.report_uncopied(round_, [self._param_names.get(id(t), "") for t in missing])
 
     def drop_gradients(self) -> None:
         for module in self._modules.values():
@@ -348,13 +374,16 @@ class State(LiveTensors):
             sampler.round_begins()
         own["_rounds"] += 1
         if self._open:
+            if self._version == 0 and self._rounds >= STEPLESS:
+                self._marks.stepless(self._trained, self._rounds - 1)
             return False
         own["_open"], self._beginnings.waits_for = True, None
         self.refresh_groups()
-        self._extras.settle(self._round)
+        again = self._position.moments if self._repeats.is_again and self._is_the_same() else None
+        wrong = self._extras.settle(self._round, is_running(self._head), again)
         self._marks.first_gradient(self._trained)
         self._touches.first_gradient(self._optimizer_states)
-        other = self._repeats.first_gradient(self, world, rank)
+        other = self._repeats.first_gradient(self, world, rank, [self._param_names.get(id(t), "") for t in wrong])
         if other is not None:
             own.update(_position=other, _call_again=True)
         elif self._replay and not self._replaying:
@@ -362,8 +391,15 @@ class State(LiveTensors):
         else:
             own.update(_replay=0, _replaying=False)
             position = self._beginnings.describe(self, self.capture(world, rank), self._position)
-            own["_position"] = replace(self._repeats.describe(position), touched=self._touches.touched)
+            own["_position"] = replace(self._repeats.describe(position), touched=self._touches.touched,
+                                       moments=self._extras.moments)
+            self._keep_sources()
         return True
+
+    def _is_the_same(self) -> bool:
+        """Return whether the whole numbers that an iteration changes are those of the position."""
+        scalars, numbers = self._position.scalars, self.whole_numbers()
+        return all(_is(scalars[n], numbers[n]) for n in self._position.moved if n in numbers)
 
     def step_ended(self) -> None:
         """End the iteration: its step has been applied, or was before. The next one begins."""
@@ -384,6 +420,8 @@ class State(LiveTensors):
 
     def finish(self) -> None:
         """Keep the values with which the function returned here, apart: other ranks may not have returned."""
+        if self.step_mode and self._version == 0:
+            self._marks.stepless(self._trained, self._rounds)
         self.keep_generators()
         self.mark(finished=True, moved=self._lost(),
                   final=self.capture(self._position.world, self._position.rank))
@@ -411,6 +449,7 @@ class State(LiveTensors):
         held, position = self._position, self.capture(world, rank)
         own["_position"] = self._beginnings.describe(self, self._commits.describe(self, position), held) if commits \
             else replace(position, completed=held.completed, unfit=held.unfit, still=held.still)
+        self._keep_sources()
         live, last = self.tensors(), self._copy
         buffer = self._pool.take(live)
         held = Copy(self._version, self._position, self.schema(), buffer.fill(live), buffer)
@@ -422,6 +461,10 @@ class State(LiveTensors):
     def mark(self, **fields: Any) -> None:
         """Set bookkeeping fields (without their underscore)."""
         self.__dict__.update({f"_{k}": v for k, v in fields.items()})
+
+
+def _is(held: Any, value: Any) -> bool:
+    return isinstance(value, int) and held == value
 
 
 class ObjectState(State):

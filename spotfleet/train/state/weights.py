@@ -32,9 +32,12 @@ from typing import Any
 
 import torch
 
+from spotfleet.train.state.buffers import overwrite
 from spotfleet.train.state.plain import attributes_of, put_attributes
 
 _COUNTER = attrgetter("_version")
+
+STEPLESS = 20  # gradients without a step before the first one, after which that is reported
 
 
 class WeightMarks:
@@ -48,6 +51,7 @@ class WeightMarks:
         self._of_step = False  # the last mark is the end of a step
         self._marked = False  # at a first gradient, since weights were lent
         self._copy: list[torch.Tensor] | None = None  # the weights at the last mark
+        self._told = False  # that no step is counted
         self.changes = False  # code has changed them in (1) or (2): copies are kept
         self.borrows = 0  # contexts of `borrowed` that are open
 
@@ -77,6 +81,16 @@ class WeightMarks:
         self._noise = self._noise or self._before_gradient
         self._within = True
         self._changed(params, "between gradients")
+
+    def stepless(self, params: Sequence[torch.Tensor], gradients: int) -> None:
+        """Report, once, that weights change between so many gradients of a job that has made no step."""
+        if gradients > 1 and not self._told and not self.borrows and _counters(params) != self._last:
+            self._told = True
+            print(f"spotfleet: {gradients} gradients were reduced and the weights have changed, but step() of the "
+                  "distributed optimizer has not been called: no step is counted, nothing is committed, and a job that "
+                  "goes on like this ends after 0 steps. Let step() change the weights, also where the optimizer has "
+                  "methods of its own for it, such as second_step(). See docs/commit.md, Code that changes weights by "
+                  "itself", file=sys.stderr, flush=True)
 
     def _changed(self, params: Sequence[torch.Tensor], where: str) -> None:
         if not self.changes:
@@ -319,13 +333,16 @@ def _shell(value: Any) -> Any:
 class StateLoan:
     """Copy of the tensors of a state while code uses them for something else: see `State.borrowed`."""
 
-    FIELDS = ("_version", "_round", "_rounds", "_open", "_position", "_replay", "_replaying", "_made_in", "_computed")
+    FIELDS = ("_version", "_round", "_rounds", "_open", "_position", "_sources", "_replay", "_replaying", "_made_in",
+              "_computed")
 
     def __init__(self, state: Any) -> None:
         own = state.__dict__
         named = state._named()
         self.values = [(t, t.detach().clone()) for _, t in named if isinstance(t, torch.nn.Parameter)]
-        self._buffers = [(t, t.detach().clone()) for _, t in named if not isinstance(t, torch.nn.Parameter)]
+        held = {id(t): t.detach().clone() for _, t in named if not isinstance(t, torch.nn.Parameter)}
+        self._buffers = [(part._buffers, key, b, held[id(b)]) for module in state._modules.values()
+                         for part in module.modules() for key, b in part._buffers.items() if b is not None]
         self._fields = {name: own[name] for name in self.FIELDS}
         self._optimizers: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []
         self._extras: dict[str, Any] = {}
@@ -346,8 +363,13 @@ class StateLoan:
     @torch.no_grad()
     def put_back(self, state: Any) -> None:
         """Restore the weights; after steps, all else, too."""
-        for tensor, value in [*self.values, *(self._buffers if self.has_steps else [])]:
+        for tensor, value in self.values:
             tensor.copy_(value)
+        for buffers, key, tensor, value in self._buffers if self.has_steps else ():
+            if buffers.get(key) is tensor:
+                overwrite(tensor, value)
+            else:  # the forward pass has set it anew: `tensor` is memory of the script
+                buffers[key] = value
         for optimizer, held, attributes in self._optimizers:
             optimizer.load_state_dict(held)
             put_attributes(optimizer, attributes)

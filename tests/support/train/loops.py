@@ -133,9 +133,9 @@ def data(step: int, rows: int = 8, width: int = 4) -> torch.Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(step))
 
 
-def seeded(module: nn.Module) -> nn.Module:
+def seeded(module: nn.Module, seed: int = 7) -> nn.Module:
     """Give `module` the same parameters each time; the global generator is shared by all threads."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in module.parameters():
             p.copy_(torch.randn(p.shape, generator=generator) / 2)

@@ -31,10 +31,10 @@ class Centre(nn.Module):
 class Masked(nn.Module):
     """Multiplies by a mask that shows one row, which changes, several times."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 4) -> None:
         super().__init__()
-        self.register_buffer("row", torch.ones(1, 4))
-        self.register_buffer("mask", self.row.expand(8, 4))
+        self.register_buffer("row", torch.ones(1, width))
+        self.register_buffer("mask", self.row.expand(8, width))
 
     def forward(self, x):
         self.row.mul_(0.9)
@@ -71,6 +71,32 @@ def test_a_buffer_that_is_set_anew_is_exact(threads, size, change):
 @pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
 def test_a_buffer_made_by_expand_is_exact(threads, change):
     check(threads, loop_of(lambda: nn.Sequential(Masked(), linear())), change)
+
+
+def evaluating(job: Job):
+    """An evaluation in training mode after each step changes the statistics."""
+    net = nn.Sequential(linear(), nn.BatchNorm1d(1))
+    opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
+
+    def train(state):
+        for state.step in range(state.step, STEPS):
+            opt.zero_grad()
+            job.at("top", state.step)
+            (net(data(state.step)) - 1).pow(2).mean().backward()
+            job.at("reduced", state.step)
+            opt.step()
+            with torch.no_grad():
+                net(data(state.step + 1))
+            job.at("stepped", state.step)
+            job.metric()
+        return bits(net)
+
+    return job.run(train, model=net, optimizer=opt, step=0)
+
+
+@pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
+def test_statistics_that_code_after_a_step_changes_are_exact_in_a_loop_over_the_state(threads, change):
+    check(threads, evaluating, change)
 
 
 class Growing(nn.Module):

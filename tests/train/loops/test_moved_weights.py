@@ -1,5 +1,7 @@
 """Weights that a script changes by itself: between two gradients, after a step, for an evaluation, for a search."""
 
+# ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
+
 from __future__ import annotations
 
 import copy
@@ -8,8 +10,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from tests.support.train.loops import Disturbance, Job, bits, check, data, disturbances, fleet_of, linear
+from tests.train.loops.test_buffers import Centre, Masked
 
 STEPS = 8
 
@@ -245,6 +249,31 @@ def test_steps_of_a_search_on_borrowed_weights_are_undone_wherever_it_is_cut(thr
     check(threads, searching, change)
 
 
+def test_steps_of_a_search_leave_buffers_that_a_forward_pass_sets_anew_as_they_were(alone):
+    net = torch.nn.Sequential(linear(), Centre(3), Masked(1))
+    net.again = net[1]
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(net[0].parameters(), lr=0.1))
+
+    @hvd.elastic.run
+    def train(state):
+        loss_of(net, 0).backward()
+        opt.step()
+        before = bits(net)
+        with state.borrowed():
+            for i in range(1, 3):
+                opt.zero_grad()
+                loss_of(net, i).backward()
+                opt.step()
+            assert bits(net) != before
+        assert bits(net) == before and net[2].mask.data_ptr() == net[2].row.data_ptr()
+        opt.zero_grad()
+        loss_of(net, 1).backward()
+        state._extras.put_back(state._round)
+        assert bits(net) == before
+
+    train(hvd.elastic.TorchState(net, opt, step=0))
+
+
 def one_clean(job: Job):
     """Worker 0 fails before it changes its weights after the step, the other after."""
     net = linear()
@@ -460,3 +489,48 @@ def test_two_steps_whose_inner_optimizer_is_distributed_are_exact(threads, chang
 @pytest.mark.parametrize("change", [None, Disturbance("kill", "gradient", 4)], ids=str)
 def test_an_optimizer_that_steps_another_inside_its_own_step_is_not_refused(threads, change):
     check(threads, in_two_steps(False, whole=True), change)
+
+
+class OwnSteps(torch.optim.SGD):
+    """SAM that changes the weights in its second step by itself."""
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.add_(0.5 * p.grad)
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.sub_(0.6 * p.grad)
+
+
+def in_own_steps(calls_step: bool, steps: int):
+    def loop(job: Job):
+        net = linear()
+        opt = job.distributed(OwnSteps(net.parameters(), lr=0.1))
+
+        def train(state):
+            for state.step in range(state.step, steps):
+                for move in (opt.first_step, opt.step if calls_step else opt.second_step):
+                    opt.zero_grad()
+                    loss_of(net, state.step).backward()
+                    move()
+                job.at("stepped", state.step)
+
+        return job.run(train, model=net, optimizer=opt, step=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("calls_step", [True, False])
+@pytest.mark.parametrize("steps", [3, 30])
+def test_a_job_whose_weights_change_without_a_step_is_told_once_that_none_is_counted(threads, capfd, calls_step, steps):
+    fleet_of(threads, in_own_steps(calls_step, steps))
+    told = capfd.readouterr().err.count("step() of the distributed optimizer has not been called")
+    assert told == (0 if calls_step else 2)  # by each worker
+
+
+def test_a_loss_in_a_job_whose_weights_change_without_a_step_is_an_error(threads):
+    with pytest.raises(UsageError, match="changes weights between gradients or after step"):
+        fleet_of(threads, in_own_steps(False, 9), Disturbance("kill", "stepped", 4))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -508,3 +509,62 @@ def test_an_object_may_be_another_one_at_another_world_size(threads):
     fleet = fleet_of(threads, grows(begin, lambda held: held if held[-1:] == [hvd.size()] else [*held, hvd.size()]),
                      Disturbance("kill", "forward", 4))
     assert fleet.workers["h0/0/1"].result[1] == "[2, 1]"
+
+
+class Meter:
+    """Counts as many scripts do; its parts refer to it."""
+
+    def __init__(self) -> None:
+        self.sum = 0.0
+        self.seen = []
+        self.add = self._add
+
+    def _add(self, value: float) -> None:
+        self.sum += value
+        self.seen.append(value)
+
+    def values(self) -> Any:
+        return self.sum, self.seen
+
+
+class Series(list):
+    """A list with methods of its own is no plain one: another object takes its place."""
+
+
+CHUNKS = [[i] for i in range(STEPS)]
+
+
+def by_another_name(job: Job):
+    """Objects of the state that the loop uses by names that were given before."""
+    net, chunks = linear(), [list(c) for c in CHUNKS]
+    opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.1))
+    meter, losses, counts, recent, seen = Meter(), [], Counter(), deque(maxlen=3), set()
+    series = Series()
+
+    def train(state):
+        for state.step in range(state.step, STEPS):
+            job.at("top", state.step)
+            state.chunk = chunks[state.step]
+            opt.zero_grad()
+            loss = loss_of(net, state.step) * (1 + 0.1 * len(recent))
+            loss.backward()
+            opt.step()
+            value = float(state.chunk[0])
+            meter.add(value)
+            losses.append(meter.sum)
+            counts[state.step % 2] += 1
+            recent.append(value)
+            seen.add(value)
+            state.series.append(value)
+            job.at("stepped", state.step)
+            job.metric()
+        assert job.worker is None or (state.meter is meter and state.losses is losses and state.seen is seen)
+        return bits(net), meter.values(), losses, counts, recent, seen, list(state.series), chunks
+
+    return job.run(train, model=net, optimizer=opt, step=0, meter=meter, losses=losses, counts=counts, recent=recent,
+                   seen=seen, series=series, chunk=[])
+
+
+@pytest.mark.parametrize("change", disturbances(["top", "stepped"], 4), ids=str)
+def test_an_object_of_the_state_stays_the_one_that_has_other_names(threads, change):
+    check(threads, by_another_name, change)
