@@ -447,9 +447,10 @@ class Extras:
             self._live.write(back)
             for i, _ in back:
                 slot.changes[i] = self._live.count(i)
-            held = {*(i for i, _ in self.kept), *(len(self._small) + i for i, value in enumerate(slot.copies) if value is not None)}
+            first = len(self._small)
+            held = {i for i, _ in self.kept} | {first + i for i, v in enumerate(slot.copies) if v is not None}
             missing = [self._watched[i] for i in range(self._lazy_from, len(self._watched)) if i not in self._owned
-                       and slot.settled and len(self._small) + i not in held
+                       and slot.settled and first + i not in held
                        and self._live.count(i) != self._base_versions[i]]
         return missing
 
