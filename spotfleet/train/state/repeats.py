@@ -57,6 +57,7 @@ class Repeats:
         self._drawn: tuple[Any, ...] = ()  # round, rank, world and generators at the newest first gradient
         self._changes: dict[str, dict[Site, Any]] = {}  # since the last step or the call: values before a change
         self._past: dict[str, dict[Site, Any]] = {}  # those of the newest iteration that has changed a value
+        self._is_warned = False
         self._is_called = True  # no gradient has come since the function was called
         self._counted: tuple[tuple[str, Site], ...] = ()  # as in the position
         self._tries: tuple[tuple[str, Site, Any], ...] = ()
@@ -97,11 +98,21 @@ class Repeats:
                                  e.last_used for e in state._samplers) else "") +
                              "let the loop go on from the state: for state.step in range(state.step, STEPS); put steps "
                              "that are undone into `with state.borrowed():`")
+        if position.version > 0 and not self._is_warned and self._tells_nothing(state):
+            self._is_warned = True
+            print(f"spotfleet: the function is called again with {state.version} steps applied, and the state has "
+                  "nothing that tells its loop where to go on. A loop that counts by itself begins at its start: let "
+                  "it go on from the state, for state.step in range(state.step, STEPS)", file=sys.stderr, flush=True)
         self._at_entry = (plain_values(state), {n: v.state_dict() for n, v in _schedulers(state).items()},
                           {n: hyper.capture(o, {}) for n, o in state._all_optimizers.items()})
 
     def _counters(self) -> list[str]:
         return [n for n, v in self._first.items() if type(v) is int and v == 0 and n != "seed"]
+
+    def _tells_nothing(self, state: Any) -> bool:
+        """Return whether the state has models, optimizers and schedulers alone."""
+        return not (self._first.keys() - {"seed"} or _loop_objects(state) or state._generators
+                    or len(state._scalars) > len(self._first))
 
     def _is_still(self, state: Any) -> bool:
         """Return whether no loop variable has moved since the state was built. Without one there is no telling."""

@@ -365,9 +365,11 @@ def test_a_shorter_epoch_of_other_workers_may_go_on_with_the_next_one(threads, k
     assert fleet.workers["h0/0/1"].result == (9 if kind == "kill" else 10)
 
 
-def test_a_loop_that_keeps_no_loop_variable_may_begin_again(threads):
-    fleet = fleet_of(threads, starts_again("keeps none"), Disturbance("kill", "top", 4))
-    assert fleet.workers["h0/0/1"].result == 4 + STEPS
+@pytest.mark.parametrize("kind", ["kill", "notice"])
+def test_a_loop_that_keeps_no_loop_variable_may_begin_again_and_that_is_said(threads, capfd, kind):
+    fleet = fleet_of(threads, starts_again("keeps none"), Disturbance(kind, "top", 4))
+    assert fleet.workers["h0/0/1"].result == (4 if kind == "kill" else 5) + STEPS
+    assert "nothing that tells its loop where to go on" in capfd.readouterr().err
 
 
 def numbered_by_a_sampler(job: Job):
