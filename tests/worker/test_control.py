@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -73,6 +74,25 @@ def test_a_script_may_have_thousands_of_files_open(thousands_of_files, line):
     assert agent.hear().stage is Stage.READY
     agent.say(dump(WorkerOrders(stop=True)))
     assert obeyed(control, lambda o: o.stop)
+
+
+def test_it_connects_once_a_descriptor_is_free(tmp_path, monkeypatch):
+    agent, make = Agent(str(tmp_path / "a.sock")), socket.socket
+    control = AgentLine(str(tmp_path / "a.sock"), WorkerReport("h/0/1", "job"))
+    refusals = [OSError(errno.EMFILE, "Too many open files")]
+
+    def scarce(*args, **more) -> socket.socket:
+        if refusals and threading.current_thread().name == "spotfleet-control":
+            raise refusals.pop()
+        return make(*args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socket", scarce)
+        control.start()
+        agent.accept()
+    assert agent.hear().worker == "h/0/1" and not refusals
+    agent.close()
+    control.close()
 
 
 def obeyed(control: AgentLine, wanted) -> bool:
