@@ -64,9 +64,12 @@ def test_rank_0_decides_also_where_the_script_fails_on_all_others(play):
 
 
 def test_a_script_that_fails_on_every_rank_after_training_fails_the_job(play):
+    def fails(worker: FakeWorker) -> str:
+        return others_fail(worker) or (ERROR if worker.tail_ticks > 5 else "")
+
     async def scene(stage: Stage) -> None:
         await stage.up(2)
-        job = await stage.submit(Script(steps=20, fails=lambda w: ERROR if w.stage is At.FINISHED else ""))
+        job = await stage.submit(Script(steps=20, tail=LONG, fails=fails))
         failed = await stage.stands(job, "failed")
         assert (failed.why, failed.error) == ("the script failed on every worker", ERROR)
         assert len(stage.world.started) == 2

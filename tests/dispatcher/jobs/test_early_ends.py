@@ -39,7 +39,17 @@ def test_a_worker_that_leaves_in_the_middle_of_training_is_replaced_and_an_event
     play(scene)
 
 
-def test_a_job_whose_function_returned_on_no_rank_has_failed_at_its_newest_step(play):
+def test_a_job_whose_function_returned_on_no_rank_has_failed(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        failed = await stage.stands(await stage.submit(Script(steps=LONG, leaves=lambda w: w.version >= 5)), "failed")
+        assert (failed.why, failed.error) == ("the script failed on every worker", EARLY)
+        assert len(stage.world.started) == 2
+
+    play(scene)
+
+
+def test_a_job_that_fails_with_the_report_of_a_newer_step_is_shown_at_that_step(play):
     def leaves(worker: FakeWorker) -> bool:
         if worker.version >= 5:
             worker.version = 50  # reported together with its end
@@ -47,9 +57,8 @@ def test_a_job_whose_function_returned_on_no_rank_has_failed_at_its_newest_step(
 
     async def scene(stage: Stage) -> None:
         await stage.up(2)
-        failed = await stage.stands(await stage.submit(Script(steps=LONG, leaves=leaves)), "failed")
-        assert (failed.why, failed.error) == ("the script failed on every worker", EARLY)
-        assert failed.version == 50
+        failed = await stage.stands(await stage.submit(Script(steps=LONG, leaves=leaves), (1, 1)), "failed")
+        assert (failed.why, failed.error, failed.version) == ("the script failed", EARLY, 50)
         assert (await stage.events("JobProgress"))[-1]["version"] == 50
 
     play(scene)
