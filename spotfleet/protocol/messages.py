@@ -355,6 +355,7 @@ class JobStatus:
     recomputed: int = 0  # gradients computed again for the step in flight: part of the pauses
     outside: int = 0  # optimizer steps of a worker outside `elastic.run`; not part of `version`
     hint: str = ""  # the next thing to try, if something is wrong with the script
+    tail: str = ""  # failures of the script after training, on other ranks than 0: they do not fail the job
 
 
 @dataclass(frozen=True)

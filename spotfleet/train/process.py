@@ -26,10 +26,7 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    current = runtime.current()
-    if current.control is not None and current.initialized and current.outside.steps:
-        current.control.update()  # sends their final number
-    current.shutdown()
+    runtime.current().shutdown()
 
 
 def is_initialized() -> bool:

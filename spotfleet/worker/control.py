@@ -93,12 +93,14 @@ class AgentLine:
     def _run(self) -> None:
         delay_s = FIRST_RETRY_S
         while not self._closed:
+            sock: socket.socket | None = None
             try:
-                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # fails while no descriptor is free
                 sock.settimeout(SEND_LIMIT_S)
                 sock.connect(self._path)
             except OSError:
-                sock.close()
+                if sock is not None:
+                    sock.close()
                 self._pause(delay_s)
                 delay_s = min(2 * delay_s, LAST_RETRY_S)
                 continue

@@ -136,6 +136,7 @@ class Member(Generic[W]):
         if self.control is None or not self.initialized:
             return
         self.initialized = False
+        self.control.update()  # numbers that change continuously are as old as the last report
         self.has_left()
         self.control.flush(FLUSH_LIMIT_S)
         with self.control.cv:

@@ -33,6 +33,13 @@ def test_a_job_with_counted_steps_has_their_number():
     assert steps(replace(DONE, hint="")) == "0"
 
 
+def test_a_job_that_has_succeeded_names_the_ranks_whose_scripts_failed_after_training():
+    failed = "the script failed on rank 1 after training: ValueError: no"
+    trained = replace(DONE, version=12, hint="", why=f"rank 0's script has ended; {failed}", tail=failed)
+    assert write._done(trained) == f"12 steps, 0 repeated; {failed}"
+    assert write._done(replace(trained, version=0)) == trained.why
+
+
 def test_a_failed_job_names_what_to_try_once():
     failed = replace(DONE, state="failed", why="the script failed")
     with pytest.raises(JobFailed) as raised:

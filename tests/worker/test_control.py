@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -12,6 +13,7 @@ import pytest
 
 from spotfleet.protocol.messages import Assignment, Stage, WorkerOrders, WorkerReport, dump, load
 from spotfleet.worker.control import AgentLine
+from spotfleet.worker.member import Member
 
 
 class Agent:
@@ -75,6 +77,25 @@ def test_a_script_may_have_thousands_of_files_open(thousands_of_files, line):
     assert obeyed(control, lambda o: o.stop)
 
 
+def test_it_connects_once_a_descriptor_is_free(tmp_path, monkeypatch):
+    agent, make = Agent(str(tmp_path / "a.sock")), socket.socket
+    control = AgentLine(str(tmp_path / "a.sock"), WorkerReport("h/0/1", "job"))
+    refusals = [OSError(errno.EMFILE, "Too many open files")]
+
+    def scarce(*args, **more) -> socket.socket:
+        if refusals and threading.current_thread().name == "spotfleet-control":
+            raise refusals.pop()
+        return make(*args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socket", scarce)
+        control.start()
+        agent.accept()
+    assert agent.hear().worker == "h/0/1" and not refusals
+    agent.close()
+    control.close()
+
+
 def obeyed(control: AgentLine, wanted) -> bool:
     with control.cv:
         return control.cv.wait_for(lambda: wanted(control.orders), 10)
@@ -125,6 +146,19 @@ def test_the_last_word_is_surely_sent(line):
     assert control.flush(10)
     reports = [agent.hear() for _ in range(2)]
     assert reports[-1].error == "it broke" or reports[0].error == "it broke"
+
+
+def test_a_member_that_ends_sends_its_newest_numbers(tmp_path):
+    agent, version = Agent(str(tmp_path / "a.sock")), 7
+    member = Member(lambda assignment, address: None, {"SPOTFLEET_SOCKET": str(tmp_path / "a.sock")})
+    member.control.live = lambda: {"version": version}
+    member.control.start()
+    agent.accept()
+    assert agent.hear().version == 7
+    member.initialized, version = True, 8
+    member.shutdown()
+    assert [load(WorkerReport, line).version for line in agent.lines][-1:] == [8]
+    agent.close()
 
 
 def test_numbers_that_change_each_step_are_read_when_a_report_is_made(line):

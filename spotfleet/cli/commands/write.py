@@ -156,7 +156,8 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
 def _done(status: JobStatus) -> str:
     """Return what a job has done: steps that were counted, else what its workers did."""
     if status.version:
-        return f"{counted(status.version, 'step')}, {status.repeated} repeated"
+        steps = f"{counted(status.version, 'step')}, {status.repeated} repeated"
+        return f"{steps}; {status.tail}" if status.tail else steps
     return f"{status.why} ({counted(status.outside, 'step')} each)" if status.outside else status.why
 
 

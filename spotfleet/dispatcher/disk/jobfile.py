@@ -39,6 +39,7 @@ class JobRecord:
     repeated: int = 0
     groups: tuple[tuple[int, tuple[str, ...]], ...] = ()  # the newest generations, newest last
     done: tuple[str, ...] = ()  # workers whose scripts have ended
+    unfinished: tuple[str, ...] = ()  # those of `done` in whose scripts elastic.run had not returned
     fence: int = 0  # checkpoints of lower generations are refused
     told: int = 0  # version of the last event CheckpointInTime; the name is that in job.json
     hosts: tuple[str, ...] = ()  # hosts that ever had a worker: only their reports about this job count
@@ -47,6 +48,7 @@ class JobRecord:
     recomputed: int = 0
     outside: int = 0  # steps of a worker outside elastic.run
     hint: str = ""  # the next thing to try, once it has ended
+    tail: tuple[str, ...] = ()  # failures of scripts after training, on other ranks than 0
 
 
 def save(folder: Path, record: JobRecord) -> None:

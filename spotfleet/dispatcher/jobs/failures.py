@@ -1,4 +1,13 @@
-"""Classification of worker exits: the cause, the job's failure history, and whether the job fails."""
+"""Classification of worker exits: the cause, the job's failure history, and whether the job fails.
+
+Status 0 alone is not a script's end: `sys.exit(0)` inside `elastic.run` and a handler of SIGTERM that exits have it,
+too. `blame_early` makes such an end the user's fault once other workers show that the script had more to do:
+
+    a worker has called hvd.init()                  its own hvd.init() has to have returned
+    a worker is in elastic.run, or has made steps   its own elastic.run has to have returned
+
+While no worker has called hvd.init(), a script may end anywhere. A command may always end before its own hvd.init().
+"""
 
 from __future__ import annotations
 
@@ -10,6 +19,8 @@ from spotfleet.dispatcher.jobs.context import JobContext
 from spotfleet.dispatcher.jobs.restart import Cause, History, JobFailure
 from spotfleet.dispatcher.jobs.workers import JobWorker, JobWorkers, end_of
 from spotfleet.fleet.domain.events import SetupFailed
+from spotfleet.model import JobSpec
+from spotfleet.protocol.messages import Stage
 
 
 @dataclass(frozen=True)
@@ -17,7 +28,6 @@ class ExitOutcome:
     """Result of classifying a job's new worker exits."""
 
     history: History
-    done: tuple[str, ...] = ()  # workers whose scripts ran to their ends
     events: tuple[SetupFailed, ...] = ()
     failed: JobFailure | None = None  # set if the job fails
 
@@ -29,21 +39,44 @@ def classify_exits(job: str, workers: JobWorkers, history: History, group: Calla
     for worker in workers.live():
         if worker.pid > 0 and not worker.begun:
             worker.begun, history = True, restart.set_up(history)
-    done: list[str] = []
     events: list[SetupFailed] = []
     for worker in workers.unclassified():
         worker.classified, worker.ended_at = True, context.now
-        if worker.done:
-            done.append(worker.name)
-        elif worker.cause is Cause.SETUP and _is_interrupted(worker, context):
+        if worker.cause is Cause.SETUP and _is_interrupted(worker, context):
             worker.cause, worker.error = Cause.LOST, ""  # a failure on an interrupted host is not the setup's fault
         known = len(history.setups)
         history, failed = restart.ended(history, end_of(worker, context.now), group())
         if len(history.setups) > known:
             events.append(SetupFailed(context.unix, job, worker.host, worker.report.setup_tries, worker.error))
         if failed is not None:
-            return ExitOutcome(history, tuple(done), tuple(events), failed)
-    return ExitOutcome(history, tuple(done), tuple(events))
+            return ExitOutcome(history, tuple(events), failed)
+    return ExitOutcome(history, tuple(events))
+
+
+def blame_early(workers: JobWorkers, spec: JobSpec, generation: int, version: int,
+                context: JobContext) -> list[JobWorker]:
+    """Classify ends with status 0 that came too early as the user's fault; return these workers. `generation` and
+    `version` are the job's."""
+    present = [w for w in workers.all.values() if not w.past]
+    trains = version > 0 or any(w.entered for w in present)
+    begun = trains or generation > 0 or any(w.report.stage is not Stage.STARTING for w in present)
+    found = []
+    for worker in present:
+        missing = _missing(worker, spec, trains, begun and (generation == 0 or worker.report.stage is Stage.STARTING))
+        if not (worker.done and missing):
+            continue
+        worker.cause, worker.error, worker.classified = Cause.LOST, "", False
+        if worker.wanted and not _is_interrupted(worker, context):
+            worker.cause, worker.error = Cause.USER, f"the script left with status 0 before {missing} had returned"
+            found.append(worker)
+    return found
+
+
+def _missing(worker: JobWorker, spec: JobSpec, trains: bool, blocks: bool) -> str:
+    """Return the call that has not returned in the worker's script and has to; "" if there is none."""
+    if worker.returned or (not spec.argv and worker.report.stage is Stage.STARTING):
+        return ""
+    return "elastic.run" if trains else "hvd.init()" if blocks else ""
 
 
 def _is_interrupted(worker: JobWorker, context: JobContext) -> bool:

@@ -7,7 +7,7 @@ The reason for each wait is in `why`; it ends as follows:
 - QUEUED: slots become free (the schedule names the job or host it waits for), or `cancel`.
 - STARTING, RECOVERING: Membership (`membership/`) waits, with its own time limits.
 - the end after training: the rest of the script on rank 0 finishes; it is started again if it is lost. Other ranks get
-  TAIL_S after it.
+  TAIL_S after it; their failures are reported (`tail.py`).
 - CANCELLED is reached when the agents report none of its workers, or the workers are confirmed gone.
 """
 
@@ -23,10 +23,10 @@ from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.disk.logs import JobLogs
 from spotfleet.dispatcher.disk.outputs import Outputs
-from spotfleet.dispatcher.jobs import restart
+from spotfleet.dispatcher.jobs import restart, tail
 from spotfleet.dispatcher.jobs.context import JobContext
 from spotfleet.dispatcher.jobs.divergence import DivergenceTracker
-from spotfleet.dispatcher.jobs.failures import classify_exits
+from spotfleet.dispatcher.jobs.failures import blame_early, classify_exits
 from spotfleet.dispatcher.jobs.orders import worker_orders
 from spotfleet.dispatcher.jobs.outside import Outside, OutsideTracker, advice
 from spotfleet.dispatcher.jobs.progress import ProgressTracker
@@ -148,7 +148,9 @@ class ManagedJob:
                 self.workers.add(state.report.worker, local_rank).seen = True
         for name in self.record.done:
             worker = self.workers.add(name, 0)
-            worker.cause, worker.classified = Cause.DONE, True
+            worker.cause, worker.classified, worker.recorded = Cause.DONE, True, name not in self.record.unfinished
+            if not worker.recorded and self.record.groups:
+                worker.report = replace(worker.report, stage=Stage.INIT)
         for generation, members in self.record.groups:
             self.membership.adopt(generation, members)
             self._group = members or self._group
@@ -218,15 +220,20 @@ class ManagedJob:
         return [*events, *self._settle(context)]
 
     def _classify_exits(self, context: JobContext) -> list[Event]:
+        early = blame_early(self.workers, self.spec, self.membership.generation, self.record.version, context)
         outcome = classify_exits(self.id, self.workers, self.history, lambda: frozenset(self._group) or started(
             w for w in self.workers.all.values() if not w.ended or context.now - w.ended_at <= restart.TOGETHER_S),
             context)
         self.history = outcome.history
-        if outcome.done:
-            self._write(done=(*self.record.done, *outcome.done))
-        if outcome.failed is None:
-            return list(outcome.events)
-        return [*outcome.events, *self._end(JobState.FAILED, outcome.failed.why, context, outcome.failed.error)]
+        done = [w for w in self.workers.all.values() if w.done and not w.past]
+        self._write(done=tuple(w.name for w in done), unfinished=tuple(w.name for w in done if not w.returned))
+        events: list[Event] = list(outcome.events)
+        if early:
+            events.append(self._remark(tail.words(f"{w.name}: {w.error}" for w in early), context))
+        first = self.workers.all.get((self._finished or self._group or ("",))[0])
+        if outcome.failed is None or (first is not None and first.returned and (first.done or not first.ended)):
+            return events  # after training rank 0 alone decides about the job
+        return [*events, *self._end(JobState.FAILED, outcome.failed.why, context, outcome.failed.error)]
 
     def _fill(self, context: JobContext) -> None:
         """Start a worker in each given slot that has none, unless the slot cools down or the script has ended."""
@@ -376,14 +383,25 @@ class ManagedJob:
         first = self.workers.all.get(self._finished[0])
         if first is None or (first.ended and not first.done):
             return self._restart_all("rank 0 was lost after training and before its script's end", context)
+        events: list[Event] = self._note_tail(tail.failures(self._finished, self.workers.all), context)
         rest = [w for w in self.workers.live() if w.name in self._finished]
         if not first.done:
-            return self._change(JobState.RUNNING, f"training has ended; {first.name} runs the script's rest", context)
+            why = f"training has ended; {first.name} runs the script's rest"
+            return [*events, *self._change(JobState.RUNNING, why, context)]
         if self._done_at is None:
             self._done_at = context.now
         if rest and context.now - self._done_at < TAIL_S:
-            return self._change(JobState.RUNNING, f"rank 0 has ended; waits for {rest[0].name}", context)
-        return self._end(JobState.SUCCEEDED, "rank 0's script has ended", context)
+            return [*events, *self._change(JobState.RUNNING, f"rank 0 has ended; waits for {rest[0].name}", context)]
+        events += self._note_tail(tail.cut_off(self._finished, rest, TAIL_S), context)
+        why = "; ".join(filter(None, ["rank 0's script has ended", tail.words(self.record.tail)]))
+        return [*events, *self._end(JobState.SUCCEEDED, why, context)]
+
+    def _note_tail(self, clauses: tuple[str, ...], context: JobContext) -> list[Event]:
+        """Record and report failures of scripts after training that are not recorded yet."""
+        if not (new := tuple(c for c in clauses if c not in self.record.tail)):
+            return []
+        self._write(tail=(*self.record.tail, *new))
+        return [self._remark(tail.words(new), context)]
 
     def _restart_all(self, why: str, context: JobContext) -> list[Event]:
         """Restart all workers; they restore the newest checkpoint."""
@@ -392,7 +410,7 @@ class ManagedJob:
         self.membership = self.sizing.membership()
         self.membership.adopt(self.record.groups[-1][0] if self.record.groups else 1, ())
         self._finished, self._group, self._done_at, self._peak = (), (), None, 0
-        self._write(done=())
+        self._write(done=(), unfinished=(), tail=())
         return self._change(JobState.RECOVERING, why, context)
 
     def _cancelled(self, context: JobContext) -> list[Event]:
@@ -408,7 +426,9 @@ class ManagedJob:
     def _end(self, state: JobState, why: str, context: JobContext, error: str = "") -> list[Event]:
         for worker in self.workers.live():
             worker.wanted = False
-        events: list[Event] = [*self.outside.last(context), *self.progress.last(self.membership, context)]
+        present = [w.report.version for w in self.workers.all.values() if not w.past]
+        self._write(version=max([self.record.version, *present]))  # the last reports may have come in this step
+        events: list[Event] = [*self.outside.last(context), *self.progress.last(self.record.version, context)]
         line = advice(error)
         why = f"{why}: {line}" if line else why
         hint = line or (self.outside.ended_hint if state is JobState.SUCCEEDED else self.outside.hint)
@@ -419,12 +439,15 @@ class ManagedJob:
         self.log_signal.notify()
         return events
 
+    def _remark(self, why: str, context: JobContext) -> JobChanged:
+        return JobChanged(context.unix, self.id, self.state, why, self.record.version)
+
     def _change(self, state: JobState, why: str, context: JobContext) -> list[Event]:
         if state is self.state:
             self.record = replace(self.record, why=why)  # not needed after a restart, so it is not written
             return []
         self._write(state=state, why=why)
-        return [JobChanged(context.unix, self.id, state, why, self.record.version)]
+        return [self._remark(why, context)]
 
     def _write(self, **changes: object) -> None:
         """Change the record; write it to disk at once if a restart needs the change."""

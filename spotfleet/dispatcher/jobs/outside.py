@@ -79,7 +79,7 @@ class OutsideTracker:
         if not self._spec.argv:
             return Outside.COMMAND if known else None
         reports = [w.report for w in known]
-        if version > 0 or any(r.stage in (Stage.READY, Stage.FINISHED) or r.version > 0 for r in reports):
+        if version > 0 or any(w.entered for w in known):
             return None
         if any(r.outside > FEW for r in reports):
             return Outside.TOGETHER if any(r.together for r in reports) else Outside.ALONE

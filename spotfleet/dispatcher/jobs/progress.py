@@ -77,10 +77,10 @@ class ProgressTracker:
         found = self._explainer.update(generation, ranks, context.now, context.unix)
         return [found] if found is not None else []
 
-    def last(self, membership: Membership, context: JobContext) -> list[Event]:
-        if membership.version <= 0:
+    def last(self, version: int, context: JobContext) -> list[Event]:
+        if version <= 0:
             return []
-        return [JobProgress(context.unix, self.job, membership.version, self.step_s, self._step_bytes)]
+        return [JobProgress(context.unix, self.job, version, self.step_s, self._step_bytes)]
 
     def _resumed(self, workers: JobWorkers, context: JobContext) -> list[Event]:
         if self._resuming is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spotfleet.dispatcher.jobs import tail
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.protocol.messages import JobStatus, WorkerStatus
 
@@ -17,7 +18,8 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
     workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
                     for w in job.workers.live())
     waits = job.checkpoints.offer().wait if group.needs_restore else ""
-    why = "; ".join(filter(None, (record.why, waits, _remark(job), job.sizing.why, job.last_copy.why,
+    told = "" if job.state.ended else tail.words(record.tail)
+    why = "; ".join(filter(None, (record.why, told, waits, _remark(job), job.sizing.why, job.last_copy.why,
                                   job.checkpoints.problem,
                                   job.checkpoints.slow, job.checkpoints.remark)))
     ended, spec = job.state.ended, job.spec
@@ -27,4 +29,4 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
         newest.version if newest else 0, record.error, () if ended else workers,
         max(0.0, now - record.submitted_at), "" if ended else job.progress.step_why,
         job.outputs.bytes, job.outputs.age_s(now), recomputed=job.progress.recomputed,
-        outside=record.outside, hint=record.hint if ended else job.outside.hint)
+        outside=record.outside, hint=record.hint if ended else job.outside.hint, tail=tail.words(record.tail))

@@ -5,7 +5,7 @@ The cause decides:
   slot gets SIGNAL_LIMIT of them without progress, as a script that uses all memory does. A worker that had trained
   restarts at once after a signal, any number of times, if the job progressed in between.
 - The user's error fails the job once it is clear that it will recur: on every rank at once, or USER_LIMIT times in a
-  row without progress.
+  row without progress. Leaving with status 0 too early is one (`failures.py`).
 - A full disk is the host's fault, and so is a CUDA device that is lost, or missing where the job trains over NCCL: the
   host is replaced after HOST_LIMIT failures. The job fails only when HOSTS_LIMIT hosts in a row had no room or device.
 - A failure before the script (`setup`, `file_mounts`) is the host's fault, too: the host is replaced after SETUP_TRIES

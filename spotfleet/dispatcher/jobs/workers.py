@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spotfleet.dispatcher.jobs.restart import Cause, End, Slot, cause_of
-from spotfleet.protocol.messages import AgentReport, Exit, WorkerReport, WorkerState
+from spotfleet.protocol.messages import AgentReport, Exit, Stage, WorkerReport, WorkerState
 
 STALL_S = 30.0  # a checkpoint download without a new byte for this time has stalled
 
@@ -40,6 +40,7 @@ class JobWorker:
     evicted: bool = False  # Membership excluded it because it blocked the others
     pid: int = 0
     gone: bool = False  # its process has ended; `exit` follows once its log is here
+    recorded: bool = False  # the record of an earlier dispatcher has it as one whose `elastic.run` had returned
     stopped: bool = False  # its process is stopped
     quiet_s: float = 0.0  # time since `version` or `waits` last changed, from its agent's last report
     fetched: int = 0  # bytes of the checkpoint that it is to restore
@@ -52,6 +53,11 @@ class JobWorker:
     @property
     def ended(self) -> bool:
         return self.cause is not None
+
+    @property
+    def entered(self) -> bool:
+        """Whether its script has entered `elastic.run`."""
+        return self.report.stage in (Stage.READY, Stage.FINISHED) or self.report.version > 0
 
     def silent_for_s(self, now: float) -> float:
         return 0.0 if self.last_report_at is None or not self.silent else now - self.last_report_at
@@ -67,6 +73,11 @@ class JobWorker:
     @property
     def done(self) -> bool:
         return self.cause is Cause.DONE
+
+    @property
+    def returned(self) -> bool:
+        """Whether `elastic.run` has returned in its script."""
+        return self.recorded or self.report.stage is Stage.FINISHED
 
 
 class JobWorkers:

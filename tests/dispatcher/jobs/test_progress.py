@@ -152,5 +152,5 @@ def test_progress_tells_how_many_bytes_a_step_reduces_also_once_nobody_measures_
     events = progress.update(workers, Group(version=9), Context(10.0))  # type: ignore[arg-type]
     assert events == [JobProgress(0.0, "j", 9, 0.1, step_bytes=4000)]
     workers.all.clear()
-    assert progress.last(Group(version=12), Context(11.0)) == [  # type: ignore[arg-type]
+    assert progress.last(12, Context(11.0)) == [  # type: ignore[arg-type]
         JobProgress(0.0, "j", 12, 0.1, step_bytes=4000)]

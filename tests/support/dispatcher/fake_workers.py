@@ -36,7 +36,9 @@ class Script:
     outside: str = ""  # "together" or "alone": after init() it trains without elastic.run
     fails: Callable[[FakeWorker], str] = lambda worker: ""  # a traceback, from the moment it should raise
     setup: Callable[[FakeWorker], int] = lambda worker: 0  # which try of its setup fails on its host
+    leaves: Callable[[FakeWorker], bool] = lambda worker: False  # from the moment that it leaves with status 0
     tail: int = 0  # ticks that rank 0 needs after training
+    hangs: bool = False  # the other ranks' scripts never end after training
     differs: Callable[[FakeWorker], str] = lambda worker: ""  # how its state differs, from the moment it is compared
     wants: Callable[[FakeWorker], int] = lambda worker: 0  # what its resize policy asks for
     resize: str = ""  # what its resize policy says of each change
@@ -130,6 +132,8 @@ class World:
         error = SETUP if worker.tries else worker.script.fails(worker)
         if error:
             return self.kill(worker.name, Exit(1), error)
+        if worker.script.leaves(worker):
+            return self.kill(worker.name, Exit(0, done=True))
         worker.diverged = worker.script.differs(worker)
         if worker.diverged:
             return self.kill(worker.name, Exit(1), worker.diverged)
@@ -155,7 +159,7 @@ class World:
         elif worker.stage is Stage.FINISHED:
             worker.tail_ticks += 1
             first = worker.assignment is None or worker.assignment.rank == 0
-            if worker.tail_ticks > (worker.script.tail if first else 0):
+            if worker.tail_ticks > (worker.script.tail if first else 0) and (first or not worker.script.hangs):
                 worker.exit = Exit(0, done=True)
         return None
 
