@@ -266,6 +266,11 @@ class Group(ABC):
         options.reduceOp = op
         return self._start(lambda pg, t: pg.allreduce([t], options), tensor)
 
+    def raise_if_aborted(self) -> None:
+        """Raise CommBroken if the group was aborted. A rank that is alone hears of that in no other way."""
+        if self.aborted:
+            raise self._broken(RuntimeError("the group was aborted"))
+
     def _start(self, begin: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         """Call begin(process group, *tensors), which may write to the tensors until the work is complete."""
         if self.aborted or self._pg is None:
@@ -292,6 +297,7 @@ class Group(ABC):
 
     def allreduce(self, tensor: torch.Tensor, op: Any = SUM) -> torch.Tensor:
         """Reduce in place, also a tensor on another device than `device`."""
+        self.raise_if_aborted()
         if self.size > 1:
             self.finish([self.launch(tensor, op)])
         return tensor

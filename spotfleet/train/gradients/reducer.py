@@ -368,6 +368,8 @@ class Reducer:
         group = self._peers
         if group is None:
             alone = self._group()
+            if alone is not None:
+                alone.raise_if_aborted()
             self._close(alone is not None and alone.change_waits, alone is not None and alone.save_waits)
             return
         if not self._left:

@@ -36,7 +36,7 @@ class Beginnings:
     def describe(self, state: Any, position: Any, before: Any) -> Any:
         """Return `position` with the number of steps since one that was at another place."""
         place = _place(state, position)
-        if place is None or place != _place(state, before):
+        if place is None or before is None or place != _place(state, before):
             return position
         return replace(position, still=before.still + (position.version > before.version))
 
