@@ -123,21 +123,21 @@ class Counting(torch.optim.SGD):
 OPTIMIZER_THAT_COUNTS = script(PLAIN + METRIC, setup=COUNTING).replace("torch.optim.Adam(", "Counting(")
 GROUP_THAT_COUNTS = OPTIMIZER_THAT_COUNTS.replace("self.k", 'self.param_groups[0]["k"]')
 EXTRA_STATE = script(PLAIN + """
-        model.scale *= 0.9
+        model.held["scale"] *= 0.9
 """[1:], setup="""
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear, self.scale = nn.Linear(3, 1), 1.0
+        self.linear, self.held = nn.Linear(3, 1), {"scale": 1.0}
 
     def forward(self, x):
-        return self.linear(x) * self.scale
+        return self.linear(x) * self.held["scale"]
 
     def get_extra_state(self):
-        return {"scale": self.scale}
+        return dict(self.held)
 
     def set_extra_state(self, state):
-        self.scale = state["scale"]
+        self.held = dict(state)
 """, model="Scaled()")
 CENTRED_MEAN = script(setup=CENTRED.replace("y.detach().mean()", "hvd.allreduce(y.detach().mean().view(1))"),
                       model="Centred()")

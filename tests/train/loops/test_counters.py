@@ -91,16 +91,18 @@ def test_counters_of_an_optimizer_count_each_step_once_on_every_rank(threads, ki
 
 
 class Annealed(nn.Linear):
-    """Its temperature is no tensor, and in no state but its extra state."""
+    """Its temperature is no tensor, no plain attribute, and in no state but its extra state."""
 
-    temperature = 1.0
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.held = {"temperature": 1.0}
 
     def get_extra_state(self):
-        return {"temperature": self.temperature, "seen": torch.ones(1) * self.temperature}
+        return {**self.held, "seen": torch.ones(1) * self.held["temperature"]}
 
     def set_extra_state(self, held):
-        self.temperature = held["temperature"]
-        assert float(held["seen"]) == pytest.approx(self.temperature)
+        self.held = {"temperature": held["temperature"]}
+        assert float(held["seen"]) == pytest.approx(held["temperature"])
 
 
 def annealing(job: Job):
@@ -111,13 +113,13 @@ def annealing(job: Job):
     def train(state):
         while state.step < STEPS:
             if state.step < 3:
-                net[0].temperature = 0.5 ** state.step
+                net[0].held["temperature"] = 0.5 ** state.step
             opt.zero_grad()
-            (net(data(state.step) / net[0].temperature) - 1).pow(2).mean().backward()
+            (net(data(state.step) / net[0].held["temperature"]) - 1).pow(2).mean().backward()
             job.at("gradient", state.step)
             opt.step()
             state.step += 1
-        return bits(net), net[0].temperature
+        return bits(net), net[0].held["temperature"]
 
     return job.run(train, model=net, optimizer=opt, step=0)
 
