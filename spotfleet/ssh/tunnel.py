@@ -58,7 +58,7 @@ class Tunnel:
         try:
             try:
                 return self._stream(timeout_s)
-            except (ConnectionResetError, BrokenPipeError):  # the connection was about to end; the next one is new
+            except (ConnectionResetError, BrokenPipeError, FileNotFoundError):  # it has just ended; the next one is new
                 return self._stream(timeout_s)
         except NotConnected:
             raise

@@ -197,6 +197,19 @@ def test_a_connection_that_nobody_uses_ends_by_itself(laptop, head, echo, monkey
     assert works(way)
 
 
+@pytest.mark.parametrize("ended", [ConnectionResetError, BrokenPipeError, FileNotFoundError])
+def test_a_connection_that_ends_as_it_is_used_is_made_anew(laptop, head, echo, monkeypatch, ended):
+    ways, stream = [ended("it has just ended")], Tunnel._stream
+
+    def once(way, timeout_s):
+        if ways:
+            raise ways.pop()
+        return stream(way, timeout_s)
+
+    monkeypatch.setattr(Tunnel, "_stream", once)
+    assert works(tunnel(laptop, head, echo))
+
+
 def test_a_port_where_nobody_listens_is_a_refusal_that_can_be_tried_again(laptop, head):
     way = tunnel(laptop, head, free_port("127.0.0.1"))
     with pytest.raises(NotConnected, match="its dispatcher does not listen"):
