@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tests.lint.known import FAULTS_KILLED_OUTSIDE_CORE
 from tests.mutants.run import Mutant, mutants
+from tests.support.impact import needs_of, reached
 from tests.support.source_tree import Tree
-from tests.support.tiers import CORE, PLACES, TIERS, owner_of, tier_of
+from tests.support.tiers import PLACES, REACHING, TIERS, tier_of, tiers_run_for
 
 LIST = "tests/mutants/mutants.toml"
 DECIDE = ("machine.py", "fence.py", "picture.py", "schedule.py", "plan.py", "state.py", "reconcile.py", "meter.py",
@@ -68,8 +69,19 @@ def the_table_of_tiers_names_what_exists(tree: Tree) -> list[str]:
             if tier not in TIERS or not (tree.root / place).exists()]
 
 
+def each_change_to_code_of_a_tier_reaches_it(tree: Tree) -> list[str]:
+    graph = needs_of(tree)
+    found = []
+    for source in tree.product:
+        for tier in {tier for place, tier in REACHING.items() if source.name.startswith(place)}:
+            tests = reached(graph, {source.name})
+            if tests is not None and not any(tier_of(test) == tier for test in tests):
+                found.append(f"{source.name}:1: no import leads from the tier {tier} to this file")
+    return found
+
+
 def _killed_elsewhere(tree: Tree) -> list[Mutant]:
-    return [m for m in _mutants(tree.root) if tier_of(m.test) not in (CORE, owner_of(m.file))]
+    return [m for m in _mutants(tree.root) if tier_of(m.test) not in tiers_run_for(m.file)]
 
 
 def _place(tree: Tree, mutant: Mutant) -> str:

@@ -32,6 +32,9 @@ PLACES = {
     "tests/providers/ssh/test_ssh_listing.py": CORE,
     "tests/providers/ssh/test_ssh_machines.py": CORE,
     "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
+    "tests/habits/": "engines",  # a hundred loops on threads
+    "tests/train/loops/": "engines",
+    "tests/train/data/test_counting.py": "engines",
     "tests/habits/test_processes.py": "machines",  # three or four jobs of real workers for each loop
     "tests/foreign/": "machines",  # four jobs of real workers for each script
     "tests/verify/test_verify.py": "machines",  # six jobs of real workers for each script
@@ -52,6 +55,9 @@ OWN_CODE = {
     "spotfleet/verify/": "machines",
 }
 
+# Code whose every change reaches that tier by imports, which a rule of lint checks, so its tests may be in it, too.
+REACHING = {"spotfleet/train/": "engines"}
+
 
 def tier_of(file: str) -> str:
     """Return the tier of a test file, as "tests/fleet/cost/test_cost.py"."""
@@ -61,6 +67,11 @@ def tier_of(file: str) -> str:
 def owner_of(file: str) -> str:
     """Return the tier that a file of the product belongs to."""
     return _longest(file, OWN_CODE)
+
+
+def tiers_run_for(file: str) -> set[str]:
+    """Return the tiers that run for each change to a file of the product."""
+    return {CORE, owner_of(file), _longest(file, REACHING)}
 
 
 def _longest(file: str, table: dict[str, str]) -> str:

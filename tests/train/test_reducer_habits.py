@@ -49,7 +49,7 @@ def grads(params) -> list[list[float]]:
 
 
 def near(found, expected) -> bool:
-    return all(a == pytest.approx(b, abs=1e-6) for a, b in zip(found, expected, strict=True))
+    return all(a == pytest.approx(b, rel=1e-6, abs=1e-6) for a, b in zip(found, expected, strict=True))
 
 
 # ---- a backward pass that raises
