@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import signal
+import time
 from pathlib import Path
 
 from spotfleet.agent import disk
@@ -41,6 +42,7 @@ class Agent:
         self._advertised = AdvertisedAddress(host_address())
         self._source = local_source(host_address(), boot.dispatcher)
         self._session = open_session(boot, self._source, keep=False)
+        self._clock_wanted = False  # by the dispatcher
         self._renewing: set[asyncio.Task[None]] = set()
         endpoint = DispatcherEndpoint(boot.dispatcher, tag_reader(boot.provider, metadata_url(), DISPATCHER_TAG))
         self._transfers = transfers = Transfers(open_session(boot, self._source), endpoint)
@@ -91,7 +93,8 @@ class Agent:
             self._boot.host, self._incarnation, address, self._boot.slots, self._workers.states(),
             self._notices.notice(),
             why="; ".join(filter(None, waits)),
-            held=self._workers.held(), damaged=self._workers.damaged())
+            held=self._workers.held(), damaged=self._workers.damaged(),
+            clock=round(time.time(), 1) if self._clock_wanted else 0.0)
 
     def _move(self) -> None:
         """Apply the host's new address: push orders to the workers, and open a new session."""
@@ -102,6 +105,7 @@ class Agent:
 
     def _receive(self, orders: AgentOrders) -> None:
         if orders.host == self._boot.host:
+            self._clock_wanted = orders.clock
             self._workers.order(orders)
 
 

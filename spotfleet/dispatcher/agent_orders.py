@@ -25,7 +25,8 @@ class OrderSender:
         for connection in self._core.connections.values():
             host = connection.host
             orders = AgentOrders(host, tuple(o for by_host in jobs for o in by_host.get(host, ())),
-                                 tell=self._takeover.asked(host), send=self._takeover.missing_bundles(host))
+                                 tell=self._takeover.asked(host), send=self._takeover.missing_bundles(host),
+                                 clock=self._core.fleet_clock.asks)
             if connection.connected and (connection.due or orders != connection.orders):
                 connection.orders, connection.due, connection.resend_at = orders, False, now + RESEND_S
                 connection.wake()

@@ -17,6 +17,7 @@ from spotfleet.dispatcher.hosts import AgentConnection, HostView, host_views
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.lifecycle.clock import MonotonicClock
+from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import Nodes, PolicySpec
 from spotfleet.protocol.messages import AgentReport
@@ -35,6 +36,7 @@ class Core:
     home: Path
     journal: Journal
     jobs: dict[str, ManagedJob]
+    fleet_clock: FleetClock  # the trusted time
     clock: MonotonicClock  # the fleet's age, and the time since its last job
     settle_until: float = 0.0  # monotonic: wait until then for hosts from before a restart; 0: settled
     url: str = ""  # our listening address, set before machines are launched
@@ -43,6 +45,10 @@ class Core:
     incompatible: dict[str, str] = field(default_factory=dict)  # hosts with another protocol -> the conflict
     step_due: asyncio.Event = field(default_factory=asyncio.Event)
     tick_due: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def unix(self) -> float:
+        """Return the Unix time for money, limits and events: no wrong wall clock moves it."""
+        return self.fleet_clock.unix()
 
     def step_soon(self) -> None:
         """Request a step of the loop soon, after a change."""
@@ -77,7 +83,7 @@ class Core:
     # ---- hosts
 
     def views(self) -> list[HostView]:
-        return host_views(self.journal.state, self.connections, self.drains, time.monotonic(), time.time(),
+        return host_views(self.journal.state, self.connections, self.drains, time.monotonic(), self.unix(),
                           host_of(self.url))
 
     def check_host(self, host: str) -> None:
@@ -110,9 +116,9 @@ class Core:
         self.wake()  # the tick finds out if the cloud lists the host as ended
 
 
-def clock_of(journal: Journal, jobs: Iterable[ManagedJob]) -> MonotonicClock:
+def clock_of(journal: Journal, jobs: Iterable[ManagedJob], time_now: FleetClock) -> MonotonicClock:
     """Create the clock of a process that begins now."""
-    unix, created = time.time(), journal.state.created
+    unix, created = time_now.unix(), journal.state.created
     ends = [j.record.ended_at for j in jobs if j.state.ended]
     ends += [taken.at] if (taken := journal.state.taken_over) else []  # a takeover counts as use of the fleet
-    return MonotonicClock(unix, time.monotonic(), created.at if created else unix, max(ends, default=0.0))
+    return MonotonicClock(unix, time_now.passed(), created.at if created else unix, max(ends, default=0.0))

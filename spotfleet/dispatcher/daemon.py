@@ -15,6 +15,7 @@ from spotfleet.dispatcher.disk.files import sweep
 from spotfleet.dispatcher.dispatcher import Dispatcher
 from spotfleet.dispatcher.http.app import make_app
 from spotfleet.dispatcher.journal import Journal
+from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
 from spotfleet.dispatcher.recovery.first_start import begin
 from spotfleet.errors import UsageError
 from spotfleet.providers import Provider
@@ -41,8 +42,9 @@ class DispatcherDaemon:
         sweep(self._home)
         space.create_ballast(self._home)
         await asyncio.to_thread(wheel.keep, self._home)
-        ledger = await begin(self._boot, self._home, self._provider)
-        self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))
+        clock = FleetClock(self._home)
+        ledger = await begin(self._boot, self._home, self._provider, clock)
+        self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger), clock)
         self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,
                                      keepalive_timeout=IDLE_S, auto_decompress=False)
         await self._runner.setup()

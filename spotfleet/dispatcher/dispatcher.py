@@ -32,6 +32,7 @@ from spotfleet.dispatcher.jobs.job import SAVE_S, JobContext, ManagedJob
 from spotfleet.dispatcher.jobs.restart import Slot
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.lifecycle import lifetime
+from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
 from spotfleet.dispatcher.lifecycle.health import HealthRemarks
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.policy import PolicyController
@@ -53,12 +54,13 @@ SILENCE_S = 3.0  # an agent that is disconnected for less keeps its host's place
 class Dispatcher:
     """The loop, and the only place that connects the parts; no part refers to it."""
 
-    def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider, journal: Journal) -> None:
+    def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider, journal: Journal,
+                 clock: FleetClock) -> None:
         names = WorkerNames(home, boot.host)
         jobs = {j.id: j for j in (load_job(boot, folder, names) for folder in jobfile.folders(home))}
-        self.core = core = Core(boot, home, journal, jobs, clock_of(journal, jobs.values()))
+        self.core = core = Core(boot, home, journal, jobs, clock, clock_of(journal, jobs.values(), clock))
         core.settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
-        self.shutdown = FleetShutdown(home, keep_s(boot.spec), core.wake)
+        self.shutdown = FleetShutdown(home, keep_s(boot.spec), core.wake, core.unix)
         self.dispatcher_cost = DispatcherCost(boot.fleet, boot.host)
         self.policy = policy = PolicyController(core, self.dispatcher_cost, self.shutdown)
         self.endpoint_tagger = EndpointTagger(core, provider)
@@ -76,7 +78,7 @@ class Dispatcher:
     def _remarks(self) -> list[str]:
         """Return further remarks for users."""
         return [*self._health.lines(), *self.takeover.remarks,
-                *filter(None, (self.endpoint_tagger.why, self.backup.why))]
+                *filter(None, (self.core.fleet_clock.why, self.endpoint_tagger.why, self.backup.why))]
 
     def receive(self, connection: AgentConnection, report: AgentReport) -> None:
         """Process an agent's report; the next step answers it. A late report on a replaced connection is dropped: it
@@ -117,7 +119,7 @@ class Dispatcher:
             self._try_to_settle()
         if not core.settled:
             return
-        now, unix = time.monotonic(), time.time()
+        now, unix = time.monotonic(), core.unix()
         views = {v.host.request_id: v for v in core.views()}
         self._forget_hosts(views)
         self.takeover.adopt(views)
@@ -172,13 +174,13 @@ class Dispatcher:
             for job in live:
                 job.cancel(f"the fleet goes down: {self.shutdown.why}", save_until=time.monotonic() + SAVE_S)
             return
-        mono, clock = time.monotonic(), self.core.clock
+        passed, clock = self.core.fleet_clock.passed(), self.core.clock
         idleness = lifetime.Idleness(
-            unix - clock.age_s(mono), len(live), unix - clock.idle_s(mono, working=bool(live)),
+            unix - clock.age_s(passed), len(live), unix - clock.idle_s(passed, working=bool(live)),
             next((j.id for j in self.core.jobs.values() if j.state.ended and j.spec.down), ""))
         why = lifetime.reason_to_stop(self.core.boot.spec, idleness, unix)
         if why:
-            self.shutdown.begin(why, by_ourselves=True, at=time.time())
+            self.shutdown.begin(why, by_ourselves=True, at=unix)
 
     # ---- after a restart
 

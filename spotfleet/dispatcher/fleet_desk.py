@@ -28,7 +28,7 @@ class FleetDesk:
 
     async def set_nodes(self, nodes: Nodes) -> None:
         if nodes != self._core.nodes:
-            self._core.journal.note(NodesChanged(time.time(), nodes, "asked by `spotfleet up`"))
+            self._core.journal.note(NodesChanged(self._core.unix(), nodes, "asked by `spotfleet up`"))
             await self._core.journal.flush()
             self._core.tick_soon()
 
@@ -45,13 +45,13 @@ class FleetDesk:
         await self._machines.interrupt(host, notice_s)
 
     def go_down(self) -> None:
-        self.shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=time.time())
+        self.shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=self._core.unix())
 
     def job_status(self, job: ManagedJob) -> JobStatus:
-        return self._policy.annotated(job, time.time())
+        return self._policy.annotated(job, self._core.unix())
 
     def status(self) -> FleetStatus:
-        core, machines, unix = self._core, self._machines, time.time()
+        core, machines, unix = self._core, self._machines, self._core.unix()
         views = core.views()
         host_jobs = {v.host.request_id: tuple(j.id for j in core.jobs.values() if j.has_worker_on(v.host.request_id))
                      for v in views}
@@ -61,5 +61,5 @@ class FleetDesk:
         inputs = StatusInput(core.boot.fleet, core.journal.state, core.nodes, machines.own, views, agents_why,
                              host_jobs, jobs, self.shutdown.why, machines.why, self._remarks(),
                              core.boot.spec.max_lifetime_s, machines.target)
-        return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, spent_micros=self._policy.spent(unix),
-                       policy=self._policy.status(unix))
+        return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, policy=self._policy.status(unix),
+                       spent_micros=self._policy.spent(time.monotonic()))

@@ -27,10 +27,13 @@ class AgentConnection:
     notice_until: float | None = None  # monotonic
     orders: AgentOrders | None = None
     due: bool = True  # an answer is due
+    clock_at: float = 0.0  # monotonic: when the host's clock arrived; 0: not yet
     resend_at: float = 0.0  # monotonic; a report after that is answered even if the orders are unchanged
 
     def receive(self, report: AgentReport, now: float) -> None:
         self.last_report_at = now
+        if report.clock and (report.clock != self.report.clock or not self.clock_at):
+            self.clock_at = now
         self.report, self.due = report, self.due or now >= self.resend_at
         notice = report.notice
         self.notice_until = now + notice.seconds_left if notice and notice.kind == "interruption" else None
@@ -75,12 +78,13 @@ class HostView:
 
 
 def differs(before: AgentReport, after: AgentReport) -> bool:
-    """Return whether two reports differ in more than training progress. Progress alone can wait for the next step."""
+    """Return whether two reports differ in more than training progress and the time. These can wait for the next step.
+    """
     return _without_progress(before) != _without_progress(after)
 
 
 def _without_progress(report: AgentReport) -> AgentReport:
-    return replace(report, workers=tuple(
+    return replace(report, clock=0.0, workers=tuple(
         replace(w, quiet_s=0.0, report=replace(w.report, version=0, step_s=0.0, resumed=0, pause_s=0.0, repeated=0,
                                                recomputed=0, outside=min(w.report.outside, 1), waits=False,
                                                fetched=0, cost=StepCost()))

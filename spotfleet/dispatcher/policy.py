@@ -59,7 +59,7 @@ class PolicyController:
         self._read_at = self._count_at = -math.inf  # monotonic
         self._written: tuple[int, int, str, tuple[str, ...]] | None = None
         self._warned: tuple[int, int] = (0, 0)  # (limit, percent) of the last BudgetReached
-        self._counted: tuple[float, int] | None = None  # (Unix, micro-dollars)
+        self._counted: tuple[float, int] | None = None  # (monotonic, micro-dollars)
         self._counting: asyncio.Task[None] | None = None
 
     @property
@@ -70,7 +70,7 @@ class PolicyController:
 
     def offers_due(self, now: float) -> bool:
         """Return whether offers must be read before the next decision. `now` is monotonic."""
-        return now - self._read_at >= OFFERS_S and not is_plain(self._input(0, time.time()), self._state)
+        return now - self._read_at >= OFFERS_S and not is_plain(self._input(0, self._core.unix()), self._state)
 
     def read_offers(self, provider: Provider) -> None:
         """Read the provider's offers; called in a thread. The tick that follows reports the provider's errors."""
@@ -83,7 +83,7 @@ class PolicyController:
 
     def divide(self, wanted: Wanted) -> Wanted:
         """Return `wanted`, divided between the markets by the policy, within the limit on its price."""
-        unix, policy = time.time(), self._core.policy
+        unix, policy = self._core.unix(), self._core.policy
         if policy.max_micros_h:
             wanted = replace(wanted, max_micros_h=max(1, policy.max_micros_h - self._own_burn()))
         inputs = self._input(wanted.hosts, unix)
@@ -107,7 +107,7 @@ class PolicyController:
     def _is_idle(self) -> bool:
         """Return whether there has been no job for IDLE_S and no host holds a worker, such as one of a job not adopted
         yet."""
-        idle_s = self._core.clock.idle_s(time.monotonic(), working=False)
+        idle_s = self._core.clock.idle_s(self._core.fleet_clock.passed(), working=False)
         return idle_s >= IDLE_S and not any(s.report.workers for s in self._core.connections.values())
 
     @property
@@ -195,12 +195,13 @@ class PolicyController:
         hosts = (h for h in self._state.hosts if h.cloud is CloudState.RUNNING and h.state is not HostState.STOPPED)
         return self._own_burn() + sum(price_now(self._state, h)[0] for h in hosts)
 
-    def spent(self, unix: float) -> int | None:
-        """Return micro-dollars since the fleet was made, as in `spotfleet cost`; None before the first count."""
+    def spent(self, now: float) -> int | None:
+        """Return micro-dollars since the fleet was made, as in `spotfleet cost`; None before the first count. `now`
+        is monotonic."""
         if self._counted is None:
             return None
         at, micros = self._counted
-        return micros + int((self.burn() + self._beside(*self._state.hosts, *self._own)) * max(0.0, unix - at) / 3600)
+        return micros + int((self.burn() + self._beside(*self._state.hosts, *self._own)) * (now - at) / 3600)
 
     def _beside(self, *hosts: Host) -> int:
         """Return micro-dollars an hour of disks and addresses of running hosts."""
@@ -221,8 +222,8 @@ class PolicyController:
     def enforce_budget(self) -> None:
         """Count the cost, warn, and end the fleet in time; called after each tick."""
         self._count()
-        unix, limit = time.time(), self._core.policy.max_micros
-        spent_now = self.spent(unix)
+        unix, limit = self._core.unix(), self._core.policy.max_micros
+        spent_now = self.spent(time.monotonic())
         if not limit or spent_now is None or self._shutdown.why:
             return
         spec = self._core.boot.spec
@@ -243,10 +244,10 @@ class PolicyController:
             self._counting = asyncio.create_task(self._count_ledger())
 
     async def _count_ledger(self) -> None:
-        began, unix = time.monotonic(), time.time()
+        began, unix = time.monotonic(), self._core.unix()
         ledger = self._core.journal.ledger
         try:
-            self._counted = unix, await asyncio.to_thread(lambda: self._total(ledger, unix))
+            self._counted = began, await asyncio.to_thread(lambda: self._total(ledger, unix))
         finally:
             now = time.monotonic()
             self._count_at = now + max(COUNT_S, REST * (now - began))
@@ -263,7 +264,7 @@ class PolicyController:
 
     async def set_policy(self, policy: PolicySpec) -> None:
         if policy != self._core.policy:
-            self._core.journal.note(PolicyChanged(time.time(), policy, "asked by `spotfleet up`"))
+            self._core.journal.note(PolicyChanged(self._core.unix(), policy, "asked by `spotfleet up`"))
             await self._core.journal.flush()
             self._read_at = -math.inf
             self._core.tick_soon()

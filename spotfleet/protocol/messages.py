@@ -216,6 +216,7 @@ class AgentReport:
     protocol: int = PROTOCOL
     damaged: tuple[DamagedCheckpoint, ...] = ()
     held: tuple[HeldJob, ...] = ()  # one for each job in `AgentOrders.tell`
+    clock: float = 0.0  # this host's wall clock, Unix seconds, for a dispatcher that doubts its own; 0: not requested
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,7 @@ class AgentOrders:
     # Jobs to report in `held`; unlisted workers keep running. The name is part of the protocol.
     tell: tuple[str, ...] = ()
     send: tuple[str, ...] = ()  # digests of bundles that the dispatcher has lost and this host may upload
+    clock: bool = False  # report the host's clock; else reports of an idle host repeat each other, which costs less
 
 
 @dataclass(frozen=True)

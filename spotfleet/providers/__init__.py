@@ -194,6 +194,14 @@ class RateSource(Protocol):
 
 
 @runtime_checkable
+class CloudClock(Protocol):
+    """Extra method of a provider whose answers carry the time of the cloud, by which it bills."""
+
+    def cloud_time(self) -> float:
+        """Return the cloud's time, Unix seconds, from an answer to this call. Works with any clock on this machine."""
+
+
+@runtime_checkable
 class GroupLaunch(Protocol):
     """Extra method of a provider that launches several hosts together or not at all."""
 

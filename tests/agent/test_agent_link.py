@@ -62,6 +62,18 @@ def test_a_log_arrives_once_though_answers_are_lost(stage: Stage):
 
 
 @pytest.mark.processes
+def test_the_hosts_clock_is_reported_while_the_dispatcher_wants_it(stage: Stage):
+    stage.boot()
+    assert stage.dispatcher.wait(lambda _: True).clock == 0.0
+    stage.dispatcher.order(AgentOrders(HOST, clock=True))
+    began = time.time()
+    clock = stage.dispatcher.wait(lambda report: report.clock).clock
+    assert began - 1.0 <= clock <= time.time() + 1.0
+    stage.dispatcher.order(AgentOrders(HOST))
+    stage.dispatcher.wait(lambda report: not report.clock)
+
+
+@pytest.mark.processes
 def test_reports_repeat_each_second_without_any_change(stage: Stage):
     stage.boot()
     stage.job(COUNT)

@@ -123,7 +123,7 @@ class Backup:
         if why:
             log.warning("%s", why)
         if bool(why) != bool(self.why):
-            self._core.journal.note(TargetChanged(time.time(), self._target, why))
+            self._core.journal.note(TargetChanged(self._core.unix(), self._target, why))
         self.why = why
 
     # ---- in the threads

@@ -28,7 +28,6 @@ from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.http.auth import host_token
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.lifecycle import lifetime
-from spotfleet.dispatcher.lifecycle.clock import ClockJumps
 from spotfleet.dispatcher.lifecycle.shutdown import FETCH_S, FleetShutdown, PowerOff
 from spotfleet.dispatcher.signal import wait_set
 from spotfleet.errors import DiskFull, NeedsPerson, SpotfleetError
@@ -75,7 +74,7 @@ class HostController:
         self.doing: dict[str, str] = {}  # host -> the installation step of its machine
         self.tick_s = 0.0  # duration of the last tick, including the cloud's answers
         self.stays = isinstance(provider, ExistingMachines)  # our machine and its results outlive the fleet
-        self._outage, self._jumps = Outage(provider.name), ClockJumps()
+        self._outage = Outage(provider.name)
         self._core, self._provider, self._policy, self._launched = core, provider, policy, launched
         self._shutdown, self._dispatcher_cost = shutdown, dispatcher_cost
         self._settle_until = core.settle_until  # the whole window, even if the loop settles earlier
@@ -147,6 +146,7 @@ class HostController:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _tick(self) -> None:
+        await self._check_clock()
         await self._ask_for_slots()
         if self._policy.offers_due(time.monotonic()):
             await self._call(lambda: self._policy.read_offers(self._provider))
@@ -163,7 +163,8 @@ class HostController:
             if self.own is None and answers:
                 await self._call(lambda: self._dispatcher_cost.find(self._provider))
             if answers and self._dispatcher_cost.due(time.monotonic()):
-                await self._call(lambda: self._dispatcher_cost.refresh(self._provider, time.monotonic(), time.time()))
+                await self._call(lambda: self._dispatcher_cost.refresh(self._provider, time.monotonic(),
+                                                                       self._core.unix()))
             if self.stays:
                 await self._call(self._read_existing)
         except (SpotfleetError, OSError) as error:
@@ -187,14 +188,24 @@ class HostController:
                       if h.state is CloudState.PENDING and h.why}
 
     def _now(self, ledger: Ledger) -> float:
-        """Return the wall clock's time, and record when it was set forward: else all waits would be over at once. Only
-        a running process can detect that; the reconciler detects that a clock was set back."""
-        now = time.time()
-        forward_s = self._jumps.update(now, time.monotonic())
-        if forward_s > 0:
-            log.warning("the clock was set forward by %.0f s", forward_s)
+        """Return the time, and record where it was wrong so far: else all waits would be over at once, or last longer.
+        """
+        forward_s, now = self._core.fleet_clock.take_shift(), self._core.unix()
+        if forward_s:
+            log.warning("the time of the events so far was wrong by %.0f s", -forward_s)
             ledger.append(ClockSetBack(now, -forward_s))
         return now
+
+    async def _check_clock(self) -> None:
+        """Compare this machine's clock, by the cloud's and the hosts' where that is needed."""
+        clock, connections = self._core.fleet_clock, self._core.connections.values()
+        clock.update()
+        if clock.cloud_due(self._provider):
+            await self._call(lambda: clock.ask_cloud(self._provider))
+        clock.compare_hosts([(c.clock_at, c.report.clock) for c in connections if c.connected and c.report.clock],
+                            self._provider)
+        if clock.save_due:
+            await asyncio.to_thread(clock.save)
 
     @property
     def target(self) -> int:
@@ -232,12 +243,12 @@ class HostController:
                    if (s.connected or now - s.away_since < LAST_WORD_S) and (notice := s.notice(now))}
         if self._events is not None:
             notices = merge_notices(notices, self._events.notices(now))
-        settle_until = time.time() + max(0.0, self._settle_until - now)
+        settle_until = self._core.unix() + max(0.0, self._settle_until - now)
         return Observed(joined, notices, self._released, dict(self._core.drains), self._busy, settle_until)
 
     def _boot(self, host: str, offer: Offer) -> Boot:
-        boot, now = self._core.boot, time.time()
-        born_at = now - self._core.clock.age_s(time.monotonic())
+        boot, now = self._core.boot, self._core.unix()
+        born_at = now - self._core.clock.age_s(self._core.fleet_clock.passed())
         self._launched(host)
         boot_data = {"fleet": boot.fleet, "host": host, "provider": boot.spec.provider, "slots": offer.slots,
                 "dispatcher": self._core.url, "ca": boot.ca, "token": host_token(boot.fleet_secret, host),
@@ -261,10 +272,10 @@ class HostController:
             await self._give_up(len(left))
             return
         if journal.state.down is None and journal.full is None:  # a full disk must not keep machines billed
-            journal.note(FleetDown(time.time(), shutdown.why))
+            journal.note(FleetDown(self._core.unix(), shutdown.why))
             with suppress(DiskFull):
                 await journal.flush()
-        if self.stays or not shutdown.must_end(time.time()):
+        if self.stays or not shutdown.must_end(self._core.unix()):
             return
         if not shutdown.decision.archived and not await self._archive():
             return
@@ -286,7 +297,7 @@ class HostController:
 
     async def _give_up(self, hosts_left: int) -> None:
         """Stop at least our own bill when the cloud has not acted for long: raise PowerOff."""
-        shutdown, now = self._shutdown, time.time()
+        shutdown, now = self._shutdown, self._core.unix()
         assert shutdown.decision is not None
         if self.stays or not shutdown.must_end(now) or not lifetime.may_power_off(
                 self._core.boot.spec, shutdown.decision.at, hosts_left, now):
@@ -304,7 +315,7 @@ class HostController:
             await asyncio.to_thread(archive.write_folder, home, self._core.journal.ledger, target)
         except (OSError, SpotfleetError) as error:
             log.error("the archive cannot be written to %s: %s", target, error)
-            return time.time() - shutdown.decision.at >= FETCH_S
+            return self._core.unix() - shutdown.decision.at >= FETCH_S
         shutdown.mark_archived()
         return True
 

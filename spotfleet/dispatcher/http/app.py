@@ -11,9 +11,10 @@ import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from email.utils import formatdate
 from enum import Enum
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from spotfleet import errors
 from spotfleet.dispatcher.checkpoints.store import NoRoom, Outdated
@@ -98,7 +99,7 @@ def make_app(dispatcher: Dispatcher) -> web.Application:
     app = web.Application(client_max_size=JSON_BYTES, middlewares=[return_errors])
     app[CORE], app[JOBS], app[FLEET] = dispatcher.core, dispatcher.desk, dispatcher.fleet_desk
     app[RECEIVE] = dispatcher.receive
-    app.on_response_prepare.append(add_version)
+    app.on_response_prepare.extend((add_version, add_date))
     for route in ROUTES:
         app.router.add_route(route.method, route.path, guarded(route))
         if route.method == "GET" and route.path == "/v1/bundles/{sha256}":
@@ -159,6 +160,11 @@ def refuse_other_versions(request: web.Request, route: Route) -> None:
 async def add_version(request: web.Request, response: web.StreamResponse) -> None:
     if versions.HEADER in request.headers and caller_of(request) is not None:
         response.headers[versions.HEADER] = str(versions.own_version())
+
+
+async def add_date(request: web.Request, response: web.StreamResponse) -> None:
+    """Date the answer by the trusted time: clients count the bill of a living fleet up to it."""
+    response.headers[hdrs.DATE] = formatdate(request.app[CORE].unix(), usegmt=True)
 
 
 @web.middleware

@@ -94,7 +94,7 @@ async def launch(request: web.Request) -> web.Response:
     if not found.has_worker_on(host):
         raise web.HTTPForbidden(text=f"{host} holds no worker of {found.id}")
     return web.json_response(to_json(WorkerLaunch(found.id, found.spec, found.secrets,
-                                            time.time() - found.record.submitted_at)))
+                                            request.app[CORE].unix() - found.record.submitted_at)))
 
 
 async def log_workers(request: web.Request) -> web.Response:
@@ -109,7 +109,8 @@ async def get_logs(request: web.Request) -> web.Response:
     source = worker or whole(request, "rank")
     offset, deadline = whole(request, "offset"), time.monotonic() + min(number(request, "wait"), LONGEST_WAIT_S)
     while True:
-        complete = found.logs_complete(time.time())  # read before the log, so that a chunk in between is not missed
+        # read before the log, so that a chunk in between is not missed
+        complete = found.logs_complete(request.app[CORE].unix())
         piece = found.logs.read(source, offset)
         left_s = deadline - time.monotonic()
         if piece.data or complete or left_s <= 0:

@@ -5,8 +5,6 @@ A revocation is in the ledger before the request is answered, so it outlives thi
 
 from __future__ import annotations
 
-import time
-
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.hosts import AgentConnection
 from spotfleet.fleet.domain.events import TokenRevoked
@@ -40,7 +38,7 @@ async def revoke(core: Core, host: str, why: str) -> None:
     if known is None or known.role is not Role.WORKER:
         core.check_host(host)
     elif not known.revoked:
-        core.journal.note(TokenRevoked(time.time(), host, why))
+        core.journal.note(TokenRevoked(core.unix(), host, why))
         await core.journal.flush()
     disconnect_rejected(core)
     for job in core.jobs.values():

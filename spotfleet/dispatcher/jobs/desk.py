@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -70,7 +69,7 @@ class JobDesk:
         await asyncio.to_thread(self.bundles.refuse_incomplete, spec.bundle)
         self._check(spec, wait)
         space.refuse_if_full(self._core.home)
-        job = self.add(JobRecord(self.name_for(spec), self._policy.sized(spec), time.time()), secrets)
+        job = self.add(JobRecord(self.name_for(spec), self._policy.sized(spec), self._core.unix()), secrets)
         self._core.step_soon()
         return job.id
 
@@ -102,7 +101,7 @@ class JobDesk:
 
     def checkpoint_kept(self, job: ManagedJob, kept: Checkpoint) -> None:
         """Record that the dispatcher holds a whole checkpoint."""
-        event = CheckpointKept(time.time(), job.id, kept.version, kept.generation, kept.digest, kept.bytes)
+        event = CheckpointKept(self._core.unix(), job.id, kept.version, kept.generation, kept.digest, kept.bytes)
         self._core.journal.note(event)
         self._core.step_soon()
 

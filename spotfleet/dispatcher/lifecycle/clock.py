@@ -1,13 +1,11 @@
-"""Monotonic clock of the fleet, independent of changes of the wall clock. Pure: `unix` and `mono` (monotonic) seconds
-are arguments.
+"""Monotonic clock of the fleet, independent of changes of the wall clock. Pure: `unix` (the trusted time) and `mono`
+(`TrustedTime.passed`) seconds are arguments.
 
-The wall clock gives the times before the start of this process; afterwards only the monotonic clock counts. So a wall
+The trusted time gives the times before the start of this process; afterwards only the monotonic clock counts. So a wall
 clock that is set hours forward or back ends no fleet, and makes no host count as silent.
 """
 
 from __future__ import annotations
-
-JUMP_S = 30.0  # less is drift, or a busy machine
 
 
 class MonotonicClock:
@@ -26,16 +24,3 @@ class MonotonicClock:
         if working:
             self._idle_from = mono
         return mono - self._idle_from
-
-
-class ClockJumps:
-    """Detector of changes of the wall clock."""
-
-    def __init__(self) -> None:
-        self._offset: float | None = None
-
-    def update(self, unix: float, mono: float) -> float:
-        """Return by how many seconds the clock was set since the last call: above 0 forward, below 0 back."""
-        before, self._offset = self._offset, unix - mono
-        by_s = self._offset - before if before is not None else 0.0
-        return by_s if abs(by_s) >= JUMP_S else 0.0

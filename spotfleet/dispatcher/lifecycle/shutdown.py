@@ -46,9 +46,10 @@ class ShutdownDecision:
 class FleetShutdown:
     """State of the fleet's shutdown."""
 
-    def __init__(self, home: Path, keep_s: float = 0.0, wake: Callable[[], None] = lambda: None) -> None:
-        """`wake` is called at each request to end the fleet."""
-        self._path, self._keep_s, self._wake = home / "down.json", keep_s, wake
+    def __init__(self, home: Path, keep_s: float = 0.0, wake: Callable[[], None] = lambda: None,
+                 unix: Callable[[], float] = time.time) -> None:
+        """`wake` is called at each request to end the fleet; `unix` returns the time."""
+        self._path, self._keep_s, self._wake, self._unix = home / "down.json", keep_s, wake, unix
         self.decision: ShutdownDecision | None = None
         self.unsaved = False  # the disk was full; `save` tries again
         self._readers, self._read_at = 0, 0.0
@@ -83,7 +84,7 @@ class FleetShutdown:
         try:
             yield
         finally:
-            self._readers, self._read_at = self._readers - 1, time.time()
+            self._readers, self._read_at = self._readers - 1, self._unix()
 
     def must_end(self, unix: float) -> bool:
         """Return whether the dispatcher must end its own machine."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from spotfleet.dispatcher.checkpoints.ledger_restore import STAGE, Restored, found_before, machine_number, restore
+from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.domain.events import HistoryLost, TakenOver
@@ -31,8 +32,11 @@ MOUNT_S = 30.0
 T = TypeVar("T")
 
 
-async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
-    """Return the ledger to use. Waits for a provider that does not answer, unless the ledger was restored."""
+async def begin(boot: DispatcherBoot, home: Path, provider: Provider, clock: FleetClock) -> Ledger:
+    """Return the ledger to use, with `clock` begun.
+
+    Waits for a provider that does not answer, unless the ledger was restored.
+    """
     mark, path = home / "begun", home / "ledger.db"
     lost = await _when_there_is_room(lambda: _set_damaged_aside(mark, path))
     shutil.rmtree(home / STAGE, ignore_errors=True)  # left by a killed process; it may hold secrets
@@ -40,12 +44,13 @@ async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
     if not mark.exists():
         found = found_before(home) if path.exists() else await _restored(boot, home)
     ledger = await _when_there_is_room(lambda: Ledger(path))
+    clock.begin(ledger.state().clock)
     if lost is not None:
-        ledger.append(lost)
+        ledger.append(HistoryLost(clock.unix(), *lost))
     logged = ""
     while not mark.exists():
         try:
-            await asyncio.to_thread(_observe, boot, provider, ledger)
+            await asyncio.to_thread(_observe, boot, provider, ledger, clock)
         except (SpotfleetError, OSError) as error:
             if str(error) != logged:
                 log.warning("%s does not answer: %s", provider.name, error)
@@ -53,7 +58,7 @@ async def begin(boot: DispatcherBoot, home: Path, provider: Provider) -> Ledger:
             if not found.ledger:
                 await asyncio.sleep(AGAIN_S)
                 continue
-        await asyncio.to_thread(_record_takeover, boot, ledger, found)
+        await asyncio.to_thread(_record_takeover, boot, ledger, found, clock)
         mark.touch()
     return ledger
 
@@ -83,26 +88,29 @@ async def _when_there_is_room(work: Callable[[], T]) -> T:
         await asyncio.sleep(AGAIN_S)
 
 
-def _set_damaged_aside(mark: Path, path: Path) -> HistoryLost | None:
-    """Set a damaged ledger aside and start as on a new machine: there is no person here to repair it."""
+def _set_damaged_aside(mark: Path, path: Path) -> tuple[str, str] | None:
+    """Set a damaged ledger aside and start as on a new machine: there is no person here to repair it. Return its new
+    name, and why; None where it is not damaged."""
     found = problem(path) if path.exists() else None
     if found is None:
         return None
     mark.unlink(missing_ok=True)
     aside = set_aside(path)
     log.error("%s; it is kept as %s", found, aside.name)
-    return HistoryLost(time.time(), aside.name, str(found))
+    return aside.name, str(found)
 
 
-def _observe(boot: DispatcherBoot, provider: Provider, ledger: Ledger) -> None:
-    now = time.time()
+def _observe(boot: DispatcherBoot, provider: Provider, ledger: Ledger, clock: FleetClock) -> None:
+    if clock.cloud_due(provider):
+        clock.ask_cloud(provider)
+    now = clock.unix()
     workers = Wanted(boot.fleet, Role.WORKER, boot.spec.nodes.target, boot.spec.any_of)
     if ledger.state().created is None:  # once for each ledger: a fleet that is down is not created again
         reconcile.create(ledger, provider, boot.fleet, boot.spec.nodes, now)
     reconcile.record_listing(workers, ledger, provider, now)
 
 
-def _record_takeover(boot: DispatcherBoot, ledger: Ledger, found: Restored) -> None:
+def _record_takeover(boot: DispatcherBoot, ledger: Ledger, found: Restored, clock: FleetClock) -> None:
     hosts = [h for h in ledger.state().hosts if h.role is Role.WORKER]
     recorded = any(isinstance(e, TakenOver) and e.host == boot.host for _, e in ledger.events())
     unknown = found.troubles and machine_number(boot.host) > 0  # the target may hold all records of the last machine
@@ -118,4 +126,4 @@ def _record_takeover(boot: DispatcherBoot, ledger: Ledger, found: Restored) -> N
         parts.append("of hosts and jobs that had ended nothing is known")
     why = "; ".join(filter(None, [*parts, *found.troubles]))
     log.warning("taken over: %s", why)
-    ledger.append(TakenOver(time.time(), boot.host, found.ledger, why))
+    ledger.append(TakenOver(clock.unix(), boot.host, found.ledger, why))

@@ -39,7 +39,7 @@ class Takeover:
             self.adoption.open_until = self.event.at + ADOPT_S
             for job in core.jobs.values():
                 job.checkpoints.awaited = job.record.fence > 0  # set by `ledger_restore.py`
-            if time.time() < self.event.at + BEHIND_S:
+            if core.unix() < self.event.at + BEHIND_S:
                 self.adoption.behind = {j.id for j in core.jobs.values()
                                         if not j.state.ended and j.record.submitted_at < self.event.at}
 
@@ -59,7 +59,7 @@ class Takeover:
             return
         check(report)
         known = {name: job.record for name, job in self._core.jobs.items()}
-        self.adoption.receive(report, known, time.time(), settled=self._core.settled)
+        self.adoption.receive(report, known, self._core.unix(), settled=self._core.settled)
 
     # ---- before the dispatcher has settled
 
@@ -100,7 +100,7 @@ class Takeover:
 
     def _fail_lost_jobs(self) -> None:
         """Record as failed the ledger's live jobs that no host holds any more."""
-        if self.event is None or time.time() >= self.event.at + ADOPT_S:
+        if self.event is None or self._core.unix() >= self.event.at + ADOPT_S:
             return
         submitted: dict[str, bool] = {}
         for _, event in self._core.journal.after(0):
@@ -110,7 +110,7 @@ class Takeover:
                 submitted[event.job] = not event.state.ended
         lost = [name for name, live in submitted.items() if live and name not in self._core.jobs]
         why = "lost with the dispatcher's machine: no host holds it, and no copy of it is kept"
-        self._core.journal.note(*(JobChanged(time.time(), name, JobState.FAILED, why) for name in lost))
+        self._core.journal.note(*(JobChanged(self._core.unix(), name, JobState.FAILED, why) for name in lost))
 
     # ---- after the dispatcher has settled
 
@@ -157,10 +157,10 @@ class Takeover:
 
     def _found(self, hosts: Collection[str]) -> list[AdoptedJob]:
         reports = [s.report for s in self._core.connections.values()]
-        return self.adoption.found(self._core.jobs.keys(), hosts, reports, time.time())
+        return self.adoption.found(self._core.jobs.keys(), hosts, reports, self._core.unix())
 
     def _take(self, found: AdoptedJob) -> ManagedJob:
         record = with_hosts(found.record, found.hosts)
         job = self._desk.add(record, found.secrets)
-        self._core.journal.note(JobChanged(time.time(), job.id, record.state, record.why))
+        self._core.journal.note(JobChanged(self._core.unix(), job.id, record.state, record.why))
         return job

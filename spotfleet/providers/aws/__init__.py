@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class AwsProvider:
-    """AWS provider: Provider, ManagedResources, GroupLaunch, InterruptionEvents and OfferValidation.
+    """AWS provider: Provider, ManagedResources, CloudClock, GroupLaunch, InterruptionEvents and OfferValidation.
 
     Its only state is the access to AWS.
     """
@@ -68,6 +68,9 @@ class AwsProvider:
         from spotfleet.catalog import load
 
         return load().rates("aws", region)
+
+    def cloud_time(self) -> float:
+        return self.account.time()
 
     def offers(self, need: Need) -> list[Offer]:
         from spotfleet.providers.aws import offers

@@ -193,6 +193,18 @@ class Account:
 
         return self.cached("identity", IDENTITY_S, ask)
 
+    def time(self) -> float:
+        """Return AWS's time: the date of an answer, to the second. A refusal, as for a wrong clock, has one too."""
+        try:
+            found = _date(self.client("ec2").describe_vpcs(MaxResults=5))
+        except SpotfleetError as error:
+            found = _date(getattr(error.__cause__, "response", {}))
+            if found is None:
+                raise
+        if found is None:
+            raise SpotfleetError("aws: an answer without a date", hint="try again")
+        return found
+
     def cached(self, key: Hashable, seconds: float, make: Callable[[], T], *, failed_s: float = 0.0,
                stale_s: float = 0.0) -> T:
         """Return the result of `make` if at most `seconds` old. One thread makes it; others of the same key wait.
@@ -252,12 +264,13 @@ class Account:
 
     def refused(self, error: Any, where: str, action: str) -> SpotfleetError:
         """Convert botocore's ClientError. After refused credentials, the next call searches for new ones."""
-        fields, answer = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+        fields = error.response.get("Error", {})
         code, message = str(fields.get("Code", "")), str(fields.get("Message", ""))
         converted = errors.refusal(where, code, self._decoded(message, action), action, self.origin)
         if code in errors.CREDENTIALS and isinstance(converted, NeedsPerson):
             self._renew()
-            ahead_s = _ahead_s(answer.get("HTTPHeaders", {}).get("date", ""))
+            date = _date(error.response)
+            ahead_s = time.time() - date if date is not None else 0.0
             if abs(ahead_s) > SKEW_S:
                 return errors.skewed(where, ahead_s)
         return converted
@@ -345,12 +358,13 @@ class Account:
             raise self.connection_error(error, "aws") from error
 
 
-def _ahead_s(date: str) -> float:
-    """Return this clock's lead over the HTTP header `date`, in seconds; 0 without a date."""
+def _date(answer: Any) -> float | None:
+    """Return the date in the HTTP header of AWS's answer, Unix seconds; None without one."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
-        return time.time() - parsedate_to_datetime(date).timestamp()
+        return parsedate_to_datetime(date).timestamp()
     except (ValueError, TypeError):
-        return 0.0
+        return None
 
 
 @lru_cache(maxsize=64)

@@ -40,6 +40,9 @@ class LocalProvider:
     def rates(self, region: str) -> Rates:
         return from_json(Rates, self._link.call("rates"))
 
+    def cloud_time(self) -> float:
+        return from_json(float, self._link.call("time"))
+
     def offers(self, need: Need) -> list[Offer]:
         return from_json(list[Offer], self._link.call("offers", need=to_json(need)))
 

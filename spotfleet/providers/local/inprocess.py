@@ -63,6 +63,9 @@ class InProcessProvider:
     def rates(self, region: str) -> Rates:
         return self._call("rates", lambda _now: self.market.rates())
 
+    def cloud_time(self) -> float:
+        return self._call("cloud_time", lambda now: now)
+
     def offers(self, need: Need) -> list[Offer]:
         return self._call("offers", lambda now: self.market.offers(need, now))
 

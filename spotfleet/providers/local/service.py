@@ -171,6 +171,7 @@ def _market(method: str) -> Callable[..., Any]:
 
 CALLS: dict[str, Callable[..., Any]] = {
     "ping": lambda cloud: os.getpid(),
+    "time": lambda cloud: cloud.now(),
     "billing": lambda cloud: cloud.market.rules.billing,
     "rates": lambda cloud: cloud.market.rates(),
     "offers": lambda cloud, need: cloud.market.offers(from_json(Need, need), cloud.now()),

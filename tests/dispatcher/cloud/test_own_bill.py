@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -123,11 +124,12 @@ def test_a_dispatcher_counts_its_disk_and_its_address_also_between_two_counts(pl
 
         await stage.until("a count", counted)
         await policy._count_ledger()
-        at, micros = policy._counted
+        counted_at, micros = policy._counted
+        at = dispatcher.core.unix() - (time.monotonic() - counted_at)
         events = [e for _, e in dispatcher.core.journal.ledger.events()]
         assert micros == Meter([*events, *laptop.rows], at).micros()
         machines = (await stage.call("GET", "/v1/status"))[1]["burn_micros_h"]
         beside = 3 * (30 * RATES.disk_micros_gib_month / 730 + RATES.address_micros_h)
-        assert policy.spent(at + HOUR) - micros == pytest.approx(machines + beside, rel=0.01)
+        assert policy.spent(counted_at + HOUR) - micros == pytest.approx(machines + beside, rel=0.01)
 
     play(scene, spec(policy=PolicySpec(max_micros=10**9)))

@@ -108,6 +108,15 @@ def test_a_clock_that_is_off_is_told_by_how_much(cloud, aws):
     assert "timedatectl" in told.value.hint
 
 
+@pytest.mark.parametrize("skew_s", [0.0, 86_400.0, -86_400.0])
+def test_the_time_of_aws_comes_with_every_answer_and_every_refusal(cloud, aws, skew_s):
+    cloud.skew_s = skew_s
+    assert abs(aws().cloud_time() - (time.time() + skew_s)) < 60.0
+    cloud.skew_s = 0.0
+    cloud.deny("owner", {"ec2:DescribeVpcs"})
+    assert abs(aws().cloud_time() - time.time()) < 60.0
+
+
 def test_a_denied_action_is_named_with_who_may_not_and_where_permissions_are_listed(cloud, aws):
     cloud.deny("owner", {"ec2:DescribeSpotPriceHistory"})
     with pytest.raises(NeedsPerson, match="aws us-east-1: denied: ec2:DescribeSpotPriceHistory") as told:

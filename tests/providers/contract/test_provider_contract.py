@@ -9,7 +9,7 @@ import pytest
 
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import BillingRules, CloudHost, CloudState, Market, Need, Offer, Role
-from spotfleet.providers import DISPATCHER_TAG, Boot
+from spotfleet.providers import DISPATCHER_TAG, Boot, CloudClock
 from tests.support.contract.provider_worlds import World, request, until
 
 
@@ -32,6 +32,19 @@ def the_line(world: World, request_id: str = "f-1", fleet: str = "f") -> CloudHo
 def ended(world: World, request_id: str = "f-1") -> CloudHost:
     until(world, lambda: the_line(world, request_id).state is CloudState.TERMINATED)
     return the_line(world, request_id)
+
+
+# the time
+
+
+def test_a_cloud_with_a_clock_gives_the_time_by_which_it_bills(world: World):
+    provider = world.provider()
+    if not isinstance(provider, CloudClock):
+        pytest.skip("does not apply: this provider has no clock")
+    began_at = launched(world).runs[0].started_at
+    now = provider.cloud_time()
+    assert began_at - 2.0 <= now < began_at + 600.0
+    assert now <= world.provider().cloud_time() < now + 600.0
 
 
 # what is sold

@@ -40,6 +40,7 @@ from spotfleet.transport.boot import DispatcherBoot
 from tests.support.dispatcher.fake_workers import Script, World
 
 TICK_S = 0.02
+REAL = time.time  # also where a test has replaced it
 LIMIT_S = 30.0  # generous: the machine may be busy
 ADMIN = "admin-token"
 SECRET = "fleet-secret"
@@ -51,7 +52,7 @@ class Cloud(InProcessProvider):
     answers = True  # False: nobody answers, though the machines go on
 
     def __init__(self) -> None:
-        super().__init__(clock=time.time)
+        super().__init__(clock=REAL)
         self.lock = threading.RLock()
         self.machines: dict[str, LaunchRequest] = {}
 
@@ -96,6 +97,7 @@ class FakeAgent:
         self.orders: AgentOrders | None = None
         self.answers = 0
         self.connected = False
+        self.clock = REAL  # the machine's
         self.shut = False  # a test cut the machine's network
         self.changed = asyncio.Event()
         self.said: AgentReport | None = None
@@ -108,7 +110,8 @@ class FakeAgent:
         _, notice = self.cloud.look(self.host)
         states = tuple(self.world.workers[n].state() for n in self.workers if n in self.world.workers)
         return AgentReport(self.host, self.incarnation, self.address, self.boot["slots"], states, notice,
-                           held=() if self.holds_back else tuple(map(self._held, self.tell)), damaged=self.damaged)
+                           held=() if self.holds_back else tuple(map(self._held, self.tell)), damaged=self.damaged,
+                           clock=self.clock() if self.orders is not None and self.orders.clock else 0.0)
 
     def _held(self, job: str) -> HeldJob:
         orders = [w.order for n in self.workers if (w := self.world.workers.get(n)) and w.order.job == job]

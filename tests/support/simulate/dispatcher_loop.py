@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from spotfleet.dispatcher import policy as policy_module
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.lifecycle.clock import MonotonicClock
+from spotfleet.dispatcher.lifecycle.fleet_clock import BootMoment, FleetClock, MachineClocks
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.domain.actions import Drain, Observed, Wanted
 from spotfleet.fleet.domain.events import GenerationFormed, JobProgress, JobResumed, JobSubmitted
@@ -127,7 +128,9 @@ class Loop:
                               held=lambda: [(host, 0) for host in self.work.members])
         boot = SimpleNamespace(spec=spec, fleet="f", host="")
         clock = MonotonicClock(BEGAN, BEGAN, BEGAN, 0.0)
-        return Core(boot, Path("none"), Journal(), {JOB: job}, clock)  # type: ignore[arg-type]
+        clocks = MachineClocks(self.clock, self.clock, lambda: BootMoment("", self.clock()))
+        return Core(boot, Path("none"), Journal(), {JOB: job},  # type: ignore[arg-type]
+                    FleetClock(Path("none"), clocks), clock)  # type: ignore[arg-type]
 
     def run(self) -> Loop:
         for _ in range(self.history.length_s):
