@@ -359,6 +359,18 @@ class JobStatus:
 
 
 @dataclass(frozen=True)
+class EndedJob:
+    """A job that has ended, with the size of its files on the dispatcher's disk."""
+
+    job: str
+    name: str
+    state: str  # "unknown" where its record is damaged
+    ended_s: float  # since its end
+    bytes: int  # the size of all its files: logs, checkpoints, outputs
+    unfetched_bytes: int  # the size of its outputs that no `spotfleet outputs` has copied
+
+
+@dataclass(frozen=True)
 class PolicyStatus:
     """The policy's current decision, and its limits."""
 
@@ -390,3 +402,4 @@ class FleetStatus:
     ends_in_s: float | None = None  # by max_lifetime
     spent_micros: int | None = None  # since the fleet was made, dispatcher included; None: not counted yet
     policy: PolicyStatus | None = None  # None: no decision yet
+    past_jobs: int = 0  # ended jobs besides `jobs`: their files are on the dispatcher's disk

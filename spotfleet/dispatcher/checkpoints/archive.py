@@ -23,7 +23,7 @@ PIECE_BYTES = 1 << 18  # sent at once
 
 def members(home: Path) -> Iterator[tuple[str, Path]]:
     """Yield (name in the archive, file) for everything but the ledger, which needs a copy as others write to it."""
-    for job in sorted((home / "jobs").glob("*")):
+    for job in sorted([*(home / "jobs").glob("*"), *(home / "past").glob("*")], key=lambda folder: folder.name):
         for path in sorted((job / "logs").glob("*.log")):
             yield f"jobs/{job.name}/logs/{path.name}", path
         for name, path in outputs(job):

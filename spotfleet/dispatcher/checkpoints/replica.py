@@ -178,9 +178,18 @@ class Replica:
 
     # ---- to the target
 
+    def lacks(self, job: str, store: CheckpointStore) -> bool:
+        """Return whether a kept checkpoint is not at the target yet."""
+        return bool(store.kept) and self._copied.get(job) != store.kept
+
     def is_behind(self, job: str, store: CheckpointStore) -> bool:
-        due = time.monotonic() >= self._again_at.get(job, 0.0)
-        return due and bool(store.kept) and self._copied.get(job) != store.kept
+        return time.monotonic() >= self._again_at.get(job, 0.0) and self.lacks(job, store)
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Drop what is remembered of all jobs but these."""
+        known = set(jobs)
+        self._copied = {job: kept for job, kept in self._copied.items() if job in known}
+        self._again_at = {job: at for job, at in self._again_at.items() if job in known}
 
     async def copy(self, job: str, store: CheckpointStore) -> None:
         """Copy the kept checkpoints to the target; a failure is reported in `store.remark`, and tried again."""

@@ -79,6 +79,10 @@ class CheckpointStore:
         self.parts = Parts(folder)
         self._kept = self._load()
 
+    def relocate(self, folder: Path) -> None:
+        """Use `folder`, to which this one was renamed."""
+        self.folder, self.parts = folder, Parts(folder)
+
     @property
     def newest(self) -> Checkpoint | None:
         """The newest known checkpoint. Its file is read only when it is needed or has changed."""

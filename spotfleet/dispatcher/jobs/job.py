@@ -87,6 +87,15 @@ class ManagedJob:
     def state(self) -> JobState:
         return self.record.state
 
+    def relocate(self, folder: Path) -> None:
+        """Use `folder`, to which the job's was renamed."""
+        self.folder, self.logs.folder, self.outputs.folder = folder, folder / "logs", folder / "outputs"
+        self.checkpoints.relocate(folder / "checkpoints")
+
+    def outputs_fetched(self, began: float) -> None:
+        """Record a download of all outputs that began at `began`, Unix."""
+        self._write(fetched_at=began)
+
     # ---- queries
 
     def has_worker_on(self, host: str) -> bool:

@@ -326,6 +326,16 @@ class CheckpointKept:
 
 
 @dataclass(frozen=True)
+class JobsPruned:
+    """A person had the files of ended jobs removed from the dispatcher's disk. Their events, and cost, stay here."""
+
+    at: float
+    jobs: tuple[str, ...]
+    bytes: int
+    unfetched: tuple[str, ...] = ()  # those with outputs that had not been copied
+
+
+@dataclass(frozen=True)
 class TakenOver:
     """A new dispatcher machine continues a fleet whose last dispatcher is gone with its disk."""
 
@@ -401,7 +411,8 @@ JobEvent = (  # each has the field `job`
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent
     | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | RatesStamped
-    | PolicyDecided | PolicyChanged | BudgetReached | JobEvent | TakenOver | TargetChanged | HistoryLost | FleetDown
+    | PolicyDecided | PolicyChanged | BudgetReached | JobEvent | JobsPruned | TakenOver | TargetChanged | HistoryLost
+    | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 
