@@ -40,6 +40,7 @@ from spotfleet.fleet.domain.events import (
     JobSubmitted,
     LaunchIntended,
     LaunchRefused,
+    LogsCut,
     NodesChanged,
     PolicyChanged,
     PolicyDecided,
@@ -244,6 +245,9 @@ def _of_job(event: Event) -> str:
             return f"checkpoint of step {event.version} kept{at}: {_size(event.bytes)}, sha256 {event.digest[:12]}"
         case SetupFailed():
             return f"on {event.host}, try {event.tries}: {event.why.partition(chr(10))[0]}"
+        case LogsCut():
+            return (f"the oldest output of {event.source} is removed from now on: the logs of a job may take "
+                    f"{_size(event.limit_bytes)}")
         case CheckpointLost():
             return f"checkpoint of step {event.version} is set aside: {event.why}"
         case CheckpointInTime():

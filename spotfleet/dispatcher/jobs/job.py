@@ -191,7 +191,8 @@ class ManagedJob:
             self.workers.forget(lambda _: False)
             return []
         self.history = restart.progressed(self.history, self.workers.version())
-        events = self.checkpoints.take_news(self.id, context.unix) + self._classify_exits(context)
+        events = [*self.checkpoints.take_news(self.id, context.unix), *self.logs.take_news(self.id, context.unix),
+                  *self._classify_exits(context)]
         if not self.state.ended:
             events += self._react_to_divergence(context) or self._advance(context)
         return events

@@ -315,6 +315,16 @@ class SetupFailed:
 
 
 @dataclass(frozen=True)
+class LogsCut:
+    """The oldest output of a job was removed, as its logs take more than `limit_bytes`. Once for each source."""
+
+    at: float
+    job: str
+    source: str  # the host or "rank-N" whose output it was
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
 class CheckpointKept:
     at: float
     job: str
@@ -406,7 +416,7 @@ class FleetDown:
 
 JobEvent = (  # each has the field `job`
     JobSubmitted | JobChanged | GenerationFormed | JobResized | JobResumed | JobProgress | StepExplained | SetupFailed
-    | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan | RanksDiverged
+    | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan | RanksDiverged | LogsCut
 )
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent
