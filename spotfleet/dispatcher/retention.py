@@ -27,7 +27,7 @@ from spotfleet.fleet.domain.events import JobsPruned
 from spotfleet.protocol.messages import EndedJob
 
 log = logging.getLogger(__name__)
-KEPT = 1000  # ended jobs in memory
+KEPT = 300  # ended jobs in memory; each step of the loop and each `status` passes over them
 REST_S = 60.0  # the last output of a job's workers may arrive for some time after its end
 AT_ONCE = 20  # jobs that leave memory in one step of the loop, which must stay short
 CACHED = 16  # jobs of `past` that requests named last

@@ -91,6 +91,7 @@ class WorkerReport:
     wanted: int = 0  # world size that the job's resize policy requests now; 0: no request
     resize: str = ""  # effect of the resize policy at the newest change, in one line for people
     damaged: Checkpoint | None = None  # a checkpoint at a `url` that this worker could not use
+    damaged_why: str = ""  # the object of `damaged` that is missing or changed
     fetched: int = 0  # bytes received so far of the checkpoint that it is to restore
     waits: bool = False  # in a collective, for its peers; False: in the user's code, or long without a sign of life
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`

@@ -64,6 +64,7 @@ class TargetFolder:
 
     def __init__(self, durable: FolderStore, target: str, job: str) -> None:
         self._durable, self._target, self._job = durable, target, job
+        self.wrong = ""  # name of the file with another digest that ended the last `fetch`
 
     def whole(self) -> list[Checkpoint]:
         """Return the checkpoints with a record, oldest first."""
@@ -123,9 +124,10 @@ class TargetFolder:
         whole = hashlib.sha256()
         try:
             with part.open("wb") as out:
-                right = bool(sources) and all(_copy(source, out, whole, moved) for source in sources)
+                wrong = next((s for s in sources if not _copy(s, out, whole, moved)), None)
                 size = out.tell()
-            if not right:
+            self.wrong = "" if wrong is None else str(Path(wrong.path).relative_to(self._durable.folder))
+            if wrong is not None or not sources:
                 return None
             part.replace(file)
             return replace(checkpoint, digest=whole.hexdigest(), bytes=size, parts=1)
@@ -250,7 +252,7 @@ class Replica:
                 store.add(found)
                 log.info("%s: checkpoint %s is back from %s", job, checkpoint.version, self._target)
                 return True
-        store.lose(checkpoint, f"its copy at {self._target} has another digest")
+        store.lose(checkpoint, f"its copy at {self._target}, {folder.wrong}, has another digest")
         with contextlib.suppress(OSError):  # if it stays, it is found and rejected again
             await self._within(LOOK_LIMIT_S, lambda: folder.drop(checkpoint))
         return False
