@@ -24,7 +24,7 @@ from spotfleet.errors import DispatcherUnreachable, SpotfleetError, UsageError
 from spotfleet.fleet.cost.groups import FleetLedgers
 from spotfleet.fleet.cost.meter import CostReport
 from spotfleet.model import FleetSpec, Role
-from spotfleet.protocol.messages import FleetStatus, HostStatus
+from spotfleet.protocol.messages import EndedJob, FleetStatus, HostStatus
 from spotfleet.transport.client import DispatcherClient
 
 UP_TIMEOUT_S = 600.0
@@ -127,7 +127,16 @@ class Fleet:
         """
         return take_down(self._folder(), progress, discard=discard, why="asked by `down`")
 
+    def prune(self, jobs: Sequence[str]) -> list[str]:
+        """Remove logs, checkpoints and outputs of these ended jobs from the dispatcher's disk; return the jobs whose
+        files were removed. Their events and cost stay. Running jobs, and the newest that has ended, are left alone."""
+        return self._client().prune(jobs)
+
     # --- reading
+
+    def ended_jobs(self, keep: int = 1) -> list[EndedJob]:
+        """Return the jobs that `prune` may remove, oldest first, without the newest `keep`."""
+        return list(self._client().ended_jobs(keep))
 
     def status(self) -> FleetStatus:
         """Return the present status; after the fleet's end, the one from its archive. Raises DispatcherUnreachable

@@ -219,8 +219,20 @@ def hosts(fleet: Name = "", output: Format = Output.TABLE) -> None:
 
 
 @app.command()
-def jobs(fleet: Name = "", output: Format = Output.TABLE) -> None:
-    """List the jobs of the fleet."""
+def jobs(
+    fleet: Name = "",
+    prune: Annotated[bool, typer.Option("--prune", help="Remove logs, checkpoints and outputs of jobs that have ended "
+                                                        "from the dispatcher's disk.")] = False,
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1,
+                                      help="With --prune: leave the newest N that have ended.")] = 100,
+    yes: Yes = False, output: Format = Output.TABLE,
+) -> None:
+    """List the jobs of the fleet, or remove the files of old ones.
+
+    --prune first shows what it will remove, and which outputs were never copied. Events and cost of all jobs stay.
+    """
+    if prune:
+        return call("write", "prune", fleet, keep=keep, yes=yes, as_json=output is Output.JSON)
     call("read", "jobs", fleet, as_json=output is Output.JSON)
 
 

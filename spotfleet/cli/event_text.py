@@ -36,9 +36,11 @@ from spotfleet.fleet.domain.events import (
     JobProgress,
     JobResized,
     JobResumed,
+    JobsPruned,
     JobSubmitted,
     LaunchIntended,
     LaunchRefused,
+    LogsCut,
     NodesChanged,
     PolicyChanged,
     PolicyDecided,
@@ -59,6 +61,7 @@ from spotfleet.words import clock, counted, dollars
 
 ROUTINE = ("PriceChanged", "RatesStamped", "JobProgress")  # come every few seconds, for the bill; shown with --all
 PREEMPTED = {"drained": "preempted (drained in time)", "not": "preempted (not drained in time)"}  # "not drained ..."
+FEW = 5  # names in a line
 WIDTH = 10  # width of a line's subject, so that most lines are aligned
 SCOPES = {"pool": "", "type": " (in every zone)", "region": " (in the whole region)", "account": " (to the account)"}
 
@@ -100,6 +103,8 @@ def _subject(event: Event) -> str:
             return "records"
         case TargetChanged():
             return "target"
+        case JobsPruned():
+            return "jobs"
         case PriceChanged() | RatesStamped():
             return "price"
         case PolicyDecided() | PolicyChanged():
@@ -127,6 +132,9 @@ def _sentence(event: Event, at_laptop: bool) -> str:
             return f"is taken over by {event.host}: {event.why}"
         case TargetChanged():
             return f"{event.target}: {event.why}" if event.why else f"{event.target} can be written to again"
+        case JobsPruned():
+            lost = f"; the outputs of {_few(event.unfetched)} had not been copied" if event.unfetched else ""
+            return f"the files of {_few(event.jobs)} are removed, {_size(event.bytes)}: `jobs --prune`{lost}"
         case ClockSetBack():
             way = "back" if event.by_s > 0 else "forward"
             return f"is set {way} by {span(abs(event.by_s))}; all that waits goes on by the new time"
@@ -237,6 +245,9 @@ def _of_job(event: Event) -> str:
             return f"checkpoint of step {event.version} kept{at}: {_size(event.bytes)}, sha256 {event.digest[:12]}"
         case SetupFailed():
             return f"on {event.host}, try {event.tries}: {event.why.partition(chr(10))[0]}"
+        case LogsCut():
+            return (f"the oldest output of {event.source} is removed from now on: the logs of a job may take "
+                    f"{_size(event.limit_bytes)}")
         case CheckpointLost():
             return f"checkpoint of step {event.version} is set aside: {event.why}"
         case CheckpointInTime():
@@ -271,6 +282,11 @@ def _billed(runs: Sequence[Run]) -> str:
     """Format the billed time of all runs: "after 1m32s"."""
     seconds = sum(run.ended_at - run.started_at for run in runs if run.ended_at is not None)
     return f"after {span(seconds)}" + (" (interrupted)" if runs and runs[-1].taken else "")
+
+
+def _few(names: Sequence[str]) -> str:
+    """Format "a-1, a-2 and 31 others"."""
+    return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW - 1])} and {len(names) - FEW + 1} others"
 
 
 def _size(count: int) -> str:

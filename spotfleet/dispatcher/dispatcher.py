@@ -37,6 +37,7 @@ from spotfleet.dispatcher.lifecycle.health import HealthRemarks
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.recovery.takeover import Takeover
+from spotfleet.dispatcher.retention import Retention
 from spotfleet.dispatcher.signal import wait_set
 from spotfleet.fleet.planner.retention import keep_s
 from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate
@@ -68,12 +69,14 @@ class Dispatcher:
         self.machines = HostController(core, provider, calls, self.shutdown, self.dispatcher_cost,
                                        self.endpoint_tagger.launched)
         bundles = BundleStore(home)
-        self.desk = JobDesk(core, names, bundles, policy, self.shutdown, lambda: self.machines.waits)
         replica = Replica(boot) if boot.spec.checkpoint.folder else None
+        self.retention = Retention(core, lambda folder: load_job(boot, folder, names),
+                                   lambda job: replica is not None and replica.lacks(job.id, job.checkpoints))
+        self.desk = JobDesk(core, names, bundles, policy, self.shutdown, self.retention, lambda: self.machines.waits)
         self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)
         self.takeover, self.backup = Takeover(core, self.desk), Backup(core, bundles)
         self._order_sender, self._health = OrderSender(core, self.takeover), HealthRemarks(core, self.machines.stays)
-        self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self._remarks)
+        self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self.retention, self._remarks)
 
     def _remarks(self) -> list[str]:
         """Return further remarks for users."""
@@ -133,6 +136,8 @@ class Dispatcher:
         disconnect_rejected(core)
         self._order_sender.send()
         self.machines.note_workers(views)
+        if not self.shutdown.why:
+            self.retention.step(unix)
 
     def _needs(self, live: list[ManagedJob], views: dict[str, HostView],
                now: float) -> tuple[list[JobNeed], list[HostRoom]]:

@@ -11,6 +11,7 @@ from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.policy import PolicyController
+from spotfleet.dispatcher.retention import Retention
 from spotfleet.dispatcher.status import StatusInput, fleet_status
 from spotfleet.fleet.domain.events import NodesChanged
 from spotfleet.model import Nodes, PolicySpec
@@ -21,10 +22,10 @@ class FleetDesk:
     """Handlers of requests about the fleet."""
 
     def __init__(self, core: Core, machines: HostController, policy: PolicyController, shutdown: FleetShutdown,
-                 remarks: Callable[[], list[str]]) -> None:
+                 retention: Retention, remarks: Callable[[], list[str]]) -> None:
         """`remarks` returns further remarks for users."""
         self._core, self._machines, self._policy, self._remarks = core, machines, policy, remarks
-        self.shutdown = shutdown
+        self.shutdown, self._retention = shutdown, retention
 
     async def set_nodes(self, nodes: Nodes) -> None:
         if nodes != self._core.nodes:
@@ -62,4 +63,4 @@ class FleetDesk:
                              host_jobs, jobs, self.shutdown.why, machines.why, self._remarks(),
                              core.boot.spec.max_lifetime_s, machines.target)
         return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, policy=self._policy.status(unix),
-                       spent_micros=self._policy.spent(time.monotonic()))
+                       spent_micros=self._policy.spent(time.monotonic()), past_jobs=self._retention.count)

@@ -91,6 +91,7 @@ class WorkerReport:
     wanted: int = 0  # world size that the job's resize policy requests now; 0: no request
     resize: str = ""  # effect of the resize policy at the newest change, in one line for people
     damaged: Checkpoint | None = None  # a checkpoint at a `url` that this worker could not use
+    damaged_why: str = ""  # the object of `damaged` that is missing or changed
     fetched: int = 0  # bytes received so far of the checkpoint that it is to restore
     waits: bool = False  # in a collective, for its peers; False: in the user's code, or long without a sign of life
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`
@@ -361,6 +362,18 @@ class JobStatus:
 
 
 @dataclass(frozen=True)
+class EndedJob:
+    """A job that has ended, with the size of its files on the dispatcher's disk."""
+
+    job: str
+    name: str
+    state: str  # "unknown" where its record is damaged
+    ended_s: float  # since its end
+    bytes: int  # the size of all its files: logs, checkpoints, outputs
+    unfetched_bytes: int  # the size of its outputs that no `spotfleet outputs` has copied
+
+
+@dataclass(frozen=True)
 class PolicyStatus:
     """The policy's current decision, and its limits."""
 
@@ -392,3 +405,4 @@ class FleetStatus:
     ends_in_s: float | None = None  # by max_lifetime
     spent_micros: int | None = None  # since the fleet was made, dispatcher included; None: not counted yet
     policy: PolicyStatus | None = None  # None: no decision yet
+    past_jobs: int = 0  # ended jobs besides `jobs`: their files are on the dispatcher's disk

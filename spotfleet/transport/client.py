@@ -27,7 +27,7 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.errors import DispatcherUnreachable, NeedsPerson, SpotfleetError, UsageError
 from spotfleet.model import JobSpec, Nodes, PolicySpec, Role
 from spotfleet.protocol import versions
-from spotfleet.protocol.messages import FleetStatus, JobStatus
+from spotfleet.protocol.messages import EndedJob, FleetStatus, JobStatus
 from spotfleet.transport.certs import client_context, validity
 
 TIMEOUT_S = 30.0  # for one answer, in addition to the wait of a long poll
@@ -35,6 +35,7 @@ CONNECT_S = 5.0  # for the handshake
 PAUSE_S = 0.3  # between two tries
 CHUNK = 1 << 20
 DIGESTS_PER_REQUEST = 5000  # a request may have 4 MiB
+JOBS_PER_REQUEST = 200  # each removes files for some time
 DOWNLOADS = 5  # starts of a transfer that breaks off, in all
 RESTARTING = (502, 503)  # statuses of a dispatcher that is up but not ready
 WRONG_TIME = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or has expired
@@ -177,6 +178,22 @@ class DispatcherClient:
     def jobs(self) -> list[JobStatus]:
         found = self._json("GET", "/v1/jobs")
         return [from_json(JobStatus, j) for j in (found["jobs"] if isinstance(found, dict) else found)]
+
+    def ended_jobs(self, keep: int) -> Iterator[EndedJob]:
+        """Yield the ended jobs with the sizes of their files, oldest first, without the newest `keep`."""
+        after, more = "", True
+        while more:
+            found = self._json("GET", f"/v1/ended?{urlencode({'keep': keep, 'after': after})}")
+            rows, more = [from_json(EndedJob, row) for row in found["jobs"]], found["more"]
+            yield from rows
+            after = rows[-1].job if rows else after
+
+    def prune(self, jobs: Sequence[str]) -> list[str]:
+        """Remove the files of these ended jobs; return the jobs whose files were removed."""
+        pruned: list[str] = []
+        for start in range(0, len(jobs), JOBS_PER_REQUEST):
+            pruned += self._json("POST", "/v1/prune", {"jobs": list(jobs[start:start + JOBS_PER_REQUEST])})["pruned"]
+        return pruned
 
     def job(self, job: str) -> JobStatus:
         return from_json(JobStatus, self._json("GET", f"/v1/jobs/{quote(job, safe='')}"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spotfleet.dispatcher.jobs.restart import (
     HOSTS_LIMIT,
     Cause,
@@ -44,6 +46,11 @@ def test_three_hosts_in_a_row_fail_the_job_and_progress_between_them_forgives():
         assert verdict is None
         history, verdict = ended(history, failure(f"h-{n}"), frozenset())
     assert verdict == JobFailure("3 hosts in a row had no room on their disks", FULL)
+    damaged = [replace(failure(f"h-{n}"), error="checkpoint 20 arrived damaged here 6 times") for n in range(3)]
+    history = History()
+    for end in damaged:
+        history, verdict = ended(history, end, frozenset())
+    assert verdict is not None and verdict.why.startswith("3 hosts in a row received a damaged checkpoint")
     forgiven, _ = ended(History(), failure("h-0"), frozenset())
     forgiven, _ = ended(forgiven, failure("h-1"), frozenset())
     assert ended(progressed(forgiven, 1), failure("h-2"), frozenset())[1] is None

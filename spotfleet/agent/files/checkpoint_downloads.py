@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
+
 from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, RETRYABLE, Transfers
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.protocol.messages import Checkpoint, DamagedCheckpoint, WorkerOrders
@@ -17,7 +19,9 @@ from spotfleet.retry import Backoff
 
 log = logging.getLogger("spotfleet.agent")
 
-TRIES = 3  # with a wrong digest, before it is reported to the dispatcher
+TRIES = 3  # with a wrong digest, or broken off in a row, before it is reported to the dispatcher
+HOST_TRIES = 6  # with a wrong digest while the orders name the same file: the dispatcher has found its own whole
+SPOILT = 3  # times that a file which came whole was changed or removed here, before this host is blamed
 FULL_S = 20.0  # wait for a full disk, before the workers are ended and this host is blamed
 AGAIN_S = 30.0  # period after TRIES, while the orders name the same file: the dispatcher may have recovered it
 
@@ -28,22 +32,24 @@ class CheckpointDownloads:
     """Downloads of one file per job, shared by the job's workers on this host.
 
         wanted --fetch, again with backoff--> here       ended by a newer `restore`, or by none
-           ^ |-- no room on this host for FULL_S: `no_room` ends the job's workers here, and another host is tried
-           | '-- TRIES times another digest: `damaged` until another file is wanted; fetched each AGAIN_S
-           '---- the file here was changed or removed: a worker found it damaged
+           ^ |-- no room on this host for FULL_S: `blame` ends the job's workers here, and another host is tried
+           | '-- TRIES times another digest, or broken off: `damaged` until another file is wanted; fetched each
+           |     AGAIN_S. HOST_TRIES times another digest: `blame`, as with no room
+           '---- the file here was changed or removed: a worker found it damaged. SPOILT times: `blame`
     """
 
     def __init__(self, transfers: Transfers, folder: Callable[[str], Path], changed: Callable[[], None],
-                 no_room: Callable[[str, str], None]) -> None:
-        """`no_room`: called with the job and the reason when this host has no room for the checkpoint."""
+                 blame: Callable[[str, str], None]) -> None:
+        """`blame`: called with the job and the reason when this host cannot hold the checkpoint: another one may."""
         self._transfers = transfers
         self._folder = folder
-        self._changed, self._no_room = changed, no_room
+        self._changed, self._blame = changed, blame
         self._fetching: dict[str, tuple[Checkpoint, asyncio.Task[None]]] = {}
         self._here: dict[str, tuple[Checkpoint, Path, FileState]] = {}
         self._damaged: dict[str, DamagedCheckpoint] = {}
         self._received: dict[str, int] = {}  # bytes received of the current download
         self._full: dict[str, str] = {}
+        self._spoilt: dict[str, tuple[Checkpoint, int]] = {}  # the newest file that was changed here, and how often
 
     def why(self, job: str) -> str:
         wanted = self._fetching.get(job)
@@ -70,12 +76,22 @@ class CheckpointDownloads:
         held = self._here.get(job)
         if held and _same(held[0], wanted) and _file_state(held[1]) == held[2]:
             return replace(orders, restore=replace(wanted, path=str(held[1])))
+        if held and _same(held[0], wanted):
+            del self._here[job]
+            self._count_spoilt(job, wanted)
         self._fetch(job, wanted)
         return replace(orders, restore=None, assignment=delivered.assignment)
 
     def forget(self, job: str) -> None:
         """Drop the job's download: no worker of it is here any more."""
         self._drop(job)
+
+    def _count_spoilt(self, job: str, wanted: Checkpoint) -> None:
+        before, times = self._spoilt.get(job, (wanted, 0))
+        self._spoilt[job] = wanted, times = wanted, 1 + (times if _same(before, wanted) else 0)
+        if times >= SPOILT:
+            self._blame(job, f"checkpoint {wanted.version} arrived damaged here: it came whole {times} times, and its "
+                             "file was changed on this host's disk each time")
 
     def _drop(self, job: str) -> None:
         self._damaged.pop(job, None)
@@ -94,7 +110,7 @@ class CheckpointDownloads:
     async def _download(self, job: str, wanted: Checkpoint) -> None:
         folder = self._folder(job) / "restore"
         target = folder / f"{wanted.version}-{wanted.digest[:16]}.pt"
-        backoff, wrong, full_since, here = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S), 0, 0.0, 0
+        backoff, wrong, broken, full_since, here = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S), 0, 0, 0.0, 0
 
         def on_bytes(size: int) -> None:
             nonlocal here
@@ -110,21 +126,25 @@ class CheckpointDownloads:
                 break
             except RETRYABLE as error:
                 log.warning("checkpoint %s of %s: %s; trying again", wanted.version, job, error)
+                broken = broken + 1 if isinstance(error, aiohttp.ClientPayloadError) else 0
             except DiskFull as error:  # the checkpoint is not to blame
                 log.warning("checkpoint %s of %s: %s; trying again", wanted.version, job, error)
                 full_since = full_since if job in self._full else time.monotonic()
                 self._full[job] = str(error)
                 if time.monotonic() - full_since >= FULL_S:
-                    self._no_room(job, f"checkpoint {wanted.version} finds no room here: {error}")
+                    self._blame(job, f"checkpoint {wanted.version} finds no room here: {error}")
                     full_since = time.monotonic()
             except SpotfleetError as error:
                 wrong += 1
                 log.warning("checkpoint %s of %s: %s; that was try %d", wanted.version, job, error, wrong)
-            if wrong == TRIES:
+            if wrong == HOST_TRIES:
+                self._blame(job, f"checkpoint {wanted.version} arrived damaged here {wrong} times, and the "
+                                 "dispatcher's file is whole")
+            if TRIES in (wrong, broken):  # a file that breaks off at each try cannot be read there
                 self._damaged[job] = DamagedCheckpoint(job, wanted.version, wanted.digest)
                 self._changed()
             pause_s = backoff.next_s()
-            await asyncio.sleep(AGAIN_S if wrong >= TRIES else pause_s)
+            await asyncio.sleep(AGAIN_S if max(wrong, broken) >= TRIES else pause_s)
         older = self._here.get(job)
         self._here[job] = (wanted, target, state or (0, 0))
         self._fetching.pop(job, None)

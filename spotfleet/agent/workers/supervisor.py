@@ -28,7 +28,7 @@ class Workers:
         self._listed: set[str] = set()
         self._past: dict[str, WorkerState] = {}
         self._delivered: dict[str, WorkerOrders] = {}
-        self._restores = CheckpointDownloads(host.transfers, host.bundles.folder, self._push_all, self._blame_full_disk)
+        self._restores = CheckpointDownloads(host.transfers, host.bundles.folder, self._push_all, self._blame_host)
         self._push: Callable[[str], None] = lambda worker: None
         self._closing = self._halted = False
         self._saving = False
@@ -183,8 +183,8 @@ class Workers:
             self._restores.forget(worker.order.job)
         self._host.changed()
 
-    def _blame_full_disk(self, job: str, why: str) -> None:
-        """Blame this host for a full disk in its workers of `job`: another host may have room."""
+    def _blame_host(self, job: str, why: str) -> None:
+        """Blame this host's disk in its workers of `job`: another host may have room, or a disk that keeps data."""
         for worker in self._actual.values():
             if worker.order.job == job:
                 worker.blame_host(why)

@@ -113,13 +113,17 @@ def hosts(name: str, *, as_json: bool) -> None:
 
 def jobs(name: str, *, as_json: bool) -> None:
     fleet = Fleet(name)
-    found = _status(fleet).jobs
+    now = _status(fleet)
+    found = now.jobs
     if as_json:
         emit(found)
     elif found:
         print(render.jobs(found))
     else:
         print_message(f"fleet {fleet.name} has had no job")
+    if now.past_jobs:
+        print_message(f"{counted(now.past_jobs, 'older job')} not listed: `logs` and `outputs` still find them by "
+                      "name, `spotfleet jobs --prune` removes their files")
 
 
 def events(name: str, *, watch: bool, as_json: bool, everything: bool) -> None:

@@ -1,4 +1,4 @@
-"""Commands that change something: up, train, cancel, drain, chaos, revoke, down."""
+"""Commands that change something: up, train, cancel, prune, drain, chaos, revoke, down."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from spotfleet.api.lifecycle.down import DownResult
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
 from spotfleet.cli import render
 from spotfleet.cli.commands.follow import print_progress
-from spotfleet.cli.console import confirm, next_command, print_message, print_step
+from spotfleet.cli.console import confirm, next_command, print_message, print_step, told_if_slow
 from spotfleet.cli.options import Interrupted
-from spotfleet.cli.tables import columns
+from spotfleet.cli.tables import columns, table
 from spotfleet.codec import to_json
 from spotfleet.config import document, values
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, JobState, Role
-from spotfleet.protocol.messages import JobStatus
-from spotfleet.words import are, counted, dollars
+from spotfleet.protocol.messages import EndedJob, JobStatus
+from spotfleet.words import are, counted, dollars, size
 
+SHOWN_JOBS = 20  # rows of the oldest jobs; those with outputs that were never copied are all shown
 SHOWN_BYTES = 1 << 16  # end of the output that is kept, so that a traceback is not printed twice
 
 
@@ -258,6 +259,47 @@ def worker_host(fleet: Fleet, text: str) -> str:
             raise SpotfleetError(f"{host.host} is the dispatcher's machine, which stays as long as the fleet",
                                  hint=f"of fleet '{fleet.name}' you can take away {', '.join(h.host for h in workers)}")
     raise SpotfleetError(f"fleet '{fleet.name}' has no host '{text}'", hint=hint)
+
+
+def prune(name: str, *, keep: int, yes: bool, as_json: bool) -> None:
+    fleet = Fleet(name)
+    with told_if_slow(f"counting the files of ended jobs of fleet {fleet.name} ..."):
+        found = fleet.ended_jobs(keep)
+    if not found:
+        if as_json:
+            print("[]")
+        print_message(f"nothing to remove: fleet {fleet.name} keeps the newest {counted(keep, 'job')} that "
+                      f"{'have' if keep > 1 else 'has'} ended; --keep N keeps fewer")
+        return
+    if as_json:
+        print(json.dumps(to_json(found), indent=1))
+    else:
+        _show_ended(found)
+    unfetched = [job for job in found if job.unfetched_bytes]
+    print_message(f"the files of {counted(len(found), 'job')} will be removed from the dispatcher's disk, "
+                  f"{size(sum(job.bytes for job in found))}: logs, checkpoints, outputs")
+    if unfetched:
+        lost = size(sum(job.unfetched_bytes for job in unfetched))
+        print_message(f"outputs of {counted(len(unfetched), 'job')} were never copied and will be lost, {lost}: "
+                      f"`spotfleet outputs {unfetched[0].job}` copies them")
+    if not confirm("Remove them?", yes):
+        raise typer.Exit(1)
+    pruned = fleet.prune([job.job for job in found])
+    left = len(found) - len(pruned)
+    print_message(f"removed: the files of {counted(len(pruned), 'job')}"
+                  + (f"; {counted(left, 'job')} stayed, as something of them is still on its way" if left else ""))
+    next_command(f"spotfleet jobs {fleet.name}", f"spotfleet cost {fleet.name} --by job")
+
+
+def _show_ended(found: Sequence[EndedJob]) -> None:
+    oldest = found[:SHOWN_JOBS]
+    shown = [*oldest, *(job for job in found[SHOWN_JOBS:] if job.unfetched_bytes)]
+    print(table(["job", "name", "state", "ended", "files", "outputs never copied"],
+                [(job.job, job.name, job.state, f"{render.span(job.ended_s)} ago" if job.state != "unknown" else "-",
+                  size(job.bytes), size(job.unfetched_bytes) if job.unfetched_bytes else "-") for job in shown],
+                right=["files", "outputs never copied"], drop=["name", "state"]))
+    if len(shown) < len(found):
+        print_message(f"and {counted(len(found) - len(shown), 'newer job')} whose outputs were copied or are none")
 
 
 def revoke(name: str, host: str, *, why: str, yes: bool) -> None:

@@ -9,10 +9,13 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+from spotfleet.dispatcher.disk.logs import whole_logs
 from spotfleet.dispatcher.disk.records import age, digest_of, read_record
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import DiskFull
@@ -21,16 +24,59 @@ from spotfleet.fleet.ledger import Ledger
 PIECE_BYTES = 1 << 18  # sent at once
 
 
-def members(home: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (name in the archive, file) for everything but the ledger, which needs a copy as others write to it."""
-    for job in sorted((home / "jobs").glob("*")):
-        for path in sorted((job / "logs").glob("*.log")):
-            yield f"jobs/{job.name}/logs/{path.name}", path
+@dataclass(frozen=True)
+class Content:
+    """Content of a file in the archive: some bytes, then files one after the other."""
+
+    files: Sequence[Path]
+    head: bytes = b""
+
+    def add_to(self, tar: tarfile.TarFile, name: str) -> None:
+        if len(self.files) == 1 and not self.head:
+            tar.add(self.files[0], name)
+            return
+        with ExitStack() as stack:
+            opened = [stack.enter_context(path.open("rb")) for path in self.files]
+            stats = [os.fstat(file.fileno()) for file in opened]
+            member = tarfile.TarInfo(name)
+            member.size = len(self.head) + sum(stat.st_size for stat in stats)
+            member.mode, member.mtime = 0o600, int(stats[-1].st_mtime)
+            tar.addfile(member, _Chain([io.BytesIO(self.head), *opened]))  # type: ignore[arg-type]
+
+    def copy_to(self, place: Path) -> None:
+        with place.open("wb") as out:
+            out.write(self.head)
+            for path in self.files:
+                with path.open("rb") as file:
+                    shutil.copyfileobj(file, out)
+
+
+class _Chain:
+    """Readable file object over several, one after the other."""
+
+    def __init__(self, files: Sequence[BinaryIO]) -> None:
+        self._files = list(files)
+
+    def read(self, size: int) -> bytes:
+        found = bytearray()
+        while self._files and len(found) < size:
+            data = self._files[0].read(size - len(found))
+            found += data
+            if not data:
+                del self._files[0]
+        return bytes(found)
+
+
+def members(home: Path) -> Iterator[tuple[str, Content]]:
+    """Yield (name in the archive, content) for everything but the ledger, which needs a copy as others write to it."""
+    for job in sorted([*(home / "jobs").glob("*"), *(home / "past").glob("*")], key=lambda folder: folder.name):
+        for name, head, files in whole_logs(job / "logs"):
+            yield f"jobs/{job.name}/logs/{name}", Content(files, head)
         for name, path in outputs(job):
-            yield f"jobs/{job.name}/outputs/{name}", path
+            yield f"jobs/{job.name}/outputs/{name}", Content([path])
         newest = _newest_checkpoint(job / "checkpoints")
         if newest is not None:
-            yield f"jobs/{job.name}/checkpoints/{newest.name}", newest
+            yield f"jobs/{job.name}/checkpoints/{newest.name}", Content([newest])
 
 
 def outputs(job: Path) -> Iterator[tuple[str, Path]]:
@@ -73,8 +119,8 @@ def send_tar(home: Path, ledger: Ledger, send: Callable[[bytes], None]) -> None:
     Blocking: call it off the loop."""
     with _tar(send) as tar:
         _add_ledger(tar, home, ledger)
-        for name, path in members(home):
-            tar.add(path, name)
+        for name, content in members(home):
+            content.add_to(tar, name)
 
 
 def send_outputs(job: Path, send: Callable[[bytes], None]) -> None:
@@ -120,9 +166,9 @@ def write_folder(home: Path, ledger: Ledger, target: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)  # left by a killed process
     part.mkdir(parents=True)
     ledger.copy_to(part / "ledger.db")
-    for name, path in members(home):
+    for name, content in members(home):
         place = part / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
+        content.copy_to(place)
     shutil.rmtree(target, ignore_errors=True)
     part.rename(target)

@@ -7,7 +7,8 @@ Two threads copy: one for small, changing records and one for bundles, which are
 that takes an hour delays no record. Training waits for neither. `ledger_restore.py` reads it back:
 
     ledger/MACHINE-SEQ-DIGEST.db     the newest two of this machine
-    jobs/JOB/sealed                  its record and, until it has ended, its secrets; encrypted
+    jobs/JOB/sealed                  its record and, until it has ended, its secrets; encrypted. Removed when the job
+                                     leaves our memory (`retention.py`)
     bundles/DIGEST                   manifests and pieces of jobs that have not ended
 """
 
@@ -33,6 +34,7 @@ from spotfleet.dispatcher.checkpoints.ledger_restore import (
     ledger_name,
     lock,
     machine_number,
+    sealed_jobs,
     sealed_name,
 )
 from spotfleet.dispatcher.core import Core
@@ -78,6 +80,8 @@ class Backup:
         self._sweep_at = self._look_at = 0.0  # monotonic
         self._safe: set[str] | None = None  # bundles that were complete at the target at the last check
         self._closed: set[str] = set()  # ended jobs whose final state is copied
+        self._sealed: set[str] = set()  # jobs whose records were found or written at the target
+        self._listed = False  # what an earlier process wrote there is in `_sealed`
 
     async def run(self) -> None:
         """Copy until cancelled. Returns at once without a target, or with one in an object store."""
@@ -133,6 +137,7 @@ class Backup:
         for job in jobs:
             self._copy_job(job)
         self._copy_ledger()
+        self._drop_past({job.job for job in jobs})
 
     def _copy_bundles(self, jobs: list[_Job]) -> None:
         self._check_target()
@@ -158,15 +163,30 @@ class Backup:
     def _copy_job(self, job: _Job) -> None:
         if job.job in self._closed:
             return
-        record, _ = jobfile.load(job.folder)
+        try:
+            record, _ = jobfile.load(job.folder)
+        except FileNotFoundError:
+            return  # it has just left our memory, or was pruned
         if not job.live and not record.state.ended:
             return  # the disk is full: the record of its end is not written yet
         name, text = sealed_name(job.job), to_text(SealedJob(record, job.secrets if job.live else {})).encode()
         if self._is_news(name, text):
             self._durable.write(name, self._lock.encrypt(text))
             self._note(name, text)
+        self._sealed.add(job.job)
         if not job.live:
             self._closed.add(job.job)
+
+    def _drop_past(self, known: set[str]) -> None:
+        """Drop the records of jobs that have left our memory; the ledger's copy knows their ends."""
+        if not self._listed:  # the process before this one may have been killed before it dropped some
+            self._sealed |= {job for job in sealed_jobs(self._durable) if (self._core.home / "past" / job).is_dir()}
+            self._listed = True
+        for job in self._sealed - known:
+            self._durable.drop(sealed_name(job))
+            self._copied.pop(sealed_name(job), None)
+            self._closed.discard(job)
+        self._sealed &= known
 
     def _copy_ledger(self) -> None:
         """Copy the ledger. Its name holds its digest, so a damaged copy is rejected, and an older one is used."""

@@ -134,7 +134,7 @@ def _fetch(boot: DispatcherBoot, stage: Path) -> Restored:
     stage.mkdir(parents=True, mode=0o700)
     troubles: list[str] = []
     ledger = _fetch_ledger(durable, boot, stage / "ledger.db", troubles)
-    jobs = [job for job in _job_names(durable) if _fetch_job(durable, boot, job, stage / "jobs" / job, troubles)]
+    jobs = [job for job in sealed_jobs(durable) if _fetch_job(durable, boot, job, stage / "jobs" / job, troubles)]
     return Restored(ledger, tuple(jobs), tuple(troubles))
 
 
@@ -163,7 +163,8 @@ def _copy_ledger(source: Path, name: str, boot: DispatcherBoot, place: Path) -> 
     return "" if created is not None and created.fleet == boot.fleet else "it is not this fleet's"
 
 
-def _job_names(durable: FolderStore) -> list[str]:
+def sealed_jobs(durable: FolderStore) -> list[str]:
+    """Return the names of the jobs with a record at the target."""
     found = [n.split("/") for n in durable.names("jobs") if n.endswith("/sealed")]
     return [parts[1] for parts in found if len(parts) == 3]
 

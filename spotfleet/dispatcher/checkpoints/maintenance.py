@@ -94,6 +94,7 @@ class CheckpointMaintenance:
 
     async def _copy(self, replica: Replica) -> None:
         while True:
+            replica.forget(job.id for job in self._jobs())
             for job in [j for j in self._jobs() if replica.is_behind(j.id, j.checkpoints)]:
                 await replica.copy(job.id, job.checkpoints)
             await asyncio.sleep(LOOK_S)

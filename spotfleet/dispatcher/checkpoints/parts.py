@@ -42,6 +42,7 @@ class PartDamaged(SpotfleetError):
         super().__init__(f"part {part.part} of {part.parts} of checkpoint {part.version} is damaged on this disk",
                          hint="the next checkpoint takes its place")
         self.part = part
+        self.what = f"part {part.part} of {part.parts}, {Path(part.path).name}, is damaged on this disk"
 
 
 Key = tuple[int, int, int]  # generation, version, parts: sorted by age

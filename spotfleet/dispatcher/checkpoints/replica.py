@@ -64,6 +64,7 @@ class TargetFolder:
 
     def __init__(self, durable: FolderStore, target: str, job: str) -> None:
         self._durable, self._target, self._job = durable, target, job
+        self.wrong = ""  # name of the file with another digest that ended the last `fetch`
 
     def whole(self) -> list[Checkpoint]:
         """Return the checkpoints with a record, oldest first."""
@@ -123,9 +124,10 @@ class TargetFolder:
         whole = hashlib.sha256()
         try:
             with part.open("wb") as out:
-                right = bool(sources) and all(_copy(source, out, whole, moved) for source in sources)
+                wrong = next((s for s in sources if not _copy(s, out, whole, moved)), None)
                 size = out.tell()
-            if not right:
+            self.wrong = "" if wrong is None else str(Path(wrong.path).relative_to(self._durable.folder))
+            if wrong is not None or not sources:
                 return None
             part.replace(file)
             return replace(checkpoint, digest=whole.hexdigest(), bytes=size, parts=1)
@@ -178,9 +180,18 @@ class Replica:
 
     # ---- to the target
 
+    def lacks(self, job: str, store: CheckpointStore) -> bool:
+        """Return whether a kept checkpoint is not at the target yet."""
+        return bool(store.kept) and self._copied.get(job) != store.kept
+
     def is_behind(self, job: str, store: CheckpointStore) -> bool:
-        due = time.monotonic() >= self._again_at.get(job, 0.0)
-        return due and bool(store.kept) and self._copied.get(job) != store.kept
+        return time.monotonic() >= self._again_at.get(job, 0.0) and self.lacks(job, store)
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Drop what is remembered of all jobs but these."""
+        known = set(jobs)
+        self._copied = {job: kept for job, kept in self._copied.items() if job in known}
+        self._again_at = {job: at for job, at in self._again_at.items() if job in known}
 
     async def copy(self, job: str, store: CheckpointStore) -> None:
         """Copy the kept checkpoints to the target; a failure is reported in `store.remark`, and tried again."""
@@ -241,7 +252,7 @@ class Replica:
                 store.add(found)
                 log.info("%s: checkpoint %s is back from %s", job, checkpoint.version, self._target)
                 return True
-        store.lose(checkpoint, f"its copy at {self._target} has another digest")
+        store.lose(checkpoint, f"its copy at {self._target}, {folder.wrong}, has another digest")
         with contextlib.suppress(OSError):  # if it stays, it is found and rejected again
             await self._within(LOOK_LIMIT_S, lambda: folder.drop(checkpoint))
         return False

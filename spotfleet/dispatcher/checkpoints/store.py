@@ -79,6 +79,10 @@ class CheckpointStore:
         self.parts = Parts(folder)
         self._kept = self._load()
 
+    def relocate(self, folder: Path) -> None:
+        """Use `folder`, to which this one was renamed."""
+        self.folder, self.parts = folder, Parts(folder)
+
     @property
     def newest(self) -> Checkpoint | None:
         """The newest known checkpoint. Its file is read only when it is needed or has changed."""
@@ -182,8 +186,7 @@ class CheckpointStore:
             except PartDamaged as error:
                 if found[0] not in self.parts.ready():
                     return None  # a newer checkpoint arrived meanwhile, and these parts were removed
-                self.problem = str(error)
-                log.error("%s: %s", self.folder, error)
+                self.lose(error.part, error.what)
                 self.parts.forget(error.part)
                 return None
             finally:
@@ -216,7 +219,8 @@ class CheckpointStore:
                 self._note(replace(made, path="", part=0, parts=1))
         for report in [r for r in reports if r.damaged is not None]:
             for kept in [c for c in self._kept if c.url and _is(c, report.damaged)]:
-                self.set_aside(kept, f"{report.worker} could not use it")
+                why = f": {report.damaged_why}" if report.damaged_why else ""
+                self.set_aside(kept, f"{report.worker} could not use it{why}")
 
     def _is_news(self, made: Checkpoint, fence: int) -> bool:
         own = made.url.startswith(f"{self.url}/") and ".." not in made.url and made.parts == 1
@@ -299,7 +303,7 @@ class CheckpointStore:
             if before is not None:
                 self._good[name_of(checkpoint)] = before
             return True
-        self.set_aside(checkpoint, f"its file {_said(found)}")
+        self.set_aside(checkpoint, f"its file {path.name} {_said(found)}")
         return False
 
     def set_aside(self, checkpoint: Checkpoint, why: str) -> None:
@@ -354,7 +358,8 @@ class CheckpointStore:
                 self._forget(rest)
             else:
                 readable = records.get(name_of(rest)) is not None
-                self.set_aside(rest, "its file is missing" if readable else "its record cannot be read")
+                lost = f"its file {name_of(rest)}.ckpt is missing"
+                self.set_aside(rest, lost if readable else f"its record {name_of(rest)}.json cannot be read")
         self.prune_parts(0)
         return self._kept
 

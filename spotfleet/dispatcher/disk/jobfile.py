@@ -3,6 +3,7 @@
     jobs/JOB/job.json       its specification and state
     jobs/JOB/secrets.json   mode 0600, removed when the job has ended
     jobs/JOB/logs, checkpoints, outputs
+    past/JOB                the same of jobs that have ended long ago: `retention.py`
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class JobRecord:
     outside: int = 0  # steps of a worker outside elastic.run
     hint: str = ""  # the next thing to try, once it has ended
     tail: tuple[str, ...] = ()  # failures of scripts after training, on other ranks than 0
+    fetched_at: float = 0.0  # when the last whole download of its outputs began, Unix; 0: there was none
 
 
 def save(folder: Path, record: JobRecord) -> None:
@@ -96,8 +98,13 @@ def submission(record: JobRecord, secrets: dict[str, str]) -> JobSubmitted:
 def name_for(spec: JobSpec, known: Iterable[str], above: int) -> str:
     """Return the name of a job and of its folder. Its number is above all `known` ones and above `above`."""
     stem = re.sub(r"[^\w.-]+", "-", spec.name)[:NAME_CHARS].strip("-.") or "job"
-    numbers = [int(n) for n in (name.rpartition("-")[2] for name in known) if n.isdecimal()]
-    return f"{stem}-{max([above, *numbers]) + 1}"
+    return f"{stem}-{max([above, *map(number_of, known)]) + 1}"
+
+
+def number_of(name: str) -> int:
+    """Return the number in a job's name; 0 if it has none."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def folders(home: Path) -> list[Path]:

@@ -61,6 +61,11 @@ class Outputs:
         """Return the age of the newest output; None if none is known."""
         return max(0.0, unix - self._newest_at) if self._newest_at else None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request applies pieces now."""
+        return any(lock.locked() for lock in self._locks.values())
+
     def lock(self, worker: str) -> asyncio.Lock:
         """Return the lock to hold during `apply`: a retry may overlap a slow request."""
         return self._locks[worker]

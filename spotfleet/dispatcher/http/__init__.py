@@ -19,6 +19,8 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 | POST /v1/bundles/missing | CLI, agent | `{digests}` -> `{missing}` |
 | POST /v1/jobs | CLI | `{spec: JobSpec, secrets, wait}` -> `{job}` |
 | GET /v1/jobs | CLI | `{jobs: [JobStatus]}` |
+| GET /v1/ended?keep=N&after=JOB | CLI | `{jobs: [EndedJob], more}`: ended jobs, oldest first, without the newest N |
+| POST /v1/prune | CLI | `{jobs}` -> `{pruned}`: removes the files of ended jobs |
 | GET /v1/jobs/JOB | CLI | JobStatus |
 | POST /v1/jobs/JOB/cancel | CLI | ends the job |
 | GET /v1/jobs/JOB/launch | agent | WorkerLaunch; only for a host with a worker of the job |

@@ -82,6 +82,8 @@ ROUTES = (
     Route("POST", "/v1/bundles/missing", CallerKind.BOTH, bundles.missing),
     Route("POST", "/v1/jobs", CallerKind.CLI, jobs.submit),
     Route("GET", "/v1/jobs", CallerKind.CLI, jobs.jobs),
+    Route("GET", "/v1/ended", CallerKind.CLI, jobs.ended),
+    Route("POST", "/v1/prune", CallerKind.CLI, jobs.prune),
     Route("GET", "/v1/jobs/{job}", CallerKind.CLI, jobs.job),
     Route("POST", "/v1/jobs/{job}/cancel", CallerKind.CLI, jobs.cancel),
     Route("GET", "/v1/jobs/{job}/launch", CallerKind.AGENT, jobs.launch),

@@ -33,16 +33,20 @@ from spotfleet.errors import UsageError
 from spotfleet.model import JobSpec
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, WorkerLaunch, unpack_pieces
 
-MOST_JOBS = 10_000  # in a fleet's life
+MOST_JOBS = 10_000  # that have not ended
+NAMED = 20  # jobs that an error names
+MOST_PRUNED = 1000  # jobs in one request
 
 
 def _job(request: web.Request) -> ManagedJob:
     name, jobs = request.match_info["job"], request.app[CORE].jobs
     if not request.app[CORE].settled and (name not in jobs or host_of(request)):
         raise web.HTTPServiceUnavailable(text="")  # the caller retries: until settled, the job's workers are unknown
-    if name not in jobs:
-        raise NotFound(f"no job {name!r}", hint=f"jobs of this fleet: {', '.join(jobs) or 'none yet'}")
-    return jobs[name]
+    if (found := request.app[JOBS].find(name)) is None:
+        newest = list(jobs)[-NAMED:]
+        hint = f"the newest jobs of this fleet: {', '.join(newest)}" if newest else "this fleet has no job yet"
+        raise NotFound(f"no job {name!r}", hint=hint)
+    return found
 
 
 def _own_worker(request: web.Request) -> str:
@@ -66,8 +70,9 @@ async def submit(request: web.Request) -> web.Response:
     spec = from_json(JobSpec, data["spec"])
     secrets = from_json(dict[str, str], data.get("secrets") or {})
     validation.check(spec, secrets)
-    if len(request.app[CORE].jobs) >= MOST_JOBS:
-        raise UsageError(f"this fleet has had {MOST_JOBS} jobs", hint="`spotfleet down`, then `up`, begins anew")
+    if sum(not job.state.ended for job in request.app[CORE].jobs.values()) >= MOST_JOBS:
+        raise UsageError(f"this fleet has {MOST_JOBS} jobs that have not ended",
+                         hint="wait until some have ended, or cancel them")
     secrets[JOB_KEY] = token_hex(32)
     wait = data.get("wait", True)
     if not isinstance(wait, bool):
@@ -171,8 +176,25 @@ async def post_output(request: web.Request) -> web.Response:
 
 async def get_outputs(request: web.Request) -> web.StreamResponse:
     """Stream the outputs of a job collected so far as .tar.gz; without its end marker it is incomplete."""
-    found = _job(request)
-    return await streamed(request, lambda send: archive.send_outputs(found.folder, send))
+    found, began = _job(request), time.time()
+    answer = await streamed(request, lambda send: archive.send_outputs(found.folder, send))
+    found.outputs_fetched(began)
+    return answer
+
+
+async def ended(request: web.Request) -> web.Response:
+    """List the ended jobs besides the newest `keep`, oldest first, in pages that begin after the job `after`."""
+    keep, after = int(number(request, "keep", 1)), request.query.get("after", "")
+    rows, more = await request.app[JOBS].retention.list_ended(keep, after)
+    return web.json_response({"jobs": to_json(rows), "more": more})
+
+
+async def prune(request: web.Request) -> web.Response:
+    """Remove the files of ended jobs; running ones, and the newest ended one, stay."""
+    names = from_json(tuple[str, ...], (await body(request)).get("jobs", []))
+    if len(names) > MOST_PRUNED:
+        raise UsageError(f"jobs: {len(names)} are more than {MOST_PRUNED} in one request")
+    return web.json_response({"pruned": await request.app[JOBS].retention.prune(names)})
 
 
 def _version(request: web.Request) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 
 from spotfleet.dispatcher.checkpoints.ledger_restore import machine_number
@@ -15,6 +16,7 @@ from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.jobs.restart import Slot
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.policy import PolicyController
+from spotfleet.dispatcher.retention import Retention
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.fleet.domain.events import CheckpointKept, Event, JobChanged, JobSubmitted
 from spotfleet.membership.schedule import Allocation
@@ -58,10 +60,11 @@ class JobDesk:
     """Submission and allocation of jobs."""
 
     def __init__(self, core: Core, names: WorkerNames, bundles: BundleStore, policy: PolicyController,
-                 shutdown: FleetShutdown, waits: Callable[[], str]) -> None:
+                 shutdown: FleetShutdown, retention: Retention, waits: Callable[[], str]) -> None:
         """`waits` returns why machines wait; empty if they do not."""
         self._core, self.names, self.bundles = core, names, bundles
         self._policy, self._shutdown, self._waits = policy, shutdown, waits
+        self.retention = retention
         self._anew = core.journal.state.taken_over is not None  # copies may lack jobs that hosts or target know
         self.allocation = Allocation({}, {})
 
@@ -76,7 +79,18 @@ class JobDesk:
     def name_for(self, spec: JobSpec) -> str:
         """Return the name of the next job."""
         jobs = self._core.jobs
-        return jobfile.name_for(spec, jobs, NUMBERS * self.names.machine if not jobs or self._anew else 0)
+        used = max(self._core.journal.state.last_job, self._past_number)
+        first = NUMBERS * self.names.machine if not (jobs or used) or self._anew else 0
+        return jobfile.name_for(spec, jobs, max(used, first))
+
+    @cached_property
+    def _past_number(self) -> int:
+        """The highest number in `past` at our start: a damaged ledger does not know it."""
+        return self.retention.last_number
+
+    def find(self, name: str) -> ManagedJob | None:
+        """Return the job of that name, also if it has left memory."""
+        return self._core.jobs.get(name) or self.retention.find(name)
 
     def add(self, record: JobRecord, secrets: dict[str, str]) -> ManagedJob:
         """Write a new job to the disk and the ledger, and manage it from now on."""

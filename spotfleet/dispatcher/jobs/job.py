@@ -87,6 +87,15 @@ class ManagedJob:
     def state(self) -> JobState:
         return self.record.state
 
+    def relocate(self, folder: Path) -> None:
+        """Use `folder`, to which the job's was renamed."""
+        self.folder, self.logs.folder, self.outputs.folder = folder, folder / "logs", folder / "outputs"
+        self.checkpoints.relocate(folder / "checkpoints")
+
+    def outputs_fetched(self, began: float) -> None:
+        """Record a download of all outputs that began at `began`, Unix."""
+        self._write(fetched_at=began)
+
     # ---- queries
 
     def has_worker_on(self, host: str) -> bool:
@@ -182,7 +191,8 @@ class ManagedJob:
             self.workers.forget(lambda _: False)
             return []
         self.history = restart.progressed(self.history, self.workers.version())
-        events = self.checkpoints.take_news(self.id, context.unix) + self._classify_exits(context)
+        events = [*self.checkpoints.take_news(self.id, context.unix), *self.logs.take_news(self.id, context.unix),
+                  *self._classify_exits(context)]
         if not self.state.ended:
             events += self._react_to_divergence(context) or self._advance(context)
         return events

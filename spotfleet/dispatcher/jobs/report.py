@@ -21,7 +21,7 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
     told = "" if job.state.ended else tail.words(record.tail)
     why = "; ".join(filter(None, (record.why, told, waits, _remark(job), job.sizing.why, job.last_copy.why,
                                   job.checkpoints.problem,
-                                  job.checkpoints.slow, job.checkpoints.remark)))
+                                  job.checkpoints.slow, job.checkpoints.remark, job.logs.remark)))
     ended, spec = job.state.ended, job.spec
     return JobStatus(
         job.id, spec.name, job.state.value, why, group.generation, 0 if ended else len(ranks), record.version,

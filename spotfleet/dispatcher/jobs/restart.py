@@ -6,8 +6,9 @@ The cause decides:
   restarts at once after a signal, any number of times, if the job progressed in between.
 - The user's error fails the job once it is clear that it will recur: on every rank at once, or USER_LIMIT times in a
   row without progress. Leaving with status 0 too early is one (`failures.py`).
-- A full disk is the host's fault, and so is a CUDA device that is lost, or missing where the job trains over NCCL: the
-  host is replaced after HOST_LIMIT failures. The job fails only when HOSTS_LIMIT hosts in a row had no room or device.
+- A full disk is the host's fault, and so is a checkpoint that is damaged only there, and a CUDA device that is lost, or
+  missing where the job trains over NCCL: the host is replaced after HOST_LIMIT failures. The job fails only when
+  HOSTS_LIMIT hosts in a row had no room or device.
 - A failure before the script (`setup`, `file_mounts`) is the host's fault, too: the host is replaced after SETUP_TRIES
   failures. The job fails after failures on SETUP_HOSTS hosts in a row, or when a bucket has answered SURE_ANSWERS times
   that it is not available.
@@ -153,8 +154,7 @@ def ended(history: History, end: End, group: frozenset[str]) -> tuple[History, J
                                " (out of memory?)", end.error)
     if end.cause is Cause.HOST:
         history = replace(history, host_ends=(*history.host_ends, end), roomless=history.roomless | {end.slot[0]})
-        lacked = "working CUDA device" if "CUDA" in _reason(end) else "room on their disks"
-        failed = JobFailure(f"{len(history.roomless)} hosts in a row had no {lacked}", end.error)
+        failed = JobFailure(f"{len(history.roomless)} hosts in a row {_lack(_reason(end))}", end.error)
         return history, failed if len(history.roomless) >= HOSTS_LIMIT else None
     if end.cause is Cause.SETUP:
         return _setup_verdict(history, end)
@@ -216,6 +216,12 @@ def unfit(history: History, now: float) -> dict[str, str]:
     counts = Counter(end.slot[0] for end in lately)
     return {end.slot[0]: f"{counts[end.slot[0]]} workers failed there: {_reason(end)}"
             for end in lately if counts[end.slot[0]] >= (SETUP_TRIES if end.cause is Cause.SETUP else HOST_LIMIT)}
+
+
+def _lack(reason: str) -> str:
+    if "arrived damaged" in reason:
+        return "received a damaged checkpoint, though the dispatcher's file is whole"
+    return f"had no {'working CUDA device' if 'CUDA' in reason else 'room on their disks'}"
 
 
 def _reason(end: End) -> str:

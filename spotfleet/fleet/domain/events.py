@@ -315,6 +315,16 @@ class SetupFailed:
 
 
 @dataclass(frozen=True)
+class LogsCut:
+    """The oldest output of a job was removed, as its logs take more than `limit_bytes`. Once for each source."""
+
+    at: float
+    job: str
+    source: str  # the host or "rank-N" whose output it was
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
 class CheckpointKept:
     at: float
     job: str
@@ -323,6 +333,16 @@ class CheckpointKept:
     digest: str
     bytes: int
     url: str = ""  # its folder in an object store; empty: on the dispatcher's disk
+
+
+@dataclass(frozen=True)
+class JobsPruned:
+    """A person had the files of ended jobs removed from the dispatcher's disk. Their events, and cost, stay here."""
+
+    at: float
+    jobs: tuple[str, ...]
+    bytes: int
+    unfetched: tuple[str, ...] = ()  # those with outputs that had not been copied
 
 
 @dataclass(frozen=True)
@@ -396,12 +416,13 @@ class FleetDown:
 
 JobEvent = (  # each has the field `job`
     JobSubmitted | JobChanged | GenerationFormed | JobResized | JobResumed | JobProgress | StepExplained | SetupFailed
-    | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan | RanksDiverged
+    | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan | RanksDiverged | LogsCut
 )
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent
     | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | RatesStamped
-    | PolicyDecided | PolicyChanged | BudgetReached | JobEvent | TakenOver | TargetChanged | HistoryLost | FleetDown
+    | PolicyDecided | PolicyChanged | BudgetReached | JobEvent | JobsPruned | TakenOver | TargetChanged | HistoryLost
+    | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

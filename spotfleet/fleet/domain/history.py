@@ -50,7 +50,6 @@ class JobProgressSoFar:
     step_s: float = 0.0
     hosts: int = 0  # that train it
     step_bytes: int = 0
-    ended: bool = False
     mark: TrainingMark | None = None  # None: no event shows that it trains
     trained_s: float = 0.0  # recently, by the clock, with evaluations, checkpoints and waits for data
     stepped_s: float = 0.0  # time of the same steps by their medians
@@ -66,7 +65,7 @@ class MarketHistory:
     availability: AvailabilityHistory = field(default_factory=AvailabilityHistory)
     boots: tuple[float, ...] = ()  # seconds from a launch until the agent joined, newest last
     stalls: tuple[float, ...] = ()  # seconds for which all hosts of a job waited or repeated
-    progress: dict[str, JobProgressSoFar] = field(default_factory=dict)  # by job; never change it in place
+    progress: dict[str, JobProgressSoFar] = field(default_factory=dict)  # by live job; never change it in place
     rates: dict[str, Rates] = field(default_factory=dict)  # by provider/region; never change it in place
     decided: PolicyDecided | None = None  # the newest
     reached: dict[str, BudgetReached] = field(default_factory=dict)  # by limit; never change it in place
@@ -110,8 +109,7 @@ def record(history: MarketHistory, event: Event, observation: HostObservation | 
             was = replace(was, mark=TrainingMark(event.at, event.version))
             return _put(replace(history, stalls=(*history.stalls, lost_s)[-KEPT:]), event.job, was)
         case JobChanged() if event.state.ended and event.job in history.progress:
-            progress = {**history.progress, event.job: replace(history.progress[event.job], ended=True)}
-            return replace(history, progress=progress)
+            return replace(history, progress={j: p for j, p in history.progress.items() if j != event.job})
         case RatesStamped():
             return replace(history, rates={**history.rates, f"{event.provider}/{event.region}": event.rates})
         case PolicyDecided():

@@ -30,6 +30,7 @@ from spotfleet.fleet.domain.events import (
     HostNoticed,
     HostPlaced,
     HostSilent,
+    JobSubmitted,
     LaunchIntended,
     LaunchRefused,
     NodesChanged,
@@ -72,6 +73,7 @@ class FleetState:
     hosts: tuple[Host, ...] = ()  # not GONE, in the order of their launches
     ended: dict[str, Host] = field(default_factory=dict)  # GONE or refused, by request_id
     launches: int = 0  # numbers the next request_id; never falls
+    last_job: int = 0  # the highest number in a job's name; never falls
     cooldown_until: dict[str, float] = field(default_factory=dict)  # scope key -> when launches may be tried again
     refusals: dict[str, Refusals] = field(default_factory=dict)  # scope key -> refusals in a row
     reclaimed_at: dict[str, float] = field(default_factory=dict)  # pool -> newest notice or loss in it
@@ -149,6 +151,8 @@ def apply(state: FleetState, event: Event) -> FleetState:
             return _change(state, event.request_id, lambda h: _terminating(h, event))
         case TokenRevoked():
             return _revoked(state, event)
+        case JobSubmitted():
+            return replace(state, last_job=max(state.last_job, _number(event.job)))
     return state
 
 
@@ -249,8 +253,7 @@ def _lives(hosts: Iterable[Host], before: dict[str, tuple[float, int]]) -> dict[
 
 
 def _intended(state: FleetState, event: LaunchIntended) -> FleetState:
-    number = event.request_id.partition(SECOND)[0].rpartition("-")[2]
-    launches = max(state.launches, int(number) + 1 if number.isdecimal() else 0)
+    launches = max(state.launches, _number(event.request_id.partition(SECOND)[0], -1) + 1)
     known = state.host(event.request_id)
     if known is not None:
         again = replace(known, asked_at=event.at, asks=known.asks + 1)
@@ -258,6 +261,12 @@ def _intended(state: FleetState, event: LaunchIntended) -> FleetState:
     host = Host(event.request_id, event.role, event.offer, HostState.LAUNCHING, event.at, event.at, event.at,
                 why=event.why, alternatives=event.alternatives, together=event.together)
     return replace(_put(state, host), launches=launches)
+
+
+def _number(name: str, default: int = 0) -> int:
+    """Return the number at the end of a name; `default` if it has none."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else default
 
 
 def _placed(state: FleetState, event: HostPlaced) -> FleetState:

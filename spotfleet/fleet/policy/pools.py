@@ -82,5 +82,5 @@ def _traffic(state: FleetState, offer: Offer, beside: Sequence[Host]) -> float:
     edges = 2 if len(zones) == 1 else 1
     n = len(beside) + 1
     jobs = state.history.progress.values()
-    bytes_h = sum(job.step_bytes * 3600 / job.step_s for job in jobs if job.step_s > 0 and not job.ended)
+    bytes_h = sum(job.step_bytes * 3600 / job.step_s for job in jobs if job.step_s > 0)
     return edges * 2 * (n - 1) / n * bytes_h / GIB * rates.zone_micros_gib

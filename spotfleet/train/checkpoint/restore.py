@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.errors import SpotfleetError, UsageError, is_full
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.train.checkpoint import format, store_folder
 from spotfleet.train.checkpoint.file import digest_of
@@ -25,6 +25,7 @@ RESTART = "To start without it, `spotfleet train` again: a new job begins at ste
 
 FETCH_LIMIT_S = 120.0  # for the agent to fetch the file that the orders name, and without progress from an object store
 OTHER_LIMIT_S = 120.0  # for orders to name another checkpoint than the damaged one
+FULL_S = 20.0  # wait for a full disk of this host, before it is blamed
 RETRY_S = 1.0
 REPORT_S = 1.0
 BRIEF_CHARS = 300
@@ -33,6 +34,12 @@ class CheckpointDamaged(SpotfleetError):
     """The file is not the named one. The script is not at fault: another start fetches it again."""
 
     blame_peer = True
+
+
+class NoRoomHere(SpotfleetError):
+    """This host has no room for the checkpoint: another one may have."""
+
+    blame_host = True
 
 
 def read(named: Checkpoint) -> Copy:
@@ -106,10 +113,12 @@ def restore(control: AgentLine, state: State, work: Path) -> None:
     """Load the checkpoint that the orders name, if they name one.
 
         named --fetched--> installed
-          '-- damaged at its url: reported; orders for another one are awaited for OTHER_LIMIT_S
+          |-- damaged at its url: reported; orders for another one are awaited for OTHER_LIMIT_S
+          |-- this host's disk is full for FULL_S: NoRoomHere, so that another host restores it
           '-- its store does not answer: retried until nothing has arrived for FETCH_LIMIT_S
 
-    The report of a damaged one includes the newest whole checkpoint beside it, which the dispatcher may not know.
+    The report of a damaged one names the object, and includes the newest whole checkpoint beside it, which the
+    dispatcher may not know.
     """
     refused: Checkpoint | None = None
     while True:
@@ -124,7 +133,7 @@ def restore(control: AgentLine, state: State, work: Path) -> None:
                 raise
             print(f"spotfleet: {error}; waiting for orders to take another one", flush=True)
             refused = named
-            control.update(**_newest_beside(named), damaged=named)
+            control.update(**_newest_beside(named), damaged=named, damaged_why=_brief(error.__cause__ or error))
 
 
 def _wait_named(control: AgentLine, refused: Checkpoint | None) -> Checkpoint | None:
@@ -173,14 +182,19 @@ class _Progress:
 
 def _install_with_retries(control: AgentLine, state: State, named: Checkpoint, work: Path) -> None:
     """Install the checkpoint; retry a store that does not answer until FETCH_LIMIT_S pass without progress."""
-    progress = _Progress(control)
+    progress, full_since = _Progress(control), None
     while True:
         progress.restart()
         try:
             install(state, named, work, progress.received)
             return
         except OSError as error:
-            if time.monotonic() > progress.moved_at + FETCH_LIMIT_S:
+            if is_full(error):
+                full_since = full_since or time.monotonic()
+                if time.monotonic() - full_since >= FULL_S:
+                    raise NoRoomHere(f"checkpoint {named.version} finds no room here: {error}",
+                                     hint="make room on this host, or give hosts larger disks") from error
+            elif time.monotonic() > progress.moved_at + FETCH_LIMIT_S:
                 raise SpotfleetError(
                     f"the checkpoint of version {named.version} cannot be fetched from {named.url} within "
                     f"{FETCH_LIMIT_S:g} s: {error}",

@@ -7,10 +7,11 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from spotfleet.agent.files import checkpoint_downloads
-from spotfleet.agent.files.checkpoint_downloads import TRIES, CheckpointDownloads
+from spotfleet.agent.files.checkpoint_downloads import HOST_TRIES, SPOILT, TRIES, CheckpointDownloads
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.protocol.messages import Assignment, Checkpoint, DamagedCheckpoint, WorkerOrders
 
@@ -22,7 +23,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.files: dict[int, bytes] = {}
-        self.sent, self.full = 0, False
+        self.sent, self.full, self.breaks_off = 0, False, False
         self.open = asyncio.Event()
         self.open.set()
 
@@ -33,6 +34,8 @@ class Dispatcher:
         for _ in self.files[version]:
             came(1)
         await self.open.wait()
+        if self.breaks_off:
+            raise aiohttp.ClientPayloadError("Response payload is not completed")
         if self.full:
             raise DiskFull("this host's disk is full: 0.1 MB of 8.0 GB free")
         if hashlib.sha256(self.files[version]).hexdigest() != digest:
@@ -55,9 +58,9 @@ def orders(version: int) -> WorkerOrders:
 class Host:
     def __init__(self, folder: Path) -> None:
         self.dispatcher, self.changes = Dispatcher(), 0
-        self.no_room: list[tuple[str, str]] = []
+        self.blamed: list[tuple[str, str]] = []
         self.restores = CheckpointDownloads(self.dispatcher, lambda job: folder / job, self._changed,  # type: ignore[arg-type]
-                                 lambda job, why: self.no_room.append((job, why)))
+                                 lambda job, why: self.blamed.append((job, why)))
 
     def _changed(self) -> None:
         self.changes += 1
@@ -128,6 +131,48 @@ def test_a_dispatcher_that_goes_on_naming_it_may_have_got_it_back(play, monkeypa
     play(scene)
 
 
+def test_a_file_that_the_dispatcher_cannot_read_to_its_end_is_reported(play):
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[20], host.dispatcher.breaks_off = data_of(20), True
+        host.given(orders(20))
+        await host.tells((DamagedCheckpoint("job", 20, kept(20).digest),))
+        assert host.dispatcher.sent == TRIES
+
+    play(scene)
+
+
+def test_a_host_to_which_a_whole_file_always_comes_damaged_is_blamed(play, monkeypatch):
+    monkeypatch.setattr(checkpoint_downloads, "AGAIN_S", 0.01)
+
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[20] = b"state 2O"
+        host.given(orders(20))
+        await until(lambda: host.blamed)
+        assert host.dispatcher.sent == HOST_TRIES and host.restores.damaged()
+        why = "checkpoint 20 arrived damaged here 6 times, and the dispatcher's file is whole"
+        assert host.blamed == [("job", why)]
+
+    play(scene)
+
+
+def test_a_host_whose_disk_spoils_what_came_whole_is_blamed(play):
+    async def scene(host: Host) -> None:
+        host.dispatcher.files |= {20: data_of(20), 30: data_of(30)}
+        for _ in range(SPOILT - 1):
+            (await host.gets(orders(20))).write_bytes(b"state")
+        await host.gets(orders(20))
+        (await host.gets(orders(30))).unlink()  # another file: counted anew
+        (await host.gets(orders(30))).unlink()
+        await host.gets(orders(30))
+        assert host.blamed == []
+        (await host.gets(orders(30))).unlink()
+        await host.gets(orders(30))
+        (job, why), = host.blamed
+        assert job == "job" and why.startswith("checkpoint 30 arrived damaged here: it came whole 3 times")
+
+    play(scene)
+
+
 def test_a_dispatcher_out_of_reach_is_no_damage(play):
     async def scene(host: Host) -> None:
         host.given(orders(20))
@@ -156,10 +201,10 @@ def test_a_host_without_room_says_so_and_is_given_up_after_a_while(play, monkeyp
         host.given(orders(20))
         full = "this host's disk is full: 0.1 MB of 8.0 GB free"
         await until(lambda: host.restores.why("job") == f"fetching checkpoint 20, for which there is no room: {full}")
-        assert host.no_room == []
+        assert host.blamed == []
         monkeypatch.setattr(checkpoint_downloads, "FULL_S", 0.1)
-        await until(lambda: host.no_room)
-        assert host.no_room[0] == ("job", f"checkpoint 20 finds no room here: {full}")
+        await until(lambda: host.blamed)
+        assert host.blamed[0] == ("job", f"checkpoint 20 finds no room here: {full}")
         assert host.restores.damaged() == ()
         host.restores.forget("job")
         sent = host.dispatcher.sent
@@ -176,7 +221,7 @@ def test_room_that_comes_soon_is_all_it_needs(play):
         await until(lambda: "no room" in host.restores.why("job"))
         host.dispatcher.full = False
         assert (await host.gets(orders(20))).read_bytes() == data_of(20)
-        assert (host.no_room, host.restores.why("job")) == ([], "")
+        assert (host.blamed, host.restores.why("job")) == ([], "")
 
     play(scene)
 

@@ -163,7 +163,9 @@ def test_a_part_that_was_damaged_here_becomes_no_checkpoint_and_is_taken_again(s
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     put_parts(store, 2)
     assert store.kept == ()
-    assert store.problem == "part 0 of 3 of checkpoint 10 is damaged on this disk"
+    why = f"part 0 of 3, {path.name}, is damaged on this disk"
+    assert store.problem == f"checkpoint 10 was set aside, for {why}; no whole one is left"
+    assert [(e.version, e.why) for e in store.take_news("j", 5.0)] == [(10, why)]
     assert put_parts(store, 0) == [whole()]
 
 

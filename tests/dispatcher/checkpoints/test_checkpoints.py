@@ -179,11 +179,11 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize(("file", "damage", "why"), [
     ("20-1.ckpt", cut, "not the one that it came with"),
     ("20-1.ckpt", flip, "not the one that it came with"),
-    ("20-1.ckpt", Path.unlink, "its file is missing"),
-    ("20-1.json", cut, "its record cannot be read"),
-    ("20-1.json", Path.unlink, "its record cannot be read"),
-    ("20-1.json", lambda path: path.write_text("[]"), "its record cannot be read"),
-    ("20-1.json", lambda path: path.write_bytes(b"\xff\x00"), "its record cannot be read"),
+    ("20-1.ckpt", Path.unlink, "its file 20-1.ckpt is missing"),
+    ("20-1.json", cut, "its record 20-1.json cannot be read"),
+    ("20-1.json", Path.unlink, "its record 20-1.json cannot be read"),
+    ("20-1.json", lambda path: path.write_text("[]"), "its record 20-1.json cannot be read"),
+    ("20-1.json", lambda path: path.write_bytes(b"\xff\x00"), "its record 20-1.json cannot be read"),
 ])
 def test_what_is_damaged_while_no_dispatcher_runs_is_set_aside_and_the_older_one_offered(
         tmp_path: Path, file: str, damage: Callable[[Path], object], why: str):

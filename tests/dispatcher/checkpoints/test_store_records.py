@@ -129,13 +129,21 @@ def test_a_full_disk_forgets_no_checkpoint_that_is_told_again(tmp_path: Path, mo
     assert (store.kept, store.problem) == ((at(10),), "")
 
 
+def test_the_object_that_a_worker_found_damaged_is_named(tmp_path: Path):
+    store = given(tmp_path, 10, 20, keep=3)
+    report = WorkerReport("h/0/1", "job-1", damaged=at(20), damaged_why="__0_0.distcp is not there")
+    store.receive_reports([report], 0, 9)
+    assert (store.newest, [e.why for e in store.take_news("job-1", 5.0) if isinstance(e, CheckpointLost)]) == (
+        at(10), ["h/0/1 could not use it: __0_0.distcp is not there"])
+
+
 @pytest.mark.parametrize("rest", ["10-1.json", "30-1.json"])
 def test_a_record_that_was_damaged_is_set_aside(tmp_path: Path, rest: str):
     store = given(tmp_path, 10, 20, 30, keep=3)
     (tmp_path / rest).write_text("{")
     again = restart(store)
     assert len(again.kept) == 2
-    assert again.problem.startswith(f"checkpoint {rest[:2]} was set aside, for its record cannot be read")
+    assert again.problem.startswith(f"checkpoint {rest[:2]} was set aside, for its record {rest} cannot be read")
 
 
 # ---- with the whole dispatcher

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.disk import files
 from spotfleet.dispatcher.disk.files import TooLarge, receive
 from spotfleet.dispatcher.disk.logs import FILE_BYTES, JobLogs
 from spotfleet.errors import UsageError
+from spotfleet.fleet.domain.events import LogsCut
+from spotfleet.fleet.ledger import Ledger
 
 W1, W2 = "h-1/0/1", "h-2/0/2"
 
@@ -43,19 +48,82 @@ def test_the_log_of_a_rank_goes_on_with_whoever_holds_the_rank_next(tmp_path: Pa
     assert sorted(logs.workers()) == [W1, W2]
 
 
-def test_a_host_that_writes_without_end_is_cut_short_and_the_log_says_so(tmp_path: Path):
-    logs = JobLogs(tmp_path, limit_bytes=FILE_BYTES + 10)
-    assert logs.append(W1, 0, 0, b"x" * 8) == 8
-    assert logs.append(W1, 0, 8, b"y" * 8) == 16  # as if all were held: the sender must not try for ever
-    assert logs.append(W1, 0, 16, b"z" * 8) == 24
-    assert logs.append("h-1/1/2", 1, 0, b"more") == 4  # under another name
-    assert logs.append(W2, 1, 0, b"mine") == 4
-    head, _, tail = logs.read(0, 0).data.decode().partition("\n")
-    assert head == "x" * 8 + "yy" and "h-1 has written" in tail and "not kept" in tail
-    assert logs.workers().keys() == {W1, W2}
-    again = JobLogs(tmp_path, limit_bytes=FILE_BYTES + 10)
-    assert again.append(W1, 0, 24, b"after a restart") == 39
-    assert again.read(0, 0) == logs.read(0, 0)
+def everything(logs: JobLogs, source: int | str, offset: int = 0) -> str:
+    """Read a log as `spotfleet logs` does."""
+    text = b""
+    while (piece := logs.read(source, offset)).next_offset > offset:
+        text, offset = text + piece.data, piece.next_offset
+    return text.decode()
+
+
+def test_a_log_without_end_keeps_the_newest_and_a_reader_learns_how_much_is_gone(tmp_path: Path):
+    limit = 6 * FILE_BYTES + 100
+    logs = JobLogs(tmp_path, limit, segment_bytes=20)
+    size = 0
+    for n in range(100):
+        size = logs.append(W1, 0, size, f"line {n:04}\n".encode())
+        assert sum(p.stat().st_size + FILE_BYTES for p in tmp_path.iterdir()) <= limit
+    assert size == 1000  # the sender goes on from here
+    first, *rest = everything(logs, 0).splitlines()
+    assert first.startswith("spotfleet: 9") and "of older output are not kept" in first
+    assert rest == [f"line {n:04}" for n in range(100 - len(rest), 100)] and len(rest) >= 4
+    assert everything(logs, 0, 980) == "line 0098\nline 0099\n"
+    assert everything(logs, W1).endswith("line 0099\n") and logs.workers() == {W1: 1000}
+    again = JobLogs(tmp_path, limit, segment_bytes=20)
+    assert everything(again, 0) == everything(logs, 0)
+    assert again.append(W1, 0, 990, b"line 0099\nafter a restart\n") == 1016
+    assert everything(again, 0, 1000) == "after a restart\n"
+
+
+def test_a_host_that_prints_without_end_removes_its_own_output_only(tmp_path: Path):
+    logs = JobLogs(tmp_path, 8 * FILE_BYTES, segment_bytes=20)
+    logs.append(W2, 1, 0, b"of another host\n")
+    for n in range(60):
+        logs.append(f"h-1/0/{n}", 0, 0, b"x" * 30)  # under another name each time
+    assert everything(logs, W2) == everything(logs, 1) == "of another host\n"
+    assert len(os.listdir(tmp_path)) <= 8
+
+
+def test_the_first_removal_of_each_source_is_an_event_and_a_remark(tmp_path: Path):
+    logs = JobLogs(tmp_path, 4 * FILE_BYTES, segment_bytes=20)
+    logs.append(W1, -1, 0, b"x" * 20)
+    assert (logs.take_news("j", 5.0), logs.remark) == ([], "")
+    size = 20
+    for _ in range(10):
+        size = logs.append(W1, -1, size, b"y" * 20)
+    assert logs.take_news("j", 5.0) == [LogsCut(5.0, "j", "h-1", 4 * FILE_BYTES)] and logs.take_news("j", 6.0) == []
+    assert logs.remark == "its oldest output is removed (h-1): logs of a job may take 262.1 kB"
+
+
+def test_the_end_of_a_removed_log_is_known_to_its_sender(tmp_path: Path):
+    logs = JobLogs(tmp_path, 3 * FILE_BYTES, segment_bytes=20)
+    logs.append(W1, -1, 0, b"x" * 20)
+    for n in range(2):
+        logs.append(f"h-1/0/{n + 2}", -1, 0, b"y" * 20)
+    assert everything(logs, W1).startswith("spotfleet: 20 bytes of older output are not kept")
+    assert logs.append(W1, -1, 0, b"") == 20
+
+
+def test_the_archive_holds_each_log_as_one_file(tmp_path: Path):
+    logs = JobLogs(tmp_path / "jobs" / "j-1" / "logs", segment_bytes=20)
+    for n in range(10):
+        logs.append(W1, 0, 10 * n, f"line {n:04}\n".encode())
+    cut = JobLogs(tmp_path / "jobs" / "j-2" / "logs", 3 * FILE_BYTES, segment_bytes=20)
+    for n in range(10):
+        cut.append(W1, -1, 10 * n, f"line {n:04}\n".encode())
+    ledger = Ledger(tmp_path / "ledger.db")
+    archive.write_folder(tmp_path, ledger, tmp_path / "plain")
+    sent = bytearray()
+    archive.send_tar(tmp_path, ledger, sent.extend)
+    ledger.close()
+    (tmp_path / "packed").mkdir()
+    with tarfile.open(fileobj=io.BytesIO(bytes(sent))) as tar:
+        tar.extractall(tmp_path / "packed", filter="data")
+    for there in (tmp_path / "plain" / "jobs", tmp_path / "packed" / "jobs"):
+        assert sorted(p.name for p in there.glob("j-1/logs/*")) == ["h-1@0@1.log", "rank-0.log"]
+        assert (there / "j-1/logs/rank-0.log").read_text() == everything(logs, 0)
+        assert (there / "j-2/logs/h-1@0@1.log").read_text().splitlines()[1:] == everything(cut, W1).splitlines()[1:]
+        assert (there / "j-2/logs/h-1@0@1.log").read_text().startswith("spotfleet: ")
 
 
 def test_logs_are_for_their_owner_only(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import itertools
 import json
@@ -190,11 +191,14 @@ class Control:
 
     fetched: list[int] = field(default_factory=list)
     beside: Checkpoint | None = None
+    why: str = ""
 
-    def update(self, damaged: Checkpoint | None = None, checkpoint: Checkpoint | None = None, fetched: int = 0) -> None:
+    def update(self, damaged: Checkpoint | None = None, checkpoint: Checkpoint | None = None, fetched: int = 0,
+               damaged_why: str = "") -> None:
         self.fetched += [fetched] if fetched else []
         if damaged is not None:
             self.told.append(damaged)
+            self.why = damaged_why
             self.beside = checkpoint
             self.on_damaged(self)
 
@@ -214,7 +218,7 @@ def test_a_damaged_one_is_told_and_the_one_that_is_ordered_instead_is_restored(a
     fresh = hvd.elastic.TorchState(*build(lr=9.0), epoch=5)
     fresh.attach(0, -1)
     restore.restore(control, fresh, tmp_path)
-    assert control.told == [newer]
+    assert (control.told, control.why) == ([newer], "__0_0.distcp is not there")
     assert fresh.version == 1
     assert all(torch.equal(a, b) for a, b in zip(fresh.tensors(), expected, strict=True))
 
@@ -277,6 +281,26 @@ def test_a_store_that_does_not_answer_is_asked_again_and_then_the_error_names_wh
     with pytest.raises(Exception, match="403 Forbidden") as told:
         restore.restore(control, state, tmp_path)
     assert "AWS_" in told.value.hint
+
+
+def test_a_host_without_room_for_it_is_blamed_after_a_while_and_not_the_script(alone, url, tmp_path, monkeypatch):
+    _, _, state = held_state(alone, 1)
+    control, fetch = Control(WorkerOrders(restore=write(state, url))), store_folder.fetch
+    monkeypatch.setattr(restore, "RETRY_S", 0.01)
+    answers = iter([OSError(errno.ENOSPC, "No space left on device"), None])
+
+    def full(*given: object) -> None:
+        if (trouble := next(answers)) is not None:
+            raise trouble
+        fetch(*given)
+
+    monkeypatch.setattr(store_folder, "fetch", full)
+    restore.restore(control, state, tmp_path)  # room that comes soon is all it needs
+    monkeypatch.setattr(restore, "FULL_S", 0.0)
+    answers = itertools.repeat(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(restore.NoRoomHere, match="checkpoint 1 finds no room here") as told:
+        restore.restore(control, state, tmp_path)
+    assert told.value.blame_host
 
 
 def test_without_obstore_the_error_says_how_to_get_it(monkeypatch):

@@ -1,0 +1,212 @@
+"""Ended jobs leave memory, keep their files until a person prunes them, and their numbers are never given twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfleet.dispatcher import retention
+from spotfleet.dispatcher.checkpoints import archive
+from spotfleet.dispatcher.checkpoints.ledger_restore import sealed_jobs, sealed_name
+from spotfleet.dispatcher.disk import jobfile
+from spotfleet.dispatcher.disk.jobfile import JobRecord
+from spotfleet.fleet.domain.events import JobSubmitted
+from spotfleet.fleet.domain.state import fold
+from spotfleet.model import CheckpointSpec, JobSpec, JobState
+from spotfleet.storage.folder import FolderStore
+from tests.support.dispatcher.fake_fleet import Stage, spec
+from tests.support.dispatcher.fake_workers import Script
+
+LONG = Script(steps=1_000_000)
+
+
+def ended_job(home: Path, name: str, *, output: bytes = b"", fetched_at: float = 0.0, folder: str = "jobs") -> None:
+    """Write a job that ended a while ago to the dispatcher's disk."""
+    place, long_ago = home / folder / name, time.time() - 2 * retention.REST_S
+    spec = JobSpec(name.rpartition("-")[0], argv=("train.py",))
+    jobfile.save(place, JobRecord(name, spec, long_ago - 10, JobState.SUCCEEDED, ended_at=long_ago,
+                                  fetched_at=fetched_at))
+    (place / "logs").mkdir()
+    (place / "logs" / "rank-0.log").write_bytes(b"printed by " + name.encode())
+    if output:
+        (place / "outputs" / "h@0@1").mkdir(parents=True)
+        (place / "outputs" / "h@0@1" / "result").write_bytes(output)
+        os.utime(place / "outputs" / "h@0@1" / "result", (long_ago, long_ago))
+
+
+async def pages(stage: Stage, keep: int) -> list[dict[str, Any]]:
+    rows, after, more = [], "", True
+    while more:
+        found = (await stage.call("GET", f"/v1/ended?keep={keep}&after={after}"))[1]
+        rows, more = rows + found["jobs"], found["more"]
+        after = rows[-1]["job"] if rows else ""
+    return rows
+
+
+async def restarted_with(stage: Stage, write: Any) -> None:
+    await stage.stop_dispatcher()
+    write(stage.home)
+    await stage.start_dispatcher()
+    await stage.up(1)
+
+
+def test_ended_jobs_beyond_the_newest_leave_memory_and_are_found_by_name(play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retention, "KEPT", 2)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await restarted_with(stage, lambda home: [ended_job(home, f"t-{n}", output=b"xy") for n in (1, 2, 3, 4)])
+        core = stage.daemon.dispatcher.core
+        await stage.until("two jobs left memory", lambda: len(core.jobs) == 2)
+        assert sorted(core.jobs) == ["t-3", "t-4"] and sorted(os.listdir(stage.home / "past")) == ["t-1", "t-2"]
+        status = (await stage.call("GET", "/v1/status"))[1]
+        assert (status["past_jobs"], [j["job"] for j in status["jobs"]]) == (2, ["t-3", "t-4"])
+        assert (await stage.job("t-1")).state == "succeeded"
+        assert (await stage.call("GET", "/v1/jobs/t-1/logs?rank=0"))[1] == b"printed by t-1"
+        assert (await stage.call("GET", "/v1/jobs/..%2Fjobs%2Ft-3", ok=False))[0] == 404
+        assert {name for name, _ in archive.members(stage.home)} >= {
+            f"jobs/t-{n}/{file}" for n in (1, 2, 3, 4) for file in ("logs/rank-0.log", "outputs/h@0@1/result")}
+        await restarted_with(stage, lambda home: None)
+        assert sorted(stage.daemon.dispatcher.core.jobs) == ["t-3", "t-4"]
+        assert await stage.submit(LONG, (1, 1), "next") == "next-5"
+
+    play(scene, spec(1))
+
+
+def test_pruning_shows_what_was_never_copied_and_removes_only_ended_jobs(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        now = time.time()
+
+        def write(home: Path) -> None:
+            ended_job(home, "t-1", output=b"four", folder="past")
+            ended_job(home, "t-2", output=b"copied", fetched_at=now)
+            ended_job(home, "t-3")
+            ended_job(home, "t-4")
+
+        await restarted_with(stage, write)
+        live = await stage.submit(LONG, (1, 1), "live")
+        rows = await pages(stage, keep=1)
+        assert [(row["job"], row["unfetched_bytes"]) for row in rows] == [("t-1", 4), ("t-2", 0), ("t-3", 0)]
+        assert [row["job"] for row in await pages(stage, keep=2)] == ["t-1", "t-2"]
+        asked = {"jobs": ["t-1", "t-2", live, "t-4", "t-99"]}
+        assert (await stage.call("POST", "/v1/prune", asked))[1] == {"pruned": ["t-1", "t-2"]}
+        assert sorted(os.listdir(stage.home / "jobs")) == [live, "t-3", "t-4"]
+        assert os.listdir(stage.home / "past") == [] and not list(stage.home.glob(".*.part"))
+        assert (await stage.call("GET", "/v1/jobs/t-1", ok=False))[0] == 404
+        event, = await stage.events("JobsPruned")
+        assert (event["jobs"], event["unfetched"]) == (["t-1", "t-2"], ["t-1"])
+
+    play(scene, spec(1))
+
+
+def test_outputs_count_as_fetched_once_they_were_downloaded_whole(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await restarted_with(stage, lambda home: [ended_job(home, f"t-{n}", output=b"four") for n in (1, 2)])
+        assert [row["unfetched_bytes"] for row in await pages(stage, keep=1)] == [4]
+        assert (await stage.call("GET", "/v1/jobs/t-1/outputs"))[0] == 200
+        await stage.until("the download is recorded",
+                          lambda: jobfile.load(stage.home / "jobs" / "t-1")[0].fetched_at > 0)
+        assert [row["unfetched_bytes"] for row in await pages(stage, keep=1)] == [0]
+
+    play(scene, spec(1))
+
+
+def test_the_target_keeps_no_record_of_a_job_that_has_left_memory(play, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retention, "KEPT", 1)
+    monkeypatch.setattr("spotfleet.dispatcher.checkpoints.backup.KEEP_S", 0.05)
+    target = tmp_path / "target"
+    target.mkdir()
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        there = FolderStore(str(target), stage.boot.fleet, stage.boot.ca)
+        there.write(sealed_name("t-1"), b"written by the process before")
+        there.write(sealed_name("t-9"), b"of a job that this dispatcher does not know")
+
+        def write(home: Path) -> None:
+            ended_job(home, "t-1", folder="past")
+            ended_job(home, "t-2")
+            ended_job(home, "t-3")
+
+        await restarted_with(stage, write)
+        await stage.until("the newest alone is there", lambda: sorted(sealed_jobs(there)) == ["t-3", "t-9"])
+
+    play(scene, replace(spec(1), checkpoint=CheckpointSpec(target=str(target))))
+
+
+def test_a_long_list_of_ended_jobs_comes_in_pages(play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retention, "PAGE", 2)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await restarted_with(stage, lambda home: [ended_job(home, f"t-{n}", folder="past") for n in range(1, 7)])
+        assert [row["job"] for row in await pages(stage, keep=1)] == [f"t-{n}" for n in range(1, 6)]
+
+    play(scene, spec(1))
+
+
+def test_the_number_of_a_pruned_job_is_never_given_again(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=1), (1, 1), "short")
+        await stage.stands(job, "succeeded")
+        await stage.events()
+        await stage.stop_dispatcher()
+        for folder in (stage.home / "jobs").iterdir():
+            folder.rename(stage.home / f".{folder.name}.part")  # as `prune` leaves it when it is killed
+        await stage.start_dispatcher()
+        assert await stage.submit(LONG, (1, 1), "short") == "short-2"
+        assert not list(stage.home.glob(".*.part"))
+
+    play(scene, spec(1))
+
+
+def test_the_fold_remembers_the_highest_number_of_a_job():
+    events = [JobSubmitted(1.0, job, "t", "", 1, 1) for job in ("t-7", "u-3", "odd")]
+    assert fold(events).last_job == 7
+
+
+def test_a_job_with_something_on_its_way_stays_in_memory(tmp_path: Path):
+    class Fake:
+        def __init__(self, **more: Any) -> None:
+            self.__dict__.update(more)
+
+    def job(**more: Any) -> Fake:
+        fine = {"state": JobState.SUCCEEDED, "record": Fake(ended_at=1000.0), "unsaved": False,
+                "workers": Fake(all={}), "outputs": Fake(is_busy=False)}
+        return Fake(**{**fine, **more})
+
+    kept = retention.Retention(Fake(home=tmp_path, jobs={}), lambda folder: None, lambda job: "behind" in vars(job))
+    now = 1001.0 + retention.REST_S
+    assert kept._is_still(job(), now)
+    assert not kept._is_still(job(), 999.0 + retention.REST_S)
+    busy = [{"state": JobState.RUNNING}, {"unsaved": True}, {"workers": Fake(all={"w": 1})},
+            {"outputs": Fake(is_busy=True)}, {"behind": True}]
+    assert not any(kept._is_still(job(**more), now) for more in busy)
+
+
+def test_a_request_under_way_goes_on_with_a_job_that_leaves_memory(play, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(retention, "KEPT", 1)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await restarted_with(stage, lambda home: ended_job(home, "t-1"))
+        core = stage.daemon.dispatcher.core
+        held = core.jobs["t-1"]
+        ended_job(stage.home, "t-2")
+        core.jobs["t-2"] = stage.daemon.dispatcher.desk.load(stage.home / "jobs" / "t-2")
+        await stage.until("t-1 left memory", lambda: "t-1" not in core.jobs)
+        assert held.logs.read(0, 0).data == b"printed by t-1"
+        await asyncio.to_thread(held.outputs_fetched, 5.0)
+        assert jobfile.load(stage.home / "past" / "t-1")[0].fetched_at == 5.0
+
+    play(scene, spec(1))
