@@ -5,10 +5,13 @@ One fleet of two hosts serves all tests; the last one ends it. Only real process
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import psutil
 import pytest
 
 from spotfleet.api import Job
@@ -21,6 +24,8 @@ from tests.support.e2e.e2e_stage import output
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(3600)]
 IN_FORCE_S = 60.0  # from the restart until a change must show
+SPARE, SPARE_BYTES = 8, 16 << 20  # what a process may hold more than before, whatever it did
+JOB_BYTES, JOB_FILES = 100_000, 6  # and for each job
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +110,45 @@ def test_an_acknowledged_change_is_in_force_after_a_kill(live: LiveFleet, attack
             dice.shuffle(kinds)
             for change in kinds:
                 change()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process and its machine's folder hold."""
+
+    memory_bytes: int
+    descriptors: int
+    threads: int
+    files: int
+
+
+def usage(live: LiveFleet) -> dict[str, Usage]:
+    """Return what dispatcher and agents hold, by machine."""
+    found = {}
+    for machine in [live.dispatcher(), *live.machines()]:
+        process = psutil.Process(machine.processes[0])
+        files = sum(len(names) for _, _, names in os.walk(machine.folder))
+        found[machine.request_id] = Usage(process.memory_info().rss, process.num_fds(), process.num_threads(), files)
+    return found
+
+
+def test_many_small_jobs_leave_memory_descriptors_and_files_bounded(live: LiveFleet, attack, seed: int):
+    with attack("K5 many small jobs, one after the other") as tally:
+        eventually("two hosts", lambda: len(live.up()) >= 2)
+        few, many = JobStream(live, seed + 1000), JobStream(live, seed + 2000)
+        few.run(4, lasts_s=0.0)
+        before = usage(live)
+        many.run(jobs := strokes(16, 400), lasts_s=0.0)
+        after = usage(live)
+        many.check(tally)
+        for name in before.keys() & after.keys():
+            old, new = before[name], after[name]
+            grown = new.memory_bytes - old.memory_bytes
+            tally.check("memory is bounded", grown < SPARE_BYTES + jobs * JOB_BYTES, f"{name}: {grown / 1e6:.1f} MB more")
+            tally.check("descriptors are bounded", new.descriptors <= old.descriptors + SPARE, f"{name}: {old} -> {new}")
+            tally.check("threads are bounded", new.threads <= old.threads + SPARE, f"{name}: {old} -> {new}")
+            tally.check("files are bounded", new.files <= old.files + SPARE + JOB_FILES * jobs, f"{name}: {old} -> {new}")
+        tally.check("the same machines are compared", len(before.keys() & after.keys()) >= 3, [*before, *after])
 
 
 def test_the_fleet_ends_though_its_dispatcher_is_killed_as_it_is_asked(live: LiveFleet, attack):

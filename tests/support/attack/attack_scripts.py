@@ -31,3 +31,27 @@ def logged(key: str, lasts_s: float) -> str:
     """Return the whole output of NOTING."""
     lines = [f"line {number} of {key}\n" for number in range(int(lasts_s / 0.1))]
     return "".join([*lines, f"last line of {key}\n"])
+
+ODD_OUTPUTS = r'''
+# Prints the files of its working directory, then leaves outputs of every odd kind.
+import os, socket, sys
+
+for folder, _, files in os.walk("."):
+    for name in files:
+        path = os.path.join(folder, name)
+        text = open(path, errors="replace").read(40) if os.path.isfile(path) else ""
+        kind = f"link, {text!a}" if os.path.islink(path) else "file"
+        print(ascii(name), kind, flush=True)
+out = os.environ["SPOTFLEET_OUTPUT"]
+for name in ("plain.txt", "<script>", "new\nline", "esc\x1b[31mred", "-rf", "...", "..hidden", "x" * 255, "ledger.db",
+             os.fsdecode(b"bad\xff\xfe"), "a\\..\\b"):
+    with open(os.path.join(out, name), "w") as file:
+        file.write("x")
+os.symlink("/etc/passwd", os.path.join(out, "link-out"))
+os.symlink("..", os.path.join(out, "link-up"))
+os.mkfifo(os.path.join(out, "pipe"))
+os.chdir(out)
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind("socket")
+os.link("plain.txt", "hard")
+'''

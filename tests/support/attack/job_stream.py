@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections import Counter
@@ -47,17 +48,27 @@ class JobStream:
         for thread in self._threads:
             thread.join(LIMIT_S)
 
+    def run(self, jobs: int, lasts_s: float) -> None:
+        """Instead of `start` and `stop`: run so many jobs, SUBMITTERS at a time."""
+        for number in range(jobs):
+            self._submit_one(f"s{self.seed}-{number}", lasts_s)
+            if number % SUBMITTERS == SUBMITTERS - 1:
+                eventually("the end of the jobs so far", self.live.ended)
+
     def _submit(self, number: int) -> None:
-        dice, count = random.Random(f"{self.seed}/{number}"), 0
-        while not self._enough.is_set():
-            key, lasts_s = f"s{self.seed}-{number}-{count}", round(dice.uniform(0.1, 1.0), 1)
-            count += 1
-            self.submitted.lasts_s[key] = lasts_s
-            try:
-                self.submitted.acknowledged[key] = self.live.run(self.script, key, lasts_s, self.notes).id
-            except SpotfleetError:
-                self.submitted.unanswered.append(key)
+        dice = random.Random(f"{self.seed}/{number}")
+        for count in itertools.count():
+            if self._enough.is_set():
+                return
+            self._submit_one(f"s{self.seed}-{number}-{count}", round(dice.uniform(0.1, 1.0), 1))
             self._enough.wait(dice.uniform(0.2, 1.0))
+
+    def _submit_one(self, key: str, lasts_s: float) -> None:
+        self.submitted.lasts_s[key] = lasts_s
+        try:
+            self.submitted.acknowledged[key] = self.live.run(self.script, key, lasts_s, self.notes).id
+        except SpotfleetError:
+            self.submitted.unanswered.append(key)
 
     # ---- what must hold
 

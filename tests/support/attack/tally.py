@@ -14,6 +14,7 @@ LINES = "attack"  # property of a test's report: the lines that a run prints at 
 SEED = "SPOTFLEET_ATTACK_SEED"  # environment: seed of the first turn of each kind
 SAME = "SPOTFLEET_SAME_EXAMPLES"  # environment: a change is judged by the same seeds each time
 LONG = bool(os.environ.get("SPOTFLEET_LONG"))
+SHOWN = 1000  # characters of an error
 TURNS = 3 if LONG else 1  # seeds of each kind
 
 
@@ -77,7 +78,7 @@ def tallied(kind: str, seed: int, record: Callable[[str, object], None]) -> Iter
         record(LINES, tally.lines(f"skipped: {skipped}"))
         raise
     except Exception as error:
-        tally.check("the attack comes to its end", False, f"{type(error).__name__}: {error}")
+        tally.check("the attack comes to its end", False, f"{type(error).__name__}: {error}"[:SHOWN])
         record(LINES, tally.lines())
         raise
     record(LINES, tally.lines())
