@@ -8,7 +8,6 @@ import hashlib
 import io
 import os
 import sqlite3
-import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,45 +25,18 @@ from spotfleet.providers.local.inprocess import InProcessProvider
 from spotfleet.transport.client import DispatcherClient, Endpoint
 from tests.support.dispatcher.fake_fleet import ADMIN, Stage, spec
 from tests.support.dispatcher.fake_workers import Script
+from tests.support.local.small_disk import SmallDisk, small_disk
 
 LONG = 1_000_000
 LONGER = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="the long form only (SPOTFLEET_LONG=1)")
 DISK_MIB, RESERVE_MIB = 24, 4
 
 
-class SmallDisk:
-    """A file system of DISK_MIB in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._filler = path / "filler"
-
-    def fill(self, leave: int = 0) -> None:
-        """To the last byte but `leave`."""
-        with self._filler.open("ab", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-            file.truncate(max(0, file.tell() - leave))
-
-    def free(self) -> None:
-        self._filler.unlink()
-
-
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
     monkeypatch.setattr(space, "RESERVE_BYTES", RESERVE_MIB << 20)
-    path = tmp_path / "disk"
-    path.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(path)], capture_output=True)
-    if done.returncode:
-        pytest.skip(f"no file system may be mounted here: {done.stderr.decode().strip()}")
-    try:
-        yield SmallDisk(path)
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(tmp_path / "disk", DISK_MIB) as disk:
+        yield disk
 
 
 def staged(home: Path, scene: Callable, hosts: int = 1) -> None:

@@ -37,8 +37,8 @@ def test_a_notice_costs_no_step_and_a_kill_at_most_the_one_in_flight(stage: Stag
     assert stage.cloud.truth() == []
 
 
-# each cadence of commit() by itself: tests/train/data/test_counting.py; more trouble, and every bit: test_chaos.py
-@pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="test_chaos.py shows more; `scripts/test --long`")
+# each cadence of commit() by itself: tests/train/data/test_counting.py; more trouble, and every bit: tests/attack
+@pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="tests/attack shows more; `scripts/test --long`")
 @pytest.mark.parametrize("every", [1, 1000])
 def test_counting_is_right_after_trouble_at_random_moments(stage: Stage, every: int):
     seed = random.randrange(10**6)

@@ -40,6 +40,7 @@ def parsed(*arguments: str) -> Request:
     (["--changed"], Request("changed")),
     (["--touched", "-x"], Request("touched", rest=("-x",))),
     (["--tier", "clouds", "--tier", "attack"], Request("tiers", ("clouds", "attack"))),
+    (["--attack"], Request("tiers", ("attack",))),
     (["--require", "clouds"], Request("tiers", (), ("clouds",))),
     (["--touched", "--require", "machines"], Request("touched", (), ("machines",))),
     (["--record"], Request("all", record=True)),

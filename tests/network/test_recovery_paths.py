@@ -13,8 +13,8 @@ What is lost, how, and which test shows what follows (a module without a folder 
   tests/membership/test_membership_leaving.py; withdrawn: a_notice_that_is_withdrawn here, orders there
 - a join while a generation forms: orders in tests/membership/test_membership_rules.py; processes: forming_sweep
 - the dispatcher, killed in any of these and restarted: a_dispatcher_killed_with_a_host here;
-  tests/e2e/test_dispatcher_kills.py; in every order: tests/membership/test_random_histories.py
-- all of it at random: test_chaos_workers, tests/e2e/test_chaos.py
+  tests/attack/test_acknowledged.py; in every order: tests/membership/test_random_histories.py
+- all of it at random: test_chaos_workers, tests/attack/test_training_faults.py
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import hashlib
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,9 +16,12 @@ from urllib.parse import quote
 from hypothesis import strategies as st
 from yarl import URL
 
+from spotfleet.codec import to_json
 from spotfleet.dispatcher.http.app import ROUTES, Route
 from spotfleet.dispatcher.http.auth import host_token
 from spotfleet.fleet.domain.events import event_to_json
+from spotfleet.model import Notice
+from spotfleet.protocol.messages import AgentReport, WorkerReport, WorkerState
 from spotfleet.transport import certs
 from tests.support.dispatcher.fake_fleet import ADMIN, LIMIT_S, Stage, spec
 from tests.support.dispatcher.fake_workers import Script
@@ -160,6 +163,12 @@ HEADERS = st.fixed_dictionaries({"Content-Type": st.sampled_from(
     })
 
 
+WORKER = WorkerState(WorkerReport("HOST/0/1", "JOB", version=3), 0, 1)
+REPORT = to_json(AgentReport("HOST", "i", "127.0.0.1", 1, (WORKER,), Notice(1e5, kind="rebalance")))
+FRAMES = st.one_of(  # an agent's; the sender puts in the names of a host and a job
+    mutated(st.just(REPORT)).map(json.dumps), JSONS.map(json.dumps),
+    st.text(max_size=50).map(lambda t: t.encode("utf-8", "replace").decode()), st.binary(max_size=50),
+    st.sampled_from(["[" * 100_000, "x" * 100_000, b"\x81\x00"]))
 METHODS = st.sampled_from(["GET", "PUT", "POST", "HEAD", "DELETE", "PATCH", "OPTIONS"])
 AIMED = [r for r in ROUTES if r.path != "/v1/down"]  # which would leave nothing to aim at
 
@@ -189,16 +198,16 @@ def requests(draw: st.DrawFn, real: dict[str, list[str]]) -> tuple[str, str, byt
     return method, path, body if method in ("PUT", "POST", "PATCH") else b""
 
 
-def strangers(target: Target) -> st.SearchStrategy[str]:
-    """Authorization headers that are nobody's."""
-    foreign = host_token("secret-of-another-fleet", target.host)
+def strangers(host: str, token: Callable[[str], str], admin: str = ADMIN) -> st.SearchStrategy[str]:
+    """Authorization headers that are nobody's; `token` gives the one of a host."""
+    foreign = host_token("secret-of-another-fleet", host)
     return st.sampled_from([
-        "", "Bearer", "Bearer ", f"Basic {ADMIN}", f"Bearer {ADMIN}x", f"Bearer {ADMIN[:-1]}",
-        f"Bearer {ADMIN.upper()}", f"Bearer {foreign}",
-        f"Bearer {target.stage.token('f-77')}", f"Bearer {target.host}", f"Bearer {target.host}.",
+        "", "Bearer", "Bearer ", f"Basic {admin}", f"Bearer {admin}x", f"Bearer {admin[:-1]}",
+        f"Bearer {admin.upper()}", f"Bearer {foreign}",
+        f"Bearer {token('f-77')}", f"Bearer {host}", f"Bearer {host}.",
         f"Bearer .{foreign}", f"Bearer {'x' * 5000}", "Bearer \udcff\udcfe",
-        f"Digest {target.stage.token(target.host)}",
-        f"Bearer {target.stage.token(target.host)}0", f"Bearer {target.host}.{'0' * 64}", f"Bearer {ADMIN}, {ADMIN}",
+        f"Digest {token(host)}",
+        f"Bearer {token(host)}0", f"Bearer {host}.{'0' * 64}", f"Bearer {admin}, {admin}",
     ])
 
 

@@ -1,0 +1,1 @@
+"""Parts of the attacks in tests/attack: counts, live fleets, scripts."""
