@@ -91,7 +91,8 @@ class Agent:
             self._boot.host, self._incarnation, address, self._boot.slots, self._workers.states(),
             self._notices.notice(),
             why="; ".join(filter(None, waits)),
-            held=self._workers.held(), damaged=self._workers.damaged())
+            held=self._workers.held(), damaged=self._workers.damaged(),
+            unsent=self._workers.unsent() + self._checkpoints.unsent(self._shutdown.is_stored))
 
     def _move(self) -> None:
         """Apply the host's new address: push orders to the workers, and open a new session."""

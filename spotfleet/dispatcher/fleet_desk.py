@@ -44,8 +44,8 @@ class FleetDesk:
         self._core.check_host(host)
         await self._machines.interrupt(host, notice_s)
 
-    def go_down(self) -> None:
-        self.shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=time.time())
+    def go_down(self, *, discard: bool = False) -> None:
+        self.shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=time.time(), discard=discard)
 
     def job_status(self, job: ManagedJob) -> JobStatus:
         return self._policy.annotated(job, time.time())
@@ -62,4 +62,5 @@ class FleetDesk:
                              host_jobs, jobs, self.shutdown.why, machines.why, self._remarks(),
                              core.boot.spec.max_lifetime_s, machines.target)
         return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, spent_micros=self._policy.spent(unix),
-                       policy=self._policy.status(unix))
+                       policy=self._policy.status(unix),
+                       unsent=core.unsent.status(self.shutdown.patience, time.monotonic()))
