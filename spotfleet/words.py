@@ -126,6 +126,11 @@ def size(count: int) -> str:
     return f"{count / unit:.1f} {name}"
 
 
+def results(kind: str, count: int, job: str) -> str:
+    """Format 22.0 MB of the output of train-1; a `count` of 0 means that it is not known."""
+    return f"{size(count) if count else 'a part'} of the {kind} of {job}"
+
+
 def are(count: int, noun: str) -> str:
     """Format 1 host is, 2 hosts are."""
     return f"{counted(count, noun)} {'is' if count == 1 else 'are'}"

@@ -94,7 +94,8 @@ class Agent:
             self._notices.notice(),
             why="; ".join(filter(None, waits)),
             held=self._workers.held(), damaged=self._workers.damaged(),
-            clock=round(time.time(), 1) if self._clock_wanted else 0.0)
+            clock=round(time.time(), 1) if self._clock_wanted else 0.0,
+            unsent=self._workers.unsent() + self._checkpoints.unsent(self._shutdown.is_stored))
 
     def _move(self) -> None:
         """Apply the host's new address: push orders to the workers, and open a new session."""

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -156,12 +156,14 @@ class Transfers:
                 raise aiohttp.ClientPayloadError(f"log offset: expected a size, got {size!r}")
             return size
 
-    async def put_checkpoint(self, job: str, made: Checkpoint, file: Path) -> int:
-        """Upload the checkpoint `made`, whole or one part; return the status."""
+    async def put_checkpoint(self, job: str, made: Checkpoint, file: Path,
+                             opened: Callable[[BinaryIO], None] = lambda body: None) -> int:
+        """Upload the checkpoint `made`, whole or one part; return the status. `opened` receives the open file, whose
+        position is the progress."""
         part = {"part": made.part, "parts": made.parts} if made.parts > 1 else {}
         url = self._url("jobs", job, "checkpoints", str(made.version), generation=made.generation, digest=made.digest,
                         **part)
-        return await self._put(url, file)
+        return await self._put(url, file, opened)
 
     async def post_output(self, job: str, worker: str, body: bytes) -> tuple[int, dict[str, Any]]:
         """Post pieces of an output folder; return the status and the answer.
@@ -177,9 +179,10 @@ class Transfers:
     async def put_bundle(self, digest: str, file: Path) -> int:
         return await self._put(self._url("bundles", digest), file)
 
-    async def _put(self, url: URL, file: Path) -> int:
+    async def _put(self, url: URL, file: Path, opened: Callable[[BinaryIO], None] = lambda body: None) -> int:
         """Upload `file`; return the status, below 500. A refusal is an answer; a server error is RETRYABLE."""
         with file.open("rb") as body:
+            opened(body)
             async with self._session.put(url, data=body) as answer:
                 if answer.status >= 500:
                     answer.raise_for_status()

@@ -123,7 +123,8 @@ class Fleet:
     def down(self, *, discard: bool = False, progress: Progress = _silent) -> DownResult:
         """Fetch the results and end everything; returns when the provider lists nothing of the fleet.
 
-        Raises SpotfleetError when something would be lost, unless `discard`.
+        Raises SpotfleetError when something would be lost, unless `discard`: also when a host holds results that do
+        not arrive. Results that were lost with a host before are in the `missing` of what it returns.
         """
         return take_down(self._folder(), progress, discard=discard, why="asked by `down`")
 

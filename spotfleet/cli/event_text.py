@@ -47,6 +47,7 @@ from spotfleet.fleet.domain.events import (
     PriceChanged,
     RanksDiverged,
     RatesStamped,
+    ResultsLost,
     ScriptsRan,
     SetupFailed,
     StepExplained,
@@ -252,6 +253,11 @@ def _of_job(event: Event) -> str:
             return f"checkpoint of step {event.version} is set aside: {event.why}"
         case CheckpointInTime():
             return f"all who held its state had to go: {event.why}"
+        case ResultsLost():
+            part = f"{_size(event.bytes) if event.bytes else 'a part'} of its {event.what}"
+            end = f"was not collected from {event.host}, and is in {event.kept_at}" if event.kept_at else (
+                f"is lost with {event.host}")
+            return f"{part} {end}" + _because(event.why)
         case RanksDiverged():
             then = f"goes on from the checkpoint of step {event.checkpoint}" if event.checkpoint else "no checkpoint"
             return f"the ranks' states differ at step {event.version}, {then}: {event.why}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile
@@ -15,18 +16,20 @@ from spotfleet.protocol.messages import AgentOrders, SlotOrder
 class OrderSender:
     """Orders of all agents, and their transmission."""
 
-    def __init__(self, core: Core, takeover: Takeover) -> None:
-        self._core, self._takeover = core, takeover
+    def __init__(self, core: Core, takeover: Takeover, stuck: Callable[[], frozenset[str]]) -> None:
+        """`stuck` returns the hosts that are to copy what they hold to the checkpoint target."""
+        self._core, self._takeover, self._stuck = core, takeover, stuck
         self._ordered: dict[str, dict[str, list[SlotOrder]]] = {}  # by job and host
 
     def send(self) -> None:
         """Wake each connection whose answer is due or whose orders have changed."""
         now, jobs = time.monotonic(), [self._orders_of(j) for j in self._core.jobs.values()]
+        stuck = self._stuck()
         for connection in self._core.connections.values():
             host = connection.host
             orders = AgentOrders(host, tuple(o for by_host in jobs for o in by_host.get(host, ())),
                                  tell=self._takeover.asked(host), send=self._takeover.missing_bundles(host),
-                                 clock=self._core.fleet_clock.asks)
+                                 clock=self._core.fleet_clock.asks, to_target=host in stuck)
             if connection.connected and (connection.due or orders != connection.orders):
                 connection.orders, connection.due, connection.resend_at = orders, False, now + RESEND_S
                 connection.wake()

@@ -18,6 +18,7 @@ from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.lifecycle.clock import MonotonicClock
 from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
+from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import Nodes, PolicySpec
 from spotfleet.protocol.messages import AgentReport
@@ -45,6 +46,7 @@ class Core:
     incompatible: dict[str, str] = field(default_factory=dict)  # hosts with another protocol -> the conflict
     step_due: asyncio.Event = field(default_factory=asyncio.Event)
     tick_due: asyncio.Event = field(default_factory=asyncio.Event)
+    unsent: UnsentTracker = field(default_factory=UnsentTracker)  # results that hosts still hold
 
     def unix(self) -> float:
         """Return the Unix time for money, limits and events: no wrong wall clock moves it."""
@@ -80,6 +82,14 @@ class Core:
     def archive_folder(self) -> Path:
         return Path(self.boot.archive) if self.boot.archive else self.home / "archive"
 
+    def goes_on(self, job: str) -> bool:
+        """Return whether the job runs on, so that the loss of a host's checkpoint is no loss of results."""
+        return job in self.jobs and not (self.jobs[job].state.ended or self.jobs[job].record.cancelled)
+
+    def record_losses(self) -> None:
+        """Record the results that ended with hosts or agents before they arrived."""
+        self.journal.note(*self.unsent.forget(self.journal.state.ended, self.goes_on, self.unix()))
+
     # ---- hosts
 
     def views(self) -> list[HostView]:
@@ -111,6 +121,7 @@ class Core:
         if self.connections.get(connection.host) is not connection:
             return
         connection.connected, connection.away_since = False, time.monotonic()
+        self.unsent.mark_away(connection.host, connection.away_since)
         for job in self.jobs.values():
             job.workers.mark_silent(connection.host, connection.last_report_at)
         self.wake()  # the tick finds out if the cloud lists the host as ended

@@ -35,6 +35,7 @@ from spotfleet.dispatcher.lifecycle import lifetime
 from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
 from spotfleet.dispatcher.lifecycle.health import HealthRemarks
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
+from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.recovery.takeover import Takeover
 from spotfleet.dispatcher.retention import Retention
@@ -60,6 +61,7 @@ class Dispatcher:
         names = WorkerNames(home, boot.host)
         jobs = {j.id: j for j in (load_job(boot, folder, names) for folder in jobfile.folders(home))}
         self.core = core = Core(boot, home, journal, jobs, clock, clock_of(journal, jobs.values(), clock))
+        core.unsent = UnsentTracker(boot.spec.checkpoint.folder)
         core.settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
         self.shutdown = FleetShutdown(home, keep_s(boot.spec), core.wake, core.unix)
         self.dispatcher_cost = DispatcherCost(boot.fleet, boot.host)
@@ -75,13 +77,22 @@ class Dispatcher:
         self.desk = JobDesk(core, names, bundles, policy, self.shutdown, self.retention, lambda: self.machines.waits)
         self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)
         self.takeover, self.backup = Takeover(core, self.desk), Backup(core, bundles)
-        self._order_sender, self._health = OrderSender(core, self.takeover), HealthRemarks(core, self.machines.stays)
+        self._order_sender = OrderSender(core, self.takeover, self._stuck)
+        self._health = HealthRemarks(core, self.machines.stays)
         self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self.retention, self._remarks)
 
     def _remarks(self) -> list[str]:
         """Return further remarks for users."""
-        return [*self._health.lines(), *self.takeover.remarks,
+        return [*self._health.lines(), *self.core.unsent.lines(self.shutdown.patience, time.monotonic()),
+                *self.takeover.remarks,
                 *filter(None, (self.core.fleet_clock.why, self.endpoint_tagger.why, self.backup.why))]
+
+    def _stuck(self) -> frozenset[str]:
+        """Return the hosts that are to copy their results to the checkpoint target: nobody is there to make room."""
+        decision = self.shutdown.decision
+        if decision is None or not decision.by_ourselves or not self.core.boot.spec.checkpoint.folder:
+            return frozenset()
+        return self.core.unsent.stuck(self.shutdown.patience, time.monotonic())
 
     def receive(self, connection: AgentConnection, report: AgentReport) -> None:
         """Process an agent's report; the next step answers it. A late report on a replaced connection is dropped: it
@@ -90,6 +101,9 @@ class Dispatcher:
             return
         noticed, news = report.notice != connection.report.notice, differs(connection.report, report)
         connection.receive(report, time.monotonic())
+        if report.host not in self.core.journal.state.ended:
+            given = {j.id for j in self.core.jobs.values() if j.was_given_to(report.host)}
+            self.core.unsent.receive(report, given, time.monotonic())
         self.takeover.receive(report)
         if self.core.settled:
             for job in self.core.jobs.values():
@@ -162,7 +176,8 @@ class Dispatcher:
         given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.sizing.places]
         launching = sum(v.slots for v in views.values() if v.host.counts and not v.connected and v.leaving is None)
         coming = max(0, min(launching, job.sizing.places - len(given)))
-        return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job), coming)
+        return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job), coming,
+                          self.core.unsent.of_job(job.id), bool(self.shutdown.why))
 
     def _why_waiting(self, job: ManagedJob) -> str:
         why = self.desk.allocation.why.get(job.id, "")
@@ -172,20 +187,24 @@ class Dispatcher:
         core = self.core
         for name in [n for n, s in core.connections.items() if n in core.journal.state.ended and not s.connected]:
             del core.connections[name]
+        core.record_losses()
         core.drains = {n: why for n, why in core.drains.items() if n in views}
 
     def _end_if_due(self, live: list[ManagedJob], unix: float) -> None:
+        passed, clock = self.core.fleet_clock.passed(), self.core.clock
         if self.shutdown.why:
             for job in live:
                 job.cancel(f"the fleet goes down: {self.shutdown.why}", save_until=time.monotonic() + SAVE_S)
+            if lifetime.is_too_old(self.core.boot.spec, unix - clock.age_s(passed), unix):
+                self.shutdown.limit()
             return
-        passed, clock = self.core.fleet_clock.passed(), self.core.clock
         idleness = lifetime.Idleness(
             unix - clock.age_s(passed), len(live), unix - clock.idle_s(passed, working=bool(live)),
             next((j.id for j in self.core.jobs.values() if j.state.ended and j.spec.down), ""))
         why = lifetime.reason_to_stop(self.core.boot.spec, idleness, unix)
         if why:
-            self.shutdown.begin(why, by_ourselves=True, at=unix)
+            limited = lifetime.is_too_old(self.core.boot.spec, idleness.up_since, unix)
+            self.shutdown.begin(why, by_ourselves=True, at=unix, limited=limited)
 
     # ---- after a restart
 

@@ -45,8 +45,8 @@ class FleetDesk:
         self._core.check_host(host)
         await self._machines.interrupt(host, notice_s)
 
-    def go_down(self) -> None:
-        self.shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=self._core.unix())
+    def go_down(self, *, discard: bool = False) -> None:
+        self.shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=self._core.unix(), discard=discard)
 
     def job_status(self, job: ManagedJob) -> JobStatus:
         return self._policy.annotated(job, self._core.unix())
@@ -63,4 +63,5 @@ class FleetDesk:
                              host_jobs, jobs, self.shutdown.why, machines.why, self._remarks(),
                              core.boot.spec.max_lifetime_s, machines.target)
         return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, policy=self._policy.status(unix),
-                       spent_micros=self._policy.spent(time.monotonic()), past_jobs=self._retention.count)
+                       spent_micros=self._policy.spent(time.monotonic()), past_jobs=self._retention.count,
+                       unsent=core.unsent.status(self.shutdown.patience, time.monotonic()))

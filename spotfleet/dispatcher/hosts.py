@@ -11,7 +11,7 @@ from spotfleet.model import HostState, Notice, Role
 from spotfleet.protocol.messages import AgentOrders, AgentReport, StepCost
 
 RESEND_S = 5.0  # unchanged orders are sent again after this: an agent doubts a dispatcher that is silent for 15 s
-DRAIN_S = 120.0  # a drain without a notice should be over by then; `fleet/planner/plan.py` ends the host
+DRAIN_S = 120.0  # a drain without a notice should be over by then, unless results still arrive (`lifecycle/unsent.py`)
 
 
 @dataclass
@@ -84,7 +84,8 @@ def differs(before: AgentReport, after: AgentReport) -> bool:
 
 
 def _without_progress(report: AgentReport) -> AgentReport:
-    return replace(report, clock=0.0, workers=tuple(
+    unsent = tuple(replace(u, bytes=0, sent=0) for u in report.unsent or ())
+    return replace(report, clock=0.0, unsent=unsent, workers=tuple(
         replace(w, quiet_s=0.0, report=replace(w.report, version=0, step_s=0.0, resumed=0, pause_s=0.0, repeated=0,
                                                recomputed=0, outside=min(w.report.outside, 1), waits=False,
                                                fetched=0, cost=StepCost()))

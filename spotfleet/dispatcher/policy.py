@@ -224,7 +224,7 @@ class PolicyController:
         self._count()
         unix, limit = self._core.unix(), self._core.policy.max_micros
         spent_now = self.spent(time.monotonic())
-        if not limit or spent_now is None or self._shutdown.why:
+        if not limit or spent_now is None or (self._shutdown.decision and self._shutdown.decision.limited):
             return
         spec = self._core.boot.spec
         beside, kept = self._beside(*self._state.hosts, *self._own), self._own_burn() + self._beside(*self._own)
@@ -236,7 +236,8 @@ class PolicyController:
             log.warning("budget: %s", why)
             self._core.journal.note(BudgetReached(unix, "max_cost", percent, spent_now, limit, why))
         if percent == 100:
-            self._shutdown.begin(f"max_cost: {budget.describe(current)}", by_ourselves=True, at=unix)
+            self._shutdown.begin(f"max_cost: {budget.describe(current)}", by_ourselves=True, at=unix, limited=True)
+            self._shutdown.limit()
 
     def _count(self) -> None:
         if time.monotonic() >= self._count_at and (self._counting is None or self._counting.done()):

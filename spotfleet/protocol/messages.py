@@ -22,6 +22,7 @@ from spotfleet.model import JobSpec, Notice
 
 JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: workers authenticate each other with it; created at submission
 STUCK_EXIT = 75  # exit status of a worker blocked by a lost peer: handled as the peer's fault, and its slot restarts
+NOT_COLLECTED = "not-collected.json"  # in the archive: {lost, partial_files}; absent if all results are there
 PROTOCOL = 4  # raised when an older peer would misread us
 
 
@@ -204,6 +205,19 @@ class DamagedCheckpoint:
 
 
 @dataclass(frozen=True)
+class Unsent:
+    """Results that lie on a host and have not reached the dispatcher yet: of a worker whose process has ended, or a
+    checkpoint."""
+
+    job: str
+    kind: str  # "output", "log" or "checkpoint"
+    bytes: int  # still to be sent
+    sent: int = 0  # have arrived; while it grows, the dispatcher lets the host stay
+    worker: str = ""  # empty for a checkpoint
+    stored: bool = False  # a copy is in the checkpoint target
+
+
+@dataclass(frozen=True)
 class AgentReport:
     """State of one host and its workers, sent to the dispatcher."""
 
@@ -218,6 +232,7 @@ class AgentReport:
     damaged: tuple[DamagedCheckpoint, ...] = ()
     held: tuple[HeldJob, ...] = ()  # one for each job in `AgentOrders.tell`
     clock: float = 0.0  # this host's wall clock, Unix seconds, for a dispatcher that doubts its own; 0: not requested
+    unsent: tuple[Unsent, ...] | None = None  # None: an older agent, which does not report it
 
 
 @dataclass(frozen=True)
@@ -242,6 +257,7 @@ class AgentOrders:
     tell: tuple[str, ...] = ()
     send: tuple[str, ...] = ()  # digests of bundles that the dispatcher has lost and this host may upload
     clock: bool = False  # report the host's clock; else reports of an idle host repeat each other, which costs less
+    to_target: bool = False  # the host ends soon: copy what is unsent to the checkpoint target
 
 
 @dataclass(frozen=True)
@@ -270,6 +286,7 @@ class OutputPiece:
     last: bool = False
     sha256: str = ""  # for the whole file with the last piece of a draft; for the bytes with a check
     to: str = ""
+    whole: int = 0  # with an append: the file's size when it was scanned; a smaller copy is partial. 0: not known
 
 
 def pack_pieces(pieces: list[OutputPiece], data: bytes) -> bytes:
@@ -387,6 +404,19 @@ class PolicyStatus:
 
 
 @dataclass(frozen=True)
+class UnsentStatus:
+    """Results that a host still holds."""
+
+    host: str
+    job: str
+    kind: str  # as in `Unsent`
+    bytes: int
+    quiet_s: float  # time since the last byte of this host's results arrived
+    stays_s: float | None = None  # until the host ends without further progress; None: it is not about to end
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class FleetStatus:
     """Body of GET /v1/status. `hosts` are the live ones, including the dispatcher."""
 
@@ -406,3 +436,4 @@ class FleetStatus:
     spent_micros: int | None = None  # since the fleet was made, dispatcher included; None: not counted yet
     policy: PolicyStatus | None = None  # None: no decision yet
     past_jobs: int = 0  # ended jobs besides `jobs`: their files are on the dispatcher's disk
+    unsent: tuple[UnsentStatus, ...] = ()

@@ -27,7 +27,7 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.errors import DispatcherUnreachable, NeedsPerson, SpotfleetError, UsageError
 from spotfleet.model import JobSpec, Nodes, PolicySpec, Role
 from spotfleet.protocol import versions
-from spotfleet.protocol.messages import EndedJob, FleetStatus, JobStatus
+from spotfleet.protocol.messages import EndedJob, FleetStatus, JobStatus, UnsentStatus
 from spotfleet.transport.certs import client_context, validity
 
 TIMEOUT_S = 30.0  # for one answer, in addition to the wait of a long poll
@@ -66,6 +66,7 @@ class Ending:
     down: bool  # no worker host is left
     why: str
     left: dict[str, str]  # worker host -> state
+    unsent: tuple[UnsentStatus, ...] = ()  # results that they hold; none from an older dispatcher
 
 
 @dataclass
@@ -130,15 +131,17 @@ class DispatcherClient:
         """Revoke the token of `host`; it is in force once this returns."""
         self._json("POST", f"/v1/hosts/{quote(host, safe='')}/revoke", {"why": why})
 
-    def down(self) -> None:
-        self._json("POST", "/v1/down", {})
+    def down(self, *, discard: bool = False) -> None:
+        """Begin the end of the fleet. `discard`: hosts end although they hold results that do not arrive."""
+        self._json("POST", "/v1/down", {"discard": discard})
 
     def ending(self) -> Ending:
         """Return the progress of `down`, for any dispatcher: read without the messages of this version."""
         answer = self._json("GET", "/v1/status")
         hosts = [h for h in answer.get("hosts", []) if h.get("role") == Role.WORKER.value]
         return Ending(answer.get("state") == "down", str(answer.get("why", "")),
-                      {str(h.get("host")): str(h.get("state")) for h in hosts})
+                      {str(h.get("host")): str(h.get("state")) for h in hosts},
+                      from_json(tuple[UnsentStatus, ...], answer.get("unsent", ())))
 
     def archive(self, out: BinaryIO) -> None:
         """Write the archive of the fleet to `out`; a broken transfer starts again from its beginning."""

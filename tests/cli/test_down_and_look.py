@@ -18,7 +18,7 @@ from spotfleet.api import Fleet
 from spotfleet.api.home import Home
 from spotfleet.api.lifecycle import down as down_module
 from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.domain.events import FleetDown, GenerationFormed, JobProgress, JobResumed
+from spotfleet.fleet.domain.events import FleetDown, GenerationFormed, JobProgress, JobResumed, ResultsLost
 from spotfleet.model import Role
 from tests.support.cli.cli_cloud import FakeHandler
 from tests.support.cli.cli_user import FILE
@@ -34,6 +34,19 @@ def test_down_brings_the_results_home_and_ends_every_machine(up):
     assert (archive / "ledger.db").exists()
     assert up.cloud.living() == []
     assert "the provider lists nothing of it" in said.err and "next: spotfleet cost digits" in said.err
+
+
+def test_down_names_what_was_not_collected_and_has_not_succeeded_unless_it_was_to_be_given_up(up):
+    lost = ResultsLost(time.time(), "hello-1", "digits-0", "output", 22_000_000, "its disk is full")
+    up.dispatcher.ledger.append(lost)
+    said = up.types("down -y")
+    assert said.code == 1 and up.cloud.living() == [], said
+    assert "not collected: 22.0 MB of the output of hello-1 (lost with digits-0)" in said.err
+    assert "; not-collected.json there lists what was not collected" in said.err
+    assert "the provider lists nothing of it; what was collected is in " in said.err
+    up.ok("up fleet.yaml -y")
+    up.dispatcher.ledger.append(lost)
+    assert "not collected: 22.0 MB of the output" in up.ok("down -y --discard").err
 
 
 def test_what_is_known_of_a_fleet_is_known_after_its_end(up):
@@ -153,7 +166,7 @@ def test_a_dispatcher_that_restarts_is_waited_for(up):
 def test_a_dispatcher_that_restarts_late_in_a_long_down_is_waited_for_as_long_as_at_its_begin(up, monkeypatch):
     dispatcher, asked = up.dispatcher, []
 
-    def restart_after_a_while(client, progress):
+    def restart_after_a_while(client, *_):
         asked.append(True)
         if len(asked) == 1:
             time.sleep(2.2)  # longer than `down` has patience with a dispatcher that it has never heard

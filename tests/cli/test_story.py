@@ -96,6 +96,10 @@ SAID = [
      "d-8         no worker runs the script outside hvd.elastic.run any more"),
     (e.CheckpointInTime(AT, "d-8", 812, 790, 0.0, "version 812 was reached, 790 is kept: 22 steps will be repeated"),
      "d-8         all who held its state had to go: version 812 was reached, 790 is kept: 22 steps will be repeated"),
+    (e.ResultsLost(AT, "d-8", "u-3", "output", 22_000_000, "the dispatcher's disk is full"),
+     "d-8         22 MB of its output is lost with u-3: the dispatcher's disk is full"),
+    (e.ResultsLost(AT, "d-8", "u-3", "log", 0, "", "/mnt/kept"),
+     "d-8         a part of its log was not collected from u-3, and is in /mnt/kept"),
     (e.RanksDiverged(AT, "d-8", 30, 20, "state.epoch is 3 on rank 0, 4 on rank 1"),
      "d-8         the ranks' states differ at step 30, goes on from the checkpoint of step 20: "
      "state.epoch is 3 on rank 0, 4 on rank 1"),

@@ -76,6 +76,14 @@ def test_a_host_that_does_not_drain_in_time_ends_anyway():
         Terminate("f-1", "not drained within 120 s: 2 hosts, 1 wanted")]
 
 
+def test_a_draining_host_that_still_sends_results_ends_when_its_time_for_that_is_over():
+    state = given(UP, host(1, DRAINING, why="the fleet goes down"))
+    sends = Observed(unsent={"f-1": 0.5})
+    assert plan(want(1), state, [], sends, now=9_999) == []
+    assert plan(want(1), state, [], replace(sends, unsent={"f-1": 0.0}), now=1) == [
+        Terminate("f-1", "not drained, its time to send results is over: the fleet goes down")]
+
+
 def test_a_host_that_the_cloud_will_stop_is_left_to_it_since_it_may_return():
     stopping = host(1, DRAINING, notice_deadline=100.0, notice_action="stop")
     released = Observed(released=frozenset({"f-1"}))

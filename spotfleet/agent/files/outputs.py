@@ -88,6 +88,7 @@ class OutputShipper:
                  write_log: Callable[[str], None]) -> None:
         self.why = ""  # why it cannot be sent now
         self.sent = 0  # grows with each answered batch
+        self.left = 0  # bytes that the last scan found and that have not arrived
         self._transfers, self._job, self._worker, self._folder = transfers, job, worker, folder
         self._hurry, self._write_log = hurry, write_log
         self._complete, self._in_a_hurry = asyncio.Event(), False
@@ -113,7 +114,7 @@ class OutputShipper:
         except UploadRefused as error:
             self._write_log(str(error))
         finally:
-            self.why = ""
+            self.why, self.left = "", 0
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _finish(self) -> None:
@@ -174,15 +175,26 @@ class OutputShipper:
             await self._compare_all()
             self._dispatcher = now
         self._forget()
+        self.left = await self._in_thread(lambda: sum(self._unsent(name, now) for name, now in seen.items()))
         pieces = self._pieces(seen, last)
         while batch := await self._in_thread(lambda: _take(pieces)):
             begun = time.monotonic()
             for piece, held, expected in zip(batch.pieces, await self._send(batch), batch.expected, strict=True):
                 if held != expected:
                     self._stale.add(piece.to or piece.name)
+            self.left = max(0, self.left - sum(map(len, batch.data)))
             if not (last or self._in_a_hurry or self._complete.is_set()):
                 await self._rest(min(2.0, SEND_SHARE * (time.monotonic() - begun)))
         self._forget()
+
+    def _unsent(self, name: str, now: Seen) -> int:
+        """Return the bytes of a file that the dispatcher's copy lacks."""
+        held = self._held.get(name)
+        if held is None or held.size < 0:
+            return now[1]
+        if (held.inode, held.size, held.changed_ns) == now:
+            return 0
+        return now[1] - held.size if held.inode == now[0] and now[1] > held.size else now[1]
 
     def _forget(self) -> None:
         for name in self._stale:
@@ -240,7 +252,7 @@ class OutputShipper:
             if not data and now[1] > 0:
                 break  # truncated meanwhile
             at, held.size = held.size, held.size + len(data)
-            yield OutputPiece("append", name, at, len(data)), data, held.size
+            yield OutputPiece("append", name, at, len(data), whole=now[1]), data, held.size
             if now[1] == 0:
                 break
         held.head, held.tail = _samples(file, held.size)

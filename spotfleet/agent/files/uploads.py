@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, RETRYABLE, Transfers, retry_until_answered
-from spotfleet.protocol.messages import Checkpoint
+from spotfleet.protocol.messages import Checkpoint, Unsent
 from spotfleet.retry import Backoff
 
 log = logging.getLogger("spotfleet.agent")
@@ -28,18 +30,31 @@ class LogShipper:
         self._held = 0  # bytes that the dispatcher holds
         self._dispatcher = transfers.dispatcher  # the one that reported `_held`
         self._complete = asyncio.Event()
+        self._end = 0  # size of the file when it was declared complete
 
     def complete(self) -> None:
-        """Declare the file complete: `run` ends when all of it has arrived."""
+        """Declare the file complete: `run` ends when all of it has arrived, even if another process still writes."""
+        self._end = self._size()
         self._complete.set()
+
+    @property
+    def sent(self) -> int:
+        """Bytes that have arrived."""
+        return self._held
+
+    @property
+    def left(self) -> int:
+        """Bytes that have not arrived."""
+        return max(0, (self._end if self._complete.is_set() else self._size()) - self._held)
 
     async def run(self) -> None:
         while True:
             complete = self._complete.is_set()  # before the read, so that nothing written in between is missed
-            if await self._send_some():
-                continue
-            if complete:
+            more = await self._send_some()
+            if complete and (not more or self._held >= self._end):
                 return
+            if more:
+                continue
             try:
                 async with asyncio.timeout(PERIOD_S):
                     await self._complete.wait()
@@ -62,6 +77,12 @@ class LogShipper:
             await asyncio.sleep(PERIOD_S)  # it lost data or refuses: never in a tight loop
         return True
 
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
     def _read(self) -> bytes:
         try:
             with self._path.open("rb") as file:
@@ -76,6 +97,25 @@ class _Upload:
     checkpoint: Checkpoint
     file: Path
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    body: BinaryIO | None = None  # the file, while it is being sent
+    reached: int = 0  # the most bytes that were sent in one try
+
+    def progress(self) -> int:
+        """Return `reached`, updated."""
+        try:
+            self.reached = max(self.reached, self.body.tell() if self.body is not None else 0)
+        except ValueError:  # closed: the try is over
+            self.body = None
+        return self.reached
+
+    def file_bytes(self) -> int:
+        try:
+            return self.file.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def opened(self, body: BinaryIO) -> None:
+        self.body = body
 
 
 @dataclass
@@ -130,6 +170,15 @@ class CheckpointShipper:
         self._waiting[job, checkpoint.part] = _Upload(checkpoint, link)
         self._work.set()
 
+    def waiting(self) -> list[tuple[str, Checkpoint]]:
+        """Return the jobs and checkpoints that have not arrived; each path leads to a link that stays until then."""
+        return [(job, replace(u.checkpoint, path=str(u.file))) for (job, _), u in self._waiting.items()]
+
+    def unsent(self, stored: Callable[[str, Checkpoint], bool]) -> tuple[Unsent, ...]:
+        """Return what has not arrived. `stored` returns whether a checkpoint of a job is in the target."""
+        return tuple(Unsent(job, "checkpoint", max(0, u.file_bytes() - u.progress()), u.progress(),
+                            stored=stored(job, u.checkpoint)) for (job, _), u in self._waiting.items())
+
     def again(self, job: str) -> None:
         """Accept the next offer of `job`, however old: the dispatcher may have lost its checkpoints."""
         self._newest.pop(job, None)
@@ -151,7 +200,7 @@ class CheckpointShipper:
         job, made, backoff, tries = key[0], upload.checkpoint, Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S), 0
         while self._waiting.get(key) is upload:
             try:
-                status = await self._transfers.put_checkpoint(job, made, upload.file)
+                status = await self._transfers.put_checkpoint(job, made, upload.file, upload.opened)
             except FileNotFoundError:  # overtaken or removed: a retry would loop
                 return self._settle(key, upload)
             except RETRYABLE as error:

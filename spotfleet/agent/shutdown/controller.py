@@ -31,8 +31,10 @@ from spotfleet.agent.policy.orphan import (
 )
 from spotfleet.agent.shutdown.stash import CheckpointStash
 from spotfleet.agent.workers.supervisor import Workers
+from spotfleet.agent.workers.worker import AgentWorker
 from spotfleet.codec import from_json, to_json
 from spotfleet.model import Notice
+from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import atomic
 
 log = logging.getLogger("spotfleet.agent")
@@ -42,6 +44,7 @@ WRITE_S = 5.0  # most of the counted time that a killed agent may lose
 LEAVE_S = 60.0  # to store the files that workers left, once the host is to power off
 DESERTED_S = 5.0  # after this silence a notice sends the checkpoint to the target: no dispatcher will save it
 ALONE_S = 30.0  # after this silence each new checkpoint goes to the target: it would be lost with this host
+COPY_AGAIN_S = 2.0
 USELESS_S = 3600.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -70,6 +73,7 @@ class ShutdownController:
         self._written: OrphanState | None = None
         self._storing: asyncio.Task[None] | None = None
         self._uploading: asyncio.Task[None] | None = None
+        self._copying: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Run until the host is to power off; before the return all files are stored as far as possible."""
@@ -82,7 +86,7 @@ class ShutdownController:
             await self._deps.workers.halt()
             await self._stash.leave(LEAVE_S)
         finally:
-            for task in (self._storing, self._uploading):
+            for task in (self._storing, self._uploading, self._copying):
                 if task is not None:
                     task.cancel()
         log.warning("powering off: %s", self._life.why)
@@ -110,7 +114,28 @@ class ShutdownController:
         saving = phase is OrphanPhase.SAVING or (deserted and phase is OrphanPhase.IN_CONTACT)
         self._asked = {t.report.worker: t.report.version for t in live_workers} | self._asked if saving else {}
         self._deps.workers.save_now(saving)
-        self._store(phase in (OrphanPhase.SAVING, OrphanPhase.STORING) or deserted or self._life.silent_s >= ALONE_S)
+        leaves = self._deps.workers.to_target
+        self._copy_unsent(leaves)
+        self._store(leaves or deserted or phase in (OrphanPhase.SAVING, OrphanPhase.STORING)
+                    or self._life.silent_s >= ALONE_S)
+
+    def _copy_unsent(self, wanted: bool) -> None:
+        """Have what does not reach the dispatcher copied to the target, as the dispatcher ordered."""
+        if not wanted or (self._copying is not None and not self._copying.done()):
+            return
+        for job, made in self._deps.shipper.waiting():
+            self._stash.keep(job, made)
+        if holding := self._deps.workers.holding():
+            self._copying = asyncio.create_task(self._copy_worker(holding[0]))
+
+    async def _copy_worker(self, worker: AgentWorker) -> None:
+        worker.stored = await self._stash.put_worker(worker.folder)
+        if not worker.stored:
+            await asyncio.sleep(COPY_AGAIN_S)
+
+    def is_stored(self, job: str, made: Checkpoint) -> bool:
+        """Return whether the checkpoint of a job is in the target."""
+        return self._stash.is_stored(job, made)
 
     def _store(self, wanted: bool) -> None:
         if wanted and self._storing is None:

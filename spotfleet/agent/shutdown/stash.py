@@ -121,6 +121,22 @@ class CheckpointStash:
                 self.problem, again_s = "", FIRST_AGAIN_S
             await asyncio.sleep(again_s)
 
+    def is_stored(self, job: str, made: Checkpoint) -> bool:
+        """Return whether this host has put the checkpoint into the target."""
+        age = (made.generation, made.version, -made.parts)
+        return any((k.job, k.age, k.checkpoint.part) == (job, age, made.part) for k in self._stored)
+
+    async def put_worker(self, folder: Path) -> bool:
+        """Copy the files of an ended worker to the target; return whether they are there."""
+        if self._durable is None:
+            return False
+        try:
+            await in_thread(lambda: self._put_worker(folder), self._writing)
+        except OSError as error:
+            self._set_problem(f"the target {self._target} cannot be written: {error}")
+            return False
+        return True
+
     async def leave(self, bound_s: float) -> None:
         """Copy the files of ended workers to the target within `bound_s`, and log what is lost."""
         folders = [f for f in sorted(self._home.glob("jobs/*/workers/*")) if _files(f)]

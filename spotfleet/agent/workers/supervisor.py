@@ -13,7 +13,15 @@ from spotfleet.addresses import host_of, is_number
 from spotfleet.agent.files.checkpoint_downloads import CheckpointDownloads
 from spotfleet.agent.policy.orphan import LiveWorker
 from spotfleet.agent.workers.worker import AgentWorker, HostContext
-from spotfleet.protocol.messages import AgentOrders, DamagedCheckpoint, HeldJob, WorkerOrders, WorkerReport, WorkerState
+from spotfleet.protocol.messages import (
+    AgentOrders,
+    DamagedCheckpoint,
+    HeldJob,
+    Unsent,
+    WorkerOrders,
+    WorkerReport,
+    WorkerState,
+)
 
 _HALT_S = 5.0  # limit for the processes to end, SIGKILL included
 _REMEMBERED = 1000  # number of ended workers kept, so that no name is started twice
@@ -32,6 +40,7 @@ class Workers:
         self._push: Callable[[str], None] = lambda worker: None
         self._closing = self._halted = False
         self._saving = False
+        self.to_target = False  # the host ends soon: what is unsent is to be copied to the checkpoint target
         self._requested: tuple[str, ...] = ()  # jobs whose state the dispatcher requests
 
     def on_orders(self, push: Callable[[str], None]) -> None:
@@ -42,6 +51,7 @@ class Workers:
         """Apply the dispatcher's newest orders."""
         if self._closing:
             return
+        self.to_target = orders.to_target
         self._listed = {o.worker for o in orders.workers}
         self._listed |= {n for n, w in self._actual.items() if w.order.job in orders.tell}
         self._answer(orders.tell)
@@ -101,6 +111,14 @@ class Workers:
             why = worker.why or (self._restores.why(worker.order.job) if worker.process else "")
             waits += [f"{worker.order.job}: {w}" for w in (why, worker.outputs.why) if w]
         return "; ".join(dict.fromkeys(waits))
+
+    def unsent(self) -> tuple[Unsent, ...]:
+        """Return what ended workers have left and the dispatcher does not have."""
+        return tuple(left for worker in self._actual.values() for left in worker.unsent())
+
+    def holding(self) -> list[AgentWorker]:
+        """Return the workers that have left something that is neither at the dispatcher nor in the target."""
+        return [w for w in self._actual.values() if w.unsent() and not w.stored]
 
     def damaged(self) -> tuple[DamagedCheckpoint, ...]:
         """Return the checkpoints that should be restored here and cannot be fetched whole."""

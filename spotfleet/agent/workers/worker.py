@@ -4,7 +4,8 @@
         '--- unlisted ---> delivering                '-- unlisted: SIGTERM, after KILL_S SIGKILL --'
 
 `delivering` sends the rest of the log and the output folder (and, if the script is done, its checkpoint), so that a
-reported end is complete. Its time with a reachable dispatcher is limited: see `_within`.
+reported end is complete. Its time with a reachable dispatcher is limited: see `_within`. After it the end is reported,
+so that the job need not wait, and what is left is sent for as long as the host stays; its reports list it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ from spotfleet.agent.processes.zygote_client import ForkedProcess, ZygoteClient
 from spotfleet.agent.transfer import Transfers
 from spotfleet.agent.workers.liveness import DUMP_S, HANGS_S, Liveness, state_of
 from spotfleet.errors import SpotfleetError, is_full
-from spotfleet.protocol.messages import Exit, SlotOrder, Stage, StepCost, WorkerLaunch, WorkerReport, WorkerState
+from spotfleet.protocol.messages import (
+    Exit,
+    SlotOrder,
+    Stage,
+    StepCost,
+    Unsent,
+    WorkerLaunch,
+    WorkerReport,
+    WorkerState,
+)
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -77,6 +87,9 @@ class AgentWorker:
         self._silent.set()
         self.outputs = OutputShipper(host.transfers, order.job, order.worker, self.place.output, host.noticed,
                                      lambda text: self._append_log(f"spotfleet: {text}\n"))
+        self.stored = False  # a copy of its output and log is in the checkpoint target
+        self._log: LogShipper | None = None
+        self._collecting: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._live(), name=f"worker {order.worker}")
 
     @property
@@ -91,6 +104,21 @@ class AgentWorker:
     def over(self) -> bool:
         """Whether nothing is left to do for this worker."""
         return self._task.done()
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def unsent(self) -> list[Unsent]:
+        """Return what has not arrived at the dispatcher, once the process has ended."""
+        if not self.left_slot.is_set() or self._task.done():
+            return []
+        job, worker, left = self.order.job, self.order.worker, []
+        if self._collecting is not None and not self._collecting.done():
+            left.append(Unsent(job, "output", self.outputs.left, self.outputs.sent, worker, self.stored))
+        if self._log is not None and self._log.left:
+            left.append(Unsent(job, "log", self._log.left, self._log.sent, worker, self.stored))
+        return left
 
     @property
     def place(self) -> WorkerPaths:
@@ -167,13 +195,16 @@ class AgentWorker:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _live(self) -> None:
-        shipper = LogShipper(self._host.transfers, self.order.job, self.order.worker, self.place.log)
+        shipper = self._log = LogShipper(self._host.transfers, self.order.job, self.order.worker, self.place.log)
         shipping = asyncio.create_task(shipper.run())
-        collecting = asyncio.create_task(self.outputs.run())
+        collecting = self._collecting = asyncio.create_task(self.outputs.run())
         try:
             code, result = await self._run()
             self._last_report(result)
-            shipper.complete()
+            if _is_reported(result):
+                collecting.add_done_callback(lambda _: shipper.complete())  # its last lines are about the output
+            else:
+                shipper.complete()
             self.outputs.complete()
             await self._deliver(code, result, shipping, collecting)
         except Exception as error:  # our own bug must not leave a slot without a reported end
@@ -251,8 +282,7 @@ class AgentWorker:
         """Send the rest, then report the end; for a killed worker only the log is waited for."""
         settled = [self._host.checkpoints.settled(self.order.job)] if result.done else []
         rest = asyncio.gather(shipping, collecting, *settled)
-        reported = result.done or bool(result.error)
-        if reported:
+        if _is_reported(result):
             self._set_why("sending what it left")
             await self._within(_DONE_S if result.done else _FAILED_S, rest, longer=True)
             self.why = ""
@@ -262,9 +292,13 @@ class AgentWorker:
         self.exit = Exit(code, result.done and not asked_to_leave)
         log.info("worker %s ended: %s", self.order.worker, self.exit)
         self._host.changed()
-        await self._within(_FAILED_S, rest, longer=True)
-        rest.cancel()
-        await asyncio.gather(rest, return_exceptions=True)
+        try:
+            await asyncio.wait([rest])
+            if not rest.cancelled() and (error := rest.exception()):
+                log.error("worker %s: what it left could not be delivered: %s", self.order.worker, error)
+        finally:
+            rest.cancel()
+            await asyncio.gather(rest, return_exceptions=True)
 
     async def _within(self, bound_s: float, work: asyncio.Future[Any], *, longer: bool = False) -> None:
         """Wait for `work`, at most `bound_s`; only time in which the dispatcher can be reached counts.
@@ -293,6 +327,11 @@ class AgentWorker:
                 file.write(text)
         except OSError as error:  # the end is reported anyway
             log.warning("log of %s: %s", self.order.worker, error)
+
+
+def _is_reported(result: WorkerResult) -> bool:
+    """Return whether the script itself has reported how it ended."""
+    return result.done or bool(result.error)
 
 
 def _news(report: WorkerReport) -> WorkerReport:

@@ -3,13 +3,15 @@
     `down` sent --no worker host left--> archive fetched --> dispatcher terminated --> nothing listed
         --> other cloud resources of the fleet removed --> closed
 
-Each step may be repeated, so an interrupted `down` can be called again. Nothing waits for ever: the dispatcher
-terminates hosts that do not drain after its drain timeout; WORKERS_GONE_S ends the wait for that with an error;
-`discard` skips a dead dispatcher.
+Each step may be repeated, so an interrupted `down` can be called again. Nothing waits for ever: hosts may send results
+as long as bytes arrive. If none has arrived for QUIET_S, `down` stops with an error that names them, and the hosts stay
+for a while (`dispatcher/lifecycle/unsent.py`); the dispatcher ends other hosts after its drain timeout. WORKERS_GONE_S
+ends the wait for that with an error. `discard` gives up what does not arrive, and skips a dead dispatcher.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -25,12 +27,17 @@ from spotfleet.api.lifecycle import ssh_machines
 from spotfleet.api.machine import DispatcherMachine, Progress
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.model import Role
+from spotfleet.protocol.messages import NOT_COLLECTED, UnsentStatus
 from spotfleet.providers import Resource
-from spotfleet.transport.client import DispatcherClient
+from spotfleet.transport.client import DispatcherClient, Ending
+from spotfleet.words import results, span
 
 POLL_S = 0.3
 PACKED, PART = "archive.tar.gz", ".archive.part"  # drafts of the archive; the next `down` removes those of a killed one
-WORKERS_GONE_S = 600.0
+WORKERS_GONE_S = 600.0  # without any change
+QUIET_S = 120.0  # without a byte of the hosts' results
+LEAST_S = 10.0  # that each `down` waits for a byte, however long none has come before: there may be room now
+LINE_S = 5.0  # between two lines about the same hosts
 PATIENCE_S = 20.0  # for a dispatcher that restarts
 RESTARTS = 5  # how often PATIENCE_S starts again after a dispatcher has answered and then failed
 CLOSE_S = 60.0  # for a cloud to free the resources of an ended fleet's machines, while another command waits
@@ -45,12 +52,15 @@ class DownResult:
     note: str = ""
     removed: tuple[Resource, ...] = ()  # resources other than machines
     proof: str = ""  # the cloud's list: nothing is left; empty where a provider has only machines
+    missing: tuple[str, ...] = ()  # results that ended with a host, each in words
+    partial: tuple[str, ...] = ()  # files of which the archive has only the beginning, as NAME.partial
 
 
 def take_down(folder: FleetDir, progress: Progress, *, discard: bool, why: str) -> DownResult:
     """End the fleet; return once nothing of it is listed. An `up` that is running on this machine stops for it.
 
-    Raises SpotfleetError, and leaves the fleet as it was, when results would be lost, unless `discard`.
+    Raises SpotfleetError, and leaves the fleet as it was, when results would be lost, unless `discard`. Results that
+    were lost with a host are in `missing`.
     """
     with folder.locked_for_down(progress):
         if folder.record.down_at:
@@ -59,9 +69,12 @@ def take_down(folder: FleetDir, progress: Progress, *, discard: bool, why: str) 
         note = "" if machine.closing else _unfetchable(machine, discard) or _fetch_results(machine, progress, discard)
         left, cleared = _finish(machine, why, progress, discard=discard)
         if folder.archive.exists():
-            progress(f"records, logs, checkpoints and outputs are in {folder.archive}")
+            found = "records, logs, checkpoints and outputs are"
+            lacks = f"; {NOT_COLLECTED} there lists what was not collected" if any(_not_collected(folder)) else ""
+            progress(f"{found} in {folder.archive}{lacks}")
         notes = "; ".join(filter(None, [note, left]))
-        return DownResult(folder.name, _archive_path(folder), False, notes, cleared.removed, cleared.proof)
+        return DownResult(folder.name, _archive_path(folder), False, notes, cleared.removed, cleared.proof,
+                          *_not_collected(folder))
 
 
 def _unfetchable(machine: DispatcherMachine, discard: bool) -> str:
@@ -135,9 +148,9 @@ def _fetch_results(machine: DispatcherMachine, progress: Progress, discard: bool
             if not url:
                 raise DispatcherUnreachable("its machine does not run")
             client = machine.client(url, TRY_S, any_version=True)
-            client.down()
+            client.down(discard=discard)
             answered = True
-            _wait_for_workers(client, progress)
+            _wait_for_workers(client, folder.name, progress, discard)
             _fetch(client, folder)
             return ""
         except DispatcherUnreachable as error:  # it is restarting, or it has just ended itself
@@ -181,20 +194,56 @@ def _without_dispatcher(folder: FleetDir, progress: Progress, discard: bool) -> 
                          hint=f"`spotfleet up FILE` {then}; or close the fleet with --discard{left}")
 
 
-def _wait_for_workers(client: DispatcherClient, progress: Progress) -> None:
-    deadline, reported = time.monotonic() + WORKERS_GONE_S, ""
+def _wait_for_workers(client: DispatcherClient, fleet: str, progress: Progress, discard: bool) -> None:
+    begun = changed_at = time.monotonic()
+    before, reported, reported_at = Ending(False, "", {}), "", begun
     while True:
-        end = client.ending()
+        end, now = client.ending(), time.monotonic()
         if end.down and not end.left:
             return
-        line = f"going down: {', '.join(f'{host} ({state})' for host, state in end.left.items()) or end.why}"
-        if line != reported:
+        if (end.left, _bytes(end)) != (before.left, _bytes(before)):
+            changed_at = now
+        line = _line(end)
+        if line != reported and (end.left != before.left or now - reported_at >= LINE_S):
             progress(line)
-            reported = line
-        if time.monotonic() >= deadline:
+            reported, reported_at = line, now
+        before = end
+        if not discard and now - begun >= LEAST_S and (stuck := _stuck(end)):
+            raise _not_sent(stuck, fleet)
+        if now - changed_at >= WORKERS_GONE_S:
             raise SpotfleetError(f"after {WORKERS_GONE_S:g} s there are still {', '.join(end.left)}: {end.why}",
                                  hint="`spotfleet down` again, or --discard to end all machines now")
         time.sleep(POLL_S)
+
+
+def _bytes(end: Ending) -> list[tuple[str, str, str, int]]:
+    return [(u.host, u.job, u.kind, u.bytes) for u in end.unsent]
+
+
+def _line(end: Ending) -> str:
+    sends = {u.host: f"{end.left[u.host]}, still holds {results(u.kind, u.bytes, u.job)}"
+             for u in reversed(end.unsent) if u.host in end.left}
+    return "going down: " + (", ".join(f"{h} ({sends.get(h, state)})" for h, state in end.left.items()) or end.why)
+
+
+def _stuck(end: Ending) -> tuple[UnsentStatus, ...]:
+    """Return the results that do not arrive, if nothing else is left to wait for. A host that ends soon, such as one
+    whose agent is silent, is waited for."""
+    if set(end.left) != {u.host for u in end.unsent}:
+        return ()
+    waits = all(u.stays_s is not None and u.stays_s > QUIET_S and u.quiet_s >= QUIET_S for u in end.unsent)
+    return end.unsent if waits else ()
+
+
+def _not_sent(stuck: tuple[UnsentStatus, ...], fleet: str) -> SpotfleetError:
+    held = "; ".join(f"{u.host} still holds {results(u.kind, u.bytes, u.job)}" for u in stuck)
+    whys = "; ".join(dict.fromkeys(u.why for u in stuck if u.why))
+    stays_s = min(u.stays_s or 0.0 for u in stuck)
+    return SpotfleetError(
+        f"not all results are here: {held}, and nothing has arrived for {span(min(u.quiet_s for u in stuck))}"
+        + (f" ({whys})" if whys else ""),
+        hint=f"`spotfleet down {fleet}` again once the cause is gone, or --discard to give them up; the machines stay "
+             f"(and cost) for {span(stays_s)} more, then these results are lost")
 
 
 def _fetch(client: DispatcherClient, folder: FleetDir) -> None:
@@ -226,6 +275,18 @@ def _put_in_place(folder: FleetDir) -> None:
         folder.fetched.rename(folder.archive)
     (folder.path / PACKED).unlink(missing_ok=True)
     shutil.rmtree(folder.path / PART, ignore_errors=True)
+
+
+def _not_collected(folder: FleetDir) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the results that the archive lacks and the files that are partial, in words."""
+    path = folder.archive / NOT_COLLECTED
+    if not path.is_file():
+        return (), ()
+    listed = json.loads(path.read_text())
+    lost = [f"{results(e['what'], e['bytes'], e['job'])} " +
+            (f"(a copy is in {e['kept_at']})" if e["kept_at"] else f"(lost with {e['host']})") for e in listed["lost"]]
+    torn = [f"the end of {f['file']!r} of {f['worker']} in {f['job']}" for f in listed["partial_files"]]
+    return tuple(lost), tuple(torn)
 
 
 def _archive_path(folder: FleetDir) -> str:

@@ -358,9 +358,14 @@ def _take_down(fleet: Fleet, *, discard: bool, as_json: bool = False) -> None:
         print_message(done.proof)
     if as_json:
         _print_down(done)
+    for line in (*done.missing, *done.partial):
+        print_message(f"not collected: {line}")
+    found = "what was collected is" if done.missing or done.partial else "results are"
     print_message(f"fleet {fleet.name} is down: the provider lists nothing of it" +
-                  (f"; results are in {done.archive}" if done.archive else ""))
+                  (f"; {found} in {done.archive}" if done.archive else ""))
     next_command(f"spotfleet cost {fleet.name}")
+    if done.missing and not discard:
+        raise typer.Exit(1)
 
 
 def _print_down(done: DownResult) -> None:

@@ -1,26 +1,35 @@
-"""Archive of a fleet, fetched before it ends: ledger, logs, newest checkpoints, outputs. No secrets or boot files."""
+"""Archive of a fleet, fetched before it ends: ledger, logs, newest checkpoints, outputs. No secrets or boot files.
+
+NOT_COLLECTED lists the results that are missing and the partial files; it is absent if nothing is missing.
+"""
 
 from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from spotfleet.codec import to_json
 from spotfleet.dispatcher.disk.logs import whole_logs
+from spotfleet.dispatcher.disk.outputs import partial_files
 from spotfleet.dispatcher.disk.records import age, digest_of, read_record
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import DiskFull
+from spotfleet.fleet.domain.events import ResultsLost
 from spotfleet.fleet.ledger import Ledger
+from spotfleet.protocol.messages import NOT_COLLECTED
 
+PARTIAL = ".partial"  # suffix of the name of a file of which a part is missing
 PIECE_BYTES = 1 << 18  # sent at once
 
 
@@ -80,11 +89,23 @@ def members(home: Path) -> Iterator[tuple[str, Content]]:
 
 
 def outputs(job: Path) -> Iterator[tuple[str, Path]]:
-    """Yield ("HOST@SLOT@INCARNATION/NAME", file) for all collected outputs of this job's folder, without drafts."""
+    """Yield ("HOST@SLOT@INCARNATION/NAME", file) for all collected outputs of this job's folder, without drafts. A
+    partial file has another name."""
     for folder in sorted((job / "outputs").glob("[!.]*@*")):
+        torn = partial_files(folder)
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                yield str(path.relative_to(folder.parent)), path
+                partial = str(path.relative_to(folder)) in torn
+                yield str(path.relative_to(folder.parent)) + (PARTIAL if partial else ""), path
+
+
+def not_collected(home: Path, lost: Iterable[ResultsLost]) -> dict[str, Any] | None:
+    """Return the content of NOT_COLLECTED; None if nothing is missing."""
+    results = [to_json(event) for event in lost]
+    partial = [{"job": job.name, "worker": folder.name.replace("@", "/"), "file": name}
+               for job in sorted((home / "jobs").glob("*")) for folder in sorted((job / "outputs").glob("[!.]*@*"))
+               for name in sorted(partial_files(folder))]
+    return {"lost": results, "partial_files": partial} if results or partial else None
 
 
 def _newest_checkpoint(folder: Path) -> Path | None:
@@ -119,6 +140,8 @@ def send_tar(home: Path, ledger: Ledger, send: Callable[[bytes], None]) -> None:
     Blocking: call it off the loop."""
     with _tar(send) as tar:
         _add_ledger(tar, home, ledger)
+        if (missing := not_collected(home, ledger.state().lost)) is not None:
+            _add_bytes(tar, NOT_COLLECTED, json.dumps(missing, indent=1).encode())
         for name, content in members(home):
             content.add_to(tar, name)
 
@@ -154,10 +177,13 @@ def _add_ledger(tar: tarfile.TarFile, home: Path, ledger: Ledger) -> None:
     except (OSError, DiskFull) as error:
         if not is_full(error):
             raise
-        data = ledger.copy_of()
-        member = tarfile.TarInfo("ledger.db")
-        member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
-        tar.addfile(member, io.BytesIO(data))
+        _add_bytes(tar, "ledger.db", ledger.copy_of())
+
+
+def _add_bytes(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+    tar.addfile(member, io.BytesIO(data))
 
 
 def write_folder(home: Path, ledger: Ledger, target: Path) -> None:
@@ -166,6 +192,8 @@ def write_folder(home: Path, ledger: Ledger, target: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)  # left by a killed process
     part.mkdir(parents=True)
     ledger.copy_to(part / "ledger.db")
+    if (missing := not_collected(home, ledger.state().lost)) is not None:
+        (part / NOT_COLLECTED).write_text(json.dumps(missing, indent=1))
     for name, content in members(home):
         place = part / name
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -111,7 +111,8 @@ class HostController:
         jobs = self._core.jobs.values()
         held = {worker.host for job in jobs for worker in job.workers.live()}
         released = frozenset(n for n, v in views.items()
-                             if v.host.state is HostState.DRAINING and n not in held and not v.workers)
+                             if v.host.state is HostState.DRAINING and n not in held and not v.workers
+                             and not self._core.unsent.holds(n))
         self._busy = frozenset(held)
         if released - self._released:
             self._core.tick_soon()
@@ -148,6 +149,7 @@ class HostController:
     async def _tick(self) -> None:
         await self._check_clock()
         await self._ask_for_slots()
+        await self._give_up_unsent()
         if self._policy.offers_due(time.monotonic()):
             await self._call(lambda: self._policy.read_offers(self._provider))
         if self.own is None and self._core.policy.max_micros_h:  # its price counts for the limit
@@ -179,6 +181,17 @@ class HostController:
         silent = next((a.error for a in done if isinstance(a, reconcile.NoAnswer)), "")
         if self._outage.failed(silent) if silent else self._outage.answered():
             log.warning("%s: %s", self._provider.name, silent or "answers again")
+
+    async def _give_up_unsent(self) -> None:
+        """Record the results of hosts that this tick ends before they have sent them."""
+        core, now, unix = self._core, time.monotonic(), self._core.unix()
+        draining = {h.request_id: max(0.0, (h.notice_deadline or unix) - unix) for h in core.journal.state.hosts
+                    if h.state is HostState.DRAINING and h.terminate_at is None}
+        core.unsent.note_draining(draining, now)
+        if lost := core.unsent.give_up(self._shutdown.patience, core.goes_on, now, unix):
+            core.journal.note(*lost)
+            with suppress(DiskFull):  # they wait in memory: a full disk must not keep machines billed
+                await core.journal.flush()
 
     def _read_existing(self) -> None:
         """Read the state of existing machines, which is not in the ledger: each installation step changes it."""
@@ -244,7 +257,8 @@ class HostController:
         if self._events is not None:
             notices = merge_notices(notices, self._events.notices(now))
         settle_until = self._core.unix() + max(0.0, self._settle_until - now)
-        return Observed(joined, notices, self._released, dict(self._core.drains), self._busy, settle_until)
+        return Observed(joined, notices, self._released, dict(self._core.drains), self._busy,
+                        settle_until, self._core.unsent.stays_s(self._shutdown.patience, now))
 
     def _boot(self, host: str, offer: Offer) -> Boot:
         boot, now = self._core.boot, self._core.unix()
@@ -269,13 +283,18 @@ class HostController:
         if left or any(not j.state.ended for j in self._core.jobs.values()):
             if self._outage.lasts:
                 self._dismiss_hosts()
-            await self._give_up(len(left))
+            if any(s > 0 for s in self._core.unsent.stays_s(shutdown.patience, time.monotonic()).values()):
+                shutdown.note_sending(self._core.unix())
+            elif self._core.settled:
+                await self._give_up(len(left))
             return
+        self._core.record_losses()
+        shutdown.note_sending(journal.state.down.at if journal.state.down is not None else self._core.unix())
         if journal.state.down is None and journal.full is None:  # a full disk must not keep machines billed
             journal.note(FleetDown(self._core.unix(), shutdown.why))
             with suppress(DiskFull):
                 await journal.flush()
-        if self.stays or not shutdown.must_end(self._core.unix()):
+        if self.stays or not self._must_end(self._core.unix()):
             return
         if not shutdown.decision.archived and not await self._archive():
             return
@@ -287,10 +306,13 @@ class HostController:
         await asyncio.sleep(END_AGAIN_S)
         await self._give_up(0)
 
+    def _must_end(self, unix: float) -> bool:
+        return self._shutdown.must_end(unix, incomplete=bool(self._core.journal.state.lost))
+
     def _dismiss_hosts(self) -> None:
         """Order hosts without workers to end themselves, as the cloud does not end them."""
         for connection in self._core.connections.values():
-            if connection.connected and not connection.report.workers:
+            if connection.connected and not (connection.report.workers or connection.report.unsent):
                 connection.orders, connection.due = AgentOrders(connection.host, refuse=DISMISSED), False
                 self._core.disconnect(connection)
                 connection.wake()
@@ -299,8 +321,8 @@ class HostController:
         """Stop at least our own bill when the cloud has not acted for long: raise PowerOff."""
         shutdown, now = self._shutdown, self._core.unix()
         assert shutdown.decision is not None
-        if self.stays or not shutdown.must_end(now) or not lifetime.may_power_off(
-                self._core.boot.spec, shutdown.decision.at, hosts_left, now):
+        if self.stays or not self._must_end(now) or not lifetime.may_power_off(
+                self._core.boot.spec, shutdown.last_at, hosts_left, now):
             return
         if shutdown.decision.archived or await self._archive():
             raise PowerOff(f"powering off: the cloud has not ended this fleet's machines, {hosts_left} other hosts "

@@ -2,9 +2,11 @@
 
     jobs/JOB/outputs/HOST@SLOT@INCARNATION/...          the files, as named by the worker
     jobs/JOB/outputs/.HOST@SLOT@INCARNATION.part/...    drafts: incomplete new contents of files
+    jobs/JOB/outputs/.HOST@SLOT@INCARNATION.partial/... markers: names of files that end before the sender's file did
 
 A file only grows at its end, or is replaced whole. Files that a worker removes stay here. The folder holds plain files
-only, no links, and no name leads out of it.
+only, no links, and no name leads out of it. A partial file does not count as collected: the archive and downloads have
+it as NAME.partial.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Outputs:
         self.folder = folder
         self._tallies: dict[str, _Tally] = {}
         self._hashes: dict[str, dict[str, Any]] = {}
+        self._partial: dict[Path, set[str]] = {}  # folder of a worker -> names of its partial files
         self._newest_at, self._counted = 0.0, False
         self._counting = threading.Lock()
         self._counter: threading.Thread | None = None
@@ -80,7 +83,7 @@ class Outputs:
             _check_name(piece.name)
             _check_name(piece.to or "x")
         copy = _Copy(self.folder / worker.replace("/", "@"), self._tallies.setdefault(worker, _Tally()),
-                     self._hashes.setdefault(worker, {}))
+                     self._hashes.setdefault(worker, {}), self._partial)
         copy.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         space.refuse_if_full(copy.folder, sum(len(data) for _, data in pieces))
         held = []
@@ -106,22 +109,49 @@ class Outputs:
 class _Copy:
     """Copy of one worker's folder."""
 
-    def __init__(self, folder: Path, tally: _Tally, hashes: dict[str, Any]) -> None:
-        """`hashes`: by name, the hash of each draft so far."""
+    def __init__(self, folder: Path, tally: _Tally, hashes: dict[str, Any], partial: dict[Path, set[str]]) -> None:
+        """`hashes`: by name, the hash of each draft so far. `partial`: by folder, as on the disk."""
         self.folder, self._tally, self._hashes = folder, tally, hashes
+        if folder not in partial:
+            partial[folder] = partial_files(folder)
+        self._partial = partial[folder]
         self._drafts = folder.with_name(f".{folder.name}.part")
 
     def do(self, piece: OutputPiece, data: bytes) -> int:
         path = self.folder / piece.name
         match piece.do:
             case "append":
-                return self._append(path, piece.at, data)
+                if piece.whole > piece.at + len(data):
+                    self._set_partial(piece.name)
+                held = self._append(path, piece.at, data)
+                if held >= piece.whole > 0:
+                    self._set_whole(piece.name)
+                return held
             case "draft":
-                return self._draft(path, piece, data)
+                held = self._draft(path, piece, data)
+                if piece.last and held >= 0:
+                    self._set_whole(piece.name)
+                return held
             case "rename":
-                return self._rename(path, self.folder / piece.to)
+                return self._rename(piece.name, piece.to)
             case _:
-                return self._check(path, piece)
+                held = self._check(path, piece)
+                if piece.last and piece.sha256 and held >= 0:
+                    self._set_whole(piece.name)
+                return held
+
+    def _set_partial(self, name: str) -> None:
+        """Mark the copy as partial, before it is: a killed dispatcher must not take it for the whole file."""
+        if name not in self._partial:
+            marker = _marker(self.folder, name)
+            marker.parent.mkdir(exist_ok=True, mode=0o700)
+            marker.write_text(name)
+            self._partial.add(name)
+
+    def _set_whole(self, name: str) -> None:
+        if name in self._partial:
+            _marker(self.folder, name).unlink(missing_ok=True)
+            self._partial.discard(name)
 
     def _check(self, path: Path, piece: OutputPiece) -> int:
         end, size = piece.at + piece.bytes, _size(path)
@@ -176,13 +206,19 @@ class _Copy:
             return end if end <= size else size
         return end if _size(path) == end and digest_of(path) == piece.sha256 else -1
 
-    def _rename(self, path: Path, to: Path) -> int:
+    def _rename(self, name: str, new: str) -> int:
+        path, to = self.folder / name, self.folder / new
         size = _size(path)
         if size < 0:
             return _size(to)
         before = _size(to)
         _make_way(to, self.folder)
+        if name in self._partial:
+            self._set_partial(new)
         path.replace(to)
+        if name not in self._partial:
+            self._set_whole(new)
+        self._set_whole(name)
         self._tally.files -= before >= 0
         self._tally.bytes -= max(before, 0)
         return size
@@ -193,6 +229,19 @@ class _Copy:
         if self._tally.files + files > MOST_FILES:
             raise TooLarge(f"output: a worker may have {MOST_FILES} files; what is beyond is not collected")
         self._tally.files += files
+
+
+def partial_files(folder: Path) -> set[str]:
+    """Return the names of the partial files in a worker's folder."""
+    return {marker.read_text() for marker in _markers(folder).glob("*")}
+
+
+def _markers(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def _marker(folder: Path, name: str) -> Path:
+    return _markers(folder) / hashlib.sha256(name.encode()).hexdigest()
 
 
 def _check_name(name: str) -> None:

@@ -78,7 +78,10 @@ async def post_revoke(request: web.Request) -> web.Response:
 
 
 async def down(request: web.Request) -> web.Response:
-    request.app[FLEET].go_down()
+    discard = (await body(request)).get("discard", False)
+    if not isinstance(discard, bool):
+        raise UsageError(f"discard: expected true or false, got {str(discard)[:40]}")
+    request.app[FLEET].go_down(discard=discard)
     return web.json_response({})
 
 

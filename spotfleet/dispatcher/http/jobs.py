@@ -147,7 +147,7 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     if not re.fullmatch(r"[0-9a-f]{64}", offered.digest):
         raise UsageError(f"digest: {offered.digest!r} is no sha256 in hex")
     host = host_of(request)
-    if not found.has_worker_on(host):
+    if not found.takes_checkpoints_of(host):
         raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
     kept = await found.checkpoints.put(offered, lambda: found.record.fence, chunks(request))
     if kept.parts == 1:  # only the last part makes the checkpoint whole

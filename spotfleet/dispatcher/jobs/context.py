@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from spotfleet.dispatcher.hosts import DRAIN_S, Departure, HostView
 from spotfleet.dispatcher.jobs.restart import Slot
+from spotfleet.protocol.messages import Unsent
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class JobContext:
     hosts: dict[str, HostView]
     why_waiting: str = ""  # the schedule's reason for not giving more
     coming: int = 0  # slots of hosts that are being launched
+    unsent: Mapping[str, Sequence[Unsent]] = field(default_factory=dict)  # by host: results that have not arrived
+    going_down: bool = False  # the fleet
 
     def hinted(self, hosts: Iterable[str]) -> frozenset[str]:
         """Return those of `hosts` that the cloud has hinted it may take."""

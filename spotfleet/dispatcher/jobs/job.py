@@ -38,8 +38,10 @@ from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged, R
 from spotfleet.membership import Change, Evicted, Finished, Formed, Ordered, Phase, WorkerView
 from spotfleet.model import HostState, JobSpec, JobState
 from spotfleet.protocol.messages import AgentReport, SlotOrder, Stage
+from spotfleet.words import size
 
 SAVE_S = 15.0  # time for a running job's last checkpoint when the fleet goes down
+SENDS_S = 2.0  # scripts whose results arrive sooner are not reported as sending
 TAIL_S = 20.0  # time for the other ranks to end, once rank 0's script has ended
 LOGS_S = 15.0  # wait for a job's last output after its end
 GROUPS = 8  # number of generations that a restarted dispatcher fences
@@ -104,6 +106,11 @@ class ManagedJob:
     def was_given_to(self, host: str) -> bool:
         """Return whether this host was ever given a worker. Logs and outputs may arrive after the workers' ends."""
         return host in self.record.hosts or self.has_worker_on(host)
+
+    def takes_checkpoints_of(self, host: str) -> bool:
+        """Return whether a checkpoint from this host counts: it has a worker, or sends its last one as the job ends."""
+        return self.has_worker_on(host) or (bool(self.record.cancelled) and not self.state.ended
+                                            and host in self.record.hosts)
 
     def log_rank(self, worker: str) -> int:
         return self.workers.all[worker].rank if worker in self.workers.all else -1
@@ -367,6 +374,8 @@ class ManagedJob:
         if not live:
             waits = context.why_waiting or self._cooling(context)
             return (JobState.RECOVERING if self.membership.generation else JobState.QUEUED), waits
+        if sends := self._sends(live, context):
+            return JobState.RUNNING, f"its script has ended; {sends}"
         if outside := self.outside.why(sum(w.begun for w in live)):
             return JobState.RUNNING if self.outside.sure else JobState.STARTING, outside
         if phase is Phase.STARTING:
@@ -376,6 +385,17 @@ class ManagedJob:
         if phase is Phase.FORMING and self._cause == "start":
             return JobState.STARTING, why
         return JobState.RECOVERING, "; ".join(w for w in (why, context.why_waiting) if w)
+
+    def _sends(self, live: list[JobWorker], context: JobContext) -> str:
+        """Return who sends results, once the scripts of all these workers have ended; else ""."""
+        for worker in live:
+            if worker.gone and worker.gone_at is None:
+                worker.gone_at = context.now
+        if any(w.gone_at is None or context.now - w.gone_at < SENDS_S for w in live):
+            return ""
+        left = [u for results in context.unsent.values() for u in results if u.worker in {w.name for w in live}]
+        more = f", {size(sum(u.bytes for u in left))} left" if left else ""
+        return f"{live[0].host} sends its output{more}"
 
     def _outside_lost(self, context: JobContext) -> list[Event]:
         """End the job of a script that cannot survive a loss, once the loss's cause can be known."""
@@ -396,7 +416,8 @@ class ManagedJob:
         events: list[Event] = self._note_tail(tail.failures(self._finished, self.workers.all), context)
         rest = [w for w in self.workers.live() if w.name in self._finished]
         if not first.done:
-            why = f"training has ended; {first.name} runs the script's rest"
+            why = self._sends([first], context) or f"{first.name} runs the script's rest"
+            why = f"training has ended; {why}"
             return [*events, *self._change(JobState.RUNNING, why, context)]
         if self._done_at is None:
             self._done_at = context.now
@@ -430,7 +451,11 @@ class ManagedJob:
         for worker in self.workers.live():
             worker.wanted = False
         if left := [w for w in self.workers.live() if w.seen]:
-            return self._change(self.state, f"{self.record.cancelled}; waits for {left[0].name} to end", context)
+            why = self._sends(left, context) or f"waits for {left[0].name} to end"
+            return self._change(self.state, f"{self.record.cancelled}; {why}", context)
+        holders = [h for h, of in context.unsent.items() if any(u.kind == "checkpoint" for u in of)]
+        if context.going_down and holders and holders[0] in context.hosts:
+            return self._change(self.state, f"{self.record.cancelled}; {holders[0]} sends a checkpoint", context)
         return self._end(JobState.CANCELLED, self.record.cancelled, context)
 
     def _end(self, state: JobState, why: str, context: JobContext, error: str = "") -> list[Event]:

@@ -40,6 +40,7 @@ class JobWorker:
     evicted: bool = False  # Membership excluded it because it blocked the others
     pid: int = 0
     gone: bool = False  # its process has ended; `exit` follows once its log is here
+    gone_at: float | None = None  # monotonic: when a step first saw `gone`
     recorded: bool = False  # the record of an earlier dispatcher has it as one whose `elastic.run` had returned
     stopped: bool = False  # its process is stopped
     quiet_s: float = 0.0  # time since `version` or `waits` last changed, from its agent's last report

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import space
-from spotfleet.fleet.domain.events import HistoryLost
-from spotfleet.words import clock_utc
+from spotfleet.fleet.domain.events import HistoryLost, ResultsLost
+from spotfleet.words import clock_utc, results
+
+NAMED = 3  # number of lost results that are named
 
 
 class HealthRemarks:
@@ -25,6 +27,14 @@ class HealthRemarks:
         if self._lost is not None:
             lines.append(f"the ledger was damaged and is kept as {self._lost.kept_as}: what had ended before "
                          f"{clock_utc(self._lost.at)} may be missing")
+        if lost := self._core.journal.state.lost:
+            named = [f"{results(e.what, e.bytes, e.job)} {_where(e)}" for e in lost[-NAMED:]]
+            more = [f"{len(lost) - NAMED} more (`spotfleet events`)"] if len(lost) > NAMED else []
+            lines.append("not collected: " + ", ".join([*named, *more]))
         if self._stays and self._core.journal.state.down is not None:
             lines.append("its results wait on the dispatcher's machine: `spotfleet down` copies them here")
         return lines
+
+
+def _where(lost: ResultsLost) -> str:
+    return f"(a copy is in {lost.kept_at})" if lost.kept_at else f"(lost with {lost.host})"

@@ -22,8 +22,7 @@ class Idleness:
 
 def reason_to_stop(spec: FleetSpec, idleness: Idleness, now: float) -> str:
     """Return why the fleet ends now, for people; empty if it continues. Only max_lifetime ends a running job."""
-    age_s = now - idleness.up_since
-    if spec.max_lifetime_s and age_s >= spec.max_lifetime_s:
+    if is_too_old(spec, idleness.up_since, now):
         return f"max_lifetime of {spec.max_lifetime_s:g} s is over"
     if idleness.running:
         return ""
@@ -33,6 +32,11 @@ def reason_to_stop(spec: FleetSpec, idleness: Idleness, now: float) -> str:
     if spec.autostop.idle_s and spec.autostop.down and idle_s >= spec.autostop.idle_s:
         return f"idle for {spec.autostop.idle_s:g} s (autostop)"
     return ""
+
+
+def is_too_old(spec: FleetSpec, up_since: float, now: float) -> bool:
+    """Return whether max_lifetime is over."""
+    return bool(spec.max_lifetime_s) and now - up_since >= spec.max_lifetime_s
 
 
 def told_to_host(spec: FleetSpec, up_since: float, now: float) -> dict[str, float | str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.space import is_full
+from spotfleet.dispatcher.lifecycle.unsent import Patience, patience_of
 from spotfleet.errors import SpotfleetError
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class ShutdownDecision:
     at: float  # Unix
     by_ourselves: bool
     archived: bool = False
+    limited: bool = False  # max_cost or max_lifetime is reached: hosts get little time to send results
+    discard: bool = False  # `down --discard`: results that do not arrive are given up
 
 
 class FleetShutdown:
@@ -53,6 +56,7 @@ class FleetShutdown:
         self.decision: ShutdownDecision | None = None
         self.unsaved = False  # the disk was full; `save` tries again
         self._readers, self._read_at = 0, 0.0
+        self._sent_at = 0.0  # Unix: when a host last stayed to send results, or the last host had ended
         if self._path.exists():
             self.decision = from_json(ShutdownDecision, json.loads(self._path.read_text()))
 
@@ -64,14 +68,32 @@ class FleetShutdown:
         waits = f"; its results wait on its dispatcher for {self._keep_s / 3600:g} h: `spotfleet down` copies them here"
         return self.decision.why + (waits if self.decision.by_ourselves and self._keep_s else "")
 
-    def begin(self, why: str, *, by_ourselves: bool, at: float) -> bool:
-        """Begin the shutdown; return whether it is new. `spotfleet down` may follow a fleet's end by itself."""
+    def begin(self, why: str, *, by_ourselves: bool, at: float, limited: bool = False, discard: bool = False) -> bool:
+        """Begin the shutdown; return whether it is new. `spotfleet down` may follow a fleet's end by itself, and
+        `--discard` another `down`."""
         self._wake()
-        if self.decision is not None:
-            return False
-        self._write(ShutdownDecision(why, at, by_ourselves))
-        log.info("going down: %s", why)
-        return True
+        before = self.decision
+        decided = before or ShutdownDecision(why, at, by_ourselves)
+        decided = replace(decided, limited=decided.limited or (before is None and limited),
+                          discard=decided.discard or discard)
+        if decided != before:
+            self._write(decided)
+            log.info("going down: %s", why)
+        return before is None
+
+    def limit(self) -> None:
+        """Record that max_cost or max_lifetime is reached while the fleet goes down."""
+        if self.decision is not None and not self.decision.limited:
+            self._write(replace(self.decision, limited=True))
+
+    @property
+    def patience(self) -> Patience:
+        """Time limits of hosts that hold results."""
+        found = self.decision
+        if found is None:
+            return patience_of(going_down=False)
+        return patience_of(going_down=True, by_ourselves=found.by_ourselves, limited=found.limited,
+                           discard=found.discard)
 
     def mark_archived(self) -> None:
         assert self.decision is not None
@@ -86,12 +108,25 @@ class FleetShutdown:
         finally:
             self._readers, self._read_at = self._readers - 1, self._unix()
 
-    def must_end(self, unix: float) -> bool:
-        """Return whether the dispatcher must end its own machine."""
+    def note_sending(self, unix: float) -> None:
+        """Record that a host still sends results, or that the last one has ended: the waits below begin then."""
+        self._sent_at = max(self._sent_at, unix)
+
+    @property
+    def last_at(self) -> float:
+        """When the fleet's end was decided, or a host still sent results. Unix."""
+        assert self.decision is not None
+        return max(self.decision.at, self._sent_at)
+
+    def must_end(self, unix: float, *, incomplete: bool = False) -> bool:
+        """Return whether the dispatcher must end its own machine. `incomplete`: results ended with a host, so a
+        `down` has stopped, and a person has to come back."""
         if self.decision is None or self._readers:
             return False
         wait_s = self._keep_s if self.decision.by_ourselves else FETCH_S
-        return not wait_s or unix - max(self.decision.at, self._read_at) >= wait_s
+        if incomplete:
+            wait_s = max(wait_s, self._keep_s)
+        return not wait_s or unix - max(self.last_at, self._read_at) >= wait_s
 
     def save(self) -> None:
         """Write a decision that could not be written: the end does not wait for room on the disk."""

@@ -40,10 +40,12 @@ class Observed:
 
     joined: Mapping[str, str] = field(default_factory=dict)  # agents connected and ready -> incarnation
     notices: Mapping[str, Notice] = field(default_factory=dict)
-    released: frozenset[str] = frozenset()  # draining hosts without workers
+    released: frozenset[str] = frozenset()  # draining hosts without workers and without unsent results
     drain: Mapping[str, str] = field(default_factory=dict)  # hosts the user asked to drain -> why
     busy: frozenset[str] = frozenset()  # hosts that hold workers: the last to go when there are too many
     settle_until: float = 0.0  # after the caller's restart: no launch and no end before it, unless all have joined
+    # Draining hosts with results that have not arrived -> seconds that they may stay if no more of them arrives.
+    unsent: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

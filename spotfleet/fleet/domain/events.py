@@ -400,6 +400,19 @@ class CheckpointInTime:
 
 
 @dataclass(frozen=True)
+class ResultsLost:
+    """Results of a job ended with a host before the dispatcher had them. Written before the fleet ends the host."""
+
+    at: float
+    job: str
+    host: str
+    what: str  # "output", "log" or "checkpoint"
+    bytes: int  # as last reported; 0: not known
+    why: str
+    kept_at: str = ""  # a copy in the checkpoint target; empty: lost for good
+
+
+@dataclass(frozen=True)
 class HistoryLost:
     """The previous ledger was damaged: this one lacks what was in it, unless the cloud still lists it."""
 
@@ -416,7 +429,7 @@ class FleetDown:
 
 JobEvent = (  # each has the field `job`
     JobSubmitted | JobChanged | GenerationFormed | JobResized | JobResumed | JobProgress | StepExplained | SetupFailed
-    | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan | RanksDiverged | LogsCut
+    | CheckpointKept | CheckpointLost | CheckpointInTime | ScriptsRan | RanksDiverged | LogsCut | ResultsLost
 )
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent

@@ -36,6 +36,7 @@ from spotfleet.fleet.domain.events import (
     NodesChanged,
     PriceChanged,
     RatesStamped,
+    ResultsLost,
     TakenOver,
     TerminateIntended,
     TokenRevoked,
@@ -47,6 +48,7 @@ from spotfleet.retry import growing_s
 
 COOLDOWN_S = 15.0  # after the first refusal of a scope; doubles with each further one
 COOLDOWN_MAX_S = 600.0
+MOST_LOST = 1000
 
 # Events with the writer's own clock as `at`; the other kinds also carry times of clouds and of files.
 TIMED = (LaunchIntended, LaunchRefused, HostListed, HostJoined, HostSilent, HostNoticed, HostDraining,
@@ -81,6 +83,7 @@ class FleetState:
     priced_from: dict[str, float] = field(default_factory=dict)  # pool -> start of its known prices
     rates: dict[str, RatesStamped] = field(default_factory=dict)  # PROVIDER/REGION -> newest
     first_rates: dict[str, RatesStamped] = field(default_factory=dict)  # PROVIDER/REGION -> oldest
+    lost: tuple[ResultsLost, ...] = ()  # the newest MOST_LOST
     clock: float = -math.inf  # the latest time of our own clock
     history: MarketHistory = field(default_factory=MarketHistory)  # input of the policy
     DERIVED: ClassVar = {"places": ("hosts",), "lives": ("ended",)}
@@ -120,11 +123,13 @@ def apply(state: FleetState, event: Event) -> FleetState:
         case ClockSetBack():
             return _set_back(state, event.by_s)
         case FleetCreated():
-            return replace(state, created=event, nodes=event.nodes, down=None)
+            return replace(state, created=event, nodes=event.nodes, down=None, lost=())
         case NodesChanged():
             return replace(state, nodes=event.nodes)
         case FleetDown():
             return replace(state, down=event)
+        case ResultsLost():
+            return replace(state, lost=(*state.lost, event)[-MOST_LOST:])
         case TakenOver():
             return replace(state, taken_over=event)
         case PriceChanged():

@@ -4,7 +4,8 @@ What frees a host that is stuck:
 
     LAUNCHING   `launch_timeout_s` -> Terminate, and another is launched
     UP          a notice or the user's request -> Drain; agent silent for `silent_timeout_s` -> Terminate
-    DRAINING    no worker left, or `drain_timeout_s` -> Terminate
+    DRAINING    no worker and no unsent result left, or `drain_timeout_s` -> Terminate
+                with unsent results its time in `Observed.unsent`, which the dispatcher decides
     STOPPED     `restart_after_s` -> Terminate
     any         unusable beside the others -> Drain or Terminate
     any         a second machine of a host -> Terminate
@@ -148,6 +149,8 @@ def _drained(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
         begun = max(begun, host.notice_deadline)  # the cloud stops the host and may restart it: wait for that
     elif host.request_id in observed.released:
         return f"drained: {host.why}"
+    if (stays_s := observed.unsent.get(host.request_id)) is not None:
+        return "" if stays_s > 0 else f"not drained, its time to send results is over: {host.why}"
     if now - begun >= wanted.drain_timeout_s:
         return f"not drained within {wanted.drain_timeout_s:.0f} s: {host.why}"
     return ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from spotfleet.agent.files import uploads
 from spotfleet.agent.files.uploads import CheckpointShipper
-from spotfleet.protocol.messages import Checkpoint
+from spotfleet.protocol.messages import Checkpoint, Unsent
 
 
 class Dispatcher:
@@ -21,7 +22,7 @@ class Dispatcher:
         self.open = asyncio.Event()
         self.open.set()
 
-    async def put_checkpoint(self, job: str, made: Checkpoint, file: Path) -> int:
+    async def put_checkpoint(self, job: str, made: Checkpoint, file: Path, opened: object = None) -> int:
         data = file.read_bytes()
         await self.open.wait()
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -170,7 +171,7 @@ def test_what_a_worker_wrote_has_settled_only_when_every_part_here_has(play, tmp
     async def scene(shipper: CheckpointShipper) -> None:
         put = dispatcher.put_checkpoint
 
-        async def hold_the_second(job: str, made: Checkpoint, file: Path) -> int:
+        async def hold_the_second(job: str, made: Checkpoint, file: Path, opened: object) -> int:
             if made.part == 1:
                 await slow.wait()
             return await put(job, made, file)
@@ -187,3 +188,62 @@ def test_what_a_worker_wrote_has_settled_only_when_every_part_here_has(play, tmp
         assert len(dispatcher.uploads) == 2
 
     play(dispatcher, scene)
+
+
+def test_what_has_not_arrived_is_listed_with_its_progress(play, tmp_path: Path):
+    dispatcher, slow = Dispatcher(200), asyncio.Event()
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        async def half(job: str, made: Checkpoint, file: Path, opened: Callable[[BinaryIO], None]) -> int:
+            with file.open("rb") as body:
+                opened(body)
+                body.read(3)
+                await slow.wait()
+            return 200
+
+        dispatcher.put_checkpoint = half
+        shipper.offer("job", made(tmp_path, 1), tmp_path / "uploads")
+        while shipper.unsent(lambda *_: False) != (Unsent("job", "checkpoint", 4, 3),):
+            await asyncio.sleep(0)
+        assert shipper.unsent(lambda job, made: (job, made.version) == ("job", 1))[0].stored
+        ((job, waiting),) = shipper.waiting()
+        assert (job, Path(waiting.path).read_bytes()) == ("job", b"state 1")
+        slow.set()
+        await shipper.settled("job")
+        assert shipper.unsent(lambda *_: False) == ()
+
+    play(dispatcher, scene)
+
+
+class LogReceiver:
+    """Holds what a log's sender has sent."""
+
+    dispatcher = 0
+
+    def __init__(self) -> None:
+        self.held = b""
+
+    async def append_log(self, job: str, worker: str, offset: int, data: bytes) -> int:
+        await asyncio.sleep(0)
+        self.held += data
+        return len(self.held)
+
+
+def test_a_log_that_another_process_goes_on_writing_is_complete_with_what_it_held_at_the_end(tmp_path: Path):
+    path, receiver = tmp_path / "log", LogReceiver()
+    path.write_bytes(b"line\n")
+    log = uploads.LogShipper(receiver, "job", "f-1/0/1", path)  # type: ignore[arg-type]
+    assert (log.left, log.sent) == (5, 0)
+
+    async def main() -> None:
+        log.complete()
+        running = asyncio.create_task(log.run())
+        async with asyncio.timeout(30):
+            while not running.done():
+                with path.open("ab") as file:  # a process that the script has left
+                    file.write(b"more\n")
+                await asyncio.sleep(0)
+        await running
+
+    asyncio.run(main())
+    assert receiver.held.startswith(b"line\n") and (log.left, log.sent) == (0, len(receiver.held))

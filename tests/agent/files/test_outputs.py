@@ -15,6 +15,7 @@ import pytest
 
 from spotfleet.agent.files import outputs
 from spotfleet.agent.files.outputs import OutputShipper
+from spotfleet.dispatcher.disk.outputs import partial_files
 from tests.support.agent.output_stage import Stage, contents, is_link
 
 
@@ -276,6 +277,43 @@ def test_a_full_dispatcher_makes_it_wait_and_says_why(play):
         stage.wire.full = False
         await stage.has(model__txt=b"weights")
         assert stage.shipper.why == ""
+
+    play(scene)
+
+
+def test_it_knows_how_much_has_not_arrived(play):
+    async def scene(stage: Stage) -> None:
+        stage.write("first", bytes(1000))
+        await stage.has(first=bytes(1000))
+        await stage.until(lambda: stage.shipper.left == 0)
+        sent, stage.wire.full = stage.shipper.sent, True
+        stage.write("second", bytes(3_000_000))
+        with (stage.folder / "first").open("ab") as file:
+            file.write(bytes(500))
+        await stage.until(lambda: stage.shipper.left == 3_000_500)
+        assert stage.shipper.sent == sent
+        stage.wire.full = False
+        await stage.until(lambda: stage.shipper.left == 0 and stage.shipper.sent > sent + 3_000_000)
+
+    play(scene)
+
+
+def test_a_file_is_partial_at_the_dispatcher_until_its_last_piece(play):
+    async def scene(stage: Stage) -> None:
+        copies, post = stage.wire.folder / "f-1@0@1", stage.wire.post_output
+
+        async def one_batch(job: str, worker: str, body: bytes) -> tuple[int, dict]:
+            answer = await post(job, worker, body)
+            stage.wire.full = len(stage.wire.bodies) == 1
+            return answer
+
+        stage.wire.post_output = one_batch
+        stage.write("big", bytes(3_000_000))
+        await stage.until(lambda: stage.wire.full)
+        assert partial_files(copies) == {"big"}
+        stage.wire.full = False
+        await stage.has(big=bytes(3_000_000))
+        await stage.until(lambda: partial_files(copies) == set())
 
     play(scene)
 

@@ -41,6 +41,9 @@ class Host:
     looks: int = 0
     notice: Notice | None = None
     taken: list[int] = field(default_factory=list)  # versions that a dispatcher has
+    to_target: bool = False  # the dispatcher orders so
+    unsent: list = field(default_factory=list)  # checkpoints that no dispatcher takes
+    workers: list = field(default_factory=list)  # ended workers whose output no dispatcher takes
 
     def now(self) -> Instant:
         return Instant("boot", self.at)
@@ -60,6 +63,12 @@ class Host:
     def offer(self, job: str, checkpoint: Checkpoint, folder: Path) -> None:
         if hashlib.sha256(Path(checkpoint.path).read_bytes()).hexdigest() == checkpoint.digest:
             self.taken.append(checkpoint.version)
+
+    def waiting(self) -> list[tuple[str, Checkpoint]]:
+        return self.unsent
+
+    def holding(self) -> list:
+        return [w for w in self.workers if not w.stored]
 
     async def settled(self, job: str) -> None:
         """At once."""
@@ -180,6 +189,22 @@ def test_checkpoints_made_while_no_dispatcher_is_there_are_in_the_target_as_they
         newest = [f"jobs/job/checkpoints/{version}-3.{end}" for version in (40, 50) for end in ("ckpt", "json")]
         await host.until(lambda: FolderStore(str(host.target), "f", CA).names() == newest)
         assert not host.asked and host.phase is OrphanPhase.IN_CONTACT
+
+    play(scene)
+
+
+def test_what_no_dispatcher_takes_is_copied_to_the_target_when_the_dispatcher_orders_so(play):
+    async def scene(host: Host, life: asyncio.Task[None]) -> None:
+        data = host.state(7)
+        (host.home / "waiting.pt").write_bytes(data)
+        made = Checkpoint(7, hashlib.sha256(data).hexdigest(), len(data), 3, str(host.home / "waiting.pt"))
+        worker = SimpleNamespace(folder=host.leaves("model.pt"), stored=False)
+        host.workers, host.unsent = [worker], [("job", made)]
+        await host.until(lambda: host.looks > 3)
+        assert not host.there()
+        host.to_target = True
+        await host.until(lambda: worker.stored and host.saved(7))
+        assert "jobs/job/left/f-1-0-1.tar.gz" in host.there() and host.phase is OrphanPhase.IN_CONTACT
 
     play(scene)
 

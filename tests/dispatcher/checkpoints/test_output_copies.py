@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.disk import outputs, space
-from spotfleet.dispatcher.disk.files import TooLarge
+from spotfleet.dispatcher.disk.files import TooLarge, sweep
 from spotfleet.dispatcher.disk.outputs import Outputs
 from spotfleet.errors import DiskFull, UsageError
 from spotfleet.protocol.messages import OutputPiece
@@ -78,3 +79,40 @@ def test_a_piece_that_comes_twice_changes_nothing_more(tmp_path: Path):
     assert held.apply(WORKER, [(half, b"new"), (whole, b"er")]) == [3, 5]
     assert held.apply(WORKER, [(whole, b"er")]) == [5]
     assert contents(tmp_path) == {"f-1@0@1/log": b"newer"}
+
+
+def names(home: Path) -> list[str]:
+    """What an archive or a download has of the job "j"."""
+    return [name for name, _ in archive.outputs(home / "jobs" / "j")]
+
+
+def test_a_file_that_has_arrived_in_part_is_never_one_of_the_collected_ones(tmp_path: Path):
+    held = Outputs(tmp_path / "jobs/j/outputs")
+    first, rest = OutputPiece("append", "a", 0, 4, whole=7), OutputPiece("append", "a", 4, 3, whole=7)
+    assert held.apply(WORKER, [(first, b"half"), (OutputPiece("append", "b", 0, 3, whole=3), b"all")]) == [4, 3]
+    assert names(tmp_path) == ["f-1@0@1/a.partial", "f-1@0@1/b"]
+    assert archive.not_collected(tmp_path, ()) == {
+        "lost": [], "partial_files": [{"job": "j", "worker": WORKER, "file": "a"}]}
+    sweep(tmp_path)  # as a dispatcher does when it starts
+    again = Outputs(tmp_path / "jobs/j/outputs")
+    assert names(tmp_path) == ["f-1@0@1/a.partial", "f-1@0@1/b"]
+    assert again.apply(WORKER, [(rest, b"way")]) == [7]
+    assert names(tmp_path) == ["f-1@0@1/a", "f-1@0@1/b"] and archive.not_collected(tmp_path, ()) is None
+
+
+def test_a_part_of_a_file_that_is_renamed_replaced_or_compared_is_followed(tmp_path: Path):
+    held = Outputs(tmp_path / "jobs/j/outputs")
+    sha = hashlib.sha256(b"half").hexdigest()
+    for name in ("a", "b", "c"):
+        held.apply(WORKER, [(OutputPiece("append", name, 0, 4, whole=7), b"half")])
+    held.apply(WORKER, [(OutputPiece("rename", "a", to="d"), b"")])
+    assert names(tmp_path) == [f"f-1@0@1/{n}.partial" for n in "bcd"]
+    held.apply(WORKER, [(OutputPiece("draft", "b", 0, 4, last=True, sha256=sha), b"half")])
+    held.apply(WORKER, [(OutputPiece("check", "c", 0, 4, last=True, sha256=sha), b"")])  # it was cut there since
+    held.apply(WORKER, [(OutputPiece("rename", "b", to="d"), b"")])
+    assert names(tmp_path) == ["f-1@0@1/c", "f-1@0@1/d"]
+
+
+def test_pieces_of_an_older_agent_name_no_size_and_count_as_they_come(tmp_path: Path):
+    Outputs(tmp_path / "jobs/j/outputs").apply(WORKER, [(OutputPiece("append", "log", 0, 4), b"half")])
+    assert names(tmp_path) == ["f-1@0@1/log"] and archive.not_collected(tmp_path, ()) is None

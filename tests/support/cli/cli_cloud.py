@@ -26,7 +26,7 @@ from spotfleet.fleet import reconcile
 from spotfleet.fleet.domain.events import JobChanged, JobSubmitted, NodesChanged, event_to_json
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import CloudState, FleetSpec, HostState, JobSpec, JobState, Nodes, PolicySpec, Role
-from spotfleet.protocol.messages import FleetStatus, HostStatus, JobStatus
+from spotfleet.protocol.messages import NOT_COLLECTED, FleetStatus, HostStatus, JobStatus
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
 from spotfleet.transport.certs import server_context
@@ -200,6 +200,8 @@ class FakeDispatcher:
     def write_archive(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.ledger.copy_to(folder / "ledger.db")
+        if lost := self.ledger.state().lost:
+            (folder / NOT_COLLECTED).write_text(json.dumps({"lost": to_json(lost), "partial_files": []}))
         for job in self.jobs.values():
             logs = folder / "jobs" / job.job / "logs"
             logs.mkdir(parents=True, exist_ok=True)

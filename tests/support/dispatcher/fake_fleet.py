@@ -29,6 +29,7 @@ from spotfleet.protocol.messages import (
     HeldJob,
     JobStatus,
     SlotOrder,
+    Unsent,
     WorkerLaunch,
     dump,
     load,
@@ -103,6 +104,8 @@ class FakeAgent:
         self.said: AgentReport | None = None
         self.fetched: dict[str, bool] = {}  # digest of a checkpoint to restore -> it came as it was named
         self.damaged: tuple[DamagedCheckpoint, ...] = ()
+        self.unsent: tuple[Unsent, ...] | None = ()  # a test leaves results here
+        self.why = ""
         self.fetches: list[asyncio.Task[None]] = []
         self.task = asyncio.create_task(self._run())
 
@@ -110,7 +113,8 @@ class FakeAgent:
         _, notice = self.cloud.look(self.host)
         states = tuple(self.world.workers[n].state() for n in self.workers if n in self.world.workers)
         return AgentReport(self.host, self.incarnation, self.address, self.boot["slots"], states, notice,
-                           held=() if self.holds_back else tuple(map(self._held, self.tell)), damaged=self.damaged,
+                           why=self.why, held=() if self.holds_back else tuple(map(self._held, self.tell)),
+                           damaged=self.damaged, unsent=self.unsent,
                            clock=self.clock() if self.orders is not None and self.orders.clock else 0.0)
 
     def _held(self, job: str) -> HeldJob:
@@ -216,8 +220,8 @@ class FakeAgent:
         while not self.shut:
             report = self.report()
             said = self.said
-            moved = (said is None or (report.workers, report.held, report.damaged)
-                     != (said.workers, said.held, said.damaged)
+            moved = (said is None or (report.workers, report.held, report.damaged, report.unsent)
+                     != (said.workers, said.held, said.damaged, said.unsent)
                      or (report.notice is None) != (said.notice is None))
             if moved or time.monotonic() - sent_at > 1.0:
                 self.said, sent_at = report, time.monotonic()

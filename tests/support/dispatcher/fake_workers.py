@@ -64,6 +64,7 @@ class FakeWorker:
     objects: set[str] = field(default_factory=set)  # the store, shared by all: digests of what can be read there
     ticks: int = 0
     tail_ticks: int = 0
+    gone: bool = False  # its process has ended, and its agent still sends what it left
 
     @property
     def name(self) -> str:
@@ -80,7 +81,7 @@ class FakeWorker:
             checkpoint=self.checkpoint, damaged=self.damaged, wanted=self.script.wants(self), resize=self.script.resize,
             setup_tries=self.tries, outside=self.outside, together=self.script.outside == "together",
             diverged=self.diverged, blame_peer=bool(self.diverged) or self.error == BROKEN)
-        return WorkerState(report, self.order.slot, 0 if self.tries else 1, self.exit)
+        return WorkerState(report, self.order.slot, 0 if self.tries or self.gone else 1, self.exit)
 
 
 @dataclass
