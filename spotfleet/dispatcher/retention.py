@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -92,7 +91,7 @@ class Retention:
     async def list_ended(self, keep: int, after: str) -> tuple[list[EndedJob], bool]:
         """Return the next PAGE ended jobs after the one named `after`, oldest first, without the newest `keep`; and
         whether there are more."""
-        names, unix = self._ended_names(time.time())[:-max(1, keep)], time.time()
+        names, unix = self._ended_names(self._core.unix())[:-max(1, keep)], self._core.unix()
         later = [name for name in names if jobfile.number_of(name) > jobfile.number_of(after)] if after else names
         page = [(name, self._folder_of(name)) for name in later[:PAGE]]
         return await asyncio.to_thread(lambda: [_ended(name, folder, unix) for name, folder in page]), len(later) > PAGE
@@ -100,11 +99,11 @@ class Retention:
     async def prune(self, names: Iterable[str]) -> list[str]:
         """Remove the files of these jobs; return those that were removed. Running jobs and the newest ended one stay:
         its end tells a restarted dispatcher for how long the fleet has been idle."""
-        allowed = set(self._ended_names(time.time())[:-1])
+        allowed = set(self._ended_names(self._core.unix())[:-1])
         chosen = [name for name in dict.fromkeys(names) if name in allowed]
         if not chosen:
             return []
-        unix, places = time.time(), [(name, self._folder_of(name)) for name in chosen]
+        unix, places = self._core.unix(), [(name, self._folder_of(name)) for name in chosen]
         rows = await asyncio.to_thread(lambda: [_ended(name, folder, unix) for name, folder in places])
         self._core.journal.note(JobsPruned(unix, tuple(chosen), sum(row.bytes for row in rows),
                                            tuple(row.job for row in rows if row.unfetched_bytes)))
