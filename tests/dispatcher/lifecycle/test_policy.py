@@ -60,6 +60,11 @@ def test_what_is_decided_is_written_once_also_across_a_restart(play):
         await stage.stop_dispatcher()
         await stage.start_dispatcher()
         await stand(stage, "spot", "spot")
+
+        async def look() -> bool:
+            return (await status(stage))["policy"] is not None
+
+        await stage.until("the restarted dispatcher has decided", look)
         assert await decided(stage) == [(2, 0, "auto")]
         shown = (await status(stage))["policy"]
         assert (shown["spot"], shown["on_demand"], shown["why"]) == (2, 0, "spot hosts are available")
