@@ -142,13 +142,18 @@ def test_many_small_jobs_leave_memory_descriptors_and_files_bounded(live: LiveFl
         after = usage(live)
         many.check(tally)
         for name in before.keys() & after.keys():
-            old, new = before[name], after[name]
-            grown = new.memory_bytes - old.memory_bytes
-            tally.check("memory is bounded", grown < SPARE_BYTES + jobs * JOB_BYTES, f"{name}: {grown / 1e6:.1f} MB more")
-            tally.check("descriptors are bounded", new.descriptors <= old.descriptors + SPARE, f"{name}: {old} -> {new}")
-            tally.check("threads are bounded", new.threads <= old.threads + SPARE, f"{name}: {old} -> {new}")
-            tally.check("files are bounded", new.files <= old.files + SPARE + JOB_FILES * jobs, f"{name}: {old} -> {new}")
+            check_growth(tally, name, before[name], after[name], jobs)
         tally.check("the same machines are compared", len(before.keys() & after.keys()) >= 3, [*before, *after])
+
+
+def check_growth(tally: Tally, name: str, old: Usage, new: Usage, jobs: int) -> None:
+    what, grown = f"{name}: {old} -> {new}", new.memory_bytes - old.memory_bytes
+    tally.check("memory is bounded", grown < SPARE_BYTES + jobs * JOB_BYTES, what)
+    tally.check("descriptors are bounded", new.descriptors <= old.descriptors + SPARE, what)
+    tally.check("threads are bounded", new.threads <= old.threads + SPARE, what)
+    tally.check("files are bounded", new.files <= old.files + SPARE + JOB_FILES * jobs, what)
+    tally.note(f"{name} {grown / 1e6:+.1f} MB, {new.descriptors - old.descriptors:+} descriptors, "
+               f"{new.files - old.files:+} files")
 
 
 def test_the_fleet_ends_though_its_dispatcher_is_killed_as_it_is_asked(live: LiveFleet, attack):
