@@ -69,19 +69,22 @@ class Changes:
 
     def drain(self) -> None:
         host = self._host()
-        self._killed(lambda: self.live.fleet.drain(host))
+        client = self.live.fleet.client  # ready before, so that the kill follows the answer at once
+        self._killed(lambda: client.drain(host))
         self._in_force("a drained host leaves", lambda: host not in self.live.up())
 
     def revoke(self) -> None:
         host = self._host()
-        self._killed(lambda: self.live.fleet.revoke(host, "attack"))
+        client = self.live.fleet.client
+        self._killed(lambda: client.revoke(host, "attack"))
         self._in_force("a revoked host leaves", lambda: host not in self.live.up())
         events = [e for e in self.live.fleet.events() if e["kind"] == "TokenRevoked"]
         self.tally.check("a revocation stays in the ledger", host in str(events), events)
 
     def resize(self) -> None:
         self.target = 3 if self.target == 2 else 2
-        self._killed(lambda: self.live.fleet.client.set_nodes(Nodes(1, self.target, 4)))
+        client = self.live.fleet.client
+        self._killed(lambda: client.set_nodes(Nodes(1, self.target, 4)))
         self._in_force("a new size is the fleet's", lambda: self.live.fleet.status().target == self.target)
 
     def _host(self) -> str:
@@ -89,8 +92,9 @@ class Changes:
 
     def _killed(self, change) -> None:
         self.live.answers()
+        pid = self.live.dispatcher_pid()
         change()
-        self.live.kill_dispatcher()
+        self.live.kill_dispatcher(pid)
         self.live.answers()
 
     def _in_force(self, promise: str, holds) -> None:
@@ -142,20 +146,26 @@ def test_many_small_jobs_leave_memory_descriptors_and_files_bounded(live: LiveFl
         after = usage(live)
         many.check(tally)
         for name in before.keys() & after.keys():
-            old, new = before[name], after[name]
-            grown = new.memory_bytes - old.memory_bytes
-            tally.check("memory is bounded", grown < SPARE_BYTES + jobs * JOB_BYTES, f"{name}: {grown / 1e6:.1f} MB more")
-            tally.check("descriptors are bounded", new.descriptors <= old.descriptors + SPARE, f"{name}: {old} -> {new}")
-            tally.check("threads are bounded", new.threads <= old.threads + SPARE, f"{name}: {old} -> {new}")
-            tally.check("files are bounded", new.files <= old.files + SPARE + JOB_FILES * jobs, f"{name}: {old} -> {new}")
+            check_growth(tally, name, before[name], after[name], jobs)
         tally.check("the same machines are compared", len(before.keys() & after.keys()) >= 3, [*before, *after])
+
+
+def check_growth(tally: Tally, name: str, old: Usage, new: Usage, jobs: int) -> None:
+    what, grown = f"{name}: {old} -> {new}", new.memory_bytes - old.memory_bytes
+    tally.check("memory is bounded", grown < SPARE_BYTES + jobs * JOB_BYTES, what)
+    tally.check("descriptors are bounded", new.descriptors <= old.descriptors + SPARE, what)
+    tally.check("threads are bounded", new.threads <= old.threads + SPARE, what)
+    tally.check("files are bounded", new.files <= old.files + SPARE + JOB_FILES * jobs, what)
+    tally.note(f"{name} {grown / 1e6:+.1f} MB, {new.descriptors - old.descriptors:+} descriptors, "
+               f"{new.files - old.files:+} files")
 
 
 def test_the_fleet_ends_though_its_dispatcher_is_killed_as_it_is_asked(live: LiveFleet, attack):
     with attack("K3 an acknowledged `down`, then kill -9 of the dispatcher at once") as tally:
         live.answers()
-        live.fleet.client.down()
-        live.kill_dispatcher()
+        client, pid = live.fleet.client, live.dispatcher_pid()
+        client.down()
+        live.kill_dispatcher(pid)
         live.answers()
         tally.check("an acknowledged `down` is in force", eventually("the end of all hosts", lambda: not live.up()))
         live.check_end(tally)

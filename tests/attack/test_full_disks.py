@@ -65,9 +65,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Full]:
 def test_a_full_disk_of_the_dispatcher_stops_no_training(full: Full, attack, seed: int):
     with attack("K7 the dispatcher's disk is full") as tally:
         dice = random.Random(seed)
-        for _ in range(strokes(1, 5)):
+        for leave in dice.sample([0, dice.randrange(1 << 16), 8 << 20], 3) * strokes(1, 3):
             before, pids = full.job.status(), full.pids()
-            full.dispatcher.fill(leave=dice.choice([0, 0, dice.randrange(1 << 16)]))
+            full.dispatcher.fill(leave)
             eventually("a reason in status", lambda: "the dispatcher's disk is full" in full.live.fleet.status().why)
             full.check_steps(tally, "while the dispatcher's disk is full")
             check_refusal(tally, full)

@@ -82,8 +82,9 @@ class LiveFleet:
             assert time.monotonic() < end, "the dispatcher's process does not come back"
             time.sleep(0.02)
 
-    def kill_dispatcher(self) -> None:
-        pid = self.dispatcher_pid()
+    def kill_dispatcher(self, pid: int = 0) -> None:
+        """Kill its process, or `pid`, which it is known to be: at once then."""
+        pid = pid or self.dispatcher_pid()
         self._killed.add(pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
