@@ -259,6 +259,7 @@ def test_a_minority_of_hosts_decides_nothing():
     assert hosts_time([NOW, NOW + 5.0]) == NOW + 2.5
     assert hosts_time([NOW, NOW, NOW + HOUR_S, NOW + HOUR_S]) is None
     assert hosts_time([NOW, NOW, NOW + HOUR_S]) == NOW
+    assert hosts_time([NOW - HOUR_S, NOW - 2 * HOUR_S, NOW, NOW, NOW + HOUR_S]) is None
 
 
 # ---- limits
