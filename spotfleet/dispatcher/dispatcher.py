@@ -102,8 +102,9 @@ class Dispatcher:
         noticed, news = report.notice != connection.report.notice, differs(connection.report, report)
         connection.receive(report, time.monotonic())
         if report.host not in self.core.journal.state.ended:
-            given = {j.id for j in self.core.jobs.values() if j.was_given_to(report.host)}
-            self.core.unsent.receive(report, given, time.monotonic())
+            jobs = self.core.jobs
+            self.core.unsent.receive(report, lambda job: job in jobs and jobs[job].was_given_to(report.host),
+                                     time.monotonic())
         self.takeover.receive(report)
         if self.core.settled:
             for job in self.core.jobs.values():

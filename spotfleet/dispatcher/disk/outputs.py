@@ -233,7 +233,7 @@ class _Copy:
 
 def partial_files(folder: Path) -> set[str]:
     """Return the names of the partial files in a worker's folder."""
-    return {marker.read_text() for marker in _markers(folder).glob("*")}
+    return {marker.read_text(errors="replace") for marker in _markers(folder).glob("*")}
 
 
 def _markers(folder: Path) -> Path:

@@ -70,10 +70,10 @@ class UnsentTracker:
         self._hosts: dict[str, Holding] = {}
         self._ended: list[tuple[str, Holding]] = []  # held by agents that have ended, and with them their files
 
-    def receive(self, report: AgentReport, given: Container[str], now: float) -> None:
-        """Process a report; only results of the jobs in `given`, which the host has worked for, count."""
+    def receive(self, report: AgentReport, given: Callable[[str], bool], now: float) -> None:
+        """Process a report; only results of jobs that the host was `given` count."""
         before = self._hosts.pop(report.host, None)
-        results = tuple(r for r in results_of(report) if r.job in given and r.kind in KINDS)
+        results = tuple(r for r in results_of(report) if r.kind in KINDS and given(r.job))
         if before is not None and before.incarnation != report.incarnation:
             self._ended.append((report.host, before))
             before = None

@@ -30,7 +30,7 @@ def old(why: str) -> AgentReport:
 def held(*results: Unsent, notice_s: float = 0.0) -> UnsentTracker:
     """A host that holds `results` and drains since 0."""
     tracker = UnsentTracker("/target")
-    tracker.receive(report(*results), {JOB}, 0.0)
+    tracker.receive(report(*results), JOB.__eq__, 0.0)
     tracker.note_draining({"f-1": notice_s}, 0.0)
     return tracker
 
@@ -42,13 +42,13 @@ def lost(tracker: UnsentTracker, now: float, patience: unsent.Patience = ASKED) 
 def test_a_host_stays_while_bytes_arrive_and_a_limited_time_without_one():
     tracker = held(OUTPUT)
     assert tracker.stays_s(ASKED, 100.0) == {"f-1": 3500.0}
-    tracker.receive(report(replace(OUTPUT, bytes=900, sent=100)), {JOB}, 3000.0)
+    tracker.receive(report(replace(OUTPUT, bytes=900, sent=100)), JOB.__eq__, 3000.0)
     assert tracker.stays_s(ASKED, 3000.0) == {"f-1": 3600.0}
-    tracker.receive(report(replace(OUTPUT, bytes=950, sent=100)), {JOB}, 4000.0)  # it grew, and nothing arrived
+    tracker.receive(report(replace(OUTPUT, bytes=950, sent=100)), JOB.__eq__, 4000.0)  # it grew, and nothing arrived
     assert tracker.stays_s(ASKED, 4000.0) == {"f-1": 2600.0} and lost(tracker, 6599.0) == []
     assert lost(tracker, 6600.0) == [ResultsLost(5.0, JOB, "f-1", "output", 950, FULL)]
     assert lost(tracker, 6601.0) == []  # recorded once
-    tracker.receive(report(), {JOB}, 6602.0)
+    tracker.receive(report(), JOB.__eq__, 6602.0)
     assert not tracker.holds("f-1") and tracker.stays_s(ASKED, 6602.0) == {}
 
 
@@ -59,7 +59,7 @@ def test_the_time_depends_on_the_reason_of_the_end(what: str, quiet_s: float, mo
     tracker, patience = held(OUTPUT), TIMES[what]
     assert tracker.stays_s(patience, 0.0) == {"f-1": quiet_s}
     for n in range(1, 2000):  # a byte each 5 s
-        tracker.receive(report(replace(OUTPUT, sent=n)), {JOB}, n * 5.0)
+        tracker.receive(report(replace(OUTPUT, sent=n)), JOB.__eq__, n * 5.0)
         left_s = min(quiet_s, quiet_s if most_s is None else max(0.0, most_s - n * 5.0))
         assert tracker.stays_s(patience, n * 5.0) == {"f-1": left_s}
 
@@ -74,7 +74,7 @@ def test_the_reason_of_the_end_gives_the_time():
 
 def test_the_time_before_the_drain_does_not_count():
     tracker = UnsentTracker()
-    tracker.receive(report(OUTPUT), {JOB}, 0.0)
+    tracker.receive(report(OUTPUT), JOB.__eq__, 0.0)
     assert tracker.stays_s(STAYS, 5000.0) == {}  # it does not drain
     tracker.note_draining({"f-1": 0.0}, 5000.0)
     assert tracker.stays_s(STAYS, 5000.0) == {"f-1": 120.0}
@@ -86,7 +86,7 @@ def test_a_silent_agent_is_waited_for_as_long_as_any_drain():
     tracker.mark_away("f-1", 50.0)  # each try to connect may break
     assert tracker.stays_s(ASKED, 30.0) == {"f-1": 100.0}
     assert lost(tracker, 130.0) == [ResultsLost(5.0, JOB, "f-1", "output", 1000, FULL)]
-    tracker.receive(report(OUTPUT), {JOB}, 131.0)
+    tracker.receive(report(OUTPUT), JOB.__eq__, 131.0)
     assert tracker.stays_s(ASKED, 131.0) == {"f-1": 3469.0}  # back again, and it has the rest of its time
 
 
@@ -104,7 +104,7 @@ def test_results_of_a_host_that_has_ended_are_recorded():
 
 def test_a_new_agent_on_the_host_has_lost_the_files_of_the_last_one():
     tracker = held(OUTPUT)
-    tracker.receive(report(incarnation="b"), {JOB}, 1.0)
+    tracker.receive(report(incarnation="b"), JOB.__eq__, 1.0)
     assert tracker.forget((), lambda _job: False, 5.0) == [ResultsLost(5.0, JOB, "f-1", "output", 1000, FULL)]
 
 
@@ -127,15 +127,15 @@ def test_a_host_whose_bytes_do_not_arrive_is_to_use_the_target():
     tracker = held(OUTPUT)
     assert tracker.stuck(BY_ITSELF, 19.0) == frozenset()
     assert tracker.stuck(BY_ITSELF, 20.0) == {"f-1"}
-    tracker.receive(report(replace(OUTPUT, sent=1)), {JOB}, 239.0)
+    tracker.receive(report(replace(OUTPUT, sent=1)), JOB.__eq__, 239.0)
     assert tracker.stuck(BY_ITSELF, 239.0) == frozenset() and tracker.stuck(LIMITED, 239.0) == {"f-1"}
 
 
 def test_a_host_can_report_only_what_it_was_given():
     tracker = UnsentTracker()
-    tracker.receive(report(replace(OUTPUT, job="another-2"), replace(OUTPUT, kind="\x1b[2J")), {JOB}, 0.0)
+    tracker.receive(report(replace(OUTPUT, job="another-2"), replace(OUTPUT, kind="\x1b[2J")), JOB.__eq__, 0.0)
     assert not tracker.holds("f-1")
-    tracker.receive(report(OUTPUT, why="x" * 5000 + "\nfleet is up"), {JOB}, 0.0)
+    tracker.receive(report(OUTPUT, why="x" * 5000 + "\nfleet is up"), JOB.__eq__, 0.0)
     (event,) = tracker.forget({"f-1"}, lambda _job: False, 5.0)
     assert event.why == "x" * 300
 
@@ -143,18 +143,18 @@ def test_a_host_can_report_only_what_it_was_given():
 def test_an_older_agent_has_the_old_time_and_its_reason_is_recorded():
     for why in ("one-1: sending what it left", f"one-1: {FULL}"):
         tracker = UnsentTracker()
-        tracker.receive(old(why), {JOB}, 0.0)
+        tracker.receive(old(why), JOB.__eq__, 0.0)
         tracker.note_draining({"f-1": 0.0}, 0.0)
         assert tracker.stays_s(ASKED, 100.0) == {"f-1": 20.0}
         assert lost(tracker, 120.0) == [ResultsLost(5.0, JOB, "f-1", "output", 0, why)]
     tracker = UnsentTracker()
-    tracker.receive(old("importing torch"), {JOB}, 0.0)
+    tracker.receive(old("importing torch"), JOB.__eq__, 0.0)
     assert not tracker.holds("f-1")
 
 
 def test_people_read_what_is_late_and_where():
     tracker = UnsentTracker()
-    tracker.receive(report(OUTPUT), {JOB}, 0.0)
+    tracker.receive(report(OUTPUT), JOB.__eq__, 0.0)
     assert tracker.lines(STAYS, 1.0) == []
     assert tracker.lines(STAYS, 20.0) == ["f-1 still holds 1.0 kB of the output of one-1"]
     (status,) = tracker.status(STAYS, 20.0)

@@ -315,7 +315,7 @@ async def _answer(process: Process, route: str, body: bytes) -> Any:
             await dispatcher.fleet_desk.set_nodes(from_json(Nodes, json.loads(body)))
             return {}
         case "POST /v1/down":
-            dispatcher.fleet_desk.go_down()
+            dispatcher.fleet_desk.go_down(discard=json.loads(body)["discard"])
             return {}
         case "GET /v1/archive":
             packed = io.BytesIO()
