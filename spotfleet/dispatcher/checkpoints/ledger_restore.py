@@ -160,8 +160,8 @@ def _not_included(durable: FolderStore, boot: DispatcherBoot, chosen: str, place
     for machine, name in sorted(newest.items()):
         source = durable.find(name)
         if source is not None and not _copy_ledger(source, name, boot, other) and not _begins_with(place, other):
-            found.append(f"the {int(name[14:26])} events of the fleet's dispatcher {int(machine)} are not part of these "
-                         f"records, so `cost` lacks them: they stay at {durable.folder / name}")
+            found.append(f"the {int(name[14:26])} events of the fleet's dispatcher {int(machine)} are not part of "
+                         f"these records, so `cost` lacks them: they stay at {durable.folder / name}")
         other.unlink(missing_ok=True)
     return found
 
