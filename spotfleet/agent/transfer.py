@@ -120,20 +120,28 @@ class Transfers:
 
     async def checkpoint(self, job: str, version: int, digest: str, target: Path,
                          on_bytes: Callable[[int], None]) -> None:
-        await self._download(self._url("jobs", job, "checkpoints", str(version)), target, digest, on_bytes)
+        url = self._url("jobs", job, "checkpoints", str(version))
+        await self._download(url, target, digest, on_bytes, go_on=True)
 
     async def _download(self, url: URL, target: Path, digest: str,
-                        on_bytes: Callable[[int], None] = lambda size: None) -> None:
+                        on_bytes: Callable[[int], None] = lambda size: None, *, go_on: bool = False) -> None:
         """Fetch into `target`, which appears only whole and verified; `on_bytes` receives the size of each piece.
 
-        SpotfleetError if the digest differs, DiskFull if there is no room.
+        SpotfleetError if the digest differs, DiskFull if there is no room. With `go_on` a transfer that broke off goes
+        on where it stopped: one of many gigabytes may need several tries.
         """
         partial = target.with_name(target.name + ".part")
         seen = hashlib.sha256()
-        async with self._session.get(url) as answer:
+        have = await asyncio.to_thread(_hash_file, seen, partial) if go_on and partial.is_file() else 0
+        async with self._session.get(url, headers={"Range": f"bytes={have}-"} if have else {}) as answer:
+            if have and answer.status == 206:
+                on_bytes(have)
+            else:  # all of it comes, or an error: the file there is no longer than ours
+                have, seen = 0, hashlib.sha256()
+                partial.unlink(missing_ok=True)
             answer.raise_for_status()
             try:
-                with partial.open("wb") as file:
+                with partial.open("ab") as file:
                     async for chunk in answer.content.iter_chunked(1 << 20):
                         await asyncio.to_thread(_hash_and_write, seen, file, chunk)
                         on_bytes(len(chunk))
@@ -187,6 +195,14 @@ class Transfers:
                 if answer.status >= 500:
                     answer.raise_for_status()
                 return answer.status
+
+
+def _hash_file(seen, path: Path) -> int:
+    """Add a file to the hash; return its size."""
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            seen.update(chunk)
+        return file.tell()
 
 
 def _hash_and_write(seen, file, chunk: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from spotfleet.fleet.domain.events import (
     FleetDown,
     GenerationFormed,
     JobChanged,
+    JobEvent,
     JobProgress,
     JobResumed,
     JobSubmitted,
@@ -138,8 +140,11 @@ def _end(folder: FleetDir, events: Sequence[Event]) -> float:
 
 def _jobs(events: Sequence[Event]) -> tuple[JobStatus, ...]:
     """Return each job's last state; `age_s` is its duration."""
-    return tuple(_job(submitted, [e for e in events if getattr(e, "job", "") == submitted.job])
-                 for submitted in events if isinstance(submitted, JobSubmitted))
+    of: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, JobEvent):
+            of[event.job].append(event)
+    return tuple(_job(submitted, of[submitted.job]) for submitted in events if isinstance(submitted, JobSubmitted))
 
 
 def _job(submitted: JobSubmitted, events: Sequence[Event]) -> JobStatus:

@@ -13,7 +13,7 @@
     resize: {policy: scale-lr, warmup_steps: 100, growth: {0: 2, 30: 4}, max_join: 1, max_leave: 1, every: 60s}
     autostop: {idle_minutes: 10, down: true}
     max_lifetime: 12h
-    orphan_after: 1h              # hosts without a dispatcher for this long end themselves
+    orphan_after: 1h              # hosts without a dispatcher for this long end themselves; 20s or more, 0s: never
     envs: {EPOCHS: 3}             # no value: read from your environment
     secrets: {HF_TOKEN: }         # the same; kept apart from everything else
     file_mounts: {data: ../data, more: s3://bucket/more}  # name in the working directory: file, folder or bucket

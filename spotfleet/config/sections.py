@@ -159,7 +159,7 @@ class FileSection(_Section):
     resize: ResizeSection = Field(default_factory=ResizeSection)
     autostop: Annotated[AutostopSection, BeforeValidator(values.autostop)] | None = None
     max_lifetime: Duration = 0.0
-    orphan_after: Duration = 3600.0
+    orphan_after: Annotated[float, BeforeValidator(values.orphan_after)] = 3600.0
     envs: Variables = Field(default_factory=dict)
     secrets: Variables = Field(default_factory=dict)
     file_mounts: Annotated[dict[str, str], BeforeValidator(values.mounts)] = Field(default_factory=dict)

@@ -15,6 +15,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 STORES = {"s3": "BUCKET", "gs": "BUCKET", "az": "CONTAINER"}
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LEAST_ORPHAN_S = 20.0  # below it, hosts would end themselves while their dispatcher is restarted
 
 
 def duration_s(text: str) -> float:
@@ -92,6 +93,15 @@ def duration(value: Any) -> Any:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         raise _wrong('a duration such as "90s", "10m" or "2h"', value, more=f'; write "{value}s"' if number else "")
     return duration_s(value)
+
+
+def orphan_after(value: Any) -> Any:
+    """Return the seconds without a dispatcher after which a host ends itself; 0: never."""
+    seconds = duration(value)
+    if 0 < seconds < LEAST_ORPHAN_S:
+        raise _wrong(f'at least "{LEAST_ORPHAN_S:g}s", or "0s" for never: a dispatcher that is restarted is away for '
+                     "up to 12 s", value)
+    return seconds
 
 
 def deadline(value: Any) -> Any:

@@ -119,7 +119,7 @@ class Dispatcher:
     async def run(self) -> None:
         """Step until cancelled. An error ends the process: a restart from disk is safer than continuing."""
         journal = self.core.journal
-        journal.note(*unwritten((event for _, event in journal.after(0)), self.core.jobs.values()))
+        journal.note(*unwritten(journal.each(), self.core.jobs.values()))
         while True:
             self.core.step_due.clear()
             journal.check()

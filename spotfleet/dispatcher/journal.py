@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from spotfleet.dispatcher.signal import Signal
@@ -65,8 +66,12 @@ class Journal:
             self.signal.notify()
 
     def after(self, seq: int) -> list[tuple[int, Event]]:
-        """Return all events above `seq`. Blocks on the disk: only for the start of a process."""
+        """Return all events above `seq`. Blocks on the disk."""
         return self.ledger.events(seq)
+
+    def each(self) -> Iterator[Event]:
+        """Yield all events. Blocks on the disk: only for the start of a process."""
+        return (event for _, event in self.ledger.each())
 
     async def page(self, seq: int, limit: int) -> list[tuple[int, Event]]:
         """Return the next `limit` events above `seq`. Return [] at once, without an await that

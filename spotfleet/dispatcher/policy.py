@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.fleet.cost.extras import MONTH_H
 from spotfleet.fleet.cost.meter import spent
 from spotfleet.fleet.domain.actions import Wanted
-from spotfleet.fleet.domain.events import BudgetReached, Event, PolicyChanged, PolicyDecided
+from spotfleet.fleet.domain.events import BudgetReached, PolicyChanged, PolicyDecided
 from spotfleet.fleet.domain.history import JobProgressSoFar
 from spotfleet.fleet.domain.host import Host
 from spotfleet.fleet.domain.state import FleetState
@@ -45,7 +44,6 @@ log = logging.getLogger(__name__)
 OFFERS_S = 30.0  # period of reading the offers, where they matter to the decision
 IDLE_S = 600.0  # without a job for this time the fleet is idle; ending on-demand hosts earlier would boot them again
 COUNT_S = 10.0  # period of counting the cost; between two counts it is extrapolated with the burn
-PAGE = 5000  # events read at once: other users of the ledger wait meanwhile
 REST = 30.0  # pause after a count, in durations of that count, if longer than COUNT_S: a ledger of months is long
 
 
@@ -258,7 +256,7 @@ class PolicyController:
         return own.offer.price_micros_h if own is not None else 0
 
     def _total(self, ledger: Ledger, unix: float) -> int:
-        events = list(_all(ledger))
+        events = [event for _, event in ledger.each()]
         return spent([*events, *self._dispatcher_cost.events(events)], unix)
 
     # ---- changes of the fleet file, and status
@@ -277,13 +275,6 @@ class PolicyController:
             return PolicyStatus(0, 0, "", "", 0.0, *limits) if any(limits) else None
         for_s = max(0.0, unix - decided.at) if decided else 0.0
         return PolicyStatus(self.choice.spot, self.choice.on_demand, self.choice.why, self.choice.rule, for_s, *limits)
-
-
-def _all(ledger: Ledger) -> Iterator[Event]:
-    seq = 0
-    while page := ledger.events(seq, PAGE):
-        yield from (event for _, event in page)
-        seq = page[-1][0]
 
 
 def refuse_impossible(spec: JobSpec, hosts: int, boots_s: float) -> None:

@@ -21,6 +21,7 @@ from spotfleet.fleet.domain.state import FleetState, apply
 
 SCHEMA = 1  # PRAGMA user_version
 APPLICATION = 0x5F0F1EE7  # PRAGMA application_id: distinguishes our files from other programs'
+PAGE = 5000  # events read at once
 BUSY_S = 10.0  # how long a writer waits for another process's transaction
 
 NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary codes; room, or the disk, may come back
@@ -86,11 +87,19 @@ class Ledger:
         with self._lock:
             return _read(self._db, self.path, after, limit)
 
+    def each(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """Yield the events above `after`, in order, read PAGE at a time: a ledger of months does not fit in memory, and
+        other users of the ledger wait meanwhile."""
+        while page := self.events(after, PAGE):
+            yield from page
+            after = page[-1][0]
+
     def state(self) -> FleetState:
         """Return all events folded. Reads only those written since the last call, by any process."""
         with self._lock:
-            for seq, event in _read(self._db, self.path, self._folded):
-                self._state, self._folded = apply(self._state, event), seq
+            while page := _read(self._db, self.path, self._folded, PAGE):
+                for seq, event in page:
+                    self._state, self._folded = apply(self._state, event), seq
             return self._state
 
     def check(self) -> None:
@@ -99,7 +108,8 @@ class Ledger:
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise _damaged(self.path, found)
-        self.events()
+        for _ in self.each():
+            pass
 
     def copy_to(self, path: Path | str) -> None:
         """Write a consistent copy into one file, without a write-ahead log beside it. Replaces `path`."""

@@ -20,7 +20,8 @@ from spotfleet.fleet.domain.events import JobSubmitted
 from spotfleet.fleet.domain.state import fold
 from spotfleet.model import CheckpointSpec, JobSpec, JobState
 from spotfleet.storage.folder import FolderStore
-from tests.support.dispatcher.fake_fleet import Stage, spec
+from spotfleet.transport.client import DispatcherClient, Endpoint
+from tests.support.dispatcher.fake_fleet import ADMIN, Stage, spec
 from tests.support.dispatcher.fake_workers import Script
 
 LONG = Script(steps=1_000_000)
@@ -143,13 +144,19 @@ def test_the_target_keeps_no_record_of_a_job_that_has_left_memory(play, tmp_path
     play(scene, replace(spec(1), checkpoint=CheckpointSpec(target=str(target))))
 
 
-def test_a_long_list_of_ended_jobs_comes_in_pages(play, monkeypatch: pytest.MonkeyPatch):
+def test_a_client_reads_a_long_list_in_pages_and_prunes_it(play, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(retention, "PAGE", 2)
+    monkeypatch.setattr("spotfleet.transport.client.JOBS_PER_REQUEST", 2)
 
     async def scene(stage: Stage) -> None:
         await stage.up(1)
         await restarted_with(stage, lambda home: [ended_job(home, f"t-{n}", folder="past") for n in range(1, 7)])
-        assert [row["job"] for row in await pages(stage, keep=1)] == [f"t-{n}" for n in range(1, 6)]
+        client = DispatcherClient(Endpoint(stage.url, ADMIN, stage.ca), patience_s=10.0)
+        found = [job.job for job in await asyncio.to_thread(lambda: list(client.ended_jobs(1)))]
+        assert found == [f"t-{n}" for n in range(1, 6)]
+        assert await asyncio.to_thread(client.prune, found) == found
+        assert os.listdir(stage.home / "past") == ["t-6"]
+        assert (await asyncio.to_thread(client.status)).past_jobs == 1
 
     play(scene, spec(1))
 

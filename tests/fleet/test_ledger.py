@@ -239,3 +239,15 @@ def test_an_event_that_a_newer_release_wrote_is_named(path):
     assert "event 2 cannot be read: unknown event kind 'Later'" in str(refused(read_events, path))
     with pytest.raises(SpotfleetError, match="event 2"):
         ledger.state()
+
+
+def test_a_long_ledger_is_read_in_pages(path, monkeypatch):
+    monkeypatch.setattr("spotfleet.fleet.ledger.PAGE", 3)
+    ledger = Ledger(path)
+    ledger.append(*(event(n) for n in range(1, 11)))
+    pages, read = [], ledger.events
+    monkeypatch.setattr(ledger, "events", lambda *given: pages.append(read(*given)) or pages[-1])
+    assert [seq for seq, _ in ledger.each(2)] == list(range(3, 11))
+    assert [len(page) for page in pages] == [3, 3, 2, 0]
+    assert ledger.state() == fold(event(n) for n in range(1, 11))
+    ledger.close()

@@ -4,6 +4,9 @@
 hook sees every socket of the interpreter, whoever opened it. Allowed are Unix sockets, 127.0.0.0/8, ::1, and anything
 inside a network namespace other than the one the tests started in, since only a test can have made that.
 
+It does not see sockets that C, C++ or Rust open: those of gloo, ssh and obstore. For them a suite runs
+in an empty network namespace (CONTRIBUTING.md).
+
 Refusals are also written to NETGUARD_LOG, because code under test may take the error for a lost connection
 and try again: the fixture `stays_on_this_machine` fails the test from the log.
 """

@@ -121,6 +121,9 @@ class CheckpointDownloads:
             here = 0
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                for left in folder.glob("*.part"):
+                    if left.name != f"{target.name}.part":
+                        left.unlink(missing_ok=True)  # the beginning of another one
                 await self._transfers.checkpoint(job, wanted.version, wanted.digest, target, on_bytes)
                 state = _file_state(target)
                 break

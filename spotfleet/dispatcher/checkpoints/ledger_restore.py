@@ -144,10 +144,37 @@ def _fetch_ledger(durable: FolderStore, boot: DispatcherBoot, place: Path, troub
         source = durable.find(name)
         problem = "it has just gone" if source is None else _copy_ledger(source, name, boot, place)
         if not problem:
+            troubles += _not_included(durable, boot, name, place)
             return True
         place.unlink(missing_ok=True)
         troubles.append(f"the copy {name} of the records is refused: {problem}")
     return False
+
+
+def _not_included(durable: FolderStore, boot: DispatcherBoot, chosen: str, place: Path) -> list[str]:
+    """Name the copies of earlier dispatchers whose history is not part of the ledger at `place`: one that took over
+    while the target was away began a ledger of its own."""
+    found: list[str] = []
+    newest = {m[1]: n for n in durable.names("ledger") if (m := LEDGER_NAME.fullmatch(n)) and m[1] < chosen[7:13]}
+    other = place.with_name(".other.db")
+    for machine, name in sorted(newest.items()):
+        source = durable.find(name)
+        if source is not None and not _copy_ledger(source, name, boot, other) and not _begins_with(place, other):
+            found.append(f"the {int(name[14:26])} events of the fleet's dispatcher {int(machine)} are not part of "
+                         f"these records, so `cost` lacks them: they stay at {durable.folder / name}")
+        other.unlink(missing_ok=True)
+    return found
+
+
+def _begins_with(longer: Path, shorter: Path) -> bool:
+    """Return whether a ledger contains the last event of another one at the same place."""
+    one, other = Ledger(longer), Ledger(shorter)
+    try:
+        last = other.append()
+        return one.events(last - 1, 1) == other.events(last - 1, 1)
+    finally:
+        one.close()
+        other.close()
 
 
 def _copy_ledger(source: Path, name: str, boot: DispatcherBoot, place: Path) -> str:

@@ -66,7 +66,8 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes:
 
 def sweep(home: Path) -> None:
     """Remove unfinished files of a killed dispatcher: they may hold secrets, or fill the disk."""
-    for pattern in (".*.part", ".archive-*", "bundles/.*.part", "jobs/*/.*.part", "jobs/*/*/.*.part"):
+    for pattern in (".*.part", ".archive-*", "bundles/.*.part", "jobs/*/.*.part", "jobs/*/*/.*.part",
+                    "past/*/.*.part", "past/*/*/.*.part"):
         for left in home.glob(pattern):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 

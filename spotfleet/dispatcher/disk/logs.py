@@ -128,11 +128,11 @@ class JobLogs:
         return starts[-1] + self._sizes[_owner(name)][name, starts[-1]] if starts else 0
 
     def _append(self, name: str, data: bytes) -> None:
-        end, starts = self._end(name), self._starts.setdefault(name, [])
+        end, starts = self._end(name), self._starts.get(name, [])
         start = starts[-1] if starts and end - starts[-1] < self._segment_bytes else end
         _append(self._path((name, start)), data)
         if start not in starts:
-            starts.append(start)
+            self._starts[name] = [*starts, start]
         self._note((name, start), end - start + len(data))
 
     def _note(self, segment: Segment, size: int | None) -> None:

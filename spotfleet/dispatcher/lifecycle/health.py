@@ -16,8 +16,9 @@ class HealthRemarks:
     def __init__(self, core: Core, stays: bool) -> None:
         """`stays`: our machine outlives the fleet, and its results wait there until they are fetched."""
         self._core, self._stays = core, stays
-        events = [event for _, event in core.journal.after(0)]
-        self._lost = next((e for e in reversed(events) if isinstance(e, HistoryLost)), None)
+        self._lost: HistoryLost | None = None
+        for event in core.journal.each():
+            self._lost = event if isinstance(event, HistoryLost) else self._lost
 
     def lines(self) -> list[str]:
         full = space.why(self._core.home)

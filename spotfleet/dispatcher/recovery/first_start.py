@@ -112,7 +112,7 @@ def _observe(boot: DispatcherBoot, provider: Provider, ledger: Ledger, clock: Fl
 
 def _record_takeover(boot: DispatcherBoot, ledger: Ledger, found: Restored, clock: FleetClock) -> None:
     hosts = [h for h in ledger.state().hosts if h.role is Role.WORKER]
-    recorded = any(isinstance(e, TakenOver) and e.host == boot.host for _, e in ledger.events())
+    recorded = any(isinstance(e, TakenOver) and e.host == boot.host for _, e in ledger.each())
     unknown = found.troubles and machine_number(boot.host) > 0  # the target may hold all records of the last machine
     if recorded or not (hosts or found.ledger or found.jobs or unknown):
         return

@@ -103,7 +103,7 @@ class Takeover:
         if self.event is None or self._core.unix() >= self.event.at + ADOPT_S:
             return
         submitted: dict[str, bool] = {}
-        for _, event in self._core.journal.after(0):
+        for event in self._core.journal.each():
             if isinstance(event, JobSubmitted):
                 submitted[event.job] = True
             elif isinstance(event, JobChanged):

@@ -21,6 +21,8 @@ from spotfleet.train.checkpoint import format
 from spotfleet.train.checkpoint.exchange import PartReport, PeerFailed
 from spotfleet.train.checkpoint.format import Shard
 
+CHUNK_BYTES = 1 << 20
+
 
 @dataclass
 class Times:
@@ -106,6 +108,11 @@ def _replacing(path: Path, times: Times) -> Iterator[BinaryIO]:
         times.sync_s = time.monotonic() - begun
 
 
-def digest_of(path: Path) -> str:
+def digest_of(path: Path, progress: Callable[[int], None] = lambda size: None) -> str:
+    """Return the sha256 of a file in hex; `progress` is called with the size of each piece read."""
+    found = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(CHUNK_BYTES):
+            found.update(chunk)
+            progress(len(chunk))
+    return found.hexdigest()

@@ -42,14 +42,14 @@ class NoRoomHere(SpotfleetError):
     blame_host = True
 
 
-def read(named: Checkpoint) -> Copy:
-    """Read the copy from the file of `named`.
+def read(named: Checkpoint, progress: Callable[[int], None] = lambda size: None) -> Copy:
+    """Read the copy from the file of `named`. `progress` is called with the size of each piece verified.
 
     CheckpointDamaged if it is another file, which is then removed; UsageError if it is the right one but cannot be
     read here.
     """
     path = Path(named.path)
-    found = digest_of(path) if path.is_file() else "no file"
+    found = digest_of(path, progress) if path.is_file() else "no file"
     if found != named.digest:
         path.unlink(missing_ok=True)  # so that the agent fetches it again
         raise CheckpointDamaged(f"checkpoint {path.name} of version {named.version} is not the one that was kept: "
@@ -94,7 +94,7 @@ def _unreadable(name: str, named: Checkpoint, error: Exception) -> UsageError:
 def install(state: State, named: Checkpoint, work: Path = Path(),
             progress: Callable[[int], None] = lambda size: None) -> None:
     """Load the named checkpoint into `state`; errors as in `read`, and UsageError when the script builds another."""
-    held = read_url(named, work, progress) if named.url else read(named)
+    held = read_url(named, work, progress) if named.url else read(named, progress)
     try:
         state.install(held)
         state.mark(made_in=named.generation)
@@ -161,7 +161,8 @@ def _newest_beside(named: Checkpoint) -> dict[str, Checkpoint]:
 
 
 class _Progress:
-    """Reports of the progress of a fetch, without which the dispatcher would take this worker for hung."""
+    """Reports of the progress of a fetch or a verification, without which the dispatcher would take this worker for
+    hung."""
 
     def __init__(self, control: AgentLine) -> None:
         self._control, self._here, self._most = control, 0, 0

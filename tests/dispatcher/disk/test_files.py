@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import os
 import tarfile
@@ -93,6 +94,19 @@ def test_the_first_removal_of_each_source_is_an_event_and_a_remark(tmp_path: Pat
         size = logs.append(W1, -1, size, b"y" * 20)
     assert logs.take_news("j", 5.0) == [LogsCut(5.0, "j", "h-1", 4 * FILE_BYTES)] and logs.take_news("j", 6.0) == []
     assert logs.remark == "its oldest output is removed (h-1): logs of a job may take 262.1 kB"
+
+
+def test_a_chunk_that_finds_no_room_leaves_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    logs = JobLogs(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr("spotfleet.dispatcher.disk.logs._append", no_room)
+        logs.append(W1, 0, 0, b"one\n")
+    assert logs.workers() == {} and logs.read(0, 0).data == b""
+    assert logs.append(W1, 0, 0, b"one\n") == 4 and logs.workers() == {W1: 4}
+
+
+def no_room(path: Path, data: bytes) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_the_end_of_a_removed_log_is_known_to_its_sender(tmp_path: Path):

@@ -18,7 +18,7 @@ from spotfleet.dispatcher.checkpoints.ledger_restore import (
     sealed_name,
 )
 from spotfleet.dispatcher.disk.jobfile import JobRecord, load
-from spotfleet.fleet.domain.events import FleetCreated
+from spotfleet.fleet.domain.events import FleetCreated, JobSubmitted
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import BillingRules, CheckpointSpec, JobSpec, Nodes
 from spotfleet.storage.folder import FolderStore
@@ -55,6 +55,36 @@ def test_what_a_dispatcher_of_the_fleet_left_comes_back(boot, tmp_path: Path):
     found = asyncio.run(restore(boot, tmp_path / "home"))
     assert (found.ledger, found.jobs, found.troubles) == (True, ("j-1",), ())
     assert load(tmp_path / "home" / "jobs" / "j-1") == (SEALED.record, SEALED.secrets)
+
+
+def put_history(boot: DispatcherBoot, folder: Path, machine: int, *ats: float) -> str:
+    """Put the copy of a ledger with jobs submitted at these times there; return its name."""
+    ledger, copy = Ledger(folder / f"{machine}.db"), folder / "copy.db"
+    ledger.append(FleetCreated(ats[0], "f", "local", Nodes(1, 1, 1), BillingRules()),
+                  *(JobSubmitted(at, "j-1", "j", "", 1, 1) for at in ats[1:]))
+    ledger.copy_to(copy)
+    ledger.close()
+    name = ledger_name(machine, len(ats), ledger_digest(copy, boot.fleet_secret))
+    FolderStore(boot.spec.checkpoint.target, boot.fleet, boot.ca).put(name, copy)
+    return name
+
+
+def test_a_small_ledger_of_a_later_dispatcher_does_not_hide_the_history_before_it(boot, tmp_path: Path):
+    older = put_history(boot, tmp_path, 0, 1.0, 2.0, 3.0, 4.0)
+    put_history(boot, tmp_path, 1, 100.0, 101.0)  # took over while the target was away
+    found = asyncio.run(restore(boot, tmp_path / "home"))
+    trouble, = found.troubles
+    assert found.ledger and trouble.startswith("the 4 events of the fleet's dispatcher 0 are not part of these records")
+    assert trouble.endswith(older) and Path(trouble.rpartition(" ")[2]).is_file()
+    ledger = Ledger(tmp_path / "home" / "ledger.db")
+    assert [event.at for _, event in ledger.events()] == [100.0, 101.0]
+    ledger.close()
+
+
+def test_a_ledger_that_goes_on_with_the_one_before_hides_nothing(boot, tmp_path: Path):
+    put_history(boot, tmp_path, 0, 1.0, 2.0, 3.0)
+    put_history(boot, tmp_path, 1, 1.0, 2.0, 3.0, 4.0)
+    assert asyncio.run(restore(boot, tmp_path / "home")).troubles == ()
 
 
 @pytest.mark.parametrize("forged", [{"secret": "another secret"}, {"name": "j-2"}], ids=["made", "moved"])

@@ -93,7 +93,9 @@ def test_a_checkpoint_brings_back_every_bit(alone, tmp_path):
     fresh_model, fresh_optimizer = build(lr=9.0)
     fresh = hvd.elastic.TorchState(fresh_model, fresh_optimizer, epoch=5)
     fresh.attach(0, -1)
-    fresh.install(restore.read(named))
+    verified: list[int] = []
+    fresh.install(restore.read(named, verified.append))
+    assert sum(verified) == named.bytes
     assert named.version == 4 and named.generation == 3 and named.bytes == Path(named.path).stat().st_size
     assert all(torch.equal(a, b) for a, b in zip(fresh.tensors(), expected, strict=True))
     assert (fresh.version, fresh.epoch, fresh_optimizer.param_groups[0]["lr"]) == (4, 0, 0.1)

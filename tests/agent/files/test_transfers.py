@@ -1,0 +1,118 @@
+"""Downloads of checkpoints that break off: they go on where they stopped, and what arrives is checked whole."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from spotfleet.agent.transfer import RETRYABLE, Transfers
+from spotfleet.errors import SpotfleetError
+
+DATA = bytes(range(256)) * 1000
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+class Server:
+    """A dispatcher's route that sends so many bytes and then breaks off."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.breaks_at, self.ranges = file, 0, list[str]()
+        self.has_ranges = True
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.ranges.append(request.headers.get("Range", ""))
+        if not self.breaks_at:
+            return web.FileResponse(self.file) if self.has_ranges else web.Response(body=self.file.read_bytes())
+        start = int((self.ranges[-1] or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        response = web.StreamResponse(status=206 if self.ranges[-1] else 200,
+                                      headers={"Content-Length": str(len(DATA) - start)})
+        await response.prepare(request)
+        await response.write(DATA[start:start + self.breaks_at])
+        request.transport.abort()  # type: ignore[union-attr]
+        return response
+
+
+Scene = Callable[[Server, Callable[[], Awaitable[list[int]]]], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Scene], None]:
+    """Run a scene with a server and the download of version 20 from it, which returns the sizes of its pieces."""
+    target = tmp_path / "target.pt"
+
+    async def main(scene: Scene) -> None:
+        server, app = Server(tmp_path / "kept"), web.Application()
+        server.file.write_bytes(DATA)
+        app.router.add_get("/v1/jobs/j/checkpoints/20", server.answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = runner.addresses[0][1]
+            transfers = Transfers(aiohttp.ClientSession(), SimpleNamespace(url=f"http://127.0.0.1:{port}"))  # type: ignore[arg-type]
+
+            async def download() -> list[int]:
+                sizes: list[int] = []
+                await transfers.checkpoint("j", 20, DIGEST, target, sizes.append)
+                return sizes
+
+            await scene(server, download)
+            await transfers.close()
+        finally:
+            await runner.cleanup()
+
+    return lambda scene: asyncio.run(main(scene))
+
+
+def test_a_download_that_broke_off_goes_on_where_it_stopped(play, tmp_path: Path):
+    async def scene(server: Server, download: Callable[[], Awaitable[list[int]]]) -> None:
+        server.breaks_at = 100_000
+        for _ in range(2):
+            with pytest.raises(RETRYABLE):
+                await download()
+        held = (tmp_path / "target.pt.part").stat().st_size
+        assert held == 200_000
+        server.breaks_at = 0
+        sizes = await download()
+        assert (sizes[0], sum(sizes)) == (held, len(DATA)) and server.ranges == ["", "bytes=100000-", "bytes=200000-"]
+        assert (tmp_path / "target.pt").read_bytes() == DATA and not (tmp_path / "target.pt.part").exists()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("held", [DATA + b"more", DATA])
+def test_a_beginning_that_is_not_shorter_than_the_file_is_dropped(play, tmp_path: Path, held: bytes):
+    async def scene(server: Server, download: Callable[[], Awaitable[list[int]]]) -> None:
+        (tmp_path / "target.pt.part").write_bytes(held)
+        with pytest.raises(RETRYABLE):
+            await download()
+        assert sum(await download()) == len(DATA)
+
+    play(scene)
+
+
+def test_a_beginning_of_another_file_is_found_by_the_digest_and_dropped(play, tmp_path: Path):
+    async def scene(server: Server, download: Callable[[], Awaitable[list[int]]]) -> None:
+        (tmp_path / "target.pt.part").write_bytes(b"another")
+        with pytest.raises(SpotfleetError, match="has digest"):
+            await download()
+        assert sum(await download()) == len(DATA)
+
+    play(scene)
+
+
+def test_a_sender_without_ranges_sends_all_of_it_again(play, tmp_path: Path):
+    async def scene(server: Server, download: Callable[[], Awaitable[list[int]]]) -> None:
+        (tmp_path / "target.pt.part").write_bytes(DATA[:1000])
+        server.has_ranges = False
+        assert sum(await download()) == len(DATA)
+
+    play(scene)
