@@ -30,7 +30,7 @@ from spotfleet.codec import to_json
 from spotfleet.errors import SpotfleetError
 from spotfleet.providers.local import proc
 from spotfleet.providers.local.service import LocalCloudService, write
-from spotfleet.storage import locks
+from spotfleet.storage import daemon_logs, locks
 
 TICK_S = 0.05
 IDLE_S = 5.0
@@ -206,6 +206,7 @@ def main() -> int:
     if held is None:
         os.write(ready, b"1")
         return 0
+    daemon_logs.keep_output_bounded()
     daemon = LocalCloudDaemon(home)
     daemon.start()
     os.write(ready, b"1")
