@@ -3,7 +3,7 @@
     python bench/strangers.py [--silent 10000] [--tls 1000] [-o json]
 
 The fleet is one of the `local` provider with one host. Four processes keep the connections open, each from its own
-addresses of 127.0.0.0/8, and open each one again after a second when the dispatcher closes it. First the connections
+addresses of 127.0.0.0/8, and open each one again after REOPEN_S when the dispatcher closes it. First the connections
 send nothing, then as many as `--tls` complete TLS and send half a request. Resident memory is that of the dispatcher's
 process.
 """
@@ -37,7 +37,7 @@ PROCESSES = 4
 ADDRESSES = 4  # source addresses of each process
 LIMIT_S = 120.0
 HOLD_S = 20.0  # time with all connections, longer than it takes to replace those that are closed
-REOPEN_S = 1.0
+REOPEN_S = 10.0
 ASKED = 20  # times that `status` is asked in each phase
 
 
@@ -46,8 +46,9 @@ def log(line: str) -> None:
 
 
 async def keep_open(address: str, port: int, number: int, count: int, tls: ssl.SSLContext | None) -> None:
-    """Keep `count` connections open for ever; print a line once each was open."""
-    opened = 0
+    """Keep `count` connections open until stdin ends; print a line once each was open."""
+    opened, ended = 0, asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin, ended.set)  # it ends with its parent
 
     async def one(source: str) -> None:
         nonlocal opened
@@ -68,11 +69,11 @@ async def keep_open(address: str, port: int, number: int, count: int, tls: ssl.S
     for i in range(count):
         tasks.append(asyncio.create_task(one(f"127.77.{number}.{i % ADDRESSES + 1}")))
         if i % 50 == 49:
-            await asyncio.sleep(0.02)
-    while opened < count and not tls:  # connections with TLS wait for a place
+            await asyncio.sleep(0.1)
+    while opened < count and not tls and not ended.is_set():  # connections with TLS wait for a place
         await asyncio.sleep(0.1)
     print("open", flush=True)
-    await asyncio.gather(*tasks)
+    await ended.wait()
 
 
 @contextmanager
@@ -80,7 +81,7 @@ def strangers(url: str, count: int, tls: bool) -> Iterator[None]:
     """Hold the connections while the body runs."""
     command = [sys.executable, __file__, "--client", url, "--silent", str(count // PROCESSES)]
     found = [subprocess.Popen([*command, "--number", str(n), *(["--tls", "1"] if tls else ["--tls", "0"])],
-                              stdout=subprocess.PIPE, text=True) for n in range(PROCESSES)]
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for n in range(PROCESSES)]
     try:
         for process in found:
             assert process.stdout is not None
@@ -90,7 +91,7 @@ def strangers(url: str, count: int, tls: bool) -> Iterator[None]:
         for process in found:
             process.kill()
         for process in found:
-            process.wait()
+            process.communicate()
 
 
 def measure(fleet: Fleet, dispatcher: psutil.Process, phase: str) -> dict[str, object]:
@@ -114,8 +115,8 @@ def run(home: Path, silent: int, tls: int) -> list[dict[str, object]]:
     try:
         fleet.up(timeout_s=LIMIT_S)
         own = next(h.host for h in fleet.status().hosts if h.role == "dispatcher")
-        process = psutil.Process(next(t["processes"][0] for t in cloud.truth() if t["request_id"] == own))
-        url = fleet.folder.record.url
+        process = psutil.Process(next(t.processes[0] for t in cloud.truth() if t.request_id == own))
+        url = fleet.client.endpoint.url
         rows = [measure(fleet, process, "before")]
         for count, with_tls, phase in ((silent, False, "silent"), (tls, True, "with TLS")):
             with strangers(url, count, with_tls):
