@@ -1,9 +1,15 @@
-"""Readable forms of money, instants and spans. Everything in UTC."""
+"""Readable forms of money, instants, spans and foreign text. Everything in UTC."""
 
 from __future__ import annotations
 
+import re
+
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 DAY_S = 86_400
+# Control characters, lone surrogates, and marks that change the direction of the surrounding text.
+UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+                    "\ufffe\uffff]")
+_BREAKS = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
 
 def dollars(micros: int, digits: int = 4) -> str:
@@ -134,3 +140,17 @@ def results(kind: str, count: int, job: str) -> str:
 def are(count: int, noun: str) -> str:
     """Format 1 host is, 2 hosts are."""
     return f"{counted(count, noun)} {'is' if count == 1 else 'are'}"
+
+
+def harmless(text: str) -> str:
+    """Return `text` as one line that a terminal can only show: spaces for line breaks and tabs, \\x1b for ESC."""
+    return _visible(_BREAKS.sub(" ", text).replace("\t", " "))
+
+
+def harmless_lines(text: str) -> str:
+    """Return `text` with its line breaks and tabs, and without anything else that a terminal would carry out."""
+    return _visible(_BREAKS.sub("\n", text))
+
+
+def _visible(text: str) -> str:
+    return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -18,6 +18,7 @@ from spotfleet.agent.daemon import serve
 from spotfleet.agent.link import AgentRefused
 from spotfleet.agent.shutdown.controller import is_useless
 from spotfleet.errors import SpotfleetError
+from spotfleet.storage import daemon_logs
 
 
 def main() -> int:
@@ -25,7 +26,7 @@ def main() -> int:
     parser.add_argument("--home", type=Path, required=True, help="folder with boot.json; the agent's files go there")
     home = parser.parse_args().home.resolve()
     os.umask(0o077)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    daemon_logs.start("%(asctime)s %(message)s")
     try:
         asyncio.run(serve(read_boot(home), home))
     except AgentRefused as error:  # sent over TLS that only our own dispatcher can serve: the machine is not needed

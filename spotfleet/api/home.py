@@ -29,7 +29,7 @@ from pathlib import Path
 from spotfleet.codec import from_json, to_json
 from spotfleet.errors import NoSuchFleet, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec
-from spotfleet.storage import atomic, locks
+from spotfleet.storage import atomic, locks, private
 
 LOCK_WAIT_S = 5.0  # another command may be about to end
 YIELD_S = 120.0  # for an `up` to notice that a `down` was started: it checks between two calls of the provider
@@ -147,7 +147,7 @@ class FleetDir:
     def make(self, record: FleetRecord, keys: Keys, ca: str) -> None:
         """Create the folder of a new fleet atomically. `Home.sweep` removes the draft of a killed `up`."""
         made = FleetDir(self.path.with_name(f".{self.name}.{os.getpid()}"))
-        made.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.make_folder(made.path)
         made.save_keys(keys)
         write_whole(made.path / "ca.pem", ca)
         made.save(record)
@@ -192,13 +192,13 @@ class FleetDir:
 
     def raise_if_going_down(self) -> None:
         """Raise Busy while a `down` is running: it has priority over `up`."""
-        with self._lock(".down").open("a+") as file:
+        with private.open_file(self._lock(".down"), "a+") as file:
             if not locks.take(file, shared=True):  # shared, so that two checks do not block each other
                 raise Busy(f"stopped: `spotfleet down` was asked by process {locks.signature(file)}, and takes fleet "
                            f"'{self.name}' down", hint="once it has ended, `spotfleet up FILE` makes the fleet anew")
 
     def _lock(self, ending: str) -> Path:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.make_folder(self.path.parent)
         return self.path.with_name(self.name + ending)
 
     def _sweep(self) -> None:
@@ -218,6 +218,7 @@ class Home:
         if not there.is_dir():  # else it would be taken for a home without fleets
             raise UsageError(f"SPOTFLEET_HOME is {self.path}, and {there} is no folder",
                              hint="set SPOTFLEET_HOME to a folder, or unset it for ~/.spotfleet")
+        private.check_home(self.path)
 
     def folder(self, name: str) -> FleetDir:
         return FleetDir(self.path / "fleets" / name)
@@ -265,7 +266,7 @@ class Home:
         made_at = folder.record.made_at if folder.readable else time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(made_at))
         target = self.path / "old" / f"{folder.name}-{stamp}-{secrets.token_hex(2)}"
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.make_folder(target.parent)
         folder.path.rename(target)
         return FleetDir(target)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spotfleet.catalog.pricing.table import CatalogError, parsed, written
 from spotfleet.catalog.pricing.values import PROVIDERS, Catalog
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, private
 
 PACKAGED = Path(__file__).parent / "data"
 
@@ -52,10 +52,10 @@ class Store:
 
     def save(self, provider: str, catalog: Catalog) -> Path:
         """Replace the user's part of `provider`, whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.make_folder(self.folder)
         path, text = self.path(provider), written(provider, catalog)
         parsed(text)
-        atomic.write(path, text, mode=atomic.BY_UMASK)
+        atomic.write(path, text)
         return path
 
 

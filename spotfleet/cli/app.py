@@ -93,8 +93,11 @@ def handle_sigterm() -> None:
 def _print_error(message: str, hint: str) -> None:
     """Print the message wrapped at spaces, and the hint unwrapped, since it may hold a command to copy."""
     from spotfleet.cli.tables import columns, flow  # not loaded for --help
+    from spotfleet.words import harmless_lines
 
-    print(flow(f"error: {message}", columns(sys.stderr)) + (f"\nhint: {hint}" if hint else ""), file=sys.stderr)
+    indented = harmless_lines(message).replace("\n", "\n  ")  # no line of it looks like one of ours
+    print(flow(f"error: {indented}", columns(sys.stderr)) + (f"\nhint: {harmless_lines(hint)}" if hint else ""),
+          file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:

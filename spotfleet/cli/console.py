@@ -10,13 +10,20 @@ from contextlib import contextmanager
 from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import columns, flow
 from spotfleet.errors import UsageError
+from spotfleet.words import harmless, harmless_lines
 
 SLOW_S = 2.0  # a command that shows nothing for longer is taken for hanging
 
 
 def print_message(line: str) -> None:
-    """Print a message, wrapped at spaces on a narrower terminal."""
-    print(flow(line, columns(sys.stderr)), file=sys.stderr, flush=True)
+    """Print a message of one line, wrapped at spaces on a narrower terminal."""
+    before = "\n" if line.startswith("\n") else ""  # after a ^C of the terminal
+    print_block(before + harmless(line.removeprefix("\n")))
+
+
+def print_block(text: str) -> None:
+    """Print lines, each wrapped at spaces on a narrower terminal."""
+    print(flow(text, columns(sys.stderr)), file=sys.stderr, flush=True)
 
 
 def print_step(line: str) -> None:
@@ -38,7 +45,7 @@ def told_if_slow(line: str) -> Iterator[None]:
 
 def next_command(*commands: str) -> None:
     """Print the commands to type next, never wrapped, so that they can be copied."""
-    print("next: " + "\n      ".join(commands), file=sys.stderr, flush=True)
+    print("next: " + "\n      ".join(map(harmless, commands)), file=sys.stderr, flush=True)
 
 
 def confirm(question: str, yes: bool) -> bool:
@@ -47,7 +54,7 @@ def confirm(question: str, yes: bool) -> bool:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"{question} Nobody can be asked: this is no terminal", hint="add -y to go on without asking")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{harmless_lines(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     try:
         agreed = sys.stdin.readline().strip().lower() in ("y", "yes")
     except KeyboardInterrupt:

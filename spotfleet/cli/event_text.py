@@ -58,7 +58,7 @@ from spotfleet.fleet.domain.events import (
     event_from_json,
 )
 from spotfleet.model import CloudState, JobState, Nodes, PolicySpec, Role, Run
-from spotfleet.words import clock, counted, dollars
+from spotfleet.words import clock, counted, dollars, harmless
 
 ROUTINE = ("PriceChanged", "RatesStamped", "JobProgress")  # come every few seconds, for the bill; shown with --all
 PREEMPTED = {"drained": "preempted (drained in time)", "not": "preempted (not drained in time)"}  # "not drained ..."
@@ -72,7 +72,7 @@ def line(row: dict[str, Any], preempted: Mapping[str, str] | None = None) -> str
     event, at_laptop = event_from_json(row), row.get("ledger") == "laptop"
     if isinstance(event, HostListed) and event.state is CloudState.TERMINATED and preempted:
         event = replace(event, why=preempted.get(event.request_id) or event.why)
-    return f"{clock(event.at, seconds=True)}  {_subject(event):<{WIDTH}}  {_sentence(event, at_laptop)}"
+    return harmless(f"{clock(event.at, seconds=True)}  {_subject(event):<{WIDTH}}  {_sentence(event, at_laptop)}")
 
 
 def preemption(row: dict[str, Any], before: Mapping[str, str]) -> Mapping[str, str]:

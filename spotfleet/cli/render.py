@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from spotfleet.api.cloud import RegionRow
 from spotfleet.api.lifecycle.preview import Estimate, PlanKind, UpPlan
-from spotfleet.cli.tables import columns, flow, table
+from spotfleet.cli.tables import columns, flow, shown, table
 from spotfleet.fleet.planner.plan import Launch
 from spotfleet.fleet.planner.pool_choice import at
 from spotfleet.model import HostState, JobState, Market, Nodes, Offer
@@ -158,6 +158,7 @@ def _launch(offer: Offer) -> tuple[str, str, str, str, str]:
 
 
 def fleet_status(status: FleetStatus) -> str:
+    status = shown(status)
     lines = [f"fleet {status.fleet}: {status.state}{f', {status.why}' if status.why else ''}", _sizes(status),
              *policy_lines(status)]
     if status.hosts:

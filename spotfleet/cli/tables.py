@@ -1,5 +1,8 @@
 """Tables and lines of text that fit the terminal. No output here; the only input is the terminal's width.
 
+Text from hosts and clouds may hold escape sequences and line breaks. A cell and `shown` make one line of each text, and
+`flow` leaves only its caller's line breaks, so such text cannot forge a row or command the terminal.
+
 Into a pipe or a file a table is as wide as it needs. On a terminal that is too narrow for it, in this order:
 
 1. columns without any content are left out;
@@ -16,8 +19,10 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TextIO
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TextIO, TypeVar
+
+from spotfleet.words import harmless, harmless_lines
 
 GAP = "  "
 INDENT = "    "  # indent of free text that continues below its row
@@ -42,14 +47,28 @@ def columns(stream: TextIO | None = None) -> int:
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[str] = (), *,
           drop: Sequence[str] = (), words: str = "", width: int | None = None) -> str:
     """Format columns with two spaces between them. `right`: names of right-aligned columns."""
-    grid = _Grid(tuple(head), tuple(tuple(str(cell) for cell in row) for row in rows), frozenset(right))
+    grid = _Grid(tuple(head), tuple(tuple(harmless(str(cell)) for cell in row) for row in rows), frozenset(right))
     return "\n".join(_fitted(grid, tuple(drop), words, columns() if width is None else width))
 
 
 def flow(text: str, width: int | None = None) -> str:
     """Wrap lines of prose at spaces where they are longer than the terminal is wide."""
     width = columns() if width is None else width
-    return "\n".join(part for line in text.split("\n") for part in _flowed(line, width))
+    return "\n".join(part for line in harmless_lines(text).split("\n") for part in _flowed(line, width))
+
+
+T = TypeVar("T")
+
+
+def shown(value: T) -> T:
+    """Return `value` with each text in it as one harmless line: before a line of prose is made of it."""
+    if isinstance(value, str):
+        return harmless(value) if type(value) is str else value  # type: ignore[return-value]  # enums stay
+    if isinstance(value, tuple):
+        return tuple(map(shown, value))  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: shown(getattr(value, f.name)) for f in fields(value) if f.init})
+    return value
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import logging.handlers
 import os
 import resource
 import signal
@@ -15,9 +14,8 @@ from pathlib import Path
 from spotfleet import providers
 from spotfleet.dispatcher.daemon import DispatcherDaemon
 from spotfleet.errors import SpotfleetError
+from spotfleet.storage import daemon_logs
 from spotfleet.transport.boot import listen_at, read_boot
-
-LOG_BYTES = 8 << 20
 
 
 async def serve(home: Path) -> None:
@@ -58,9 +56,7 @@ def main() -> int:
     if not home.is_dir():
         print(f"--home: {home} is no folder", file=sys.stderr)
         return 2
-    handler = logging.handlers.RotatingFileHandler(home / "dispatcher.log", maxBytes=LOG_BYTES, backupCount=1)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s",
-                        handlers=[handler, logging.StreamHandler()])
+    daemon_logs.start("%(asctime)s %(name)s %(levelname)s %(message)s", home / "dispatcher.log")
     try:
         asyncio.run(serve(home))
     except SpotfleetError as error:

@@ -14,6 +14,7 @@ from spotfleet.dispatcher.disk import space, wheel
 from spotfleet.dispatcher.disk.files import sweep
 from spotfleet.dispatcher.dispatcher import Dispatcher
 from spotfleet.dispatcher.http.app import make_app
+from spotfleet.dispatcher.http.listener import Listener
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
 from spotfleet.dispatcher.recovery.first_start import begin
@@ -23,7 +24,6 @@ from spotfleet.transport.boot import DispatcherBoot, server_tls
 
 log = logging.getLogger(__name__)
 IDLE_S = 30.0  # a connection without a complete request by then is closed; clients close theirs earlier
-BACKLOG = 1024  # after a restart all agents connect at once
 PORT_AGAIN_S = 1.0
 CLOSE_S = 2.0  # time for open requests at the end
 
@@ -34,6 +34,7 @@ class DispatcherDaemon:
     def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider) -> None:
         self._boot, self._home, self._provider = boot, home, provider
         self._runner: web.AppRunner | None = None
+        self.listener: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.dispatcher: Dispatcher | None = None
 
@@ -45,11 +46,12 @@ class DispatcherDaemon:
         clock = FleetClock(self._home)
         ledger = await begin(self._boot, self._home, self._provider, clock)
         self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger), clock)
-        self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,
-                                     keepalive_timeout=IDLE_S, auto_decompress=False)
+        self._runner = web.AppRunner(make_app(self.dispatcher, self._admit), access_log=None,
+                                     shutdown_timeout=CLOSE_S, keepalive_timeout=IDLE_S, auto_decompress=False)
         await self._runner.setup()
-        await self._listen(address, port)
-        port = self._runner.addresses[0][1]
+        assert self._runner.server is not None
+        self.listener = Listener(self._runner.server, server_tls(self._boot))
+        port = await self._listen(self.listener, address, port)
         self.dispatcher.core.url = url(address, port)
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),
                        asyncio.create_task(self.dispatcher.maintenance.run()),
@@ -58,21 +60,23 @@ class DispatcherDaemon:
         log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.core.url)
         return self.dispatcher.core.url
 
-    async def _listen(self, address: str, port: int) -> None:
+    def _admit(self, protocol: object) -> None:
+        assert self.listener is not None
+        self.listener.admit(protocol)
+
+    @staticmethod
+    async def _listen(listener: Listener, address: str, port: int) -> int:
         """Listen, waiting until the port is free: every host knows this one, so another would be useless."""
         logged = False
         while True:
             try:
-                site = web.TCPSite(self._runner, address, port, ssl_context=server_tls(self._boot), backlog=BACKLOG)
-                await site.start()
-                return
+                return listener.listen(address, port)
             except OSError as error:
                 if error.errno == errno.EADDRNOTAVAIL:
                     raise UsageError(f"cannot listen on {address}: no interface of this machine has that address",
                                      hint="name one that it has as `address` of the dispatcher's machine") from error
                 if error.errno != errno.EADDRINUSE:
                     raise
-                await site.stop()
             if not logged:
                 log.error("port %d of %s is taken by another program: end that program; tried again each %g s", port,
                           address, PORT_AGAIN_S)
@@ -87,6 +91,8 @@ class DispatcherDaemon:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.listener is not None:
+            await self.listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
         if self.dispatcher is not None:

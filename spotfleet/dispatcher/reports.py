@@ -1,7 +1,8 @@
 """Validation of agents' reports: only their own host and its workers, with plausible numbers. Pure.
 
 An intruder may control a host. Its false reports can harm the jobs that it works for; no report may name another host,
-end the dispatcher's loop, or fill its ledger.
+end the dispatcher's loop, or fill its ledger. Texts for people keep their line breaks and no other control character;
+in any other text a control character is refused.
 """
 
 from __future__ import annotations
@@ -13,19 +14,23 @@ from typing import Any
 
 from spotfleet.codec import from_json, parse
 from spotfleet.protocol.messages import AgentReport, WorkerState
+from spotfleet.words import UNSEEN, harmless_lines
 
 WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}/[0-9]{1,6}/[A-Za-z0-9_.-]{1,64}")
 LOG_NAME = re.compile(rf"{WORKER_NAME.pattern}|[A-Za-z0-9_.-]{{1,128}}#setup")  # a worker's, or a host's setup's
 LARGEST = 1 << 53  # JSON numbers beyond it are not exact
 MOST_WORKERS = 4096  # on one host, including ended ones
 TEXT_CHARS = 1024
+FOR_PEOPLE = (".why", ".error", ".resize", ".diverged")
 MESSAGE_CHARS = 16_384  # limit of a traceback or of a host's `why`; longer text is cut
 
 
 def read(text: str | bytes) -> AgentReport:
     """Parse a report; ValueError names the invalid field."""
     parsed: AgentReport = from_json(AgentReport, parse(text))
-    report = replace(parsed, why=cut(parsed.why), workers=tuple(map(_cut, parsed.workers)))
+    report = replace(parsed, why=cut(harmless_lines(parsed.why)), workers=tuple(map(_cut, parsed.workers)))
+    if report.notice is not None:
+        report = replace(report, notice=replace(report.notice, why=harmless_lines(report.notice.why)))
     _check(report, "AgentReport")
     if report.slots < 1:
         raise ValueError(f"AgentReport.slots: {report.slots} is not 1 or more")
@@ -44,8 +49,12 @@ def cut(text: str) -> str:
 
 
 def _cut(worker: WorkerState) -> WorkerState:
-    error = worker.report.error
-    return worker if len(error) <= MESSAGE_CHARS else replace(worker, report=replace(worker.report, error=cut(error)))
+    found = worker.report
+    if not (found.error or found.resize or found.diverged):
+        return worker
+    return replace(worker, report=replace(
+        found, error=cut(harmless_lines(found.error)), resize=harmless_lines(found.resize),
+        diverged=harmless_lines(found.diverged)))
 
 
 def _check(value: Any, where: str) -> None:
@@ -54,6 +63,8 @@ def _check(value: Any, where: str) -> None:
     if isinstance(value, str):
         if len(value) > (MESSAGE_CHARS if where.endswith((".why", ".error")) else TEXT_CHARS):
             raise ValueError(f"{where}: {len(value)} characters are too many")
+        if not where.endswith(FOR_PEOPLE) and (UNSEEN.search(value) or "\n" in value or "\r" in value):
+            raise ValueError(f"{where}: {value[:40]!r} has a control character")
     elif isinstance(value, (int, float)):
         least = -LARGEST if where.endswith((".code", ".seconds_left")) else -1 if where.endswith(".version") else 0
         if not (math.isfinite(value) and least <= value <= LARGEST):

@@ -18,6 +18,7 @@ from pathlib import Path
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet.domain.events import Event, HistoryLost, event_from_json, event_to_json
 from spotfleet.fleet.domain.state import FleetState, apply
+from spotfleet.storage import private
 
 SCHEMA = 1  # PRAGMA user_version
 APPLICATION = 0x5F0F1EE7  # PRAGMA application_id: distinguishes our files from other programs'
@@ -56,7 +57,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._state = FleetState()
         self._folded = 0  # sequence number of the last event in `_state`
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.make_folder(self.path.parent)
         _create_private(self.path)
         self._db = _open(self.path, str(self.path))
         with _explained(self.path):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
 
-# Control characters, lone surrogates, and marks that change the direction of the surrounding text.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+from spotfleet.words import UNSEEN
+
 _VOID = {"meta", "link", "br", "hr"}
 
 
@@ -22,7 +20,7 @@ Node = str | SafeHtml | None
 
 def text(value: object) -> SafeHtml:
     """Escape `value`, so that a browser can take nothing in it for markup."""
-    return value if isinstance(value, SafeHtml) else SafeHtml(escape(_UNSEEN.sub("\ufffd", str(value)), quote=True))
+    return value if isinstance(value, SafeHtml) else SafeHtml(escape(UNSEEN.sub("\ufffd", str(value)), quote=True))
 
 
 def tag(name: str, /, *children: Node, **attributes: object) -> SafeHtml:

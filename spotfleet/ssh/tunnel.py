@@ -24,6 +24,7 @@ from socket import socket
 from spotfleet.errors import NeedsPerson
 from spotfleet.ssh import openssh
 from spotfleet.ssh.mux import MuxControl, StreamRefused
+from spotfleet.storage import private
 from spotfleet.storage.locks import locked
 
 IDLE_S = 60  # the connection is kept for the next command
@@ -134,7 +135,8 @@ class Tunnel:
             self._start(limit_s)
             control = MuxControl.connect(self.control, time.monotonic() + LOCAL_S)
             control.deadline = time.monotonic() + timeout_s
-            self._beside(".pid").write_text(str(control.pid()))
+            with private.open_file(self._beside(".pid"), "w") as file:
+                file.write(str(control.pid()))
             return control
 
     def _found(self, timeout_s: float) -> MuxControl | None:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from spotfleet.storage import private
+
 POLL_S, SLOW_POLL_S = 0.02, 0.1
 
 
@@ -41,7 +43,7 @@ def locked(path: Path, wait_s: float) -> Iterator[None]:
 
 
 def _take_new(path: Path) -> IO[str] | None:
-    file = path.open("a")
+    file = private.open_file(path, "a")
     try:
         if take(file) and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return file
@@ -58,7 +60,7 @@ def signed(path: Path, wait_s: float, waiting: Callable[[str, float], None]) -> 
     Meanwhile `waiting` receives the pid and the seconds waited.
     """
     begun = time.monotonic()
-    with path.open("a+") as file:
+    with private.open_file(path, "a+") as file:
         while not take(file):
             holder, waited_s = signature(file), time.monotonic() - begun
             if waited_s >= wait_s:

@@ -17,6 +17,7 @@ from tests.support.e2e.e2e_stage import Stage, hosts, wait_for
 pytestmark = pytest.mark.processes
 
 PASSWORD = "correct-horse-battery-staple"
+EXPORTED = "of-the-shell-where-up-was-typed"
 
 
 @pytest.fixture
@@ -63,7 +64,9 @@ def known(stage: Stage, fleet: str) -> dict[str, str]:
             "job's own": PASSWORD, "job's key": job[JOB_KEY]}
 
 
-def test_secrets_lie_in_few_files_of_their_owner_and_nowhere_else(stage: Stage, permissive: None):
+def test_secrets_lie_in_few_files_of_their_owner_and_nowhere_else(stage: Stage, permissive: None,
+                                                                  monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EXPORTED_IN_THE_SHELL", EXPORTED)
     fleet = stage.fleet("hush", least=1, target=1, more='run: "env > half; mv half mine; sleep 1000"')
     job = fleet.train(np=(1, 1), secrets={"PASSWORD": PASSWORD}, detach=True)
     wait_for("the job to run", lambda: [*stage.home.glob("local/hosts/*/jobs/*/source/mine")])
@@ -81,7 +84,8 @@ def test_secrets_lie_in_few_files_of_their_owner_and_nowhere_else(stage: Stage, 
     for path in held:
         assert path.stat().st_mode & 0o077 == 0, path
         assert path.parent.stat().st_mode & 0o077 == 0, path.parent
-    on_lines, in_environments = environments(secrets)
+    assert EXPORTED not in next(path for path in held if path.name == "mine").read_text()
+    on_lines, in_environments = environments(secrets | {"exported": EXPORTED})
     assert on_lines == set()
     assert in_environments <= {"job's own", "job's key"}
     shown = stage.cli("status", "-o", "json").stdout + stage.cli("events", "-o", "json", "--all").stdout

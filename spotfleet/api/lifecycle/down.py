@@ -249,8 +249,7 @@ def _not_sent(stuck: tuple[UnsentStatus, ...], fleet: str) -> SpotfleetError:
 def _fetch(client: DispatcherClient, folder: FleetDir) -> None:
     """Fetch and unpack the archive, atomically."""
     packed, part = folder.path / PACKED, folder.path / PART
-    with packed.open("wb") as out:
-        os.chmod(packed, 0o600)
+    with open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
         client.archive(out)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(mode=0o700)

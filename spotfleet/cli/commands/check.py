@@ -17,7 +17,7 @@ from spotfleet.cli.console import print_message
 from spotfleet.codec import to_json
 from spotfleet.errors import NeedsPerson, UsageError
 from spotfleet.providers import Finding
-from spotfleet.words import counted
+from spotfleet.words import counted, harmless
 
 MARKS = {"ok": "ok", "warning": "warning", "blocker": "BLOCKER", "absent": "-"}
 WIDTH = 15  # the column with a line's subject
@@ -81,9 +81,9 @@ def _with_progress(section: CheckSection) -> Iterator[Finding]:
 
 def _print_finding(finding: Finding, as_json: bool) -> Finding:
     if not as_json:
-        print(f"  {MARKS[finding.level]:8} {finding.about:{WIDTH}} {finding.what}", flush=True)
+        print(harmless(f"  {MARKS[finding.level]:8} {finding.about:{WIDTH}} {finding.what}"), flush=True)
         for i, line in enumerate(finding.fix.splitlines() if finding.level != "ok" else []):
-            print(f"  {'':8} {'' if i else 'do this:':>{WIDTH}} {line}", flush=True)
+            print(harmless(f"  {'':8} {'' if i else 'do this:':>{WIDTH}} {line}"), flush=True)
     return finding
 
 

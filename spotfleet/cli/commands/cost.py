@@ -19,6 +19,7 @@ from spotfleet.fleet.cost.groups import WAYS, FleetLedgers, costs, grouped
 from spotfleet.fleet.cost.series import series
 from spotfleet.report.cost import cost_page
 from spotfleet.report.cost_view import interruptions, view
+from spotfleet.words import harmless_lines
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def _page(query: CostQuery, found: Sequence[FleetLedgers], since: float | None, 
 
 def _write(query: CostQuery, text: str) -> None:
     if not query.file:
-        sys.stdout.write(text)
+        is_text = query.output in ("table", "csv") and sys.stdout.isatty()
+        sys.stdout.write(harmless_lines(text) if is_text else text)
         return
     Path(query.file).write_text(text, encoding="utf-8")
     print_message(f"written: {query.file}")

@@ -21,7 +21,7 @@ from spotfleet.cli.tables import flow
 from spotfleet.codec import to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.protocol.messages import FleetStatus
-from spotfleet.words import counted, size
+from spotfleet.words import counted, harmless, size
 
 WATCH_S = 1.0
 
@@ -108,7 +108,7 @@ def hosts(name: str, *, as_json: bool) -> None:
     if not up_hosts(found):
         print_message(f"fleet {found.fleet} is {found.state}: no host is up")
     for host in up_hosts(found):
-        print(joined(host.address or host.host, host.slots))
+        print(harmless(joined(host.address or host.host, host.slots)))
 
 
 def jobs(name: str, *, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from spotfleet.codec import to_json
 from spotfleet.config.values import duration_s
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.ssh import copy, fanout
-from spotfleet.words import are
+from spotfleet.words import are, harmless
 
 FORWARD = re.compile(r"(\d{1,5})(?::(?:(\[[0-9a-fA-F:.%]+\]|[^:\s]+):)?(\d{1,5}))?")
 COPIES = 8  # at the same time
@@ -178,9 +178,11 @@ def _line_printer(named: bool) -> Callable[[fanout.FanoutTarget, str, str], None
     lock = threading.Lock()
 
     def print_line(remote: fanout.FanoutTarget, stream: str, line: str) -> None:
+        out = sys.stdout if stream == "stdout" else sys.stderr
+        if named:  # on a terminal no machine can overwrite another's name
+            line = f"{remote.alias}: {harmless(line) if out.isatty() else line}"
         with lock:
-            print(f"{remote.alias}: {line}" if named else line, file=sys.stdout if stream == "stdout" else sys.stderr,
-                  flush=True)
+            print(line, file=out, flush=True)
 
     return print_line
 

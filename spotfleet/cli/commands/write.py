@@ -18,7 +18,7 @@ from spotfleet.api.lifecycle.down import DownResult
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
 from spotfleet.cli import render
 from spotfleet.cli.commands.follow import print_progress
-from spotfleet.cli.console import confirm, next_command, print_message, print_step, told_if_slow
+from spotfleet.cli.console import confirm, next_command, print_block, print_message, print_step, told_if_slow
 from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import columns, table
 from spotfleet.codec import to_json
@@ -45,7 +45,7 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
         print(render.up_plan(plan))
         _check_offers(plan)
         return
-    print_message(render.up_plan(plan, columns(sys.stderr)))
+    print_block(render.up_plan(plan, columns(sys.stderr)))
     _check_offers(plan)
     if plan.change is not PlanKind.SAME and not confirm("Go on?", yes):
         raise typer.Exit(1)

@@ -18,7 +18,7 @@ from spotfleet.dispatcher import reports
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.hosts import AgentConnection
 from spotfleet.dispatcher.http import version_check
-from spotfleet.dispatcher.http.requests import CORE, RECEIVE, bearer_of
+from spotfleet.dispatcher.http.requests import ADMIT, CORE, RECEIVE, bearer_of
 from spotfleet.dispatcher.http.revocation import rejection
 from spotfleet.protocol.messages import AgentOrders, AgentReport, dump
 from spotfleet.protocol.versions import agent_differs, own_version
@@ -46,6 +46,7 @@ async def agent_socket(request: web.Request) -> web.WebSocketResponse:
         await ws.send_str(dump(AgentOrders(first.host, refuse=why)))
         await ws.close()
         return ws
+    request.app[ADMIT](request.protocol)  # also of a host that was not listed when it connected
     await _serve(ws, core, request.app[RECEIVE], first)
     return ws
 

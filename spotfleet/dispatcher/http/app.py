@@ -24,7 +24,7 @@ from spotfleet.dispatcher.disk.files import TooLarge
 from spotfleet.dispatcher.dispatcher import Dispatcher
 from spotfleet.dispatcher.http import bundles, fleet, jobs
 from spotfleet.dispatcher.http.agents import agent_socket
-from spotfleet.dispatcher.http.requests import CORE, FLEET, JOBS, RECEIVE, bearer_of, caller_of
+from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, JOBS, RECEIVE, bearer_of, caller_of
 from spotfleet.protocol import versions
 
 log = logging.getLogger(__name__)
@@ -97,10 +97,11 @@ ROUTES = (
 )
 
 
-def make_app(dispatcher: Dispatcher) -> web.Application:
+def make_app(dispatcher: Dispatcher, admit: Callable[[object], None]) -> web.Application:
+    """Return the application. `admit` receives the protocol of each connection that has sent a valid token."""
     app = web.Application(client_max_size=JSON_BYTES, middlewares=[return_errors])
     app[CORE], app[JOBS], app[FLEET] = dispatcher.core, dispatcher.desk, dispatcher.fleet_desk
-    app[RECEIVE] = dispatcher.receive
+    app[RECEIVE], app[ADMIT] = dispatcher.receive, admit
     app.on_response_prepare.extend((add_version, add_date))
     for route in ROUTES:
         app.router.add_route(route.method, route.path, guarded(route))
@@ -113,6 +114,8 @@ def guarded(route: Route) -> Handler:
     """Wrap the route's handler in the checks of the caller's token and version."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
+        if caller_of(request) is not None:
+            request.app[ADMIT](request.protocol)
         if route.who is not CallerKind.ANYBODY:
             refuse_strangers(request, route.who)
             refuse_other_versions(request, route)
@@ -206,4 +209,7 @@ def _kind(error: errors.SpotfleetError) -> str:
 
 
 def _error_response(status: int, message: str, hint: str, kind: str) -> web.Response:
-    return web.json_response({"error": message, "hint": hint, "kind": kind}, status=status)
+    response = web.json_response({"error": message, "hint": hint, "kind": kind}, status=status)
+    if status == web.HTTPUnauthorized.status_code:
+        response.force_close()  # a stranger keeps no place
+    return response

@@ -21,6 +21,7 @@ from spotfleet.protocol.messages import AgentReport
 CORE: web.AppKey[Core] = web.AppKey("core")
 JOBS: web.AppKey[JobDesk] = web.AppKey("jobs")
 FLEET: web.AppKey[FleetDesk] = web.AppKey("fleet")
+ADMIT: web.AppKey[Callable[[object], None]] = web.AppKey("admit")  # receives the protocols of members
 RECEIVE: web.AppKey[Callable[[AgentConnection, AgentReport], None]] = web.AppKey("receive")
 LONGEST_WAIT_S = 60.0
 STALL_S = 60.0  # a reader that takes nothing for this time is disconnected

@@ -30,7 +30,7 @@ from spotfleet.codec import to_json
 from spotfleet.errors import SpotfleetError
 from spotfleet.providers.local import proc
 from spotfleet.providers.local.service import LocalCloudService, write
-from spotfleet.storage import locks
+from spotfleet.storage import daemon_logs, locks, private
 
 TICK_S = 0.05
 IDLE_S = 5.0
@@ -171,7 +171,7 @@ def _owner(local: Path) -> tuple[int, int] | None:
 
 def _lock(path: Path) -> IO[str] | None:
     """Return the open, locked file; None if another daemon of this home keeps running."""
-    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - held until the process ends
+    file = private.open_file(path, "a")  # held until the process ends
     deadline = time.monotonic() + LOCK_S
     while not locks.take(file):
         if (path.parent / "cloud.json").exists() or time.monotonic() > deadline:
@@ -200,12 +200,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The emulated cloud of one SPOTFLEET_HOME.")
     parser.add_argument("--home", type=Path, required=True, help="SPOTFLEET_HOME")
     home: Path = parser.parse_args().home.absolute()
-    (home / "local").mkdir(parents=True, exist_ok=True, mode=0o700)
+    private.make_folder(home / "local")
     ready = _into_background(home / "local" / "cloud.log")
     held = _lock(home / "local" / "cloud.lock")
     if held is None:
         os.write(ready, b"1")
         return 0
+    daemon_logs.keep_output_bounded()
     daemon = LocalCloudDaemon(home)
     daemon.start()
     os.write(ready, b"1")

@@ -25,9 +25,11 @@ from threading import Thread
 from spotfleet.errors import UsageError
 from spotfleet.model import CloudState
 from spotfleet.providers.local import proc
+from spotfleet.providers.local.environment import passed
 from spotfleet.providers.local.market.book import LocalHost
 from spotfleet.providers.local.metadata import MetadataServer
 from spotfleet.retry import growing_s
+from spotfleet.storage import private
 
 TERM_S = 2.0  # between SIGTERM and SIGKILL when the user terminates a host
 BACKOFF_S, BACKOFF_MAX_S = 0.2, 5.0  # before a machine whose process died restarts it
@@ -79,7 +81,7 @@ class LocalMachines:
     def prepare(self, request_id: str, module: str, files: dict[str, str]) -> Placement:
         """Prepare disk, address and port of a new machine, before it runs."""
         folder = self.folder(request_id)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.make_folder(folder)
         for name, text in files.items():
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w", encoding="utf-8") as file:
@@ -192,14 +194,14 @@ class LocalMachines:
         self._machines[request_id] = machine
         self._serve_metadata(request_id)
         placement, folder = self.placements[request_id], self.folder(request_id)
-        environment = {k: v for k, v in os.environ.items() if k not in LAPTOP_ONLY} | {
+        environment = {k: v for k, v in passed(os.environ).items() if k not in LAPTOP_ONLY} | {
             "SPOTFLEET_HOST_ADDRESS": placement.address,
             "SPOTFLEET_HOST_PORT": str(placement.port),
             "SPOTFLEET_METADATA_URL": self.metadata_url(request_id),
             proc.MARK: machine.host.provider_id,
         }
         try:
-            with open(folder / CONSOLE, "ab") as console:
+            with private.open_file(folder / CONSOLE, "a") as console:
                 machine.process = subprocess.Popen(
                     [sys.executable, "-m", placement.module, "--home", str(folder)], cwd=folder, env=environment,
                     stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, start_new_session=True,

@@ -14,7 +14,8 @@ from typing import Any
 from spotfleet import errors
 from spotfleet.errors import SpotfleetError
 from spotfleet.providers.local import proc
-from spotfleet.storage import locks
+from spotfleet.providers.local.environment import passed
+from spotfleet.storage import locks, private
 
 START_S = 30.0  # for a daemon to answer; it takes 0.2 s on an idle machine
 CALL_S = 60.0  # for an answer; nearly all take milliseconds
@@ -72,14 +73,15 @@ class LocalCloudLink:
 
     def _start(self) -> dict[str, Any]:
         """Start the daemon, unless another process has just done it."""
-        (self.home / "local").mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(self.home / "local" / "start.lock", "a", encoding="utf-8") as lock:
+        private.check_home(self.home)
+        private.make_folder(self.home / "local")
+        with private.open_file(self.home / "local" / "start.lock", "a") as lock:
             locks.take(lock, wait=True)
             deadline = time.monotonic() + START_S
             while time.monotonic() < deadline:
                 if where := self.daemon():
                     return where
-                environment = {k: v for k, v in os.environ.items() if k not in HOST_ONLY}
+                environment = {k: v for k, v in passed(os.environ).items() if k not in HOST_ONLY}
                 try:
                     # Not in the user's folder, whose modules might have the same names as ours or Python's.
                     done = subprocess.run([sys.executable, "-m", "spotfleet.providers.local.cloud", "--home",

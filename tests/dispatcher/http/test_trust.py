@@ -279,6 +279,16 @@ def test_a_traceback_of_any_length_is_cut_and_does_not_cost_the_report():
     assert error.endswith("the end") and len(error) <= most and len(report.why) <= most
 
 
+def test_a_hosts_words_lose_their_escape_sequences_before_anything_keeps_them():
+    report = reports.read(said(why="a\x1b[2J\nb\x9bc", workers__0__report__error="line 1\nline 2\x07",
+                               workers__0__report__resize="\u202ex"))
+    assert (report.why, report.workers[0].report.error) == ("a\\x1b[2J\nb\\x9bc", "line 1\nline 2\\x07")
+    assert report.workers[0].report.resize == "\\u202ex"
+    for field in ("address", "incarnation", "workers__0__report__store"):
+        with pytest.raises(ValueError, match="has a control character"):
+            reports.read(said(**{field: "10.0.0.1\x1b[2J"}))
+
+
 def test_a_secret_that_begins_with_another_is_masked_whole_in_the_ledger():
     record = JobRecord("j-1", JobSpec("j", ("train.py", "--token=abcdef")), 0.0)
     assert jobfile.submission(record, {"A": "abc", "B": "abcdef"}).command == "train.py --token=***"
