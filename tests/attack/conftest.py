@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.attack.live import live_stage
-from tests.support.attack.tally import LINES, TURNS, Tally, seed_of, tallied
+from tests.support.attack.tally import LINES, ONCE, TURNS, Tally, seed_of, tallied
 from tests.support.e2e.e2e_stage import Stage
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "turn" in metafunc.fixturenames:
+    if "turn" in metafunc.fixturenames and ONCE.mark not in metafunc.definition.own_markers:
         metafunc.parametrize("turn", range(TURNS))
 
 

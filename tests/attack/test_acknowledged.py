@@ -19,7 +19,7 @@ from spotfleet.model import Nodes
 from tests.support.attack.attack_scripts import WAITING
 from tests.support.attack.job_stream import JobStream
 from tests.support.attack.live import LiveFleet, eventually, live_stage
-from tests.support.attack.tally import Tally, strokes
+from tests.support.attack.tally import ONCE, Tally, strokes
 from tests.support.e2e.e2e_stage import output
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(3600)]
@@ -160,6 +160,7 @@ def check_growth(tally: Tally, name: str, old: Usage, new: Usage, jobs: int) -> 
                f"{new.files - old.files:+} files")
 
 
+@ONCE
 def test_the_fleet_ends_though_its_dispatcher_is_killed_as_it_is_asked(live: LiveFleet, attack):
     with attack("K3 an acknowledged `down`, then kill -9 of the dispatcher at once") as tally:
         live.answers()

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from spotfleet.api import Fleet
-from tests.support.attack.tally import Tally, strokes
-from tests.support.e2e.e2e_stage import CLI, Stage
+from tests.support.attack.live import eventually
+from tests.support.attack.tally import ONCE, Tally, strokes
+from tests.support.e2e.e2e_stage import CLI, Stage, output
 from tests.support.e2e.troubles import dispatches
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(3600)]
@@ -27,6 +28,13 @@ WRITING = f"""
 import os
 with open(os.path.join(os.environ["SPOTFLEET_OUTPUT"], "result.bin"), "wb") as out:
     out.write(bytes(range(250)) * {OUTPUT_BYTES // 250})
+print("written", flush=True)
+"""
+MANY = """
+import os, sys
+for number in range(int(sys.argv[1])):
+    with open(os.path.join(os.environ["SPOTFLEET_OUTPUT"], f"{number}.bin"), "wb") as out:
+        out.write(bytes([number % 256]) * 1_000_000)
 print("written", flush=True)
 """
 REFUSALS = ("another spotfleet command", "was asked by process", "is going down", "is down")  # in one of two commands
@@ -111,3 +119,19 @@ def test_commands_killed_interrupted_or_doubled_leave_nothing_and_lose_nothing(s
         dice = random.Random(seed)
         for number in range(strokes(1, 4)):
             Commands(stage, f"life-{number}", dice, tally).live()
+
+
+@ONCE
+def test_a_down_right_after_many_outputs_brings_all_of_them_home(stage: Stage, attack):
+    with attack("K14 `down` right after a job has written many files") as tally:
+        (stage.work / "many.py").write_text(MANY)
+        files, fleet = strokes(40, 600), stage.fleet("many", 1, 1)
+        job = fleet.train("many.py", [str(files)], np=(1, 1), detach=True)
+        eventually("the job's last line", lambda: "written" in output(job))
+        stage.cli("down", "many", "-y")
+        home = {path.name: path for path in (stage.home / "fleets" / "many").rglob("*.bin")}
+        tally.none("a file comes home whole", [
+            number for number in range(files) if f"{number}.bin" not in home
+            or home[f"{number}.bin"].read_bytes() != bytes([number % 256]) * 1_000_000], files)
+        left = [m.request_id for m in stage.cloud.truth()]
+        tally.check("nothing is left", not left, left)

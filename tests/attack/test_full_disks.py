@@ -19,7 +19,7 @@ from spotfleet.api import Job
 from spotfleet.errors import DiskFull
 from tests.support.attack.attack_scripts import WAITING
 from tests.support.attack.live import LiveFleet, eventually, live_stage
-from tests.support.attack.tally import Tally, strokes
+from tests.support.attack.tally import ONCE, Tally, strokes
 from tests.support.e2e.e2e_stage import COUNTING, output
 from tests.support.local.small_disk import SmallDisk, small_disk
 
@@ -93,6 +93,7 @@ def check_refusal(tally: Tally, full: Full) -> None:
     tally.check("no job is accepted on a full disk", not refused, refused)
 
 
+@ONCE
 def test_a_full_checkpoint_target_stops_no_training(full: Full, attack):
     with attack("K10 the checkpoint target is full") as tally:
         newest = max(path.name for path in full.target.path.rglob("*.ckpt"))
@@ -107,6 +108,7 @@ def test_a_full_checkpoint_target_stops_no_training(full: Full, attack):
         full.check_steps(tally, "after that")
 
 
+@ONCE
 def test_a_full_disk_of_a_host_is_named_and_a_death_there_ends_no_training(full: Full, attack):
     with attack("K10 a host's disk is full") as tally:
         full.host.fill()
@@ -120,6 +122,7 @@ def test_a_full_disk_of_a_host_is_named_and_a_death_there_ends_no_training(full:
         full.check_steps(tally, "after a worker's death there")
 
 
+@ONCE
 def test_the_job_that_trained_through_it_counted_right(full: Full, attack):
     with attack("K10 the end of a job that met full disks") as tally:
         full.live.stage.hurry()

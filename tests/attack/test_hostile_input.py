@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from spotfleet.api import Job
 from tests.support.attack.attack_scripts import NOTING, ODD_OUTPUTS
-from tests.support.attack.live import LiveFleet, eventually, live_stage
+from tests.support.attack.live import LIMIT_S, LiveFleet, eventually, live_stage
 from tests.support.attack.neighbour import probes_of_another_user
-from tests.support.attack.tally import Tally, strokes
+from tests.support.attack.tally import ONCE, Tally, strokes
 from tests.support.attack.wire import CLOSED, Wire, thrown
 from tests.support.dispatcher import fuzzing
 from tests.support.e2e.e2e_stage import COUNTING, output
@@ -155,6 +155,7 @@ def _to_unix(path: str, data: bytes) -> None:
         peer.recv(200)
 
 
+@ONCE
 def test_odd_names_and_odd_files_reach_nothing_outside(target: Target, attack):
     with attack("K11 odd names in working directories, arguments and outputs") as tally:
         work, outside = target.live.stage.work, target.live.stage.work.parent
@@ -200,6 +201,7 @@ def check_outputs(tally: Tally, target: Target, job: Job, into: Path) -> None:
     tally.none("a job's name is no path", [str(p) for p in strays])
 
 
+@ONCE
 def test_another_user_of_the_machine_reads_and_reaches_nothing(target: Target, attack):
     with attack("K12 another user of the machine") as tally:
         for what, problem in probes_of_another_user(target.live, target.wire.url).items():
@@ -224,9 +226,11 @@ def listening(pid: int) -> list:
 
 
 def test_no_request_of_the_owner_or_a_training_host_gets_a_5xx(target: Target, attack, seed: int):
-    """The owner's random requests change the fleet, so this test comes late."""
+    """The owner's random requests change the fleet and end jobs, so this test comes late, with a job of its own."""
     with attack("K6 random requests over TLS of the owner and of a host that trains") as tally:
-        wire, lives = target.wire, Lives(target, tally)
+        target.live.fleet.up(timeout_s=LIMIT_S)
+        eventually("two hosts", lambda: len(target.live.up()) == 2)
+        pid, wire = target.pid, Target(target.live).wire
         statuses: Counter[int] = Counter()
         for role, token in {TRAINS: wire.token(wire.host), "owner": wire.admin}.items():
             def one(drawn, role: str = role) -> None:
@@ -235,8 +239,22 @@ def test_no_request_of_the_owner_or_a_training_host_gets_a_5xx(target: Target, a
             authorization = st.just(f"Bearer {token}")
             thrown(seed, REQUESTS, st.tuples(fuzzing.requests(wire.names), fuzzing.HEADERS, authorization), one)
         tally.note(f"answers {dict(sorted(statuses.items()))}")
-        lives.tally.check("the dispatcher's process lives on", target.live.dispatcher_pid() == target.pid)
-        target.live.fleet.up(timeout_s=120)
+        tally.check("the dispatcher's process lives on", target.live.dispatcher_pid() == pid)
+        cancel_all(target.live)
+
+
+def cancel_all(live: LiveFleet) -> None:
+    """End also the jobs of random requests, which may wait for hosts for ever."""
+    for job in live.fleet.client.jobs():
+        live.fleet.client.cancel(job.job)
+    eventually("the end of all jobs", live.ended)
+
+
+@ONCE
+def test_the_fleet_runs_jobs_and_ends_after_all_of_it(target: Target, attack):
+    with attack("K6 the end of a fleet that met hostile input") as tally:
+        target.live.fleet.up(timeout_s=LIMIT_S)
+        cancel_all(target.live)
         later = target.live.run("noting.py", "later", 0.1, target.live.stage.work.parent / "notes")
         eventually("a job of afterwards", lambda: later.status().state == "succeeded")
         tally.check("the fleet still runs jobs", True)

@@ -14,6 +14,7 @@ LINES = "attack"  # property of a test's report: the lines that a run prints at 
 SEED = "SPOTFLEET_ATTACK_SEED"  # environment: seed of the first turn of each kind
 SAME = "SPOTFLEET_SAME_EXAMPLES"  # environment: a change is judged by the same seeds each time
 LONG = bool(os.environ.get("SPOTFLEET_LONG"))
+ONCE = pytest.mark.parametrize("turn", [0])  # for a test that ends the fleet of others, or that draws nothing
 SHOWN = 1000  # characters of an error
 TURNS = 3 if LONG else 1  # seeds of each kind
 
