@@ -135,6 +135,27 @@ def test_events_written_with_a_wrong_clock_grow_no_older_when_the_time_is_known(
     play(scene, LIMITS if by_s < 0 else replace(LIMITS, policy=PolicySpec()))
 
 
+def test_a_fleet_that_goes_down_waits_for_its_machines_though_its_clock_is_set_forward(play, monkeypatch):
+    monkeypatch.setattr(policy_module, "COUNT_S", 0.05)
+    monkeypatch.setattr(policy_module, "REST", 0.0)
+    monkeypatch.setattr(machines, "TICK_S", 0.05)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        stage.cloud.answers = False
+        await stage.call("POST", "/v1/down", {})
+        monkeypatch.setattr(time, "time", lambda: REAL() + 20 * HOUR_S)
+        await stage.until("the wrong clock to be noticed", lambda: noticed(stage))
+        await counted_again(stage)
+        await counted_again(stage)
+        ends = [task.exception() for task in stage.daemon._tasks if task.done()]
+        assert not any(ends)  # it has not powered its machine off
+        stage.cloud.answers = True
+        await stage.until("the end", lambda: not [h for h in stage.cloud.living() if h != stage.boot.host])
+
+    play(scene, spec(1))
+
+
 def test_hosts_confirm_the_time_where_the_cloud_cannot(play, monkeypatch):
     monkeypatch.setattr(fleet_clock, "CLOUD_S", 0.0)
     monkeypatch.setattr(machines, "TICK_S", 0.05)
