@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from spotfleet.dispatcher.hosts import DRAIN_S
@@ -153,6 +153,13 @@ class UnsentTracker:
                 counts[key] = counts.get(key, 0) + r.bytes
         return [ResultsLost(unix, job, host, kind, count, found.why.partition("\n")[0][:WHY_CHARS],
                             self._target if stored else "") for (job, kind, stored), count in counts.items()]
+
+
+def unknown_s(hosts: Iterable[str], began: float, now: float) -> dict[str, float]:
+    """Return how many more seconds draining hosts stay whose agents have not connected since our restart at `began`:
+    nobody knows what they hold."""
+    left_s = DRAIN_S - (now - began)
+    return dict.fromkeys(hosts, left_s) if left_s > 0 else {}
 
 
 def patience_of(*, going_down: bool, by_ourselves: bool = False, limited: bool = False,
