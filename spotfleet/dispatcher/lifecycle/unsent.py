@@ -5,7 +5,7 @@
          '--no byte for `quiet_s`, `most_s` since the drain began, its agent away for DRAIN_S,
             or all of it is in the checkpoint target--> given up: recorded (ResultsLost), then ended
 
-`now` is monotonic. A dead host gives up nothing: what its last report listed is recorded as lost.
+`now` is monotonic. When a host or its agent dies, the results in its last report are recorded as lost.
 """
 
 from __future__ import annotations
