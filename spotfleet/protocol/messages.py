@@ -180,7 +180,7 @@ class WorkerState:
     report: WorkerReport
     slot: int
     pid: int = 0
-    exit: Exit | None = None  # set only after the log and output have reached the dispatcher
+    exit: Exit | None = None  # set once log and output have arrived, or none of it did for a while: see `Unsent`
     stopped: bool = False  # its process is stopped (SIGSTOP, a debugger): it can neither train nor answer
     quiet_s: float = 0.0  # time since `version` or `waits` last changed, while it holds a generation
 

@@ -29,6 +29,7 @@ from spotfleet.dispatcher.http.auth import host_token
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.lifecycle import lifetime
 from spotfleet.dispatcher.lifecycle.shutdown import FETCH_S, FleetShutdown, PowerOff
+from spotfleet.dispatcher.lifecycle.unsent import unknown_s
 from spotfleet.dispatcher.signal import wait_set
 from spotfleet.errors import DiskFull, NeedsPerson, SpotfleetError
 from spotfleet.fleet import reconcile
@@ -78,6 +79,7 @@ class HostController:
         self._core, self._provider, self._policy, self._launched = core, provider, policy, launched
         self._shutdown, self._dispatcher_cost = shutdown, dispatcher_cost
         self._settle_until = core.settle_until  # the whole window, even if the loop settles earlier
+        self._restarted_at = time.monotonic() if core.settle_until else None
         self._thread = ThreadPoolExecutor(1, "provider")
         self._calls = reconcile.Calls(AT_ONCE, ThreadPoolExecutor(AT_ONCE, "machines").map,
                                       # cloud accounts have quotas per region
@@ -110,9 +112,10 @@ class HostController:
         """Record which hosts hold workers; a draining one without workers is released at once."""
         jobs = self._core.jobs.values()
         held = {worker.host for job in jobs for worker in job.workers.live()}
+        unknown = self._unknown(time.monotonic())
         released = frozenset(n for n, v in views.items()
                              if v.host.state is HostState.DRAINING and n not in held and not v.workers
-                             and not self._core.unsent.holds(n))
+                             and not self._core.unsent.holds(n) and n not in unknown)
         self._busy = frozenset(held)
         if released - self._released:
             self._core.tick_soon()
@@ -258,7 +261,19 @@ class HostController:
             notices = merge_notices(notices, self._events.notices(now))
         settle_until = self._core.unix() + max(0.0, self._settle_until - now)
         return Observed(joined, notices, self._released, dict(self._core.drains), self._busy,
-                        settle_until, self._core.unsent.stays_s(self._shutdown.patience, now))
+                        settle_until, self._unsent(now))
+
+    def _unsent(self, now: float) -> dict[str, float]:
+        """Return how many more seconds draining hosts may stay for results that have not arrived."""
+        return self._unknown(now) | self._core.unsent.stays_s(self._shutdown.patience, now)
+
+    def _unknown(self, now: float) -> dict[str, float]:
+        """Return the same for draining hosts whose agents have not connected since our restart."""
+        if self._restarted_at is None:
+            return {}
+        return unknown_s((h.request_id for h in self._core.journal.state.hosts
+                          if h.state is HostState.DRAINING and h.request_id not in self._core.connections),
+                         self._restarted_at, now)
 
     def _boot(self, host: str, offer: Offer) -> Boot:
         boot, now = self._core.boot, self._core.unix()

@@ -1,1 +1,1 @@
-"""The fleet's life: idle and age limits, shutdown, clock, health."""
+"""The fleet's life: idle and age limits, shutdown, results that hosts still hold, clock, health."""

@@ -5,13 +5,13 @@
          '--no byte for `quiet_s`, `most_s` since the drain began, its agent away for DRAIN_S,
             or all of it is in the checkpoint target--> given up: recorded (ResultsLost), then ended
 
-`now` is monotonic. A dead host gives up nothing: what its last report listed is recorded as lost.
+`now` is monotonic. When a host or its agent dies, the results in its last report are recorded as lost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from spotfleet.dispatcher.hosts import DRAIN_S
@@ -153,6 +153,13 @@ class UnsentTracker:
                 counts[key] = counts.get(key, 0) + r.bytes
         return [ResultsLost(unix, job, host, kind, count, found.why.partition("\n")[0][:WHY_CHARS],
                             self._target if stored else "") for (job, kind, stored), count in counts.items()]
+
+
+def unknown_s(hosts: Iterable[str], began: float, now: float) -> dict[str, float]:
+    """Return how many more seconds draining hosts stay whose agents have not connected since our restart at `began`:
+    nobody knows what they hold."""
+    left_s = DRAIN_S - (now - began)
+    return dict.fromkeys(hosts, left_s) if left_s > 0 else {}
 
 
 def patience_of(*, going_down: bool, by_ourselves: bool = False, limited: bool = False,

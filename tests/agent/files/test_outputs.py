@@ -309,7 +309,7 @@ def test_a_file_is_partial_at_the_dispatcher_until_its_last_piece(play):
 
         stage.wire.post_output = one_batch
         stage.write("big", bytes(3_000_000))
-        await stage.until(lambda: stage.wire.full)
+        await stage.until(lambda: stage.wire.full and stage.shipper.left == 3_000_000 - outputs.BATCH_BYTES)
         assert partial_files(copies) == {"big"}
         stage.wire.full = False
         await stage.has(big=bytes(3_000_000))

@@ -7,6 +7,7 @@ import json
 import tarfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from spotfleet.dispatcher.lifecycle import lifetime, unsent
 from spotfleet.dispatcher.lifecycle.shutdown import FETCH_S, FleetShutdown
 from spotfleet.dispatcher.lifecycle.unsent import ASKED, BY_ITSELF, DISCARD, LIMITED, Patience
+from spotfleet.fleet.domain.actions import Wanted
 from spotfleet.fleet.ledger import read_events
 from spotfleet.model import CheckpointSpec
 from spotfleet.protocol.messages import NOT_COLLECTED, Unsent
@@ -84,6 +86,36 @@ def test_down_keeps_a_host_until_its_results_have_arrived(play):
         agent.unsent = ()
         await stage.until("down", lambda: down(stage))
         assert await stage.events("ResultsLost") == [] and await not_collected(stage) is None
+
+    play(scene, spec(1))
+
+
+def test_a_restarted_dispatcher_waits_for_agents_of_draining_hosts_that_are_slow_to_return(play, monkeypatch):
+    monkeypatch.setattr("spotfleet.dispatcher.cloud.machines.Wanted", partial(Wanted, drain_timeout_s=0.1))
+    monkeypatch.setattr("spotfleet.dispatcher.dispatcher.SETTLE_S", 0.2)
+
+    async def scene(stage: Stage) -> None:
+        agent = await holding(stage)
+        await stage.call("POST", "/v1/down", {})
+        await stage.until("it drains", lambda: draining(stage))
+        agent.shut = True
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        core = stage.daemon.dispatcher.core
+        await stage.until("it has settled", lambda: core.settled)
+        for _ in range(3):
+            core.tick_soon()
+            await stage.until("a tick", lambda: not core.tick_due.is_set())
+        assert await draining(stage)
+        agent.shut = False
+
+        async def known() -> bool:
+            return bool((await status(stage))["unsent"])
+
+        await stage.until("it is back", known)
+        agent.unsent = ()
+        await stage.until("down", lambda: down(stage))
+        assert await stage.events("ResultsLost") == []
 
     play(scene, spec(1))
 
