@@ -46,7 +46,7 @@ TOP = str(Path(__file__).parents[1])  # so that processes that tests start can i
 os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (NETGUARD, TOP, os.environ.get("PYTHONPATH", "")) if p)
 os.environ.pop("SPOTFLEET_HOME", None)  # no test may touch the user's fleets
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The processes of the emulated cloud get these too: the guard's, the mark, and the ones by which a test sets their clock.
+# The emulated cloud passes these on, too: the guard's, the mark, and the ones by which a test sets the clock.
 os.environ["SPOTFLEET_LOCAL_ENV"] = ("NETGUARD_*,TEST_*,PYTEST_*,FAKETIME*,AWS_EC2_METADATA_DISABLED,AWS_CONFIG_FILE,"
                                      "AWS_SHARED_CREDENTIALS_FILE")
 for _name in [n for n in os.environ if n.startswith("AWS_")]:

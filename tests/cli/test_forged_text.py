@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 
-
 import pytest
 
 from spotfleet.cli import app, console, event_text, render, tables
@@ -48,7 +47,8 @@ def test_status_hosts_jobs_and_fleets_show_a_hosts_words_harmless(width: int, mo
     monkeypatch.setattr(tables, "columns", lambda stream=None: width)
     monkeypatch.setattr(render, "columns", lambda stream=None: width)
     found = status()
-    for text in (render.fleet_status(found), render.hosts(found.hosts), render.jobs(found.jobs), render.fleets([found])):
+    for text in (render.fleet_status(found), render.hosts(found.hosts), render.jobs(found.jobs),
+                 render.fleets([found])):
         assert "pwned" in text
         clean(text)
     assert sum("FAKE LINE" in line for line in render.hosts(found.hosts).splitlines()) <= 3 or width == 60
@@ -62,7 +62,8 @@ def test_json_has_the_exact_text(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("event", [
-    HostDraining(0.0, "w-0", EVIL), JobChanged(0.0, "j-1", JobState.FAILED, EVIL), SetupFailed(0.0, "j-1", EVIL, 1, EVIL),
+    HostDraining(0.0, "w-0", EVIL), JobChanged(0.0, "j-1", JobState.FAILED, EVIL),
+    SetupFailed(0.0, "j-1", EVIL, 1, EVIL),
 ], ids=lambda event: type(event).__name__)
 def test_an_event_is_one_line(event):
     line = event_text.line(event_to_json(event))

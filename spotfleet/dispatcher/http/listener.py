@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
+import gc
 import logging
 import resource
 import socket
@@ -28,6 +30,7 @@ STRANGER_S = 30.0  # a connection keeps its place for this time without a valid 
 HANDSHAKE_S = 10.0
 ACCEPTS = 64  # connections accepted in a row; then others get their turn
 SWEEP_S = 0.5
+CROWD = 64  # after so many connections at once the memory that they had is given back to the system
 NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 NO_FILES_S = 0.2  # pause after one of these
 TLS_BUFFER = 32 << 10  # bytes; asyncio takes 256 KiB for each connection, and a TLS record has 16
@@ -188,9 +191,14 @@ class Listener:
 
     async def _sweep(self) -> None:
         """Close what has had its time, and free the places of connections that have ended."""
+        most = 0
         while True:
+            most = max(most, self.count)
             await asyncio.sleep(SWEEP_S)
             now = self._loop.time()
+            if most >= CROWD and self.count < most // 4:
+                most = self.count
+                give_memory_back()
             for places in (self._strangers, self._acquainted):
                 for stranger in places.overdue(now, STRANGER_S):
                     self._close(stranger)
@@ -198,3 +206,10 @@ class Listener:
                     if stranger.transport is not None and stranger.transport.is_closing():
                         self._remove(stranger)
             self._by_protocol = {p: s for p, s in self._by_protocol.items() if s in s.places.open}
+
+
+def give_memory_back() -> None:
+    """Return free memory to the system: the allocator of the C library keeps it otherwise."""
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc
+        trim(0)

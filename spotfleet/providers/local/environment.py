@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping
 
 PASS = "SPOTFLEET_LOCAL_ENV"
-NAMES = frozenset((
-    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP TMP TERM COLUMNS "
-    "VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV LD_LIBRARY_PATH LD_PRELOAD DYLD_LIBRARY_PATH "
-    "SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE "
-    "http_proxy https_proxy no_proxy all_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY "
-    "PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE PIP_CACHE_DIR PIP_NO_INDEX PIP_FIND_LINKS "
-    "HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_HUB_OFFLINE TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE").split())
+NAMES = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP", "TERM", "COLUMNS",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+    "http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY",
+    "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CONFIG_FILE", "PIP_CACHE_DIR", "PIP_NO_INDEX", "PIP_FIND_LINKS",
+    "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE",
+})
 PREFIXES = ("LC_", "XDG_", "PYTHON", "SPOTFLEET_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_",
             "OPENBLAS_", "NUMEXPR_", "TORCH", "PYTORCH_", "TRITON_", "MALLOC_")
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)  # as in NVIDIA_API_KEY
@@ -34,5 +35,5 @@ def _asked(name: str, more: list[str]) -> bool:
 
 
 def _harmless(name: str, value: str) -> bool:
-    known = name in NAMES or name.startswith(PREFIXES) and not SECRET_NAME.search(name)
+    known = name in NAMES or (name.startswith(PREFIXES) and not SECRET_NAME.search(name))
     return known and not SECRET_VALUE.search(value)

@@ -118,7 +118,14 @@ def test_silent_connections_are_few_the_oldest_is_closed_first_and_members_stay(
                 sock.setblocking(False)
                 with pytest.raises(BlockingIOError):
                     sock.recv(1)
-            await stage.call("GET", "/v1/status")
+            with silent(stage.port, 5, "127.0.0.1") as own:  # a network with a valid token: it has other places
+                await until(lambda: listener.count == 25)
+                with silent(stage.port, 30, "127.0.0.10"):
+                    await stage.call("GET", "/v1/status")
+                    for sock in own:
+                        sock.setblocking(False)
+                        with pytest.raises(BlockingIOError):
+                            sock.recv(1)
             assert agent.connected and stage.daemon.dispatcher.core.connections[host] is agent
         await until(lambda: listener.count == 0)
 
