@@ -11,7 +11,7 @@ from aiohttp import web
 
 from spotfleet.addresses import url
 from spotfleet.dispatcher.disk import space, wheel
-from spotfleet.dispatcher.disk.files import sweep
+from spotfleet.dispatcher.disk.files import sweep, sync_names
 from spotfleet.dispatcher.dispatcher import Dispatcher
 from spotfleet.dispatcher.http.app import make_app
 from spotfleet.dispatcher.journal import Journal
@@ -35,10 +35,12 @@ class DispatcherDaemon:
         self._runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.dispatcher: Dispatcher | None = None
+        self.listens = False  # requests reach us; until then `http/failed_start.py` explains a failure
 
     async def start(self, address: str, port: int) -> str:
         """Listen and start the tasks; return our URL. Waits for a provider that does not answer yet."""
         sweep(self._home)
+        sync_names(self._home)
         space.create_ballast(self._home)
         await asyncio.to_thread(wheel.keep, self._home)
         ledger = await begin(self._boot, self._home, self._provider)
@@ -47,6 +49,7 @@ class DispatcherDaemon:
                                      keepalive_timeout=IDLE_S, auto_decompress=False)
         await self._runner.setup()
         await self._listen(address, port)
+        self.listens = True
         port = self._runner.addresses[0][1]
         self.dispatcher.core.url = url(address, port)
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),

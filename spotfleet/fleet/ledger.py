@@ -18,6 +18,7 @@ from pathlib import Path
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet.domain.events import Event, HistoryLost, event_from_json, event_to_json
 from spotfleet.fleet.domain.state import FleetState, apply
+from spotfleet.storage import atomic
 
 SCHEMA = 1  # PRAGMA user_version
 APPLICATION = 0x5F0F1EE7  # PRAGMA application_id: distinguishes our files from other programs'
@@ -166,7 +167,7 @@ def set_aside(path: Path) -> Path:
     for ending in ("-wal", "-shm", ""):  # the ledger last: after a kill before that, we begin again
         part = path.with_name(path.name + ending)
         if part.exists():
-            part.rename(damaged.with_name(damaged.name + ending))
+            atomic.rename(part, damaged.with_name(damaged.name + ending))
     return damaged
 
 

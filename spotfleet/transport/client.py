@@ -98,12 +98,14 @@ class DispatcherClient:
     def why_unreachable(self) -> str:
         """Explain why the dispatcher does not answer now; "" if it does."""
         try:
-            status = self._once("GET", "/healthz", None, {}, 5.0).status
+            reply = self._once("GET", "/healthz", None, {}, 5.0)
         except ssl.SSLError as error:
             return f"the server at {self.endpoint.url} is not this fleet's dispatcher ({error.reason or error})"
         except (OSError, http.client.HTTPException) as error:
             return f"nothing answers at {self.endpoint.url} ({str(error) or type(error).__name__})"
-        return "" if status == 200 else f"{self.endpoint.url} answers {status}"
+        if reply.status == 200:
+            return ""
+        return str(_object(reply.body).get("error") or f"{self.endpoint.url} answers {reply.status}")
 
     def status(self) -> FleetStatus:
         return from_json(FleetStatus, self._json("GET", "/v1/status"))
@@ -236,6 +238,8 @@ class DispatcherClient:
             except (OSError, http.client.HTTPException) as error:
                 problem = str(error) or type(error).__name__
                 arrived = not isinstance(error, ConnectionRefusedError)
+                if not arrived:
+                    problem = f"{problem}: its machine answers, and no dispatcher runs there now"
             if (once and arrived) or time.monotonic() >= deadline:
                 raise self._unreachable(problem, maybe_done=once and arrived)
             time.sleep(PAUSE_S)
@@ -331,7 +335,8 @@ class DispatcherClient:
     def _unreachable(self, problem: str, *, maybe_done: bool) -> DispatcherUnreachable:
         hint = "see `spotfleet jobs`: the job may have been accepted" if maybe_done else \
             "is this machine online? A dispatcher is restarted by itself, and training goes on without it; " \
-            "try again, or end the fleet with `spotfleet down`"
+            "try again, or end the fleet with `spotfleet down`. If this lasts, the last lines of console.log in its " \
+            "home say why it does not start"
         return DispatcherUnreachable(f"no answer from the dispatcher at {self.endpoint.url}: {problem}", hint=hint)
 
 

@@ -181,7 +181,7 @@ class CheckpointStash:
         for path in self._folder.glob("*.json"):
             try:
                 found.append(from_json(StashedCheckpoint, json.loads(path.read_text())))
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 log.warning("%s is not used: %s", path, error)
         return [k for k in found if Path(k.checkpoint.path).is_file()]
 

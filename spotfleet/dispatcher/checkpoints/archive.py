@@ -17,6 +17,7 @@ from spotfleet.dispatcher.disk.records import age, digest_of, read_record
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import DiskFull
 from spotfleet.fleet.ledger import Ledger
+from spotfleet.storage import atomic
 
 PIECE_BYTES = 1 << 18  # sent at once
 
@@ -124,5 +125,6 @@ def write_folder(home: Path, ledger: Ledger, target: Path) -> None:
         place = part / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
+    atomic.sync_tree(part)  # its machine ends next
     shutil.rmtree(target, ignore_errors=True)
-    part.rename(target)
+    atomic.rename(part, target)

@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spotfleet.bundle import pieces_of
+from spotfleet.dispatcher.disk.damage import DamagedFiles
+from spotfleet.dispatcher.disk.records import digest_of
 from spotfleet.errors import UsageError
+from spotfleet.storage import atomic
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0  # largest age of a cached folder listing
@@ -23,8 +26,9 @@ NAMED = 3  # number of missing pieces that an error names
 class BundleStore:
     """Blobs on the dispatcher's disk, by sha256."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, damage: DamagedFiles) -> None:
         self.folder = home / "bundles"
+        self._damage = damage
         self._pieces: dict[str, frozenset[str]] = {}
         self._whole: set[str] = set()
         self._seen: tuple[float, frozenset[str]] = (0.0, frozenset())  # monotonic
@@ -54,17 +58,35 @@ class BundleStore:
         return whole
 
     def refuse_incomplete(self, bundle: str) -> None:
-        """Raise UsageError unless the whole bundle (if any) is here, ValueError for an unreadable manifest."""
+        """Raise UsageError unless the whole bundle (if any) is here, ValueError for a manifest that never was one.
+
+        A damaged manifest is removed, and counts as missing: its sender has it. Afterwards its name and those of the
+        pieces survive a power failure.
+        """
         if not bundle:
             return
         hint = "PUT it to /v1/bundles first"
-        if self.missing([bundle]):
+        if self.missing([bundle]) or not self._is_sound(bundle):
             raise UsageError(f"spec.bundle: {bundle} has not been uploaded", hint=hint)
         pieces = tuple(dict.fromkeys(piece.sha256 for piece in pieces_of(self.path(bundle))))
         self._pieces[bundle] = frozenset(pieces)
         if lacking := self.missing(pieces):
             raise UsageError(f"spec.bundle: {len(lacking)} of {len(pieces)} pieces of {bundle} have not been uploaded: "
                              f"{', '.join(lacking[:NAMED])}{', ...' if lacking[NAMED:] else ''}", hint=hint)
+        atomic.sync_folder(self.folder)  # once for all of them
+
+    def _is_sound(self, bundle: str) -> bool:
+        """Return whether the manifest is the one that its name says; a damaged one is removed."""
+        path = self.path(bundle)
+        try:
+            sound = digest_of(path) == bundle
+        except FileNotFoundError:
+            return False
+        if not sound:
+            self._damage.drop(path, "its content is not that of its name", "`spotfleet train` sends it again")
+            self._pieces.pop(bundle, None)
+            self._whole.discard(bundle)
+        return sound
 
     def pieces(self, bundle: str) -> frozenset[str]:
         """Return the digests of its pieces, besides its own blob; none while that blob is not here."""

@@ -1,4 +1,5 @@
-"""Atomic files, whole or absent: written to a temporary name, synced, renamed."""
+"""Atomic files, whole or absent: written to a temporary name, synced, renamed. JSON files with a digest of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from spotfleet.codec import parse
 from spotfleet.dispatcher.disk import space
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.storage import atomic
 
 STALL_S = 60.0  # a sender that sends nothing for this time is disconnected
+DIGEST = "sha256"  # key of the digest in a JSON object
 LOOK_BYTES = 4 << 20  # the free disk space is checked once per this many bytes
 
 
@@ -24,22 +27,40 @@ class TooLarge(SpotfleetError):
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace `path` by `text`; after a crash it holds the old or the new text, never a mix."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Replace `path` by `text`, durably; after a crash it holds the old or the new text, never a mix."""
+    atomic.make_folder(path.parent)
     atomic.write(path, text, mode=mode)
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, json.dumps(value, indent=1))
+    """Replace `path` by a JSON value. An object gets its own digest as one more key, for `read_json`."""
+    marked = {**value, DIGEST: json_digest(value)} if isinstance(value, dict) else value
+    write_atomic(path, json.dumps(marked, indent=1))
+
+
+def read_json(path: Path) -> Any:
+    """Read a file of `write_json`, also one of an earlier release, without a digest. Raises ValueError for damage."""
+    try:
+        value = parse(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from None
+    if isinstance(value, dict) and (digest := value.pop(DIGEST, None)) is not None and digest != json_digest(value):
+        raise ValueError("it has another content than was written")
+    return value
+
+
+def json_digest(value: Any) -> str:
+    """Return the sha256 of a JSON value, whatever its spaces and the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, digest: str = "") -> int:
     """Stream a body into `path`; return its size. UsageError if its sha256 is not `digest`; TooLarge beyond the limit.
 
     No data remains of a body that breaks off, stalls for STALL_S, is too large, has another digest, or finds no room
-    (DiskFull).
+    (DiskFull). Its bytes are on the disk at the return; its name only once the caller has synced the folder.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    atomic.make_folder(path.parent)
     size, sha = 0, hashlib.sha256()
     with atomic.replacing(path, sync=False) as file:
         while chunk := await _next(chunks):
@@ -69,6 +90,13 @@ def sweep(home: Path) -> None:
     for pattern in (".*.part", ".archive-*", "bundles/.*.part", "jobs/*/.*.part", "jobs/*/*/.*.part"):
         for left in home.glob(pattern):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def sync_names(home: Path) -> None:
+    """Make durable every name that an earlier process may not have synced before it was killed."""
+    for folder in (home, home / "jobs", home / "bundles"):
+        if folder.is_dir():
+            atomic.sync_folder(folder)
 
 
 def _write(file: BinaryIO, chunk: bytes, sha: Any) -> None:

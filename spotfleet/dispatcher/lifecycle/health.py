@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import space
-from spotfleet.fleet.domain.events import HistoryLost
+from spotfleet.fleet.domain.events import FileDamaged, HistoryLost
 from spotfleet.words import clock_utc
 
+DAMAGE_S, NAMED = 86_400.0, 3  # `status` names the last damaged files of a day, the events name all
 
 class HealthRemarks:
     """Remarks for users about disk, ledger and waiting results."""
@@ -16,6 +19,12 @@ class HealthRemarks:
         self._core, self._stays = core, stays
         events = [event for _, event in core.journal.after(0)]
         self._lost = next((e for e in reversed(events) if isinstance(e, HistoryLost)), None)
+        self._damaged = [e for e in events if isinstance(e, FileDamaged)]
+
+    def observe(self, news: list[FileDamaged]) -> list[FileDamaged]:
+        """Report damaged files from now on; returns them."""
+        self._damaged += news
+        return news
 
     def lines(self) -> list[str]:
         full = space.why(self._core.home)
@@ -25,6 +34,10 @@ class HealthRemarks:
         if self._lost is not None:
             lines.append(f"the ledger was damaged and is kept as {self._lost.kept_as}: what had ended before "
                          f"{clock_utc(self._lost.at)} may be missing")
+        fresh = [e for e in self._damaged if time.time() - e.at < DAMAGE_S]
+        lines += [f"{e.file}: {e.text}" for e in fresh[-NAMED:]]
+        if len(fresh) > NAMED:
+            lines.append(f"{len(fresh) - NAMED} more damaged files: `spotfleet events` lists them")
         if self._stays and self._core.journal.state.down is not None:
             lines.append("its results wait on the dispatcher's machine: `spotfleet down` copies them here")
         return lines

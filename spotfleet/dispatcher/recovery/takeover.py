@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile
+from spotfleet.dispatcher.disk.files import json_digest
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.jobs.desk import JobDesk
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.recovery.job_adoption import ADOPT_S, AdoptedJob, Adoption, check, merged, with_hosts
+from spotfleet.dispatcher.recovery.lost_jobs import LOST, LedgerJob
 from spotfleet.fleet.domain.events import JobChanged, JobSubmitted
 from spotfleet.model import JobState
 from spotfleet.protocol.messages import AgentOrders, AgentReport
@@ -30,11 +32,13 @@ GROUPS = 8  # the number that a job keeps
 class Takeover:
     """Takeover of the jobs of an earlier dispatcher."""
 
-    def __init__(self, core: Core, desk: JobDesk) -> None:
-        self._core, self._desk = core, desk
+    def __init__(self, core: Core, desk: JobDesk, lost: Mapping[str, LedgerJob]) -> None:
+        """`lost`: jobs of the ledger without their file, see `lost_jobs.py`."""
+        self._core, self._desk, self._lost = core, desk, dict(lost)
         self._missing_bundles: dict[str, tuple[str, ...]] = {}  # host -> bundles to upload now
         self.event = core.journal.state.taken_over
         self.adoption = Adoption()
+        self.adoption.lost = {name: job.hosts for name, job in lost.items()}
         if self.event is not None:
             self.adoption.open_until = self.event.at + ADOPT_S
             for job in core.jobs.values():
@@ -42,6 +46,7 @@ class Takeover:
             if time.time() < self.event.at + BEHIND_S:
                 self.adoption.behind = {j.id for j in core.jobs.values()
                                         if not j.state.ended and j.record.submitted_at < self.event.at}
+        self.adoption.behind |= {j.id for j in core.jobs.values() if j.secrets_lost}
 
     @property
     def remarks(self) -> list[str]:
@@ -77,6 +82,8 @@ class Takeover:
     def settle(self) -> None:
         """Update the jobs with the agents' answers, before they continue."""
         for job in self._core.jobs.values():
+            if job.secrets_lost:
+                self._return_secrets(job)
             if not job.state.ended:
                 self._learn(job)
         self.adoption.behind = set()
@@ -84,8 +91,17 @@ class Takeover:
         for found in self._found(hosts):
             self._take(found)
         self._fail_lost_jobs()
+        self.adoption.lost = {}
         if self.event is None:
             self.adoption = Adoption()  # no more requests
+
+    def _return_secrets(self, job: ManagedJob) -> None:
+        secrets = self.adoption.secrets_of(job.record)
+        if secrets is not None:  # else the job fails in its next step
+            job.secrets, job.secrets_lost = secrets, False
+            job.record = replace(job.record, secrets_digest=json_digest(secrets))
+            jobfile.save_secrets(job.folder, secrets)
+            jobfile.save(job.folder, job.record)
 
     def _learn(self, job: ManagedJob) -> None:
         before = job.record
@@ -99,8 +115,12 @@ class Takeover:
         jobfile.save(job.folder, job.record)
 
     def _fail_lost_jobs(self) -> None:
-        """Record as failed the ledger's live jobs that no host holds any more."""
+        """Record as failed the ledger's live jobs that no host holds any more.
+
+        For a while after a takeover a host that is late may still bring them, so they stay unknown here.
+        """
         if self.event is None or time.time() >= self.event.at + ADOPT_S:
+            self._close_lost()
             return
         submitted: dict[str, bool] = {}
         for _, event in self._core.journal.after(0):
@@ -111,6 +131,15 @@ class Takeover:
         lost = [name for name, live in submitted.items() if live and name not in self._core.jobs]
         why = "lost with the dispatcher's machine: no host holds it, and no copy of it is kept"
         self._core.journal.note(*(JobChanged(time.time(), name, JobState.FAILED, why) for name in lost))
+
+    def _close_lost(self) -> None:
+        """End the jobs whose files were lost and which no host holds: `jobs`, `logs` and `outputs` know them again."""
+        for name, job in self._lost.items():
+            if name not in self._core.jobs:
+                now = time.time()
+                self._desk.add(job.record(JobState.FAILED, LOST, now), {}, in_ledger=True)
+                self._core.journal.note(JobChanged(now, name, JobState.FAILED, LOST))
+        self._lost = {}
 
     # ---- after the dispatcher has settled
 
@@ -160,7 +189,10 @@ class Takeover:
         return self.adoption.found(self._core.jobs.keys(), hosts, reports, time.time())
 
     def _take(self, found: AdoptedJob) -> ManagedJob:
-        record = with_hosts(found.record, found.hosts)
-        job = self._desk.add(record, found.secrets)
+        known = self._lost.get(found.record.job)
+        record = with_hosts(found.record, found.hosts if known is None else {*found.hosts, *known.hosts})
+        if known is not None:
+            record = replace(record, submitted_at=known.submitted.at, why="its job.json was lost; its hosts hold it")
+        job = self._desk.add(record, found.secrets, in_ledger=known is not None)
         self._core.journal.note(JobChanged(time.time(), job.id, record.state, record.why))
         return job
