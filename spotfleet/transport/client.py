@@ -36,6 +36,7 @@ PAUSE_S = 0.3  # between two tries
 CHUNK = 1 << 20
 DIGESTS_PER_REQUEST = 5000  # a request may have 4 MiB
 DOWNLOADS = 5  # starts of a transfer that breaks off, in all
+NOT_RUNNING = "its machine answers, and no dispatcher runs there now"
 RESTARTING = (502, 503)  # statuses of a dispatcher that is up but not ready
 WRONG_TIME = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or has expired
 
@@ -239,7 +240,7 @@ class DispatcherClient:
                 problem = str(error) or type(error).__name__
                 arrived = not isinstance(error, ConnectionRefusedError)
                 if not arrived:
-                    problem = f"{problem}: its machine answers, and no dispatcher runs there now"
+                    problem = f"{problem}: {NOT_RUNNING}"
             if (once and arrived) or time.monotonic() >= deadline:
                 raise self._unreachable(problem, maybe_done=once and arrived)
             time.sleep(PAUSE_S)
@@ -335,8 +336,9 @@ class DispatcherClient:
     def _unreachable(self, problem: str, *, maybe_done: bool) -> DispatcherUnreachable:
         hint = "see `spotfleet jobs`: the job may have been accepted" if maybe_done else \
             "is this machine online? A dispatcher is restarted by itself, and training goes on without it; " \
-            "try again, or end the fleet with `spotfleet down`. If this lasts, the last lines of console.log in its " \
-            "home say why it does not start"
+            "try again, or end the fleet with `spotfleet down`"
+        if NOT_RUNNING in problem and not maybe_done:
+            hint += "; if this lasts, the last lines of console.log in its home say why it does not start"
         return DispatcherUnreachable(f"no answer from the dispatcher at {self.endpoint.url}: {problem}", hint=hint)
 
 

@@ -7,7 +7,6 @@ It asks workers for checkpoints, keeps and stores their results, and saves the s
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from spotfleet.agent.shutdown.stash import CheckpointStash
 from spotfleet.agent.workers.supervisor import Workers
 from spotfleet.codec import from_json, to_json
 from spotfleet.model import Notice
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, json_file
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -150,7 +149,7 @@ def read_life(home: Path, now: Instant) -> OrphanState:
     """Read the saved state, advanced to `now`; a new state where none is readable."""
     path = home / "life.json"
     try:
-        return with_elapsed(from_json(OrphanState, json.loads(path.read_text())), now)
+        return with_elapsed(from_json(OrphanState, json_file.read(path)), now)
     except FileNotFoundError:
         return OrphanState(now)
     except (OSError, ValueError) as error:
@@ -171,4 +170,4 @@ def is_useless(home: Path, clock: Callable[[], Instant] = moment) -> bool:
 
 def write_life(home: Path, life: OrphanState) -> None:
     path = home / "life.json"
-    atomic.write(path, json.dumps(to_json(life)), mode=atomic.BY_UMASK, draft=home / "life.json.new", sync=False)
+    atomic.write(path, json_file.text_of(to_json(life)), mode=atomic.BY_UMASK, draft=home / "life.json.new", sync=False)

@@ -27,13 +27,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.disk import jobfile
-from spotfleet.dispatcher.disk.files import read_json, write_json
+from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.disk.records import named
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.events import FleetCreated
 from spotfleet.fleet.ledger import Ledger, read_events
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, json_file
 from spotfleet.storage.folder import FolderStore, part_called
 from spotfleet.transport.boot import DispatcherBoot
 
@@ -96,7 +96,7 @@ def machine_number(host: str) -> int:
 def found_before(home: Path) -> Restored:
     """Return the result of an earlier process that was killed before its first start was complete."""
     try:
-        return from_json(Restored, read_json(home / FOUND))
+        return from_json(Restored, json_file.read(home / FOUND))
     except FileNotFoundError:
         return Restored()
     except ValueError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spotfleet.bundle import pieces_of
 from spotfleet.dispatcher.disk.damage import DamagedFiles
-from spotfleet.dispatcher.disk.records import digest_of
+from spotfleet.dispatcher.disk.records import Seen, digest_of, seen_at
 from spotfleet.errors import UsageError
 from spotfleet.storage import atomic
 
@@ -31,6 +31,7 @@ class BundleStore:
         self._damage = damage
         self._pieces: dict[str, frozenset[str]] = {}
         self._whole: set[str] = set()
+        self._sound: dict[str, Seen] = {}  # blobs whose content was right
         self._seen: tuple[float, frozenset[str]] = (0.0, frozenset())  # monotonic
 
     def path(self, digest: str) -> Path:
@@ -66,7 +67,7 @@ class BundleStore:
         if not bundle:
             return
         hint = "PUT it to /v1/bundles first"
-        if self.missing([bundle]) or not self._is_sound(bundle):
+        if self.missing([bundle]) or not self.is_sound(bundle):
             raise UsageError(f"spec.bundle: {bundle} has not been uploaded", hint=hint)
         pieces = tuple(dict.fromkeys(piece.sha256 for piece in pieces_of(self.path(bundle))))
         self._pieces[bundle] = frozenset(pieces)
@@ -75,18 +76,20 @@ class BundleStore:
                              f"{', '.join(lacking[:NAMED])}{', ...' if lacking[NAMED:] else ''}", hint=hint)
         atomic.sync_folder(self.folder)  # once for all of them
 
-    def _is_sound(self, bundle: str) -> bool:
-        """Return whether the manifest is the one that its name says; a damaged one is removed."""
-        path = self.path(bundle)
-        try:
-            sound = digest_of(path) == bundle
-        except FileNotFoundError:
-            return False
-        if not sound:
-            self._damage.drop(path, "its content is not that of its name", "`spotfleet train` sends it again")
-            self._pieces.pop(bundle, None)
-            self._whole.discard(bundle)
-        return sound
+    def is_sound(self, digest: str) -> bool:
+        """Return whether this blob is here and has the content that its name says; a damaged one is removed, because
+        its sender has it. Blocking: it is read once, and again when it has changed."""
+        path = self.path(digest)
+        seen = seen_at(path)
+        if seen is None or self._sound.get(digest) == seen:
+            return seen is not None
+        if digest_of(path) == digest:
+            self._sound[digest] = seen
+            return True
+        self._damage.drop(path, "its content is not that of its name", "`spotfleet train` sends it again")
+        self._pieces.pop(digest, None)
+        self._whole.clear()
+        return False
 
     def pieces(self, bundle: str) -> frozenset[str]:
         """Return the digests of its pieces, besides its own blob; none while that blob is not here."""

@@ -1,24 +1,20 @@
-"""Atomic files, whole or absent: written to a temporary name, synced, renamed. JSON files with a digest of their own.
-"""
+"""Atomic files, whole or absent: written to a temporary name, synced, renamed."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from spotfleet.codec import parse
 from spotfleet.dispatcher.disk import space
 from spotfleet.errors import SpotfleetError, UsageError
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, json_file
 
 STALL_S = 60.0  # a sender that sends nothing for this time is disconnected
-DIGEST = "sha256"  # key of the digest in a JSON object
 LOOK_BYTES = 4 << 20  # the free disk space is checked once per this many bytes
 
 
@@ -33,25 +29,8 @@ def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by a JSON value. An object gets its own digest as one more key, for `read_json`."""
-    marked = {**value, DIGEST: json_digest(value)} if isinstance(value, dict) else value
-    write_atomic(path, json.dumps(marked, indent=1))
-
-
-def read_json(path: Path) -> Any:
-    """Read a file of `write_json`, also one of an earlier release, without a digest. Raises ValueError for damage."""
-    try:
-        value = parse(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"it is no JSON ({error})") from None
-    if isinstance(value, dict) and (digest := value.pop(DIGEST, None)) is not None and digest != json_digest(value):
-        raise ValueError("it has another content than was written")
-    return value
-
-
-def json_digest(value: Any) -> str:
-    """Return the sha256 of a JSON value, whatever its spaces and the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    """Replace `path` by a JSON value, with its digest."""
+    write_atomic(path, json_file.text_of(value))
 
 
 async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, digest: str = "") -> int:

@@ -16,13 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spotfleet.codec import from_json, parse, to_json
+from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.disk.damage import DamagedFiles
-from spotfleet.dispatcher.disk.files import json_digest, read_json, write_atomic, write_json
+from spotfleet.dispatcher.disk.files import write_atomic, write_json
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.fleet.domain.events import JobSubmitted
 from spotfleet.model import JobSpec, JobState
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, json_file
 
 NAME_CHARS = 60
 START = re.compile(r"(?:d(\d+)-)?(?:(\d+)-)?\d+")  # a worker's incarnation, see `jobs/desk.py: WorkerNames`
@@ -54,7 +54,7 @@ class JobRecord:
     outside: int = 0  # steps of a worker outside elastic.run
     hint: str = ""  # the next thing to try, once it has ended
     tail: tuple[str, ...] = ()  # failures of scripts after training, on other ranks than 0
-    secrets_digest: str = ""  # json_digest of secrets.json; "" once the job has ended, or from an earlier release
+    secrets_digest: str = ""  # digest_of_json of secrets.json; "" once the job has ended, or from an earlier release
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def load(folder: Path) -> tuple[JobRecord, dict[str, str]]:
 
 
 def load_record(folder: Path) -> JobRecord:
-    record = from_json(JobRecord, read_json(folder / "job.json"))
+    record = from_json(JobRecord, json_file.read(folder / "job.json"))
     if record.job != folder.name:
         raise ValueError(f"it is that of {record.job[:NAME_CHARS]}")
     return record
@@ -111,11 +111,8 @@ def load_secrets(folder: Path, record: JobRecord) -> dict[str, str]:
     path = folder / "secrets.json"
     if not record.secrets_digest and not path.exists():
         return {}
-    try:
-        secrets = from_json(dict[str, str], parse(path.read_bytes()))
-    except ValueError as error:
-        raise ValueError(f"it cannot be read ({type(error).__name__})") from None  # its text may be a secret
-    if record.secrets_digest and json_digest(secrets) != record.secrets_digest:
+    secrets = from_json(dict[str, str], json_file.read(path))
+    if record.secrets_digest and json_file.digest_of_json(secrets) != record.secrets_digest:
         raise ValueError("it has another content than was written")
     return secrets
 
@@ -188,7 +185,7 @@ def next_boot(home: Path, used: int, damage: DamagedFiles) -> int:
     then = "names of new workers go on from the clock; nothing is to be done"
     number = max(int(time.time()), used + 1)
     try:
-        counted = from_json(int, read_json(path))
+        counted = from_json(int, json_file.read(path))
         if counted < max(used, 1):
             raise ValueError(f"it has {counted}, and {max(used, 1)} was counted before")
         number = counted + 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from spotfleet.bootstrap import WHEEL
 from spotfleet.dispatcher.disk.files import write_atomic
+from spotfleet.dispatcher.disk.records import digest_of
 from spotfleet.storage import atomic
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def keep(home: Path) -> str:
     with open(given, "rb") as wheel:
         digest = hashlib.file_digest(wheel, "sha256").hexdigest()
     kept = home / "bundles" / digest
-    if not kept.exists():
+    if not kept.exists() or digest_of(kept) != digest:
         atomic.make_folder(kept.parent)
         part = kept.with_name(f".{digest}.{os.getpid()}.part")  # files.sweep removes it after a kill
         shutil.copyfile(given, part)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile, space
 from spotfleet.dispatcher.disk.bundles import BundleStore
-from spotfleet.dispatcher.disk.files import json_digest
 from spotfleet.dispatcher.disk.jobfile import JobRecord, StoredJob
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.jobs.restart import Slot
@@ -22,6 +21,7 @@ from spotfleet.membership.schedule import Allocation
 from spotfleet.model import JobSpec
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage.folder import name_of_fleet
+from spotfleet.storage.json_file import digest_of_json
 from spotfleet.transport.boot import DispatcherBoot
 
 NUMBERS = 1000  # job numbers per dispatcher machine: the next machine may know none of them, and begins above them
@@ -84,7 +84,7 @@ class JobDesk:
         if record.state.ended:
             jobfile.drop_secrets(folder)
         else:
-            record = replace(record, secrets_digest=json_digest(secrets))
+            record = replace(record, secrets_digest=digest_of_json(secrets))
             jobfile.save_secrets(folder, secrets)
         jobfile.save(folder, record)  # last: a folder without it is not a job
         job = self._core.jobs[record.job] = load_job(self._core.boot, StoredJob(folder, record, secrets), self.names)

@@ -21,11 +21,12 @@ from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.disk.damage import DamagedFiles
-from spotfleet.dispatcher.disk.files import read_json, write_json
+from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.events import DownDecided, Event, HostDraining, TakenOver
 from spotfleet.fleet.planner.plan import GOES_DOWN
+from spotfleet.storage import json_file
 
 log = logging.getLogger(__name__)
 CONTINUES = "the ledger has the decision, and the fleet goes down as decided"
@@ -91,7 +92,7 @@ class FleetShutdown:
         events = list(events)
         known = decided(events)
         try:
-            self.decision = from_json(ShutdownDecision, read_json(self._path))
+            self.decision = from_json(ShutdownDecision, json_file.read(self._path))
             return
         except FileNotFoundError:
             if known is not None:

@@ -19,13 +19,13 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from spotfleet.dispatcher.disk.files import json_digest
 from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.jobs import validation
 from spotfleet.dispatcher.reports import LARGEST, WORKER_NAME
 from spotfleet.errors import UsageError
 from spotfleet.model import JobState
 from spotfleet.protocol.messages import AgentReport, HeldJob, WorkerLaunch
+from spotfleet.storage.json_file import digest_of_json
 
 log = logging.getLogger(__name__)
 ADOPT_S = 3600.0
@@ -97,7 +97,7 @@ class Adoption:
             launch = held.launch
             if launch is None or host not in record.hosts or launch.spec != record.spec:
                 continue
-            if record.secrets_digest in ("", json_digest(launch.secrets)):
+            if record.secrets_digest in ("", digest_of_json(launch.secrets)):
                 return launch.secrets
         return None
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile
-from spotfleet.dispatcher.disk.files import json_digest
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.jobs.desk import JobDesk
 from spotfleet.dispatcher.jobs.job import ManagedJob
@@ -22,6 +21,7 @@ from spotfleet.dispatcher.recovery.lost_jobs import LOST, LedgerJob
 from spotfleet.fleet.domain.events import JobChanged, JobSubmitted
 from spotfleet.model import JobState
 from spotfleet.protocol.messages import AgentOrders, AgentReport
+from spotfleet.storage.json_file import digest_of_json
 from spotfleet.words import clock_utc
 
 BEHIND_S = 120.0  # until then after the takeover, a restored record may be outdated
@@ -99,7 +99,7 @@ class Takeover:
         secrets = self.adoption.secrets_of(job.record)
         if secrets is not None:  # else the job fails in its next step
             job.secrets, job.secrets_lost = secrets, False
-            job.record = replace(job.record, secrets_digest=json_digest(secrets))
+            job.record = replace(job.record, secrets_digest=digest_of_json(secrets))
             jobfile.save_secrets(job.folder, secrets)
             jobfile.save(job.folder, job.record)
 

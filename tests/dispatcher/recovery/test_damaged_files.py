@@ -12,7 +12,7 @@ import pytest
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.damage import DamagedFiles
-from spotfleet.dispatcher.disk.files import json_digest, write_json
+from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.jobfile import JobRecord, StoredJob
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in
@@ -27,6 +27,7 @@ from spotfleet.fleet.domain.events import (
     TakenOver,
 )
 from spotfleet.model import JobSpec, JobState
+from spotfleet.storage.json_file import digest_of_json
 from tests.dispatcher.recovery.test_power_cut import packed
 from tests.support.damage import EACH_UNREADABLE_WAY, EACH_WAY, Damage, missing
 from tests.support.dispatcher.fake_fleet import Stage, spec
@@ -50,7 +51,7 @@ def stored(home: Path, state: JobState = JobState.RUNNING) -> Path:
     folder = home / "jobs" / NAME
     written = record(state)
     if not state.ended:
-        written = replace(written, secrets_digest=json_digest(SECRETS))
+        written = replace(written, secrets_digest=digest_of_json(SECRETS))
         jobfile.save_secrets(folder, SECRETS)
     jobfile.save(folder, written)
     return folder
