@@ -43,8 +43,9 @@ class DispatcherDaemon:
         sync_names(self._home)
         space.create_ballast(self._home)
         await asyncio.to_thread(wheel.keep, self._home)
+        first = not (self._home / "begun").exists()
         ledger = await begin(self._boot, self._home, self._provider)
-        self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger))
+        self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger), first=first)
         self._runner = web.AppRunner(make_app(self.dispatcher), access_log=None, shutdown_timeout=CLOSE_S,
                                      keepalive_timeout=IDLE_S, auto_decompress=False)
         await self._runner.setup()

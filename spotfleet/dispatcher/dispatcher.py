@@ -37,7 +37,7 @@ from spotfleet.dispatcher.lifecycle import lifetime
 from spotfleet.dispatcher.lifecycle.health import HealthRemarks
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.policy import PolicyController
-from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in
+from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
 from spotfleet.dispatcher.recovery.takeover import Takeover
 from spotfleet.dispatcher.signal import wait_set
 from spotfleet.fleet.planner.retention import keep_s
@@ -57,12 +57,14 @@ SILENCE_S = 3.0  # an agent that is disconnected for less keeps its host's place
 class Dispatcher:
     """The loop, and the only place that connects the parts; no part refers to it."""
 
-    def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider, journal: Journal) -> None:
+    def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider, journal: Journal, *, first: bool) -> None:
+        """`first`: no earlier start was completed on this disk."""
         events, damage = [event for _, event in journal.after(0)], DamagedFiles(home)
         stored, lost = find_jobs(home, events, damage)
         machine = machine_number(boot.host)
-        start = jobfile.next_boot(home, jobfile.highest_start(stored, machine), damage)
-        names = WorkerNames(machine, start)
+        used = jobfile.highest_start(jobfile.workers_in(stored) | workers_in(events), machine)
+        known = names_in(home, events)
+        names = WorkerNames(machine, jobfile.next_boot(home, used, damage, first=first or not known))
         jobs = {j.id: j for j in (load_job(boot, job, names) for job in stored)}
         self.core = core = Core(boot, home, journal, jobs, clock_of(journal, jobs.values()), damage)
         asks = bool(lost) or any(job.secrets_lost for job in jobs.values())
@@ -77,7 +79,7 @@ class Dispatcher:
                                        self.endpoint_tagger.launched)
         bundles = BundleStore(home, damage)
         self.desk = JobDesk(core, names, bundles, policy, self.shutdown, lambda: self.machines.waits)
-        self.desk.reserved = names_in(home, events)
+        self.desk.reserved = known
         replica = Replica(boot) if boot.spec.checkpoint.folder else None
         self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)
         self.takeover, self.backup = Takeover(core, self.desk, lost), Backup(core, bundles)

@@ -18,6 +18,7 @@ TIERS = {
 
 # The longest prefix of a test file's path decides; core where there is none.
 PLACES = {
+    "tests/attack/": "attack",
     "tests/providers/aws/": "clouds",
     "tests/providers/aws/test_aws_gang_machines.py": "machines",
     "tests/fakes/": "clouds",

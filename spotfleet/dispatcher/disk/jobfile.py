@@ -167,19 +167,23 @@ def _stored(folder: Path, record: JobRecord, damage: DamagedFiles) -> StoredJob:
     return StoredJob(folder, record, secrets_lost=True)
 
 
-def highest_start(jobs: Iterable[StoredJob], machine: int) -> int:
-    """Return the highest start of this dispatcher's machine in a name of a worker, see `next_boot`; 0 without one."""
+def workers_in(jobs: Iterable[StoredJob]) -> set[str]:
+    """Return the names of workers in the jobs' records."""
     records = [job.record for job in jobs]
-    names = {n for r in records for n in (*r.done, *(m for _, group in r.groups for m in group))}
+    return {n for r in records for n in (*r.done, *(m for _, group in r.groups for m in group))}
+
+
+def highest_start(names: Iterable[str], machine: int) -> int:
+    """Return the highest start of this dispatcher's machine in names of workers, see `next_boot`; 0 without one."""
     found = filter(None, (START.fullmatch(name.rpartition("/")[2]) for name in names))
     return max((int(start[2] or 1) for start in found if int(start[1] or 0) == machine), default=0)
 
 
-def next_boot(home: Path, used: int, damage: DamagedFiles) -> int:
+def next_boot(home: Path, used: int, damage: DamagedFiles, *, first: bool = False) -> int:
     """Count this start of the dispatcher and return the number of starts; it makes workers' names unique.
 
-    `used`: the highest number in a name of a worker, 0 if there was none. A damaged count goes on from the clock, which
-    is above all counts.
+    `used`: the highest number in a name of a worker, 0 if there was none. `first`: no earlier start was completed here.
+    A damaged count goes on from the clock, which is above all counts.
     """
     path = home / "boots.json"
     then = "names of new workers go on from the clock; nothing is to be done"
@@ -190,10 +194,10 @@ def next_boot(home: Path, used: int, damage: DamagedFiles) -> int:
             raise ValueError(f"it has {counted}, and {max(used, 1)} was counted before")
         number = counted + 1
     except FileNotFoundError:
-        if used:
-            damage.missing(path, then)
-        else:
+        if first and not used:
             number = 1
+        else:
+            damage.missing(path, then)
     except ValueError as error:
         damage.set_aside(path, str(error), then)
     try:

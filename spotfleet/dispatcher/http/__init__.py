@@ -3,6 +3,7 @@
     app.py            routes, access rules, errors            requests.py    callers, bodies, query values
     auth.py           tokens                                  revocation.py  refused hosts
     agents.py         WebSocket of agents                     version_check.py  agents of another protocol
+    failed_start.py   the reason of a dispatcher that cannot start
     fleet.py jobs.py bundles.py  handlers
 
 Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The routes (`app.py: ROUTES`):

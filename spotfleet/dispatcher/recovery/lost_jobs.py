@@ -10,6 +10,7 @@ The number of such a job is not given again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,6 +58,22 @@ def jobs_in(events: Iterable[Event]) -> dict[str, LedgerJob]:
     return found
 
 
+def workers_in(events: Iterable[Event]) -> set[str]:
+    """Return the names of workers in the ledger."""
+    found: set[str] = set()
+    for event in events:
+        match event:
+            case GenerationFormed(members=workers) | ScriptsRan(workers=workers):
+                found.update(workers)
+    return found
+
+
+def senders(folder: Path) -> frozenset[str]:
+    """Return the hosts that have sent logs or outputs of a job: only those that were given it may."""
+    names = [path.name for kind in ("logs", "outputs") for path in (folder / kind).glob("[!.]*")]
+    return frozenset(re.split("[@#]", name)[0] for name in names if re.search("[@#]", name))
+
+
 def names_in(home: Path, events: Iterable[Event]) -> set[str]:
     """Return the names of all jobs that ever were, also of those that only a folder is left of."""
     return {event.job for event in events if isinstance(event, JobSubmitted)} | {f.name for f in jobfile.folders(home)}
@@ -65,7 +82,9 @@ def names_in(home: Path, events: Iterable[Event]) -> set[str]:
 def find_jobs(home: Path, events: Iterable[Event],
               damage: DamagedFiles) -> tuple[list[StoredJob], dict[str, LedgerJob]]:
     """Load the jobs on disk; also return the lost ones, which the ledger has and which have not ended."""
-    stored, ledger = jobfile.load_all(home, damage), jobs_in(events)
+    stored = jobfile.load_all(home, damage)
+    ledger = {name: replace(job, hosts=job.hosts | senders(home / "jobs" / name))
+              for name, job in jobs_in(events).items()}
     known = {job.record.job for job in stored}
     lost = {name: job for name, job in ledger.items() if name not in known and not job.ended}
     for name in lost:

@@ -15,7 +15,7 @@ from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.jobfile import JobRecord, StoredJob
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
-from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in
+from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import (
     DownDecided,
@@ -141,8 +141,7 @@ def test_other_secrets_than_those_that_were_given_are_not_used(tmp_path: Path):
 @EACH_WAY
 def test_a_damaged_count_of_starts_gives_no_name_twice(tmp_path: Path, damage: Damage):
     folder, found = stored(tmp_path), DamagedFiles(tmp_path)
-    jobs = [StoredJob(folder, record())]
-    used = jobfile.highest_start(jobs, machine=0)
+    used = jobfile.highest_start(jobfile.workers_in([StoredJob(folder, record())]), machine=0)
     write_json(tmp_path / "boots.json", 2)
     damage(tmp_path / "boots.json")
     number = jobfile.next_boot(tmp_path, used, found)
@@ -159,12 +158,18 @@ def test_a_count_that_is_below_the_starts_in_names_is_damage(tmp_path: Path, tex
 
 
 def test_only_names_of_this_machine_count_as_its_starts():
-    def of(*members: str) -> StoredJob:
-        return StoredJob(Path(), replace(record(), groups=((1, members),)))
+    names = {"h/0/7", "h/1/3-2", "h/0/d1-9-4"}
+    assert [jobfile.highest_start(names, machine) for machine in (0, 1, 2)] == [3, 9, 0]
+    assert jobfile.highest_start({"h/0/7"}, 0) == 1
+    assert workers_in([FORMED]) == set(FORMED.members)
 
-    assert jobfile.highest_start([of("h/0/7"), of("h/1/3-2", "h/0/d1-9-4")], machine=0) == 3
-    assert jobfile.highest_start([of("h/0/7"), of("h/1/3-2", "h/0/d1-9-4")], machine=1) == 9
-    assert jobfile.highest_start([of("h/0/7")], machine=2) == 0
+
+def test_a_missing_count_of_starts_is_only_normal_at_the_first(tmp_path: Path):
+    found = DamagedFiles(tmp_path)
+    assert jobfile.next_boot(tmp_path, 0, found, first=True) == 1
+    (tmp_path / "boots.json").unlink()
+    assert jobfile.next_boot(tmp_path, 0, found) > 1_000_000_000
+    assert reports(found) == [("boots.json", False)]
 
 
 DECIDED = DownDecided(1003.0, "asked by `spotfleet down`", False)
@@ -361,3 +366,50 @@ def test_a_file_that_is_damaged_while_the_dispatcher_runs_is_written_again(play,
         await stage.at_version(job, 10)
 
     play(scene, wanted)
+
+
+def test_hosts_that_have_sent_logs_or_outputs_of_a_lost_job_may_bring_it_back(tmp_path: Path):
+    folder = stored(tmp_path)
+    for name in ("logs/h-4@0@1.log", "logs/h-5#setup.log", "logs/rank-0.log", "outputs/h-6@0@1/a",
+                 "outputs/.h-7@0@1/a"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    (folder / "job.json").unlink()
+    _, lost = find_jobs(tmp_path, [SUBMITTED], DamagedFiles(tmp_path))
+    assert lost[NAME].hosts == {"h-4", "h-5", "h-6"}
+
+
+def test_the_ledger_has_the_decision_to_end(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await stage.call("POST", "/v1/down", {})
+        (decided,) = await stage.events("DownDecided")
+        assert (decided["why"], decided["by_ourselves"]) == ("asked by `spotfleet down`", False)
+        await stage.stop_dispatcher()
+        (stage.home / "down.json").write_text("")
+        await stage.start_dispatcher()
+        assert (await stage.call("GET", "/v1/status"))[1]["state"] in ("going down", "down")
+
+    play(scene, spec(1))
+
+
+def test_a_damaged_piece_is_not_sent_to_a_host_and_taken_again(play, tmp_path: Path):
+    digest, blobs = packed(tmp_path)
+    piece = next(name for name in blobs if name != digest)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        for name, data in blobs.items():
+            await stage.call("PUT", f"/v1/bundles/{name}", data=data)
+        job = await stage.submit(Script(steps=1_000_000), (1, 1), bundle=digest)
+        host = (await stage.at_version(job, 3)).workers[0].host
+        path = stage.home / "bundles" / piece
+        path.write_bytes(path.read_bytes()[:-1])
+        assert (await stage.call("GET", f"/v1/bundles/{piece}", token=stage.token(host), ok=False))[0] == 404
+        (event,) = await stage.until("the event", lambda: stage.events("FileDamaged"))
+        assert event["file"] == f"bundles/{piece}" and "`spotfleet train` sends it again" in event["then"]
+        assert (await stage.call("POST", "/v1/bundles/missing", {"digests": [piece]}))[1] == {"missing": [piece]}
+        await stage.call("PUT", f"/v1/bundles/{piece}", data=blobs[piece])
+        assert (await stage.call("GET", f"/v1/bundles/{piece}", token=stage.token(host)))[1] == blobs[piece]
+
+    play(scene, spec(1))
