@@ -38,7 +38,7 @@ from spotfleet.dispatcher.lifecycle.health import HealthRemarks
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
-from spotfleet.dispatcher.recovery.takeover import Takeover
+from spotfleet.dispatcher.recovery.takeover import Takeover, adopts
 from spotfleet.dispatcher.signal import wait_set
 from spotfleet.fleet.planner.retention import keep_s
 from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate
@@ -60,14 +60,15 @@ class Dispatcher:
     def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider, journal: Journal, *, first: bool) -> None:
         """`first`: no earlier start was completed on this disk."""
         events, damage = [event for _, event in journal.after(0)], DamagedFiles(home)
-        stored, lost = find_jobs(home, events, damage)
+        takes_over = adopts(journal.state.taken_over, time.time())
+        stored, lost = find_jobs(home, events, damage, takes_over=takes_over)
         machine = machine_number(boot.host)
         used = jobfile.highest_start(jobfile.workers_in(stored) | workers_in(events), machine)
         known = names_in(home, events)
         names = WorkerNames(machine, jobfile.next_boot(home, used, damage, first=first or not known))
         jobs = {j.id: j for j in (load_job(boot, job, names) for job in stored)}
         self.core = core = Core(boot, home, journal, jobs, clock_of(journal, jobs.values()), damage)
-        asks = bool(lost) or any(job.secrets_lost for job in jobs.values())
+        asks = (bool(lost) and not takes_over) or any(job.secrets_lost for job in jobs.values())
         core.settle_until = time.monotonic() + (ASK_S if asks else SETTLE_S) if self._has_past() else 0.0
         self.shutdown = FleetShutdown(home, keep_s(boot.spec), core.wake, note=journal.note)
         self.shutdown.load(events, damage)

@@ -102,10 +102,9 @@ class Backup:
 
     async def _once(self, what: str, thread: ThreadPoolExecutor, copy: Callable[[list[_Job]], None],
                     stall_s: float) -> bool:
-        for name in list(self._damaged):
-            job = self._core.jobs[name]
+        for job in [j for j in self._core.jobs.values() if j.id in self._damaged]:
             job.unsaved = not jobfile.try_save(job.folder, job.record)
-            self._damaged.discard(name)
+            self._damaged.discard(job.id)
         jobs = [_Job(j.id, j.folder, not j.state.ended, j.spec.bundle, dict(j.secrets))
                 for j in self._core.jobs.values()]
         copying = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(thread, copy, jobs))

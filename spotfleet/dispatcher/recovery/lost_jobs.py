@@ -79,9 +79,10 @@ def names_in(home: Path, events: Iterable[Event]) -> set[str]:
     return {event.job for event in events if isinstance(event, JobSubmitted)} | {f.name for f in jobfile.folders(home)}
 
 
-def find_jobs(home: Path, events: Iterable[Event],
-              damage: DamagedFiles) -> tuple[list[StoredJob], dict[str, LedgerJob]]:
-    """Load the jobs on disk; also return the lost ones, which the ledger has and which have not ended."""
+def find_jobs(home: Path, events: Iterable[Event], damage: DamagedFiles, *,
+              takes_over: bool = False) -> tuple[list[StoredJob], dict[str, LedgerJob]]:
+    """Load the jobs on disk; also return the lost ones, which the ledger has and which have not ended. With
+    `takes_over` the ledger came from another disk, and a job that is not here yet is no damage."""
     stored = jobfile.load_all(home, damage)
     ledger = {name: replace(job, hosts=job.hosts | senders(home / "jobs" / name))
               for name, job in jobs_in(events).items()}
@@ -89,7 +90,7 @@ def find_jobs(home: Path, events: Iterable[Event],
     lost = {name: job for name, job in ledger.items() if name not in known and not job.ended}
     for name in lost:
         path = home / "jobs" / name / "job.json"
-        if not damage.reported(path):
+        if not takes_over and not damage.reported(path):
             damage.missing(path, "agents are asked for the job; without them it fails")
     for folder in jobfile.folders(home):
         job = ledger.get(folder.name)

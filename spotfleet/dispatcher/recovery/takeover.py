@@ -18,7 +18,7 @@ from spotfleet.dispatcher.jobs.desk import JobDesk
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.recovery.job_adoption import ADOPT_S, AdoptedJob, Adoption, check, merged, with_hosts
 from spotfleet.dispatcher.recovery.lost_jobs import LOST, LedgerJob
-from spotfleet.fleet.domain.events import JobChanged, JobSubmitted
+from spotfleet.fleet.domain.events import JobChanged, JobSubmitted, TakenOver
 from spotfleet.model import JobState
 from spotfleet.protocol.messages import AgentOrders, AgentReport
 from spotfleet.storage.json_file import digest_of_json
@@ -27,6 +27,11 @@ from spotfleet.words import clock_utc
 BEHIND_S = 120.0  # until then after the takeover, a restored record may be outdated
 SEND_S = 30.0  # then another holder is ordered to upload a missing bundle
 GROUPS = 8  # the number that a job keeps
+
+
+def adopts(taken: TakenOver | None, unix: float) -> bool:
+    """Return whether unknown jobs are adopted, because another dispatcher's machine was lost lately."""
+    return taken is not None and unix < taken.at + ADOPT_S
 
 
 class Takeover:
@@ -119,7 +124,7 @@ class Takeover:
 
         For a while after a takeover a host that is late may still bring them, so they stay unknown here.
         """
-        if self.event is None or time.time() >= self.event.at + ADOPT_S:
+        if not adopts(self.event, time.time()):
             self._close_lost()
             return
         submitted: dict[str, bool] = {}
@@ -192,7 +197,8 @@ class Takeover:
         known = self._lost.get(found.record.job)
         record = with_hosts(found.record, found.hosts if known is None else {*found.hosts, *known.hosts})
         if known is not None:
-            record = replace(record, submitted_at=known.submitted.at, why="its job.json was lost; its hosts hold it")
+            why = record.why if adopts(self.event, time.time()) else "its job.json was lost, and its hosts hold the job"
+            record = replace(record, submitted_at=known.submitted.at, why=why)
         job = self._desk.add(record, found.secrets, in_ledger=known is not None)
         self._core.journal.note(JobChanged(time.time(), job.id, record.state, record.why))
         return job

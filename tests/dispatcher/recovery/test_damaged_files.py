@@ -259,9 +259,10 @@ def test_a_dispatcher_starts_with_every_file_damaged_at_once(play, tmp_path: Pat
         assert (await stage.job(ended)).state == "succeeded"
         assert len(await stage.events("JobSubmitted")) == 2
         told = {event["file"] for event in await stage.events("FileDamaged")}
-        assert {f"jobs/{job}/job.json", f"jobs/{ended}/job.json"} <= told
+        assert {f"jobs/{ended}/job.json", "boots.json"} <= told
+        assert f"jobs/{job}/job.json" in told or damage is missing  # without `begun` it is a takeover, which asks anyway
         status = (await stage.call("GET", "/v1/status"))[1]
-        assert "damaged files: `spotfleet events`" in status["why"] or f"jobs/{job}/job.json" in status["why"]
+        assert any(f"{file}: " in status["why"] for file in told)
         assert (await stage.submit(Script(steps=2), (1, 1), "third")) == "third-3"
 
     play(scene, spec(2))
