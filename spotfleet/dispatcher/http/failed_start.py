@@ -21,6 +21,7 @@ HINT = ("hosts train on meanwhile; its log lies in its home as dispatcher.log; i
 async def explain(boot: DispatcherBoot, address: str, port: int, error: BaseException) -> None:
     """Answer requests for EXPLAIN_S; return at once where no other reason than the address keeps us from listening."""
     what = str(error) if isinstance(error, SpotfleetError) else f"{type(error).__name__}: {error}"
+    log.error("the dispatcher cannot start: %s", what, exc_info=error)
     hint = "; ".join(filter(None, [getattr(error, "hint", ""), HINT]))
 
     async def refuse(request: web.Request) -> web.StreamResponse:

@@ -260,7 +260,7 @@ def test_a_dispatcher_starts_with_every_file_damaged_at_once(play, tmp_path: Pat
         assert len(await stage.events("JobSubmitted")) == 2
         told = {event["file"] for event in await stage.events("FileDamaged")}
         assert {f"jobs/{ended}/job.json", "boots.json"} <= told
-        assert f"jobs/{job}/job.json" in told or damage is missing  # without `begun` it is a takeover, which asks anyway
+        assert f"jobs/{job}/job.json" in told or damage is missing  # without `begun` a takeover asks
         status = (await stage.call("GET", "/v1/status"))[1]
         assert any(f"{file}: " in status["why"] for file in told)
         assert (await stage.submit(Script(steps=2), (1, 1), "third")) == "third-3"
