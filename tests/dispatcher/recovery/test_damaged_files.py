@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet.dispatcher.disk import jobfile
+from spotfleet.bootstrap import WHEEL
+from spotfleet.codec import to_json
+from spotfleet.dispatcher.checkpoints.ledger_restore import Restored, found_before
+from spotfleet.dispatcher.disk import jobfile, wheel
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.disk.files import write_json
@@ -414,3 +417,25 @@ def test_a_damaged_piece_is_not_sent_to_a_host_and_taken_again(play, tmp_path: P
         assert (await stage.call("GET", f"/v1/bundles/{piece}", token=stage.token(host)))[1] == blobs[piece]
 
     play(scene, spec(1))
+
+
+@EACH_WAY
+def test_a_first_start_goes_on_without_the_list_of_what_was_restored(tmp_path: Path, damage: Damage):
+    write_json(tmp_path / "restored.json", to_json(Restored(True, ("one-1",))))
+    assert found_before(tmp_path) == Restored(True, ("one-1",))
+    damage(tmp_path / "restored.json")
+    found = found_before(tmp_path)
+    assert (found.ledger, found.jobs, bool(found.troubles)) == (False, (), damage is not missing)
+
+
+@EACH_WAY
+def test_code_that_was_damaged_is_copied_again_at_the_next_start(tmp_path: Path, damage: Damage,
+                                                                 monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "x.whl").write_bytes(b"the code of this process")
+    monkeypatch.setenv(WHEEL, str(tmp_path / "x.whl"))
+    digest = wheel.keep(tmp_path)
+    damage(tmp_path / "bundles" / digest)
+    damage(tmp_path / "code")
+    assert wheel.digest(tmp_path) != digest
+    assert wheel.keep(tmp_path) == wheel.digest(tmp_path) == digest
+    assert (tmp_path / "bundles" / digest).read_bytes() == b"the code of this process"
