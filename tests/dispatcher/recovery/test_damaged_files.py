@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def test_an_ended_job_without_its_file_is_made_again_from_the_ledger(tmp_path: P
     (job,), lost = find_jobs(tmp_path, [SUBMITTED, FORMED, SUCCEEDED], found)
     assert (lost, job.record.state, job.record.why, job.record.version) == ({}, JobState.SUCCEEDED, SUCCEEDED.why, 70)
     assert reports(found) == [(f"jobs/{NAME}/job.json", damage is not missing)]
+    assert len(list(folder.glob("job.json.damaged-*"))) == (damage is not missing)
     (again,), _ = find_jobs(tmp_path, [SUBMITTED, FORMED, SUCCEEDED], found)
     assert (again.record, reports(found)) == (job.record, [])  # once for each damage
 
@@ -292,6 +294,10 @@ def test_a_lost_job_that_no_host_holds_has_failed_and_its_output_is_there(play):
         await stage.stop_dispatcher()
         await stage.start_dispatcher()
         assert (await stage.job(job)).state == "failed"
+        await stage.stop_dispatcher()
+        shutil.rmtree(stage.home / "jobs" / job)
+        await stage.start_dispatcher()
+        assert await stage.submit(Script(steps=2), (1, 1), "next") == "next-2"
 
     play(scene, spec(1))
 
