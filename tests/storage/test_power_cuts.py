@@ -35,14 +35,19 @@ def test_a_file_that_needs_no_durability_may_be_gone(disk: ForgetfulDisk, tmp_pa
 
 
 def test_a_renamed_folder_has_its_new_name_and_its_content_after_a_power_cut(disk: ForgetfulDisk, tmp_path: Path):
-    for name in ("part", "old"):
-        (tmp_path / name / "in").mkdir(parents=True)
+    (tmp_path / "part" / "in").mkdir(parents=True)
     (tmp_path / "part" / "in" / "a").write_text("text")
     atomic.sync_tree(tmp_path / "part")
     atomic.rename(tmp_path / "part", tmp_path / "archive")
-    atomic.rename(tmp_path / "archive", tmp_path / "old" / "in" / "moved")
-    atomic.sync_tree(tmp_path / "old")
-    assert tree(disk.cut(tmp_path, tmp_path / "cut")) == {"old/in/moved/in/a": "text"}
+    assert tree(disk.cut(tmp_path, tmp_path / "cut")) == {"archive/in/a": "text"}
+
+
+def test_a_file_that_moves_to_another_folder_is_in_one_of_them_after_a_power_cut(disk: ForgetfulDisk, tmp_path: Path):
+    for name in ("here", "there"):
+        atomic.make_folder(tmp_path / name)
+    atomic.write(tmp_path / "here" / "a", "text")
+    atomic.rename(tmp_path / "here" / "a", tmp_path / "there" / "b")
+    assert tree(disk.cut(tmp_path, tmp_path / "cut")) == {"there/b": "text"}
 
 
 def test_a_removed_file_does_not_come_back(disk: ForgetfulDisk, tmp_path: Path):

@@ -6,6 +6,7 @@ not promised, see `docs/recovery.md`.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 
@@ -102,9 +103,9 @@ def test_every_acknowledged_request_is_in_force_after_a_power_cut(play, tmp_path
         after = await cuts.after("POST", f"/v1/jobs/{job}/cancel", {})
         assert after.jobs[job].record.cancelled
         await stage.stands(job, "cancelled")
-        after = AfterCut(disk.cut(stage.home, tmp_path / "ended"))
-        assert after.jobs[job].record.state.ended
-        assert not list(after.home.rglob("secrets.json*"))
+        ended = disk.cut(stage.home, tmp_path / "ended")
+        assert not list(ended.rglob("secrets.json*"))
+        assert AfterCut(ended).jobs[job].record.state.ended
         after = await cuts.after("POST", f"/v1/hosts/{worker.host}/revoke", {"why": "taken"})
         assert after.state.host(worker.host).revoked == "taken"
         after = await cuts.after("POST", "/v1/down", {})
@@ -113,6 +114,18 @@ def test_every_acknowledged_request_is_in_force_after_a_power_cut(play, tmp_path
 
     with ForgetfulDisk(monkeypatch) as disk:
         play(scene, spec(2))
+
+
+def test_a_drain_is_in_the_ledger_before_it_is_acknowledged(play):
+    async def scene(stage: Stage) -> None:
+        (host,) = await stage.up(1)
+        machines = stage.daemon._tasks[1]  # nothing else writes the drain
+        machines.cancel()
+        await asyncio.wait([machines])
+        await stage.call("POST", f"/v1/hosts/{host}/drain", {})
+        assert stage.daemon.dispatcher.core.journal.ledger.state().host(host).state is HostState.DRAINING
+
+    play(scene, spec(1))
 
 
 def test_a_job_trains_on_after_a_power_cut_right_after_its_submission(play, tmp_path, monkeypatch: pytest.MonkeyPatch):
