@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from spotfleet.agent.endpoint import DispatcherEndpoint
 from spotfleet.errors import SpotfleetError
 from spotfleet.protocol.messages import Checkpoint, WorkerLaunch, load
 from spotfleet.retry import Backoff
+from spotfleet.storage import atomic
 from spotfleet.transport.certs import client_context
 
 log = logging.getLogger("spotfleet.agent")
@@ -152,7 +152,7 @@ class Transfers:
             partial.unlink()
             raise SpotfleetError(f"{url.path} has digest {seen.hexdigest()[:12]}, expected {digest[:12]}",
                                  hint="the file on the dispatcher is damaged")
-        os.replace(partial, target)
+        atomic.rename(partial, target, sync=False)  # fetched again from the dispatcher
 
     async def append_log(self, job: str, worker: str, offset: int, data: bytes) -> int:
         """Send `data` as the bytes after `offset`; return how many bytes the dispatcher holds now."""

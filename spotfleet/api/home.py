@@ -147,11 +147,11 @@ class FleetDir:
     def make(self, record: FleetRecord, keys: Keys, ca: str) -> None:
         """Create the folder of a new fleet atomically. `Home.sweep` removes the draft of a killed `up`."""
         made = FleetDir(self.path.with_name(f".{self.name}.{os.getpid()}"))
-        private.make_folder(made.path)
+        atomic.make_folder(made.path)
         made.save_keys(keys)
         write_whole(made.path / "ca.pem", ca)
         made.save(record)
-        made.path.rename(self.path)
+        atomic.rename(made.path, self.path)
 
     def save_keys(self, keys: Keys) -> None:
         write_whole(self.path / "keys.json", json.dumps(to_json(keys)))
@@ -198,7 +198,7 @@ class FleetDir:
                            f"'{self.name}' down", hint="once it has ended, `spotfleet up FILE` makes the fleet anew")
 
     def _lock(self, ending: str) -> Path:
-        private.make_folder(self.path.parent)
+        atomic.make_folder(self.path.parent)
         return self.path.with_name(self.name + ending)
 
     def _sweep(self) -> None:
@@ -266,8 +266,8 @@ class Home:
         made_at = folder.record.made_at if folder.readable else time.time()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(made_at))
         target = self.path / "old" / f"{folder.name}-{stamp}-{secrets.token_hex(2)}"
-        private.make_folder(target.parent)
-        folder.path.rename(target)
+        atomic.make_folder(target.parent)
+        atomic.rename(folder.path, target)
         return FleetDir(target)
 
     def _unknown(self, name: str, fleets: list[FleetDir]) -> FleetDir:
@@ -300,5 +300,5 @@ def _lives(pid: int) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace `path`, mode 0600; after a crash it holds the old or the new text."""
+    """Replace `path`, mode 0600, durably; after a crash it holds the old or the new text."""
     atomic.write(path, text, draft=path.with_name(f".{path.name}.{os.getpid()}"))

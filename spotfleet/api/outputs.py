@@ -12,6 +12,7 @@ from pathlib import Path
 from spotfleet.api.home import FleetDir
 from spotfleet.bundle import extract
 from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.storage import atomic
 from spotfleet.transport.client import DispatcherClient
 
 
@@ -69,7 +70,7 @@ def _moved(draft: Path, into: Path) -> DownloadedOutputs:
         place = into / path.relative_to(draft)
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(place)
+            atomic.rename(path, place, sync=False)  # they stay at the fleet
         except OSError as error:
             raise UsageError(f"{place} cannot be written: {error.strerror}", hint="name an empty folder") from None
     return DownloadedOutputs(len(files), size)

@@ -23,7 +23,7 @@ from pathlib import Path
 from spotfleet.bundle.grouping import Group, Slice
 from spotfleet.bundle.manifest import BundlePiece
 from spotfleet.bundle.tree import File, shown
-from spotfleet.storage import atomic, private
+from spotfleet.storage import atomic
 
 SHORTEST_SECRET = 6  # shorter ones would occur in innocent files by chance
 RACY_S = 2.5  # FAT's clock ticks every 2 s
@@ -117,7 +117,7 @@ class PieceCache:
             pieces = {k: row for k, row in self._pieces.items() if row[3] > self._today - KEEP_DAYS}
             text = json.dumps({"format": FORMAT, "salt": self._salt, "pieces": pieces})
         with suppress(OSError):
-            private.make_folder(self.path.parent)
+            atomic.make_folder(self.path.parent)
             atomic.write(self.path, text, sync=False)
 
     def _key(self, group: Group) -> str:

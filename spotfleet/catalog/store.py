@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spotfleet.catalog.pricing.table import CatalogError, parsed, written
 from spotfleet.catalog.pricing.values import PROVIDERS, Catalog
-from spotfleet.storage import atomic, private
+from spotfleet.storage import atomic
 
 PACKAGED = Path(__file__).parent / "data"
 
@@ -52,7 +52,7 @@ class Store:
 
     def save(self, provider: str, catalog: Catalog) -> Path:
         """Replace the user's part of `provider`, whole or not at all."""
-        private.make_folder(self.folder)
+        atomic.make_folder(self.folder)
         path, text = self.path(provider), written(provider, catalog)
         parsed(text)
         atomic.write(path, text)

@@ -20,7 +20,9 @@ from spotfleet.fleet.domain.events import (
     CheckpointKept,
     CheckpointLost,
     ClockSetBack,
+    DownDecided,
     Event,
+    FileDamaged,
     FleetCreated,
     FleetDown,
     GenerationFormed,
@@ -98,10 +100,12 @@ def _subject(event: Event) -> str:
     match event:
         case FleetCreated():
             return event.fleet
-        case NodesChanged() | FleetDown() | TakenOver():
+        case NodesChanged() | FleetDown() | TakenOver() | DownDecided():
             return "fleet"
         case HistoryLost():
             return "records"
+        case FileDamaged():
+            return "file"
         case TargetChanged():
             return "target"
         case JobsPruned():
@@ -129,6 +133,10 @@ def _sentence(event: Event, at_laptop: bool) -> str:
             return ("nothing of it is listed any more" if at_laptop else "has no host any more") + _because(event.why)
         case HistoryLost():
             return f"begun anew, the old one is kept as {event.kept_as}: {event.why}"
+        case FileDamaged():
+            return f"{event.file}: {event.text}"
+        case DownDecided():
+            return f"goes down: {event.why}"
         case TakenOver():
             return f"is taken over by {event.host}: {event.why}"
         case TargetChanged():

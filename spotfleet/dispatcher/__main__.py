@@ -13,6 +13,7 @@ from pathlib import Path
 
 from spotfleet import providers
 from spotfleet.dispatcher.daemon import DispatcherDaemon
+from spotfleet.dispatcher.http.failed_start import explain
 from spotfleet.errors import SpotfleetError
 from spotfleet.storage import daemon_logs
 from spotfleet.transport.boot import listen_at, read_boot
@@ -28,6 +29,11 @@ async def serve(home: Path) -> None:
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
+            if not daemon.listens and (error := working.exception()) is not None:
+                explaining = asyncio.create_task(explain(boot, *listen_at(), error))
+                await asyncio.wait({explaining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                explaining.cancel()
+                await asyncio.gather(explaining, return_exceptions=True)
             working.result()
     finally:
         stopping.cancel()

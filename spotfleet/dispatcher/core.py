@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotfleet.addresses import host_of
+from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.hosts import AgentConnection, HostView, host_views
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.journal import Journal
@@ -39,6 +40,7 @@ class Core:
     jobs: dict[str, ManagedJob]
     fleet_clock: FleetClock  # the trusted time
     clock: MonotonicClock  # the fleet's age, and the time since its last job
+    damage: DamagedFiles
     settle_until: float = 0.0  # monotonic: wait until then for hosts from before a restart; 0: settled
     url: str = ""  # our listening address, set before machines are launched
     connections: dict[str, AgentConnection] = field(default_factory=dict)  # by host

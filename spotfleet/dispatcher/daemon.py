@@ -11,7 +11,7 @@ from aiohttp import web
 
 from spotfleet.addresses import url
 from spotfleet.dispatcher.disk import space, wheel
-from spotfleet.dispatcher.disk.files import sweep
+from spotfleet.dispatcher.disk.files import sweep, sync_names
 from spotfleet.dispatcher.dispatcher import Dispatcher
 from spotfleet.dispatcher.http.app import make_app
 from spotfleet.dispatcher.http.listener import Listener
@@ -37,21 +37,24 @@ class DispatcherDaemon:
         self.listener: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.dispatcher: Dispatcher | None = None
+        self.listens = False  # requests reach us; until then `http/failed_start.py` explains a failure
 
     async def start(self, address: str, port: int) -> str:
         """Listen and start the tasks; return our URL. Waits for a provider that does not answer yet."""
         sweep(self._home)
+        sync_names(self._home)
         space.create_ballast(self._home)
         await asyncio.to_thread(wheel.keep, self._home)
-        clock = FleetClock(self._home)
+        clock, first = FleetClock(self._home), not (self._home / "begun").exists()
         ledger = await begin(self._boot, self._home, self._provider, clock)
-        self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger), clock)
+        self.dispatcher = Dispatcher(self._boot, self._home, self._provider, Journal(ledger), clock, first=first)
         self._runner = web.AppRunner(make_app(self.dispatcher, self._admit), access_log=None,
                                      shutdown_timeout=CLOSE_S, keepalive_timeout=IDLE_S, auto_decompress=False)
         await self._runner.setup()
         assert self._runner.server is not None
         self.listener = Listener(self._runner.server, server_tls(self._boot))
         port = await self._listen(self.listener, address, port)
+        self.listens = True
         self.dispatcher.core.url = url(address, port)
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),
                        asyncio.create_task(self.dispatcher.maintenance.run()),

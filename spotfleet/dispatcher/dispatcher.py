@@ -4,7 +4,7 @@
     machines  each TICK_S, and at once when a host changed: one `fleet.reconcile.tick` in its own thread.
 
 After a restart this process reads the jobs from disk. It orders, launches and ends nothing until every running host has
-reported or SETTLE_S have passed; training continues meanwhile.
+reported or SETTLE_S have passed; training continues meanwhile. Damaged files are set aside (`disk/damage.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from spotfleet.dispatcher.agent_orders import OrderSender
 from spotfleet.dispatcher.checkpoints.backup import Backup
+from spotfleet.dispatcher.checkpoints.ledger_restore import machine_number
 from spotfleet.dispatcher.checkpoints.maintenance import CheckpointMaintenance
 from spotfleet.dispatcher.checkpoints.replica import Replica
 from spotfleet.dispatcher.cloud.dispatcher_cost import DispatcherCost
@@ -23,6 +24,7 @@ from spotfleet.dispatcher.cloud.machines import HostController, Policy
 from spotfleet.dispatcher.core import Core, clock_of
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.bundles import BundleStore
+from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.fleet_desk import FleetDesk
 from spotfleet.dispatcher.hosts import AgentConnection, HostView, differs
 from spotfleet.dispatcher.http.revocation import disconnect_rejected
@@ -37,7 +39,8 @@ from spotfleet.dispatcher.lifecycle.health import HealthRemarks
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.dispatcher.policy import PolicyController
-from spotfleet.dispatcher.recovery.takeover import Takeover
+from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
+from spotfleet.dispatcher.recovery.takeover import Takeover, adopts
 from spotfleet.dispatcher.retention import Retention
 from spotfleet.dispatcher.signal import wait_set
 from spotfleet.fleet.planner.retention import keep_s
@@ -50,33 +53,44 @@ from spotfleet.transport.boot import DispatcherBoot
 STEP_S = 0.25
 REST = 3.0  # the pause after a step, in durations of that step: leaves time for reports and orders of a large fleet
 SETTLE_S = 15.0
+ASK_S = 60.0  # the same, while agents are asked for jobs or secrets that this disk has lost
 SILENCE_S = 3.0  # an agent that is disconnected for less keeps its host's place in the schedule
 
 
 class Dispatcher:
     """The loop, and the only place that connects the parts; no part refers to it."""
 
-    def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider, journal: Journal,
-                 clock: FleetClock) -> None:
-        names = WorkerNames(home, boot.host)
-        jobs = {j.id: j for j in (load_job(boot, folder, names) for folder in jobfile.folders(home))}
-        self.core = core = Core(boot, home, journal, jobs, clock, clock_of(journal, jobs.values(), clock))
+    def __init__(self, boot: DispatcherBoot, home: Path, provider: Provider, journal: Journal, clock: FleetClock, *,
+                 first: bool) -> None:
+        """`first`: no earlier start was completed on this disk."""
+        damage = DamagedFiles(home, clock.unix)
+        takes_over = adopts(journal.state.taken_over, clock.unix())
+        stored, lost = find_jobs(home, journal.each(), damage, takes_over=takes_over)
+        machine = machine_number(boot.host)
+        used = jobfile.highest_start(jobfile.workers_in(stored) | workers_in(journal.each()), machine)
+        known = names_in(home, journal.each())
+        names = WorkerNames(machine, jobfile.next_boot(home, used, damage, first=first or not known))
+        jobs = {j.id: j for j in (load_job(boot, job, names) for job in stored)}
+        self.core = core = Core(boot, home, journal, jobs, clock, clock_of(journal, jobs.values(), clock), damage)
         core.unsent = UnsentTracker(boot.spec.checkpoint.folder)
-        core.settle_until = time.monotonic() + SETTLE_S if self._has_past() else 0.0
-        self.shutdown = FleetShutdown(home, keep_s(boot.spec), core.wake, core.unix)
+        asks = (bool(lost) and not takes_over) or any(job.secrets_lost for job in jobs.values())
+        core.settle_until = time.monotonic() + (ASK_S if asks else SETTLE_S) if self._has_past() else 0.0
+        self.shutdown = FleetShutdown(home, keep_s(boot.spec), core.wake, core.unix, note=journal.note)
+        self.shutdown.load(journal.each(), damage)
         self.dispatcher_cost = DispatcherCost(boot.fleet, boot.host)
         self.policy = policy = PolicyController(core, self.dispatcher_cost, self.shutdown)
         self.endpoint_tagger = EndpointTagger(core, provider)
         calls = Policy(policy.divide, policy.offers_due, policy.read_offers, policy.enforce_budget)
         self.machines = HostController(core, provider, calls, self.shutdown, self.dispatcher_cost,
                                        self.endpoint_tagger.launched)
-        bundles = BundleStore(home)
+        bundles = BundleStore(home, damage)
         replica = Replica(boot) if boot.spec.checkpoint.folder else None
-        self.retention = Retention(core, lambda folder: load_job(boot, folder, names),
+        self.retention = Retention(core, lambda folder: load_job(boot, jobfile.load_ended(folder), names),
                                    lambda job: replica is not None and replica.lacks(job.id, job.checkpoints))
         self.desk = JobDesk(core, names, bundles, policy, self.shutdown, self.retention, lambda: self.machines.waits)
+        self.desk.last_known = max(map(jobfile.number_of, known), default=0)
         self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)
-        self.takeover, self.backup = Takeover(core, self.desk), Backup(core, bundles)
+        self.takeover, self.backup = Takeover(core, self.desk, lost), Backup(core, bundles)
         self._order_sender = OrderSender(core, self.takeover, self._stuck)
         self._health = HealthRemarks(core, self.machines.stays)
         self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self.retention, self._remarks)
@@ -131,6 +145,7 @@ class Dispatcher:
     def step(self) -> None:
         """Update jobs and orders with everything known now."""
         core = self.core
+        core.journal.note(*self._health.observe(core.damage.take_news()))
         self.shutdown.save()
         if not core.settled:
             self.takeover.ask()

@@ -24,6 +24,7 @@ from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.events import JobsPruned
 from spotfleet.protocol.messages import EndedJob
+from spotfleet.storage import atomic
 
 log = logging.getLogger(__name__)
 KEPT = 300  # ended jobs in memory; each step of the loop and each `status` passes over them
@@ -81,7 +82,7 @@ class Retention:
     def _retire(self, job: ManagedJob) -> None:
         self._folder.mkdir(exist_ok=True, mode=0o700)
         place = self._folder / job.id
-        job.folder.rename(place)
+        atomic.rename(job.folder, place, sync=False)  # after a power failure it is in one of the two
         job.relocate(place)  # a request under way goes on with it
         del self._core.jobs[job.id]
         self.count += 1
@@ -126,7 +127,7 @@ class Retention:
         """Take a job out of the dispatcher; return its folder, which `files.sweep` removes too."""
         folder, going = self._folder_of(name), self._core.home / f".{name}.part"
         shutil.rmtree(going, ignore_errors=True)
-        folder.rename(going)
+        atomic.rename(folder, going, sync=False)
         if self._core.jobs.pop(name, None) is None:
             self.count -= 1
         self._cache.pop(name, None)

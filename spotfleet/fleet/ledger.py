@@ -18,7 +18,7 @@ from pathlib import Path
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet.domain.events import Event, HistoryLost, event_from_json, event_to_json
 from spotfleet.fleet.domain.state import FleetState, apply
-from spotfleet.storage import private
+from spotfleet.storage import atomic
 
 SCHEMA = 1  # PRAGMA user_version
 APPLICATION = 0x5F0F1EE7  # PRAGMA application_id: distinguishes our files from other programs'
@@ -57,7 +57,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._state = FleetState()
         self._folded = 0  # sequence number of the last event in `_state`
-        private.make_folder(self.path.parent)
+        atomic.make_folder(self.path.parent)
         _create_private(self.path)
         self._db = _open(self.path, str(self.path))
         with _explained(self.path):
@@ -177,7 +177,7 @@ def set_aside(path: Path) -> Path:
     for ending in ("-wal", "-shm", ""):  # the ledger last: after a kill before that, we begin again
         part = path.with_name(path.name + ending)
         if part.exists():
-            part.rename(damaged.with_name(damaged.name + ending))
+            atomic.rename(part, damaged.with_name(damaged.name + ending))
     return damaged
 
 

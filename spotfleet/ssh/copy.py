@@ -25,6 +25,7 @@ from spotfleet import bundle
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.ssh import openssh
 from spotfleet.ssh.fanout import SSH_FAILED, FanoutTarget
+from spotfleet.storage import atomic
 
 NO_RSYNC = (12, 127)  # rsync's status when the far shell finds none
 CHECK_PATH = "correct the path; paths on a host are relative to its user's home directory"
@@ -165,7 +166,7 @@ def _tar_down(place: FanoutTarget, source: str, target: str, progress: Progress)
         packed.unlink()
         single = unpacked / name
         if not _inner(source) and not to_folder and not single.is_dir():
-            single.replace(near)
+            atomic.rename(single, near, sync=False)  # a copy: the original stays
         else:
             shutil.copytree(unpacked, near, symlinks=True, dirs_exist_ok=True)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from spotfleet.storage import atomic
 from spotfleet.storage.locks import locked
 
 WAIT_S = 10.0  # wait for other commands, each of which takes milliseconds
@@ -176,7 +177,7 @@ def _swap(target: Path, before: os.stat_result | None, wanted: bytes | None) -> 
             os.fsync(file.fileno())
         if not _same(before, _stat(target)):
             return False
-        part.replace(target)
+        atomic.rename(part, target)
         return True
     finally:
         part.unlink(missing_ok=True)

@@ -74,8 +74,8 @@ class FolderStore:
 
     def _whole(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with atomic.replacing(path, sync_folder=True) as out:
+        atomic.make_folder(path.parent)
+        with atomic.replacing(path) as out:
             fill(out)
 
 

@@ -11,14 +11,6 @@ from typing import IO
 from spotfleet.errors import UsageError
 
 
-def make_folder(path: Path) -> None:
-    """Make `path` and the missing folders above it, each with mode 0700. `mkdir(parents=True, mode=...)` gives the mode
-    to the last one only."""
-    for folder in (*reversed(path.parents), path):
-        if not folder.is_dir():
-            folder.mkdir(mode=0o700, exist_ok=True)
-
-
 def open_file(path: Path, mode: str) -> IO[str]:
     """Open a text file; a new one gets the mode 0600."""
     return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))

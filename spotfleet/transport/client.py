@@ -37,6 +37,7 @@ CHUNK = 1 << 20
 DIGESTS_PER_REQUEST = 5000  # a request may have 4 MiB
 JOBS_PER_REQUEST = 200  # each removes files for some time
 DOWNLOADS = 5  # starts of a transfer that breaks off, in all
+NOT_RUNNING = "its machine answers, and no dispatcher runs there now"
 RESTARTING = (502, 503)  # statuses of a dispatcher that is up but not ready
 WRONG_TIME = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or has expired
 
@@ -100,12 +101,14 @@ class DispatcherClient:
     def why_unreachable(self) -> str:
         """Explain why the dispatcher does not answer now; "" if it does."""
         try:
-            status = self._once("GET", "/healthz", None, {}, 5.0).status
+            reply = self._once("GET", "/healthz", None, {}, 5.0)
         except ssl.SSLError as error:
             return f"the server at {self.endpoint.url} is not this fleet's dispatcher ({error.reason or error})"
         except (OSError, http.client.HTTPException) as error:
             return f"nothing answers at {self.endpoint.url} ({str(error) or type(error).__name__})"
-        return "" if status == 200 else f"{self.endpoint.url} answers {status}"
+        if reply.status == 200:
+            return ""
+        return str(_object(reply.body).get("error") or f"{self.endpoint.url} answers {reply.status}")
 
     def status(self) -> FleetStatus:
         return from_json(FleetStatus, self._json("GET", "/v1/status"))
@@ -256,6 +259,8 @@ class DispatcherClient:
             except (OSError, http.client.HTTPException) as error:
                 problem = str(error) or type(error).__name__
                 arrived = not isinstance(error, ConnectionRefusedError)
+                if not arrived:
+                    problem = f"{problem}: {NOT_RUNNING}"
             if (once and arrived) or time.monotonic() >= deadline:
                 raise self._unreachable(problem, maybe_done=once and arrived)
             time.sleep(PAUSE_S)
@@ -352,6 +357,8 @@ class DispatcherClient:
         hint = "see `spotfleet jobs`: the job may have been accepted" if maybe_done else \
             "is this machine online? A dispatcher is restarted by itself, and training goes on without it; " \
             "try again, or end the fleet with `spotfleet down`"
+        if NOT_RUNNING in problem and not maybe_done:
+            hint += "; if this lasts, the last lines of console.log in its home say why it does not start"
         return DispatcherUnreachable(f"no answer from the dispatcher at {self.endpoint.url}: {problem}", hint=hint)
 
 

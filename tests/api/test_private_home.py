@@ -18,7 +18,7 @@ from spotfleet.model import FleetSpec
 from spotfleet.providers.local.environment import passed
 from spotfleet.providers.local.hosts import LocalMachines
 from spotfleet.providers.local.link import LocalCloudLink
-from spotfleet.storage import private
+from spotfleet.storage import atomic
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_new_home_is_private_from_its_first_folder_on(tmp_path: Path, permissi
     home.move_to_old(folder)
     LocalMachines(home.path / "local", lambda request_id: None).prepare("f-w-0", "module", {"boot.json": "{}"})
     PieceCache(home.path / "cache" / "f.json").save()
-    private.make_folder(Store(home.path).folder)
+    atomic.make_folder(Store(home.path).folder)
     assert modes(tmp_path / "new") == {("folder", "700"), ("file", "600")}
 
 

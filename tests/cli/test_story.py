@@ -105,6 +105,9 @@ SAID = [
      "state.epoch is 3 on rank 0, 4 on rank 1"),
     (e.HistoryLost(AT, "ledger.db.corrupt-1", "it is no database"),
      "records     begun anew, the old one is kept as ledger.db.corrupt-1: it is no database"),
+    (e.FileDamaged(AT, "jobs/d-8/job.json", "job.json.damaged-1", "it is no JSON", "agents are asked for the job"),
+     "file        jobs/d-8/job.json: it is no JSON; it is kept as job.json.damaged-1: agents are asked for the job"),
+    (e.DownDecided(AT, "asked by `spotfleet down`", False), "fleet       goes down: asked by `spotfleet down`"),
     (e.FleetDown(AT, "idle for 6 s (autostop)"), "fleet       has no host any more: idle for 6 s (autostop)"),
 ]
 

@@ -20,6 +20,8 @@ OTHER_FOLDERS = ("tests", "bench", "docs", "examples", "scripts", "ami")
 UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|NotImplemented" r"Error)\b")
 SECRET = {"secrets", "token", "admin_token", "fleet_secret"}  # fields
 FRAGMENT = re.compile(r"#+:? *of\b", re.IGNORECASE)  # a comment without the noun that it is about
+RENAMERS = {  # the helper, and scripts that run on a bare machine, without it
+    "spotfleet/storage/atomic.py", "spotfleet/bootstrap/fetch.py", "spotfleet/bootstrap/gang_place.py"}
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}  # modules: the data may be a program
 READERS = {"torch", "np", "numpy"}  # can unpickle, too
 
@@ -84,6 +86,20 @@ def unpickling_is_listed_in_the_security_document(tree: Tree) -> list[str]:
         found += [f"{source.name}:{call.lineno}: torch.load without weights_only=True" for call in calls
                   if (text := ast.unparse(call)).startswith("torch.") and "weights_only=True" not in text]
     return found
+
+
+def a_file_is_renamed_by_the_one_helper(tree: Tree) -> list[str]:
+    """`storage/atomic.py` syncs the folder too. `Path.replace` has one argument, `str.replace` has two."""
+    return [f"{source.name}:{node.lineno}: rename through spotfleet/storage/atomic.py"
+            for source in tree.product if source.name not in RENAMERS
+            for node in source.of_type(ast.Call)
+            if isinstance(node.func, ast.Attribute) and (
+                (node.func.attr in ("rename", "replace") and len(node.args) == 1 and not _is_atomic(node.func))
+                or ast.unparse(node.func) in ("os.rename", "os.replace", "os.renames", "shutil.move"))]
+
+
+def _is_atomic(call: ast.Attribute) -> bool:
+    return ast.unparse(call.value) == "atomic"
 
 
 def every_error_class_is_used(tree: Tree) -> list[str]:

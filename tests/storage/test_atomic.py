@@ -57,7 +57,7 @@ def test_a_file_is_its_owners_alone_unless_the_umask_decides(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("wishes", "expected"), [
-    ({}, ["file"]), ({"sync": False}, []), ({"sync_folder": True}, ["file", "folder"])], ids=str)
+    ({}, ["file", "folder"]), ({"sync": False}, []), ({"data_synced": True}, ["folder"])], ids=str)
 def test_what_is_awaited_from_the_disk(tmp_path: Path, synced: list[str], wishes: dict, expected: list[str]):
     with atomic.replacing(tmp_path / "a", **wishes):
         pass
@@ -68,4 +68,4 @@ def test_the_bytes_are_on_the_disk_before_the_file_has_its_name(tmp_path: Path, 
     seen: list[list[str]] = []
     monkeypatch.setattr(os, "fsync", lambda _descriptor: seen.append(names(tmp_path)))
     atomic.write(tmp_path / "a", "text")
-    assert [name.endswith(".part") for found in seen for name in found] == [True]
+    assert [name.endswith(".part") for found in seen for name in found] == [True, False]  # then the folder is synced

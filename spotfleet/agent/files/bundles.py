@@ -18,6 +18,7 @@ from pathlib import Path
 from spotfleet.agent.files.blobs import Blobs, Progress
 from spotfleet.agent.transfer import RETRYABLE, Transfers, retry_until_answered
 from spotfleet.protocol.messages import Assignment, HeldJob, WorkerLaunch
+from spotfleet.storage import atomic
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -99,7 +100,7 @@ class Bundles:
         try:
             if launch.spec.bundle:
                 await self._blobs.fill(job, launch.spec.bundle, fresh, progress)
-            fresh.rename(source)
+            atomic.rename(fresh, source, sync=False)  # unpacked again from the blobs
         finally:
             shutil.rmtree(fresh, ignore_errors=True)  # left by a bundle that did not fit
 

@@ -28,7 +28,7 @@ from typing import Any
 from spotfleet.agent.processes.child import die_with_parent
 from spotfleet.errors import is_full, room
 from spotfleet.protocol.messages import dump, load
-from spotfleet.storage import locks
+from spotfleet.storage import atomic, locks
 from spotfleet.storage.object_store import NEEDS, gives_up, open_store, refusal
 
 PIECE_BYTES = 8 << 20
@@ -277,7 +277,7 @@ def _is_here(cache: Path, item: Item) -> bool:
     path = cache / item.id
     try:
         about = path.stat()
-        return about.st_size == item.size and (cache / f"{item.id}.json").read_text() == str(about.st_mtime_ns)
+        return about.st_size == item.size and (cache / f"{item.id}.json").read_bytes() == b"%d" % about.st_mtime_ns
     except FileNotFoundError:
         return False
 
@@ -285,7 +285,7 @@ def _is_here(cache: Path, item: Item) -> bool:
 def _journal(cache: Path, item: Item) -> set[int]:
     """Read the numbers of an unfinished object's fetched pieces."""
     try:
-        lines = (cache / f"{item.id}.pieces").read_text().split("\n")[:-1]
+        lines = (cache / f"{item.id}.pieces").read_text(errors="replace").split("\n")[:-1]
         return {int(line) for line in lines if line.isdigit() and int(line) in _numbers(item)}
     except FileNotFoundError:
         return set()
@@ -315,7 +315,7 @@ def _finish(cache: Path, item: Item) -> None:
         raise MountFailed(MountReport(
             error=f"file_mounts: {item.path} has {part.stat().st_size} bytes here, expected {item.size}"))
     part.chmod(0o444)
-    part.replace(path)
+    atomic.rename(part, path, sync=False)  # fetched again from the bucket
     (cache / f"{item.id}.json").write_text(str(path.stat().st_mtime_ns))
     (cache / f"{item.id}.pieces").unlink()
 

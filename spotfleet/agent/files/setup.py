@@ -86,7 +86,7 @@ class _Step:
 
     @property
     def done(self) -> bool:
-        return not self.text or (self.marker.exists() and self.marker.read_text() == self._digest)
+        return not self.text or (self.marker.exists() and self.marker.read_bytes() == self._digest.encode())
 
     def mark(self) -> None:
         self.marker.write_text(self._digest)

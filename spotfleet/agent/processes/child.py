@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
-import json
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotfleet.protocol.messages import dump, load
+from spotfleet.storage import atomic
 
 ERROR_BYTES = 8192
 CLEANUP_S = 10.0  # limit of the runtime's shutdown and atexit functions after the script
@@ -225,7 +225,7 @@ def _leave(spec: ChildSpec, result: WorkerResult, code: int) -> None:
     if spec.exit_file:
         partial = f"{spec.exit_file}.part"
         Path(partial).write_text(dump(result))
-        os.replace(partial, spec.exit_file)
+        atomic.rename(Path(partial), Path(spec.exit_file), sync=False)  # read by this host, which goes on
     for last in (_shut_runtime_down, atexit._run_exitfuncs):
         try:
             last()
@@ -252,10 +252,10 @@ def _give_up(code: int) -> None:
 
 
 def read_result(exit_file: Path) -> WorkerResult:
-    """Read the result that `main` wrote; an empty one if the process was ended before that."""
+    """Read the result that `main` wrote; an empty one if the process was ended before that, or the file is damaged."""
     try:
-        return load(WorkerResult, exit_file.read_text())
-    except (OSError, json.JSONDecodeError):
+        return load(WorkerResult, exit_file.read_bytes())
+    except (OSError, ValueError):
         return WorkerResult()
 
 

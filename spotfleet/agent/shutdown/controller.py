@@ -7,7 +7,6 @@ It asks workers for checkpoints, keeps and stores their results, and saves the s
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ from spotfleet.agent.workers.worker import AgentWorker
 from spotfleet.codec import from_json, to_json
 from spotfleet.model import Notice
 from spotfleet.protocol.messages import Checkpoint
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, json_file
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -175,7 +174,7 @@ def read_life(home: Path, now: Instant) -> OrphanState:
     """Read the saved state, advanced to `now`; a new state where none is readable."""
     path = home / "life.json"
     try:
-        return with_elapsed(from_json(OrphanState, json.loads(path.read_text())), now)
+        return with_elapsed(from_json(OrphanState, json_file.read(path)), now)
     except FileNotFoundError:
         return OrphanState(now)
     except (OSError, ValueError) as error:
@@ -196,4 +195,4 @@ def is_useless(home: Path, clock: Callable[[], Instant] = moment) -> bool:
 
 def write_life(home: Path, life: OrphanState) -> None:
     path = home / "life.json"
-    atomic.write(path, json.dumps(to_json(life)), mode=atomic.BY_UMASK, draft=home / "life.json.new", sync=False)
+    atomic.write(path, json_file.text_of(to_json(life)), mode=atomic.BY_UMASK, draft=home / "life.json.new", sync=False)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import json
 import logging
 import os
 import tarfile
@@ -26,7 +25,7 @@ from spotfleet.agent.boot import AgentBoot
 from spotfleet.agent.files.bundles import folder_name
 from spotfleet.codec import from_json, to_json
 from spotfleet.protocol.messages import Checkpoint, dump
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, json_file
 from spotfleet.storage.folder import FolderStore, checkpoint_name, part_name
 
 log = logging.getLogger("spotfleet.agent")
@@ -83,7 +82,7 @@ class CheckpointStash:
             self._folder.mkdir(exist_ok=True, mode=0o700)
             path.unlink(missing_ok=True)
             os.link(made.path, path)
-            atomic.write(path.with_suffix(".json"), json.dumps(to_json(kept)), mode=atomic.BY_UMASK,
+            atomic.write(path.with_suffix(".json"), json_file.text_of(to_json(kept)), mode=atomic.BY_UMASK,
                          draft=path.with_suffix(".new"), sync=False)
         except OSError as error:  # such as a worker that has removed it for a newer one
             self._set_problem(f"checkpoint {made.version} of {job}: {error}")
@@ -196,8 +195,8 @@ class CheckpointStash:
         found = []
         for path in self._folder.glob("*.json"):
             try:
-                found.append(from_json(StashedCheckpoint, json.loads(path.read_text())))
-            except ValueError as error:
+                found.append(from_json(StashedCheckpoint, json_file.read(path)))
+            except (OSError, ValueError) as error:
                 log.warning("%s is not used: %s", path, error)
         return [k for k in found if Path(k.checkpoint.path).is_file()]
 

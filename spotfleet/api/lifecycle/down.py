@@ -29,6 +29,7 @@ from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.model import Role
 from spotfleet.protocol.messages import NOT_COLLECTED, UnsentStatus
 from spotfleet.providers import Resource
+from spotfleet.storage import atomic
 from spotfleet.transport.client import DispatcherClient, Ending
 from spotfleet.words import results, span
 
@@ -261,8 +262,9 @@ def _fetch(client: DispatcherClient, folder: FleetDir) -> None:
     for path in part.rglob("*"):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & 0o700)
+    atomic.sync_tree(part)  # the dispatcher's copy ends with its machine, which is next
     shutil.rmtree(folder.fetched, ignore_errors=True)
-    part.rename(folder.fetched)
+    atomic.rename(part, folder.fetched)
     packed.unlink()
 
 
@@ -271,7 +273,7 @@ def _put_in_place(folder: FleetDir) -> None:
     there."""
     if folder.fetched.exists():
         shutil.rmtree(folder.archive, ignore_errors=True)
-        folder.fetched.rename(folder.archive)
+        atomic.rename(folder.fetched, folder.archive)
     (folder.path / PACKED).unlink(missing_ok=True)
     shutil.rmtree(folder.path / PART, ignore_errors=True)
 

@@ -28,6 +28,7 @@ from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.events import ResultsLost
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.protocol.messages import NOT_COLLECTED
+from spotfleet.storage import atomic
 
 PARTIAL = ".partial"  # suffix of the name of a file of which a part is missing
 PIECE_BYTES = 1 << 18  # sent at once
@@ -198,5 +199,6 @@ def write_folder(home: Path, ledger: Ledger, target: Path) -> None:
         place = part / name
         place.parent.mkdir(parents=True, exist_ok=True)
         content.copy_to(place)
+    atomic.sync_tree(part)  # its machine ends next
     shutil.rmtree(target, ignore_errors=True)
-    part.rename(target)
+    atomic.rename(part, target)

@@ -42,6 +42,7 @@ from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.events import TargetChanged
+from spotfleet.storage import atomic
 from spotfleet.storage.folder import STALE_S, FolderStore
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Backup:
         self._copied: dict[str, str] = {}  # name at the target -> digest of what was written
         self._sweep_at = self._look_at = 0.0  # monotonic
         self._safe: set[str] | None = None  # bundles that were complete at the target at the last check
+        self._damaged: set[str] = set()  # jobs whose job.json was found damaged: the record in memory is whole
         self._closed: set[str] = set()  # ended jobs whose final state is copied
         self._sealed: set[str] = set()  # jobs whose records were found or written at the target
         self._listed = False  # what an earlier process wrote there is in `_sealed`
@@ -104,6 +106,9 @@ class Backup:
 
     async def _once(self, what: str, thread: ThreadPoolExecutor, copy: Callable[[list[_Job]], None],
                     stall_s: float) -> bool:
+        for job in [j for j in self._core.jobs.values() if j.id in self._damaged]:
+            job.unsaved = not jobfile.try_save(job.folder, job.record)
+            self._damaged.discard(job.id)
         jobs = [_Job(j.id, j.folder, not j.state.ended, j.spec.bundle, dict(j.secrets))
                 for j in self._core.jobs.values()]
         copying = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(thread, copy, jobs))
@@ -164,9 +169,12 @@ class Backup:
         if job.job in self._closed:
             return
         try:
-            record, _ = jobfile.load(job.folder)
-        except FileNotFoundError:
-            return  # it has just left our memory, or was pruned
+            record = jobfile.load_record(job.folder)
+        except (ValueError, FileNotFoundError) as error:
+            if job.folder.exists():  # else it has just left our memory, or was pruned
+                log.warning("%s: job.json was damaged and is written again: %s", job.job, error)
+                self._damaged.add(job.job)
+            return
         if not job.live and not record.state.ended:
             return  # the disk is full: the record of its end is not written yet
         name, text = sealed_name(job.job), to_text(SealedJob(record, job.secrets if job.live else {})).encode()
@@ -230,7 +238,7 @@ class Backup:
 
 def _fetch_bundle(source: Path, place: Path) -> None:
     """Copy a bundle's blob from the target, if its digest is right; a host may still have a damaged one."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    atomic.make_folder(place.parent)
     part = place.with_name(f".{place.name}.target.part")
     try:
         shutil.copyfile(source, part)
@@ -238,6 +246,6 @@ def _fetch_bundle(source: Path, place: Path) -> None:
             if hashlib.file_digest(file, "sha256").hexdigest() != place.name:
                 log.warning("the copy of bundle %s at %s is damaged", place.name[:12], source)
                 return
-        part.replace(place)
+        atomic.rename(part, place, sync=False)  # the target has it
     finally:
         part.unlink(missing_ok=True)

@@ -33,6 +33,7 @@ from spotfleet.dispatcher.disk.records import named
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.events import FleetCreated
 from spotfleet.fleet.ledger import Ledger, read_events
+from spotfleet.storage import atomic, json_file
 from spotfleet.storage.folder import FolderStore, part_called
 from spotfleet.transport.boot import DispatcherBoot
 
@@ -94,8 +95,12 @@ def machine_number(host: str) -> int:
 
 def found_before(home: Path) -> Restored:
     """Return the result of an earlier process that was killed before its first start was complete."""
-    path = home / FOUND
-    return from_json(Restored, json.loads(path.read_text())) if path.exists() else Restored()
+    try:
+        return from_json(Restored, json_file.read(home / FOUND))
+    except FileNotFoundError:
+        return Restored()
+    except ValueError as error:
+        return Restored(troubles=(f"the list of what was restored is damaged: {error}",))
 
 
 async def restore(boot: DispatcherBoot, home: Path) -> Restored:
@@ -116,12 +121,12 @@ async def restore(boot: DispatcherBoot, home: Path) -> Restored:
         log.warning("%s", trouble)
     for job in found.jobs:
         place = home / "jobs" / job
-        place.parent.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(place.parent)
         if not place.exists():
-            (stage / "jobs" / job).rename(place)
+            atomic.rename(stage / "jobs" / job, place)
     write_json(home / FOUND, to_json(found))  # for the next process, if we are killed now
     if found.ledger:
-        (stage / "ledger.db").rename(home / "ledger.db")
+        atomic.rename(stage / "ledger.db", home / "ledger.db")
     shutil.rmtree(stage, ignore_errors=True)
     return found
 

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 from spotfleet.dispatcher.disk.space import refuse_if_full
 from spotfleet.errors import SpotfleetError
 from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage import atomic
 from spotfleet.storage.folder import part_called
 
 MOST_PARTS = 4096
@@ -70,8 +71,8 @@ class Parts:
     def keep(self, offered: Checkpoint, arrived: Path) -> Checkpoint:
         """Store the verified file `arrived` as this part."""
         path = self._place(offered) / _file(offered)
-        path.parent.mkdir(exist_ok=True, mode=0o700)
-        arrived.replace(path)
+        atomic.make_folder(path.parent)
+        atomic.rename(arrived, path)
         kept = replace(offered, path=str(path), bytes=path.stat().st_size)
         found = self._held.setdefault(_key(offered), {})
         before, found[offered.part] = found.get(offered.part), kept
@@ -122,7 +123,7 @@ class Parts:
         going = place.with_name(f".{place.name}.part")  # whole or absent; `files.sweep` removes such names
         shutil.rmtree(going, ignore_errors=True)
         if place.exists():
-            place.rename(going)
+            atomic.rename(place, going, sync=False)
         shutil.rmtree(going, ignore_errors=True)
 
     def _place(self, checkpoint: Checkpoint) -> Path:

@@ -28,6 +28,7 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.checkpoints.store import CheckpointStore
 from spotfleet.dispatcher.disk.records import age, digest_of, name_of, named
 from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage import atomic
 from spotfleet.storage.folder import FolderStore, checkpoint_name, part_called
 from spotfleet.transport.boot import DispatcherBoot
 
@@ -129,7 +130,7 @@ class TargetFolder:
             self.wrong = "" if wrong is None else str(Path(wrong.path).relative_to(self._durable.folder))
             if wrong is not None or not sources:
                 return None
-            part.replace(file)
+            atomic.rename(part, file, sync=False)  # the target has it
             return replace(checkpoint, digest=whole.hexdigest(), bytes=size, parts=1)
         finally:
             part.unlink(missing_ok=True)

@@ -34,6 +34,7 @@ from spotfleet.dispatcher.disk.records import Seen, age, digest_of, name_of, nam
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet.domain.events import CheckpointKept, CheckpointLost, Event
 from spotfleet.protocol.messages import Checkpoint, WorkerReport
+from spotfleet.storage import atomic
 
 log = logging.getLogger(__name__)
 LIMIT_BYTES = 256 << 30
@@ -180,7 +181,7 @@ class CheckpointStore:
                 whole = await asyncio.to_thread(join, found[0], draft)
                 self._refuse_outdated(whole, fence())
                 self._refuse_overtaken(whole)
-                draft.replace(self.path(whole))
+                atomic.rename(draft, self.path(whole), sync=False)  # `add` syncs the folder
                 self.add(whole)
                 self.parts.has_joined(whole)
             except PartDamaged as error:
@@ -313,10 +314,11 @@ class CheckpointStore:
         for older in self.folder.glob("*.corrupt"):
             older.unlink(missing_ok=True)
         if path.exists():
-            path.replace(path.with_name(f"{path.name}.corrupt"))
+            atomic.rename(path, path.with_name(f"{path.name}.corrupt"), sync=False)
         if checkpoint.url:  # its writer goes on reporting it
             self._useless.add((name_of(checkpoint), checkpoint.digest))
-            self._record(checkpoint).replace(self._record(checkpoint).with_suffix(".json.lost"))
+            record = self._record(checkpoint)
+            atomic.rename(record, record.with_suffix(".json.lost"), sync=False)
         self._forget(checkpoint)
 
     def take_news(self, job: str, unix: float) -> list[Event]:

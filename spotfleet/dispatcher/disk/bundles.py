@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spotfleet.bundle import pieces_of
+from spotfleet.dispatcher.disk.damage import DamagedFiles
+from spotfleet.dispatcher.disk.records import Seen, digest_of, seen_at
 from spotfleet.errors import UsageError
+from spotfleet.storage import atomic
 
 log = logging.getLogger(__name__)
 LOOK_S = 1.0  # largest age of a cached folder listing
@@ -23,10 +26,12 @@ NAMED = 3  # number of missing pieces that an error names
 class BundleStore:
     """Blobs on the dispatcher's disk, by sha256."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, damage: DamagedFiles) -> None:
         self.folder = home / "bundles"
+        self._damage = damage
         self._pieces: dict[str, frozenset[str]] = {}
         self._whole: set[str] = set()
+        self._sound: dict[str, Seen] = {}  # blobs whose content was right
         self._seen: tuple[float, frozenset[str]] = (0.0, frozenset())  # monotonic
 
     def path(self, digest: str) -> Path:
@@ -54,17 +59,37 @@ class BundleStore:
         return whole
 
     def refuse_incomplete(self, bundle: str) -> None:
-        """Raise UsageError unless the whole bundle (if any) is here, ValueError for an unreadable manifest."""
+        """Raise UsageError unless the whole bundle (if any) is here, ValueError for a manifest that never was one.
+
+        A damaged manifest is removed, and counts as missing: its sender has it. Afterwards its name and those of the
+        pieces survive a power failure.
+        """
         if not bundle:
             return
         hint = "PUT it to /v1/bundles first"
-        if self.missing([bundle]):
+        if self.missing([bundle]) or not self.is_sound(bundle):
             raise UsageError(f"spec.bundle: {bundle} has not been uploaded", hint=hint)
         pieces = tuple(dict.fromkeys(piece.sha256 for piece in pieces_of(self.path(bundle))))
         self._pieces[bundle] = frozenset(pieces)
         if lacking := self.missing(pieces):
             raise UsageError(f"spec.bundle: {len(lacking)} of {len(pieces)} pieces of {bundle} have not been uploaded: "
                              f"{', '.join(lacking[:NAMED])}{', ...' if lacking[NAMED:] else ''}", hint=hint)
+        atomic.sync_folder(self.folder)  # once for all of them
+
+    def is_sound(self, digest: str) -> bool:
+        """Return whether this blob is here and has the content that its name says; a damaged one is removed, because
+        its sender has it. Blocking: it is read once, and again when it has changed."""
+        path = self.path(digest)
+        seen = seen_at(path)
+        if seen is None or self._sound.get(digest) == seen:
+            return seen is not None
+        if digest_of(path) == digest:
+            self._sound[digest] = seen
+            return True
+        self._damage.drop(path, "its content is not that of its name", "`spotfleet train` sends it again")
+        self._pieces.pop(digest, None)
+        self._whole.clear()
+        return False
 
     def pieces(self, bundle: str) -> frozenset[str]:
         """Return the digests of its pieces, besides its own blob; none while that blob is not here."""

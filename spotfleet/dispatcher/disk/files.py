@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -13,7 +12,7 @@ from typing import Any, BinaryIO
 
 from spotfleet.dispatcher.disk import space
 from spotfleet.errors import SpotfleetError, UsageError
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, json_file
 
 STALL_S = 60.0  # a sender that sends nothing for this time is disconnected
 LOOK_BYTES = 4 << 20  # the free disk space is checked once per this many bytes
@@ -24,22 +23,23 @@ class TooLarge(SpotfleetError):
 
 
 def write_atomic(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace `path` by `text`; after a crash it holds the old or the new text, never a mix."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Replace `path` by `text`, durably; after a crash it holds the old or the new text, never a mix."""
+    atomic.make_folder(path.parent)
     atomic.write(path, text, mode=mode)
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, json.dumps(value, indent=1))
+    """Replace `path` by a JSON value, with its digest."""
+    write_atomic(path, json_file.text_of(value))
 
 
 async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, digest: str = "") -> int:
     """Stream a body into `path`; return its size. UsageError if its sha256 is not `digest`; TooLarge beyond the limit.
 
     No data remains of a body that breaks off, stalls for STALL_S, is too large, has another digest, or finds no room
-    (DiskFull).
+    (DiskFull). Its bytes are on the disk at the return; its name only once the caller has synced the folder.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    atomic.make_folder(path.parent)
     size, sha = 0, hashlib.sha256()
     with atomic.replacing(path, sync=False) as file:
         while chunk := await _next(chunks):
@@ -70,6 +70,13 @@ def sweep(home: Path) -> None:
                     "past/*/.*.part", "past/*/*/.*.part"):
         for left in home.glob(pattern):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def sync_names(home: Path) -> None:
+    """Make durable every name that an earlier process may not have synced before it was killed."""
+    for folder in (home, home / "jobs", home / "bundles"):
+        if folder.is_dir():
+            atomic.sync_folder(folder)
 
 
 def _write(file: BinaryIO, chunk: bytes, sha: Any) -> None:

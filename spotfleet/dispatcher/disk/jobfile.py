@@ -4,6 +4,8 @@
     jobs/JOB/secrets.json   mode 0600, removed when the job has ended
     jobs/JOB/logs, checkpoints, outputs
     past/JOB                the same of jobs that have ended long ago: `retention.py`
+
+A damaged file is set aside. `recovery/lost_jobs.py` makes the job's record again, or reports the job as lost.
 """
 
 from __future__ import annotations
@@ -12,16 +14,19 @@ import json
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher.disk.files import write_json
+from spotfleet.dispatcher.disk.damage import DamagedFiles
+from spotfleet.dispatcher.disk.files import write_atomic, write_json
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.fleet.domain.events import JobSubmitted
 from spotfleet.model import JobSpec, JobState
+from spotfleet.storage import atomic, json_file
 
 NAME_CHARS = 60
+START = re.compile(r"(?:d(\d+)-)?(?:(\d+)-)?\d+")  # a worker's incarnation, see `jobs/desk.py: WorkerNames`
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,17 @@ class JobRecord:
     hint: str = ""  # the next thing to try, once it has ended
     tail: tuple[str, ...] = ()  # failures of scripts after training, on other ranks than 0
     fetched_at: float = 0.0  # when the last whole download of its outputs began, Unix; 0: there was none
+    secrets_digest: str = ""  # digest_of_json of secrets.json; "" once the job has ended, or from an earlier release
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """A job as it was found on the disk."""
+
+    folder: Path
+    record: JobRecord
+    secrets: dict[str, str] = field(repr=False, default_factory=dict)
+    secrets_lost: bool = False
 
 
 def save(folder: Path, record: JobRecord) -> None:
@@ -69,20 +85,43 @@ def try_save(folder: Path, record: JobRecord) -> bool:
 
 
 def save_secrets(folder: Path, secrets: dict[str, str]) -> None:
-    write_json(folder / "secrets.json", secrets)
+    """Write the job's secrets, without a digest among them: `JobRecord.secrets_digest` has it."""
+    write_atomic(folder / "secrets.json", json.dumps(secrets, indent=1))
 
 
 def drop_secrets(folder: Path) -> None:
-    (folder / "secrets.json").unlink(missing_ok=True)
+    """Remove the job's secrets, also damaged ones, so that no power failure brings them back."""
+    for path in list(folder.glob("secrets.json*")):
+        atomic.remove(path)
 
 
 def load(folder: Path) -> tuple[JobRecord, dict[str, str]]:
-    record = from_json(JobRecord, json.loads((folder / "job.json").read_text()))
-    try:
-        secrets = from_json(dict[str, str], json.loads((folder / "secrets.json").read_text()))
-    except FileNotFoundError:
-        secrets = {}
-    return record, secrets
+    """Read a job's record and secrets. Raises ValueError for a damaged file, FileNotFoundError without job.json."""
+    record = load_record(folder)
+    return record, {} if record.state.ended else load_secrets(folder, record)
+
+
+def load_record(folder: Path) -> JobRecord:
+    record = from_json(JobRecord, json_file.read(folder / "job.json"))
+    if record.job != folder.name:
+        raise ValueError(f"it is that of {record.job[:NAME_CHARS]}")
+    return record
+
+
+def load_ended(folder: Path) -> StoredJob:
+    """Read the record of a job that has ended. Raises ValueError for a damaged one."""
+    return StoredJob(folder, load_record(folder))
+
+
+def load_secrets(folder: Path, record: JobRecord) -> dict[str, str]:
+    """Read a job's secrets. Raises ValueError if they are damaged, FileNotFoundError if they must exist and do not."""
+    path = folder / "secrets.json"
+    if not record.secrets_digest and not path.exists():
+        return {}
+    secrets = from_json(dict[str, str], json_file.read(path))
+    if record.secrets_digest and json_file.digest_of_json(secrets) != record.secrets_digest:
+        raise ValueError("it has another content than was written")
+    return secrets
 
 
 def submission(record: JobRecord, secrets: dict[str, str]) -> JobSubmitted:
@@ -108,15 +147,71 @@ def number_of(name: str) -> int:
 
 
 def folders(home: Path) -> list[Path]:
-    """Return the folders of jobs on disk, oldest first. A folder without job.json is not an accepted job."""
-    found = [p.parent for p in (home / "jobs").glob("*/job.json")]
-    return sorted(found, key=lambda p: (load(p)[0].submitted_at, p.name))
+    return [path for path in (home / "jobs").glob("*") if path.is_dir()]
 
 
-def next_boot(home: Path) -> int:
-    """Count this start of the dispatcher and return the number of starts; it makes workers' names unique."""
+def load_all(home: Path, damage: DamagedFiles) -> list[StoredJob]:
+    """Load the jobs on disk, oldest first. A folder without job.json is not an accepted job, or a lost one; a damaged
+    job.json is set aside."""
+    found = []
+    for folder in folders(home):
+        try:
+            found.append(_stored(folder, load_record(folder), damage))
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            damage.set_aside(folder / "job.json", str(error), "agents and the ledger are asked for the job")
+    return sorted(found, key=lambda s: (s.record.submitted_at, s.record.job))
+
+
+def _stored(folder: Path, record: JobRecord, damage: DamagedFiles) -> StoredJob:
+    if record.state.ended:
+        drop_secrets(folder)  # the last process may have died before this
+        return StoredJob(folder, record)
+    atomic.sync_folder(folder)  # nor may it have synced the name of job.json
+    path, then = folder / "secrets.json", f"agents are asked for them; without them {record.job} fails"
+    try:
+        return StoredJob(folder, record, load_secrets(folder, record))
+    except FileNotFoundError:
+        damage.missing(path, then)
+    except ValueError as error:
+        damage.set_aside(path, str(error), then)
+    return StoredJob(folder, record, secrets_lost=True)
+
+
+def workers_in(jobs: Iterable[StoredJob]) -> set[str]:
+    """Return the names of workers in the jobs' records."""
+    records = [job.record for job in jobs]
+    return {n for r in records for n in (*r.done, *(m for _, group in r.groups for m in group))}
+
+
+def highest_start(names: Iterable[str], machine: int) -> int:
+    """Return the highest start of this dispatcher's machine in names of workers, see `next_boot`; 0 without one."""
+    found = filter(None, (START.fullmatch(name.rpartition("/")[2]) for name in names))
+    return max((int(start[2] or 1) for start in found if int(start[1] or 0) == machine), default=0)
+
+
+def next_boot(home: Path, used: int, damage: DamagedFiles, *, first: bool = False) -> int:
+    """Count this start of the dispatcher and return the number of starts; it makes workers' names unique.
+
+    `used`: the highest number in a name of a worker, 0 if there was none. `first`: no earlier start was completed here.
+    A damaged count goes on from the clock, which is above all counts.
+    """
     path = home / "boots.json"
-    number = json.loads(path.read_text()) + 1 if path.exists() else 1
+    then = "names of new workers go on from the clock; nothing is to be done"
+    number = max(int(time.time()), used + 1)
+    try:
+        counted = from_json(int, json_file.read(path))
+        if counted < max(used, 1):
+            raise ValueError(f"it has {counted}, and {max(used, 1)} was counted before")
+        number = counted + 1
+    except FileNotFoundError:
+        if first and not used:
+            number = 1
+        else:
+            damage.missing(path, then)
+    except ValueError as error:
+        damage.set_aside(path, str(error), then)
     try:
         write_json(path, number)
     except OSError as error:

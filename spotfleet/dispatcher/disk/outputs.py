@@ -26,6 +26,7 @@ from spotfleet.dispatcher.disk.files import TooLarge
 from spotfleet.dispatcher.disk.records import digest_of
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import OutputPiece
+from spotfleet.storage import atomic
 
 LIMIT_BYTES = 64 << 30  # limit for one worker's copies, including drafts
 MOST_FILES = 100_000
@@ -196,7 +197,7 @@ class _Copy:
         before = _size(path)
         self._make_room(0, files=before < 0)
         _make_way(path, self.folder)
-        draft.replace(path)
+        atomic.rename(draft, path, sync=False)  # its host sends it again while it lives
         self._tally.bytes += end - max(before, 0)
         return end
 
@@ -215,7 +216,7 @@ class _Copy:
         _make_way(to, self.folder)
         if name in self._partial:
             self._set_partial(new)
-        path.replace(to)
+        atomic.rename(path, to, sync=False)
         if name not in self._partial:
             self._set_whole(new)
         self._set_whole(name)
@@ -269,7 +270,7 @@ def _make_way(path: Path, folder: Path) -> None:
 
 def _put_aside(path: Path) -> None:
     number = next(n for n in range(1, 1 << 30) if not path.with_name(f"{path.name}.{n}").exists())
-    path.rename(path.with_name(f"{path.name}.{number}"))
+    atomic.rename(path, path.with_name(f"{path.name}.{number}"), sync=False)
 
 
 def _append(path: Path, data: bytes, before: int) -> None:

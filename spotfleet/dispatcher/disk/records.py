@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 
 from spotfleet.codec import from_json
 from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage import json_file
 
 Seen = tuple[int, int]  # a file's size and the time of its last change, in ns
 
@@ -36,7 +36,7 @@ def named(name: str) -> Checkpoint | None:
 
 def read_record(path: Path) -> Checkpoint | None:
     try:
-        return from_json(Checkpoint, json.loads(path.read_text()))
+        return from_json(Checkpoint, json_file.read(path))
     except (ValueError, OSError):
         return None
 

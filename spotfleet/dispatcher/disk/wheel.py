@@ -10,6 +10,8 @@ from pathlib import Path
 
 from spotfleet.bootstrap import WHEEL
 from spotfleet.dispatcher.disk.files import write_atomic
+from spotfleet.dispatcher.disk.records import digest_of
+from spotfleet.storage import atomic
 
 log = logging.getLogger(__name__)
 NAME = "code"  # in the home: the wheel's digest
@@ -23,11 +25,11 @@ def keep(home: Path) -> str:
     with open(given, "rb") as wheel:
         digest = hashlib.file_digest(wheel, "sha256").hexdigest()
     kept = home / "bundles" / digest
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not kept.exists() or digest_of(kept) != digest:
+        atomic.make_folder(kept.parent)
         part = kept.with_name(f".{digest}.{os.getpid()}.part")  # files.sweep removes it after a kill
         shutil.copyfile(given, part)
-        part.replace(kept)
+        atomic.rename(part, kept, sync=False)  # copied again at the next start
     write_atomic(home / NAME, digest)
     log.info("hosts fetch %s as %s", Path(given).name, digest)
     return digest
@@ -36,6 +38,6 @@ def keep(home: Path) -> str:
 def digest(home: Path) -> str:
     """Return the digest of the wheel that hosts may fetch; "" if there is none."""
     try:
-        return (home / NAME).read_text()
+        return (home / NAME).read_text(errors="replace")
     except FileNotFoundError:
         return ""

@@ -4,6 +4,7 @@
     auth.py           tokens                                  revocation.py  refused hosts
     agents.py         WebSocket of agents                     version_check.py  agents of another protocol
     listener.py       sockets, TLS                            admission.py      bound of connections without a token
+    failed_start.py   the reason of a dispatcher that cannot start
     fleet.py jobs.py bundles.py  handlers
 
 Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The routes (`app.py: ROUTES`):

@@ -24,7 +24,7 @@ async def get_bundle(request: web.Request) -> web.StreamResponse:
     is_code = path.name == wheel.digest(request.app[CORE].home)
     if host and not is_code and not _serves(request, host, [path.name]):
         raise web.HTTPForbidden(text=f"{host} works for no job of bundle {path.name}")
-    if not path.exists():
+    if not await asyncio.to_thread(request.app[JOBS].bundles.is_sound, path.name):
         raise NotFound(f"no bundle {path.name}", hint="upload it first")
     return web.FileResponse(path)
 

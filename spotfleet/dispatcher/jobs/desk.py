@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 
-from spotfleet.dispatcher.checkpoints.ledger_restore import machine_number
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile, space
 from spotfleet.dispatcher.disk.bundles import BundleStore
-from spotfleet.dispatcher.disk.jobfile import JobRecord
+from spotfleet.dispatcher.disk.jobfile import JobRecord, StoredJob
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.jobs.restart import Slot
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
@@ -23,6 +22,7 @@ from spotfleet.membership.schedule import Allocation
 from spotfleet.model import JobSpec
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage.folder import name_of_fleet
+from spotfleet.storage.json_file import digest_of_json
 from spotfleet.transport.boot import DispatcherBoot
 
 NUMBERS = 1000  # job numbers per dispatcher machine: the next machine may know none of them, and begins above them
@@ -31,10 +31,10 @@ NUMBERS = 1000  # job numbers per dispatcher machine: the next machine may know 
 class WorkerNames:
     """Names for workers. They are unique across processes and machines of the dispatcher."""
 
-    def __init__(self, home: Path, host: str) -> None:
-        """`host`: our own request_id."""
-        self.machine = machine_number(host)
-        self._life, self._named = jobfile.next_boot(home), 0
+    def __init__(self, machine: int, start: int) -> None:
+        """`machine`: see `machine_number`; `start`: see `jobfile.next_boot`."""
+        self.machine = machine
+        self._life, self._named = start, 0
 
     def next(self, place: Slot) -> str:
         self._named += 1
@@ -43,13 +43,10 @@ class WorkerNames:
         return f"{place[0]}/{place[1]}/{incarnation}"
 
 
-def load_job(boot: DispatcherBoot, folder: Path, names: WorkerNames) -> ManagedJob:
-    """Load a job from our disk."""
-    record, secrets = jobfile.load(folder)
-    if record.state.ended:
-        jobfile.drop_secrets(folder)  # the last process may have died before this
-        secrets = {}
-    job = ManagedJob(folder, record, secrets, names.next)
+def load_job(boot: DispatcherBoot, stored: StoredJob, names: WorkerNames) -> ManagedJob:
+    """Manage a job of our disk."""
+    job = ManagedJob(stored.folder, stored.record, stored.secrets, names.next)
+    job.secrets_lost = stored.secrets_lost
     spec = boot.spec.checkpoint
     job.checkpoints.target = spec.folder
     job.checkpoints.url = spec.url and f"{spec.url}/{name_of_fleet(boot.fleet, boot.ca)}/{job.id}"
@@ -66,6 +63,7 @@ class JobDesk:
         self._policy, self._shutdown, self._waits = policy, shutdown, waits
         self.retention = retention
         self._anew = core.journal.state.taken_over is not None  # copies may lack jobs that hosts or target know
+        self.last_known = 0  # the highest number of a job at our start, lost ones included
         self.allocation = Allocation({}, {})
 
     async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
@@ -79,7 +77,7 @@ class JobDesk:
     def name_for(self, spec: JobSpec) -> str:
         """Return the name of the next job."""
         jobs = self._core.jobs
-        used = max(self._core.journal.state.last_job, self._past_number)
+        used = max(self._core.journal.state.last_job, self._past_number, self.last_known)
         first = NUMBERS * self.names.machine if not (jobs or used) or self._anew else 0
         return jobfile.name_for(spec, jobs, max(used, first))
 
@@ -92,17 +90,19 @@ class JobDesk:
         """Return the job of that name, also if it has left memory."""
         return self._core.jobs.get(name) or self.retention.find(name)
 
-    def add(self, record: JobRecord, secrets: dict[str, str]) -> ManagedJob:
-        """Write a new job to the disk and the ledger, and manage it from now on."""
+    def add(self, record: JobRecord, secrets: dict[str, str], *, in_ledger: bool = False) -> ManagedJob:
+        """Write a new job to the disk and, unless it is there, to the ledger, and manage it from now on."""
         folder = self._core.home / "jobs" / record.job
-        jobfile.save_secrets(folder, secrets)
+        if record.state.ended:
+            jobfile.drop_secrets(folder)
+        else:
+            record = replace(record, secrets_digest=digest_of_json(secrets))
+            jobfile.save_secrets(folder, secrets)
         jobfile.save(folder, record)  # last: a folder without it is not a job
-        job = self._core.jobs[record.job] = self.load(folder)
-        self._core.journal.note(jobfile.submission(record, secrets))
+        job = self._core.jobs[record.job] = load_job(self._core.boot, StoredJob(folder, record, secrets), self.names)
+        if not in_ledger:
+            self._core.journal.note(jobfile.submission(record, secrets))
         return job
-
-    def load(self, folder: Path) -> ManagedJob:
-        return load_job(self._core.boot, folder, self.names)
 
     def hold(self, job: ManagedJob) -> None:
         """Allocate to the job the hosts that its workers are on."""

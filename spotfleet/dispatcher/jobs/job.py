@@ -43,6 +43,8 @@ from spotfleet.words import size
 SAVE_S = 15.0  # time for a running job's last checkpoint when the fleet goes down
 SENDS_S = 2.0  # scripts whose results arrive sooner are not reported as sending
 TAIL_S = 20.0  # time for the other ranks to end, once rank 0's script has ended
+SECRETS_LOST = ("its secrets.json was damaged, and no host that answers holds its secrets: submit it again with "
+                "`spotfleet train`")
 LOGS_S = 15.0  # wait for a job's last output after its end
 GROUPS = 8  # number of generations that a restarted dispatcher fences
 PLANNED = ("join", "drain", "notice")  # causes of a generation that forms while the old one continues training
@@ -70,6 +72,7 @@ class ManagedJob:
         self.last_copy = LastCopyTracker(record.told)
         self.divergence = DivergenceTracker()
         self.unsaved = False  # the disk was full: its record is older than ours
+        self.secrets_lost = False  # its secrets.json was damaged: it fails, unless a host sends them back
         self._group: tuple[str, ...] = ()  # newest generation that had members
         self._cause = ""  # cause of the newest generation
         self._finished: tuple[str, ...] = ()  # by rank, once training has ended
@@ -197,6 +200,8 @@ class ManagedJob:
         if self.state.ended:
             self.workers.forget(lambda _: False)
             return []
+        if self.secrets_lost:
+            return self._end(JobState.FAILED, SECRETS_LOST, context)
         self.history = restart.progressed(self.history, self.workers.version())
         events = [*self.checkpoints.take_news(self.id, context.unix), *self.logs.take_news(self.id, context.unix),
                   *self._classify_exits(context)]
@@ -467,7 +472,7 @@ class ManagedJob:
         line = advice(error)
         why = f"{why}: {line}" if line else why
         hint = line or (self.outside.ended_hint if state is JobState.SUCCEEDED else self.outside.hint)
-        self._write(ended_at=context.unix, error=error, hint=hint)
+        self._write(ended_at=context.unix, error=error, hint=hint, secrets_digest="")
         events += self._change(state, why, context)
         self.secrets = {}
         jobfile.drop_secrets(self.folder)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import space
-from spotfleet.fleet.domain.events import HistoryLost, ResultsLost
+from spotfleet.fleet.domain.events import FileDamaged, HistoryLost, ResultsLost
 from spotfleet.words import clock_utc, results
 
-NAMED = 3  # number of lost results that are named
-
+DAMAGE_S, NAMED = 86_400.0, 3  # `status` names the last damaged files of a day and lost results, the events name all
 
 class HealthRemarks:
     """Remarks for users about disk, ledger and waiting results."""
@@ -17,8 +16,17 @@ class HealthRemarks:
         """`stays`: our machine outlives the fleet, and its results wait there until they are fetched."""
         self._core, self._stays = core, stays
         self._lost: HistoryLost | None = None
+        self._damaged: list[FileDamaged] = []
         for event in core.journal.each():
-            self._lost = event if isinstance(event, HistoryLost) else self._lost
+            if isinstance(event, HistoryLost):
+                self._lost = event
+            elif isinstance(event, FileDamaged):
+                self._damaged.append(event)
+
+    def observe(self, news: list[FileDamaged]) -> list[FileDamaged]:
+        """Report damaged files from now on; returns them."""
+        self._damaged += news
+        return news
 
     def lines(self) -> list[str]:
         full = space.why(self._core.home)
@@ -32,6 +40,10 @@ class HealthRemarks:
             named = [f"{results(e.what, e.bytes, e.job)} {_where(e)}" for e in lost[-NAMED:]]
             more = [f"{len(lost) - NAMED} more (`spotfleet events`)"] if len(lost) > NAMED else []
             lines.append("not collected: " + ", ".join([*named, *more]))
+        fresh = [e for e in self._damaged if self._core.unix() - e.at < DAMAGE_S]
+        lines += [f"{e.file}: {e.text}" for e in fresh[-NAMED:]]
+        if len(fresh) > NAMED:
+            lines.append(f"{len(fresh) - NAMED} more damaged files: `spotfleet events` lists them")
         if self._stays and self._core.journal.state.down is not None:
             lines.append("its results wait on the dispatcher's machine: `spotfleet down` copies them here")
         return lines

@@ -5,26 +5,34 @@
         '-- on a cloud's machine, whose end deletes the archive, only after `keep_s`
     going down, or archived --the cloud does not act for LAST_RESORT_S--> powers its own host off (exit status 0)
 
-`down.json` holds the decision, so that a restarted dispatcher goes on with it.
+`down.json` holds the decision, so that a restarted dispatcher goes on with it; the ledger's `DownDecided` is its copy.
+A decision that one of the two holds is kept. A damaged `down.json` without a trace in the ledger ends no fleet: it is
+reported, and a person decides.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.dispatcher.lifecycle.unsent import Patience, patience_of
 from spotfleet.errors import SpotfleetError
+from spotfleet.fleet.domain.events import DownDecided, Event, HostDraining, TakenOver
+from spotfleet.fleet.planner.plan import GOES_DOWN
+from spotfleet.storage import json_file
 
 log = logging.getLogger(__name__)
+CONTINUES = "the ledger has the decision, and the fleet goes down as decided"
+STAYS = ("the ledger has no decision, so the fleet stays up: if it was to end, `spotfleet down` ends it, and "
+         "autostop and max_lifetime still hold")
 FETCH_S = 600.0  # after `spotfleet down` the CLI fetches the archive and ends us, unless the laptop vanished
 
 
@@ -46,19 +54,59 @@ class ShutdownDecision:
     discard: bool = False  # `down --discard`: results that do not arrive are given up
 
 
+def decided(events: Iterable[Event]) -> ShutdownDecision | None:
+    """Return the ledger's decision; that of a fleet which another dispatcher has taken over since does not count."""
+    found: ShutdownDecision | None = None
+    for event in events:
+        if isinstance(event, DownDecided):
+            found = found or ShutdownDecision(event.why, event.at, event.by_ourselves)
+        elif isinstance(event, TakenOver):
+            found = None
+    return found
+
+
+def begun(events: Iterable[Event], keeps: bool) -> ShutdownDecision | None:
+    """Return a decision that only its consequences show, in a ledger of an earlier release: hosts were drained for it.
+
+    The results wait as after the fleet's own decision where they are kept (`keeps`).
+    """
+    found: ShutdownDecision | None = None
+    for event in events:
+        if isinstance(event, HostDraining) and event.why == GOES_DOWN:
+            found = found or ShutdownDecision("decided before a restart", event.at, by_ourselves=keeps)
+        elif isinstance(event, TakenOver):
+            found = None
+    return found
+
+
 class FleetShutdown:
     """State of the fleet's shutdown."""
 
     def __init__(self, home: Path, keep_s: float = 0.0, wake: Callable[[], None] = lambda: None,
-                 unix: Callable[[], float] = time.time) -> None:
-        """`wake` is called at each request to end the fleet; `unix` returns the time."""
-        self._path, self._keep_s, self._wake, self._unix = home / "down.json", keep_s, wake, unix
+                 unix: Callable[[], float] = time.time, note: Callable[[Event], None] = lambda _: None) -> None:
+        """`wake` is called at each request to end the fleet, `note` with an event for the ledger; `unix` returns the
+        time."""
+        self._path, self._keep_s, self._wake, self._unix, self._note = home / "down.json", keep_s, wake, unix, note
         self.decision: ShutdownDecision | None = None
         self.unsaved = False  # the disk was full; `save` tries again
         self._readers, self._read_at = 0, 0.0
         self._sent_at = 0.0  # Unix: when a host last stayed to send results, or the last host had ended
-        if self._path.exists():
-            self.decision = from_json(ShutdownDecision, json.loads(self._path.read_text()))
+
+    def load(self, events: Iterable[Event], damage: DamagedFiles) -> None:
+        """Read the decision of an earlier process, from `down.json` or else from the ledger's events."""
+        events = [e for e in events if isinstance(e, DownDecided | HostDraining | TakenOver)]
+        known = decided(events)
+        try:
+            self.decision = from_json(ShutdownDecision, json_file.read(self._path))
+            return
+        except FileNotFoundError:
+            if known is not None:
+                damage.missing(self._path, CONTINUES)
+        except ValueError as error:
+            known = known or begun(events, self._keep_s > 0)
+            damage.set_aside(self._path, str(error), CONTINUES if known else STAYS)
+        if known is not None:
+            self._write(known)
 
     @property
     def why(self) -> str:
@@ -79,6 +127,8 @@ class FleetShutdown:
         if decided != before:
             self._write(decided)
             log.info("going down: %s", why)
+        if before is None:
+            self._note(DownDecided(at, why, by_ourselves))
         return before is None
 
     def limit(self) -> None:

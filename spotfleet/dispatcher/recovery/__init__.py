@@ -3,6 +3,8 @@
     process lost   the next process reads the disk (`jobs/desk.py: load_job`). It waits until all hosts have reported,
                    at most SETTLE_S (`dispatcher.py`). If an agent reports a later generation than the disk holds, the
                    dispatcher requests it: `AgentOrders.tell` -> `AgentReport.held`.
+    file damaged   it is set aside (`disk/damage.py`). A job of the ledger without its file is requested from its hosts,
+                   or made again from the ledger, or has failed as lost (`lost_jobs.py`).
     machine lost   `spotfleet up` launches another machine with the same keys. Its dispatcher
                    1. restores ledger and jobs from the checkpoint target (`checkpoints/ledger_restore.py`),
                    2. finds the hosts in the cloud's listing (`first_start.py`: event `TakenOver`),

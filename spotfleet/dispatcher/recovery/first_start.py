@@ -23,6 +23,7 @@ from spotfleet.fleet.ledger import Ledger, problem, set_aside
 from spotfleet.fleet.planner.plan import Wanted
 from spotfleet.model import Role
 from spotfleet.providers import Provider
+from spotfleet.storage import atomic
 from spotfleet.transport.boot import DispatcherBoot
 from spotfleet.words import counted
 
@@ -59,7 +60,7 @@ async def begin(boot: DispatcherBoot, home: Path, provider: Provider, clock: Fle
                 await asyncio.sleep(AGAIN_S)
                 continue
         await asyncio.to_thread(_record_takeover, boot, ledger, found, clock)
-        mark.touch()
+        _complete(mark)
     return ledger
 
 
@@ -98,6 +99,11 @@ def _set_damaged_aside(mark: Path, path: Path) -> tuple[str, str] | None:
     aside = set_aside(path)
     log.error("%s; it is kept as %s", found, aside.name)
     return aside.name, str(found)
+
+
+def _complete(mark: Path) -> None:
+    """Mark the first start as complete; a power cut must not make a takeover of the next start."""
+    atomic.write(mark, "")
 
 
 def _observe(boot: DispatcherBoot, provider: Provider, ledger: Ledger, clock: FleetClock) -> None:

@@ -8,7 +8,8 @@ Until then an agent leaves the workers alone. A job on our disk is requested too
 may be behind: its record was restored from the checkpoint target, or an agent reports a higher generation.
 
 Unknown jobs are accepted for ADOPT_S after a new machine has taken over, and never otherwise: an intruder on a host
-must not be able to create jobs.
+must not be able to create jobs. A job of the ledger whose job.json was lost is accepted from its own hosts. So are the
+secrets of a job whose secrets.json was damaged; with a digest in job.json they must have it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from spotfleet.dispatcher.reports import LARGEST, WORKER_NAME
 from spotfleet.errors import UsageError
 from spotfleet.model import JobState
 from spotfleet.protocol.messages import AgentReport, HeldJob, WorkerLaunch
+from spotfleet.storage.json_file import digest_of_json
 
 log = logging.getLogger(__name__)
 ADOPT_S = 3600.0
@@ -47,6 +49,7 @@ class Adoption:
     def __init__(self) -> None:
         self.open_until = 0.0  # Unix; unknown jobs are accepted until then
         self.behind: set[str] = set()  # jobs on our disk that were restored: agents may have newer data
+        self.lost: dict[str, frozenset[str]] = {}  # jobs of the ledger that our disk has lost -> their hosts
         self._asked: dict[str, tuple[str, ...]] = {}  # host -> jobs
         self._answers: dict[str, dict[str, HeldJob]] = {}  # host -> job -> its answer
 
@@ -55,13 +58,16 @@ class Adoption:
         here = dict.fromkeys(w.report.job for w in report.workers)
         answers = self._answers.setdefault(report.host, {})
         answers.update((held.job, held) for held in report.held if held.job in self.asked(report.host))
-        strange = [job for job in here if job not in known and unix < self.open_until]
+        strange = [job for job in here if job not in known and self._may_bring(report.host, job, unix)]
         if settled:
             asked = [job for job in strange if job not in answers or answers[job].launch is not None]
         else:
             ahead = [job for job in here if job in known and (job in self.behind or _ahead(report, known[job]))]
             asked = list(here) if strange or ahead else []  # nothing is ordered yet: listed workers are left alone
         self._asked[report.host] = tuple(asked)
+
+    def _may_bring(self, host: str, job: str, unix: float) -> bool:
+        return unix < self.open_until or host in self.lost.get(job, ())
 
     def asked(self, host: str) -> tuple[str, ...]:
         return self._asked.get(host, ())
@@ -85,6 +91,16 @@ class Adoption:
         return {host for host, held in self._of(job).items()
                 if held.launch is not None and (held.launch.spec, held.launch.secrets) == (spec, secrets)}
 
+    def secrets_of(self, record: JobRecord) -> dict[str, str] | None:
+        """Return the job's secrets from a host that was given them; None if no host sends the right ones."""
+        for host, held in sorted(self._of(record.job).items()):
+            launch = held.launch
+            if launch is None or host not in record.hosts or launch.spec != record.spec:
+                continue
+            if record.secrets_digest in ("", digest_of_json(launch.secrets)):
+                return launch.secrets
+        return None
+
     def with_bundle(self, digest: str) -> list[str]:
         return sorted(host for host, jobs in self._answers.items()
                       if any(h.bundle and h.launch is not None and h.launch.spec.bundle == digest
@@ -93,10 +109,9 @@ class Adoption:
     def found(self, known: Collection[str], hosts: Collection[str], reports: Iterable[AgentReport],
               unix: float) -> list[AdoptedJob]:
         """Return the unknown jobs that can be adopted, oldest first. `hosts`: those of the ledger; only they count."""
-        if unix >= self.open_until:
-            return []
         answered = {job for jobs in self._answers.values() for job in jobs} - set(known)
-        made = [self._make(job, hosts, list(reports), unix) for job in answered]
+        allowed = {job: [h for h in hosts if self._may_bring(h, job, unix)] for job in answered}
+        made = [self._make(job, allowed[job], list(reports), unix) for job in answered]
         return sorted((a for a in made if a is not None), key=lambda a: (a.record.submitted_at, a.record.job))
 
     def _make(self, job: str, hosts: Collection[str], reports: list[AgentReport], unix: float) -> AdoptedJob | None:

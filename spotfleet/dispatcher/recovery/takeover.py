@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from spotfleet.dispatcher.core import Core
@@ -17,9 +17,11 @@ from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.jobs.desk import JobDesk
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.recovery.job_adoption import ADOPT_S, AdoptedJob, Adoption, check, merged, with_hosts
-from spotfleet.fleet.domain.events import JobChanged, JobSubmitted
+from spotfleet.dispatcher.recovery.lost_jobs import LOST, LedgerJob
+from spotfleet.fleet.domain.events import JobChanged, JobSubmitted, TakenOver
 from spotfleet.model import JobState
 from spotfleet.protocol.messages import AgentOrders, AgentReport
+from spotfleet.storage.json_file import digest_of_json
 from spotfleet.words import clock_utc
 
 BEHIND_S = 120.0  # until then after the takeover, a restored record may be outdated
@@ -27,14 +29,21 @@ SEND_S = 30.0  # then another holder is ordered to upload a missing bundle
 GROUPS = 8  # the number that a job keeps
 
 
+def adopts(taken: TakenOver | None, unix: float) -> bool:
+    """Return whether unknown jobs are adopted, because another dispatcher's machine was lost lately."""
+    return taken is not None and unix < taken.at + ADOPT_S
+
+
 class Takeover:
     """Takeover of the jobs of an earlier dispatcher."""
 
-    def __init__(self, core: Core, desk: JobDesk) -> None:
-        self._core, self._desk = core, desk
+    def __init__(self, core: Core, desk: JobDesk, lost: Mapping[str, LedgerJob]) -> None:
+        """`lost`: jobs of the ledger without their file, see `lost_jobs.py`."""
+        self._core, self._desk, self._lost = core, desk, dict(lost)
         self._missing_bundles: dict[str, tuple[str, ...]] = {}  # host -> bundles to upload now
         self.event = core.journal.state.taken_over
         self.adoption = Adoption()
+        self.adoption.lost = {name: job.hosts for name, job in lost.items()}
         if self.event is not None:
             self.adoption.open_until = self.event.at + ADOPT_S
             for job in core.jobs.values():
@@ -42,6 +51,7 @@ class Takeover:
             if core.unix() < self.event.at + BEHIND_S:
                 self.adoption.behind = {j.id for j in core.jobs.values()
                                         if not j.state.ended and j.record.submitted_at < self.event.at}
+        self.adoption.behind |= {j.id for j in core.jobs.values() if j.secrets_lost}
 
     @property
     def remarks(self) -> list[str]:
@@ -77,6 +87,8 @@ class Takeover:
     def settle(self) -> None:
         """Update the jobs with the agents' answers, before they continue."""
         for job in self._core.jobs.values():
+            if job.secrets_lost:
+                self._return_secrets(job)
             if not job.state.ended:
                 self._learn(job)
         self.adoption.behind = set()
@@ -84,8 +96,17 @@ class Takeover:
         for found in self._found(hosts):
             self._take(found)
         self._fail_lost_jobs()
+        self.adoption.lost = {}
         if self.event is None:
             self.adoption = Adoption()  # no more requests
+
+    def _return_secrets(self, job: ManagedJob) -> None:
+        secrets = self.adoption.secrets_of(job.record)
+        if secrets is not None:  # else the job fails in its next step
+            job.secrets, job.secrets_lost = secrets, False
+            job.record = replace(job.record, secrets_digest=digest_of_json(secrets))
+            jobfile.save_secrets(job.folder, secrets)
+            jobfile.save(job.folder, job.record)
 
     def _learn(self, job: ManagedJob) -> None:
         before = job.record
@@ -99,8 +120,12 @@ class Takeover:
         jobfile.save(job.folder, job.record)
 
     def _fail_lost_jobs(self) -> None:
-        """Record as failed the ledger's live jobs that no host holds any more."""
-        if self.event is None or self._core.unix() >= self.event.at + ADOPT_S:
+        """Record as failed the ledger's live jobs that no host holds any more.
+
+        For a while after a takeover a host that is late may still bring them, so they stay unknown here.
+        """
+        if not adopts(self.event, self._core.unix()):
+            self._close_lost()
             return
         submitted: dict[str, bool] = {}
         for event in self._core.journal.each():
@@ -111,6 +136,15 @@ class Takeover:
         lost = [name for name, live in submitted.items() if live and name not in self._core.jobs]
         why = "lost with the dispatcher's machine: no host holds it, and no copy of it is kept"
         self._core.journal.note(*(JobChanged(self._core.unix(), name, JobState.FAILED, why) for name in lost))
+
+    def _close_lost(self) -> None:
+        """End the jobs whose files were lost and which no host holds: `jobs`, `logs` and `outputs` know them again."""
+        for name, job in self._lost.items():
+            if name not in self._core.jobs:
+                now = self._core.unix()
+                self._desk.add(job.record(JobState.FAILED, LOST, now), {}, in_ledger=True)
+                self._core.journal.note(JobChanged(now, name, JobState.FAILED, LOST))
+        self._lost = {}
 
     # ---- after the dispatcher has settled
 
@@ -160,7 +194,11 @@ class Takeover:
         return self.adoption.found(self._core.jobs.keys(), hosts, reports, self._core.unix())
 
     def _take(self, found: AdoptedJob) -> ManagedJob:
-        record = with_hosts(found.record, found.hosts)
-        job = self._desk.add(record, found.secrets)
-        self._core.journal.note(JobChanged(self._core.unix(), job.id, record.state, record.why))
+        known, unix = self._lost.get(found.record.job), self._core.unix()
+        record = with_hosts(found.record, found.hosts if known is None else {*found.hosts, *known.hosts})
+        if known is not None:
+            why = record.why if adopts(self.event, unix) else "its job.json was lost, and its hosts hold the job"
+            record = replace(record, submitted_at=known.submitted.at, why=why)
+        job = self._desk.add(record, found.secrets, in_ledger=known is not None)
+        self._core.journal.note(JobChanged(unix, job.id, record.state, record.why))
         return job

@@ -422,6 +422,31 @@ class HistoryLost:
 
 
 @dataclass(frozen=True)
+class FileDamaged:
+    """A file in the dispatcher's home could not be read, or was missing; the dispatcher goes on without it."""
+
+    at: float
+    file: str  # relative to the home
+    kept_as: str  # the damaged file's new name, beside it; empty if none was there or it was removed
+    why: str
+    then: str  # what follows, and the next thing to try
+
+    @property
+    def text(self) -> str:
+        kept = f"; it is kept as {self.kept_as}" if self.kept_as else ""
+        return f"{self.why}{kept}: {self.then}"
+
+
+@dataclass(frozen=True)
+class DownDecided:
+    """The fleet is to end. The dispatcher also keeps the decision in `down.json`; one of the two may be lost."""
+
+    at: float
+    why: str
+    by_ourselves: bool  # by a limit of the fleet file, and not by `spotfleet down`
+
+
+@dataclass(frozen=True)
 class FleetDown:
     at: float
     why: str
@@ -435,7 +460,7 @@ Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent
     | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | RatesStamped
     | PolicyDecided | PolicyChanged | BudgetReached | JobEvent | JobsPruned | TakenOver | TargetChanged | HistoryLost
-    | FleetDown
+    | FileDamaged | DownDecided | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

@@ -30,7 +30,7 @@ from spotfleet.codec import to_json
 from spotfleet.errors import SpotfleetError
 from spotfleet.providers.local import proc
 from spotfleet.providers.local.service import LocalCloudService, write
-from spotfleet.storage import daemon_logs, locks, private
+from spotfleet.storage import atomic, daemon_logs, locks, private
 
 TICK_S = 0.05
 IDLE_S = 5.0
@@ -200,7 +200,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The emulated cloud of one SPOTFLEET_HOME.")
     parser.add_argument("--home", type=Path, required=True, help="SPOTFLEET_HOME")
     home: Path = parser.parse_args().home.absolute()
-    private.make_folder(home / "local")
+    atomic.make_folder(home / "local")
     ready = _into_background(home / "local" / "cloud.log")
     held = _lock(home / "local" / "cloud.lock")
     if held is None:

@@ -29,7 +29,7 @@ from spotfleet.providers.local.environment import passed
 from spotfleet.providers.local.market.book import LocalHost
 from spotfleet.providers.local.metadata import MetadataServer
 from spotfleet.retry import growing_s
-from spotfleet.storage import private
+from spotfleet.storage import atomic, private
 
 TERM_S = 2.0  # between SIGTERM and SIGKILL when the user terminates a host
 BACKOFF_S, BACKOFF_MAX_S = 0.2, 5.0  # before a machine whose process died restarts it
@@ -81,7 +81,7 @@ class LocalMachines:
     def prepare(self, request_id: str, module: str, files: dict[str, str]) -> Placement:
         """Prepare disk, address and port of a new machine, before it runs."""
         folder = self.folder(request_id)
-        private.make_folder(folder)
+        atomic.make_folder(folder)
         for name, text in files.items():
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "w", encoding="utf-8") as file:

@@ -15,7 +15,7 @@ from spotfleet import errors
 from spotfleet.errors import SpotfleetError
 from spotfleet.providers.local import proc
 from spotfleet.providers.local.environment import passed
-from spotfleet.storage import locks, private
+from spotfleet.storage import atomic, locks, private
 
 START_S = 30.0  # for a daemon to answer; it takes 0.2 s on an idle machine
 CALL_S = 60.0  # for an answer; nearly all take milliseconds
@@ -74,7 +74,7 @@ class LocalCloudLink:
     def _start(self) -> dict[str, Any]:
         """Start the daemon, unless another process has just done it."""
         private.check_home(self.home)
-        private.make_folder(self.home / "local")
+        atomic.make_folder(self.home / "local")
         with private.open_file(self.home / "local" / "start.lock", "a") as lock:
             locks.take(lock, wait=True)
             deadline = time.monotonic() + START_S

@@ -97,7 +97,7 @@ class LocalCloudService:
             return state
         except (ValueError, KeyError, TypeError) as error:
             backup = path.with_name("state.json.unreadable")
-            path.replace(backup)
+            atomic.rename(path, backup, sync=False)
             print(f"{path}: {error}; kept as {backup.name}, opening a new market", file=sys.stderr, flush=True)
             return None
 

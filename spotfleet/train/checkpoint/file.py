@@ -99,8 +99,8 @@ def _member(file: BinaryIO, name: str, chunks: Iterable[Any]) -> int:
 def _replacing(path: Path, times: Times) -> Iterator[BinaryIO]:
     """Open a file that gets its name when it is whole and synced, and is removed when anything fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic.replacing(path, mode=atomic.BY_UMASK, draft=path.with_name(f".{path.name}.part"), sync=False,
-                          sync_folder=True) as file:
+    with atomic.replacing(path, mode=atomic.BY_UMASK, draft=path.with_name(f".{path.name}.part"),
+                          data_synced=True) as file:
         yield file
         begun = time.monotonic()
         file.flush()

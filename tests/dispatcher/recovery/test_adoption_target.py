@@ -106,7 +106,8 @@ def test_a_new_machine_that_is_killed_while_it_begins_begins_again_where_it_was(
         await copied(stage, job)
         await stage.lose_dispatcher_machine()
         for place in ("spotfleet.fleet.reconcile.record_listing",
-                      "spotfleet.dispatcher.recovery.first_start._record_takeover", "pathlib.Path.touch"):
+                      "spotfleet.dispatcher.recovery.first_start._record_takeover",
+                      "spotfleet.dispatcher.recovery.first_start._complete"):
             with monkeypatch.context() as patch, pytest.raises(KeyError):
                 patch.setattr(place, killed)
                 await stage.start_dispatcher()
