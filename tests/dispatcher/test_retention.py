@@ -16,6 +16,7 @@ from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.checkpoints.ledger_restore import sealed_jobs, sealed_name
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.jobfile import JobRecord
+from spotfleet.dispatcher.jobs.desk import load_job
 from spotfleet.fleet.domain.events import JobSubmitted
 from spotfleet.fleet.domain.state import fold
 from spotfleet.model import CheckpointSpec, JobSpec, JobState
@@ -210,7 +211,8 @@ def test_a_request_under_way_goes_on_with_a_job_that_leaves_memory(play, monkeyp
         core = stage.daemon.dispatcher.core
         held = core.jobs["t-1"]
         ended_job(stage.home, "t-2")
-        core.jobs["t-2"] = stage.daemon.dispatcher.desk.load(stage.home / "jobs" / "t-2")
+        core.jobs["t-2"] = load_job(core.boot, jobfile.load_ended(stage.home / "jobs" / "t-2"),
+                                    stage.daemon.dispatcher.desk.names)
         await stage.until("t-1 left memory", lambda: "t-1" not in core.jobs)
         assert held.logs.read(0, 0).data == b"printed by t-1"
         await asyncio.to_thread(held.outputs_fetched, 5.0)

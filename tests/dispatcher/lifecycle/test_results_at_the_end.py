@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.lifecycle import lifetime, unsent
 from spotfleet.dispatcher.lifecycle.shutdown import FETCH_S, FleetShutdown
 from spotfleet.dispatcher.lifecycle.unsent import ASKED, BY_ITSELF, DISCARD, LIMITED, Patience
@@ -218,18 +219,24 @@ def test_max_lifetime_gives_less_time_also_to_a_fleet_that_goes_down_already(pla
     play(scene, spec(1))
 
 
+def restarted(home: Path) -> FleetShutdown:
+    found = FleetShutdown(home)
+    found.load([], DamagedFiles(home))
+    return found
+
+
 def test_the_decision_says_how_long_hosts_stay_also_after_a_restart(tmp_path: Path):
     shutdown = FleetShutdown(tmp_path)
     assert shutdown.patience is unsent.STAYS
     assert shutdown.begin("asked", by_ourselves=False, at=5.0) and shutdown.patience is ASKED
     assert not shutdown.begin("asked", by_ourselves=False, at=6.0, discard=True)
-    assert FleetShutdown(tmp_path).patience is DISCARD and shutdown.decision.at == 5.0
+    assert restarted(tmp_path).patience is DISCARD and shutdown.decision.at == 5.0
     for folder, more, expected in (("a", {}, BY_ITSELF), ("b", {"limited": True}, LIMITED)):
         other = FleetShutdown(tmp_path / folder)
         other.begin("by itself", by_ourselves=True, at=5.0, **more)
         assert other.patience is expected
         other.limit()
-        assert FleetShutdown(tmp_path / folder).patience is LIMITED
+        assert restarted(tmp_path / folder).patience is LIMITED
 
 
 def test_the_wait_for_the_laptop_begins_once_the_last_host_has_sent_its_results(tmp_path: Path):
@@ -245,4 +252,4 @@ def test_the_wait_for_the_laptop_begins_once_the_last_host_has_sent_its_results(
 
 def test_an_older_dispatchers_decision_is_readable(tmp_path: Path):
     (tmp_path / "down.json").write_text(json.dumps({"why": "asked", "at": time.time(), "by_ourselves": False}))
-    assert FleetShutdown(tmp_path).patience is ASKED
+    assert restarted(tmp_path).patience is ASKED
