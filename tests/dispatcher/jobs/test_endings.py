@@ -132,7 +132,8 @@ def test_a_dispatcher_on_a_machine_that_takes_the_results_with_it_waits_a_day_fo
 
 
 def test_an_archive_that_cannot_be_made_whole_never_looks_whole(play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(archive_module, "members", lambda home: iter([("jobs/a/log", Path(home, "vanished"))]))
+    monkeypatch.setattr(archive_module, "members", lambda home: iter([
+        ("jobs/a/log", archive_module.Content([Path(home, "vanished")]))]))
 
     async def scene(stage: Stage) -> None:
         with pytest.raises(aiohttp.ClientError):
