@@ -269,7 +269,7 @@ def prune(name: str, *, keep: int, yes: bool, as_json: bool) -> None:
         if as_json:
             print("[]")
         print_message(f"nothing to remove: fleet {fleet.name} keeps the newest {counted(keep, 'job')} that "
-                      f"{'have' if keep > 1 else 'has'} ended; --keep N keeps fewer")
+                      f"{'have' if keep > 1 else 'has'} ended, and those of the last minute")
         return
     if as_json:
         print(json.dumps(to_json(found), indent=1))
