@@ -18,11 +18,18 @@ from tests.support.network.namespaces import why_not
 from tests.support.network.network_fleet import NetworkFleet
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(7200)]
-SOON = {"cut": 2, "cut_dispatcher": 1, "lossy": 2}
+SOON = {"cut": 1, "cut_dispatcher": 1, "lossy": 1}
+CUT_S = (5.0, 10.0)  # so long that the others form a generation without the host, which comes back behind
 
 
 class WireStrokes(NetworkStrokes):
     """Besides, the dispatcher is cut from all, and a host's link loses and delays."""
+
+    def cut(self) -> str:
+        host, cut_s = self.host(), self.dice.uniform(*CUT_S)
+        self.net_fleet.cut(host)
+        self._later(cut_s, lambda: self.net_fleet.restore(host))
+        return f"cut {host} for {cut_s:.1f} s"
 
     def cut_dispatcher(self) -> str:
         cut_s = self.dice.uniform(1, 8)
