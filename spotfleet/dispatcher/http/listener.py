@@ -27,7 +27,6 @@ BACKLOG = 1024  # after a restart all agents connect at once
 MOST_WAITING = 4096  # silent connections, which cost about 2 kB; also at most a quarter of the file descriptors
 MOST_OPEN = 256  # connections with TLS, which cost about 100 kB
 STRANGER_S = 30.0  # a connection keeps its place for this time without a valid token
-HANDSHAKE_S = 10.0
 ACCEPTS = 64  # connections accepted in a row; then others get their turn
 SWEEP_S = 0.5
 CROWD = 64  # after so many connections at once the memory that they had is given back to the system
@@ -163,7 +162,7 @@ class Listener:
         self._by_protocol[protocol] = stranger
         with contextlib.suppress(OSError):  # no TLS, or the connection is gone
             stranger.transport, _ = await self._loop.connect_accepted_socket(
-                lambda: protocol, stranger.sock, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S)
+                lambda: protocol, stranger.sock, ssl=self._tls, ssl_handshake_timeout=STRANGER_S)
         if stranger.transport is None or stranger.transport.is_closing():
             self._remove(stranger, protocol)
 

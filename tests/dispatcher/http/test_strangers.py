@@ -15,6 +15,7 @@ import pytest
 
 from spotfleet.dispatcher.http.admission import KNOWN_S, Crowd, KnownNetworks, Places, network_of
 from spotfleet.dispatcher.http.listener import TLS_BUFFER
+from spotfleet.protocol.messages import AgentReport, dump
 from spotfleet.storage.daemon_logs import KindFilter, LogFormatter
 from spotfleet.transport import certs
 from tests.support.dispatcher.fake_fleet import ADMIN, Stage, spec
@@ -171,6 +172,18 @@ def test_a_connection_without_a_token_is_closed_in_time_and_one_with_a_token_is_
         writer.close()
 
     monkeypatch.setattr("spotfleet.dispatcher.http.listener.STRANGER_S", 0.3)
+    play(scene, spec(0))
+
+
+def test_an_agent_that_the_provider_does_not_list_yet_is_a_member_too(play):
+    async def scene(stage: Stage) -> None:
+        headers = {"Authorization": f"Bearer {stage.token('f-99')}"}
+        async with stage.http.ws_connect(f"{stage.url}/v1/agent", ssl=certs.client_context(stage.ca),
+                                         headers=headers) as link:
+            await link.send_str(dump(AgentReport("f-99", "incarnation", "127.0.0.1", 1)))
+            await until(lambda: stage.daemon.dispatcher.core.is_connected("f-99"))
+            await until(lambda: stage.daemon.listener.count == 0)
+
     play(scene, spec(0))
 
 
