@@ -30,7 +30,7 @@ from spotfleet.model import Role
 from spotfleet.protocol.messages import NOT_COLLECTED, UnsentStatus
 from spotfleet.providers import Resource
 from spotfleet.storage import atomic
-from spotfleet.transport.client import DispatcherClient, Ending
+from spotfleet.transport.client import NOT_RUNNING, DispatcherClient, Ending
 from spotfleet.words import results, span
 
 POLL_S = 0.3
@@ -140,6 +140,7 @@ def _fetch_results(machine: DispatcherMachine, progress: Progress, discard: bool
     """End the workers and fetch the archive; return a note about results that were not fetched, "" if all were."""
     folder, patience_s = machine.folder, 0.0 if discard else PATIENCE_S
     deadline, restarts, asked = time.monotonic() + patience_s, 0, False
+    reason: DispatcherUnreachable | None = None
     while True:
         answered = False
         url = machine.locate()
@@ -156,13 +157,15 @@ def _fetch_results(machine: DispatcherMachine, progress: Progress, discard: bool
             return ""
         except DispatcherUnreachable as error:  # it is restarting, or it has just ended itself
             restarts += answered
+            if reason is None or NOT_RUNNING not in str(error):  # between two starts that fail
+                reason = error
             if not asked:  # this laptop's address may have changed
                 asked = True
                 cloud.allow_access(machine.provider, machine.cloud_name, progress)
             if answered and restarts <= RESTARTS:
                 deadline = time.monotonic() + patience_s
             if time.monotonic() >= deadline:
-                return _unreachable(error, folder, discard)
+                return _unreachable(reason, folder, discard)
         time.sleep(POLL_S)
 
 

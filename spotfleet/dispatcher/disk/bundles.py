@@ -86,6 +86,8 @@ class BundleStore:
         if digest_of(path) == digest:
             self._sound[digest] = seen
             return True
+        if seen_at(path) != seen:  # it has just been sent again
+            return self.is_sound(digest)
         self._damage.drop(path, "its content is not that of its name", "`spotfleet train` sends it again")
         self._pieces.pop(digest, None)
         self._whole.clear()
@@ -94,10 +96,10 @@ class BundleStore:
     def pieces(self, bundle: str) -> frozenset[str]:
         """Return the digests of its pieces, besides its own blob; none while that blob is not here."""
         if bundle not in self._pieces:
+            if not self.is_sound(bundle):
+                return frozenset()
             try:
                 found = frozenset(piece.sha256 for piece in pieces_of(self.path(bundle)))
-            except FileNotFoundError:
-                return frozenset()
             except ValueError as error:
                 log.warning("bundle %s: %s", bundle[:12], error)  # hosts will report it, too
                 found = frozenset()

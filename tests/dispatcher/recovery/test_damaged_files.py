@@ -226,6 +226,11 @@ def test_a_damaged_manifest_counts_as_not_sent(tmp_path: Path, damage: Damage):
     assert [file for file, _ in reports(found)] == ([] if damage is missing else [f"bundles/{digest}"])
     store.path(digest).write_bytes(blobs[digest])
     store.refuse_incomplete(digest)
+    damage(store.path(digest))
+    store = BundleStore(tmp_path, found)  # the next process, asked for the pieces of a running job
+    assert store.pieces(digest) == frozenset() and store.missing([digest]) == [digest]
+    store.path(digest).write_bytes(blobs[digest])
+    assert store.pieces(digest) == blobs.keys() - {digest}
 
 
 # ---- the whole dispatcher
