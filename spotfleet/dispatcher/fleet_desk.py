@@ -12,8 +12,8 @@ from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.status import StatusInput, fleet_status
-from spotfleet.fleet.domain.events import NodesChanged
-from spotfleet.model import Nodes, PolicySpec
+from spotfleet.fleet.domain.events import HostDraining, NodesChanged
+from spotfleet.model import HostState, Nodes, PolicySpec
 from spotfleet.protocol.messages import FleetStatus, JobStatus
 
 
@@ -35,9 +35,14 @@ class FleetDesk:
     async def set_policy(self, policy: PolicySpec) -> None:
         await self._policy.set_policy(policy)
 
-    def drain(self, host: str) -> None:
+    async def drain(self, host: str) -> None:
+        """Drain the host; on disk once this returns, so that a restart goes on with it."""
         self._core.check_host(host)
-        self._core.drains[host] = "asked by `spotfleet drain`"
+        why, known = "asked by `spotfleet drain`", self._core.journal.state.host(host)
+        if known is not None and known.state is HostState.UP:
+            self._core.journal.note(HostDraining(time.time(), host, why))
+            await self._core.journal.flush()
+        self._core.drains[host] = why
         self._core.wake()
 
     async def interrupt(self, host: str, notice_s: float | None) -> None:

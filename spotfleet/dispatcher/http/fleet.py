@@ -55,7 +55,7 @@ async def put_policy(request: web.Request) -> web.Response:
 
 
 async def drain(request: web.Request) -> web.Response:
-    request.app[FLEET].drain(request.match_info["host"])
+    await request.app[FLEET].drain(request.match_info["host"])
     return web.json_response({})
 
 
