@@ -53,7 +53,8 @@ class NetworkStrokes(Troubles):
         return self._end([self.host()])
 
     def two_hosts(self) -> str:
-        return self._end(self.dice.sample(sorted(self.living()), min(2, len(self.living()))))
+        there = sorted(self.living())
+        return self._end(self.dice.sample(there, min(2, len(there))))
 
     def all_hosts(self) -> str:
         return self._end(sorted(self.living()))

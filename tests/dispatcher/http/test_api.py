@@ -15,6 +15,7 @@ import aiohttp
 from spotfleet.dispatcher.hosts import AgentConnection
 from spotfleet.dispatcher.http.app import JSON_BYTES, ROUTES, CallerKind
 from spotfleet.dispatcher.http.auth import host_token
+from spotfleet.fleet.domain.events import HostDraining
 from spotfleet.protocol.messages import (
     JOB_KEY,
     AgentOrders,
@@ -336,5 +337,16 @@ def test_the_archive_holds_what_a_user_wants_home_and_no_secret(play):
         with sqlite3.connect(stage.home / "brought" / "ledger.db") as db:
             rows = [json.loads(r[0])["kind"] for r in db.execute("SELECT body FROM events")]
         assert "JobSubmitted" in rows
+
+    play(scene, spec(1))
+
+
+def test_an_acknowledged_drain_is_in_the_ledger_and_not_only_in_memory(play):
+    async def scene(stage: Stage) -> None:
+        host = (await stage.up(1))[0]
+        dispatcher = stage.daemon.dispatcher
+        await dispatcher.fleet_desk.drain(host)
+        written = [e for _, e in dispatcher.core.journal.ledger.events(0) if isinstance(e, HostDraining)]
+        assert [(e.request_id, e.why) for e in written] == [(host, "asked by `spotfleet drain`")]
 
     play(scene, spec(1))

@@ -62,7 +62,8 @@ class Troubles:
         return f"SIGKILL worker {process.pid} of {host}"
 
     def kill_two_workers(self) -> str:
-        found = self.dice.sample(self.workers(), min(2, len(self.workers())))
+        there = self.workers()  # once: they come and go
+        found = self.dice.sample(there, min(2, len(there)))
         for _, process in found:
             process.kill()
         return f"SIGKILL workers {[(p.pid, host) for host, p in found]}"
@@ -92,7 +93,8 @@ class Troubles:
         return f"kill {host}"
 
     def two_hosts(self) -> str:
-        pair = self.dice.sample(sorted(self.living()), min(2, len(self.living())))
+        there = sorted(self.living())
+        pair = self.dice.sample(there, min(2, len(there)))
         for host in pair:
             self.stage.cloud.interrupt(host, None)
         return f"kill {pair}"
