@@ -21,7 +21,7 @@ def test_down_gives_the_reason_that_came_between_two_failed_starts(monkeypatch: 
     monkeypatch.setattr(down.cloud, "allow_access", lambda *_: None)
     answers = chain([REFUSED, REASON], repeat(REFUSED))
 
-    def fail() -> None:
+    def fail(**_: bool) -> None:
         raise next(answers)
 
     machine = SimpleNamespace(folder=SimpleNamespace(record=SimpleNamespace(reached=True)), provider=None,

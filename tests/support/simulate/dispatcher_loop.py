@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from spotfleet.dispatcher import policy as policy_module
 from spotfleet.dispatcher.core import Core
+from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.lifecycle.clock import MonotonicClock
 from spotfleet.dispatcher.lifecycle.fleet_clock import BootMoment, FleetClock, MachineClocks
 from spotfleet.fleet import reconcile
@@ -130,7 +131,7 @@ class Loop:
         clock = MonotonicClock(BEGAN, BEGAN, BEGAN, 0.0)
         clocks = MachineClocks(self.clock, self.clock, lambda: BootMoment("", self.clock()))
         return Core(boot, Path("none"), Journal(), {JOB: job},  # type: ignore[arg-type]
-                    FleetClock(Path("none"), clocks), clock)  # type: ignore[arg-type]
+                    FleetClock(Path("none"), clocks), clock, DamagedFiles(Path("none")))  # type: ignore[arg-type]
 
     def run(self) -> Loop:
         for _ in range(self.history.length_s):
