@@ -338,6 +338,8 @@ class State(LiveTensors):
         own.update((name, value) for name, _, value in reversed(position.tries))
         for name, value in position.stateful.items():
             self._stateful[name].load_state_dict(copy.deepcopy(value))
+            if isinstance(self._stateful[name], torch.amp.GradScaler):  # its stages are in no state_dict
+                getattr(self._stateful[name], "_per_optimizer_states", {}).clear()
         self.fit_groups(position)
         applied = self._version > position.version
         for name, groups in position.hyper.items():

@@ -135,6 +135,46 @@ def test_a_buffer_that_has_grown_is_exact(threads, change):
     check(threads, growing, change)
 
 
+class Resized(nn.Module):
+    """Keeps a moving mean in a buffer that each forward pass resizes in place by the batch, as observers of QAT do."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+
+    def forward(self, x):
+        mean = 0.9 * self.mean.mean() + 0.1 * x.detach().mean()
+        self.mean.resize_(max(1, self.mean.numel() + (1 if len(x) % 2 else -1))).fill_(mean)
+        return x - self.mean.mean() - len(self.mean) % 5
+
+
+def resized(shape):
+    def loop(job: Job):
+        net = nn.Sequential(Resized(shape), linear())
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
+
+        def train(state):
+            for state.step in range(state.step, STEPS):
+                opt.zero_grad()
+                job.at("top", state.step)
+                (net(data(state.step, rows=3 + (state.step + 1) // 2)) - 1).pow(2).mean().backward()
+                job.at("reduced", state.step)
+                opt.step()
+                job.at("stepped", state.step)
+                job.metric()
+            return bits(net), len(net[0].mean)
+
+        return job.run(train, model=net, optimizer=opt, step=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
+@pytest.mark.parametrize("shape", [(), ((1 << 16) + 9,)], ids=["small", "large"])
+def test_a_buffer_that_is_resized_in_place_is_exact(threads, shape, change):
+    check(threads, resized(shape), change)
+
+
 def pruned(job: Job):
     net = linear()
     opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
