@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,6 +105,8 @@ def rank_shard(state: State, generation: int, rank: int, world: int, tensors: Se
           schema: Schema | None = None) -> Shard:
     """Return the shard that `rank` of `world` writes of `tensors`, as views."""
     schema, position = schema or state.schema(), state._position
+    fixed = [(n, dtype, tuple(t.shape)) for (n, dtype, _), t in zip(schema.fixed, tensors, strict=False)]
+    schema = replace(schema, fixed=fixed)  # the forward pass may have given a live buffer another shape
     rows = rows_of(state, schema)
     values = [piece.view_of(tensors[piece.row]).detach() for piece in plan(rows, world)[rank]]
     plain = plain_of(state, position, schema) if rank == 0 else {}

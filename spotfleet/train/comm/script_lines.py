@@ -81,6 +81,10 @@ class LoopAround:
     _node: ast.For | ast.While
     _frame: FrameType
 
+    @property
+    def is_for(self) -> bool:
+        return isinstance(self._node, ast.For)
+
     def step(self) -> int | None:
         """Return the difference between its values if its text shows that; None otherwise."""
         if not isinstance(self._node, ast.For):

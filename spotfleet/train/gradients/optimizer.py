@@ -114,11 +114,60 @@ def _step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         self._spotfleet_stepping = True
         try:
             with scaled(self, factor):
-                super(type(self), self).step()
+                _step_once(self, closure, loss)
         finally:
             self._spotfleet_stepping = False
         current.step_ended(self)
     return loss
+
+
+def _step_once(optimizer: Any, closure: Callable[[], Any] | None, loss: Any) -> None:
+    """Make the optimizer's own step; UsageError if that needs more of `closure` than the evaluation that gave `loss`.
+    Those of torch.optim (LBFGS is refused) evaluate a closure once, before anything else."""
+    own = super(type(optimizer), optimizer).step
+    if closure is None or str(getattr(own, "__module__", "")).startswith("torch.optim."):
+        own()
+        return
+    evaluated = _Evaluated(optimizer, loss, _marks_of(optimizer))
+    own(evaluated)
+    if evaluated.calls == 0:
+        raise evaluated.refused("never")
+
+
+@dataclass
+class _Evaluated:
+    """Closure that has been evaluated, for a step that calls it once and first."""
+
+    optimizer: Any
+    loss: Any
+    marks: Any
+    calls: int = 0
+
+    def __call__(self) -> Any:
+        self.calls += 1
+        if self.calls > 1:
+            raise self.refused("more than once")
+        if _marks_of(self.optimizer) != self.marks:
+            raise self.refused("after it has changed weights or gradients")
+        return self.loss
+
+    def refused(self, when: str) -> UsageError:
+        name = type(self.optimizer).__name__
+        return UsageError(f"{name}.step(closure) ({call_site()}): {name} evaluates its closure {when}, but "
+                          "DistributedOptimizer evaluates it once, before the step, so that nothing in the step "
+                          "communicates",
+                          hint="compute the loss and its gradients in the loop (loss.backward()), and call step() "
+                               "without a closure; put a gradient at other weights, as SAM needs it, into `with "
+                               "state.borrowed():`. See docs/commit.md, Code that changes weights by itself")
+
+
+@torch.no_grad()
+def _marks_of(optimizer: Any) -> tuple[Any, ...]:
+    """Return marks that differ once weights or gradients have changed. Norms show changes through `.data`."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    grads = [(id(p.grad), p.grad._version if p.grad is not None else 0) for p in params]
+    norms = torch._foreach_norm([p.detach() for p in params])
+    return [(p._version, p.data_ptr()) for p in params], grads, repr([n.item() for n in norms])  # repr: of NaN, too
 
 
 _step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it once more, and step hooks would run twice

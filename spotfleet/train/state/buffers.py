@@ -20,7 +20,8 @@ when changed in place since the slot was last written. Such a parameter is first
 frozen weights cost no memory.
 
 A buffer belongs to its place in a module: forward passes may set another tensor there, which counts as a change. It is
-never written to, since it may be memory of the script; a copy takes its place.
+never written to, since it may be memory of the script; a copy takes its place. One that a forward pass resizes in
+place (`resize_`) gets its shape back with its values.
 
 torch counts in-place changes, but not those made through `.data`. Another memory is seen and counted here. For changes
 in the same memory, the norms of the watched tensors are compared in rounds 1, 2, 4, ..., in each COMPARE_EVERY-th, and
@@ -106,6 +107,9 @@ class _Live:
             if i in self.anew:
                 buffers, key = next((b, k) for j, b, k in self._places if i == j)
                 buffers[key] = value.clone()
+        for tensor, value in ((self.tensors[i], value) for i, value in pairs if i not in self.anew):
+            if tensor.shape != value.shape:
+                tensor.resize_(value.shape)
         inside = [_without_repeats(self.tensors[i], value) for i, value in pairs if i not in self.anew]
         if inside:
             torch._foreach_copy_(*map(list, zip(*inside, strict=True)))
@@ -351,7 +355,7 @@ class Extras:
         for i, tensor in enumerate(self._watched):
             if (i in self._outside) == outside and self._is_changed(i, slot) and i not in self._owned:
                 held = slot.copies[i]
-                fits = held is not None and i not in self._live.anew
+                fits = held is not None and i not in self._live.anew and held.shape == tensor.shape
                 slot.copies[i] = held.copy_(tensor) if held is not None and fits else tensor.detach().clone()
                 slot.changes[i] = self._live.count(i)
 
@@ -491,7 +495,8 @@ class Extras:
             if uncounted or slot.changes[i] != self._applied_changes[i] != self._base_versions[i]:
                 if uncounted or i in self._after_step or i not in self._before_step:  # others keep it to the next copy
                     tensor, into = self._watched[i], held.get(i)
-                    self._at_step[i] = tensor.detach().clone() if into is None else into.copy_(tensor)
+                    fits = into is not None and into.shape == tensor.shape
+                    self._at_step[i] = into.copy_(tensor) if into is not None and fits else tensor.detach().clone()
                 self._before_step.add(i)
 
     def _keep_applied(self) -> None:
@@ -547,9 +552,10 @@ def _memory(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _copy(held: list[torch.Tensor], tensors: Sequence[torch.Tensor], which: Collection[int], anew: set[int]) -> None:
-    """Copy `tensors`; those that the script has replaced (`anew`) may have another shape than before."""
-    for i in anew.intersection(which):
+    """Copy `tensors`; those that the script has replaced (`anew`) or resized may have another shape than before."""
+    other = {i for i in which if i in anew or held[i].shape != tensors[i].shape}
+    for i in other:
         held[i] = tensors[i].detach().clone()
-    same = [i for i in which if i not in anew] if anew else which
+    same = [i for i in which if i not in other] if other else which
     if same:
         torch._foreach_copy_([held[i] for i in same], [tensors[i] for i in same])

@@ -319,8 +319,13 @@ def restored(value: Any, target: Any) -> Any:
 def _has_only_attributes(kind: type) -> bool:
     """Return whether objects of this class have no other contents, and are copied by those."""
     own = {"__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__slots__"}
-    return kind.__basicsize__ == _Sample.__basicsize__ and all(
+    return _has_attributes(kind) and kind.__basicsize__ == _Sample.__basicsize__ and all(
         own.isdisjoint(vars(k)) for k in kind.__mro__ if k is not object)
+
+
+def _has_attributes(kind: type) -> bool:
+    """Return whether its objects have a `__dict__`, and are all of one size, unlike tuples."""
+    return kind.__dictoffset__ != 0 and kind.__itemsize__ == 0
 
 
 def portable(value: Any) -> Any:

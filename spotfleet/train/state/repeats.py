@@ -98,7 +98,7 @@ class Repeats:
                                  e.last_used for e in state._samplers) else "") +
                              "let the loop go on from the state: for state.step in range(state.step, STEPS); put steps "
                              "that are undone into `with state.borrowed():`")
-        if position.version > 0 and not self._is_warned and self._tells_nothing(state):
+        if position.version > 0 and not self._is_warned and self.has_no_place(state):
             self._is_warned = True
             print(f"spotfleet: the function is called again with {state.version} steps applied, and the state has "
                   "nothing that tells its loop where to go on. A loop that counts by itself begins at its start: let "
@@ -109,7 +109,7 @@ class Repeats:
     def _counters(self) -> list[str]:
         return [n for n, v in self._first.items() if type(v) is int and v == 0 and n != "seed"]
 
-    def _tells_nothing(self, state: Any) -> bool:
+    def has_no_place(self, state: Any) -> bool:
         """Return whether the state has models, optimizers and schedulers alone."""
         return not (self._first.keys() - {"seed"} or _loop_objects(state) or state._generators
                     or len(state._scalars) > len(self._first))

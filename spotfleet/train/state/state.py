@@ -338,6 +338,8 @@ class State(LiveTensors):
         own.update((name, value) for name, _, value in reversed(position.tries))
         for name, value in position.stateful.items():
             self._stateful[name].load_state_dict(copy.deepcopy(value))
+            if isinstance(self._stateful[name], torch.amp.GradScaler):  # its stages are in no state_dict
+                getattr(self._stateful[name], "_per_optimizer_states", {}).clear()
         self.fit_groups(position)
         applied = self._version > position.version
         for name, groups in position.hyper.items():
@@ -377,7 +379,8 @@ class State(LiveTensors):
             if self._version == 0 and self._rounds >= STEPLESS:
                 self._marks.stepless(self._trained, self._rounds - 1)
             return False
-        own["_open"], self._beginnings.waits_for = True, None
+        own["_open"] = True
+        self._beginnings.gradient_begins(self)
         self.refresh_groups()
         again = self._position.moments if self._repeats.is_again and self._is_the_same() else None
         wrong = self._extras.settle(self._round, is_running(self._head), again)

@@ -68,6 +68,92 @@ def test_a_loader_that_begins_anew_in_mid_epoch_is_an_error_that_names_it(thread
     assert "ElasticSampler" in found.value.hint and "state.batch" in found.value.hint
 
 
+def by_hand(state):
+    rows = torch.cat([data(i) for i in range(BATCHES)])
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(state.epoch))
+    for start in range(0, len(rows), 8):
+        yield start // 8, rows[order[start:start + 8]]
+
+
+def one_after_the_other(job: Job):
+    """Two steps in each iteration over the state."""
+    net = linear()
+    opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.01))
+
+    def train(state):
+        for state.epoch in range(state.epoch, EPOCHS):
+            for step in (by_two, by_two):
+                step(job, net, opt, state.epoch)
+        return bits(net)
+
+    return job.run(train, model=net, optimizer=opt, epoch=0)
+
+
+def by_two(job, net, opt, epoch):
+    job.at("top", epoch)
+    opt.zero_grad()
+    net(data(epoch)).pow(2).mean().backward()
+    opt.step()
+    job.at("stepped", epoch)
+
+
+@pytest.mark.parametrize("more", [{}, {"loss": 0.5}], ids=["epoch alone", "and a loss"])
+@pytest.mark.parametrize(("kind", "at"), [("kill", 5), ("notice", 4), ("kill", 8)])
+def test_a_loop_that_begins_anew_in_mid_epoch_is_an_error_that_names_it(threads, kind, at, more):
+    with pytest.raises(UsageError, match=r"loops/test_beginnings\.py:\d+ has begun with its first step, but .* "
+                                         rf"\(state\.epoch = {at // BATCHES}\)") as found:
+        fleet_of(threads, epochs(by_hand, **more), Disturbance(kind, "top", at))
+    assert "range(state.batch, BATCHES)" in found.value.hint
+
+
+def test_a_second_step_at_one_value_is_an_error(threads):
+    with pytest.raises(UsageError, match="has begun with its first step"):
+        fleet_of(threads, one_after_the_other, Disturbance("kill", "stepped", 2))
+
+
+@pytest.mark.parametrize("at", [3, 6])
+def test_a_loop_by_hand_that_has_only_begun_begins_again(threads, at):
+    check(threads, epochs(by_hand), Disturbance("kill", "top", at))
+
+
+def by_the_loss(net, state, step):
+    """Epochs that each end at a lower loss."""
+    for state.epoch in range(state.epoch, 3):
+        made = 0
+        while (net(data(0)) - 1).pow(2).mean().item() > 0.9 - 0.35 * state.epoch:
+            step(10 * state.epoch + made)
+            made += 1
+
+
+def by_a_float(net, state, step):
+    """A loop over a fraction, with one of its own inside."""
+    while state.progress < 3:
+        for _ in range(1):
+            step(round(10 * state.progress))
+        state.progress += 0.25
+
+
+@pytest.mark.parametrize(("steps", "at"), [(by_the_loss, 12), (by_a_float, 15)])
+def test_a_loop_that_goes_by_the_weights_or_a_float_begins_where_it_was(threads, steps, at):
+    def loop(job: Job):
+        net = linear()
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.01))
+
+        def step(number: int) -> None:
+            job.at("top", number)
+            opt.zero_grad()
+            (net(data(0)) - 1).pow(2).mean().backward()
+            opt.step()
+
+        def train(state):
+            steps(net, state, step)
+            return bits(net)
+
+        return job.run(train, model=net, optimizer=opt, epoch=0, progress=0.0)
+
+    check(threads, loop, Disturbance("kill", "top", at))
+
+
 @pytest.mark.parametrize("spares", [0, 1])
 def test_an_epoch_that_has_only_begun_begins_again(threads, spares):
     check(threads, epochs(from_a_loader), Disturbance("kill", "top", 3, spares))

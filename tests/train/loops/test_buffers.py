@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from spotfleet.errors import UsageError
+from spotfleet.train.checkpoint import entries
 from tests.support.train.loops import Disturbance, Job, bits, check, data, disturbances, fleet_of, linear
 
 # ruff: noqa: B020  `for state.i in range(state.i, ...)` is how a loop starts where training stands
@@ -133,6 +134,66 @@ def growing(job: Job):
 @pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
 def test_a_buffer_that_has_grown_is_exact(threads, change):
     check(threads, growing, change)
+
+
+class Resized(nn.Module):
+    """Keeps a moving mean in a buffer that each forward pass resizes in place by the batch, as observers of QAT do."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+
+    def forward(self, x):
+        mean = 0.9 * self.mean.mean() + 0.1 * x.detach().mean()
+        self.mean.resize_(max(1, self.mean.numel() + (1 if len(x) % 2 else -1))).fill_(mean)
+        return x - self.mean.mean() - len(self.mean) % 5
+
+
+def resized(shape):
+    def loop(job: Job):
+        net = nn.Sequential(Resized(shape), linear())
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9))
+
+        def train(state):
+            for state.step in range(state.step, STEPS):
+                opt.zero_grad()
+                job.at("top", state.step)
+                (net(data(state.step, rows=3 + (state.step + 1) // 2)) - 1).pow(2).mean().backward()
+                job.at("reduced", state.step)
+                opt.step()
+                job.at("stepped", state.step)
+                job.metric()
+            return bits(net), len(net[0].mean)
+
+        return job.run(train, model=net, optimizer=opt, step=0)
+
+    return loop
+
+
+@pytest.mark.parametrize("change", disturbances(POINTS, 4), ids=str)
+@pytest.mark.parametrize("shape", [(), ((1 << 16) + 9,)], ids=["small", "large"])
+def test_a_buffer_that_is_resized_in_place_is_exact(threads, shape, change):
+    check(threads, resized(shape), change)
+
+
+def test_a_checkpoint_has_the_shape_of_the_values_that_it_holds(threads):
+    def loop(job: Job):
+        net = nn.Sequential(Resized(()), linear())
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.05))
+
+        def train(state):
+            for state.step in range(state.step, 3):
+                opt.zero_grad()
+                net(data(state.step, rows=3)).mean().backward()
+                held = entries.whole_shard(state, 1, at_rest=True)
+                job.note(([row.shape for row in held.rows], [tuple(v.shape) for v in held.values], len(net[0].mean)))
+                opt.step()
+
+        return job.run(train, model=net, optimizer=opt, step=0)
+
+    notes = fleet_of(threads, loop).workers["h0/0/1"].notes
+    assert [rows for rows, _, _ in notes] == [values for _, values, _ in notes]
+    assert [grown for _, _, grown in notes] == [2, 3, 4]
 
 
 def pruned(job: Job):

@@ -123,6 +123,59 @@ def test_a_closure_is_evaluated_once(alone):
     assert optimizer.step(closure).ndim == 0 and calls == [1]
 
 
+class Closing(torch.optim.SGD):
+    """Evaluates its closure at a moment of its own."""
+
+    def __init__(self, params, when: str, touch) -> None:
+        super().__init__(params, lr=0.1)
+        self.when, self.touch = when, touch
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        evaluate = torch.enable_grad()(closure)
+        for _ in range(self.when.count("before")):
+            evaluate()
+        self.touch(self)
+        for _ in range(self.when.count("after")):
+            evaluate()
+        return super().step()
+
+
+@pytest.mark.parametrize(("when", "touch", "refused"), [
+    ("before", lambda o: None, ""),
+    ("after", lambda o: None, ""),
+    ("before", lambda o: o.param_groups[0]["params"][0].add_(1), ""),
+    ("after", lambda o: o.param_groups[0]["params"][0].add_(1), "after it has changed"),
+    ("after", lambda o: o.param_groups[0]["params"][0].data.add_(1), "after it has changed"),
+    ("after", lambda o: o.param_groups[0]["params"][0].grad.add_(1), "after it has changed"),
+    ("after", lambda o: o.zero_grad(), "after it has changed"),
+    ("before after", lambda o: None, "more than once"),
+    ("never", lambda o: None, "never"),
+])
+def test_a_step_that_needs_more_of_its_closure_is_refused(alone, when, touch, refused):
+    def trained(wrapped):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = wrapped(Closing(model.parameters(), when, touch))
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 3)).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        return model.weight.tolist()
+
+    if not refused:
+        assert trained(hvd.DistributedOptimizer) == trained(lambda o: o)
+        return
+    with pytest.raises(UsageError, match=rf"Closing.step\(closure\) .* evaluates its closure {refused}") as caught:
+        trained(hvd.DistributedOptimizer)
+    assert "without a closure" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize(("make", "reason"), [
     (lambda p: hvd.DistributedOptimizer(torch.optim.LBFGS(p)), "LBFGS evaluates"),
     (lambda p: hvd.DistributedOptimizer("adam"), "expected a torch optimizer"),
