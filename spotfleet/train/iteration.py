@@ -155,6 +155,7 @@ class IterationEvents(Member[Group]):
         if state is None or not (state.step_mode and state._replaying and state._replay > 0):
             return True
         state._extras.step_replayed(state._round)
+        state.put_applied()
         state._plain.note_groups()
         state.step_ended()
         self.restart_draws()
@@ -178,6 +179,7 @@ class IterationEvents(Member[Group]):
         if state.step_mode:
             state.mark(version=state._version + 1, made_in=self.generation)
             state._extras.step_applied(state._round)
+            state.keep_applied()
             state.step_ended()
         else:
             state._commits.worked(state)

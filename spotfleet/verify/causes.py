@@ -43,6 +43,7 @@ def causes(difference: RunDifference, suspects: Suspects, provisional: bool) -> 
             "the optimizer keeps something that does not travel: an attribute, or an entry of optimizer.state under a "
             "key that is no parameter", "keep it in optimizer.state[parameter] or in a parameter group")]
     own = _own_values(suspects, provisional)
+    found = [*_indices(suspects), *found]
     return [*own, *found] if suspects.outside and not suspects.draws else [*found, *own]
 
 
@@ -51,6 +52,12 @@ def _ahead(suspects: Suspects) -> list[UsualCause]:
         "a batch is fetched or drawn ahead of its iteration, or at the top of the function, which is called again "
         "after each change", "fetch and draw inside the iteration that uses it, or draw from a generator in the state",
         suspects.draws)]
+
+
+def _indices(suspects: Suspects) -> list[UsualCause]:
+    return [UsualCause(
+        "the number that enumerate() gives a batch begins at 0 again where a loader begins in mid-epoch",
+        "count from there: enumerate(loader, sampler.batches_done)", suspects.indices)] if suspects.indices else []
 
 
 def _own_values(suspects: Suspects, provisional: bool) -> list[UsualCause]:

@@ -26,6 +26,7 @@ class Suspects:
     unseeded: tuple[int, ...] = ()  # it draws anywhere, and seeds nothing
     weights: tuple[int, ...] = ()  # tensors are changed in place
     buffers: tuple[int, ...] = ()  # register_buffer, BatchNorm
+    indices: tuple[int, ...] = ()  # it counts a loader's batches from 0, by enumerate()
     runs: bool = False  # something named elastic.run is used
 
 
@@ -53,7 +54,22 @@ def find(source: str) -> Suspects:
         _lines(n for n in ast.walk(tree) if _calls(n, _IN_PLACE) or _sets_data(n)),
         _lines(n for n in ast.walk(tree) if isinstance(n, ast.Call) and (
             _name(n.func) == "register_buffer" or _name(n.func).startswith("BatchNorm"))),
+        _lines(n for f in bodies for n in ast.walk(f) if _counts_batches(n)) if any(
+            _calls(n, {"ElasticSampler", "ElasticIterable"}) for n in ast.walk(tree)) else (),
         any(_is_run(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)))
+
+
+def _counts_batches(node: ast.AST) -> bool:
+    """Return whether it is a loop by `enumerate(...)` without a start, of which the body uses the number, and not for
+    record_batch() alone."""
+    if not isinstance(node, ast.For) or not isinstance(node.target, ast.Tuple) or not node.target.elts:
+        return False
+    calls = [n for n in ast.walk(node.iter) if isinstance(n, ast.Call) and _name(n.func) == "enumerate"]
+    number = _name(node.target.elts[0])
+    body = [n for statement in node.body for n in ast.walk(statement)]
+    recorded = {id(n) for call in body if _calls(call, {"record_batch"}) for n in ast.walk(call)}
+    return any(len(c.args) == 1 and not c.keywords for c in calls) and any(
+        isinstance(n, ast.Name) and n.id == number and id(n) not in recorded for n in body)
 
 
 def _drawing(functions: list[ast.FunctionDef]) -> set[str]:

@@ -46,6 +46,7 @@ process, needs this:
 | `model = DDP(model, ...)` and `model.module` | `optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())`, and `model` |
 | `no_sync()` or `require_backward_grad_sync` | nothing: gradients may be accumulated as they are |
 | `DistributedSampler(data)` or `shuffle=True`, for training | `sampler = hvd.elastic.ElasticSampler(data, batch_size=B)`; `sampler.record_batch()` after each `step()`; `sampler.set_epoch(epoch)` before the epoch's first batch |
+| `for b, x in enumerate(loader)`, where `b` ends the epoch, accumulates or sets the rate | `enumerate(loader, sampler.batches_done)`, as the loader begins in mid-epoch after a change; `if b >= LIMIT: break` before the batch is used; `sampler.processed_num / sampler.total` is the part of the epoch that is done at any world size |
 | the loop | a function as below; its variables, scheduler, sampler and GradScaler in the state |
 | a batch drawn before the loop, and the next one in it | draw at the top of the iteration, or of the microbatch, that uses it |
 | a value for later that rank 0 alone computes (a best loss) | compute it on all ranks, averaged by `hvd.allreduce`, and keep it in the state |

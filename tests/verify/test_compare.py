@@ -91,6 +91,7 @@ WHERE = RunDifference("kill", 3, (0, 1), "w", RecordPart.TENSORS, "", None, froz
 @pytest.mark.parametrize(("difference", "suspects", "provisional", "first"), [
     (WHERE, Suspects(), False, "a batch is fetched or drawn ahead"),
     (WHERE, Suspects(outside=(3,)), False, "a variable outside the state"),
+    (WHERE, Suspects(indices=(3,), draws=(4,)), False, "the number that enumerate() gives a batch"),
     (WHERE, Suspects(outside=(3,), draws=(4,)), False, "a batch is fetched or drawn ahead"),
     (replace(WHERE, lone_rank=1, own=True), Suspects(ranks=(2,)), True, "something is made from hvd.rank()"),
     (replace(WHERE, lone_rank=1, own=True), Suspects(), True, "a variable outside the state"),
@@ -116,3 +117,22 @@ def test_suspect_lines_are_found_in_the_text():
     assert find("x = torch.randn(3)\ny = torch.rand(2)").unseeded == (1, 2)
     assert find("torch.manual_seed(0)\nx = torch.randn(3)").unseeded == ()
     assert find("def broken(:") == Suspects()
+
+
+@pytest.mark.parametrize(("loop", "body", "found"), [
+    ("for b, x in enumerate(loader):", "if b == 3: break", (6,)),
+    ("for b, x in enumerate(loader):", "sampler.record_batch(b, 8)", ()),
+    ("for b, x in enumerate(loader, sampler.batches_done):", "if b == 3: break", ()),
+    ("for b, x in tqdm(enumerate(loader)):", "rate(b / len(loader))", (6,)),
+])
+def test_a_loader_whose_batches_are_counted_from_0_is_a_suspect(loop, body, found):
+    script = f"""
+sampler = hvd.elastic.ElasticSampler(data, batch_size=8)
+
+@hvd.elastic.run
+def train(state):
+    {loop}
+        {body}
+"""
+    assert find(script).indices == found
+    assert find(script.replace("ElasticSampler", "DistributedSampler")).indices == ()

@@ -47,6 +47,7 @@ class Elastic:
         self.batch_size = batch_size
         self.epoch = 0
         self.processed_num = 0
+        self.batches_done = 0  # calls of record_batch() in this epoch, at any world sizes
         self.last_used = 0  # order of its last use (drawn from or recorded) among all Elastic objects here; 0: never
         self.keeps_global_batch = global_batch is not None  # the global batch is the same at any world size
         self._given, self._kept = global_batch or 0, 0
@@ -88,6 +89,7 @@ class Elastic:
         """Start `epoch` from its first sample; do nothing if it is the current one."""
         if epoch != self.epoch:
             self.epoch, self.processed_num, self._repeat_world, self._repeat_batches = epoch, 0, 0, 0
+            self.batches_done = 0
 
     def round_begins(self) -> None:
         """Begin counting the batches of a reduction, at its first gradient and before a position is taken."""
@@ -110,6 +112,7 @@ class Elastic:
                              hint="give it here or to the sampler")
         world = self._repeat_world if self._repeat_batches else current.runtime().place.size
         self._repeat_batches, self._recorded = max(0, self._repeat_batches - 1), self._recorded + 1
+        self.batches_done += 1
         self._note_use()
         step = self._given or self._kept or world * size
         total = self.known_total
@@ -125,11 +128,12 @@ class Elastic:
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "processed_num": self.processed_num, "global_batch": self._kept,
-                "per_step": self._per_step}
+                "per_step": self._per_step, "batches_done": self.batches_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.processed_num = state["epoch"], state["processed_num"]
         self._kept = state.get("global_batch", 0)
+        self.batches_done = state.get("batches_done", 0)
         self._per_step, self._recorded = state.get("per_step", 1), 0
         self._repeat_world, self._repeat_batches = 0, 0
 
@@ -146,7 +150,8 @@ class ElasticSampler(Elastic, Sampler):
     Put it into the state, call `record_batch` after each step and `set_epoch` when an epoch begins or ends. Without
     `batch_size` (as in Horovod) a global batch is one sample per rank, and a short tail is not weighted. With
     `global_batch` all ranks together take that many samples at any world size; only `batches()` then yields a
-    worker's share. `dataset` may be an elastic.seeded one: the indices then carry the epoch.
+    worker's share. A loader over it begins in mid-epoch after a change, so count its batches from there:
+    `enumerate(loader, sampler.batches_done)`. `dataset` may be an elastic.seeded one: the indices then carry the epoch.
     """
 
     def __init__(self, dataset: Sized | int, batch_size: int | None = None, shuffle: bool = True,

@@ -65,9 +65,9 @@ class Beginnings:
         if position is None or _place(state, state) != _place(state, position) or "version" in running_loops(state):
             return
         raise UsageError(f"a loader begins anew at {call_site()}, but training stands {position.still} or more steps "
-                         f"behind its first batch, and the state ({_numbers(position)}) does not name the batch", hint="draw from hvd.elastic.ElasticSampler, kept in the state, with record_batch() "
-                                       "after each step; or let the state name the batch: for state.batch in "
-                                       "range(state.batch, BATCHES)")
+                         f"behind its first batch, and the state ({_numbers(position)}) does not name the batch",
+                         hint="draw from hvd.elastic.ElasticSampler, kept in the state, with record_batch() after each "
+                              "step; or let the state name the batch: for state.batch in range(state.batch, BATCHES)")
 
 
 def _numbers(position: Any) -> str:

@@ -283,9 +283,21 @@ def copied_value(name: str, value: Any, live: Mapping[int, Any]) -> Any:
     if not copies.keys().isdisjoint(live):
         raise UsageError(f"state.{name} ({where_set(name)}) refers to a model, a parameter or an optimizer of the "
                          "state, and a copy of it would refer to a copy of that",
-                         hint=f"give {type(value).__name__} the methods state_dict() and load_state_dict(), for the "
-                              f"values of its own; or keep only those in state.{name}")
+                         hint=_own_keywords(name, value) or
+                         f"give {type(value).__name__} the methods state_dict() and load_state_dict(), for the "
+                         f"values of its own; or keep only those in state.{name}")
     return made
+
+
+def _own_keywords(name: str, value: Any) -> str:
+    """Return the hint for a container of optimizers or models; "" for another value."""
+    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else []
+    kind = next((k for t, k in ((torch.optim.Optimizer, "optimizer"), (torch.nn.Module, "model"))
+                 if parts and all(isinstance(part, t) for part in parts)), "")
+    if not kind:
+        return ""
+    given = f"**{name}" if isinstance(value, dict) else f"**{{f'{kind}{{i}}': v for i, v in enumerate({name})}}"
+    return f"give each {kind} its own keyword: TorchState({'model, ' if kind == 'optimizer' else ''}{given})"
 
 
 class _Sample:

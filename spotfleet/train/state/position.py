@@ -40,6 +40,7 @@ class Position:
     completed: tuple[str, int, int | None] | None = None  # see script/commits.py
     unfit: str = ""  # the reason why this commit cannot be resumed from
     moments: Moments | None = None
+    applied: dict[str, Any] | None = None  # values set between this gradient and its step, once that is applied
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from spotfleet.train.state import hyper, rng
 from spotfleet.train.state.buffers import Extras, overwrite
 from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
-from spotfleet.train.state.plain import PlainValues, copied_value, restored
+from spotfleet.train.state.plain import PlainValues, copied_value, is_plain, restored
 from spotfleet.train.state.position import Copy, PerRank, Position
 from spotfleet.train.state.repeats import Repeats, head_of, is_running, site_of
 from spotfleet.train.state.tensors import LiveTensors
@@ -404,6 +404,21 @@ class State(LiveTensors):
         scalars, numbers = self._position.scalars, self.whole_numbers()
         return all(_is(scalars[n], numbers[n]) for n in self._position.moved if n in numbers)
 
+    def keep_applied(self) -> None:
+        """Keep the values of the script as the step just applied has found them, where code may have set them since the
+        gradient: a replay would derive them from gradients of the newer weights."""
+        own, held = self.__dict__, self._position.scalars
+        found = {n: self._copied(n) for n in self._scalars
+                 if not self.per_rank.covers(n) and not (is_plain(own[n]) and _is_equal(held.get(n), own[n]))}
+        found = {n: v for n, v in found.items() if v is not held.get(n)}  # the same copy: an unchanged tensor
+        if found and self._loan is None:
+            own["_position"] = replace(self._position, applied=found)
+
+    def put_applied(self) -> None:
+        """Give values of the script what the step of the iteration that is replayed has found."""
+        for name, value in (self._position.applied or {}).items():
+            self.__dict__[name] = self.restored(name, value)
+
     def step_ended(self) -> None:
         """End the iteration: its step has been applied, or was before. The next one begins."""
         own = self.__dict__
@@ -464,6 +479,10 @@ class State(LiveTensors):
     def mark(self, **fields: Any) -> None:
         """Set bookkeeping fields (without their underscore)."""
         self.__dict__.update({f"_{k}": v for k, v in fields.items()})
+
+
+def _is_equal(held: Any, value: Any) -> bool:
+    return type(held) is type(value) and bool(held == value)
 
 
 def _is(held: Any, value: Any) -> bool:

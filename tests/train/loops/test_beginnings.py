@@ -194,3 +194,36 @@ def test_a_sampler_in_the_state_names_the_batch(threads):
         return job.run(train, model=net, optimizer=opt, sampler=sampler, epoch=0)
 
     assert fleet_of(threads, loop, Disturbance("kill", "top", 2)).generation == 2
+
+
+@pytest.mark.parametrize("change", [Disturbance(k, p, 5, s) for k in ("kill", "notice") for p in ("top", "stepped")
+                                    for s in (0, 1)], ids=str)
+def test_a_sampler_names_the_batch_at_which_a_loader_begins(threads, change):
+    """An epoch ends after three batches, whatever the world size."""
+    def loop(job: Job):
+        net, rows = linear(), torch.cat([data(i) for i in range(16)])
+        opt = job.distributed(torch.optim.SGD(net.parameters(), lr=0.01))
+        sampler = hvd.elastic.ElasticSampler(rows, batch_size=8)
+
+        def train(state):
+            for state.epoch in range(state.epoch, EPOCHS):
+                sampler.set_epoch(state.epoch)
+                for number, x in enumerate(DataLoader(rows, batch_size=8, sampler=sampler), sampler.batches_done):
+                    if number >= BATCHES:
+                        break
+                    job.at("top", state.epoch * BATCHES + number)
+                    opt.zero_grad()
+                    net(x).sum().backward()
+                    opt.step()
+                    job.note((state.epoch, number))
+                    job.at("stepped", state.epoch * BATCHES + number)
+                    job.metric()
+                    sampler.record_batch()
+
+        return job.run(train, model=net, optimizer=opt, sampler=sampler, epoch=0)
+
+    fleet = fleet_of(threads, loop, change)
+    noted = fleet.workers["h0/0/1"].notes
+    batches = [(epoch, number) for epoch in range(EPOCHS) for number in range(BATCHES)]
+    assert fleet.generation > 1 and list(dict.fromkeys(noted)) == batches
+    assert len(noted) <= EPOCHS * BATCHES + 1  # one of them replayed

@@ -58,13 +58,24 @@ def with_value(make, each=lambda state, loss: None):
     lambda net, opt: Average(net),
     lambda net, opt: {"best": [net]},
     lambda net, opt: [net.bias],
-    lambda net, opt: (opt,),
+    lambda net, opt: ((opt,),),
     lambda net, opt: net.forward,
 ])
 def test_a_value_that_refers_to_what_trains_is_refused(threads, make):
     with pytest.raises(UsageError, match=r"state.value \(state/test_values.py:\d+\) refers to a model") as caught:
         fleet_of(threads, with_value(make))
     assert "state_dict() and load_state_dict()" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("make", "hint"), [
+    (lambda net, opt: {"a": opt}, "give each optimizer its own keyword: TorchState(model, **value)"),
+    (lambda net, opt: [opt], "TorchState(model, **{f'optimizer{i}': v for i, v in enumerate(value)})"),
+    (lambda net, opt: {"a": net}, "give each model its own keyword: TorchState(**value)"),
+])
+def test_optimizers_and_models_in_a_container_get_keywords_of_their_own(threads, make, hint):
+    with pytest.raises(UsageError, match=r"state\.value .* refers to a model") as caught:
+        fleet_of(threads, with_value(make))
+    assert hint in (caught.value.hint or "")
 
 
 def test_a_value_that_refers_to_what_trains_is_refused_also_where_it_is_set_later(threads):
