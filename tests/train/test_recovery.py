@@ -368,7 +368,7 @@ def test_before_elastic_run_a_joiners_broadcasts_do_nothing_and_other_collective
 
 def test_a_founder_whose_peer_dies_before_elastic_run_goes_on_as_one_who_joins(fleets):
     fleet = fleets(RICH.replace("hvd.broadcast_parameters(", "die_at(\"early\")\nhvd.broadcast_parameters(", 1))
-    fleet.start_all(DIE="h0/0/1:early:0")
+    fleet.start_all(DIE="h0/0/1:early:0", NAP="0.05")  # else one might end before the other is ready
     assert len(digest(fleet)) == 1
     assert len(fleet.lines("DIGEST")) == 2
 
