@@ -116,9 +116,7 @@ class Dispatcher:
         noticed, news = report.notice != connection.report.notice, differs(connection.report, report)
         connection.receive(report, time.monotonic())
         if report.host not in self.core.journal.state.ended:
-            jobs = self.core.jobs
-            self.core.unsent.receive(report, lambda job: job in jobs and jobs[job].was_given_to(report.host),
-                                     time.monotonic())
+            self.core.unsent.receive(report, lambda job: self.desk.was_given(job, report.host), time.monotonic())
         self.takeover.receive(report)
         if self.core.settled:
             for job in self.core.jobs.values():

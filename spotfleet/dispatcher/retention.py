@@ -77,7 +77,12 @@ class Retention:
     def _is_still(self, job: ManagedJob, unix: float) -> bool:
         """Return whether nothing of an ended job is on its way any more."""
         return (job.state.ended and abs(unix - job.record.ended_at) > REST_S and not job.unsaved
-                and not job.workers.all and not job.outputs.is_busy and not self._is_busy(job))
+                and not job.workers.all and not job.outputs.is_busy and not self._is_busy(job)
+                and self._is_free(job.id))
+
+    def _is_free(self, name: str) -> bool:
+        """Return whether no host holds results of a job, which arrive after its workers' ends."""
+        return not self._core.unsent.of_job(name)
 
     def _retire(self, job: ManagedJob) -> None:
         self._folder.mkdir(exist_ok=True, mode=0o700)
@@ -117,7 +122,8 @@ class Retention:
 
     def _ended_names(self, unix: float) -> list[str]:
         here = [job.id for job in self._core.jobs.values() if self._is_still(job, unix)]
-        return sorted([*self._names(), *here], key=lambda name: (jobfile.number_of(name), name))
+        past = [name for name in self._names() if self._is_free(name)]
+        return sorted([*past, *here], key=lambda name: (jobfile.number_of(name), name))
 
     def _folder_of(self, name: str) -> Path:
         job = self._core.jobs.get(name)

@@ -17,9 +17,11 @@ from spotfleet.dispatcher.checkpoints.ledger_restore import sealed_jobs, sealed_
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.jobs.desk import load_job
+from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.fleet.domain.events import JobSubmitted
 from spotfleet.fleet.domain.state import fold
 from spotfleet.model import CheckpointSpec, JobSpec, JobState
+from spotfleet.protocol.messages import AgentReport, Unsent
 from spotfleet.storage.folder import FolderStore
 from spotfleet.transport.client import DispatcherClient, Endpoint
 from tests.support.dispatcher.fake_fleet import ADMIN, Stage, spec
@@ -28,12 +30,13 @@ from tests.support.dispatcher.fake_workers import Script
 LONG = Script(steps=1_000_000)
 
 
-def ended_job(home: Path, name: str, *, output: bytes = b"", fetched_at: float = 0.0, folder: str = "jobs") -> None:
+def ended_job(home: Path, name: str, *, output: bytes = b"", fetched_at: float = 0.0, folder: str = "jobs",
+              hosts: tuple[str, ...] = ()) -> None:
     """Write a job that ended a while ago to the dispatcher's disk."""
     place, long_ago = home / folder / name, time.time() - 2 * retention.REST_S
     spec = JobSpec(name.rpartition("-")[0], argv=("train.py",))
     jobfile.save(place, JobRecord(name, spec, long_ago - 10, JobState.SUCCEEDED, ended_at=long_ago,
-                                  fetched_at=fetched_at))
+                                  fetched_at=fetched_at, hosts=hosts))
     (place / "logs").mkdir()
     (place / "logs" / "rank-0.log").write_bytes(b"printed by " + name.encode())
     if output:
@@ -189,17 +192,42 @@ def test_a_job_with_something_on_its_way_stays_in_memory(tmp_path: Path):
             self.__dict__.update(more)
 
     def job(**more: Any) -> Fake:
-        fine = {"state": JobState.SUCCEEDED, "record": Fake(ended_at=1000.0), "unsaved": False,
+        fine = {"state": JobState.SUCCEEDED, "id": "t-1", "record": Fake(ended_at=1000.0), "unsaved": False,
                 "workers": Fake(all={}), "outputs": Fake(is_busy=False)}
         return Fake(**{**fine, **more})
 
-    kept = retention.Retention(Fake(home=tmp_path, jobs={}), lambda folder: None, lambda job: "behind" in vars(job))
+    core = Fake(home=tmp_path, jobs={}, unsent=UnsentTracker())
+    kept = retention.Retention(core, lambda folder: None, lambda job: "behind" in vars(job))
     now = 1001.0 + retention.REST_S
     assert kept._is_still(job(), now)
     assert not kept._is_still(job(), 999.0 + retention.REST_S)
     busy = [{"state": JobState.RUNNING}, {"unsaved": True}, {"workers": Fake(all={"w": 1})},
             {"outputs": Fake(is_busy=True)}, {"behind": True}]
     assert not any(kept._is_still(job(**more), now) for more in busy)
+    core.unsent.receive(AgentReport("h", "agent-1", "", 1, (), None, unsent=(Unsent("t-1", "output", 9),)),
+                        lambda name: True, 0.0)
+    assert not kept._is_still(job(), now) and kept._is_still(job(id="t-2"), now)
+
+
+def test_outputs_that_a_host_still_holds_count_for_a_job_that_has_left_memory(play):
+    async def scene(stage: Stage) -> None:
+        (host,) = await stage.up(1)
+
+        def write(home: Path) -> None:
+            ended_job(home, "t-1", folder="past", hosts=(host,))
+            ended_job(home, "t-2", folder="past")
+            ended_job(home, "t-3", hosts=(host,))
+            ended_job(home, "t-4")
+
+        await restarted_with(stage, write)
+        core, agent = stage.daemon.dispatcher.core, stage.agents[host]
+        agent.unsent = tuple(Unsent(job, "output", 9, worker=f"{host}/0/1") for job in ("t-1", "t-2", "t-3", "t-9"))
+        agent.changed.set()
+        await stage.until("the output is known", lambda: core.unsent.of_job("t-3"))
+        assert core.unsent.of_job("t-1") and not core.unsent.of_job("t-2")  # the host never had t-2
+        assert (await stage.call("POST", "/v1/prune", {"jobs": ["t-1", "t-2"]}))[1] == {"pruned": ["t-2"]}
+
+    play(scene, spec(1))
 
 
 def test_a_request_under_way_goes_on_with_a_job_that_leaves_memory(play, monkeypatch: pytest.MonkeyPatch):
