@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile
+from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.events import JobsPruned
@@ -32,7 +31,6 @@ REST_S = 60.0  # the last output of a job's workers may arrive for some time aft
 AT_ONCE = 20  # jobs that leave memory in one step of the loop, which must stay short
 CACHED = 16  # jobs of `past` that requests named last
 PAGE = 200  # jobs in one answer: their sizes are counted file by file
-JOB_NAME = re.compile(r"\w[\w.-]{0,99}")
 
 
 class Retention:
@@ -42,23 +40,21 @@ class Retention:
         """`is_busy`: something of the job still has to be copied."""
         self._core, self._load, self._is_busy = core, load, is_busy
         self._folder = core.home / "past"
-        self.count = len(self._names())
+        self.count = len(jobfile.past(core.home))
         self._cache: dict[str, ManagedJob] = {}
-
-    def _names(self) -> list[str]:
-        return [name for name in os.listdir(self._folder) if JOB_NAME.fullmatch(name)] if self._folder.is_dir() else []
+        self._twice: set[str] = set()  # jobs that are in `jobs` and in `past`, and were reported
 
     @property
     def last_number(self) -> int:
         """The highest number in the names of jobs in `past`."""
-        return max(map(jobfile.number_of, self._names()), default=0)
+        return max(map(jobfile.number_of, jobfile.past(self._core.home)), default=0)
 
     def find(self, name: str) -> ManagedJob | None:
         """Return a job that has left memory; None if there is none. Raises ValueError for a damaged record."""
         if name in self._cache:
             return self._cache[name]
         folder = self._folder / name
-        if not JOB_NAME.fullmatch(name) or not (folder / "job.json").is_file():
+        if not jobfile.JOB_NAME.fullmatch(name) or not (folder / "job.json").is_file():
             return None
         found = self._cache[name] = self._load(folder)
         while len(self._cache) > CACHED:
@@ -66,13 +62,19 @@ class Retention:
         return found
 
     def step(self, unix: float) -> None:
-        """Move the oldest ended jobs beyond KEPT out of memory."""
+        """Move the oldest ended jobs beyond KEPT out of memory, unless the disk is full."""
+        if self._core.journal.full is not None:
+            return  # their ends may not be in the ledger yet
         ended = [job for job in self._core.jobs.values() if job.state.ended]
         if len(ended) <= KEPT:
             return
         ended.sort(key=lambda job: (job.record.ended_at, jobfile.number_of(job.id)))
-        for job in [j for j in ended[:-KEPT] if self._is_still(j, unix)][:AT_ONCE]:
-            self._retire(job)
+        try:
+            for job in [j for j in ended[:-KEPT] if self._is_still(j, unix) and self._has_place(j)][:AT_ONCE]:
+                self._retire(job)
+        except OSError as error:
+            if not is_full(error):
+                raise  # else a later step tries again
 
     def _is_still(self, job: ManagedJob, unix: float) -> bool:
         """Return whether nothing of an ended job is on its way any more."""
@@ -83,6 +85,14 @@ class Retention:
     def _is_free(self, name: str) -> bool:
         """Return whether no host holds results of a job, which arrive after its workers' ends."""
         return not self._core.unsent.of_job(name)
+
+    def _has_place(self, job: ManagedJob) -> bool:
+        """Return whether nothing is where the job is to go: two folders of one job are for a person to look at."""
+        place = self._folder / job.id
+        if place.exists() and job.id not in self._twice:
+            self._twice.add(job.id)
+            log.warning("%s stays in %s: %s exists, too", job.id, job.folder, place)
+        return not place.exists()
 
     def _retire(self, job: ManagedJob) -> None:
         self._folder.mkdir(exist_ok=True, mode=0o700)
@@ -122,8 +132,8 @@ class Retention:
 
     def _ended_names(self, unix: float) -> list[str]:
         here = [job.id for job in self._core.jobs.values() if self._is_still(job, unix)]
-        past = [name for name in self._names() if self._is_free(name)]
-        return sorted([*past, *here], key=lambda name: (jobfile.number_of(name), name))
+        past = [name for name in jobfile.past(self._core.home) if self._is_free(name)]
+        return sorted({*past, *here}, key=lambda name: (jobfile.number_of(name), name))
 
     def _folder_of(self, name: str) -> Path:
         job = self._core.jobs.get(name)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.jobs.desk import load_job
 from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
+from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.events import JobSubmitted
 from spotfleet.fleet.domain.state import fold
 from spotfleet.model import CheckpointSpec, JobSpec, JobState
@@ -186,11 +189,54 @@ def test_the_fold_remembers_the_highest_number_of_a_job():
     assert fold(events).last_job == 7
 
 
-def test_a_job_with_something_on_its_way_stays_in_memory(tmp_path: Path):
-    class Fake:
-        def __init__(self, **more: Any) -> None:
-            self.__dict__.update(more)
+class Fake:
+    def __init__(self, **more: Any) -> None:
+        self.__dict__.update(more)
 
+
+def retiring(home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[retention.Retention, Fake, float]:
+    """A retention with two ended jobs, the older of which is to leave memory; its core; and the time."""
+    monkeypatch.setattr(retention, "KEPT", 1)
+    boot = Fake(spec=spec(1))
+    core = Fake(home=home, jobs={}, unsent=UnsentTracker(), journal=Fake(full=None))
+    for name in ("t-1", "t-2"):
+        ended_job(home, name, output=b"four")
+        core.jobs[name] = load_job(boot, jobfile.load_ended(home / "jobs" / name), Fake(next=None))
+    found = retention.Retention(core, lambda folder: load_job(boot, jobfile.load_ended(folder), Fake(next=None)),
+                                lambda job: False)
+    return found, core, time.time()
+
+
+def test_a_job_whose_place_is_taken_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept, core, unix = retiring(tmp_path, monkeypatch)
+    (tmp_path / "past" / "t-1" / "outputs").mkdir(parents=True)
+    kept.step(unix)
+    assert sorted(core.jobs) == ["t-1", "t-2"] and (tmp_path / "jobs" / "t-1" / "job.json").is_file()
+    shutil.rmtree(tmp_path / "past" / "t-1")
+    kept.step(unix)
+    assert sorted(core.jobs) == ["t-2"] and (tmp_path / "past" / "t-1" / "job.json").is_file()
+
+
+def test_on_a_full_disk_a_job_leaves_memory_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept, core, unix = retiring(tmp_path, monkeypatch)
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for module, name in ((Path, "mkdir"), (retention.atomic, "rename")):
+        with monkeypatch.context() as full:
+            full.setattr(module, name, no_room)
+            kept.step(unix)
+        assert sorted(core.jobs) == ["t-1", "t-2"] and kept.count == 0
+    core.journal.full = DiskFull("the disk is full")  # the job's end may not be in the ledger yet
+    kept.step(unix)
+    assert sorted(core.jobs) == ["t-1", "t-2"]
+    core.journal.full = None
+    kept.step(unix)
+    assert (sorted(core.jobs), kept.count) == (["t-2"], 1)
+
+
+def test_a_job_with_something_on_its_way_stays_in_memory(tmp_path: Path):
     def job(**more: Any) -> Fake:
         fine = {"state": JobState.SUCCEEDED, "id": "t-1", "record": Fake(ended_at=1000.0), "unsaved": False,
                 "workers": Fake(all={}), "outputs": Fake(is_busy=False)}

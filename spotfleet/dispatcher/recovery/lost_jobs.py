@@ -86,8 +86,9 @@ def find_jobs(home: Path, events: Iterable[Event], damage: DamagedFiles, *,
     stored = jobfile.load_all(home, damage)
     ledger = {name: replace(job, hosts=job.hosts | senders(home / "jobs" / name))
               for name, job in jobs_in(events).items()}
+    past = set(jobfile.past(home))
     known = {job.record.job for job in stored}
-    lost = {name: job for name, job in ledger.items() if name not in known and not job.ended}
+    lost = {name: job for name, job in ledger.items() if name not in known | past and not job.ended}
     for name in lost:
         path = home / "jobs" / name / "job.json"
         if not takes_over and not damage.reported(path):
@@ -97,7 +98,7 @@ def find_jobs(home: Path, events: Iterable[Event], damage: DamagedFiles, *,
         if folder.name in known or folder.name in lost:
             continue
         jobfile.drop_secrets(folder)
-        if job is not None and job.changed is not None:
+        if job is not None and job.changed is not None and folder.name not in past:
             record = job.record(job.changed.state, job.changed.why, job.changed.at)
             if not damage.reported(folder / "job.json"):
                 damage.missing(folder / "job.json", "the ledger has the job's end: only its spec is lost")

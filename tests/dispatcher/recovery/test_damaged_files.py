@@ -69,6 +69,17 @@ def reports(damage: DamagedFiles) -> list[tuple[str, bool]]:
 # ---- job.json
 
 
+@pytest.mark.parametrize("events", [[SUBMITTED, FORMED], [SUBMITTED, FORMED, SUCCEEDED]], ids=["live", "ended"])
+def test_a_job_that_has_left_memory_is_not_lost(tmp_path: Path, events: list[Event]):
+    stored(tmp_path, JobState.SUCCEEDED)
+    (tmp_path / "past").mkdir()
+    (tmp_path / "jobs" / NAME).rename(tmp_path / "past" / NAME)
+    (tmp_path / "jobs" / NAME / "outputs").mkdir(parents=True)  # written by a request that came late
+    found = DamagedFiles(tmp_path)
+    assert find_jobs(tmp_path, events, found) == ([], {}) and reports(found) == []
+    assert not (tmp_path / "jobs" / NAME / "job.json").exists()
+
+
 @EACH_WAY
 def test_a_running_job_without_its_file_is_lost_and_asked_for(tmp_path: Path, damage: Damage):
     folder, found = stored(tmp_path), DamagedFiles(tmp_path)
