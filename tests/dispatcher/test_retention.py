@@ -20,8 +20,8 @@ from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.jobs.desk import load_job
 from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
-from spotfleet.errors import DiskFull
-from spotfleet.fleet.domain.events import JobSubmitted
+from spotfleet.errors import DiskFull, UsageError
+from spotfleet.fleet.domain.events import JobsPruned, JobSubmitted
 from spotfleet.fleet.domain.state import fold
 from spotfleet.model import CheckpointSpec, JobSpec, JobState
 from spotfleet.protocol.messages import AgentReport, Unsent
@@ -234,6 +234,127 @@ def test_on_a_full_disk_a_job_leaves_memory_later(tmp_path: Path, monkeypatch: p
     core.journal.full = None
     kept.step(unix)
     assert (sorted(core.jobs), kept.count) == (["t-2"], 1)
+
+
+def test_a_job_that_a_request_uses_is_neither_pruned_nor_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept, core, unix = retiring(tmp_path, monkeypatch)
+    core.unix, core.journal = time.time, Fake(full=None, state=Fake(down=None), note=lambda event: None, flush=nothing)
+    with kept.using("t-1"), kept.using("t-1"):
+        kept.step(unix)
+        assert sorted(core.jobs) == ["t-1", "t-2"] and asyncio.run(kept.prune(["t-1"])) == []
+    kept.step(unix)
+    assert sorted(core.jobs) == ["t-2"]
+    with kept.using("t-1"):  # that of a job in `past` may have left the cache meanwhile
+        assert asyncio.run(kept.prune(["t-1"])) == []
+    assert asyncio.run(kept.prune(["t-1"])) == ["t-1"]
+
+
+async def nothing() -> None:
+    return None
+
+
+def test_nothing_is_pruned_or_moved_while_the_archive_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept, core, unix = retiring(tmp_path, monkeypatch)
+    core.unix, core.journal = time.time, Fake(full=None, state=Fake(down=None), note=lambda event: None, flush=nothing)
+
+    async def scene() -> None:
+        async with kept.archiving():
+            kept.step(unix)
+            assert sorted(core.jobs) == ["t-1", "t-2"]
+            with pytest.raises(UsageError, match="archive"):
+                await kept.prune(["t-1"])
+        core.journal.state.down = Fake(at=unix)  # all hosts have ended: the archive is read next
+        with pytest.raises(UsageError, match="archive"):
+            await kept.prune(["t-1"])
+        core.journal.state.down = None
+        assert await kept.prune(["t-1"]) == ["t-1"]
+
+    asyncio.run(scene())
+
+
+def test_a_download_of_outputs_is_under_way_until_its_last_byte(play, monkeypatch: pytest.MonkeyPatch):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await restarted_with(stage, lambda home: [ended_job(home, f"t-{n}", output=b"four") for n in (1, 2)])
+        pruned: list[Any] = []
+        real, loop = archive.send_outputs, asyncio.get_running_loop()
+
+        def slow(folder: Path, send: Any) -> None:
+            prune = stage.call("POST", "/v1/prune", {"jobs": ["t-1"]})
+            pruned.append(asyncio.run_coroutine_threadsafe(prune, loop).result(30)[1])
+            real(folder, send)
+
+        monkeypatch.setattr(archive, "send_outputs", slow)
+        assert (await stage.call("GET", "/v1/jobs/t-1/outputs"))[0] == 200
+        assert pruned == [{"pruned": []}]
+        assert (await stage.call("POST", "/v1/prune", {"jobs": ["t-1"]}))[1] == {"pruned": ["t-1"]}
+
+    play(scene, spec(1))
+
+
+def test_outputs_whose_folder_is_gone_are_not_whole(tmp_path: Path):
+    ended_job(tmp_path, "t-1", output=b"four")
+
+    sent: list[bytes] = []
+    archive.send_outputs(tmp_path / "jobs" / "t-1", sent.append)
+    shutil.rmtree(tmp_path / "jobs" / "t-1")
+    with pytest.raises(FileNotFoundError, match="removed"):
+        archive.send_outputs(tmp_path / "jobs" / "t-1", sent.append)
+
+
+def test_no_request_finds_a_job_while_its_files_are_removed(play, monkeypatch: pytest.MonkeyPatch):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await restarted_with(stage, lambda home: [ended_job(home, "t-1", folder="past"),
+                                                  *(ended_job(home, f"t-{n}") for n in (2, 3))])
+        journal, found, real = stage.daemon.dispatcher.core.journal, [], stage.daemon.dispatcher.core.journal.flush
+
+        async def flush() -> None:
+            monkeypatch.setattr(journal, "flush", real)
+            found.extend([(await stage.call("GET", f"/v1/jobs/t-{n}", ok=False))[0] for n in (1, 2, 3)])
+            await real()
+
+        monkeypatch.setattr(journal, "flush", flush)
+        assert (await stage.call("POST", "/v1/prune", {"jobs": ["t-1", "t-2"]}))[1] == {"pruned": ["t-1", "t-2"]}
+        assert found == [404, 404, 200]
+
+    play(scene, spec(1))
+
+
+def test_a_prune_on_a_full_disk_is_in_the_ledger_before_it_is_answered(play, monkeypatch: pytest.MonkeyPatch):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        await restarted_with(stage, lambda home: [ended_job(home, f"t-{n}", output=b"four") for n in (1, 2)])
+        ledger = stage.daemon.dispatcher.core.journal.ledger
+        real = ledger.append
+
+        def append(*events: Any) -> int:
+            if events and (stage.home / "jobs" / "t-1").exists():
+                raise DiskFull("the disk is full")
+            return real(*events)
+
+        monkeypatch.setattr(ledger, "append", append)
+        assert (await stage.call("POST", "/v1/prune", {"jobs": ["t-1"]}))[1] == {"pruned": ["t-1"]}
+        assert any(isinstance(event, JobsPruned) for _, event in ledger.events())
+
+    play(scene, spec(1))
+
+
+def test_the_newest_number_and_the_newest_end_stay(play):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+
+        def write(home: Path) -> None:
+            for name in ("t-1", "t-2", "t-3"):
+                ended_job(home, name)
+            record = jobfile.load(home / "jobs" / "t-1")[0]
+            jobfile.save(home / "jobs" / "t-1", replace(record, ended_at=time.time() - 1.2 * retention.REST_S))
+
+        await restarted_with(stage, write)
+        assert [row["job"] for row in await pages(stage, keep=1)] == ["t-2"]
+        assert (await stage.call("POST", "/v1/prune", {"jobs": ["t-1", "t-2", "t-3"]}))[1] == {"pruned": ["t-2"]}
+
+    play(scene, spec(1))
 
 
 def test_a_job_with_something_on_its_way_stays_in_memory(tmp_path: Path):

@@ -5,6 +5,7 @@ NOT_COLLECTED lists the results that are missing and the partial files; it is ab
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -148,7 +149,8 @@ def send_tar(home: Path, ledger: Ledger, send: Callable[[bytes], None]) -> None:
 
 
 def send_outputs(job: Path, send: Callable[[bytes], None]) -> None:
-    """Send the outputs collected in this job's folder as .tar.gz; more may arrive meanwhile."""
+    """Send the outputs collected in this job's folder as .tar.gz; more may arrive meanwhile. Raises FileNotFoundError
+    if the folder is not there at the end: some files may be missing."""
     with _tar(send) as tar:
         for name, path in outputs(job):
             with path.open("rb") as file:  # open: a file that replaces it now has no effect
@@ -156,6 +158,8 @@ def send_outputs(job: Path, send: Callable[[bytes], None]) -> None:
                 stat = os.fstat(file.fileno())
                 member.size, member.mode, member.mtime = stat.st_size, 0o600, int(stat.st_mtime)
                 tar.addfile(member, file)
+        if not job.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "removed while its outputs were sent", str(job))
 
 
 @contextmanager
