@@ -48,6 +48,7 @@ class Retention:
         self._cache: dict[str, ManagedJob] = {}
         self._using: Counter[str] = Counter()  # jobs whose files requests read or write now -> how many do
         self._going: set[str] = set()  # jobs that are being pruned: no request finds them
+        self.left: set[str] = set()  # jobs that this process moved out of memory or pruned
         self._archives = 0  # requests that read the files of all jobs now
         self._pruning = asyncio.Lock()
         self._twice: set[str] = set()  # jobs that are in `jobs` and in `past`, and were reported
@@ -134,6 +135,7 @@ class Retention:
         atomic.rename(job.folder, place, sync=False)  # after a power failure it is in one of the two
         job.relocate(place)  # a request under way goes on with it
         del self._core.jobs[job.id]
+        self.left.add(job.id)
         self.count += 1
 
     # ---- for `jobs --prune`
@@ -208,6 +210,7 @@ class Retention:
         if self._core.jobs.pop(name, None) is None:
             self.count -= 1
         self._cache.pop(name, None)
+        self.left.add(name)
         return going
 
 

@@ -233,7 +233,7 @@ def test_on_a_full_disk_a_job_leaves_memory_later(tmp_path: Path, monkeypatch: p
     assert sorted(core.jobs) == ["t-1", "t-2"]
     core.journal.full = None
     kept.step(unix)
-    assert (sorted(core.jobs), kept.count) == (["t-2"], 1)
+    assert (sorted(core.jobs), kept.count, kept.left) == (["t-2"], 1, {"t-1"})
 
 
 def test_a_job_that_a_request_uses_is_neither_pruned_nor_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
