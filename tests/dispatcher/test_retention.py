@@ -23,6 +23,7 @@ from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.errors import DiskFull, UsageError
 from spotfleet.fleet.domain.events import JobsPruned, JobSubmitted
 from spotfleet.fleet.domain.state import fold
+from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import CheckpointSpec, JobSpec, JobState
 from spotfleet.protocol.messages import AgentReport, Unsent
 from spotfleet.storage.folder import FolderStore
@@ -138,12 +139,16 @@ def test_the_target_keeps_no_record_of_a_job_that_has_left_memory(play, tmp_path
         await stage.up(1)
         there = FolderStore(str(target), stage.boot.fleet, stage.boot.ca)
         there.write(sealed_name("t-1"), b"written by the process before")
+        there.write(sealed_name("t-8"), b"of a job that was pruned before a kill")
         there.write(sealed_name("t-9"), b"of a job that this dispatcher does not know")
 
         def write(home: Path) -> None:
             ended_job(home, "t-1", folder="past")
             ended_job(home, "t-2")
             ended_job(home, "t-3")
+            ledger = Ledger(home / "ledger.db")
+            ledger.append(JobsPruned(time.time(), ("t-8",), 0))
+            ledger.close()
 
         await restarted_with(stage, write)
         await stage.until("the newest alone is there", lambda: sorted(sealed_jobs(there)) == ["t-3", "t-9"])

@@ -78,9 +78,14 @@ class _Chain:
         return bytes(found)
 
 
+def _jobs(home: Path) -> list[Path]:
+    """Return the folders of all jobs, also of those that have left memory."""
+    return sorted([*(home / "jobs").glob("*"), *(home / "past").glob("*")], key=lambda folder: folder.name)
+
+
 def members(home: Path) -> Iterator[tuple[str, Content]]:
     """Yield (name in the archive, content) for everything but the ledger, which needs a copy as others write to it."""
-    for job in sorted([*(home / "jobs").glob("*"), *(home / "past").glob("*")], key=lambda folder: folder.name):
+    for job in _jobs(home):
         for name, head, files in whole_logs(job / "logs"):
             yield f"jobs/{job.name}/logs/{name}", Content(files, head)
         for name, path in outputs(job):
@@ -105,7 +110,7 @@ def not_collected(home: Path, lost: Iterable[ResultsLost]) -> dict[str, Any] | N
     """Return the content of NOT_COLLECTED; None if nothing is missing."""
     results = [to_json(event) for event in lost]
     partial = [{"job": job.name, "worker": folder.name.replace("@", "/"), "file": name}
-               for job in sorted((home / "jobs").glob("*")) for folder in sorted((job / "outputs").glob("[!.]*@*"))
+               for job in _jobs(home) for folder in sorted((job / "outputs").glob("[!.]*@*"))
                for name in sorted(partial_files(folder))]
     return {"lost": results, "partial_files": partial} if results or partial else None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.disk.jobfile import JobRecord, StoredJob
-from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged, JobSubmitted, ScriptsRan
+from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged, JobsPruned, JobSubmitted, ScriptsRan
 from spotfleet.model import JobSpec, JobState
 
 LOST = "its job.json was lost, and no host that answers holds the job: submit it again with `spotfleet train`"
@@ -45,6 +45,7 @@ class LedgerJob:
 
 
 def jobs_in(events: Iterable[Event]) -> dict[str, LedgerJob]:
+    """Return the jobs of the ledger, without those that were pruned."""
     found: dict[str, LedgerJob] = {}
     for event in events:
         match event:
@@ -55,6 +56,9 @@ def jobs_in(events: Iterable[Event]) -> dict[str, LedgerJob]:
             case GenerationFormed(members=workers) | ScriptsRan(workers=workers) if event.job in found:
                 job = found[event.job]
                 found[event.job] = replace(job, hosts=job.hosts | {name.partition("/")[0] for name in workers})
+            case JobsPruned(jobs=names):
+                for name in names:
+                    found.pop(name, None)
     return found
 
 

@@ -68,7 +68,8 @@ def test_the_ledger_tells_which_jobs_had_ended_before_the_takeover():
         return JobChanged(1.0, job, state, "")
 
     events = [changed("done-1", JobState.SUCCEEDED), changed("live-2", JobState.RUNNING),
-              changed("back-3", JobState.FAILED), changed("gone-4", JobState.RUNNING), TakenOver(2.0, "f-d-1", False, ""),
+              changed("back-3", JobState.FAILED), changed("gone-4", JobState.RUNNING),
+              TakenOver(2.0, "f-d-1", False, ""),
               changed("back-3", JobState.RECOVERING), changed("lost-5", JobState.FAILED),
               JobsPruned(3.0, ("gone-4",), 9)]
     assert ended_in(events) == {"done-1", "gone-4"}  # a late host may still hold lost-5

@@ -27,6 +27,7 @@ from spotfleet.fleet.domain.events import (
     GenerationFormed,
     HostDraining,
     JobChanged,
+    JobsPruned,
     JobSubmitted,
     TakenOver,
 )
@@ -67,6 +68,14 @@ def reports(damage: DamagedFiles) -> list[tuple[str, bool]]:
 
 
 # ---- job.json
+
+
+def test_what_is_left_of_a_pruned_job_makes_no_job(tmp_path: Path):
+    (tmp_path / "jobs" / NAME / "outputs").mkdir(parents=True)
+    found = DamagedFiles(tmp_path)
+    assert find_jobs(tmp_path, [SUBMITTED, FORMED, JobsPruned(1003.0, (NAME,), 9)], found) == ([], {})
+    assert find_jobs(tmp_path, [SUBMITTED, SUCCEEDED, JobsPruned(1003.0, (NAME,), 9)], found) == ([], {})
+    assert reports(found) == []
 
 
 @pytest.mark.parametrize("events", [[SUBMITTED, FORMED], [SUBMITTED, FORMED, SUCCEEDED]], ids=["live", "ended"])
