@@ -39,6 +39,7 @@ from spotfleet.dispatcher.lifecycle.health import HealthRemarks
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.dispatcher.policy import PolicyController
+from spotfleet.dispatcher.recovery.job_adoption import ended_in
 from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
 from spotfleet.dispatcher.recovery.takeover import Takeover, adopts
 from spotfleet.dispatcher.retention import Retention
@@ -91,6 +92,9 @@ class Dispatcher:
         self.desk.last_known = max(map(jobfile.number_of, known), default=0)
         self.maintenance = CheckpointMaintenance(core.jobs.values, replica, core.step_soon, self.desk.checkpoint_kept)
         self.takeover, self.backup = Takeover(core, self.desk, lost), Backup(core, bundles)
+        if takes_over:
+            self.retention.left.update(ended_in(journal.each()), jobfile.past(home))
+            self.takeover.adoption.ended = self.retention.left
         self._order_sender = OrderSender(core, self.takeover, self._stuck)
         self._health = HealthRemarks(core, self.machines.stays)
         self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self.retention, self._remarks)
@@ -116,9 +120,7 @@ class Dispatcher:
         noticed, news = report.notice != connection.report.notice, differs(connection.report, report)
         connection.receive(report, time.monotonic())
         if report.host not in self.core.journal.state.ended:
-            jobs = self.core.jobs
-            self.core.unsent.receive(report, lambda job: job in jobs and jobs[job].was_given_to(report.host),
-                                     time.monotonic())
+            self.core.unsent.receive(report, lambda job: self.desk.was_given(job, report.host), time.monotonic())
         self.takeover.receive(report)
         if self.core.settled:
             for job in self.core.jobs.values():

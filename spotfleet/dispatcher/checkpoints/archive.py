@@ -5,6 +5,7 @@ NOT_COLLECTED lists the results that are missing and the partial files; it is ab
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -77,9 +78,14 @@ class _Chain:
         return bytes(found)
 
 
+def _jobs(home: Path) -> list[Path]:
+    """Return the folders of all jobs, also of those that have left memory."""
+    return sorted([*(home / "jobs").glob("*"), *(home / "past").glob("*")], key=lambda folder: folder.name)
+
+
 def members(home: Path) -> Iterator[tuple[str, Content]]:
     """Yield (name in the archive, content) for everything but the ledger, which needs a copy as others write to it."""
-    for job in sorted([*(home / "jobs").glob("*"), *(home / "past").glob("*")], key=lambda folder: folder.name):
+    for job in _jobs(home):
         for name, head, files in whole_logs(job / "logs"):
             yield f"jobs/{job.name}/logs/{name}", Content(files, head)
         for name, path in outputs(job):
@@ -104,7 +110,7 @@ def not_collected(home: Path, lost: Iterable[ResultsLost]) -> dict[str, Any] | N
     """Return the content of NOT_COLLECTED; None if nothing is missing."""
     results = [to_json(event) for event in lost]
     partial = [{"job": job.name, "worker": folder.name.replace("@", "/"), "file": name}
-               for job in sorted((home / "jobs").glob("*")) for folder in sorted((job / "outputs").glob("[!.]*@*"))
+               for job in _jobs(home) for folder in sorted((job / "outputs").glob("[!.]*@*"))
                for name in sorted(partial_files(folder))]
     return {"lost": results, "partial_files": partial} if results or partial else None
 
@@ -148,7 +154,8 @@ def send_tar(home: Path, ledger: Ledger, send: Callable[[bytes], None]) -> None:
 
 
 def send_outputs(job: Path, send: Callable[[bytes], None]) -> None:
-    """Send the outputs collected in this job's folder as .tar.gz; more may arrive meanwhile."""
+    """Send the outputs collected in this job's folder as .tar.gz; more may arrive meanwhile. Raises FileNotFoundError
+    if the folder is not there at the end: some files may be missing."""
     with _tar(send) as tar:
         for name, path in outputs(job):
             with path.open("rb") as file:  # open: a file that replaces it now has no effect
@@ -156,6 +163,8 @@ def send_outputs(job: Path, send: Callable[[bytes], None]) -> None:
                 stat = os.fstat(file.fileno())
                 member.size, member.mode, member.mtime = stat.st_size, 0o600, int(stat.st_mtime)
                 tar.addfile(member, file)
+        if not job.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "removed while its outputs were sent", str(job))
 
 
 @contextmanager

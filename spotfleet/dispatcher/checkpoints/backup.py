@@ -41,7 +41,7 @@ from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.domain.events import TargetChanged
+from spotfleet.fleet.domain.events import JobsPruned, TargetChanged
 from spotfleet.storage import atomic
 from spotfleet.storage.folder import STALE_S, FolderStore
 
@@ -186,9 +186,11 @@ class Backup:
             self._closed.add(job.job)
 
     def _drop_past(self, known: set[str]) -> None:
-        """Drop the records of jobs that have left our memory; the ledger's copy knows their ends."""
+        """Drop the records of jobs that have left our memory or were pruned; the ledger's copy knows their ends."""
         if not self._listed:  # the process before this one may have been killed before it dropped some
-            self._sealed |= {job for job in sealed_jobs(self._durable) if (self._core.home / "past" / job).is_dir()}
+            pruned = {job for event in self._core.journal.each() if isinstance(event, JobsPruned) for job in event.jobs}
+            self._sealed |= {job for job in sealed_jobs(self._durable)
+                             if job in pruned or (self._core.home / "past" / job).is_dir()}
             self._listed = True
         for job in self._sealed - known:
             self._durable.drop(sealed_name(job))

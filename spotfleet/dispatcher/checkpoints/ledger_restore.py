@@ -119,10 +119,11 @@ async def restore(boot: DispatcherBoot, home: Path) -> Restored:
         return Restored(troubles=(f"{target} cannot be read: {error.strerror or error}",))
     for trouble in found.troubles:
         log.warning("%s", trouble)
+    past = jobfile.past(home)
     for job in found.jobs:
         place = home / "jobs" / job
         atomic.make_folder(place.parent)
-        if not place.exists():
+        if not place.exists() and job not in past:
             atomic.rename(stage / "jobs" / job, place)
     write_json(home / FOUND, to_json(found))  # for the next process, if we are killed now
     if found.ledger:

@@ -11,6 +11,7 @@ A damaged file is set aside. `recovery/lost_jobs.py` makes the job's record agai
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -26,6 +27,7 @@ from spotfleet.model import JobSpec, JobState
 from spotfleet.storage import atomic, json_file
 
 NAME_CHARS = 60
+JOB_NAME = re.compile(r"\w[\w.-]{0,99}")
 START = re.compile(r"(?:d(\d+)-)?(?:(\d+)-)?\d+")  # a worker's incarnation, see `jobs/desk.py: WorkerNames`
 
 
@@ -148,6 +150,12 @@ def number_of(name: str) -> int:
 
 def folders(home: Path) -> list[Path]:
     return [path for path in (home / "jobs").glob("*") if path.is_dir()]
+
+
+def past(home: Path) -> list[str]:
+    """Return the names of jobs that have left memory."""
+    folder = home / "past"
+    return [name for name in os.listdir(folder) if JOB_NAME.fullmatch(name)] if folder.is_dir() else []
 
 
 def load_all(home: Path, damage: DamagedFiles) -> list[StoredJob]:

@@ -9,7 +9,7 @@ from aiohttp import web
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.http import revocation
-from spotfleet.dispatcher.http.requests import CORE, FLEET, LONGEST_WAIT_S, body, number, streamed, whole
+from spotfleet.dispatcher.http.requests import CORE, FLEET, JOBS, LONGEST_WAIT_S, body, number, streamed, whole
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import event_to_json
 from spotfleet.model import SPOT_POLICIES, Nodes, PolicySpec
@@ -89,4 +89,5 @@ async def get_archive(request: web.Request) -> web.StreamResponse:
     """Stream the archive while it is built. A failure aborts the connection: without an end marker it is partial."""
     core = request.app[CORE]
     with request.app[FLEET].shutdown.reading():
-        return await streamed(request, lambda send: archive.send_tar(core.home, core.journal.ledger, send))
+        async with request.app[JOBS].retention.archiving():
+            return await streamed(request, lambda send: archive.send_tar(core.home, core.journal.ledger, send))

@@ -170,15 +170,17 @@ async def post_output(request: web.Request) -> web.Response:
     data = await whole_body(request)
     found, worker = _job(request), _own_worker(request)
     pieces = unpack_pieces(data)
-    async with found.outputs.lock(worker):
-        return web.json_response({"held": await asyncio.to_thread(found.outputs.apply, worker, pieces)})
+    with request.app[JOBS].retention.using(found.id):
+        async with found.outputs.lock(worker):
+            return web.json_response({"held": await asyncio.to_thread(found.outputs.apply, worker, pieces)})
 
 
 async def get_outputs(request: web.Request) -> web.StreamResponse:
     """Stream the outputs of a job collected so far as .tar.gz; without its end marker it is incomplete."""
     found, began = _job(request), time.time()
-    answer = await streamed(request, lambda send: archive.send_outputs(found.folder, send))
-    found.outputs_fetched(began)
+    with request.app[JOBS].retention.using(found.id):
+        answer = await streamed(request, lambda send: archive.send_outputs(found.folder, send))
+        found.outputs_fetched(began)
     return answer
 
 

@@ -87,8 +87,16 @@ class JobDesk:
         return self.retention.last_number
 
     def find(self, name: str) -> ManagedJob | None:
-        """Return the job of that name, also if it has left memory."""
-        return self._core.jobs.get(name) or self.retention.find(name)
+        """Return the job of that name, also if it has left memory; None while it is being pruned."""
+        return None if self.retention.is_going(name) else self._core.jobs.get(name) or self.retention.find(name)
+
+    def was_given(self, name: str, host: str) -> bool:
+        """Return whether a host was ever given a worker of this job, which may have left memory."""
+        try:
+            found = self.find(name)
+        except ValueError:  # its record is damaged
+            return False
+        return found is not None and found.was_given_to(host)
 
     def add(self, record: JobRecord, secrets: dict[str, str], *, in_ledger: bool = False) -> ManagedJob:
         """Write a new job to the disk and, unless it is there, to the ledger, and manage it from now on."""

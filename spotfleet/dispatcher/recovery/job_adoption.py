@@ -8,8 +8,10 @@ Until then an agent leaves the workers alone. A job on our disk is requested too
 may be behind: its record was restored from the checkpoint target, or an agent reports a higher generation.
 
 Unknown jobs are accepted for ADOPT_S after a new machine has taken over, and never otherwise: an intruder on a host
-must not be able to create jobs. A job of the ledger whose job.json was lost is accepted from its own hosts. So are the
-secrets of a job whose secrets.json was damaged; with a digest in job.json they must have it.
+must not be able to create jobs. A job that had ended stays ended, whatever a host still holds of it.
+
+A job of the ledger whose job.json was lost is accepted from its own hosts. So are the secrets of a job whose
+secrets.json was damaged; with a digest in job.json they must have it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.jobs import validation
 from spotfleet.dispatcher.reports import LARGEST, WORKER_NAME
 from spotfleet.errors import UsageError
+from spotfleet.fleet.domain.events import Event, JobChanged, JobsPruned, TakenOver
 from spotfleet.model import JobState
 from spotfleet.protocol.messages import AgentReport, HeldJob, WorkerLaunch
 from spotfleet.storage.json_file import digest_of_json
@@ -50,6 +53,7 @@ class Adoption:
         self.open_until = 0.0  # Unix; unknown jobs are accepted until then
         self.behind: set[str] = set()  # jobs on our disk that were restored: agents may have newer data
         self.lost: dict[str, frozenset[str]] = {}  # jobs of the ledger that our disk has lost -> their hosts
+        self.ended: set[str] = set()  # jobs that had ended, see `ended_in`: none of them runs again
         self._asked: dict[str, tuple[str, ...]] = {}  # host -> jobs
         self._answers: dict[str, dict[str, HeldJob]] = {}  # host -> job -> its answer
 
@@ -67,7 +71,7 @@ class Adoption:
         self._asked[report.host] = tuple(asked)
 
     def _may_bring(self, host: str, job: str, unix: float) -> bool:
-        return unix < self.open_until or host in self.lost.get(job, ())
+        return job not in self.ended and (unix < self.open_until or host in self.lost.get(job, ()))
 
     def asked(self, host: str) -> tuple[str, ...]:
         return self._asked.get(host, ())
@@ -129,6 +133,26 @@ class Adoption:
 
     def _of(self, job: str) -> dict[str, HeldJob]:
         return {host: jobs[job] for host, jobs in self._answers.items() if job in jobs}
+
+
+def ended_in(events: Iterable[Event]) -> set[str]:
+    """Return the jobs that had ended when the newest dispatcher machine took over, and those that were pruned.
+
+    One that ended later counts only if it was pruned: it may be one that failed as lost, which a late host still holds.
+    """
+    ended, before, pruned = set[str](), set[str](), set[str]()
+    for event in events:
+        match event:
+            case JobChanged() if event.state.ended:
+                ended.add(event.job)
+            case JobChanged():
+                ended.discard(event.job)
+                before.discard(event.job)
+            case TakenOver():
+                before = set(ended)
+            case JobsPruned():
+                pruned.update(event.jobs)
+    return before | pruned
 
 
 def _ahead(report: AgentReport, record: JobRecord) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.disk.jobfile import JobRecord, StoredJob
-from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged, JobSubmitted, ScriptsRan
+from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged, JobsPruned, JobSubmitted, ScriptsRan
 from spotfleet.model import JobSpec, JobState
 
 LOST = "its job.json was lost, and no host that answers holds the job: submit it again with `spotfleet train`"
@@ -45,6 +45,7 @@ class LedgerJob:
 
 
 def jobs_in(events: Iterable[Event]) -> dict[str, LedgerJob]:
+    """Return the jobs of the ledger, without those that were pruned."""
     found: dict[str, LedgerJob] = {}
     for event in events:
         match event:
@@ -55,6 +56,9 @@ def jobs_in(events: Iterable[Event]) -> dict[str, LedgerJob]:
             case GenerationFormed(members=workers) | ScriptsRan(workers=workers) if event.job in found:
                 job = found[event.job]
                 found[event.job] = replace(job, hosts=job.hosts | {name.partition("/")[0] for name in workers})
+            case JobsPruned(jobs=names):
+                for name in names:
+                    found.pop(name, None)
     return found
 
 
@@ -86,8 +90,9 @@ def find_jobs(home: Path, events: Iterable[Event], damage: DamagedFiles, *,
     stored = jobfile.load_all(home, damage)
     ledger = {name: replace(job, hosts=job.hosts | senders(home / "jobs" / name))
               for name, job in jobs_in(events).items()}
+    past = set(jobfile.past(home))
     known = {job.record.job for job in stored}
-    lost = {name: job for name, job in ledger.items() if name not in known and not job.ended}
+    lost = {name: job for name, job in ledger.items() if name not in known | past and not job.ended}
     for name in lost:
         path = home / "jobs" / name / "job.json"
         if not takes_over and not damage.reported(path):
@@ -97,7 +102,7 @@ def find_jobs(home: Path, events: Iterable[Event], damage: DamagedFiles, *,
         if folder.name in known or folder.name in lost:
             continue
         jobfile.drop_secrets(folder)
-        if job is not None and job.changed is not None:
+        if job is not None and job.changed is not None and folder.name not in past:
             record = job.record(job.changed.state, job.changed.why, job.changed.at)
             if not damage.reported(folder / "job.json"):
                 damage.missing(folder / "job.json", "the ledger has the job's end: only its spec is lost")

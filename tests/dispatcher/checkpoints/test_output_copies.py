@@ -81,6 +81,12 @@ def test_a_piece_that_comes_twice_changes_nothing_more(tmp_path: Path):
     assert contents(tmp_path) == {"f-1@0@1/log": b"newer"}
 
 
+def test_partial_files_of_a_job_that_has_left_memory_are_listed_as_not_collected(tmp_path: Path):
+    Outputs(tmp_path / "past" / "j" / "outputs").apply(WORKER, [(OutputPiece("append", "a", 0, 3, whole=9), b"one")])
+    assert archive.not_collected(tmp_path, ()) == {
+        "lost": [], "partial_files": [{"job": "j", "worker": WORKER, "file": "a"}]}
+
+
 def names(home: Path) -> list[str]:
     """What an archive or a download has of the job "j"."""
     return [name for name, _ in archive.outputs(home / "jobs" / "j")]

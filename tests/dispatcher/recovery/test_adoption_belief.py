@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from spotfleet.dispatcher.disk.jobfile import JobRecord, name_for
-from spotfleet.dispatcher.recovery.job_adoption import Adoption, check
-from spotfleet.model import JobSpec
+from spotfleet.dispatcher.recovery.job_adoption import Adoption, check, ended_in
+from spotfleet.fleet.domain.events import JobChanged, JobsPruned, TakenOver
+from spotfleet.model import JobSpec, JobState
 from spotfleet.protocol.messages import AgentReport, Assignment, HeldJob, WorkerLaunch, WorkerReport, WorkerState
 
 
@@ -51,6 +52,27 @@ def test_what_a_host_says_that_the_cloud_does_not_list_makes_no_job():
 def test_unknown_jobs_are_believed_in_after_a_takeover_only():
     adoption = told(report(held=(held(),)), until=0.0)
     assert adoption.asked("f-0") == () and adoption.found((), ("f-0",), [], unix=0.0) == []
+
+
+def test_a_job_that_has_ended_is_not_taken_from_a_host_that_still_holds_it():
+    adoption = Adoption()
+    adoption.open_until, adoption.ended = 1000.0, {"j-1"}
+    for said in (report(), report(held=(held(),))):
+        adoption.receive(said, {}, 0.0, settled=False)
+        adoption.receive(said, {}, 0.0, settled=True)
+    assert adoption.asked("f-0") == () and adoption.found((), ("f-0",), [], unix=0.0) == []
+
+
+def test_the_ledger_tells_which_jobs_had_ended_before_the_takeover():
+    def changed(job: str, state: JobState) -> JobChanged:
+        return JobChanged(1.0, job, state, "")
+
+    events = [changed("done-1", JobState.SUCCEEDED), changed("live-2", JobState.RUNNING),
+              changed("back-3", JobState.FAILED), changed("gone-4", JobState.RUNNING),
+              TakenOver(2.0, "f-d-1", False, ""),
+              changed("back-3", JobState.RECOVERING), changed("lost-5", JobState.FAILED),
+              JobsPruned(3.0, ("gone-4",), 9)]
+    assert ended_in(events) == {"done-1", "gone-4"}  # a late host may still hold lost-5
 
 
 def test_what_nobody_asked_for_is_not_heard():

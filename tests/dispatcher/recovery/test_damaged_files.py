@@ -27,6 +27,7 @@ from spotfleet.fleet.domain.events import (
     GenerationFormed,
     HostDraining,
     JobChanged,
+    JobsPruned,
     JobSubmitted,
     TakenOver,
 )
@@ -67,6 +68,25 @@ def reports(damage: DamagedFiles) -> list[tuple[str, bool]]:
 
 
 # ---- job.json
+
+
+def test_what_is_left_of_a_pruned_job_makes_no_job(tmp_path: Path):
+    (tmp_path / "jobs" / NAME / "outputs").mkdir(parents=True)
+    found = DamagedFiles(tmp_path)
+    assert find_jobs(tmp_path, [SUBMITTED, FORMED, JobsPruned(1003.0, (NAME,), 9)], found) == ([], {})
+    assert find_jobs(tmp_path, [SUBMITTED, SUCCEEDED, JobsPruned(1003.0, (NAME,), 9)], found) == ([], {})
+    assert reports(found) == []
+
+
+@pytest.mark.parametrize("events", [[SUBMITTED, FORMED], [SUBMITTED, FORMED, SUCCEEDED]], ids=["live", "ended"])
+def test_a_job_that_has_left_memory_is_not_lost(tmp_path: Path, events: list[Event]):
+    stored(tmp_path, JobState.SUCCEEDED)
+    (tmp_path / "past").mkdir()
+    (tmp_path / "jobs" / NAME).rename(tmp_path / "past" / NAME)
+    (tmp_path / "jobs" / NAME / "outputs").mkdir(parents=True)  # written by a request that came late
+    found = DamagedFiles(tmp_path)
+    assert find_jobs(tmp_path, events, found) == ([], {}) and reports(found) == []
+    assert not (tmp_path / "jobs" / NAME / "job.json").exists()
 
 
 @EACH_WAY

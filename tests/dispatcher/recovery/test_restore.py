@@ -17,7 +17,7 @@ from spotfleet.dispatcher.checkpoints.ledger_restore import (
     restore,
     sealed_name,
 )
-from spotfleet.dispatcher.disk.jobfile import JobRecord, load
+from spotfleet.dispatcher.disk.jobfile import JobRecord, load, save
 from spotfleet.fleet.domain.events import FleetCreated, JobSubmitted
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import BillingRules, CheckpointSpec, JobSpec, Nodes
@@ -55,6 +55,13 @@ def test_what_a_dispatcher_of_the_fleet_left_comes_back(boot, tmp_path: Path):
     found = asyncio.run(restore(boot, tmp_path / "home"))
     assert (found.ledger, found.jobs, found.troubles) == (True, ("j-1",), ())
     assert load(tmp_path / "home" / "jobs" / "j-1") == (SEALED.record, SEALED.secrets)
+
+
+def test_a_job_that_has_left_memory_does_not_come_back(boot, tmp_path: Path):
+    put_job(boot)
+    save(tmp_path / "home" / "past" / "j-1", SEALED.record)
+    asyncio.run(restore(boot, tmp_path / "home"))
+    assert not (tmp_path / "home" / "jobs" / "j-1").exists() and not (tmp_path / "home" / ".restored").exists()
 
 
 def put_history(boot: DispatcherBoot, folder: Path, machine: int, *ats: float) -> str:
