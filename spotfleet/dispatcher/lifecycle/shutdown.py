@@ -178,6 +178,12 @@ class FleetShutdown:
             wait_s = max(wait_s, self._keep_s)
         return not wait_s or unix - max(self.last_at, self._read_at) >= wait_s
 
+    def move(self, by_s: float) -> None:
+        """Move all instants, which were taken from a time that was wrong by `by_s`."""
+        self._sent_at, self._read_at = (at and at + by_s for at in (self._sent_at, self._read_at))
+        if self.decision is not None:
+            self._write(replace(self.decision, at=self.decision.at + by_s))
+
     def save(self) -> None:
         """Write a decision that could not be written: the end does not wait for room on the disk."""
         if self.unsaved and self.decision is not None:

@@ -41,7 +41,6 @@ class Takeover:
         """`lost`: jobs of the ledger without their file, see `lost_jobs.py`."""
         self._core, self._desk, self._lost = core, desk, dict(lost)
         self._missing_bundles: dict[str, tuple[str, ...]] = {}  # host -> bundles to upload now
-        self.event = core.journal.state.taken_over
         self.adoption = Adoption()
         self.adoption.lost = {name: job.hosts for name, job in lost.items()}
         if self.event is not None:
@@ -52,6 +51,11 @@ class Takeover:
                 self.adoption.behind = {j.id for j in core.jobs.values()
                                         if not j.state.ended and j.record.submitted_at < self.event.at}
         self.adoption.behind |= {j.id for j in core.jobs.values() if j.secrets_lost}
+
+    @property
+    def event(self) -> TakenOver | None:
+        """The newest takeover, by the time that is known now."""
+        return self._core.journal.state.taken_over
 
     @property
     def remarks(self) -> list[str]:
@@ -152,6 +156,7 @@ class Takeover:
         """Adopt the jobs of late agents, and find missing bundles."""
         if self.event is None:
             return
+        self.adoption.open_until = self.event.at + ADOPT_S  # the time may have been wrong
         self._missing_bundles = self._missing()
         if not self.adoption.any_unknown(self._core.jobs):
             return

@@ -250,6 +250,21 @@ def test_the_wait_for_the_laptop_begins_once_the_last_host_has_sent_its_results(
     assert not lifetime.may_power_off(hosts_end_themselves, shutdown.last_at, 1, 5000.0 + lifetime.LAST_RESORT_S - 1)
 
 
+def test_the_waits_of_a_shutdown_last_as_long_where_the_time_was_wrong(tmp_path: Path):
+    shutdown = FleetShutdown(tmp_path, keep_s=50.0, unix=lambda: 1020.0)
+    shutdown.move(5.0)
+    assert shutdown.decision is None
+    shutdown.begin("idle", by_ourselves=True, at=1000.0)
+    shutdown.note_sending(1010.0)
+    with shutdown.reading():
+        pass
+    shutdown.move(72_000.0)
+    assert (shutdown.last_at, shutdown.must_end(73_069.0), shutdown.must_end(73_070.0)) == (73_010.0, False, True)
+    again = FleetShutdown(tmp_path)
+    again.load([], DamagedFiles(tmp_path))
+    assert again.decision == shutdown.decision and shutdown.decision.at == 73_000.0
+
+
 def test_an_older_dispatchers_decision_is_readable(tmp_path: Path):
     (tmp_path / "down.json").write_text(json.dumps({"why": "asked", "at": time.time(), "by_ourselves": False}))
     assert restarted(tmp_path).patience is ASKED
