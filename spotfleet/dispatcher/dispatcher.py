@@ -25,6 +25,7 @@ from spotfleet.dispatcher.core import Core, clock_of
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.damage import DamagedFiles
+from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.dispatcher.fleet_desk import FleetDesk
 from spotfleet.dispatcher.hosts import AgentConnection, HostView, differs
 from spotfleet.dispatcher.http.revocation import disconnect_rejected
@@ -233,8 +234,13 @@ class Dispatcher:
                 and h.terminate_at is None and not core.is_connected(h.request_id)]
         if (away or self.takeover.waits()) and time.monotonic() < core.settle_until:
             return
+        try:
+            self.takeover.settle()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return  # workers train on without orders until there is room for the records
         core.settle_until = 0.0
-        self.takeover.settle()
         reports = [s.report for s in core.connections.values()]
         for job in core.jobs.values():
             if not job.state.ended:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile
+from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.jobs.desk import JobDesk
 from spotfleet.dispatcher.jobs.job import ManagedJob
@@ -89,7 +90,8 @@ class Takeover:
         return any(s.connected and self.adoption.awaits_answer(s.host) for s in self._core.connections.values())
 
     def settle(self) -> None:
-        """Update the jobs with the agents' answers, before they continue."""
+        """Update the jobs with the agents' answers, before they continue. A full disk raises its error: it may be
+        called again."""
         for job in self._core.jobs.values():
             if job.secrets_lost:
                 self._return_secrets(job)
@@ -107,10 +109,10 @@ class Takeover:
     def _return_secrets(self, job: ManagedJob) -> None:
         secrets = self.adoption.secrets_of(job.record)
         if secrets is not None:  # else the job fails in its next step
-            job.secrets, job.secrets_lost = secrets, False
-            job.record = replace(job.record, secrets_digest=digest_of_json(secrets))
+            record = replace(job.record, secrets_digest=digest_of_json(secrets))
             jobfile.save_secrets(job.folder, secrets)
-            jobfile.save(job.folder, job.record)
+            jobfile.save(job.folder, record)
+            job.secrets, job.secrets_lost, job.record = secrets, False, record
 
     def _learn(self, job: ManagedJob) -> None:
         before = job.record
@@ -162,7 +164,12 @@ class Takeover:
             return
         reports = [s.report for s in self._core.connections.values() if s.connected]
         for found in self._found(views.keys()):
-            job = self._take(found)
+            try:
+                job = self._take(found)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                break  # its workers train on without orders, and it is tried again
             job.adopt(reports)
             for connection in self._core.connections.values():
                 if not connection.connected:

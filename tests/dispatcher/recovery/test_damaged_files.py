@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +38,19 @@ from tests.dispatcher.recovery.test_power_cut import packed
 from tests.support.damage import EACH_UNREADABLE_WAY, EACH_WAY, Damage, missing
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
+
+
+def refuse_records(patch: pytest.MonkeyPatch) -> list[Path]:
+    """As a full disk does. Returns the files that were refused so far."""
+    refused: list[Path] = []
+
+    def refuse(path: Path, *_: object) -> None:
+        refused.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(jobfile, "write_json", refuse)
+    return refused
+
 
 SECRETS = {"KEY": "hidden-value", "JOB_KEY": "0" * 64}
 NAME = "one-1"
@@ -303,6 +318,31 @@ def test_a_lost_job_that_no_host_holds_has_failed_and_its_output_is_there(play):
         shutil.rmtree(stage.home / "jobs" / job)
         await stage.start_dispatcher()
         assert await stage.submit(Script(steps=2), (1, 1), "next") == "next-2"
+
+    play(scene, spec(1))
+
+
+@pytest.mark.parametrize("file", ["job.json", "secrets.json"])
+def test_a_full_disk_ends_no_start_that_gets_a_job_back_from_its_hosts(play, monkeypatch: pytest.MonkeyPatch,
+                                                                       file: str):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=1_000_000), (1, 1), secrets={"KEY": "hidden-value"})
+        before = await stage.at_version(job, 3)
+        await stage.stop_dispatcher()
+        folder = stage.home / "jobs" / job
+        (folder / file).write_text("{")
+        with monkeypatch.context() as full:
+            refused = refuse_records(full)
+            await stage.start_dispatcher()
+            await stage.until("two refused attempts", lambda: len(refused) > 2)
+            version = max(w.version for w in stage.world.workers.values())
+            await stage.until("training to go on", lambda: any(w.version > version
+                                                               for w in stage.world.workers.values()))
+            assert not stage.daemon.dispatcher.core.settled
+        after = await stage.at_version(job, before.version + 5)
+        assert after.generation == before.generation
+        assert jobfile.load(folder)[1] == stage.daemon.dispatcher.core.jobs[job].secrets
 
     play(scene, spec(1))
 
