@@ -136,7 +136,8 @@ def _sentence(event: Event, at_laptop: bool) -> str:
         case FileDamaged():
             return f"{event.file}: {event.text}"
         case DownDecided():
-            return f"goes down: {event.why}"
+            short = "; results that do not arrive are given up" if event.discard else ""
+            return f"goes down: {event.why}" + ("; hosts get little time to send results" * event.limited) + short
         case TakenOver():
             return f"is taken over by {event.host}: {event.why}"
         case TargetChanged():

@@ -112,6 +112,10 @@ SAID = [
     (e.FileDamaged(AT, "jobs/d-8/job.json", "job.json.damaged-1", "it is no JSON", "agents are asked for the job"),
      "file        jobs/d-8/job.json: it is no JSON; it is kept as job.json.damaged-1: agents are asked for the job"),
     (e.DownDecided(AT, "asked by `spotfleet down`", False), "fleet       goes down: asked by `spotfleet down`"),
+    (e.DownDecided(AT, "idle", True, limited=True),
+     "fleet       goes down: idle; hosts get little time to send results"),
+    (e.DownDecided(AT, "idle", True, discard=True),
+     "fleet       goes down: idle; results that do not arrive are given up"),
     (e.FleetDown(AT, "idle for 6 s (autostop)"), "fleet       has no host any more: idle for 6 s (autostop)"),
 ]
 

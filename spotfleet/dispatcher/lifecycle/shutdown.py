@@ -59,7 +59,8 @@ def decided(events: Iterable[Event]) -> ShutdownDecision | None:
     found: ShutdownDecision | None = None
     for event in events:
         if isinstance(event, DownDecided):
-            found = found or ShutdownDecision(event.why, event.at, event.by_ourselves)
+            first = found or ShutdownDecision(event.why, event.at, event.by_ourselves)
+            found = replace(first, limited=first.limited or event.limited, discard=first.discard or event.discard)
         elif isinstance(event, TakenOver):
             found = None
     return found
@@ -125,16 +126,14 @@ class FleetShutdown:
         decided = replace(decided, limited=decided.limited or (before is None and limited),
                           discard=decided.discard or discard)
         if decided != before:
-            self._write(decided)
+            self._decide(decided, at)
             log.info("going down: %s", why)
-        if before is None:
-            self._note(DownDecided(at, why, by_ourselves))
         return before is None
 
     def limit(self) -> None:
         """Record that max_cost or max_lifetime is reached while the fleet goes down."""
         if self.decision is not None and not self.decision.limited:
-            self._write(replace(self.decision, limited=True))
+            self._decide(replace(self.decision, limited=True), self._unix())
 
     @property
     def patience(self) -> Patience:
@@ -188,6 +187,11 @@ class FleetShutdown:
         """Write a decision that could not be written: the end does not wait for room on the disk."""
         if self.unsaved and self.decision is not None:
             self._write(self.decision)
+
+    def _decide(self, decision: ShutdownDecision, at: float) -> None:
+        """Write a new or changed decision to the disk and the ledger."""
+        self._write(decision)
+        self._note(DownDecided(at, decision.why, decision.by_ourselves, decision.limited, decision.discard))
 
     def _write(self, decision: ShutdownDecision) -> None:
         self.decision = decision

@@ -31,6 +31,7 @@ from spotfleet.fleet.domain.events import (
     JobChanged,
     JobSubmitted,
     TakenOver,
+    event_from_json,
 )
 from spotfleet.model import JobSpec, JobState
 from spotfleet.storage.json_file import digest_of_json
@@ -213,6 +214,22 @@ def test_a_decision_to_end_is_neither_lost_nor_invented(tmp_path: Path, damage: 
     again = FleetShutdown(tmp_path)
     again.load([], found)
     assert (again.why, reports(found)) == (why, [])
+
+
+def test_the_ledgers_copy_of_a_decision_has_all_of_it_and_each_change(tmp_path: Path):
+    noted: list[Event] = []
+    shutdown = FleetShutdown(tmp_path, unix=lambda: 1020.0, note=noted.append)
+    shutdown.begin("idle", by_ourselves=True, at=1003.0)
+    shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=1010.0)  # changes nothing
+    shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=1010.0, discard=True)
+    shutdown.limit()
+    assert noted == [DownDecided(1003.0, "idle", True), DownDecided(1010.0, "idle", True, discard=True),
+                     DownDecided(1020.0, "idle", True, limited=True, discard=True)]
+    (tmp_path / "down.json").unlink()
+    again = FleetShutdown(tmp_path)
+    again.load(noted, DamagedFiles(tmp_path))
+    assert again.decision == shutdown.decision
+    assert event_from_json({"kind": "DownDecided", "at": 1003.0, "why": "idle", "by_ourselves": True}) == noted[0]
 
 
 @EACH_UNREADABLE_WAY
