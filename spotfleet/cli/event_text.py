@@ -72,7 +72,7 @@ SCOPES = {"pool": "", "type": " (in every zone)", "region": " (in the whole regi
 
 def line(row: dict[str, Any], preempted: Mapping[str, str] | None = None) -> str:
     """Format one event of `events -o json`. `preempted`: result of `preemption` for the events before."""
-    if row["kind"] not in KINDS:  # of a newer dispatcher
+    if row["kind"] not in KINDS:  # a newer dispatcher has written it
         subject, what = row.get("job") or row.get("request_id") or "", f"{row['kind']} (a newer spotfleet describes it)"
         return harmless(f"{clock(row['at'], seconds=True)}  {subject!s:<{WIDTH}}  {what}")
     event, at_laptop = event_from_json(row), row.get("ledger") == "laptop"

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.jobfile import JobRecord, StoredJob
+from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
 from spotfleet.errors import UsageError
@@ -461,6 +463,26 @@ def test_the_ledger_has_the_decision_to_end(play):
         (stage.home / "down.json").write_text("")
         await stage.start_dispatcher()
         assert (await stage.call("GET", "/v1/status"))[1]["state"] in ("going down", "down")
+
+    play(scene, spec(1))
+
+
+def test_a_start_reads_the_ledger_once(play, monkeypatch: pytest.MonkeyPatch):
+    reads: list[bool] = []
+
+    def each(journal: Journal) -> Iterator[Event]:
+        reads.append(True)
+        return (event for _, event in journal.ledger.each())
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=20), (1, 1))
+        await stage.stands(job, "succeeded")
+        await stage.stop_dispatcher()
+        monkeypatch.setattr(Journal, "each", each)
+        await stage.start_dispatcher()
+        await stage.until("settled", lambda: stage.daemon.dispatcher.core.settled)
+        assert len(reads) == 1
 
     play(scene, spec(1))
 
