@@ -31,6 +31,7 @@ from spotfleet.storage import json_file
 
 log = logging.getLogger(__name__)
 CONTINUES = "the ledger has the decision, and the fleet goes down as decided"
+NEVER_WRITTEN = f"a full disk may have refused it; {CONTINUES}"
 STAYS = ("the ledger has no decision, so the fleet stays up: if it was to end, `spotfleet down` ends it, and "
          "autostop and max_lifetime still hold")
 FETCH_S = 600.0  # after `spotfleet down` the CLI fetches the archive and ends us, unless the laptop vanished
@@ -102,7 +103,7 @@ class FleetShutdown:
             return
         except FileNotFoundError:
             if known is not None:
-                damage.missing(self._path, CONTINUES)
+                damage.missing(self._path, NEVER_WRITTEN)
         except ValueError as error:
             known = known or begun(events, self._keep_s > 0)
             damage.set_aside(self._path, str(error), CONTINUES if known else STAYS)

@@ -228,9 +228,11 @@ def test_the_ledgers_copy_of_a_decision_has_all_of_it_and_each_change(tmp_path: 
     assert noted == [DownDecided(1003.0, "idle", True), DownDecided(1010.0, "idle", True, discard=True),
                      DownDecided(1020.0, "idle", True, limited=True, discard=True)]
     (tmp_path / "down.json").unlink()
-    again = FleetShutdown(tmp_path)
-    again.load(noted, DamagedFiles(tmp_path))
+    again, found = FleetShutdown(tmp_path), DamagedFiles(tmp_path)
+    again.load(noted, found)
     assert again.decision == shutdown.decision
+    assert [event.then for event in found.take_news()] == [
+        "a full disk may have refused it; the ledger has the decision, and the fleet goes down as decided"]
     assert event_from_json({"kind": "DownDecided", "at": 1003.0, "why": "idle", "by_ourselves": True}) == noted[0]
 
 
