@@ -191,7 +191,7 @@ class Fleet:
     def events(self) -> list[dict[str, Any]]:
         """Return all events, oldest first: {"ledger", "seq", "kind", "at", ...}."""
         folder = self._folder()
-        return reports.merged(self._dispatcher_events(), reports.laptop_events(folder))
+        return reports.merged(self._dispatcher_rows(), reports.laptop_events(folder))
 
     def cost(self, since: float | None = None, until: float | None = None) -> CostReport:
         """Return the bill until now, or until the fleet's end; only the part in [since, until), Unix seconds. Raises
@@ -252,9 +252,9 @@ class Fleet:
     def _folder(self) -> FleetDir:
         return self.home.find(self.name)
 
-    def _dispatcher_events(self) -> list:
+    def _dispatcher_rows(self) -> list[dict[str, Any]]:
         folder = self._folder()
-        return self._ask_dispatcher(reports.dispatcher_events, lambda: reports.archived_events(folder))
+        return self._ask_dispatcher(reports.dispatcher_rows, lambda: reports.archived_rows(folder))
 
     def _ask_dispatcher(self, living: Callable[[DispatcherClient], Any], ended: Callable[[], Any]) -> Any:
         """Ask the dispatcher; if it does not answer because the fleet has ended, use the archive."""

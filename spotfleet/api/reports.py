@@ -54,21 +54,31 @@ def archived_events(folder: FleetDir) -> list[Event]:
     return read_events(path) if path.exists() else []
 
 
-def dispatcher_events(client: DispatcherClient) -> list[Event]:
-    """Fetch the dispatcher's whole ledger."""
-    found: list[Event] = []
+def dispatcher_rows(client: DispatcherClient) -> list[dict[str, Any]]:
+    """Fetch the dispatcher's whole ledger as {"kind", "at", ...}, with kinds that only a newer release knows."""
+    found: list[dict[str, Any]] = []
     after = 0
     while page := client.events(after):
-        found += [event_from_json({k: v for k, v in e.items() if k != "seq"}) for e in page]
+        found += [{k: v for k, v in row.items() if k != "seq"} for row in page]
         after = page[-1]["seq"]
     return found
 
 
-def merged(dispatcher: Sequence[Event], laptop: Sequence[Event]) -> list[dict[str, Any]]:
+def dispatcher_events(client: DispatcherClient) -> list[Event]:
+    """Fetch the dispatcher's whole ledger. Raises ValueError for a kind that only a newer release knows: a bill without
+    it may be wrong."""
+    return [event_from_json(row) for row in dispatcher_rows(client)]
+
+
+def archived_rows(folder: FleetDir) -> list[dict[str, Any]]:
+    return [event_to_json(event) for event in archived_events(folder)]
+
+
+def merged(dispatcher: Sequence[dict[str, Any]], laptop: Sequence[Event]) -> list[dict[str, Any]]:
     """Merge both ledgers into one list, in the order of time, as {"ledger", "seq", "kind", "at", ...}."""
-    rows = [{"ledger": name, "seq": seq, **event_to_json(event)}
-            for name, events in (("dispatcher", dispatcher), ("laptop", laptop))
-            for seq, event in enumerate(events, 1)]
+    own = [event_to_json(event) for event in laptop]
+    rows = [{"ledger": name, "seq": seq, **row} for name, events in (("dispatcher", dispatcher), ("laptop", own))
+            for seq, row in enumerate(events, 1)]
     return sorted(rows, key=lambda row: row["at"])
 
 

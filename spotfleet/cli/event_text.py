@@ -15,6 +15,7 @@ from typing import Any
 
 from spotfleet.cli.render import span
 from spotfleet.fleet.domain.events import (
+    KINDS,
     BudgetReached,
     CheckpointInTime,
     CheckpointKept,
@@ -71,6 +72,9 @@ SCOPES = {"pool": "", "type": " (in every zone)", "region": " (in the whole regi
 
 def line(row: dict[str, Any], preempted: Mapping[str, str] | None = None) -> str:
     """Format one event of `events -o json`. `preempted`: result of `preemption` for the events before."""
+    if row["kind"] not in KINDS:  # a newer dispatcher has written it
+        subject, what = row.get("job") or row.get("request_id") or "", f"{row['kind']} (a newer spotfleet describes it)"
+        return harmless(f"{clock(row['at'], seconds=True)}  {subject!s:<{WIDTH}}  {what}")
     event, at_laptop = event_from_json(row), row.get("ledger") == "laptop"
     if isinstance(event, HostListed) and event.state is CloudState.TERMINATED and preempted:
         event = replace(event, why=preempted.get(event.request_id) or event.why)
@@ -80,7 +84,7 @@ def line(row: dict[str, Any], preempted: Mapping[str, str] | None = None) -> str
 def preemption(row: dict[str, Any], before: Mapping[str, str]) -> Mapping[str, str]:
     """Return `before` (host -> how it leaves; "" if unknown) updated with `row`, if that is about a host with an
     interruption notice. The fleet itself ends a drained host, so the provider lists it as ended by its user."""
-    match event_from_json(row):
+    match event_from_json(row) if row["kind"] in KINDS else None:
         case HostNoticed(notice="interruption", action="terminate") as event:
             return {**before, event.request_id: ""}
         case TerminateIntended() as event if event.request_id in before:
@@ -136,7 +140,8 @@ def _sentence(event: Event, at_laptop: bool) -> str:
         case FileDamaged():
             return f"{event.file}: {event.text}"
         case DownDecided():
-            return f"goes down: {event.why}"
+            short = "; results that do not arrive are given up" if event.discard else ""
+            return f"goes down: {event.why}" + ("; hosts get little time to send results" * event.limited) + short
         case TakenOver():
             return f"is taken over by {event.host}: {event.why}"
         case TargetChanged():

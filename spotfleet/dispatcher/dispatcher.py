@@ -25,6 +25,7 @@ from spotfleet.dispatcher.core import Core, clock_of
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.damage import DamagedFiles
+from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.dispatcher.fleet_desk import FleetDesk
 from spotfleet.dispatcher.hosts import AgentConnection, HostView, differs
 from spotfleet.dispatcher.http.revocation import disconnect_rejected
@@ -44,6 +45,18 @@ from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers
 from spotfleet.dispatcher.recovery.takeover import Takeover, adopts
 from spotfleet.dispatcher.retention import Retention
 from spotfleet.dispatcher.signal import wait_set
+from spotfleet.fleet.domain.events import (
+    DownDecided,
+    FileDamaged,
+    GenerationFormed,
+    HistoryLost,
+    HostDraining,
+    JobChanged,
+    JobsPruned,
+    JobSubmitted,
+    ScriptsRan,
+    TakenOver,
+)
 from spotfleet.fleet.planner.retention import keep_s
 from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate
 from spotfleet.model import CloudState, HostState
@@ -55,6 +68,9 @@ STEP_S = 0.25
 REST = 3.0  # the pause after a step, in durations of that step: leaves time for reports and orders of a large fleet
 SETTLE_S = 15.0
 ASK_S = 60.0  # the same, while agents are asked for jobs or secrets that this disk has lost
+# The kinds from which a start takes anything that `FleetState` lacks. The others make up most of a long ledger.
+READ_AT_START = (JobSubmitted, JobChanged, GenerationFormed, ScriptsRan, JobsPruned, DownDecided, HostDraining,
+                 TakenOver, HistoryLost, FileDamaged)
 SILENCE_S = 3.0  # an agent that is disconnected for less keeps its host's place in the schedule
 
 
@@ -66,10 +82,11 @@ class Dispatcher:
         """`first`: no earlier start was completed on this disk."""
         damage = DamagedFiles(home, clock.unix)
         takes_over = adopts(journal.state.taken_over, clock.unix())
-        stored, lost = find_jobs(home, journal.each(), damage, takes_over=takes_over)
+        past = [event for event in journal.each() if isinstance(event, READ_AT_START)]
+        stored, lost = find_jobs(home, past, damage, takes_over=takes_over)
         machine = machine_number(boot.host)
-        used = jobfile.highest_start(jobfile.workers_in(stored) | workers_in(journal.each()), machine)
-        known = names_in(home, journal.each())
+        used = jobfile.highest_start(jobfile.workers_in(stored) | workers_in(past), machine)
+        known = names_in(home, past)
         names = WorkerNames(machine, jobfile.next_boot(home, used, damage, first=first or not known))
         jobs = {j.id: j for j in (load_job(boot, job, names) for job in stored)}
         self.core = core = Core(boot, home, journal, jobs, clock, clock_of(journal, jobs.values(), clock), damage)
@@ -77,7 +94,7 @@ class Dispatcher:
         asks = (bool(lost) and not takes_over) or any(job.secrets_lost for job in jobs.values())
         core.settle_until = time.monotonic() + (ASK_S if asks else SETTLE_S) if self._has_past() else 0.0
         self.shutdown = FleetShutdown(home, keep_s(boot.spec), core.wake, core.unix, note=journal.note)
-        self.shutdown.load(journal.each(), damage)
+        self.shutdown.load(past, damage)
         self.dispatcher_cost = DispatcherCost(boot.fleet, boot.host)
         self.policy = policy = PolicyController(core, self.dispatcher_cost, self.shutdown)
         self.endpoint_tagger = EndpointTagger(core, provider)
@@ -96,7 +113,8 @@ class Dispatcher:
             self.retention.left.update(ended_in(journal.each()), jobfile.past(home))
             self.takeover.adoption.ended = self.retention.left
         self._order_sender = OrderSender(core, self.takeover, self._stuck)
-        self._health = HealthRemarks(core, self.machines.stays)
+        self._health = HealthRemarks(core, self.machines.stays, past)
+        self._unwritten = unwritten(past, core.jobs.values())
         self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self.retention, self._remarks)
 
     def _remarks(self) -> list[str]:
@@ -135,7 +153,7 @@ class Dispatcher:
     async def run(self) -> None:
         """Step until cancelled. An error ends the process: a restart from disk is safer than continuing."""
         journal = self.core.journal
-        journal.note(*unwritten(journal.each(), self.core.jobs.values()))
+        journal.note(*self._unwritten)
         while True:
             self.core.step_due.clear()
             journal.check()
@@ -235,8 +253,13 @@ class Dispatcher:
                 and h.terminate_at is None and not core.is_connected(h.request_id)]
         if (away or self.takeover.waits()) and time.monotonic() < core.settle_until:
             return
+        try:
+            self.takeover.settle()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return  # workers train on without orders until there is room for the records
         core.settle_until = 0.0
-        self.takeover.settle()
         reports = [s.report for s in core.connections.values()]
         for job in core.jobs.values():
             if not job.state.ended:

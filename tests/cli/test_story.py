@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 
+from spotfleet.api import reports
 from spotfleet.cli import event_text
 from spotfleet.fleet.domain import events as e
 from spotfleet.model import BillingRules, CloudState, JobState, Market, Nodes, Offer, PolicySpec, Rates, Role, Run
@@ -112,6 +114,10 @@ SAID = [
     (e.FileDamaged(AT, "jobs/d-8/job.json", "job.json.damaged-1", "it is no JSON", "agents are asked for the job"),
      "file        jobs/d-8/job.json: it is no JSON; it is kept as job.json.damaged-1: agents are asked for the job"),
     (e.DownDecided(AT, "asked by `spotfleet down`", False), "fleet       goes down: asked by `spotfleet down`"),
+    (e.DownDecided(AT, "idle", True, limited=True),
+     "fleet       goes down: idle; hosts get little time to send results"),
+    (e.DownDecided(AT, "idle", True, discard=True),
+     "fleet       goes down: idle; results that do not arrive are given up"),
     (e.FleetDown(AT, "idle for 6 s (autostop)"), "fleet       has no host any more: idle for 6 s (autostop)"),
 ]
 
@@ -123,6 +129,20 @@ def test_each_event_is_one_sentence_about_somebody(event, said):
 
 def test_no_kind_of_event_is_without_a_sentence():
     assert {type(event) for event, _ in SAID} == set(get_args(e.Event))
+
+
+def test_an_event_of_a_newer_dispatcher_is_shown_by_its_kind():
+    rows = [{"seq": 1, "kind": "JobPraised", "at": AT, "job": "d-8", "stars": 5},
+            {"seq": 2, **e.event_to_json(e.FleetDown(AT, "idle"))}, {"seq": 3, "kind": "Later", "at": AT}]
+    client = SimpleNamespace(events=lambda after: rows[after:])
+    found = reports.merged(reports.dispatcher_rows(client), [])
+    assert [event_text.line(row, event_text.preemption(row, {})) for row in found] == [
+        "11:17:30  d-8         JobPraised (a newer spotfleet describes it)",
+        "11:17:30  fleet       has no host any more: idle",
+        "11:17:30              Later (a newer spotfleet describes it)"]
+    assert [row["seq"] for row in found] == [1, 2, 3] and found[0]["stars"] == 5
+    with pytest.raises(ValueError, match="unknown event kind"):
+        reports.dispatcher_events(client)
 
 
 def test_the_laptops_own_ledger_speaks_of_the_provider_and_of_answers():

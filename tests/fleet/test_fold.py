@@ -17,6 +17,7 @@ from spotfleet.fleet.domain.events import (
     LaunchRefused,
     NodesChanged,
     PriceChanged,
+    TakenOver,
     TerminateIntended,
     event_from_json,
     event_to_json,
@@ -176,6 +177,9 @@ def test_a_clock_that_was_set_back_leaves_everything_as_old_as_it_is():
     assert only(after) == replace(only(before), since=390.0, launched_at=390.0, asked_at=390.0)
     assert cooling_until(after, OFFER) == cooling_until(before, OFFER) - 600.0
     assert (before.clock, after.clock) == (1000.0, 400.0)
+    fleet = (FleetCreated(900.0, "f", "fake", Nodes(), BillingRules()), TakenOver(950.0, "f-d-1", True, ""))
+    moved = fold([*fleet, ClockSetBack(400.0, 600.0)])
+    assert (moved.created, moved.taken_over) == (replace(fleet[0], at=300.0), replace(fleet[1], at=350.0))
 
 
 def test_events_about_unknown_hosts_change_no_host():

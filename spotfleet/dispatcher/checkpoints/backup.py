@@ -63,6 +63,7 @@ class _Job:
     folder: Path
     live: bool
     bundle: str
+    secrets_lost: bool  # the copy at the target may be the only one
     secrets: dict[str, str] = field(repr=False)
 
 
@@ -109,7 +110,7 @@ class Backup:
         for job in [j for j in self._core.jobs.values() if j.id in self._damaged]:
             job.unsaved = not jobfile.try_save(job.folder, job.record)
             self._damaged.discard(job.id)
-        jobs = [_Job(j.id, j.folder, not j.state.ended, j.spec.bundle, dict(j.secrets))
+        jobs = [_Job(j.id, j.folder, not j.state.ended, j.spec.bundle, j.secrets_lost, dict(j.secrets))
                 for j in self._core.jobs.values()]
         copying = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(thread, copy, jobs))
         try:
@@ -166,7 +167,7 @@ class Backup:
             raise FileNotFoundError(errno.ENOENT, "no such folder; is it mounted?")
 
     def _copy_job(self, job: _Job) -> None:
-        if job.job in self._closed:
+        if job.job in self._closed or (job.live and job.secrets_lost):
             return
         try:
             record = jobfile.load_record(job.folder)

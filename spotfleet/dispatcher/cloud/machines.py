@@ -72,6 +72,8 @@ class HostController:
         """`launched` is called with the name of each host that receives our URL at its launch."""
         self._waits = ""  # the reason that the last tick waited
         self._problems: list[str] = []  # problems of machines that existed before the fleet
+        self._ended_at = 0.0  # Unix: the last host of a fleet that goes down has ended
+        self._forward_s = 0.0  # the time was wrong by this so far, and the ledger does not have it yet
         self.doing: dict[str, str] = {}  # host -> the installation step of its machine
         self.tick_s = 0.0  # duration of the last tick, including the cloud's answers
         self.stays = isinstance(provider, ExistingMachines)  # our machine and its results outlive the fleet
@@ -206,10 +208,10 @@ class HostController:
     def _now(self, ledger: Ledger) -> float:
         """Return the time, and record where it was wrong so far: else all waits would be over at once, or last longer.
         """
-        forward_s, now = self._core.fleet_clock.take_shift(), self._core.unix()
-        if forward_s:
-            log.warning("the time of the events so far was wrong by %.0f s", -forward_s)
-            ledger.append(ClockSetBack(now, -forward_s))
+        now = self._core.unix()
+        if self._forward_s:
+            ledger.append(ClockSetBack(now, -self._forward_s))
+            self._forward_s = 0.0
         return now
 
     async def _check_clock(self) -> None:
@@ -220,6 +222,13 @@ class HostController:
             await self._call(lambda: clock.ask_cloud(self._provider))
         clock.compare_hosts([(c.clock_at, c.report.clock) for c in connections if c.connected and c.report.clock],
                             self._provider)
+        if forward_s := clock.take_shift():
+            log.warning("the time of the events so far was wrong by %.0f s", -forward_s)
+            self._forward_s += forward_s
+            self._shutdown.move(forward_s)
+            self._ended_at = self._ended_at and self._ended_at + forward_s
+            for job in self._core.jobs.values():
+                job.move(forward_s)
         if clock.save_due:
             await asyncio.to_thread(clock.save)
 
@@ -304,7 +313,10 @@ class HostController:
                 await self._give_up(len(left))
             return
         self._core.record_losses()
-        shutdown.note_sending(journal.state.down.at if journal.state.down is not None else self._core.unix())
+        if journal.state.down is not None:
+            self._ended_at = journal.state.down.at
+        self._ended_at = self._ended_at or self._core.unix()  # once: a full disk may keep the ledger from having it
+        shutdown.note_sending(self._ended_at)
         if journal.state.down is None and journal.full is None:  # a full disk must not keep machines billed
             journal.note(FleetDown(self._core.unix(), shutdown.why))
             with suppress(DiskFull):
@@ -352,7 +364,7 @@ class HostController:
             await asyncio.to_thread(archive.write_folder, home, self._core.journal.ledger, target)
         except (OSError, SpotfleetError) as error:
             log.error("the archive cannot be written to %s: %s", target, error)
-            return self._core.unix() - shutdown.decision.at >= FETCH_S
+            return self._core.unix() - shutdown.last_at >= FETCH_S  # hosts may have sent for long before
         shutdown.mark_archived()
         return True
 

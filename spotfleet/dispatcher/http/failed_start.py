@@ -14,8 +14,8 @@ from spotfleet.transport.boot import DispatcherBoot, server_tls
 
 log = logging.getLogger(__name__)
 EXPLAIN_S = 10.0  # then the process ends, and its machine starts it again
-HINT = ("hosts train on meanwhile; its log lies in its home as dispatcher.log; it starts again by itself, and "
-        "`spotfleet status` shows when it has")
+HINT = ("hosts train on meanwhile, until `orphan_after` ends them (an hour by default); its log lies in its home as "
+        "dispatcher.log; it starts again by itself, and `spotfleet status` shows when it has")
 
 
 async def explain(boot: DispatcherBoot, address: str, port: int, error: BaseException) -> None:

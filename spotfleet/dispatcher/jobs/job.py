@@ -101,6 +101,12 @@ class ManagedJob:
         """Record a download of all outputs that began at `began`, Unix."""
         self._write(fetched_at=began)
 
+    def move(self, by_s: float) -> None:
+        """Move the record's instants, which were taken from a time that was wrong by `by_s`."""
+        record = self.record
+        self._write(submitted_at=record.submitted_at + by_s, ended_at=record.ended_at and record.ended_at + by_s,
+                    fetched_at=record.fetched_at and record.fetched_at + by_s)
+
     # ---- queries
 
     def has_worker_on(self, host: str) -> bool:

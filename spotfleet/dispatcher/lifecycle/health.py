@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import space
-from spotfleet.fleet.domain.events import FileDamaged, HistoryLost, ResultsLost
+from spotfleet.fleet.domain.events import Event, FileDamaged, HistoryLost, ResultsLost
 from spotfleet.words import clock_utc, results
 
 DAMAGE_S, NAMED = 86_400.0, 3  # `status` names the last damaged files of a day and lost results, the events name all
@@ -12,12 +14,13 @@ DAMAGE_S, NAMED = 86_400.0, 3  # `status` names the last damaged files of a day 
 class HealthRemarks:
     """Remarks for users about disk, ledger and waiting results."""
 
-    def __init__(self, core: Core, stays: bool) -> None:
-        """`stays`: our machine outlives the fleet, and its results wait there until they are fetched."""
+    def __init__(self, core: Core, stays: bool, past: Iterable[Event]) -> None:
+        """`stays`: our machine outlives the fleet, and its results wait there until they are fetched. `past`: the
+        events until now."""
         self._core, self._stays = core, stays
         self._lost: HistoryLost | None = None
         self._damaged: list[FileDamaged] = []
-        for event in core.journal.each():
+        for event in past:
             if isinstance(event, HistoryLost):
                 self._lost = event
             elif isinstance(event, FileDamaged):

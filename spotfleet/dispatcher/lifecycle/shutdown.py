@@ -31,6 +31,7 @@ from spotfleet.storage import json_file
 
 log = logging.getLogger(__name__)
 CONTINUES = "the ledger has the decision, and the fleet goes down as decided"
+NEVER_WRITTEN = f"a full disk may have refused it; {CONTINUES}"
 STAYS = ("the ledger has no decision, so the fleet stays up: if it was to end, `spotfleet down` ends it, and "
          "autostop and max_lifetime still hold")
 FETCH_S = 600.0  # after `spotfleet down` the CLI fetches the archive and ends us, unless the laptop vanished
@@ -59,7 +60,8 @@ def decided(events: Iterable[Event]) -> ShutdownDecision | None:
     found: ShutdownDecision | None = None
     for event in events:
         if isinstance(event, DownDecided):
-            found = found or ShutdownDecision(event.why, event.at, event.by_ourselves)
+            first = found or ShutdownDecision(event.why, event.at, event.by_ourselves)
+            found = replace(first, limited=first.limited or event.limited, discard=first.discard or event.discard)
         elif isinstance(event, TakenOver):
             found = None
     return found
@@ -101,7 +103,7 @@ class FleetShutdown:
             return
         except FileNotFoundError:
             if known is not None:
-                damage.missing(self._path, CONTINUES)
+                damage.missing(self._path, NEVER_WRITTEN)
         except ValueError as error:
             known = known or begun(events, self._keep_s > 0)
             damage.set_aside(self._path, str(error), CONTINUES if known else STAYS)
@@ -125,16 +127,14 @@ class FleetShutdown:
         decided = replace(decided, limited=decided.limited or (before is None and limited),
                           discard=decided.discard or discard)
         if decided != before:
-            self._write(decided)
+            self._decide(decided, at)
             log.info("going down: %s", why)
-        if before is None:
-            self._note(DownDecided(at, why, by_ourselves))
         return before is None
 
     def limit(self) -> None:
         """Record that max_cost or max_lifetime is reached while the fleet goes down."""
         if self.decision is not None and not self.decision.limited:
-            self._write(replace(self.decision, limited=True))
+            self._decide(replace(self.decision, limited=True), self._unix())
 
     @property
     def patience(self) -> Patience:
@@ -178,10 +178,21 @@ class FleetShutdown:
             wait_s = max(wait_s, self._keep_s)
         return not wait_s or unix - max(self.last_at, self._read_at) >= wait_s
 
+    def move(self, by_s: float) -> None:
+        """Move all instants, which were taken from a time that was wrong by `by_s`."""
+        self._sent_at, self._read_at = (at and at + by_s for at in (self._sent_at, self._read_at))
+        if self.decision is not None:
+            self._write(replace(self.decision, at=self.decision.at + by_s))
+
     def save(self) -> None:
         """Write a decision that could not be written: the end does not wait for room on the disk."""
         if self.unsaved and self.decision is not None:
             self._write(self.decision)
+
+    def _decide(self, decision: ShutdownDecision, at: float) -> None:
+        """Write a new or changed decision to the disk and the ledger."""
+        self._write(decision)
+        self._note(DownDecided(at, decision.why, decision.by_ourselves, decision.limited, decision.discard))
 
     def _write(self, decision: ShutdownDecision) -> None:
         self.decision = decision

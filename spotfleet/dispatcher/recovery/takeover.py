@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile
+from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.jobs.desk import JobDesk
 from spotfleet.dispatcher.jobs.job import ManagedJob
@@ -41,7 +42,6 @@ class Takeover:
         """`lost`: jobs of the ledger without their file, see `lost_jobs.py`."""
         self._core, self._desk, self._lost = core, desk, dict(lost)
         self._missing_bundles: dict[str, tuple[str, ...]] = {}  # host -> bundles to upload now
-        self.event = core.journal.state.taken_over
         self.adoption = Adoption()
         self.adoption.lost = {name: job.hosts for name, job in lost.items()}
         if self.event is not None:
@@ -52,6 +52,11 @@ class Takeover:
                 self.adoption.behind = {j.id for j in core.jobs.values()
                                         if not j.state.ended and j.record.submitted_at < self.event.at}
         self.adoption.behind |= {j.id for j in core.jobs.values() if j.secrets_lost}
+
+    @property
+    def event(self) -> TakenOver | None:
+        """The newest takeover, by the time that is known now."""
+        return self._core.journal.state.taken_over
 
     @property
     def remarks(self) -> list[str]:
@@ -85,7 +90,8 @@ class Takeover:
         return any(s.connected and self.adoption.awaits_answer(s.host) for s in self._core.connections.values())
 
     def settle(self) -> None:
-        """Update the jobs with the agents' answers, before they continue."""
+        """Update the jobs with the agents' answers, before they continue. A full disk raises its error: it may be
+        called again."""
         for job in self._core.jobs.values():
             if job.secrets_lost:
                 self._return_secrets(job)
@@ -103,10 +109,10 @@ class Takeover:
     def _return_secrets(self, job: ManagedJob) -> None:
         secrets = self.adoption.secrets_of(job.record)
         if secrets is not None:  # else the job fails in its next step
-            job.secrets, job.secrets_lost = secrets, False
-            job.record = replace(job.record, secrets_digest=digest_of_json(secrets))
+            record = replace(job.record, secrets_digest=digest_of_json(secrets))
             jobfile.save_secrets(job.folder, secrets)
-            jobfile.save(job.folder, job.record)
+            jobfile.save(job.folder, record)
+            job.secrets, job.secrets_lost, job.record = secrets, False, record
 
     def _learn(self, job: ManagedJob) -> None:
         before = job.record
@@ -152,12 +158,18 @@ class Takeover:
         """Adopt the jobs of late agents, and find missing bundles."""
         if self.event is None:
             return
+        self.adoption.open_until = self.event.at + ADOPT_S  # the time may have been wrong
         self._missing_bundles = self._missing()
         if not self.adoption.any_unknown(self._core.jobs):
             return
         reports = [s.report for s in self._core.connections.values() if s.connected]
         for found in self._found(views.keys()):
-            job = self._take(found)
+            try:
+                job = self._take(found)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                break  # its workers train on without orders, and it is tried again
             job.adopt(reports)
             for connection in self._core.connections.values():
                 if not connection.connected:

@@ -439,11 +439,16 @@ class FileDamaged:
 
 @dataclass(frozen=True)
 class DownDecided:
-    """The fleet is to end. The dispatcher also keeps the decision in `down.json`; one of the two may be lost."""
+    """The fleet is to end. The dispatcher also keeps the decision in `down.json`; one of the two may be lost.
+
+    Written again where a decision changes, as by `spotfleet down --discard` of a fleet that goes down.
+    """
 
     at: float
     why: str
     by_ourselves: bool  # by a limit of the fleet file, and not by `spotfleet down`
+    limited: bool = False  # max_cost or max_lifetime is reached: hosts get little time to send results
+    discard: bool = False  # results that do not arrive are given up
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,8 @@ def _observed_host(state: FleetState, event: Event) -> HostObservation | None:
 
 def _set_back(state: FleetState, by_s: float) -> FleetState:
     """Return the state with every instant of our clock `by_s` earlier. Runs and prices have the cloud's time."""
+    created, taken_over = state.created, state.taken_over
+
     def earlier(host: Host) -> Host:
         return replace(host, **{f: at - by_s for f in INSTANTS if (at := getattr(host, f)) is not None})
 
@@ -185,7 +187,9 @@ def _set_back(state: FleetState, by_s: float) -> FleetState:
         ended={name: earlier(host) for name, host in state.ended.items()},  # the cloud may bring one back
         cooldown_until={k: at - by_s for k, at in state.cooldown_until.items()},
         refusals={k: refused(r) for k, r in state.refusals.items()},
-        reclaimed_at={k: at - by_s for k, at in state.reclaimed_at.items()})
+        reclaimed_at={k: at - by_s for k, at in state.reclaimed_at.items()},
+        created=created and replace(created, at=created.at - by_s),  # else the age at the next start is wrong by it
+        taken_over=taken_over and replace(taken_over, at=taken_over.at - by_s))
 
 
 @lru_cache(maxsize=4096)

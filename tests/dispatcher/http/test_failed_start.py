@@ -60,7 +60,7 @@ def test_each_command_is_given_the_reason_and_the_next_step(boot: DispatcherBoot
     error = UsageError("the disk is read-only", hint="make it writable")
     with pytest.raises(DispatcherUnreachable, match=r"^the dispatcher cannot start: the disk is read-only$") as caught:
         asked_while(failed_start.explain(boot, "127.0.0.1", port, error), client(boot, port).status)
-    assert caught.value.hint.startswith("make it writable; hosts train on meanwhile")
+    assert caught.value.hint.startswith("make it writable; hosts train on meanwhile, until `orphan_after` ends them")
 
 
 def test_up_and_check_are_given_the_reason_too(boot: DispatcherBoot, port: int):

@@ -11,6 +11,7 @@ import pytest
 
 from spotfleet.dispatcher import policy as policy_module
 from spotfleet.dispatcher.cloud import machines
+from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.lifecycle import fleet_clock
 from spotfleet.dispatcher.lifecycle.fleet_clock import BootMoment
 from spotfleet.errors import SpotfleetError
@@ -118,6 +119,8 @@ def test_events_written_with_a_wrong_clock_grow_no_older_when_the_time_is_known(
     async def scene(stage: Stage) -> None:
         hosts = sorted(await stage.up(2))
         assert not await noticed(stage)
+        job = await stage.submit(Script(steps=20))
+        await stage.stands(job, "succeeded")
         answers.append(True)
         await stage.until("the wrong clock to be noticed", lambda: noticed(stage))
         await stage.until("the shift to be written", lambda: shifted(stage))
@@ -127,7 +130,15 @@ def test_events_written_with_a_wrong_clock_grow_no_older_when_the_time_is_known(
         shown = await status(stage)
         assert shown["state"] == "up" and sorted(stage.cloud.machines) == hosts
         assert all(0 <= h["since_s"] < HOUR_S for h in shown["hosts"])
-        assert shown["spent_micros"] < 50_000
+        assert shown["spent_micros"] < 50_000 and 0 <= shown["age_s"] < HOUR_S
+        await stage.stop_dispatcher()
+        record = jobfile.load_record(stage.home / "jobs" / job)
+        assert [abs(at - REAL()) < HOUR_S for at in (record.submitted_at, record.ended_at)] == [True, True]
+        await stage.start_dispatcher()
+        assert sorted(await stage.up(2)) == hosts
+        core = stage.daemon.dispatcher.core
+        assert core.clock.age_s(core.fleet_clock.passed()) < HOUR_S
+        assert stage.daemon.dispatcher.shutdown.decision is None
 
     async def shifted(stage: Stage) -> bool:
         return bool(await stage.events("ClockSetBack"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import io
 import json
 import tarfile
@@ -9,15 +11,20 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spotfleet.dispatcher.checkpoints import archive
+from spotfleet.dispatcher.cloud.machines import HostController
 from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.lifecycle import lifetime, unsent
 from spotfleet.dispatcher.lifecycle.shutdown import FETCH_S, FleetShutdown
 from spotfleet.dispatcher.lifecycle.unsent import ASKED, BY_ITSELF, DISCARD, LIMITED, Patience
+from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.actions import Wanted
+from spotfleet.fleet.domain.state import FleetState
 from spotfleet.fleet.ledger import read_events
 from spotfleet.model import CheckpointSpec
 from spotfleet.protocol.messages import NOT_COLLECTED, Unsent
@@ -248,6 +255,49 @@ def test_the_wait_for_the_laptop_begins_once_the_last_host_has_sent_its_results(
     assert shutdown.must_end(5000.0 + 86_400.0, incomplete=True)
     hosts_end_themselves = spec(1, orphan_after_s=60.0)
     assert not lifetime.may_power_off(hosts_end_themselves, shutdown.last_at, 1, 5000.0 + lifetime.LAST_RESORT_S - 1)
+
+
+def ended_fleet(tmp_path: Path, now: list[float]) -> HostController:
+    """The controller of a fleet whose end was decided at 1000, whose hosts have ended, and whose disk is full."""
+    shutdown = FleetShutdown(tmp_path)
+    shutdown.begin("idle", by_ourselves=True, at=1000.0)
+    journal = SimpleNamespace(state=FleetState(), full=DiskFull("full"), ledger=None)
+    core = SimpleNamespace(journal=journal, jobs={}, home=tmp_path, archive_folder=tmp_path / "archive",
+                           unix=lambda: now[0], record_losses=lambda: None)
+    controller = object.__new__(HostController)
+    controller.__dict__.update(_shutdown=shutdown, _core=core, _ended_at=0.0, _provider=None, stays=True)
+    return controller
+
+
+def test_an_archive_that_cannot_be_written_is_tried_again_also_after_hosts_have_sent_for_long(tmp_path: Path,
+                                                                                              monkeypatch):
+    now = [5000.0]
+    controller = ended_fleet(tmp_path, now)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(archive, "write_folder", refuse)
+    gives_up = []
+    for now[0] in (5000.0, 5000.0 + FETCH_S - 1, 5000.0 + FETCH_S):
+        asyncio.run(controller._finish())
+        gives_up.append(asyncio.run(controller._archive()))
+    assert gives_up == [False, False, True]
+
+
+def test_the_waits_of_a_shutdown_last_as_long_where_the_time_was_wrong(tmp_path: Path):
+    shutdown = FleetShutdown(tmp_path, keep_s=50.0, unix=lambda: 1020.0)
+    shutdown.move(5.0)
+    assert shutdown.decision is None
+    shutdown.begin("idle", by_ourselves=True, at=1000.0)
+    shutdown.note_sending(1010.0)
+    with shutdown.reading():
+        pass
+    shutdown.move(72_000.0)
+    assert (shutdown.last_at, shutdown.must_end(73_069.0), shutdown.must_end(73_070.0)) == (73_010.0, False, True)
+    again = FleetShutdown(tmp_path)
+    again.load([], DamagedFiles(tmp_path))
+    assert again.decision == shutdown.decision and shutdown.decision.at == 73_000.0
 
 
 def test_an_older_dispatchers_decision_is_readable(tmp_path: Path):

@@ -14,6 +14,7 @@ from spotfleet.model import CheckpointSpec
 from spotfleet.protocol.messages import AgentOrders, AgentReport, Exit, dump, load
 from spotfleet.providers import DISPATCHER_TAG
 from spotfleet.transport import certs
+from tests.dispatcher.recovery.test_damaged_files import refuse_records
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
 
@@ -226,7 +227,11 @@ def test_a_job_that_only_late_agents_hold_is_taken_over_as_they_come(play, monke
         await stage.until("settled", lambda: stage.daemon.dispatcher.core.settled)
         other = await stage.submit(LONG, (1, 3), "other")  # would like to have all hosts
         await stage.until("its first worker", lambda: stage.daemon.dispatcher.core.jobs[other].held())
-        late[0].shut = False
+        with monkeypatch.context() as full:
+            refused = refuse_records(full)
+            late[0].shut = False
+            await stage.until("two attempts", lambda: sum(path.parent.name == held for path in refused) > 1)
+            assert held not in stage.daemon.dispatcher.core.jobs
         await stage.until("the job", lambda: held in stage.daemon.dispatcher.core.jobs)
         await asyncio.sleep(0.6)  # some steps of the schedule
         assert set(stage.daemon.dispatcher.desk.allocation.held[held]) == {agent.host for agent in late}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import shutil
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet.codec import to_text
+from spotfleet.codec import from_json, to_text
 from spotfleet.dispatcher.checkpoints.backup import Backup
 from spotfleet.dispatcher.checkpoints.ledger_restore import SealedJob, lock, sealed_name
 from spotfleet.dispatcher.disk import jobfile
@@ -72,6 +73,35 @@ def test_history_jobs_and_secrets_come_back_from_the_target(play, tmp_path: Path
         assert await stage.submit(LONG, (1, 1), "next") == "next-1001"  # another job 3 may have been lost uncopied
 
     play(scene, with_target(target))
+
+
+def test_secrets_that_this_disk_has_lost_stay_at_the_target(play, tmp_path: Path):
+    async def scene(stage: Stage) -> None:
+        (host,) = await stage.up(1)
+        job = await stage.submit(LONG, (1, 1), secrets={"KEY": "s3cr3t-value"})
+        await stage.at_version(job, 1)
+        await copied(stage, job)
+        there = FolderStore(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+
+        def kept() -> str:
+            return from_json(SealedJob, json.loads(lock(stage.boot.fleet_secret).decrypt(
+                there.find(sealed_name(job)).read_bytes()))).secrets.get("KEY", "")
+
+        assert kept() == "s3cr3t-value"
+        await stage.stop_dispatcher()
+        (stage.home / "jobs" / job / "secrets.json").write_text("{")
+        stage.agents[host].shut = True
+        await stage.start_dispatcher()
+        assert stage.daemon.dispatcher.core.jobs[job].secrets_lost
+        await copied(stage, job)
+        assert kept() == "s3cr3t-value"
+        stage.agents[host].shut = False
+        await stage.until("the secrets are back", lambda: not stage.daemon.dispatcher.core.jobs[job].secrets_lost)
+        await stage.call("POST", f"/v1/jobs/{job}/cancel")
+        await stage.stands(job, "cancelled")
+        await stage.until("the end is copied, without secrets", lambda: not kept())
+
+    play(scene, replace(with_target(tmp_path / "target"), nodes=spec(1).nodes))
 
 
 def test_a_job_whose_hosts_are_gone_too_comes_back_from_the_target(play, tmp_path: Path):

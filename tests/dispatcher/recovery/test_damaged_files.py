@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.jobfile import JobRecord, StoredJob
+from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
 from spotfleet.errors import UsageError
@@ -30,6 +34,7 @@ from spotfleet.fleet.domain.events import (
     JobsPruned,
     JobSubmitted,
     TakenOver,
+    event_from_json,
 )
 from spotfleet.model import JobSpec, JobState
 from spotfleet.storage.json_file import digest_of_json
@@ -37,6 +42,19 @@ from tests.dispatcher.recovery.test_power_cut import packed
 from tests.support.damage import EACH_UNREADABLE_WAY, EACH_WAY, Damage, missing
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
+
+
+def refuse_records(patch: pytest.MonkeyPatch) -> list[Path]:
+    """As a full disk does. Returns the files that were refused so far."""
+    refused: list[Path] = []
+
+    def refuse(path: Path, *_: object) -> None:
+        refused.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(jobfile, "write_json", refuse)
+    return refused
+
 
 SECRETS = {"KEY": "hidden-value", "JOB_KEY": "0" * 64}
 NAME = "one-1"
@@ -220,6 +238,24 @@ def test_a_decision_to_end_is_neither_lost_nor_invented(tmp_path: Path, damage: 
     assert (again.why, reports(found)) == (why, [])
 
 
+def test_the_ledgers_copy_of_a_decision_has_all_of_it_and_each_change(tmp_path: Path):
+    noted: list[Event] = []
+    shutdown = FleetShutdown(tmp_path, unix=lambda: 1020.0, note=noted.append)
+    shutdown.begin("idle", by_ourselves=True, at=1003.0)
+    shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=1010.0)  # changes nothing
+    shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=1010.0, discard=True)
+    shutdown.limit()
+    assert noted == [DownDecided(1003.0, "idle", True), DownDecided(1010.0, "idle", True, discard=True),
+                     DownDecided(1020.0, "idle", True, limited=True, discard=True)]
+    (tmp_path / "down.json").unlink()
+    again, found = FleetShutdown(tmp_path), DamagedFiles(tmp_path)
+    again.load(noted, found)
+    assert again.decision == shutdown.decision
+    assert [event.then for event in found.take_news()] == [
+        "a full disk may have refused it; the ledger has the decision, and the fleet goes down as decided"]
+    assert event_from_json({"kind": "DownDecided", "at": 1003.0, "why": "idle", "by_ourselves": True}) == noted[0]
+
+
 @EACH_UNREADABLE_WAY
 def test_a_decision_whose_record_is_damaged_shows_in_the_drains_of_an_older_ledger(tmp_path: Path, damage: Damage):
     FleetShutdown(tmp_path).begin("idle", by_ourselves=True, at=1003.0)
@@ -327,6 +363,31 @@ def test_a_lost_job_that_no_host_holds_has_failed_and_its_output_is_there(play):
     play(scene, spec(1))
 
 
+@pytest.mark.parametrize("file", ["job.json", "secrets.json"])
+def test_a_full_disk_ends_no_start_that_gets_a_job_back_from_its_hosts(play, monkeypatch: pytest.MonkeyPatch,
+                                                                       file: str):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=1_000_000), (1, 1), secrets={"KEY": "hidden-value"})
+        before = await stage.at_version(job, 3)
+        await stage.stop_dispatcher()
+        folder = stage.home / "jobs" / job
+        (folder / file).write_text("{")
+        with monkeypatch.context() as full:
+            refused = refuse_records(full)
+            await stage.start_dispatcher()
+            await stage.until("two refused attempts", lambda: len(refused) > 2)
+            version = max(w.version for w in stage.world.workers.values())
+            await stage.until("training to go on", lambda: any(w.version > version
+                                                               for w in stage.world.workers.values()))
+            assert not stage.daemon.dispatcher.core.settled
+        after = await stage.at_version(job, before.version + 5)
+        assert after.generation == before.generation
+        assert jobfile.load(folder)[1] == stage.daemon.dispatcher.core.jobs[job].secrets
+
+    play(scene, spec(1))
+
+
 def test_a_host_that_never_had_a_lost_job_cannot_bring_another_in_its_place(play):
     async def scene(stage: Stage) -> None:
         hosts = await stage.up(2)
@@ -424,6 +485,26 @@ def test_the_ledger_has_the_decision_to_end(play):
         (stage.home / "down.json").write_text("")
         await stage.start_dispatcher()
         assert (await stage.call("GET", "/v1/status"))[1]["state"] in ("going down", "down")
+
+    play(scene, spec(1))
+
+
+def test_a_start_reads_the_ledger_once(play, monkeypatch: pytest.MonkeyPatch):
+    reads: list[bool] = []
+
+    def each(journal: Journal) -> Iterator[Event]:
+        reads.append(True)
+        return (event for _, event in journal.ledger.each())
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=20), (1, 1))
+        await stage.stands(job, "succeeded")
+        await stage.stop_dispatcher()
+        monkeypatch.setattr(Journal, "each", each)
+        await stage.start_dispatcher()
+        await stage.until("settled", lambda: stage.daemon.dispatcher.core.settled)
+        assert len(reads) == 1
 
     play(scene, spec(1))
 
