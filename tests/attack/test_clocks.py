@@ -57,7 +57,9 @@ class Clocks:
         return next((pid for pid in machine.processes if is_faked(pid)), 0)
 
     def kill_dispatcher(self) -> None:
+        wait_for("a dispatcher", lambda: self.dispatcher)  # a signal to process 0 would end the tests themselves
         before = self.dispatcher
+        assert before > 0
         os.kill(before, signal.SIGKILL)
         wait_for("another dispatcher", lambda: self.dispatcher not in (0, before))
 

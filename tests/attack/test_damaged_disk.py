@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ class Disk:
     def kill(self) -> None:
         """End the dispatcher's process at once; its machine starts another."""
         for pid in self._machine.processes:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def starts(self) -> int:
         return self._machine.starts
