@@ -30,7 +30,7 @@ LIMITS = "autostop: {idle_minutes: 30, down: true}\nmax_lifetime: 2h\nmax_cost: 
 BEGIN = f"""
 import os, runpy, sys
 if "spotfleet.dispatcher" in sys.orig_argv and "LD_PRELOAD" not in os.environ:
-    os.environ.update(LD_PRELOAD={LIBRARY!r}, FAKETIME_TIMESTAMP_FILE=os.environ["CLOCK_FILE"], FAKETIME_NO_CACHE="1",
+    os.environ.update(LD_PRELOAD={LIBRARY!r}, FAKETIME_TIMESTAMP_FILE=os.environ["TEST_CLOCK_FILE"], FAKETIME_NO_CACHE="1",
                       FAKETIME_DONT_FAKE_MONOTONIC="1", DONT_FAKE_MONOTONIC="1")
     os.execv(sys.executable, sys.orig_argv)
 runpy.run_path({str(Path(NETGUARD) / "sitecustomize.py")!r})
@@ -82,7 +82,7 @@ def clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clocks]:
     made.set("+0s")
     monkeypatch.setenv("SPOTFLEET_HOME", str(home))
     monkeypatch.setenv("SPOTFLEET_LOCAL_OWNER_PID", str(os.getpid()))
-    monkeypatch.setenv("CLOCK_FILE", str(made.file))
+    monkeypatch.setenv("TEST_CLOCK_FILE", str(made.file))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ["PYTHONPATH"]]))
     monkeypatch.chdir(work)
     try:
