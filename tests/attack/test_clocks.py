@@ -123,6 +123,7 @@ def test_no_limit_ends_a_fleet_and_its_bill_is_the_invoice(clocks: Clocks, momen
         set_clock(ahead, words)
         stays(fleet, names)  # idle: autostop
 
+    wait_for("the hosts to return", lambda: bool(state := why(fleet)) and "to report" not in state)
     job = clocks.stage.counting(fleet, 10_000, (1, 2))
     wait_for("training", lambda: trains(job, 2, step=3))
     generation = job.status().generation
