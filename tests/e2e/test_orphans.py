@@ -19,8 +19,8 @@ def deserted(stage: Stage) -> tuple[Fleet, Job, Path]:
     target = stage.home.parent / "target"
     target.mkdir()
     fleet = stage.fleet("orphans", least=2, target=2,
-                        more=f"orphan_after: 5s\ncheckpoint: {{interval: 1h, target: {target}}}")
-    job = stage.counting(fleet, 400, (2, 2))
+                        more=f"orphan_after: 20s\ncheckpoint: {{interval: 1h, target: {target}}}")
+    job = stage.counting(fleet, 2000, (2, 2))
     wait_for("two workers that train", lambda: trains(job, 2, step=5))
     (target / "reached").write_text(str(job.status().version))
     (target / "ranks").write_text(" ".join(hosts_of(job)))
@@ -55,7 +55,7 @@ def test_a_fleet_whose_machines_have_all_ended_goes_on_with_the_next_up_where_it
     assert not set((target / "ranks").read_text().split()) & set(hosts_of(job))
     stage.hurry()
     job.wait(120)
-    assert "counted -400.0 of -400" in output(job)
+    assert "counted -2000.0 of -2000" in output(job)
     fleet.down()
     assert stage.cloud.truth() == []
     assert stage.cloud.invoice("orphans").micros == fleet.cost().micros
