@@ -30,8 +30,8 @@ LIMITS = "autostop: {idle_minutes: 30, down: true}\nmax_lifetime: 2h\nmax_cost: 
 BEGIN = f"""
 import os, runpy, sys
 if "spotfleet.dispatcher" in sys.orig_argv and "LD_PRELOAD" not in os.environ:
-    os.environ.update(LD_PRELOAD={LIBRARY!r}, FAKETIME_TIMESTAMP_FILE=os.environ["TEST_CLOCK_FILE"], FAKETIME_NO_CACHE="1",
-                      FAKETIME_DONT_FAKE_MONOTONIC="1", DONT_FAKE_MONOTONIC="1")
+    os.environ.update(LD_PRELOAD={LIBRARY!r}, FAKETIME_TIMESTAMP_FILE=os.environ["TEST_CLOCK_FILE"],
+                      FAKETIME_NO_CACHE="1", FAKETIME_DONT_FAKE_MONOTONIC="1", DONT_FAKE_MONOTONIC="1")
     os.execv(sys.executable, sys.orig_argv)
 runpy.run_path({str(Path(NETGUARD) / "sitecustomize.py")!r})
 """
