@@ -1,4 +1,4 @@
-"""Logs of daemons stay small, whoever writes into them and however often."""
+"""Logs of daemons stay small, however much is written into them."""
 
 from __future__ import annotations
 
