@@ -2,7 +2,7 @@
 
     scripts/test                     lint and the tier `core`
     scripts/test --tier clouds       this tier (repeat it for several); tiers: tests/support/tiers.py
-    scripts/test --attack            the tier `attack`, five minutes; prints what each kind tried, kept and broke
+    scripts/test --attack            the tier `attack`, seven minutes; prints what each kind tried, kept and broke
     scripts/test --all               lint and every tier
     scripts/test --changed           lint and the tests that the change since `main` reaches, in doubt all
     scripts/test --touched           lint, core and each tier that the change reaches, in doubt all
