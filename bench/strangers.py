@@ -36,7 +36,7 @@ from spotfleet.providers.local import LocalCloud
 PROCESSES = 4
 ADDRESSES = 4  # source addresses of each process
 LIMIT_S = 120.0
-HOLD_S = 20.0  # time with all connections, longer than it takes to replace those that are closed
+HOLD_S = 20.0  # time with all connections, longer than it takes to replace closed ones
 REOPEN_S = 10.0
 ASKED = 20  # times that `status` is asked in each phase
 

@@ -79,7 +79,7 @@ class _Chain:
 
 
 def _jobs(home: Path) -> list[Path]:
-    """Return the folders of all jobs, also of those that have left memory."""
+    """Return the folders of all jobs, in memory or not."""
     return sorted([*(home / "jobs").glob("*"), *(home / "past").glob("*")], key=lambda folder: folder.name)
 
 

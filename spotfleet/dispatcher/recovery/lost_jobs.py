@@ -45,7 +45,7 @@ class LedgerJob:
 
 
 def jobs_in(events: Iterable[Event]) -> dict[str, LedgerJob]:
-    """Return the jobs of the ledger, without those that were pruned."""
+    """Return the jobs of the ledger that were not pruned."""
     found: dict[str, LedgerJob] = {}
     for event in events:
         match event:
@@ -73,13 +73,13 @@ def workers_in(events: Iterable[Event]) -> set[str]:
 
 
 def senders(folder: Path) -> frozenset[str]:
-    """Return the hosts that have sent logs or outputs of a job: only those that were given it may."""
+    """Return the hosts that have sent logs or outputs of a job: only hosts that worked for it may."""
     names = [path.name for kind in ("logs", "outputs") for path in (folder / kind).glob("[!.]*")]
     return frozenset(re.split("[@#]", name)[0] for name in names if re.search("[@#]", name))
 
 
 def names_in(home: Path, events: Iterable[Event]) -> set[str]:
-    """Return the names of all jobs that ever were, also of those that only a folder is left of."""
+    """Return the names of all jobs of the ledger, and of all job folders, also without a record."""
     return {event.job for event in events if isinstance(event, JobSubmitted)} | {f.name for f in jobfile.folders(home)}
 
 
