@@ -44,7 +44,8 @@ class SimJob:
         self.reported = 0  # newest generation that any dispatcher was told of
         self.cancelled = self.ended = False
         self.now = 0.0
-        self.chosen_at: float | None = None  # the last join or drain
+        self.chosen_at: float | None = None  # the last join or drain, by the clock of the dispatcher's process
+        self.restarted = False  # since the last look
         self._orders: dict[str, Orders] | None = None  # as last read
 
     def _membership(self) -> Membership:
@@ -77,7 +78,7 @@ class SimJob:
 
     def restart(self, reported: Iterable[WorkerView]) -> None:
         """A new process: what is on disk, and what agents report."""
-        self.core, self.known, self._orders = self._membership(), {}, None
+        self.core, self.known, self._orders, self.restarted = self._membership(), {}, None, True
         for view in reported:
             self.add(view.worker).seen = True
             self.hear(view)
@@ -120,6 +121,9 @@ class SimJob:
     def look(self, now: float, expected: int, silent: Callable[[str], bool],
              leaving: Callable[[str], Leaving | None]) -> None:
         self._orders, self.now = None, now
+        if self.restarted and self.disk:
+            self.chosen_at = now  # by the new process's clock
+        self.restarted = False
         views = [_view(k, silent, leaving) for k in self.known.values()]
         by_name = {v.worker: v for v in views}
         self.reported = max([self.reported, *(v.generation for v in views)])  # what comes between two looks is not seen
@@ -174,7 +178,10 @@ class SimJob:
         assert not members or finishing or len(members) >= self.least, "fewer than min"
 
     def _check_pace(self, order: Ordered, held: int, leaving: list[str]) -> None:
-        """Changes that we choose come slowly, and are small; a death is no way around that."""
+        """Changes that we choose come slowly, and are small; a death is no way around that. Where nobody trains, all
+        begin at once."""
+        if self.disk and not self.disk[-1].members:
+            held = len(order.members)
         more, carried = len(order.members) - held, 1 if leaving else 0
         if held and order.cause != "resume" and self.pace.max_join:
             assert more <= self.pace.max_join + carried, "too many join at once"
