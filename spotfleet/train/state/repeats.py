@@ -117,8 +117,8 @@ class Repeats:
     def _is_still(self, state: Any) -> bool:
         """Return whether no loop variable has moved since the state was built. Without one there is no telling."""
         return bool(self._counters()) and all(
-            not _differ(v, self._first.get(n)) for n, v in plain_values(state).items()) and all(
-            not _differ(v.state_dict(), self._stateful.get(n)) for n, v in _loop_objects(state).items())
+            not differ(v, self._first.get(n)) for n, v in plain_values(state).items()) and all(
+            not differ(v.state_dict(), self._stateful.get(n)) for n, v in _loop_objects(state).items())
 
     @property
     def is_again(self) -> bool:
@@ -133,7 +133,7 @@ class Repeats:
         position = state._position
         if again is None:
             moved = tuple(n for n, v in plain_values(state).items()
-                          if n in self._changes or _differ(v, self._at_step.get(n)))
+                          if n in self._changes or differ(v, self._at_step.get(n)))
             self._left = state._plain.left()
         else:
             moved, self._left = position.moved, position.left
@@ -185,7 +185,7 @@ class Repeats:
         for name, (site, value) in tried.items():
             moved, changed, now = name in position.moved, self._changes.get(name, {}), now_at[name]
             expected = position.scalars[name] if value == called.get(name) else called.get(name)
-            if not _differ(now, expected) or now == self._first.get(name) != value or not (moved or changed):
+            if not differ(now, expected) or now == self._first.get(name) != value or not (moved or changed):
                 continue
             if recount and name in whole:
                 right = (site in changed and (now > value) == (expected > value)) or (went_on and not (site or moved))
@@ -261,7 +261,7 @@ class Repeats:
         """Put schedulers and hyper-parameters back to those with which the function was called. Return None, or the
         position with which it must be called again, since it may set them by the world size."""
         position, (_, schedulers, groups) = state._position, again
-        late = [n for n, s in _schedulers(state).items() if _differ(s.state_dict(), schedulers[n])]
+        late = [n for n, s in _schedulers(state).items() if differ(s.state_dict(), schedulers[n])]
         for name in late:
             state._stateful[name].load_state_dict(schedulers[name])
         optimizers = state._all_optimizers
@@ -379,7 +379,7 @@ def _loop_objects(state: Any) -> dict[str, Any]:
             if not isinstance(v, (LRScheduler, ReduceLROnPlateau, torch.amp.GradScaler)) and not n.startswith("_")}
 
 
-def _differ(a: Any, b: Any) -> bool:
+def differ(a: Any, b: Any) -> bool:
     try:
         return bool(a != b)
     except (RuntimeError, ValueError):  # tensors or arrays in it: taken for a change

@@ -38,7 +38,7 @@ from spotfleet.train.state.copies import BufferPool, await_copies
 from spotfleet.train.state.hyper import copied, params_of
 from spotfleet.train.state.plain import PlainValues, copied_value, is_plain, restored
 from spotfleet.train.state.position import Copy, PerRank, Position
-from spotfleet.train.state.repeats import Repeats, head_of, is_running, site_of
+from spotfleet.train.state.repeats import Repeats, differ, head_of, is_running, site_of
 from spotfleet.train.state.tensors import LiveTensors
 from spotfleet.train.state.weights import STEPLESS, StateLoan, StateMarks, WeightMarks
 
@@ -405,19 +405,28 @@ class State(LiveTensors):
         return all(_is(scalars[n], numbers[n]) for n in self._position.moved if n in numbers)
 
     def keep_applied(self) -> None:
-        """Keep the values of the script as the step just applied has found them, where code may have set them since the
-        gradient: a replay would derive them from gradients of the newer weights."""
+        """Keep values and objects of the script as the step just applied has found them, where code may have changed them
+        since the gradient: a replay would derive them from gradients of the newer weights."""
         own, held = self.__dict__, self._position.scalars
-        found = {n: self._copied(n) for n in self._scalars
+        found: dict[str, Any] = {n: self._copied(n) for n in self._scalars
                  if not self.per_rank.covers(n) and not (is_plain(own[n]) and _is_equal(held.get(n), own[n]))}
         found = {n: v for n, v in found.items() if v is not held.get(n)}  # the same copy: an unchanged tensor
+        for name, value in self._stateful.items():
+            is_ours = name.startswith("_") or hasattr(value, "round_begins") or isinstance(value, torch.amp.GradScaler)
+            if not is_ours and not self.per_rank.covers(name):
+                now = value.state_dict()
+                if differ(now, self._position.stateful.get(name)):
+                    found[name] = copy.deepcopy(now)
         if found and self._loan is None:
             own["_position"] = replace(self._position, applied=found)
 
     def put_applied(self) -> None:
-        """Give values of the script what the step of the iteration that is replayed has found."""
+        """Give values and objects of the script what the step of the iteration that is replayed has found."""
         for name, value in (self._position.applied or {}).items():
-            self.__dict__[name] = self.restored(name, value)
+            if name not in self._stateful:
+                self.__dict__[name] = self.restored(name, value)
+            elif differ(self._stateful[name].state_dict(), value):  # a loader that runs cannot be loaded into
+                self._stateful[name].load_state_dict(copy.deepcopy(value))
 
     def step_ended(self) -> None:
         """End the iteration: its step has been applied, or was before. The next one begins."""
