@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -34,6 +35,13 @@ def is_cut_off(sock: socket.socket) -> bool:
     except ConnectionError:
         return True
     return True
+
+
+def await_condition(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def test_a_client_with_another_key_is_cut_off():
@@ -142,8 +150,11 @@ def test_a_first_word_that_is_lost_is_said_again_for_who_can_wait():
 def test_a_store_that_is_closed_lets_go_of_all_and_nobody_gets_in_any_more():
     server = Server(ADDRESS, KEY)
     member, unknown = client(server), stranger(server)
+    await_condition(lambda: len(server._selector.get_map()) == 3)  # else closing the listener alone ends both
+    held = [key.fileobj for key in server._selector.get_map().values()]  # else the last reference closes them
     server.close()
     assert is_cut_off(unknown)
+    await_condition(lambda: all(sock.fileno() == -1 for sock in held))
     with pytest.raises(OSError):
         member.get("key")
     with pytest.raises(ConnectionRefusedError):
