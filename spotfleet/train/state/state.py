@@ -405,8 +405,8 @@ class State(LiveTensors):
         return all(_is(scalars[n], numbers[n]) for n in self._position.moved if n in numbers)
 
     def keep_applied(self) -> None:
-        """Keep values and objects of the script as the step just applied has found them, where code may have changed them
-        since the gradient: a replay would derive them from gradients of the newer weights."""
+        """Keep values and objects of the script as the step just applied has found them: code may have changed them
+        since the gradient, and a replay would derive them from gradients of the newer weights."""
         own, held = self.__dict__, self._position.scalars
         found: dict[str, Any] = {n: self._copied(n) for n in self._scalars
                  if not self.per_rank.covers(n) and not (is_plain(own[n]) and _is_equal(held.get(n), own[n]))}
