@@ -44,6 +44,7 @@ class DispatcherDaemon:
         sweep(self._home)
         sync_names(self._home)
         space.create_ballast(self._home)
+        space.create_spares(self._home)
         await asyncio.to_thread(wheel.keep, self._home)
         clock, first = FleetClock(self._home), not (self._home / "begun").exists()
         ledger = await begin(self._boot, self._home, self._provider, clock)

@@ -42,6 +42,7 @@ class Membership:
         self._final = 0  # the version at the end of training
         self._barrier = 0  # the newest generation ordered only to pass that barrier once more
         self._changes: list[Change] = []
+        self.is_withheld = False  # set by the caller: workers get no orders now, and none is blamed for not forming
 
     @property
     def generation(self) -> int:
@@ -298,6 +299,7 @@ class Membership:
         training = [w for w in group.members if w in group.before_set]  # empty after a restart: then no time is granted
         left = any(views[w].generation != group.before_generation for w in training)
         begun = (group.urgent or left or bool(formed) or not training) and not self._now.fetching(group.members)
+        begun = begun and not self.is_withheld
         if not begun and self._hangs([views[w] for w in group.before if w in views and views[w].answers]):
             return
         apart = self._now.parted(group.members, group.generation)

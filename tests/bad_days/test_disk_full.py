@@ -117,6 +117,23 @@ def test_a_dispatcher_whose_disk_fills_up_refuses_what_needs_room_trains_on_and_
     staged(small.path / "dispatcher", scene)
 
 
+def test_a_death_on_a_full_disk_costs_no_training(small, tmp_path):
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        job = await stage.submit(Script(steps=LONG), (1, 2))
+        await stage.at_version(job, 3)
+        small.fill()
+        for _ in range(2):
+            formed = len(stage.world.history)
+            stage.kill_worker(next(iter(stage.agents)), Exit(-9))
+            await stage.until("the next generation", lambda before=formed: len(stage.world.history) > before)
+            await stage.at_version(job, (await stage.job(job)).version + 5)
+        assert not stage.daemon.dispatcher.core.jobs[job].unsaved
+        small.free()
+
+    staged(small.path / "dispatcher", scene, hosts=2)
+
+
 def brought(archive: bytes, folder: Path) -> int:
     """How many events the ledger in the archive holds."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -290,6 +307,8 @@ def test_no_worker_hears_of_a_generation_that_could_not_be_written_down(play, mo
         before = {a.host: a.answers for a in stage.agents.values()}
         await stage.until("an answer", lambda: any(a.answers > before[a.host] for a in stage.agents.values()))
         assert len(stage.world.history) == formed and alive(stage)
+        assert "its workers get no orders before the dispatcher's disk has room" in (await stage.job(job)).why
+        assert record.membership.is_withheld
         full = False
         await stage.until("the next generation", lambda: len(stage.world.history) > formed)
         await stage.at_version(job, (await stage.job(job)).version + 5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotfleet.membership import Evicted, Ordered, Phase
+from spotfleet.membership import Evicted, Formed, Ordered, Phase
 from tests.support.membership.membership_desk import Desk, training
 
 # ---- stopped: SIGSTOP, a debugger
@@ -174,3 +174,15 @@ def test_a_hang_in_the_old_generation_does_not_keep_a_planned_change_waiting():
         desk.put(name, waits=name == "a", quiet_s=30.0, resumed=1)
     evicted, ordered = desk.see(after=30.0)
     assert (evicted.workers, ordered.members) == (("b",), ("a", "c"))
+
+
+def test_nobody_is_blamed_for_a_generation_that_was_not_sent():
+    desk = training("a", "b")
+    desk.put("b", exited=True)
+    desk.core.is_withheld = True
+    assert desk.ordered() == ("death", ("a",))
+    for _ in range(20):
+        assert desk.see(after=120.0) == []
+    desk.core.is_withheld = False
+    assert desk.see(after=29.0) == []
+    assert [type(c) for c in desk.form()] == [Formed]

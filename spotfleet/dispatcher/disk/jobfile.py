@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.disk import space
 from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.disk.files import write_atomic, write_json
 from spotfleet.dispatcher.disk.space import is_full
@@ -76,14 +77,19 @@ def save(folder: Path, record: JobRecord) -> None:
 
 
 def try_save(folder: Path, record: JobRecord) -> bool:
-    """Save the record; return False when the disk is full, to try again."""
-    try:
-        save(folder, record)
-    except OSError as error:
-        if not is_full(error):
-            raise
-        return False
-    return True
+    """Save the record, with the room of a spare if need be; return False when the disk is full, to try again."""
+    home = folder.parents[1]
+    while True:
+        try:
+            save(folder, record)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            if not space.remove_spare(home):
+                return False
+        else:
+            space.create_spares(home)
+            return True
 
 
 def save_secrets(folder: Path, secrets: dict[str, str]) -> None:

@@ -231,6 +231,7 @@ class ManagedJob:
             return [*outside, *self._outside_lost(context)]
         self._fill(context)
         self.sizing.update(self.membership, self.workers)
+        self.membership.is_withheld = self.unsaved
         changes = self.membership.observe(self._views(context), self._expected(context), context.now)
         events = [e for change in changes for e in self._apply(change, context)]
         founding = self.membership.generation == 1 and self.membership.phase is Phase.FORMING and not self._adopted

@@ -19,7 +19,8 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
                     for w in job.workers.live())
     waits = job.checkpoints.offer().wait if group.needs_restore else ""
     told = "" if job.state.ended else tail.words(record.tail)
-    why = "; ".join(filter(None, (record.why, told, waits, _remark(job), job.sizing.why, job.last_copy.why,
+    full = "its workers get no orders before the dispatcher's disk has room" if job.unsaved else ""
+    why = "; ".join(filter(None, (record.why, full, told, waits, _remark(job), job.sizing.why, job.last_copy.why,
                                   job.checkpoints.problem,
                                   job.checkpoints.slow, job.checkpoints.remark, job.logs.remark)))
     ended, spec = job.state.ended, job.spec

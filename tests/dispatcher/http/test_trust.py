@@ -256,6 +256,7 @@ def said(**fields: object) -> str:
 
 @pytest.mark.parametrize(("fields", "word"), [
     ({"slots": 0}, "slots"), ({"slots": -1}, "slots"), ({"slots": 2**60}, "slots"),
+    ({"slots": 10**4000}, "slots"),
     ({"incarnation": "x" * 5000}, "incarnation"),
     ({"workers__0__report__worker": "f-1/0/1"}, "no worker of f-0"),
     ({"workers__0__report__worker": "f-0/../1"}, "no worker of f-0"),
