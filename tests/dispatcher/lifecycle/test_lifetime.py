@@ -58,5 +58,7 @@ def test_the_status_tells_how_long_the_fleet_may_still_live():
     scene = StatusInput("f", born, Nodes(0, 0, 0), None, (), {}, {}, (), "", "", max_lifetime_s=1000.0)
     assert [fleet_status(scene, now).ends_in_s for now in (100.0, 400.0, 2000.0)] == [1000.0, 700.0, 0.0]
     assert fleet_status(replace(scene, max_lifetime_s=0.0), 400.0).ends_in_s is None
+    early = fleet_status(scene, 40.0)  # the clock was set back since
+    assert (early.age_s, early.ends_in_s) == (0.0, 1000.0)
     said = render.fleet_status(fleet_status(scene, 400.0))
     assert "5m00s old, max_lifetime ends it in 11m40s;" in said
