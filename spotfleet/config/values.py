@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from datetime import date
 from decimal import Decimal
-from importlib.metadata import entry_points
 from typing import Any
+
+from spotfleet import plugins
+from spotfleet.words import did_you_mean
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -29,12 +30,6 @@ def duration_s(text: str) -> float:
 def _wrong(expected: str, value: Any, more: str = "") -> ValueError:
     shown = value.isoformat() if isinstance(value, date) else repr(value)  # YAML parses 2026-12-01 as a date
     return ValueError(f"expected {expected}, got {shown}{more}")
-
-
-def did_you_mean(word: Any, known: list[str]) -> str:
-    """Return "; did you mean 'X'?", or "" when no known word is near."""
-    near = difflib.get_close_matches(str(word), known, 1, 0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def count(value: Any) -> Any:
@@ -178,13 +173,8 @@ def autostop(value: Any) -> Any:
     return value
 
 
-def providers() -> list[str]:
-    """List the names of the installed provider plugins, without importing them."""
-    return sorted({e.name for e in entry_points(group="spotfleet.providers")})
-
-
 def provider(value: Any) -> Any:
-    known = providers()
+    known = plugins.names()
     if value not in known:
         raise ValueError(f"unknown provider {value!r}; expected one of {', '.join(known)}{did_you_mean(value, known)}")
     return value
