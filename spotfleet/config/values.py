@@ -9,11 +9,11 @@ from decimal import Decimal
 from typing import Any
 
 from spotfleet import plugins
+from spotfleet.storage.schemes import ANY_URL, EXAMPLES, SCHEMES
 from spotfleet.words import did_you_mean
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-STORES = {"s3": "BUCKET", "gs": "BUCKET", "az": "CONTAINER"}
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LEAST_ORPHAN_S = 20.0  # below it, hosts would end themselves while their dispatcher is restarted
@@ -204,12 +204,11 @@ def variables(value: Any) -> Any:
 
 def mounts(value: Any) -> Any:
     if not isinstance(value, dict):
-        raise _wrong("NAME-IN-WORKDIR: LOCAL-PATH pairs, or NAME-IN-WORKDIR: s3://BUCKET/PREFIX", value)
+        raise _wrong(f"NAME-IN-WORKDIR: LOCAL-PATH pairs, or NAME-IN-WORKDIR: {EXAMPLES[0]}", value)
     for name, source in value.items():
         if not isinstance(name, str) or name.startswith(("/", "~")) or ".." in name.split("/"):
             raise _wrong("a name inside the working directory", name, more="; it becomes part of it on each host")
-        expected = ("the path of a local file or folder, or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or "
-                    "az://CONTAINER/PREFIX")
+        expected = f"the path of a local file or folder, or {ANY_URL}"
         if not isinstance(source, str) or not source:
             raise _wrong(expected, source)
         if "://" in source:
@@ -223,18 +222,18 @@ def mounts(value: Any) -> Any:
 
 def _bucket(value: str, expected: str) -> None:
     scheme, _, rest = value.partition("://")
-    if scheme not in STORES:
-        raise _wrong(expected, value, did_you_mean(scheme, list(STORES)))
+    if scheme not in SCHEMES:
+        raise _wrong(expected, value, did_you_mean(scheme, list(SCHEMES)))
     bucket, _, prefix = rest.partition("/")
     if not BUCKET.fullmatch(bucket):
-        raise _wrong(expected, value, f"; {bucket!r} is no name of a {STORES[scheme].lower()}")
+        raise _wrong(expected, value, f"; {bucket!r} is no name of a {SCHEMES[scheme].bucket.lower()}")
     if any(part in ("", ".", "..") for part in prefix.rstrip("/").split("/")) and prefix:
         raise _wrong(expected, value, "; a prefix is of names with / between them")
 
 
 def target(value: Any) -> Any:
     expected = ("the absolute path of a folder that outlives the dispatcher, such as a mounted file system, or "
-                "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX")
+                f"{ANY_URL}")
     if not isinstance(value, str):
         raise _wrong(expected, value)
     scheme, is_url, rest = value.partition("://")
@@ -242,12 +241,12 @@ def target(value: Any) -> Any:
         if value and not value.startswith("/"):
             raise _wrong(expected, value)
         return os.path.normpath(value) if value else ""
-    if scheme not in STORES:
+    if scheme not in SCHEMES:
         more = {"file": f"; write /{rest.strip('/')}", "memory": "; memory ends with the process that wrote to it"}
-        raise _wrong(expected, value, more.get(scheme) or did_you_mean(scheme, list(STORES)))
-    expected, bucket, *prefix = [f"{scheme}://{STORES[scheme]}/PREFIX", *rest.rstrip("/").split("/")]
+        raise _wrong(expected, value, more.get(scheme) or did_you_mean(scheme, list(SCHEMES)))
+    expected, bucket, *prefix = [f"{scheme}://{SCHEMES[scheme].bucket}/PREFIX", *rest.rstrip("/").split("/")]
     if not BUCKET.fullmatch(bucket):
-        raise _wrong(expected, value, f"; {bucket!r} is no name of a {STORES[scheme].lower()}")
+        raise _wrong(expected, value, f"; {bucket!r} is no name of a {SCHEMES[scheme].bucket.lower()}")
     if not all(re.fullmatch(r"[A-Za-z0-9_.=+@-]+", part) and part not in (".", "..") for part in prefix):
         raise _wrong(expected, value, "; a prefix is of letters, digits and ._=+@-, with / between them")
     return "/".join([f"{scheme}://{bucket}", *prefix])
