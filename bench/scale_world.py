@@ -25,10 +25,12 @@ import aiohttp
 
 from spotfleet import model
 from spotfleet.model import CloudState, Notice, Role
+from spotfleet.plugins import Machines, Traits
 from spotfleet.protocol.messages import AgentReport, Exit, Stage, WorkerReport, WorkerState, dump
 from spotfleet.providers import LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
 from spotfleet.providers.local.market.pools import LocalPool, MarketRules
+from spotfleet.providers.plugin import BasePlugin, Config
 from spotfleet.transport.certs import client_context
 
 PERIOD_S = 1.0  # between two reports of an agent, as in spotfleet/agent/link.py
@@ -93,6 +95,19 @@ class RemoteCloud:
         return getattr(self._cloud, method)
 
 
+class ScalePlugin(BasePlugin):
+    """The plugin `scale`, as local hosts are."""
+
+    name = "scale"
+    traits = Traits(Machines.HERE)
+
+    def open(self, config: Config) -> RemoteCloud:
+        return RemoteCloud(config)
+
+
+SCALE = ScalePlugin()
+
+
 def serve(cloud: Cloud, key: str) -> int:
     """Answer `RemoteCloud` from a thread that ends with this process; returns the port."""
 
@@ -111,7 +126,7 @@ def plugin(folder: Path) -> list[str]:
     info = folder / "spotfleet_scale-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spotfleet-scale\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[spotfleet.providers]\nscale = scale_world:RemoteCloud\n")
+    (info / "entry_points.txt").write_text("[spotfleet.clouds]\nscale = scale_world:SCALE\n")
     return [str(folder), str(Path(__file__).parent)]
 
 

@@ -2,7 +2,8 @@
 
 The training runtime may depend only on torch and the standard library, and the CLI must start fast. The wire and the
 ledger therefore use this module instead of pydantic. Enums travel as their values, tuples as lists.
-Unknown keys are ignored (a newer peer may send more); a missing key takes the field's default.
+Unknown keys are ignored (a newer peer may send more); a missing key takes the field's default. A class method
+`from_older(data)` of a dataclass converts the object of an earlier release before that.
 """
 
 from __future__ import annotations
@@ -165,6 +166,8 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...] | None:
 def _dataclass(kind: Any, data: Any) -> Any:
     if not isinstance(data, dict):
         raise ValueError(f"{kind.__name__}: expected an object, got {type(data).__name__}")
+    if (from_older := getattr(kind, "from_older", None)) is not None:
+        data = from_older(data)
     values = {}
     for name, hint, required in _fields(kind) or ():
         if name in data:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 
 class Market(Enum):
@@ -283,43 +284,6 @@ class SshSpec:
         return machine.host if port == self.port else f"[{machine.host}]:{port}"
 
 
-@dataclass(frozen=True)
-class AwsNetwork:
-    """Network of a fleet's machines in one region.
-
-    Empty fields are looked up (the default VPC, its subnets) or created (security groups).
-    """
-
-    region: str
-    vpc: str = ""
-    subnets: tuple[str, ...] = ()  # one or more per zone; private ones are allowed
-    security_groups: tuple[str, ...] = ()  # replace ours: they must allow traffic inside the fleet, and SSH in
-
-
-@dataclass(frozen=True)
-class AwsSpec:
-    """Section `aws` of the fleet file, for provider aws."""
-
-    regions: tuple[str, ...] = ()  # candidates; `up` chooses the cheapest unless `joined`; empty: those of the needs
-    joined: bool = False  # the user's promise that the networks of all regions reach each other: use every region
-    networks: tuple[AwsNetwork, ...] = ()  # at most one per region
-    profile: str = ""  # name in the laptop's AWS configuration; never sent to a machine
-    public_addresses: bool = True  # False: private ones only; the laptop needs a VPN, and subnets need a route out
-    ssh_from: tuple[str, ...] = ()  # CIDRs that may reach the dispatcher; empty: the laptop's own address
-    image: str = ""  # for hosts: "ami-..." or an SSM parameter "/aws/..."; empty: Deep Learning AMI, Ubuntu on CPUs
-    dispatcher_image: str = ""  # empty: plain Ubuntu
-    user: str = "ubuntu"  # login user of the images
-    disk_gib: int = 100
-    dispatcher_disk_gib: int = 30
-    kms_key: str = ""  # encrypts the volumes; empty: the account's default key. Volumes are always encrypted
-    key_pair: str = ""  # an EC2 key pair that also gets access
-    dispatcher_profile: str = ""  # name of an existing instance profile; empty: created, and removed by `down`
-    host_profile: str = ""  # the same; created only if checkpoints go to S3
-    event_queue: bool = False  # EventBridge -> SQS, read by the dispatcher, besides the notices that hosts receive
-
-
-
-
 SPOT_POLICIES = ("spot", "auto", "on-demand")
 
 
@@ -362,8 +326,16 @@ class FleetSpec:
     ssh: SshSpec | None = None  # for provider ssh
     placement: str = "spread"  # one of PLACEMENTS: over pools; all in one zone; there in a placement group, with EFA
     all_or_nothing: bool = False  # a fleet without hosts launches all of them at once in one pool, or none
-    aws: AwsSpec | None = None  # for provider aws
+    section: dict[str, Any] = field(default_factory=dict)  # the provider's own: plain JSON that only its plugin reads
     policy: PolicySpec = field(default_factory=PolicySpec)
+
+    @classmethod
+    def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the JSON of a spec in today's form: earlier releases had `section` under the provider's name."""
+        name = data.get("provider", "")
+        if "section" in data or name in cls.__dataclass_fields__ or not isinstance(data.get(name), dict):
+            return data
+        return {**data, "section": data[name]}
 
 
 @dataclass(frozen=True)

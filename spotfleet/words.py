@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
+from typing import Any
 
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 DAY_S = 86_400
@@ -154,3 +157,9 @@ def harmless_lines(text: str) -> str:
 
 def _visible(text: str) -> str:
     return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def did_you_mean(word: Any, known: Sequence[str]) -> str:
+    """Return "; did you mean 'X'?", or "" when no known word is near."""
+    near = difflib.get_close_matches(str(word), known, 1, 0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""

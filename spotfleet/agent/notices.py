@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from spotfleet import plugins
 from spotfleet.errors import SpotfleetError
 from spotfleet.interruptions import NoticeSource, load
 from spotfleet.model import Notice
+from spotfleet.plugins import Traits
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -46,7 +48,7 @@ class NoticeWatch:
         self._url = metadata_url
         self._changed = changed
         self._held: PendingNotice | None = None
-        self._period_s = 0.5 if provider in ("local", "ssh") else 2.0  # polling these two is free
+        self._period_s = Traits.notice_poll_s
         self._problem = ""
 
     def notice(self) -> Notice | None:
@@ -59,6 +61,7 @@ class NoticeWatch:
         if source is None:
             await asyncio.Event().wait()
             return
+        self._period_s = plugins.load(self._provider).traits.notice_poll_s
         while True:
             await self._poll(source)
             await asyncio.sleep(self._period_s)
@@ -90,8 +93,6 @@ def tag_reader(provider: str, metadata_url: str, key: str) -> Callable[[], str] 
 
 
 def _source(provider: str, metadata_url: str) -> NoticeSource | None:
-    if provider == "local" and not metadata_url:
-        return None  # each local host has its own URL; the clouds' is well known
     try:
         return load(provider, metadata_url)
     except SpotfleetError as error:

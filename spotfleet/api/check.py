@@ -12,9 +12,9 @@ from spotfleet.api.home import FleetDir, Home
 from spotfleet.api.machine import load_provider, provider_config
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import FleetSpec
+from spotfleet.plugins import Machines
 from spotfleet.providers import ExistingMachines, Finding, ManagedResources, Provider
-
-OVER_SSH = ("aws", "ssh")  # providers whose machines the command line reaches by the system's ssh
+from spotfleet.providers.plugin import plugin_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _of_fleet(folder: FleetDir) -> Iterator[Finding]:
 
 
 def _of_any(home: Home, name: str, *, wanted: bool) -> Iterator[Finding]:
-    if name == "ssh":
+    if plugin_of(name).traits.machines is Machines.EXISTING:
         level = "blocker" if wanted else "absent"
         yield Finding("machines that exist are named in a fleet file; none was given", level,
                       "spotfleet check FILE   (docs/machines.md: how to write one)", "machines")
@@ -97,7 +97,7 @@ def _findings(provider: Provider, spec: FleetSpec | None) -> Iterator[Finding]:
         yield Finding("machines can be launched", about="provider")
     if isinstance(provider, ExistingMachines):
         yield from _machines(provider)
-    if provider.name in OVER_SSH:
+    if plugin_of(provider.name).traits.machines is not Machines.HERE:
         yield _ssh_here()
 
 

@@ -20,6 +20,7 @@ from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.fleet.cost import compare
 from spotfleet.fleet.cost.compare import HOW, Reconciliation
 from spotfleet.fleet.cost.groups import FleetLedgers
+from spotfleet.providers.plugin import usable
 
 UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 PARQUET = b"PAR1"
@@ -60,7 +61,8 @@ def reconcile(file: Path, names: Sequence[str] = (), home: Path | str | None = N
             header = list(lines.fieldnames or [])
             if not header:
                 raise UsageError(f"{file} is empty", hint=HOW)
-            return compare.compare(ledgers, header, lines, everything=not names)
+            senders = [plugin.name for plugin in usable() if plugin.traits.cost_report]
+            return compare.compare(ledgers, header, lines, everything=not names, providers=senders)
     except (OSError, EOFError) as error:
         message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{file} cannot be read: {message}", hint=HOW) from None

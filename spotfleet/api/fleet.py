@@ -25,6 +25,7 @@ from spotfleet.fleet.cost.groups import FleetLedgers
 from spotfleet.fleet.cost.meter import CostReport
 from spotfleet.model import FleetSpec, Role
 from spotfleet.protocol.messages import EndedJob, FleetStatus, HostStatus
+from spotfleet.providers.plugin import makes_machines
 from spotfleet.transport.client import DispatcherClient
 
 UP_TIMEOUT_S = 600.0
@@ -279,7 +280,7 @@ class Fleet:
         client = machine.client(record.url, patience_s) if record.url else None
         if client and client.healthy():
             return client
-        if client and cloud.makes_machines(record.spec) and machine.locate() == record.url:
+        if client and makes_machines(record.spec) and machine.locate() == record.url:
             # The machine exists, so this laptop's address may have changed.
             cloud.allow_access(machine.provider, machine.cloud_name)
             if client.healthy():

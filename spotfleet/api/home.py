@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.errors import NoSuchFleet, SpotfleetError, UsageError
@@ -46,9 +47,9 @@ class FleetRecord:
     """Content of fleet.json."""
 
     spec: FleetSpec
-    cloud_name: str  # its name at the provider: NAME, or NAME-XXXX with four hex digits, as always on aws (`up`)
+    cloud_name: str  # its name at the provider: NAME, or NAME-XXXX with four hex digits, as always in a cloud (`up`)
     made_at: float
-    provider_config: dict[str, str] = field(default_factory=dict)
+    provider_config: dict[str, Any] = field(default_factory=dict)  # only the provider's plugin reads it
     url: str = ""  # the dispatcher's, as last known; empty while it has none
     reached: bool = False  # its dispatcher has answered once: there may be results to fetch
     shut: tuple[str, ...] = ()  # machines over SSH, by name, that never accepted the fleet's key

@@ -22,17 +22,15 @@ from spotfleet.fleet.domain.events import FleetDown
 from spotfleet.fleet.domain.state import Host
 from spotfleet.fleet.ledger import Ledger, LedgerDamaged, open_sound, problem
 from spotfleet.model import CloudHost, CloudState, FleetSpec, Need, Offer, Role
+from spotfleet.plugins import Machines
 from spotfleet.providers import Boot, ExistingMachines, Provider
+from spotfleet.providers.plugin import Config, makes_machines, plugin_of, traits_of
 from spotfleet.transport.client import DispatcherClient, Endpoint
 
-TICK_S = 0.25
 END_S = 900.0  # for a cloud to end machines; after that a person must act
-LOCAL_CLOUD = "SPOTFLEET_LOCAL_CLOUD"
 QUIET_S = reconcile.MISSING_S  # listings lag by less: a machine that is not listed for so long does not exist
 QUIET_TICK_S = 1.0
-SSH_TICK_S = 1.0  # where a listing sends a request to every machine
-CLOUD_TICK_S = 2.0  # where a listing goes to a cloud, which limits the rate of requests
-BOOT_S = 1800.0  # from the launch of a cloud machine until its dispatcher runs
+END_TICK_S = 1.0  # longest pause between two listings while machines end
 DEARER = 3  # a dispatcher's machine may cost this many times the price of the cheapest
 
 Progress = Callable[[str], None]
@@ -67,7 +65,8 @@ class DispatcherMachine:
     def refuse_oversize(self) -> None:
         """Raise UsageError for a fleet whose boot files do not fit into the user data of its dispatcher's machine."""
         record = self.folder.record
-        cloud.refuse_oversize(self.provider, self.folder, self._boot(record)(f"{self.cloud_name}-d-0", None))
+        config = config_in_process(record, self.folder)
+        cloud.refuse_oversize(self.folder, config, self._boot(record)(f"{self.cloud_name}-d-0", None))
 
     def ensure(self, progress: Progress, timeout_s: float) -> str:
         """Launch or find the machine, wait until its dispatcher answers and is the only one, and return its URL.
@@ -80,7 +79,7 @@ class DispatcherMachine:
         boot, reported, refused, prepared = self._boot(record), "", "", ""
         existing = isinstance(self.provider, ExistingMachines)
         startup = DispatcherStartup(self.folder, self.provider.name,
-                                    progress) if cloud.makes_machines(record.spec) else None
+                                    progress) if makes_machines(record.spec) else None
         ready = startup is None or record.reached  # is it worth to ask its dispatcher?
         ledger = self.ledger(progress)
         try:
@@ -155,9 +154,7 @@ class DispatcherMachine:
 
     @property
     def _tick_s(self) -> float:
-        if cloud.makes_machines(self.folder.record.spec):
-            return CLOUD_TICK_S
-        return SSH_TICK_S if isinstance(self.provider, ExistingMachines) else TICK_S
+        return traits_of(self.folder.record.spec).poll_s
 
     def end(self, progress: Progress, *, orderly: bool) -> None:
         """End every machine of the fleet; return when the provider lists none.
@@ -186,7 +183,7 @@ class DispatcherMachine:
                     names = listed or "nothing, but our records do"
                     raise SpotfleetError(f"after {END_S:g} s the provider still lists {names}",
                                          hint=f"`spotfleet down {self.folder.name}` again, or look at its console")
-                time.sleep(min(self._tick_s, SSH_TICK_S) if empty_since is None else QUIET_TICK_S)
+                time.sleep(min(self._tick_s, END_TICK_S) if empty_since is None else QUIET_TICK_S)
         finally:
             ledger.close()
 
@@ -271,11 +268,12 @@ class DispatcherMachine:
     def _boot(self, record: FleetRecord) -> Callable[[str, Offer], Boot]:
         keys, folder = self.folder.keys, self.folder
 
-        config, archive, spec = record.provider_config, str(folder.archive), cloud.without_local_settings(record.spec)
+        config, archive = record.provider_config, str(folder.archive)
+        spec = plugin_of(record.spec.provider).portable(record.spec)
         if spec.ssh is not None:
             config, archive = ssh_machines.for_dispatcher(config, keys, spec.ssh), ""  # another machine
-        elif cloud.makes_machines(spec):
-            config, archive = cloud.for_dispatcher(config, keys), ""
+        elif makes_machines(spec):
+            config, archive = cloud.for_dispatcher(config, spec, keys), ""
 
         def boot(request_id: str, _offer: Offer | None) -> Boot:
             boot_config = {
@@ -299,12 +297,17 @@ def refuse_machine_in_use(provider: Provider, cloud_name: str) -> None:
 
 def load_provider(record: FleetRecord, folder: FleetDir | None = None) -> Provider:
     """Load the fleet's provider. With the `folder` of an existing fleet, it uses the fleet's own key."""
-    config = record.provider_config
-    if record.spec.ssh is not None and folder is not None:
-        config = ssh_machines.with_keys(config, folder.keys)
-    elif cloud.makes_machines(record.spec) and folder is not None:
-        config = cloud.with_keys(config, folder.keys)
-    return providers.load(record.spec.provider, config)
+    return providers.load(record.spec.provider,
+                          record.provider_config if folder is None else config_in_process(record, folder))
+
+
+def config_in_process(record: FleetRecord, folder: FleetDir) -> Config:
+    """Return the configuration of an existing fleet with the fleet's own key, for this process."""
+    if record.spec.ssh is not None:
+        return ssh_machines.with_keys(record.provider_config, folder.keys)
+    if makes_machines(record.spec):
+        return cloud.with_keys(record.provider_config, folder.keys)
+    return record.provider_config
 
 
 def record_machine(machine: DispatcherMachine, now: float, progress: Progress = lambda _line: None) -> None:
@@ -319,18 +322,16 @@ def record_machine(machine: DispatcherMachine, now: float, progress: Progress = 
         ledger.close()
 
 
-def provider_config(home: Home, spec: FleetSpec) -> dict[str, str]:
+def provider_config(home: Home, spec: FleetSpec) -> Config:
     """Return the provider's configuration besides environment variables.
 
     For machines over SSH: their addresses and host keys; for a cloud: its regions and the setup of its machines; for
-    the emulated cloud: its directory. That is this home, or the one in SPOTFLEET_LOCAL_CLOUD, which emulates a second
-    laptop of the same account.
+    the emulated cloud: its directory.
     """
-    if spec.provider == "ssh":
+    plugin = plugin_of(spec.provider)
+    if plugin.traits.machines is Machines.EXISTING:
         return ssh_machines.config(spec)
-    if spec.provider == "aws":
-        return cloud.config(spec)
-    return {"home": os.environ.get(LOCAL_CLOUD) or str(home.path)} if spec.provider == "local" else {}
+    return plugin.config(spec, os.environ, str(home.path))
 
 
 def with_price_limit(need: Need, provider: Provider) -> Need:
@@ -344,7 +345,9 @@ def with_price_limit(need: Need, provider: Provider) -> Need:
 
 def _wanted(record: FleetRecord, hosts: int, need: Need) -> reconcile.Wanted:
     wanted = reconcile.Wanted(record.cloud_name, Role.DISPATCHER, hosts, (need,), tags=record.spec.tags)
-    return replace(wanted, launch_timeout_s=BOOT_S) if cloud.makes_machines(record.spec) else wanted
+    traits = traits_of(record.spec)
+    return replace(wanted, launch_timeout_s=traits.boot_limit_s) if (
+        traits.machines is Machines.MADE and traits.boot_limit_s) else wanted
 
 
 def _dispatchers(ledger: Ledger) -> list[Host]:

@@ -12,11 +12,13 @@ from spotfleet.api.home import Home
 from spotfleet.api.machine import provider_config
 from spotfleet.catalog.pricing import ranking
 from spotfleet.catalog.pricing.ranking import OfferRow
-from spotfleet.catalog.pricing.values import PROVIDERS, Catalog, CatalogPrice
+from spotfleet.catalog.pricing.values import Catalog, CatalogPrice
 from spotfleet.catalog.store import Store
-from spotfleet.config.values import did_you_mean
 from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
-from spotfleet.model import AwsSpec, FleetSpec, Market, Need, Offer
+from spotfleet.model import FleetSpec, Market, Need, Offer
+from spotfleet.plugins import Machines
+from spotfleet.providers.plugin import plugin_of, usable
+from spotfleet.words import did_you_mean
 
 UPDATE = "`spotfleet catalog update` fetches what its providers sell today"
 
@@ -31,11 +33,12 @@ class OffersQuery:
 
 
 def place(infra: str) -> tuple[str, str, str]:
-    """Parse "aws", "aws/us-east-1" or "aws/us-east-1/us-east-1a" into (provider, region, zone); "" for what is left
+    """Parse PROVIDER, PROVIDER/REGION or PROVIDER/REGION/ZONE into (provider, region, zone); "" for what is left
     out."""
     provider, region, zone, *more = [*(part.strip() for part in infra.split("/")), "", ""]
-    known = [*PROVIDERS, "local"]
-    if provider == "ssh":
+    owned = [p.name for p in usable() if p.traits.machines is Machines.EXISTING]
+    known = [*dict.fromkeys([*catalog.names(), *(n for n in providers.names() if n not in owned)])]
+    if provider in owned:
         raise UsageError("machines over SSH are yours already, nobody offers them",
                          hint="a fleet file names them, with their prices: docs/machines.md")
     if any(more[:-2] if len(more) > 2 else more) or (provider and provider not in known):
@@ -63,7 +66,8 @@ def offers(home: Home, query: OffersQuery, progress: Callable[[str], None]) -> l
 def _wanted(known: Catalog, query: OffersQuery) -> list[CatalogPrice]:
     # A need's price limit holds for its own market, but all requested markets are compared: so no limit here.
     matching = known.matching(replace(query.need, max_micros_h=0), query.provider)
-    named = query.need.instance_type or query.need.accelerator or query.provider == "local"
+    named = query.need.instance_type or query.need.accelerator or (
+        query.provider and query.provider not in catalog.names())
     return [p for p in matching if named or query.cpus or p.machine.count]
 
 
@@ -87,17 +91,16 @@ def _live(home: Home, query: OffersQuery, progress: Callable[[str], None]) -> tu
     """
     found: list[Offer] = []
     answered: list[str] = []
-    asked = [query.provider] if query.provider else ["aws"]
     installed = providers.names()
-    for name in asked:
-        if name == "aws" and not (query.need.instance_type or query.need.accelerator):
-            if query.live:
-                progress("aws: name a GPU or an instance type to ask what it costs now; the catalog answers")
-            continue  # prices of everything take minutes: that is what `catalog update` is for
+    for name in [query.provider] if query.provider else _clouds():
         if name not in installed:
             if query.live:
                 progress(f"{name}: this release cannot ask it what it sells now; the catalog answers")
             continue
+        if plugin_of(name).traits.open_ended_types and not (query.need.instance_type or query.need.accelerator):
+            if query.live:
+                progress(f"{name}: name a GPU or an instance type to ask what it costs now; the catalog answers")
+            continue  # prices of everything take minutes: that is what `catalog update` is for
         try:
             found += _offers_of(home, name, query)
             answered.append(name)
@@ -105,34 +108,23 @@ def _live(home: Home, query: OffersQuery, progress: Callable[[str], None]) -> tu
             if query.provider or query.live:
                 progress(f"{name} was not asked: {error}; the catalog answers")
         except SpotfleetError as error:
-            if name == "local":
+            if query.provider and name not in catalog.names():
                 raise
             progress(f"{name} did not answer: {error}; the catalog answers")
     return found, answered
 
 
 def _offers_of(home: Home, name: str, query: OffersQuery) -> list[Offer]:
-    spec = FleetSpec("", provider=name)
-    if name == "aws":
-        if not _may_have_credentials() and not query.live:
-            raise NeedsPerson("there are no credentials here")
-        region = query.need.region or query.need.zone.rstrip("abcdef")
-        spec = replace(spec, aws=AwsSpec(regions=(region,) if region else ()))
-    provider = providers.load(name, provider_config(home, spec))
+    plugin = plugin_of(name)
+    if not plugin.may_have_credentials(os.environ) and not query.live:
+        raise NeedsPerson("there are no credentials here")
+    config = plugin.narrowed(provider_config(home, FleetSpec("", provider=name)), query.need)
+    provider = providers.load(name, config)
     found: list[Offer] = []
     for market in query.markets:
         found += provider.offers(replace(query.need, use_spot=market is Market.SPOT, max_micros_h=0))
     return found
 
 
-def _may_have_credentials() -> bool:
-    """Check environment and files for credentials.
-
-    Sends no request: without credentials the SDK would wait seconds for a metadata server.
-    """
-    named = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-             "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
-    files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
-             os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
-    return any(os.environ.get(n) for n in named) or any(
-        os.path.isfile(os.path.expanduser(f)) and os.path.getsize(os.path.expanduser(f)) for f in files)
+def _clouds() -> list[str]:
+    return [plugin.name for plugin in usable() if plugin.traits.machines is Machines.MADE]

@@ -1,72 +1,44 @@
-"""IAM policy documents that `check --policy` prints, for the user, a dispatcher or hosts. Sends no request."""
+"""Permission documents that `check --policy` prints, for the user, a dispatcher or hosts. Sends no request."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from spotfleet import config
+from spotfleet import config, names
 from spotfleet.api.home import Home
 from spotfleet.errors import UsageError
-from spotfleet.model import AwsSpec, FleetSpec
-from spotfleet.providers.aws.mapping import names, policies
-
-ROLES = ("laptop", "dispatcher", "host")  # roles that have a policy
-LONGEST = 6144  # characters of a managed policy, white space not counted
-A_FILE = "spotfleet check --policy {role} FILE"
+from spotfleet.model import FleetSpec
+from spotfleet.providers.plugin import CloudPlugin, Policies, usable
 
 
-def document(home: Home, role: str, file: Path | None) -> dict[str, Any]:
+def with_policies() -> list[CloudPlugin]:
+    """List the plugins of clouds whose documents can be printed."""
+    return [plugin for plugin in usable() if plugin.policies is not None]
+
+
+def document(home: Home, provider: str, role: str, file: Path | None) -> dict[str, Any]:
     """Return the policy of `role` for any fleet; exactly for the fleet of `file`, or for the only one there is.
 
-    Raises UsageError where the role's policy depends on a fleet and there is none.
+    `provider`: "" for the one of `file`, or for the only one with policies. `role`: "" for the provider's first. Raises
+    UsageError where the policy depends on a fleet and there is none.
     """
-    name, spec = _fleet(home, file)
-    aws = (spec.aws if spec else None) or AwsSpec()
-    target = spec.checkpoint.url if spec else ""
-    if role == "host":
-        if not target.startswith("s3://"):
-            raise UsageError("hosts have no permissions but those of a checkpoint bucket, and none is named",
-                             hint=f"{A_FILE.format(role=role)}, in it `checkpoint: {{target: s3://BUCKET/PREFIX}}`")
-        return policies.host(target)
-    own = aws.image if aws.image.startswith("/") and not aws.image.startswith("/aws/service/") else ""
-    if role == "laptop":  # for all regions: each named region would make it half as long again
-        return _fitting(policies.laptop(policies.Scope(
-            kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue,
-            dispatcher_profile=aws.dispatcher_profile, host_profile=aws.host_profile)))
-    if not name:
-        raise UsageError("a dispatcher's permissions are limited to its fleet, and none is named",
-                         hint=A_FILE.format(role=role))
-    regions = aws.regions or _named(spec)
-    region = regions[0] if regions else policies.ANY
-    own_role = f"{names.IAM_PATH}{names.role(name, 'host', region)}"
-    host_role = f"arn:aws:iam::{policies.ANY}:role{'/*' if aws.host_profile else own_role}"  # named: any role
-    return policies.dispatcher(policies.Scope(
-        name, regions, host_role=host_role if target.startswith("s3://") or aws.host_profile else "",
-        kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue))
+    spec = config.load(file).spec if file is not None else None
+    able = {plugin.name: plugin.policies for plugin in with_policies()}
+    name = provider or (spec.provider if spec else next(iter(able)) if len(able) == 1 else "")
+    if spec is not None and (spec.provider not in able or spec.provider != name):
+        raise UsageError(f"{file} is of provider {spec.provider}" + ("" if spec.provider in able else
+                                                                     ", which has no policies"),
+                         hint=f"name a fleet file with `provider: {' or '.join([provider] if provider else able)}`")
+    policies: Policies | None = able.get(name)
+    if policies is None:
+        raise UsageError(f"say whose policy: {', '.join(able)}", hint="spotfleet check PROVIDER --policy")
+    return policies.document(role or policies.roles[0], *_fleet(home, name, spec))
 
 
-def _fitting(document: dict[str, Any]) -> dict[str, Any]:
-    """Drop the statements' names, which IAM does not need, if the document would be too long with them."""
-    if len(json.dumps(document, separators=(",", ":"))) <= LONGEST:
-        return document
-    return {**document, "Statement": [{k: v for k, v in s.items() if k != "Sid"} for s in document["Statement"]]}
-
-
-def _fleet(home: Home, file: Path | None) -> tuple[str, FleetSpec | None]:
-    """Return the fleet's name in the cloud, or a pattern of all names it may get there, and its spec."""
-    if file is not None:
-        spec = config.load(file).spec
-        if spec.provider != "aws":
-            raise UsageError(f"{file} is of provider {spec.provider}, which has no policies",
-                             hint="name a fleet file with `provider: aws`")
-        return names.any_life(spec.name), spec
-    found = [f for f in home.living() if f.readable and f.record.spec.provider == "aws"]
-    return (found[0].record.cloud_name, found[0].record.spec) if len(found) == 1 else ("", None)
-
-
-def _named(spec: FleetSpec | None) -> tuple[str, ...]:
-    """Return the regions that the fleet's needs name; () if one of them names none."""
-    found = tuple(dict.fromkeys(n.region for n in spec.any_of)) if spec else ()
-    return found if all(found) else ()
+def _fleet(home: Home, provider: str, spec: FleetSpec | None) -> tuple[FleetSpec | None, str]:
+    """Return the fleet's spec, and its name in the cloud or a pattern of all names that it may get there."""
+    if spec is not None:
+        return spec, names.any_life(spec.name)
+    found = [f for f in home.living() if f.readable and f.record.spec.provider == provider]
+    return (found[0].record.spec, found[0].record.cloud_name) if len(found) == 1 else (None, "")

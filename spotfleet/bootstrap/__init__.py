@@ -78,5 +78,7 @@ class HostPlan:
     wheel_url: str = ""
     # power off the machine once its host is off or has failed for good; never set for a user's own machine
     power_off: bool = False
-    # extras of our distribution, in addition to those of the role: ("aws",) for a dispatcher on EC2
+    # extras of our distribution, in addition to those of the role, and modules that must be importable besides our
+    # own: those that the extras bring, for a dispatcher that calls a cloud
     extras: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()

@@ -15,7 +15,6 @@ from spotfleet.model import Role
 SETTINGS = "settings.sh"
 SCRIPTS = ("bootstrap.sh", "remove.sh", "fetch.py", "inherit.py")
 _LAYOUT = 1  # version of an environment's layout: another one is another digest
-_MODULES = {"aws": "boto3", "gcp": "google.cloud.compute_v1", "azure": "azure.mgmt.compute"}  # what an extra brings
 _OURS = {SETTINGS, *SCRIPTS, "claim", "listing.json", "state", "found.sh", "wheel", "packages.txt", "console.log",
          "bootstrap.log"}
 
@@ -83,8 +82,8 @@ def extras(plan: HostPlan) -> str:
 
 
 def needs(plan: HostPlan) -> str:
-    """Return the modules that must be importable besides our own: those of the extras in the plan."""
-    return " ".join(_MODULES[extra] for extra in plan.extras)
+    """Return the modules that must be importable besides our own: those that the plan names."""
+    return " ".join(plan.modules)
 
 
 def shell_path(path: str) -> str:

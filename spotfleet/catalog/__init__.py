@@ -3,7 +3,7 @@
     pricing/    pure: values.py (Catalog and its parts), useful.py (cost per hour of useful work),
                 ranking.py (offers in order, unknown names), table.py (a catalog as text)
     store.py    reads and writes the files
-    update.py   new prices from the clouds' own APIs: `providers/*/price_list.py`
+    update.py   new prices from the clouds' own APIs: entry points of group `spotfleet.catalog`
     web.py      HTTP with retries
     data/       data of the package; SOURCES.md lists the sources, `scripts/build_catalog.py` writes it
 
@@ -26,3 +26,10 @@ def load(home: Path | str | None = None) -> Catalog:
     from spotfleet.catalog import store
 
     return store.Store(home).load()
+
+
+def names() -> tuple[str, ...]:
+    """List the providers with prices in the catalog, sorted."""
+    from spotfleet.catalog import store
+
+    return store.names()

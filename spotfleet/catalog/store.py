@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from spotfleet.catalog.pricing.table import CatalogError, parsed, written
-from spotfleet.catalog.pricing.values import PROVIDERS, Catalog
+from spotfleet.catalog.pricing.values import Catalog
 from spotfleet.storage import atomic
 
 PACKAGED = Path(__file__).parent / "data"
+PRICE_LISTS = "spotfleet.catalog"  # group of entry points, one for each provider whose prices can be fetched
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """List the providers with prices: those of the package, and those whose prices can be fetched. Sorted."""
+    fetched = (e.name for e in entry_points(group=PRICE_LISTS))
+    return tuple(sorted({*(path.stem for path in PACKAGED.glob("*.csv")), *fetched}))
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Store:
 
     def load(self) -> Catalog:
         """Load all catalogs. An unreadable file of the user is skipped; `problems` names it."""
-        return _loaded(tuple((str(p), _stamp(p)) for provider in PROVIDERS
+        return _loaded(tuple((str(p), _stamp(p)) for provider in names()
                              for p in (PACKAGED / f"{provider}.csv", self.path(provider))))
 
     def path(self, provider: str) -> Path:
@@ -48,7 +57,7 @@ class Store:
             return Part(provider, path, None, f"{path} cannot be read: {error}")
 
     def problems(self) -> list[str]:
-        return [part.why for provider in PROVIDERS if (part := self.part(provider)) and part.why]
+        return [part.why for provider in names() if (part := self.part(provider)) and part.why]
 
     def save(self, provider: str, catalog: Catalog) -> Path:
         """Replace the user's part of `provider`, whole or not at all."""

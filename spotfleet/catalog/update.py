@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
 
 from spotfleet.catalog.pricing.table import parsed
-from spotfleet.catalog.pricing.values import PROVIDERS, Catalog, CatalogPrice, MachineType
-from spotfleet.catalog.store import PACKAGED, Store
+from spotfleet.catalog.pricing.values import Catalog, CatalogPrice, MachineType
+from spotfleet.catalog.store import PACKAGED, PRICE_LISTS, Store
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import Market
 from spotfleet.words import dollars
@@ -20,8 +21,7 @@ ABOVE_ON_DEMAND = 5  # so is a spot price so many times the one on demand
 CHEAPEST, DEAREST = 1_000, 2_000_000_000  # and one beyond these, micro-dollars per hour: no machine costs that
 SHOWN = 5  # refused prices that are shown in full
 # A function of this shape fetches what a provider charges: (machines, day, progress, the provider's configuration).
-Fetch = Callable[[Iterable[MachineType], str, Callable[[str], None], Mapping[str, str]], list[CatalogPrice]]
-PRICE_LISTS = {name: f"spotfleet.providers.{name}.price_list:fetch" for name in PROVIDERS}
+Fetch = Callable[[Iterable[MachineType], str, Callable[[str], None], Mapping[str, Any]], list[CatalogPrice]]
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Updated:
 
 
 def update(provider: str, store: Store, day: str, progress: Callable[[str], None],
-           config: Mapping[str, str]) -> Updated:
+           config: Mapping[str, Any]) -> Updated:
     """Fetch, check and write. `day`: today, YYYY-MM-DD; `config`: of the provider. Raises nothing that a provider
     causes: see `Updated.error`."""
-    shipped = parsed((PACKAGED / f"{provider}.csv").read_text())
-    own = store.part(provider)
+    packaged, own = PACKAGED / f"{provider}.csv", store.part(provider)
+    shipped = parsed(packaged.read_text()) if packaged.exists() else Catalog()
     known = own.catalog.over(shipped) if own and own.catalog else shipped
     try:
         fetched = _price_list(provider)(list(known.machines.values()), day, progress, config)
@@ -57,8 +57,11 @@ def update(provider: str, store: Store, day: str, progress: Callable[[str], None
 
 def _price_list(provider: str) -> Fetch:
     """Import the provider's price list, which may need an SDK."""
-    module, _, name = PRICE_LISTS[provider].partition(":")
-    return getattr(import_module(module), name)
+    found = {e.name: e for e in entry_points(group=PRICE_LISTS)}
+    if provider not in found:
+        raise SpotfleetError(f"{provider}: this release cannot fetch its prices",
+                             hint=f"it can fetch those of {', '.join(sorted(found))}")
+    return found[provider].load()
 
 
 def checked(fetched: Iterable[CatalogPrice], known: Catalog) -> tuple[list[CatalogPrice], list[str]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from spotfleet.api.cloud import RegionRow
 from spotfleet.api.lifecycle.preview import Estimate, PlanKind, UpPlan
 from spotfleet.cli.tables import columns, flow, shown, table
 from spotfleet.fleet.planner.plan import Launch
 from spotfleet.fleet.planner.pool_choice import at
 from spotfleet.model import HostState, JobState, Market, Nodes, Offer
 from spotfleet.protocol.messages import FleetStatus, HostStatus, JobStatus
+from spotfleet.providers.plugin import RegionRow
 from spotfleet.words import counted, dollars
 
 SHOWN_OFFERS = 6

@@ -49,14 +49,15 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from spotfleet.config.aws import aws_spec
+from spotfleet.config import plugin_sections
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.machines import environment_spec, ssh_dispatcher, ssh_needs, ssh_nodes, ssh_paths, ssh_spec
 from spotfleet.config.money import policy_spec
 from spotfleet.config.sections import NOT_OURS, AlternativeSection, AutostopSection, FileSection, PlaceSection
-from spotfleet.config.values import NAME, did_you_mean
+from spotfleet.config.values import NAME
 from spotfleet.errors import UsageError
 from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes, ResizeSpec
+from spotfleet.words import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ def _local(file: Path, text: str) -> Path:
 
 def _check(document: Document) -> FileSection | None:
     try:
-        return FileSection.model_validate({k: v for k, v in document.data.items() if v is not None})
+        given = {k: v for k, v in document.data.items() if v is not None}
+        return plugin_sections.schema_for(given).model_validate(given)
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             document.add(*_explain(document, problem))
@@ -172,7 +174,7 @@ def _keys_hint(place: Place) -> str:
 
 def _section(place: Place) -> type[BaseModel] | None:
     """Return the section class at `place`, through optionals, annotations and lists."""
-    section: type[BaseModel] = FileSection
+    section: type[BaseModel] = plugin_sections.of_every_plugin()
     by_name = False  # the next part is a name chosen by the user
     for part in place:
         if isinstance(part, int) or by_name:
@@ -195,10 +197,11 @@ def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _sections_by_place() -> Iterator[tuple[str, list[str]]]:
     """Yield (dotted place, its keys) for every section, the top last."""
-    for name, held in FileSection.model_fields.items():
+    top = plugin_sections.of_every_plugin()
+    for name, held in top.model_fields.items():
         for section in _sections_in(held.annotation):
             yield name, list(section.model_fields)
-    yield "", list(FileSection.model_fields)
+    yield "", list(top.model_fields)
 
 
 def _dotted(place: Place) -> str:
@@ -230,11 +233,11 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> 
         setup=file.setup, setup_timeout_s=file.setup_timeout,
         run=file.run,
         tags=file.tags,
-        environment=environment_spec(document, file.environment, provider),
+        environment=environment_spec(file.environment),
         ssh=ssh_spec(document, file, provider),
         placement=file.placement,
         all_or_nothing=file.all_or_nothing,
-        aws=aws_spec(document, file, provider, needs),
+        section=plugin_sections.read(document, file, provider, needs),
         policy=policy_spec(document, file, provider, nodes, needs),
     )
 

@@ -105,12 +105,9 @@ def ssh_dispatcher() -> Need:
     return Need(instance_type=DISPATCHER_TYPE, use_spot=False)
 
 
-def environment_spec(document: Document, given: EnvironmentSection | None, provider: str) -> EnvironmentSpec:
+def environment_spec(given: EnvironmentSection | None) -> EnvironmentSpec:
     if given is None:
         return EnvironmentSpec()
-    if provider == "local":
-        document.add(("environment",), "means nothing for provider local, whose hosts use the Python that runs "
-                                       "spotfleet; remove it")
     return EnvironmentSpec(given.python, given.packages, given.inherit, given.index_url, given.installer)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spotfleet import plugins
 from spotfleet.config.document import Document
 from spotfleet.config.sections import FileSection
 from spotfleet.model import Need, Nodes, PolicySpec
+from spotfleet.plugins import kind_missing
 from spotfleet.words import dollars
 
 
@@ -30,7 +32,7 @@ def policy_spec(document: Document, file: FileSection, provider: str, nodes: Nod
         document.add(("deadline",), f"of {_hours(file.deadline)} is impossible: the work takes {_hours(work_s)} "
                                     "at full target; allow more time, or raise nodes.target and lower `work`")
     mixes = file.on_demand_base or file.deadline or file.spot_policy in ("auto", "on-demand")
-    if provider == "aws" and mixes and any(n.use_spot and not (n.instance_type or n.accelerator) for n in needs):
+    if mixes and kind_missing(plugins.load(provider).traits, needs):
         document.add(("resources",), "name `instance_type` or `accelerators`, so that on-demand hosts are of the same "
                                      "kind as spot ones")
     if file.all_or_nothing and (file.on_demand_base or file.deadline or file.spot_policy == "auto"):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from spotfleet.config import aws_values, machine_values, values
+from spotfleet.config import machine_values, values
 
 NOT_OURS = {  # SkyPilot's and dstack's keys that we refuse, with what to do instead
     "cpus": "choose the size by `instance_type`", "memory": "choose the size by `instance_type`",
@@ -29,23 +29,22 @@ User = Annotated[str, BeforeValidator(machine_values.user)]
 Port = Annotated[int, BeforeValidator(machine_values.port)]
 Slots = Annotated[int, BeforeValidator(machine_values.slots)]
 HostFolder = Annotated[str, BeforeValidator(machine_values.folder)]
-Image = Annotated[str, BeforeValidator(aws_values.image)]
-Disk = Annotated[int, BeforeValidator(aws_values.disk)]
-InstanceProfile = Annotated[str, BeforeValidator(aws_values.instance_profile)]
 Variables = Annotated[dict[str, str | None], BeforeValidator(values.variables)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """Base of all sections, plugins' included: an unlisted key is an error."""
+
     model_config = ConfigDict(extra="forbid")
 
 
-class NodesSection(_Section):
+class NodesSection(Section):
     min: Count | None = None
     target: Count | None = None
     max: Count | None = None
 
 
-class PlaceSection(_Section):
+class PlaceSection(Section):
     """Requirements for the dispatcher's machine."""
 
     infra: Annotated[tuple[str, str, str], BeforeValidator(values.infra)] | None = None
@@ -60,7 +59,7 @@ class AlternativeSection(PlaceSection):
     use_spot: Flag | None = None
 
 
-class AutostopSection(_Section):
+class AutostopSection(Section):
     idle_minutes: Annotated[float, BeforeValidator(values.positive)] = 0.0
     down: Flag = True
 
@@ -70,13 +69,13 @@ class ResourcesSection(AlternativeSection):
     autostop: Annotated[AutostopSection, BeforeValidator(values.autostop)] | None = None
 
 
-class CheckpointSection(_Section):
+class CheckpointSection(Section):
     interval: Duration = 60.0
     keep: Count = 2
     target: Annotated[str, BeforeValidator(values.target)] = ""
 
 
-class ResizeSection(_Section):
+class ResizeSection(Section):
     policy: Literal["none", "keep-global-batch", "scale-lr"] = "none"
     warmup_steps: Annotated[int, BeforeValidator(values.whole)] = 0
     growth: Annotated[tuple[tuple[int, int], ...], BeforeValidator(values.growth)] = ()
@@ -85,7 +84,7 @@ class ResizeSection(_Section):
     every: Duration = 0.0
 
 
-class MachineSection(_Section):
+class MachineSection(Section):
     """A machine that exists already."""
 
     host: MachineName
@@ -99,7 +98,7 @@ class MachineSection(_Section):
     folder: HostFolder = ""
 
 
-class SshSection(_Section):
+class SshSection(Section):
     dispatcher: Annotated[MachineSection, BeforeValidator(machine_values.dispatcher)] | None = None
     hosts: Annotated[list[Annotated[MachineSection, BeforeValidator(machine_values.machine)]],
                      BeforeValidator(machine_values.machine_list)] = Field(default_factory=list)
@@ -112,7 +111,7 @@ class SshSection(_Section):
     folder: HostFolder = "~/.spotfleet-host"
 
 
-class EnvironmentSection(_Section):
+class EnvironmentSection(Section):
     python: Annotated[str, BeforeValidator(machine_values.python)] = "python3"
     packages: Annotated[tuple[str, ...], BeforeValidator(machine_values.packages)] = ()
     inherit: Flag = False
@@ -120,33 +119,7 @@ class EnvironmentSection(_Section):
     installer: Literal["auto", "uv", "pip"] = "auto"
 
 
-class AwsNetworkSection(_Section):
-    vpc: Annotated[str, BeforeValidator(aws_values.vpc)] = ""
-    subnets: Annotated[tuple[str, ...], BeforeValidator(aws_values.subnets)] = ()
-    security_groups: Annotated[tuple[str, ...], BeforeValidator(aws_values.security_groups)] = ()
-
-
-class AwsSection(_Section):
-    regions: Annotated[tuple[str, ...], BeforeValidator(aws_values.regions)] = ()
-    joined: Flag = False
-    networks: Annotated[dict[str, AwsNetworkSection],
-                        BeforeValidator(aws_values.networks)] = Field(default_factory=dict)
-    profile: Text = ""
-    public_addresses: Flag = True
-    ssh_from: Annotated[tuple[str, ...], BeforeValidator(aws_values.networks_from)] = ()
-    image: Image = ""
-    dispatcher_image: Image = ""
-    user: User = "ubuntu"
-    disk: Disk = 100
-    dispatcher_disk: Disk = 30
-    kms_key: Annotated[str, BeforeValidator(aws_values.kms_key)] = ""
-    key_pair: Annotated[str, BeforeValidator(aws_values.key_pair)] = ""
-    dispatcher_profile: InstanceProfile = ""
-    host_profile: InstanceProfile = ""
-    event_queue: Flag = False
-
-
-class FileSection(_Section):
+class FileSection(Section):
     name: Annotated[str, BeforeValidator(values.name)] | None = None
     workdir: Text = "."
     num_nodes: Count | None = None
@@ -168,7 +141,6 @@ class FileSection(_Section):
     run: Text = ""
     tags: Annotated[dict[str, str], BeforeValidator(values.tags)] = Field(default_factory=dict)
     ssh: SshSection | None = None
-    aws: AwsSection | None = None
     placement: Literal["spread", "zone", "cluster"] = "spread"
     all_or_nothing: Flag = False
     environment: EnvironmentSection | None = None

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from datetime import date
 from decimal import Decimal
-from importlib.metadata import entry_points
 from typing import Any
+
+from spotfleet import plugins
+from spotfleet.storage.schemes import ANY_URL, EXAMPLES, SCHEMES
+from spotfleet.words import did_you_mean
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-STORES = {"s3": "BUCKET", "gs": "BUCKET", "az": "CONTAINER"}
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LEAST_ORPHAN_S = 20.0  # below it, hosts would end themselves while their dispatcher is restarted
@@ -29,12 +30,6 @@ def duration_s(text: str) -> float:
 def _wrong(expected: str, value: Any, more: str = "") -> ValueError:
     shown = value.isoformat() if isinstance(value, date) else repr(value)  # YAML parses 2026-12-01 as a date
     return ValueError(f"expected {expected}, got {shown}{more}")
-
-
-def did_you_mean(word: Any, known: list[str]) -> str:
-    """Return "; did you mean 'X'?", or "" when no known word is near."""
-    near = difflib.get_close_matches(str(word), known, 1, 0.6)
-    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def count(value: Any) -> Any:
@@ -178,13 +173,8 @@ def autostop(value: Any) -> Any:
     return value
 
 
-def providers() -> list[str]:
-    """List the names of the installed provider plugins, without importing them."""
-    return sorted({e.name for e in entry_points(group="spotfleet.providers")})
-
-
 def provider(value: Any) -> Any:
-    known = providers()
+    known = plugins.names()
     if value not in known:
         raise ValueError(f"unknown provider {value!r}; expected one of {', '.join(known)}{did_you_mean(value, known)}")
     return value
@@ -214,12 +204,11 @@ def variables(value: Any) -> Any:
 
 def mounts(value: Any) -> Any:
     if not isinstance(value, dict):
-        raise _wrong("NAME-IN-WORKDIR: LOCAL-PATH pairs, or NAME-IN-WORKDIR: s3://BUCKET/PREFIX", value)
+        raise _wrong(f"NAME-IN-WORKDIR: LOCAL-PATH pairs, or NAME-IN-WORKDIR: {EXAMPLES[0]}", value)
     for name, source in value.items():
         if not isinstance(name, str) or name.startswith(("/", "~")) or ".." in name.split("/"):
             raise _wrong("a name inside the working directory", name, more="; it becomes part of it on each host")
-        expected = ("the path of a local file or folder, or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or "
-                    "az://CONTAINER/PREFIX")
+        expected = f"the path of a local file or folder, or {ANY_URL}"
         if not isinstance(source, str) or not source:
             raise _wrong(expected, source)
         if "://" in source:
@@ -233,18 +222,18 @@ def mounts(value: Any) -> Any:
 
 def _bucket(value: str, expected: str) -> None:
     scheme, _, rest = value.partition("://")
-    if scheme not in STORES:
-        raise _wrong(expected, value, did_you_mean(scheme, list(STORES)))
+    if scheme not in SCHEMES:
+        raise _wrong(expected, value, did_you_mean(scheme, list(SCHEMES)))
     bucket, _, prefix = rest.partition("/")
     if not BUCKET.fullmatch(bucket):
-        raise _wrong(expected, value, f"; {bucket!r} is no name of a {STORES[scheme].lower()}")
+        raise _wrong(expected, value, f"; {bucket!r} is no name of a {SCHEMES[scheme].bucket.lower()}")
     if any(part in ("", ".", "..") for part in prefix.rstrip("/").split("/")) and prefix:
         raise _wrong(expected, value, "; a prefix is of names with / between them")
 
 
 def target(value: Any) -> Any:
     expected = ("the absolute path of a folder that outlives the dispatcher, such as a mounted file system, or "
-                "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX")
+                f"{ANY_URL}")
     if not isinstance(value, str):
         raise _wrong(expected, value)
     scheme, is_url, rest = value.partition("://")
@@ -252,12 +241,12 @@ def target(value: Any) -> Any:
         if value and not value.startswith("/"):
             raise _wrong(expected, value)
         return os.path.normpath(value) if value else ""
-    if scheme not in STORES:
+    if scheme not in SCHEMES:
         more = {"file": f"; write /{rest.strip('/')}", "memory": "; memory ends with the process that wrote to it"}
-        raise _wrong(expected, value, more.get(scheme) or did_you_mean(scheme, list(STORES)))
-    expected, bucket, *prefix = [f"{scheme}://{STORES[scheme]}/PREFIX", *rest.rstrip("/").split("/")]
+        raise _wrong(expected, value, more.get(scheme) or did_you_mean(scheme, list(SCHEMES)))
+    expected, bucket, *prefix = [f"{scheme}://{SCHEMES[scheme].bucket}/PREFIX", *rest.rstrip("/").split("/")]
     if not BUCKET.fullmatch(bucket):
-        raise _wrong(expected, value, f"; {bucket!r} is no name of a {STORES[scheme].lower()}")
+        raise _wrong(expected, value, f"; {bucket!r} is no name of a {SCHEMES[scheme].bucket.lower()}")
     if not all(re.fullmatch(r"[A-Za-z0-9_.=+@-]+", part) and part not in (".", "..") for part in prefix):
         raise _wrong(expected, value, "; a prefix is of letters, digits and ._=+@-, with / between them")
     return "/".join([f"{scheme}://{bucket}", *prefix])

@@ -57,11 +57,11 @@ from spotfleet.fleet.domain.events import (
     ScriptsRan,
     TakenOver,
 )
-from spotfleet.fleet.planner.retention import keep_s
 from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate
 from spotfleet.model import CloudState, HostState
 from spotfleet.protocol.messages import AgentReport
 from spotfleet.providers import Provider
+from spotfleet.providers.plugin import traits_of
 from spotfleet.transport.boot import DispatcherBoot
 
 STEP_S = 0.25
@@ -93,7 +93,8 @@ class Dispatcher:
         core.unsent = UnsentTracker(boot.spec.checkpoint.folder)
         asks = (bool(lost) and not takes_over) or any(job.secrets_lost for job in jobs.values())
         core.settle_until = time.monotonic() + (ASK_S if asks else SETTLE_S) if self._has_past() else 0.0
-        self.shutdown = FleetShutdown(home, keep_s(boot.spec), core.wake, core.unix, note=journal.note)
+        keep_s = traits_of(boot.spec).keeps_results_s
+        self.shutdown = FleetShutdown(home, keep_s, core.wake, core.unix, note=journal.note)
         self.shutdown.load(past, damage)
         self.dispatcher_cost = DispatcherCost(boot.fleet, boot.host)
         self.policy = policy = PolicyController(core, self.dispatcher_cost, self.shutdown)

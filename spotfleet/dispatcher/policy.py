@@ -27,7 +27,6 @@ from spotfleet.fleet.domain.history import JobProgressSoFar
 from spotfleet.fleet.domain.host import Host
 from spotfleet.fleet.domain.state import FleetState
 from spotfleet.fleet.ledger import Ledger
-from spotfleet.fleet.planner.retention import keep_s
 from spotfleet.fleet.policy import budget
 from spotfleet.fleet.policy.deadline import impossible
 from spotfleet.fleet.policy.decide import DeadlineJob, PolicyInput, decide, is_plain
@@ -37,8 +36,10 @@ from spotfleet.fleet.policy.pools import price_now
 from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
 from spotfleet.membership.schedule import JobNeed, shares
 from spotfleet.model import CloudState, HostState, JobSpec, JobState, Offer, PolicySpec, Role
+from spotfleet.plugins import kind_missing
 from spotfleet.protocol.messages import JobStatus, PolicyStatus
 from spotfleet.providers import Provider
+from spotfleet.providers.plugin import traits_of
 
 log = logging.getLogger(__name__)
 OFFERS_S = 30.0  # period of reading the offers, where they matter to the decision
@@ -180,8 +181,7 @@ class PolicyController:
         if spec.deadline_s and fleet.all_or_nothing:
             raise UsageError("a deadline is kept by mixing both markets, and all_or_nothing launches all hosts in one",
                              hint="train without --deadline, or make a fleet without all_or_nothing")
-        if spec.deadline_s and fleet.provider == "aws" and any(
-                n.use_spot and not (n.instance_type or n.accelerator) for n in fleet.any_of):
+        if spec.deadline_s and kind_missing(traits_of(fleet), fleet.any_of):
             raise UsageError("a deadline is kept by mixing both markets, and the fleet file names no kind of host",
                              hint="name instance_type or accelerators under `resources`, so that both are of one kind")
         refuse_impossible(self.sized(spec), self._can_use(spec), boot_s(self._state))
@@ -226,7 +226,7 @@ class PolicyController:
             return
         spec = self._core.boot.spec
         beside, kept = self._beside(*self._state.hosts, *self._own), self._own_burn() + self._beside(*self._own)
-        current = budget.Budget(limit, spent_now, self.burn() + beside, kept, keep_s(spec))
+        current = budget.Budget(limit, spent_now, self.burn() + beside, kept, traits_of(spec).keeps_results_s)
         percent, past = budget.level(current), self._state.history.reached.get("max_cost")
         reached = [self._warned, (past.limit_micros, past.percent) if past else (0, 0)]
         if percent > max((done for of, done in reached if of == limit), default=0):

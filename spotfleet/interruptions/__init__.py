@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import Protocol
 
-from spotfleet.errors import UsageError
+from spotfleet import plugins
 from spotfleet.model import Notice
 
 
@@ -21,10 +20,7 @@ class NoticeSource(Protocol):
         of `poll`."""
 
 
-def load(name: str, metadata_url: str) -> NoticeSource:
-    """Return the notice source for hosts of provider `name`, from the entry points of group spotfleet.interruptions."""
-    found = {e.name: e for e in entry_points(group="spotfleet.interruptions")}
-    if name not in found:
-        raise UsageError(f"no interruption notices for provider '{name}'",
-                         hint=f"sources exist for: {', '.join(sorted(found))}")
-    return found[name].load()(metadata_url)
+def load(name: str, metadata_url: str) -> NoticeSource | None:
+    """Return the notice source for hosts of provider `name`, by its plugin; None where it has none. UsageError for an
+    unknown provider."""
+    return plugins.load(name).notices(metadata_url)

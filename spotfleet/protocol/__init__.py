@@ -20,9 +20,10 @@ reads `DIR/boot.json`:
   folder where an autostop leaves ledger, logs and outputs.
 - `provider_config` for machines over SSH (`api/lifecycle/ssh_machines.py`): `{ssh, environment, known_hosts, script,
   side, private_key, public_key}`, with the pinned host keys, the text of the discovery script, and the fleet's own key.
-- `provider_config` on AWS (`api/cloud.py`): `{aws, environment, placement, target, side, endpoint_url, public_key,
-  secret, private_key}`. `aws` is the fleet file's section with the chosen region and without the laptop's profile;
-  host keys are derived from `secret`.
+- `provider_config` in a cloud: JSON values that its plugin makes and reads (on AWS `providers/aws/plugin.py`), and
+  `public_key, secret, private_key`, which `api/cloud.py` adds; host keys are derived from `secret`. `section` is the
+  fleet file's with the chosen region and without the laptop's profile; releases before November 2026 had it as JSON
+  text under `aws`, and in `spec` as `aws`.
 
 Code reaches machines as a wheel. Over SSH, the dispatcher's wheel is copied by SFTP. The dispatcher stores it among its
 bundles (`dispatcher/disk/wheel.py`), and hosts fetch it by digest with their token before they have an agent. In a

@@ -1,4 +1,4 @@
-"""Provider contract and plugin discovery. SDKs are imported inside methods.
+"""Provider contract. SDKs are imported inside methods. A provider is opened by its plugin: `plugin.py`.
 
 A provider is a thin shell over one cloud. `tests/providers/contract` checks this contract for every provider:
 
@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from spotfleet.errors import UsageError
+from spotfleet import plugins
 from spotfleet.model import BillingRules, CloudHost, FleetSpec, Need, Notice, Offer, PricePoint, Rates, Role
 
 UNLISTED = "machines missing from the list"  # a key of ExistingMachines.remove_fleet
@@ -235,13 +234,10 @@ class InterruptionEvents(Protocol):
 
 
 def names() -> list[str]:
-    """List the installed plugins, sorted."""
-    return sorted(e.name for e in entry_points(group="spotfleet.providers"))
+    """List the installed providers, sorted."""
+    return plugins.names()
 
 
-def load(name: str, config: dict[str, str]) -> Provider:
-    """Load the provider plugin `name`, from the entry points of group spotfleet.providers."""
-    found = {e.name: e for e in entry_points(group="spotfleet.providers")}
-    if name not in found:
-        raise UsageError(f"unknown provider '{name}'", hint=f"use one of: {', '.join(sorted(found))}")
-    return found[name].load()(config)
+def load(name: str, config: Mapping[str, Any]) -> Provider:
+    """Open provider `name` with this configuration. UsageError for an unknown one."""
+    return plugins.load(name).open(dict(config))

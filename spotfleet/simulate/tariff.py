@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from itertools import takewhile
 
+from spotfleet.catalog import names
 from spotfleet.catalog.pricing.values import Catalog, CatalogPrice, sources
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
@@ -63,7 +64,7 @@ def tariff(trace: Trace, spec: FleetSpec, catalog: Catalog, overrides: PriceOver
 def _named(need: Need, spec: FleetSpec, catalog: Catalog) -> list[CatalogPrice]:
     """Return the prices of the fleet file's machine, wherever it is sold; [] if the file names no machine of a
     catalogued cloud."""
-    if spec.provider not in ("aws", "gcp", "azure") or not (need.instance_type or need.accelerator):
+    if spec.provider not in names() or not (need.instance_type or need.accelerator):
         return []
     kind = Need(instance_type=need.instance_type, accelerator=need.accelerator,
                 accelerator_count=need.accelerator_count)

@@ -11,13 +11,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from spotfleet.storage.schemes import SCHEMES
+
 NEEDS = "pip install 'obstore>=0.6'"
-CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "gs": "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
-PLACES = {"s3": "AWS_REGION, AWS_ENDPOINT_URL", "gs": "GOOGLE_BUCKET", "az": "AZURE_STORAGE_ACCOUNT_NAME"}
 _memory: dict[str, Any] = {}  # contents of memory:// stores live as long as this process
 
 
@@ -55,7 +51,7 @@ def refusal(url: str, error: BaseException) -> str:
     scheme, _, rest = url.partition("://")
     text, kind = str(error), type(error).__name__
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
-        where = PLACES.get(scheme, "its settings")
+        where = SCHEMES[scheme].place if scheme in SCHEMES else "its settings"
         return f"there is no bucket {rest.split('/')[0]!r} (looked up with {where})"
     if any(word in text for word in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")):
         return f"the credentials are refused: check {_credentials(scheme)}"
@@ -71,4 +67,4 @@ def refusal(url: str, error: BaseException) -> str:
 
 
 def _credentials(scheme: str) -> str:
-    return CREDENTIALS.get(scheme, "its credentials")
+    return SCHEMES[scheme].credentials if scheme in SCHEMES else "its credentials"

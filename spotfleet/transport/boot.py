@@ -8,6 +8,7 @@ import ssl
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from spotfleet.codec import from_json
 from spotfleet.errors import UsageError
@@ -27,7 +28,7 @@ class DispatcherBoot:
     ca: str  # PEM, also given to agents
     cert: str
     key: str
-    provider_config: dict[str, str] = field(default_factory=dict)
+    provider_config: dict[str, Any] = field(default_factory=dict)  # only the provider's plugin reads it
     admin_from_here: bool = False  # accept the admin token only from this machine: people connect through its sshd
     archive: str = ""  # folder for ledger, logs and outputs at an autostop; empty: `archive` in the home
 

@@ -18,7 +18,7 @@ from spotfleet.api.lifecycle import first_contact
 from spotfleet.api.lifecycle.first_contact import DispatcherStartup
 from spotfleet.bootstrap import HostPlan, Wheel, script, wheel
 from spotfleet.errors import NeedsPerson
-from spotfleet.model import AwsSpec, CloudHost, CloudState, FleetSpec, Market, Offer, Role, SshAccess
+from spotfleet.model import CloudHost, CloudState, FleetSpec, Market, Offer, Role, SshAccess
 
 HOST = "g5-d-0"
 CODE = Wheel("spotfleet-1-py3-none-any.whl", hashlib.sha256(b"code" * 1000).hexdigest(), b"code" * 1000)
@@ -56,7 +56,7 @@ class World:
         monkeypatch.setattr(ssh, "tunnel", lambda *_: SimpleNamespace(connect=lambda: None, control=folder / "control"))
         monkeypatch.setattr(ssh.openssh, "version", lambda: (9, 0))
         self.fleet = FleetDir(folder / "house" / "fleets" / "g5")
-        self.fleet.make(FleetRecord(FleetSpec("g5", provider="aws", aws=AwsSpec()), "g5", 0.0),
+        self.fleet.make(FleetRecord(FleetSpec("g5", provider="aws"), "g5", 0.0),
                         Keys("token", "secret", "cert", "key", ssh_private="private", ssh_public="public"), "ca")
         self.told: list[str] = []
         self.startup = DispatcherStartup(self.fleet, "aws", self.told.append)

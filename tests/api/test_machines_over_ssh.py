@@ -71,7 +71,7 @@ class Lab(FakeCloud):
         return dict.fromkeys(sorted(self.away | self.deaf), SILENT)
 
     def remove_fleet(self, fleet: str) -> dict[str, str]:
-        told = {h["host"] for h in json.loads(next(t["ssh"] for t in reversed(self.told) if "ssh" in t))["hosts"]}
+        told = {h["host"] for h in next(t["ssh"] for t in reversed(self.told) if "ssh" in t)["hosts"]}
         for name in self.keys.keys() - self.away - (self.forgotten - told):
             self.keys[name] = [k for k in self.keys[name] if not k.endswith(f"spotfleet:{fleet}")]
         return dict.fromkeys(sorted(self.away), SILENT)
@@ -150,7 +150,7 @@ def test_the_dispatcher_is_told_every_pinned_key_and_no_file_of_the_laptop(user,
     user.ok("up fleet.yaml -y")
     told = boot(lab)["provider_config"]
     assert told["known_hosts"] == f"head {key(0)}\nn1 {key(1)}\n[n2]:2200 {key(9)}\n"
-    assert str(user.work) not in told["ssh"] and json.loads(told["ssh"])["hosts"][0]["host"] == "n1"
+    assert str(user.work) not in json.dumps(told["ssh"]) and told["ssh"]["hosts"][0]["host"] == "n1"
 
 
 def test_the_discovery_script_goes_along_as_text(user, lab):
@@ -274,7 +274,7 @@ def test_ways_in_from_the_laptop_may_change_while_the_fleet_is_up_and_its_machin
     (user.work / "other").touch(mode=0o600)
     write(user, identity="other")
     assert "nothing to change" in user.ok("up fleet.yaml").err
-    assert json.loads(lab.told[-1]["ssh"])["identity_file"] == str(user.work / "other")
+    assert lab.told[-1]["ssh"]["identity_file"] == str(user.work / "other")
     assert "PRIVATE KEY" in json.loads((user.home / "fleets/lab/keys.json").read_text())["ssh_private"]
     write(user, hosts="[n1, n2]")
     said = user.fails("up fleet.yaml", code=2)
@@ -290,7 +290,7 @@ def test_what_kept_a_machine_from_becoming_the_dispatchers_is_mended_in_the_file
     lab.spoilt = ""
     write(user, more="nodes: {min: 2, target: 3}\nenvironment: {python: /opt/python3.12}\n")
     user.ok("up fleet.yaml -y")
-    assert json.loads(boot(lab)["provider_config"]["environment"])["python"] == "/opt/python3.12"
+    assert boot(lab)["provider_config"]["environment"]["python"] == "/opt/python3.12"
 
 
 def test_another_laptop_attaches_with_the_fleets_file(user, lab, monkeypatch, tmp_path):
@@ -304,7 +304,7 @@ def test_another_laptop_attaches_with_the_fleets_file(user, lab, monkeypatch, tm
     second = json.loads((tmp_path / "other/fleets/lab/keys.json").read_text())
     assert {k: second[k] for k in ("ssh_private", "ssh_public", "admin_token")} == {
         k: first[k] for k in ("ssh_private", "ssh_public", "admin_token")}
-    assert json.loads(lab.told[-1]["ssh"])["identity_file"] == str(user.work / "mine")
+    assert lab.told[-1]["ssh"]["identity_file"] == str(user.work / "mine")
     user.ok("down -y")
     assert lab.keyed() == []
 

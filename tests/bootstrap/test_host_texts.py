@@ -71,8 +71,8 @@ def test_a_worker_s_environment_can_train_and_a_dispatcher_s_need_not():
 
 
 def test_a_dispatcher_of_a_cloud_has_its_sdk_and_an_agent_has_none():
-    wanted = {role: plan(WHEEL, role=role, environment=EnvironmentSpec(), extras=("aws",) if role is Role.DISPATCHER
-                         else ()) for role in Role}
+    sdk = {Role.DISPATCHER: {"extras": ("aws",), "modules": ("boto3",)}, Role.WORKER: {}}
+    wanted = {role: plan(WHEEL, role=role, environment=EnvironmentSpec(), **sdk[role]) for role in Role}
     said = {role: [line for line in script.settings(p).splitlines() if line.startswith(("EXTRAS", "NEEDS"))]
             for role, p in wanted.items()}
     assert said == {Role.DISPATCHER: ["EXTRAS='[aws]'", "NEEDS=boto3"], Role.WORKER: ["EXTRAS='[train]'", "NEEDS=''"]}

@@ -30,8 +30,8 @@ from spotfleet.bootstrap import script
 from spotfleet.bootstrap.wheel import build
 print(json.dumps({
     "where": spotfleet.__file__, "version": version("spotfleet"), "digest": build().sha256,
-    "providers": sorted(e.name for e in entry_points(group="spotfleet.providers")),
-    "interruptions": sorted(e.name for e in entry_points(group="spotfleet.interruptions")),
+    "clouds": sorted(e.name for e in entry_points(group="spotfleet.clouds")),
+    "catalog": sorted(e.name for e in entry_points(group="spotfleet.catalog")),
     "script": len(script.text("bootstrap.sh")),
     "torch": [r for r in requires("spotfleet") if r.startswith("torch")],
 }))

@@ -9,8 +9,9 @@ import pytest
 
 from spotfleet import catalog
 from spotfleet.bootstrap import wheel
+from spotfleet.catalog import names
 from spotfleet.catalog.pricing.table import parsed, written
-from spotfleet.catalog.pricing.values import PROVIDERS, Catalog, CatalogPrice, MachineType, Source, sources
+from spotfleet.catalog.pricing.values import Catalog, CatalogPrice, MachineType, Source, sources
 from spotfleet.catalog.store import PACKAGED, Store
 from spotfleet.model import Need
 
@@ -20,7 +21,7 @@ TODAY = Source("the cloud itself", "2026-11-22")
 
 @pytest.fixture(scope="module")
 def shipped() -> Catalog:
-    return Catalog(tuple(p for name in PROVIDERS for p in parsed((PACKAGED / f"{name}.csv").read_text()).prices))
+    return Catalog(tuple(p for name in names() for p in parsed((PACKAGED / f"{name}.csv").read_text()).prices))
 
 
 def test_it_is_small():
@@ -29,7 +30,7 @@ def test_it_is_small():
 
 def test_it_travels_with_the_code():
     """To dispatchers and hosts, too, which get the code as a wheel of this machine's making."""
-    assert all(f"spotfleet/catalog/data/{name}.csv".encode() in wheel.build().data for name in PROVIDERS)
+    assert all(f"spotfleet/catalog/data/{name}.csv".encode() in wheel.build().data for name in names())
 
 
 def test_each_figure_names_a_licensed_source_and_its_day(shipped):
@@ -63,7 +64,7 @@ def test_no_machine_is_sold_without_its_gpus(shipped):
     assert [name for name, some in prices.items() if max(some) > 3 * min(some)] == []
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", names())
 def test_each_cloud_has_gpus_a_dispatcher_and_rates(shipped, provider):
     here = [p for p in shipped.prices if p.machine.provider == provider]
     assert {p.machine.accelerator for p in here} >= {"A100", "H100"}

@@ -178,7 +178,7 @@ def test_catalog_shows_rows_sources_and_ages(web, shopper):
         f"azure updated 1 Azure Retail Prices API {azure(shopper).on_demand_source.as_of} today 1"]
     parts = shopper.ok("catalog -o json").data
     assert [(p["provider"], p["where"]) for p in parts] == [
-        ("aws", "package"), ("gcp", "package"), ("azure", "package"), ("azure", "updated")]
+        ("aws", "package"), ("azure", "package"), ("azure", "updated"), ("gcp", "package")]
     assert all(s["as_of"] and s["age_days"] >= 0 for p in parts for s in p["sources"])
 
 

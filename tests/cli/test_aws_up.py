@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 
-from spotfleet.api import machine as machines
 from spotfleet.api.access import ssh
 from spotfleet.api.lifecycle import attach
 from spotfleet.api.lifecycle.first_contact import DispatcherStartup
@@ -87,7 +86,6 @@ def laptop(user: User, shared_cloud: Any, monkeypatch: pytest.MonkeyPatch) -> La
     monkeypatch.setenv("HOME", str(user.home.parent))
     monkeypatch.setattr(DispatcherStartup, "advance", closed)
     monkeypatch.setattr(ssh, "dialer", nobody)
-    monkeypatch.setattr(machines, "CLOUD_TICK_S", 0.1)
     monkeypatch.setattr(ssh_ingress, "own_address", lambda **_: "192.0.2.44/32")
     made = Laptop(user, shared_cloud, user.home)
     made.file()
@@ -116,8 +114,8 @@ def test_a_new_fleet_settles_on_the_cheapest_region_and_stays_there_whatever_pri
     said = laptop.fails(UP)
     assert "fleet g5 on aws in us-west-2: started before, to be continued" in said.err
     assert [(v.id, v.region) for v in laptop.cloud.instances()] == [(first.id, "us-west-2")]
-    assert json.loads(laptop.record["provider_config"]["aws"])["regions"] == ["us-west-2"]
-    assert laptop.record["spec"]["aws"]["regions"] == ["us-east-1", "us-west-2"]  # as the file says
+    assert laptop.record["provider_config"]["section"]["regions"] == ["us-west-2"]
+    assert laptop.record["spec"]["section"]["regions"] == ["us-east-1", "us-west-2"]  # as the file says
     assert {t.region for t in laptop.cloud.everything() if t.region} == {"us-west-2"}
 
 
@@ -180,10 +178,10 @@ def test_the_dispatcher_is_told_its_side_and_keys_and_nothing_of_the_laptop(lapt
     assert (told["public_key"], told["private_key"], told["secret"]) == (
         keys["ssh_public"], keys["ssh_private"], keys["fleet_secret"])
     assert (boot["admin_from_here"], boot["archive"], told["endpoint_url"]) == (True, "", laptop.cloud.url)
-    assert "mine" not in json.dumps(boot) and json.loads(told["environment"])["packages"] == ["torch==2.13.0"]
+    assert "mine" not in json.dumps(boot) and told["environment"]["packages"] == ["torch==2.13.0"]
     assert laptop.told("packages.txt") == "" and "EXTRAS='[aws]'" in laptop.told("settings.sh")
     stored = laptop.record["provider_config"]
-    assert json.loads(stored["aws"])["profile"] == "mine" and not {"secret", "private_key"} & stored.keys()
+    assert stored["section"]["profile"] == "mine" and not {"secret", "private_key"} & stored.keys()
 
 
 def test_what_only_the_laptop_uses_may_change_while_the_fleet_is_up_and_its_machines_may_not(laptop: Laptop):
@@ -233,7 +231,7 @@ def test_another_laptop_attaches_from_the_account_alone(laptop: Laptop, monkeypa
     keys = json.loads((other / "fleets" / "g5" / "keys.json").read_text())
     config = json.loads((other / "fleets" / "g5" / "fleet.json").read_text())["provider_config"]
     assert (keys["ssh_private"], keys["fleet_secret"]) == (mine["ssh_private"], mine["fleet_secret"])
-    assert (config["side"], json.loads(config["aws"])["regions"]) == ("laptop", ["us-east-1"])
+    assert (config["side"], config["section"]["regions"]) == ("laptop", ["us-east-1"])
     assert not {"secret", "private_key", "public_key"} & config.keys()
 
 

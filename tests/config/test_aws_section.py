@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from spotfleet.codec import to_json
 from spotfleet.config import load, parse
 from spotfleet.errors import UsageError
-from spotfleet.model import AwsNetwork, AwsSpec, EnvironmentSpec, FleetSpec, Need, Nodes
+from spotfleet.model import EnvironmentSpec, FleetSpec, Need, Nodes
+from spotfleet.providers.aws.section.spec import AwsNetwork, AwsSpec, parsed
 
 FILE = Path("/work/fleet.yaml")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -20,9 +22,7 @@ def spec(text: str) -> FleetSpec:
 
 
 def aws(text: str) -> AwsSpec:
-    found = spec(AWS + text).aws
-    assert found is not None
-    return found
+    return parsed(spec(AWS + text).section)
 
 
 def problems(text: str) -> list[str]:
@@ -68,7 +68,7 @@ environment: {python: python3.12, packages: [torch==2.13.0]}
                 Need(zone="us-west-2b", accelerator="A10G", accelerator_count=1, use_spot=False)),
         environment=EnvironmentSpec("python3.12", ("torch==2.13.0",)), tags={"team": "vision"},
         placement="cluster", all_or_nothing=True,
-        aws=AwsSpec(
+        section=to_json(AwsSpec(
             regions=("us-east-1", "us-west-2"), joined=True,
             networks=(AwsNetwork("us-east-1", "vpc-0123456789abcdef0", ("subnet-01234567", "subnet-89abcdef"),
                                  ("sg-01234567",)), AwsNetwork("us-west-2", "", ("subnet-0123456789abcdef0",))),
@@ -76,7 +76,7 @@ environment: {python: python3.12, packages: [torch==2.13.0]}
             ssh_from=("203.0.113.0/24", "198.51.100.7/32", "2001:db8::/32"), image="/aws/service/our/image",
             dispatcher_image="/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
             user="admin", disk_gib=200, dispatcher_disk_gib=40, kms_key="alias/ours", key_pair="My key",
-            dispatcher_profile="dispatchers", host_profile="hosts", event_queue=True),
+            dispatcher_profile="dispatchers", host_profile="hosts", event_queue=True)),
     )
 
 
@@ -102,7 +102,7 @@ def test_one_region_needs_no_list():
 
 def test_the_example_is_a_file_that_a_user_can_start_from():
     found = load(EXAMPLES / "aws-g5.yaml").spec
-    assert found.aws is not None and found.aws.regions
+    assert parsed(found.section).regions
     assert {n.accelerator for n in found.any_of} == {"A10G"} and all(n.use_spot for n in found.any_of)
 
 

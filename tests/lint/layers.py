@@ -4,13 +4,13 @@ from __future__ import annotations
 
 # The longest prefix decides.
 LAYERS = {f"spotfleet.{name}": layer for layer, names in {
-    0: "model errors codec addresses matching retry version words",
-    1: "protocol config membership",
+    0: "model errors codec addresses matching names plugins retry version words",
+    1: "protocol config membership storage.schemes",
     2: "storage fleet.domain fleet.policy fleet.planner fleet.cost catalog.pricing simulate.values agent.policy "
        "providers providers.local.market providers.aws.mapping",
     3: "fleet transport bundle interruptions report",
     4: "ssh catalog",
-    5: "bootstrap simulate providers.local providers.ssh providers.aws providers.azure providers.gcp",
+    5: "bootstrap simulate providers.builtin providers.local providers.ssh providers.aws providers.azure providers.gcp",
     6: "worker",
     7: "agent dispatcher train",
     8: "api verify",

@@ -21,6 +21,7 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laptop]:
     home = tmp_path / "o'brien's home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.syspath_prepend(shell_fleet.PLUGIN)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     found = Laptop(home, keys.make("digits"))
     yield found
@@ -33,7 +34,6 @@ def types(laptop: Laptop, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     """`spotfleet WORDS` in this process, which saves the start of one."""
     for name in ("HOME", "SPOTFLEET_HOME"):
         monkeypatch.setenv(name, laptop.environment[name])
-    monkeypatch.syspath_prepend(shell_fleet.PLUGIN)
     monkeypatch.chdir(laptop.home)
 
     def become(_path: str, line: list[str]) -> None:

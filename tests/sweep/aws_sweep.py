@@ -17,10 +17,12 @@ from dataclasses import replace
 from spotfleet.api.account import leaks
 from spotfleet.api.lifecycle.down import take_down
 from spotfleet.api.lifecycle.up import bring_up
+from spotfleet.codec import to_json
 from spotfleet.config import FleetFile
 from spotfleet.fleet.domain.events import FleetDown
 from spotfleet.fleet.ledger import read_events
-from spotfleet.model import AwsSpec, CheckpointSpec, FleetSpec, Need, Nodes, Role
+from spotfleet.model import CheckpointSpec, FleetSpec, Need, Nodes, Role
+from spotfleet.providers.aws.section.spec import AwsSpec
 from tests.support.sweep import sweep_flows
 from tests.support.sweep.aws_sweep_world import AwsWorld
 from tests.support.sweep.sweep_flows import NAME, SECRET, Flow, Point, down, lives, settled
@@ -28,11 +30,13 @@ from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP
 from tests.sweep.kill_sweep import HEAD, Line, trouble
 
 AWS = AwsSpec(regions=("us-east-1",), ssh_from=("192.0.2.0/24",))
-SPEC = FleetSpec(NAME, provider="aws", nodes=Nodes(2, 2, 2), any_of=(Need(instance_type="g5.xlarge"),), aws=AWS,
-                 dispatcher=Need(instance_type="t3.small", use_spot=False), tags={"team": "vision"})
+SPEC = FleetSpec(NAME, provider="aws", nodes=Nodes(2, 2, 2), any_of=(Need(instance_type="g5.xlarge"),),
+                 section=to_json(AWS), dispatcher=Need(instance_type="t3.small", use_spot=False),
+                 tags={"team": "vision"})
 STOPPED = replace(SPEC, interruption_behavior="stop")
 GANG = replace(SPEC, all_or_nothing=True, placement="cluster", any_of=(Need(instance_type="g5.12xlarge"),))
-RICH = replace(SPEC, aws=replace(AWS, event_queue=True), checkpoint=CheckpointSpec(target="s3://somewhere/else"))
+RICH = replace(SPEC, section=to_json(replace(AWS, event_queue=True)),
+               checkpoint=CheckpointSpec(target="s3://somewhere/else"))
 KINDS = ("g5.xlarge", "g5.12xlarge")
 LAGS_S = (0.0, 3.0)  # how late listings are
 UP_S = 600.0

@@ -30,6 +30,7 @@ from spotfleet.errors import is_full, room
 from spotfleet.protocol.messages import dump, load
 from spotfleet.storage import atomic, locks
 from spotfleet.storage.object_store import NEEDS, gives_up, open_store, refusal
+from spotfleet.storage.schemes import SCHEMES
 
 PIECE_BYTES = 8 << 20
 AT_ONCE = 8
@@ -102,8 +103,8 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     order = load(MountOrder, sys.stdin.readline())
-    for cloud in ("AWS", "GOOGLE", "AZURE"):
-        os.environ.setdefault(f"{cloud}_TIMEOUT", PIECE_TIMEOUT)
+    for store in SCHEMES.values():
+        os.environ.setdefault(f"{store.prefix}_TIMEOUT", PIECE_TIMEOUT)
     try:
         send(MountReport(done=fetch_mounts(order)))
     except MountFailed as error:

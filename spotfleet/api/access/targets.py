@@ -11,6 +11,7 @@ from spotfleet.api.home import FleetDir, Home
 from spotfleet.api.machine import DispatcherMachine, Progress
 from spotfleet.errors import NoSuchFleet, SpotfleetError, UsageError
 from spotfleet.model import Role
+from spotfleet.providers.plugin import makes_machines
 from spotfleet.ssh import openssh
 from spotfleet.ssh.fanout import FanoutTarget
 from spotfleet.ssh.tunnel import NotConnected
@@ -90,7 +91,7 @@ def _ensure_reachable(folder: FleetDir, progress: Progress) -> None:
     """Open the cloud's firewall again if the dispatcher's sshd does not answer: this laptop's address may have changed.
     """
     dispatcher = next((w for w in ssh.read_targets(folder).ways if folder.name in w.aliases), None)
-    if dispatcher is None or not cloud.makes_machines(folder.record.spec):
+    if dispatcher is None or not makes_machines(folder.record.spec):
         return
     try:
         socket.create_connection((dispatcher.door.address, dispatcher.door.port), LET_IN_S).close()

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from spotfleet.api.account import resources
 from spotfleet.api.account.listing import (
     ORPHAN_AFTER_S,
-    OVER_SSH,
     Account,
     AccountListing,
     KnownFleet,
+    is_over_ssh,
     known,
     listed,
     lives,
@@ -90,7 +90,7 @@ def search(home: Home, everywhere: bool = False) -> LeakSearch:
         suspects += [s for s in here if (s.provider, s.machine, s.provider_id) not in shown]
         doomed = frozenset(s.machine for s in here if s.verdict is Ownership.LEAK)
         things += resources.judge(account[0], found.resources, machines, records, doomed, time.time(), FRESH_S)
-    living = {(a[0] if a[0] == OVER_SSH else a, h.request_id) for a, found in accounts.items()
+    living = {(a[0] if is_over_ssh(a[0]) else a, h.request_id) for a, found in accounts.items()
               for h in found.machines if lives(h)}
     return LeakSearch(tuple(suspects), len(living), tuple(notes), tuple(things))
 

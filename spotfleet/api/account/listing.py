@@ -1,30 +1,28 @@
 """Cloud accounts reachable from this machine, their hosts, and which known fleet each host belongs to.
 
-All fleets of one AWS account belong to one account here, in whichever regions they are. Fleets of the emulated cloud
-and of machines over SSH have one account per configuration.
+The provider's plugin decides which configurations have one account: on a cloud all fleets of the same credentials, in
+whichever regions they are. Fleets of the emulated cloud and of machines over SSH have one account per configuration.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from spotfleet import providers
-from spotfleet.api import cloud
 from spotfleet.api.home import FleetDir, Home
 from spotfleet.api.machine import DispatcherMachine, load_provider, provider_config
 from spotfleet.api.reports import laptop_events
-from spotfleet.codec import from_json
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.state import fold
-from spotfleet.model import AwsSpec, CloudHost, CloudState, FleetSpec
+from spotfleet.model import CloudHost, CloudState, FleetSpec
+from spotfleet.plugins import Machines
 from spotfleet.providers import ExistingMachines, ManagedResources, Provider, Resource
+from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, plugin_of
 
 ORPHAN_AFTER_S = FleetSpec("").orphan_after_s  # for fleets whose file is not known here
-OVER_SSH, AWS = "ssh", "aws"
 
-Account = tuple[str, tuple[tuple[str, str], ...]]  # provider and its configuration; for aws endpoint and profile only
+Account = tuple[str, AccountKey]  # provider, and what its plugin tells accounts apart by
 
 
 @dataclass(frozen=True)
@@ -73,18 +71,19 @@ def listed(home: Home, notes: list[str], everywhere: bool = False) -> dict[Accou
         try:
             found[account] = _list_account(_provider(account, folders_of_account), notes, everywhere)
         except SpotfleetError as error:
-            if account[0] != AWS or not all(folder.is_down for folder in folders_of_account):
+            if not _is_cloud(account[0]) or not all(folder.is_down for folder in folders_of_account):
                 raise
             notes.append(f"{account[0]} was not asked, where {folders_of_account[0].name} has been: {error}")
     for name in providers.names():
-        config = provider_config(home, FleetSpec("", provider=name))
-        if account_of(name, config) in found:
-            continue
-        provider = providers.load(name, config)
-        if isinstance(provider, ExistingMachines):
-            continue  # no account lists them: only the fleets here name such machines
         try:
-            if name != "local":  # its check would start the emulated cloud
+            machines = plugin_of(name).traits.machines
+            if machines is Machines.EXISTING:
+                continue  # no account lists them: only the fleets here name such machines
+            config = provider_config(home, FleetSpec("", provider=name))
+            if account_of(name, config) in found:
+                continue
+            provider = providers.load(name, config)
+            if machines is Machines.MADE:  # the check of an emulated cloud would start it
                 provider.check()
             found[account_of(name, config)] = _list_account(provider, notes, everywhere)
         except SpotfleetError as error:
@@ -92,10 +91,8 @@ def listed(home: Home, notes: list[str], everywhere: bool = False) -> dict[Accou
     return found
 
 
-def account_of(provider: str, config: Mapping[str, str]) -> Account:
-    if provider != AWS:
-        return provider, tuple(sorted(config.items()))
-    return AWS, (("endpoint_url", config.get("endpoint_url", "")), ("profile", _aws(config).profile))
+def account_of(provider: str, config: Config) -> Account:
+    return provider, plugin_of(provider).account_key(config)
 
 
 def folders(home: Home) -> list[FleetDir]:
@@ -107,30 +104,22 @@ def folders(home: Home) -> list[FleetDir]:
 
 
 def _provider(account: Account, folders_of_account: Sequence[FleetDir]) -> Provider:
-    if account[0] != AWS:
-        first = folders_of_account[0]
-        return load_provider(first.record, first if first.readable else None)
-    regions = {region for folder in folders_of_account for region in _aws(folder.record.provider_config).regions}
-    return _of_regions(dict(account[1]), sorted(regions), _profiles(folders_of_account))
+    fleets = [AccountFleet(folder.record.provider_config, folder.record.spec) for folder in folders_of_account]
+    whole = plugin_of(account[0]).account_config(account[1], fleets)
+    if whole is not None:
+        return providers.load(account[0], whole)
+    first = folders_of_account[0]
+    return load_provider(first.record, first if first.readable else None)
 
 
-def _of_regions(config: Mapping[str, str], regions: Sequence[str], named: AwsSpec) -> Provider:
-    spec = replace(named, regions=tuple(regions), profile=config.get("profile") or _aws(config).profile)
-    settings = cloud.config(FleetSpec("", provider=AWS, aws=spec), {})
-    return providers.load(AWS, {**settings, "endpoint_url": config.get("endpoint_url", "")})
+def _is_cloud(provider: str) -> bool:
+    return plugin_of(provider).traits.machines is Machines.MADE
 
 
-def _profiles(folders_of_account: Sequence[FleetDir]) -> AwsSpec:
-    """Return the named instance profiles if none of these fleets created roles: its user may lack permission to list
-    roles."""
-    specs = [(_aws(folder.record.provider_config), folder.record.spec.checkpoint.url) for folder in folders_of_account]
-    if all(s.dispatcher_profile and (s.host_profile or not url.startswith("s3://")) for s, url in specs):
-        return AwsSpec(dispatcher_profile=specs[0][0].dispatcher_profile, host_profile=specs[0][0].host_profile)
-    return AwsSpec()
-
-
-def _aws(config: Mapping[str, str]) -> AwsSpec:
-    return from_json(AwsSpec, json.loads(config["aws"])) if "aws" in config else AwsSpec()
+def is_over_ssh(provider: str) -> bool:
+    """Return whether its machines exist already: they belong to no account, and several fleets may name the same one.
+    """
+    return plugin_of(provider).traits.machines is Machines.EXISTING
 
 
 def _list_account(provider: Provider, notes: list[str], everywhere: bool) -> AccountListing:
@@ -181,7 +170,7 @@ def known(home: Home, account: Account, lines: Sequence[CloudHost], notes: list[
         record = folder.record
         if account[0] != record.spec.provider:
             continue
-        if account[0] != OVER_SSH and account_of(record.spec.provider, record.provider_config) != account:
+        if not is_over_ssh(account[0]) and account_of(record.spec.provider, record.provider_config) != account:
             continue
         ended = fold(laptop_events(folder))
         machines = frozenset((h.request_id, h.provider_id) for h in [*ended.hosts, *ended.ended.values()])

@@ -21,7 +21,9 @@ from spotfleet.codec import from_json
 from spotfleet.config.values import NAME
 from spotfleet.errors import DispatcherUnreachable, NeedsPerson, NoSuchFleet, SpotfleetError, UsageError
 from spotfleet.model import CloudHost, CloudState, FleetSpec, Nodes, Role
+from spotfleet.plugins import Machines
 from spotfleet.providers import Provider
+from spotfleet.providers.plugin import Config, plugin_of
 from spotfleet.transport.boot import DispatcherBoot
 
 PATIENCE_S = 8.0
@@ -44,12 +46,14 @@ def attach(home: Home, name: str, provider_name: str, asked: FleetSpec | None = 
     one without a dispatcher.
     """
     asked = asked or FleetSpec(name or "any", provider=provider_name)
-    if provider_name == "ssh" and asked.ssh is None:
+    plugin = plugin_of(provider_name)
+    if plugin.traits.machines is Machines.EXISTING and asked.ssh is None:
         raise UsageError("machines over SSH are found by the fleet's file only",
-                         hint="spotfleet attach NAME --provider ssh --file FLEET.yaml")
-    provider = providers.load(provider_name, provider_config(home, asked))
-    if provider_name == "aws" and not (asked.aws and asked.aws.regions):
-        provider = providers.load(provider_name, cloud.with_all_regions(provider, provider_config(home, asked)))
+                         hint=f"spotfleet attach NAME --provider {provider_name} --file FLEET.yaml")
+    near = provider_config(home, asked)
+    provider = providers.load(provider_name, near)
+    if (everywhere := plugin.everywhere(provider, near)) != near:
+        provider = providers.load(provider_name, everywhere)
     listed = provider.hosts("")
     host, boot = _choose(provider, listed, name)
     folder = home.folder(boot.spec.name)
@@ -69,13 +73,14 @@ def attach(home: Home, name: str, provider_name: str, asked: FleetSpec | None = 
     return Attached(folder.name, sum(_lives(h) for h in listed if h.fleet == boot.fleet), note)
 
 
-def _from_here(home: Home, boot: DispatcherBoot, asked: FleetSpec) -> tuple[FleetSpec, dict[str, str]]:
+def _from_here(home: Home, boot: DispatcherBoot, asked: FleetSpec) -> tuple[FleetSpec, Config]:
     """Return the fleet's spec and its provider's configuration, with this machine's access settings."""
-    if boot.spec.aws is not None:
-        spec = cloud.with_local_access(boot.spec, asked)
-        return spec, cloud.updated_config(boot.provider_config, spec)
-    spec = replace(boot.spec, ssh=asked.ssh)
-    return spec, boot.provider_config if spec.provider == "local" else provider_config(home, spec)
+    plugin = plugin_of(boot.spec.provider)
+    if plugin.traits.machines is Machines.EXISTING:
+        spec = replace(boot.spec, ssh=asked.ssh)
+        return spec, provider_config(home, spec)
+    spec = plugin.with_access(boot.spec, asked)
+    return spec, plugin.moved(boot.provider_config, spec)
 
 
 def _choose(provider: Provider, listed: Sequence[CloudHost], name: str) -> tuple[CloudHost, DispatcherBoot]:

@@ -23,6 +23,7 @@ from spotfleet.bootstrap import Wheel, wheel
 from spotfleet.bootstrap.cloud_init import ROOT
 from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.model import CloudHost, CloudState, Role
+from spotfleet.providers.plugin import plugin_of
 from spotfleet.ssh import openssh
 from spotfleet.ssh.tunnel import NotConnected
 
@@ -166,10 +167,15 @@ class DispatcherStartup:
             raise NeedsPerson(found.why, hint=found.hint) if found.person else NotConnected(found.why)
         if done.returncode and "sudo" in err:
             raise NeedsPerson(f"{target.door.user} may not become root on {target.host}: {err.splitlines()[-1]}",
-                              hint="name in `aws.user` whom the image lets in with sudo and without a password")
+                              hint=f"name in `{self._user_key}` whom the image lets in with sudo and without a "
+                                   "password")
         if done.returncode:
             raise NotConnected(f"{target.host}: {err or f'status {done.returncode}'}")
         return done.stdout.decode(errors="replace")
+
+    @property
+    def _user_key(self) -> str:
+        return plugin_of(self._folder.record.spec.provider).user_key
 
     def _report(self, text: str) -> bool:
         self.why = text or self.why

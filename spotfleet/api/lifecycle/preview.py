@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
-from spotfleet.api.cloud import RegionRow, unknown_words, without_local_settings
-from spotfleet.config.values import did_you_mean
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.state import FleetState
 from spotfleet.fleet.planner.plan import Launch, Observed, Wait, Wanted, plan
-from spotfleet.fleet.planner.retention import keep_s
 from spotfleet.fleet.planner.size import first_workers, hosts_wanted
 from spotfleet.fleet.policy.budget import Budget, describe, too_small
 from spotfleet.fleet.policy.deadline import impossible
@@ -23,6 +20,8 @@ from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
 from spotfleet.matching import meets
 from spotfleet.model import FleetSpec, Market, Need, Nodes, Offer, PolicySpec, Role
 from spotfleet.providers import OfferValidation, Provider
+from spotfleet.providers.plugin import RegionRow, plugin_of, traits_of
+from spotfleet.words import did_you_mean
 
 KEYS = {"accelerator": "accelerators"}  # as the fleet file calls them
 # Changes of these need no other machines: they hold for the next job.
@@ -128,9 +127,9 @@ def preview(spec: FleetSpec, cloud_name: str, change: PlanKind, was: FleetSpec |
         why="; ".join(a.why for a in [*actions, *launches] if isinstance(a, Wait)),
         kept=(*(name for name in changed if name in FOR_NEXT_JOB), *_kept_of_policy(was, spec)),
         orphan_after_s=spec.orphan_after_s, max_lifetime_s=spec.max_lifetime_s,
-        keep_s=keep_s(spec),
-        left_out=spec.checkpoint.leaves_out, beside=_other_costs(spec, hosts),
-        unknown="" if offers else unknown_words(provider, spec) or _unknown(provider, spec.any_of),
+        keep_s=traits_of(spec).keeps_results_s,
+        left_out=spec.checkpoint.leaves_out, beside=plugin_of(spec.provider).unpriced(spec, hosts),
+        unknown="" if offers else _unknown(provider, spec.any_of),
         policy=spec.policy, policy_changed=was is not None and policy_changed(was, spec),
         policy_why=choice.why if choice else "",
         estimate=_estimate(spec, hosts, provider, machine),
@@ -180,7 +179,7 @@ def refuse(spec: FleetSpec, offers: Sequence[Offer], dispatcher_micros_h: int) -
                                                          "machines under `resources`")
     if policy.max_micros and offers:
         micros_h = dispatcher_micros_h + nodes.min * min(o.price_micros_h for o in offers)
-        budget = Budget(policy.max_micros, 0, micros_h, dispatcher_micros_h, keep_s(spec))
+        budget = Budget(policy.max_micros, 0, micros_h, dispatcher_micros_h, traits_of(spec).keeps_results_s)
         if budget.ending >= budget.limit:
             best = min(offers, key=lambda o: (o.price_micros_h, o.pool))
             raise UsageError(f"max_cost: {describe(budget)}, with {nodes.min} x the cheapest offer, {best.pool}",
@@ -226,17 +225,9 @@ def _estimate(spec: FleetSpec, hosts: int, provider: Provider, machine: Launch |
 
 def _comparable(spec: FleetSpec) -> FleetSpec:
     """Return `spec` without the settings that hold only for this machine: access to SSH machines and to an account."""
-    spec = without_local_settings(spec)
+    spec = plugin_of(spec.provider).portable(spec)
     return spec if spec.ssh is None else replace(spec, ssh=replace(spec.ssh, identity_file="", known_hosts="",
                                                                    discovery_script=""))
-
-
-def _other_costs(spec: FleetSpec, hosts: int) -> str:
-    if spec.aws is None:
-        return ""
-    disks_gib = spec.aws.dispatcher_disk_gib + hosts * spec.aws.disk_gib
-    addresses = f", {hosts + 1} public addresses" if spec.aws.public_addresses else ""
-    return f"not in these prices: {disks_gib} GiB of disks{addresses}, traffic between zones and out of the cloud"
 
 
 def _offers(provider: Provider, needs: Sequence[Need]) -> list[Offer]:
@@ -247,9 +238,9 @@ def _offers(provider: Provider, needs: Sequence[Need]) -> list[Offer]:
 
 
 def _unknown(provider: Provider, needs: Sequence[Need]) -> str:
-    """Describe the unknown words of the needs: "instance_type 'x' is unknown; there is ..."; "" if all are known."""
+    """Describe the unknown words of the needs, or why there is no offer; "" if all are known and nothing more is."""
     if isinstance(provider, OfferValidation):
-        return provider.unknown(needs)
+        return provider.unknown(needs) or "no offer fits"
     sold = [offer for use_spot in (True, False) for offer in provider.offers(Need(use_spot=use_spot))]
     found = []
     for need in needs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,10 +11,12 @@ from pathlib import Path
 from spotfleet import providers
 from spotfleet.api.home import FleetDir, Keys
 from spotfleet.api.lifecycle import host_keys
-from spotfleet.codec import from_json, to_json
+from spotfleet.codec import to_json
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, SshMachine, SshSpec
 from spotfleet.providers import ExistingMachines, Provider
+from spotfleet.providers.plugin import Config
+from spotfleet.providers.ssh.machines import spec_in as ssh_spec_in
 from spotfleet.ssh.keys import make as make_pair
 
 Progress = Callable[[str], None]
@@ -26,7 +27,7 @@ class LeftoverError(SpotfleetError):
     """Error: machines may still hold files or keys of a fleet that is to be closed."""
 
 
-def config(spec: FleetSpec) -> dict[str, str]:
+def config(spec: FleetSpec) -> Config:
     """Return the configuration of provider ssh on the laptop, without a secret; {} for a spec without section `ssh`.
 
     Raises NeedsPerson for a machine whose host key is not pinned.
@@ -34,8 +35,8 @@ def config(spec: FleetSpec) -> dict[str, str]:
     if spec.ssh is None:
         return {}
     return {
-        "ssh": json.dumps(to_json(spec.ssh)),
-        "environment": json.dumps(to_json(spec.environment)),
+        "ssh": to_json(spec.ssh),
+        "environment": to_json(spec.environment),
         "known_hosts": host_keys.pinned(spec.ssh, host_keys.read(spec.ssh)),
         "script": _script(spec.ssh),
         "side": "laptop",
@@ -59,16 +60,16 @@ def _script(spec: SshSpec) -> str:
                          hint="it must be a script: the dispatcher runs a copy of it") from None
 
 
-def with_keys(provider_config: dict[str, str], keys: Keys) -> dict[str, str]:
+def with_keys(provider_config: Config, keys: Keys) -> Config:
     """Return the configuration with the fleet's own key, for a provider in this process."""
     return {**provider_config, "private_key": keys.ssh_private, "public_key": keys.ssh_public}
 
 
-def for_dispatcher(provider_config: dict[str, str], keys: Keys, spec: SshSpec) -> dict[str, str]:
+def for_dispatcher(provider_config: Config, keys: Keys, spec: SshSpec) -> Config:
     """Return the configuration for the dispatcher, without the laptop's file paths. It holds the fleet's key: for
     boot.json only."""
     own = replace(spec, identity_file="", known_hosts="", user=spec.user or getpass.getuser())
-    return {**with_keys(provider_config, keys), "ssh": json.dumps(to_json(own)), "side": "dispatcher"}
+    return {**with_keys(provider_config, keys), "ssh": to_json(own), "side": "dispatcher"}
 
 
 def with_new_pair(keys: Keys, cloud_name: str) -> Keys:
@@ -138,9 +139,9 @@ def _with_all_discovered(provider: ExistingMachines, folder: FleetDir) -> Existi
     forgotten = sorted(set(record.met) - set(provider.machines()))
     if not forgotten or record.spec.ssh is None:
         return provider
-    spec = from_json(SshSpec, json.loads(record.provider_config["ssh"]))
+    spec = ssh_spec_in(record.provider_config)
     spec = replace(spec, hosts=(*spec.hosts, *(SshMachine(host) for host in forgotten)))
-    provider_config = {**record.provider_config, "ssh": json.dumps(to_json(spec))}
+    provider_config = {**record.provider_config, "ssh": to_json(spec)}
     found = providers.load(record.spec.provider, with_keys(provider_config, folder.keys))
     assert isinstance(found, ExistingMachines)
     return found

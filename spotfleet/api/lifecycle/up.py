@@ -7,6 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
+from spotfleet import names
 from spotfleet.api import cloud
 from spotfleet.api.access import ssh
 from spotfleet.api.home import FleetDir, FleetRecord, Home, Keys
@@ -18,7 +19,7 @@ from spotfleet.config import FleetFile
 from spotfleet.errors import DispatcherUnreachable, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, HostState, Role
 from spotfleet.protocol.messages import FleetStatus, HostStatus
-from spotfleet.providers.aws.mapping import names
+from spotfleet.providers.plugin import makes_machines, plugin_of, traits_of
 from spotfleet.transport import certs
 from spotfleet.transport.client import DispatcherClient
 
@@ -52,23 +53,23 @@ def _planned(home: Home, spec: FleetSpec, region: str) -> tuple[UpPlan, FleetRec
         record = FleetRecord(spec, spec.name, time.time(), provider_config(home, spec))
     provider, candidates = load_provider(record, folder if was else None), ()
     provider.check()
-    if was is None and spec.aws is not None:
+    if was is None and traits_of(spec).settles_region:
         settled, candidates = cloud.choose_region(provider, record.provider_config, spec, region)
         record = replace(record, provider_config=settled)
         provider = load_provider(record)
     plan = preview(spec, record.cloud_name, change, was, provider, time.time())
     if change is PlanKind.NEW and plan.dispatcher is None:
         refuse_machine_in_use(provider, record.cloud_name)
-    return replace(plan, region=cloud.region_of(record.provider_config), regions=candidates), record
+    return replace(plan, region=plugin_of(spec.provider).region(record.provider_config), regions=candidates), record
 
 
 def _updated_record(home: Home, record: FleetRecord, spec: FleetSpec) -> FleetRecord:
     """Return the record of an existing fleet with the access settings of its present file."""
-    if spec.ssh is not None:
-        return replace(record, spec=spec, provider_config=provider_config(home, spec))
-    if spec.aws is not None:
-        return replace(record, spec=spec, provider_config=cloud.updated_config(record.provider_config, spec))
-    return record
+    if not cloud.has_sshd(spec):
+        return record
+    moved = plugin_of(spec.provider).moved(record.provider_config, spec) if makes_machines(spec) else \
+        provider_config(home, spec)
+    return replace(record, spec=spec, provider_config=moved)
 
 
 def bring_up(home: Home, file: FleetFile, progress: Progress, timeout_s: float, region: str = "") -> UpResult:
@@ -133,7 +134,8 @@ def _change(folder: FleetDir, spec: FleetSpec) -> tuple[PlanKind, FleetSpec | No
     refused = changes(record.spec, spec)
     if refused and not _is_to_be_made_yet(folder, record, refused):
         script = "; a list that changes is what `ssh.discovery_script` is for" if "ssh" in refused else ""
-        raise UsageError(f"fleet '{spec.name}' is up, and {', '.join(map(_key, refused))} cannot change while it is",
+        keys = ", ".join(_key(field, spec) for field in refused)
+        raise UsageError(f"fleet '{spec.name}' is up, and {keys} cannot change while it is",
                          hint=f"`spotfleet down {spec.name}` first, or give the new fleet another name{script}")
     if record.spec.nodes != spec.nodes:
         return PlanKind.NODES, record.spec
@@ -142,9 +144,10 @@ def _change(folder: FleetDir, spec: FleetSpec) -> tuple[PlanKind, FleetSpec | No
     return PlanKind.SAME if record.reached else PlanKind.CONTINUE, record.spec
 
 
-def _key(field: str) -> str:
+def _key(field: str, spec: FleetSpec) -> str:
     """Return the fleet file's name of a field of the spec."""
-    return {"any_of": "resources", "orphan_after_s": "orphan_after", "max_lifetime_s": "max_lifetime"}.get(field, field)
+    return {"any_of": "resources", "orphan_after_s": "orphan_after", "max_lifetime_s": "max_lifetime",
+            "section": spec.provider}.get(field, field)
 
 
 def _is_to_be_made_yet(folder: FleetDir, record: FleetRecord, changed: list[str]) -> bool:
@@ -158,7 +161,7 @@ def _make(home: Home, folder: FleetDir, file: FleetFile, record: FleetRecord, pr
         old = home.move_to_old(folder)
         kept = f"; its results are in {old.archive}" if old.archive.exists() else ""
         progress(f"the earlier fleet {folder.name} is now called {old.name}{kept}")
-    always = cloud.makes_machines(file.spec)  # a cloud remembers ids of machines that it no longer lists
+    always = makes_machines(file.spec)  # a cloud remembers ids of machines that it no longer lists
     listed = [h for h in load_provider(record).hosts("" if always else file.spec.name)
               if names.is_life(file.spec.name, h.fleet)]
     alive = [h.request_id for h in listed if h.state.value != "terminated"]

@@ -14,7 +14,6 @@ from functools import cached_property
 
 from spotfleet.model import Market, Need, Offer, Rates
 
-PROVIDERS = ("aws", "gcp", "azure")
 NEAREST = 3
 
 

@@ -9,23 +9,24 @@ from collections.abc import Callable, Sequence
 
 import typer
 
+from spotfleet import providers
 from spotfleet.api.home import Home
 from spotfleet.api.machine import provider_config
-from spotfleet.catalog.pricing.values import PROVIDERS, sources
-from spotfleet.catalog.store import Part, Store
+from spotfleet.catalog.pricing.values import sources
+from spotfleet.catalog.store import Part, Store, names
 from spotfleet.catalog.update import Updated, shortened
 from spotfleet.catalog.update import update as update_provider
 from spotfleet.cli.commands.offers import age, days_old
 from spotfleet.cli.console import print_message
 from spotfleet.cli.tables import table
-from spotfleet.config.values import did_you_mean
 from spotfleet.errors import NeedsPerson, UsageError
 from spotfleet.model import FleetSpec
+from spotfleet.words import did_you_mean
 
 
 def show(*, as_json: bool) -> None:
     store = Store(Home().path)
-    found = [part for provider in PROVIDERS for packaged in (True, False)
+    found = [part for provider in names() for packaged in (True, False)
              if (part := store.part(provider, packaged)) is not None]
     for trouble in store.problems():
         print_message(f"{trouble}; what the package carries counts instead. `spotfleet catalog update` writes it anew")
@@ -58,15 +59,15 @@ def update(wanted: Sequence[str], *, as_json: bool) -> None:
     Missing credentials of a provider that was not named count as a failure only if all providers failed.
     """
     for name in wanted:
-        if name not in PROVIDERS:
-            raise UsageError(f"unknown provider '{name}'{did_you_mean(name, list(PROVIDERS))}",
-                             hint=f"one of {', '.join(PROVIDERS)}")
+        if name not in names():
+            raise UsageError(f"unknown provider '{name}'{did_you_mean(name, names())}",
+                             hint=f"one of {', '.join(names())}")
     home = Home()
     day, progress = time.strftime("%Y-%m-%d", time.gmtime()), _progress()
-    aws = provider_config(home, FleetSpec("", provider="aws"))
     done: list[Updated] = []
-    for provider in dict.fromkeys(wanted or PROVIDERS):
-        one = update_provider(provider, Store(home.path), day, progress, aws if provider == "aws" else {})
+    for provider in dict.fromkeys(wanted or names()):
+        config = provider_config(home, FleetSpec("", provider=provider)) if provider in providers.names() else {}
+        one = update_provider(provider, Store(home.path), day, progress, config)
         progress("")
         done.append(one)
         if not as_json:

@@ -12,7 +12,7 @@ import typer
 from spotfleet import providers
 from spotfleet.api.check import CheckSection, needs_person, sections
 from spotfleet.api.home import Home
-from spotfleet.api.policies import ROLES, document
+from spotfleet.api.policies import document, with_policies
 from spotfleet.cli.console import print_message
 from spotfleet.codec import to_json
 from spotfleet.errors import NeedsPerson, UsageError
@@ -88,8 +88,9 @@ def _print_finding(finding: Finding, as_json: bool) -> Finding:
 
 
 def _policy(words: list[str]) -> None:
-    """Print an IAM policy document, ready for `aws iam create-policy --policy-document file://...`."""
-    role = next((w for w in words if w in ROLES), "laptop")
-    rest = [w for w in words if w != role]
-    _provider, file = _split(rest, ["aws"])
-    print(json.dumps(document(Home(), role, file), indent=2))
+    """Print a policy document, on AWS ready for `aws iam create-policy --policy-document file://...`."""
+    able = with_policies()
+    roles = {role for plugin in able if plugin.policies for role in plugin.policies.roles}
+    role = next((w for w in words if w in roles), "")
+    provider, file = _split([w for w in words if w != role], [plugin.name for plugin in able])
+    print(json.dumps(document(Home(), provider, role, file), indent=2))

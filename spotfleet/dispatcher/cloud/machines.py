@@ -40,6 +40,7 @@ from spotfleet.fleet.planner.size import first_workers, hosts_wanted
 from spotfleet.model import CloudHost, CloudState, HostState, Nodes, Offer, ResizeSpec, Role
 from spotfleet.protocol.messages import AgentOrders
 from spotfleet.providers import Boot, ExistingMachines, InterruptionEvents, ManagedResources, Provider
+from spotfleet.providers.plugin import traits_of
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -48,8 +49,6 @@ LOSS_TICK_S = 0.2  # period of ticks while it is unknown whether a host whose ag
 LOSS_S = 3.0
 LAST_WORD_S = 10.0  # how long a notice stays valid after its agent disconnects; the machine may return without it
 AT_ONCE = 16  # launches and terminations requested at the same time
-INSTALL_S = 3600.0  # launch timeout of an existing machine without an environment: each step of making one has a limit
-BOOT_S = 1800.0  # the same, including the boot, for a machine that powers itself off after a failure
 END_AGAIN_S = 10.0  # pause between requests to end our own host
 DISMISSED = "the fleet goes down, and the cloud does not answer"
 
@@ -257,8 +256,8 @@ class HostController:
         wanted = Wanted(self._core.boot.fleet, Role.WORKER, 0 if down else self.target,
                         spec.any_of, spec.interruption_behavior, spec.tags, placement=spec.placement,
                         all_or_nothing=spec.all_or_nothing)
-        if self.stays or self._core.boot.spec.aws is not None:
-            wanted = replace(wanted, launch_timeout_s=INSTALL_S if self.stays else BOOT_S)
+        if limit_s := traits_of(spec).boot_limit_s:
+            wanted = replace(wanted, launch_timeout_s=limit_s)
         return self._policy.decide(wanted)
 
     def _observed(self) -> Observed:

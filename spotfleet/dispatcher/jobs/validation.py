@@ -6,6 +6,7 @@ import re
 
 from spotfleet.errors import UsageError
 from spotfleet.model import RESIZE_POLICIES, JobSpec
+from spotfleet.storage.schemes import ANY_SCHEME, SCHEMES
 
 NAME_CHARS = 200
 URL_CHARS = 2000
@@ -52,8 +53,8 @@ def _check_mounts(spec: JobSpec) -> None:
         parts = name.split("/")
         if any(part in ("", ".", "..") for part in parts) or not _is_plain(name) or len(name) > NAME_CHARS:
             raise UsageError(f"spec.file_mounts: {name[:80]!r} is no name inside the working directory")
-        if url.partition("://")[0] not in ("s3", "gs", "az") or not _is_plain(url) or len(url) > URL_CHARS:
-            raise UsageError(f"spec.file_mounts.{name}: expected s3://, gs:// or az://, got {url[:80]!r}")
+        if url.partition("://")[0] not in SCHEMES or not _is_plain(url) or len(url) > URL_CHARS:
+            raise UsageError(f"spec.file_mounts.{name}: expected {ANY_SCHEME}, got {url[:80]!r}")
 
 
 def _check_resize(spec: JobSpec) -> None:

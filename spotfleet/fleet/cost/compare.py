@@ -13,7 +13,7 @@ import calendar
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -155,11 +155,11 @@ class BilledByCloud:
 
 
 def compare(ledgers: Sequence[FleetLedgers], header: Sequence[str], rows: Iterable[Mapping[str, str]],
-            everything: bool = True) -> Reconciliation:
+            everything: bool = True, providers: Collection[str] | None = None) -> Reconciliation:
     """Compare the ledgers with `rows`, the export's lines after its header. Raises UsageError for any other file.
 
     Without `everything`, a resource with our tag that is no host of these ledgers counts only if the tag names one of
-    their fleets.
+    their fleets. `providers`: those that send such exports; None: all.
     """
     billed = BilledByCloud(ledgers, header, everything)
     for number, row in enumerate(rows, 2):
@@ -168,7 +168,7 @@ def compare(ledgers: Sequence[FleetLedgers], header: Sequence[str], rows: Iterab
         billed.take(row, number)
     if billed.since > billed.until:
         return Reconciliation(None, None, incomplete=_incomplete(ledgers))
-    elsewhere = _elsewhere(billed)
+    elsewhere = _elsewhere(billed, providers) if providers is not None else ()
     compared = {fleet: meter for fleet, meter in billed.meters.items() if fleet not in elsewhere}
     own = {key: micros for fleet, meter in compared.items()
             for key, micros in _own_bill(fleet, meter, billed.since, billed.until).items()}
@@ -233,11 +233,11 @@ def _incomplete(ledgers: Sequence[FleetLedgers]) -> tuple[str, ...]:
     return tuple(f"{b.fleet}: {b.missing}" for b in ledgers if b.missing)
 
 
-def _elsewhere(billed: BilledByCloud) -> tuple[str, ...]:
-    """Return the fleets that are not on AWS: of another provider, without any item in the export."""
+def _elsewhere(billed: BilledByCloud, providers: Collection[str]) -> tuple[str, ...]:
+    """Return the fleets that the export does not concern: of other providers, without any item in it."""
     fleets = {fleet for fleet, _, _ in billed.found}
     return tuple(fleet for fleet, meter in billed.meters.items()
-                 if meter.created and meter.created.provider != "aws" and fleet not in fleets)
+                 if meter.created and meter.created.provider not in providers and fleet not in fleets)
 
 
 def _tags(text: str) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
     session.py     clients per region, retries, credentials    types.py      facts about instance types
     prices.py      spot and on-demand prices                   offers.py     pools for a need
+    plugin.py      the plugin; what the core may ask before it opens the provider
+    section/       section `aws` of the fleet file, and the configuration
     price_list.py  prices of all regions, for the catalog      images.py     choice of the machine image
     launch.py      fleet, persistent request, on demand, gang  userdata.py   user data of a machine, made and read back
     describe.py    reads the listings; tags                    terminate.py  cancel before terminate; interruption
@@ -19,23 +21,17 @@
 
 EC2's listing by tag is the truth. This process caches only what it can request again: clients, facts about
 types, prices for minutes. Methods import what they need, so that a caller of names or the policy imports nothing else.
-
-Configuration, all text: `aws` (AwsSpec as JSON; for an existing fleet, `regions` are settled), `environment`
-(EnvironmentSpec as JSON), `placement`, `target` (CheckpointSpec.target), `side` ("laptop" or "dispatcher"),
-`endpoint_url` (AWS_ENDPOINT_URL of the laptop; every machine of the fleet uses it), `public_key` and `secret`
-of the fleet, for launches and logins. Each may be missing; other keys are ignored here.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spotfleet.codec import to_json
 from spotfleet.model import BillingRules, CloudHost, FleetSpec, Need, Offer, PricePoint, Rates
 from spotfleet.providers import CloudEvent, Finding, LaunchRequest, Resource
+from spotfleet.providers.aws.section.spec import with_spec
 from spotfleet.providers.aws.session import Account, account_of
 
 if TYPE_CHECKING:
@@ -50,7 +46,7 @@ class AwsProvider:
 
     name = "aws"
 
-    def __init__(self, config: dict[str, str] | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self._config = dict(config or {})
         self.account: Account = account_of(self._config)
 
@@ -147,8 +143,7 @@ class AwsProvider:
         return list(self.account.all_regions() if everywhere else self.account.regions)
 
     def in_regions(self, regions: Sequence[str]) -> AwsProvider:
-        return AwsProvider({**self._config, "aws": json.dumps(to_json(
-            replace(self.account.settings.spec, regions=tuple(regions))))})
+        return AwsProvider(with_spec(self._config, replace(self.account.settings.spec, regions=tuple(regions))))
 
     def resource_kinds(self) -> list[str]:
         from spotfleet.providers.aws.account import resources

@@ -19,11 +19,12 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from spotfleet.codec import from_json
-from spotfleet.config.values import did_you_mean
-from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
-from spotfleet.model import AwsSpec, EnvironmentSpec
+from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.model import EnvironmentSpec
 from spotfleet.providers.aws.mapping import errors
+from spotfleet.providers.aws.section.spec import AwsSpec, current, spec_in, unreadable
 from spotfleet.version import __version__
+from spotfleet.words import did_you_mean
 
 DEFAULT_REGION = "us-east-1"
 CONNECT_S = 5
@@ -63,14 +64,13 @@ class Settings:
         return self.side == "laptop"
 
 
-def settings_of(config: Mapping[str, str]) -> Settings:
+def settings_of(config: Mapping[str, Any]) -> Settings:
     """Parse the configuration. Raises UsageError for an invalid value."""
+    spec = spec_in(config)
     try:
-        spec = from_json(AwsSpec, json.loads(config.get("aws") or "{}"))
-        environment = from_json(EnvironmentSpec, json.loads(config.get("environment") or "{}"))
+        environment = from_json(EnvironmentSpec, current(config).get("environment") or {})
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"provider aws: its configuration cannot be read: {error}",
-                         hint="`spotfleet up` writes it anew from the fleet file") from error
+        raise unreadable(error) from error
     return Settings(spec, environment, config.get("placement") or "spread", config.get("target", ""),
                     config.get("side") or "laptop", config.get("endpoint_url", ""), config.get("public_key", ""),
                     config.get("secret", ""))
@@ -368,13 +368,13 @@ def _date(answer: Any) -> float | None:
 
 
 @lru_cache(maxsize=64)
-def _account(config: tuple[tuple[str, str], ...]) -> Account:
-    return Account(settings_of(dict(config)))
+def _account(config: str) -> Account:
+    return Account(settings_of(json.loads(config)))
 
 
-def account_of(config: Mapping[str, str]) -> Account:
+def account_of(config: Mapping[str, Any]) -> Account:
     """Return the Account of this configuration; the same one as long as the process lives."""
-    return _account(tuple(sorted(config.items())))
+    return _account(json.dumps(config, sort_keys=True))
 
 
 def reset() -> None:

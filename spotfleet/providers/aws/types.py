@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotfleet.config.values import did_you_mean
 from spotfleet.model import Market, Need
 from spotfleet.providers.aws.session import Account
+from spotfleet.words import did_you_mean
 
 FACTS_S = 12 * 3600.0
 ZONES_S = 3600.0  # a type may become available in a zone

@@ -7,10 +7,10 @@ fault. Both are clients of the daemon of one SPOTFLEET_HOME, which they start if
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.model import BillingRules, CloudHost, CloudState, Need, Offer, PricePoint, Rates
@@ -27,7 +27,7 @@ class LocalProvider:
 
     name = "local"
 
-    def __init__(self, config: dict[str, str] | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self._link = LocalCloudLink(_home((config or {}).get("home", "")))
 
     def check(self) -> None:

@@ -12,7 +12,7 @@ STOPPED once that is sure, and with its real state when the machine answers agai
 lists it then; another process does not list it at all. On the laptop, `hosts` raises when the dispatcher's machine does
 not answer, as for an unreachable cloud: the state of the fleet is then unknown.
 
-Configuration, all text: `ssh` (SshSpec as JSON), `environment` (EnvironmentSpec as JSON), `known_hosts`, `script`,
+Configuration: `ssh` (SshSpec), `environment` (EnvironmentSpec), `known_hosts`, `script`,
 `side` ("laptop" or "dispatcher"), `private_key` and `public_key`. Without `ssh` there is no machine.
 """
 
@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from spotfleet.errors import NeedsPerson, NoCapacity, UsageError
 from spotfleet.model import BillingRules, CloudHost, Need, Offer, PricePoint, Role
@@ -42,7 +43,7 @@ class SshProvider:
 
     name = "ssh"
 
-    def __init__(self, config: dict[str, str]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         self._inventory = inventory_of(config) if config.get("ssh") else None
 
     def check(self) -> None:

@@ -12,19 +12,19 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Lock, RLock, Thread
+from typing import Any
 
-from spotfleet.codec import from_json
 from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
 from spotfleet.model import CloudHost, CloudState, EnvironmentSpec, Role, SshSpec
 from spotfleet.providers.ssh import listing, scripts
 from spotfleet.providers.ssh.diagnosis import Diagnosis, MachineError, of_output
 from spotfleet.providers.ssh.discovery import Discovery
 from spotfleet.providers.ssh.listing import ListedHost, Report
-from spotfleet.providers.ssh.machines import ResolvedMachine, machines
+from spotfleet.providers.ssh.machines import ResolvedMachine, environment_in, machines, spec_in
 from spotfleet.providers.ssh.poller import MachinePoller, MachineView
 from spotfleet.providers.ssh.transport import Keyring, LocalTransport, SshTransport, Transport
 from spotfleet.retry import growing_s
@@ -304,7 +304,7 @@ _inventories: dict[str, MachineInventory] = {}
 _making = RLock()
 
 
-def inventory_of(config: dict[str, str]) -> MachineInventory:
+def inventory_of(config: Mapping[str, Any]) -> MachineInventory:
     """Return the instance of this configuration. Raises UsageError for an invalid one."""
     key = json.dumps(config, sort_keys=True)
     with _making:
@@ -321,10 +321,9 @@ def close_all() -> None:
         _inventories.clear()
 
 
-def _make(config: dict[str, str]) -> MachineInventory:
+def _make(config: Mapping[str, Any]) -> MachineInventory:
     try:
-        spec = from_json(SshSpec, json.loads(config["ssh"]))
-        environment = from_json(EnvironmentSpec, json.loads(config.get("environment") or "{}"))
+        spec, environment = spec_in(config), environment_in(config)
     except ValueError as error:
         raise UsageError(f"provider ssh: its configuration cannot be read: {error}",
                          hint="was the fleet made by another version of spotfleet?") from None

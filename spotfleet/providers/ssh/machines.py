@@ -6,11 +6,25 @@ DISPATCHER_TYPE for the dispatcher's machine, which runs no workers, and WORKER_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from spotfleet.codec import from_json
 from spotfleet.matching import meets
-from spotfleet.model import DISPATCHER_TYPE, WORKER_TYPE, Market, Need, Offer, Role, SshAccess, SshMachine, SshSpec
+from spotfleet.model import (
+    DISPATCHER_TYPE,
+    WORKER_TYPE,
+    EnvironmentSpec,
+    Market,
+    Need,
+    Offer,
+    Role,
+    SshAccess,
+    SshMachine,
+    SshSpec,
+)
 from spotfleet.ssh.known_hosts import known_keys
 
 PROVIDER = "ssh"
@@ -40,6 +54,21 @@ class ResolvedMachine:
 
     def access(self, *, jump: bool) -> SshAccess:
         return SshAccess(self.host, self.user, self.port, self.host_keys, jump)
+
+
+def spec_in(config: Mapping[str, Any]) -> SshSpec:
+    """Return the spec in a configuration. ValueError for another form."""
+    return from_json(SshSpec, _value(config["ssh"]))
+
+
+def environment_in(config: Mapping[str, Any]) -> EnvironmentSpec:
+    return from_json(EnvironmentSpec, _value(config.get("environment") or {}))
+
+
+def _value(given: Any) -> Any:
+    """Return a part of a configuration. Earlier releases had it as JSON text: so it is in fleet.json and boot.json of
+    fleets that those have made."""
+    return json.loads(given) if isinstance(given, str) else given
 
 
 def machines(spec: SshSpec, discovered: Iterable[tuple[str, int]], known_hosts: str,

@@ -16,9 +16,9 @@ from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.lifecycle.shutdown import FETCH_S, FleetShutdown
 from spotfleet.fleet.domain.events import FleetDown
 from spotfleet.fleet.ledger import read_events
-from spotfleet.fleet.planner.retention import keep_s
-from spotfleet.model import Autostop, AwsSpec, FleetSpec, JobSpec, JobState
+from spotfleet.model import Autostop, FleetSpec, JobSpec, JobState
 from spotfleet.protocol.messages import JOB_KEY, Exit
+from spotfleet.providers.plugin import traits_of
 from tests.support.dispatcher import fake_fleet
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
@@ -121,8 +121,8 @@ def test_a_dispatcher_does_not_end_itself_while_its_results_are_fetched(tmp_path
 
 
 def test_a_dispatcher_on_a_machine_that_takes_the_results_with_it_waits_a_day_for_somebody_to_fetch_them(tmp_path):
-    kept = keep_s(FleetSpec("f", provider="aws", aws=AwsSpec()))
-    assert (kept, keep_s(FleetSpec("f"))) == (86_400.0, 0.0)
+    kept = traits_of(FleetSpec("f", provider="aws")).keeps_results_s
+    assert (kept, traits_of(FleetSpec("f")).keeps_results_s) == (86_400.0, 0.0)
     shutdown = FleetShutdown(tmp_path, kept)
     shutdown.begin("idle for 60 s (autostop)", by_ourselves=True, at=1000.0)
     assert [shutdown.must_end(1000.0 + at) for at in (0.0, FETCH_S, kept - 1, kept)] == [False, False, False, True]

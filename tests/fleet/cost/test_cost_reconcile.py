@@ -69,7 +69,7 @@ def text(header: tuple[str, ...], rows: list[list[str]]) -> str:
 
 def compared(export: str, *ours: FleetLedgers, everything: bool = True) -> Reconciliation:
     lines = csv.DictReader(io.StringIO(export))
-    return compare(ours, list(lines.fieldnames or []), lines, everything)
+    return compare(ours, list(lines.fieldnames or []), lines, everything, ["aws"])
 
 
 ONE = books(("f-a1b2-0", "i-1", 2.0))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from spotfleet.codec import to_json
-from spotfleet.model import AwsSpec
 from spotfleet.providers.aws import AwsProvider
+from spotfleet.providers.aws.section.spec import AwsSpec
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 COUNT = itertools.count()  # for this process: whoever has the same configuration shares what is remembered

@@ -29,7 +29,7 @@ def user(cloud, tmp_path, monkeypatch, hurried) -> Laptop:
     monkeypatch.setenv("HOME", str(tmp_path))
     session.reset()  # forget another test's cloud
     for module, name, seconds in ((machine, "QUIET_S", 0.1), (machine, "QUIET_TICK_S", 0.05),
-                                  (machine, "SSH_TICK_S", 0.05), (resources, "POLL_S", 0.02),
+                                  (machine, "END_TICK_S", 0.05), (resources, "POLL_S", 0.02),
                                   (resources, "SLOW_POLL_S", 0.05)):
         monkeypatch.setattr(module, name, seconds)
     return laptop(tmp_path / "house", target="s3://bucket/x")

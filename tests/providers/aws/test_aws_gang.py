@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotfleet.errors import NeedsPerson, NoCapacity, UsageError
-from spotfleet.model import AwsNetwork
+from spotfleet.providers.aws.section.spec import AwsNetwork
 from tests.support.aws.aws_hosts import A, B, asked, dispatcher, hosts_things, pool, prepared, raw, request, requests
 
 

@@ -9,9 +9,10 @@ import time
 import pytest
 
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
-from spotfleet.model import AwsNetwork, Market
+from spotfleet.model import Market
 from spotfleet.providers import Boot
 from spotfleet.providers.aws.mapping import errors, template
+from spotfleet.providers.aws.section.spec import AwsNetwork
 from spotfleet.ssh.keys import make
 from tests.support.aws.aws_hosts import (
     USERS,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError
-from spotfleet.model import AwsNetwork
 from spotfleet.providers import Boot
 from spotfleet.providers.aws import launch
 from spotfleet.providers.aws.account import network
 from spotfleet.providers.aws.mapping import errors, names
+from spotfleet.providers.aws.section.spec import AwsNetwork
 from tests.support.aws.aws_hosts import WORKER_THINGS, A, B, asked, dispatcher, hosts_things, prepared, request
 
 

@@ -11,7 +11,8 @@ from spotfleet.api.lifecycle.preview import PlanKind, preview
 from spotfleet.catalog import load
 from spotfleet.catalog.pricing.useful import expected_lifetime_s
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
-from spotfleet.model import AwsNetwork, FleetSpec, Market, Need, Offer
+from spotfleet.model import FleetSpec, Market, Need, Offer
+from spotfleet.providers.aws.section.spec import AwsNetwork
 
 BOTH = ("us-east-1", "us-west-2")
 ANY_A10G = Need(accelerator="A10G", accelerator_count=1)

@@ -10,9 +10,10 @@ import time
 import pytest
 
 from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
-from spotfleet.model import AwsSpec, Need
+from spotfleet.model import Need
 from spotfleet.providers.aws import AwsProvider
 from spotfleet.providers.aws.mapping import errors
+from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.providers.aws.session import Account, Settings, settings_of
 
 ANY = Need(instance_type="g5.xlarge")

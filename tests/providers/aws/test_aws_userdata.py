@@ -11,9 +11,10 @@ import pytest
 
 from spotfleet.bootstrap import gang, wheel
 from spotfleet.errors import UsageError
-from spotfleet.model import AwsSpec, EnvironmentSpec
+from spotfleet.model import EnvironmentSpec
 from spotfleet.providers import Boot
 from spotfleet.providers.aws import userdata
+from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.providers.aws.session import Settings
 from spotfleet.ssh.keys import derived_host_key, pinned
 from tests.support.aws.aws_hosts import A, dispatcher, request

@@ -11,8 +11,9 @@ from urllib.parse import parse_qs
 import pytest
 
 from spotfleet.errors import NeedsPerson, SpotfleetError
-from spotfleet.model import AwsSpec, Need
+from spotfleet.model import Need
 from spotfleet.providers.aws import prices, session
+from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.providers.aws.session import Account, Settings
 
 XMLNS = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'

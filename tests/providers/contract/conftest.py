@@ -7,12 +7,14 @@ import pytest
 
 from tests.support.aws.aws_world import AwsWorld
 from tests.support.contract.provider_worlds import InProcessWorld, LocalWorld, SshWorld, World
+from tests.support.toy.toy_world import ToyWorld
 
 WORLDS = {
     "in process": lambda tmp_path, monkeypatch: InProcessWorld(),
     "local": LocalWorld,
     "ssh": SshWorld,
     "aws": AwsWorld,
+    "toy": ToyWorld,
 }
 
 

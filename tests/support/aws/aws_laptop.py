@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spotfleet.api import cloud as cloud_module
 from spotfleet.api.home import FleetDir, FleetRecord, Home, Keys
 from spotfleet.api.machine import DispatcherMachine
-from spotfleet.model import AwsSpec, FleetSpec, Need, Nodes
+from spotfleet.codec import to_json
+from spotfleet.model import FleetSpec, Need, Nodes
 from spotfleet.providers.aws import AwsProvider
+from spotfleet.providers.aws.plugin import AWS
+from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.transport import certs
 from tests.support.aws.aws_hosts import USERS, B, dispatcher, request
 
@@ -50,11 +53,12 @@ class Laptop:
 
 def laptop(home: Path, *, name: str = "f", reached: bool = False, target: str = "", **aws: Any) -> Laptop:
     spec = FleetSpec(name, "aws", (Need(instance_type="g5.xlarge"),), Nodes(1, 2, 4), tags=USERS,
-                     aws=AwsSpec(**{"regions": ("us-east-1",), "ssh_from": OFFICE, "event_queue": True, **aws}))
+                     section=to_json(AwsSpec(
+                         **{"regions": ("us-east-1",), "ssh_from": OFFICE, "event_queue": True, **aws})))
     spec = replace(spec, checkpoint=replace(spec.checkpoint, target=target))
     house = Home(home)
     folder, made = house.folder(name), certs.make(name, time.time())
-    folder.make(FleetRecord(spec, name, time.time() - 3600, cloud_module.config(spec), reached=reached),
+    folder.make(FleetRecord(spec, name, time.time() - 3600, AWS.config(spec, os.environ, ""), reached=reached),
                 Keys("admin", "secret", made.cert, made.key), made.ca)
     return Laptop(house, folder)
 

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from spotfleet.codec import to_json
-from spotfleet.model import AwsSpec, Need
+from spotfleet.model import Need
 from spotfleet.providers.aws import AwsProvider, describe, session
 from spotfleet.providers.aws.mapping import names
+from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.providers.aws.session import Account
 
 TIMES = 20.0

@@ -38,7 +38,7 @@ dependencies = []
 train = [{train}]
 [project.scripts]
 spotfleet = "spotfleet.idle:greet"
-[project.entry-points."spotfleet.providers"]
+[project.entry-points."spotfleet.clouds"]
 """
 
 IDLE = '''

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from spotfleet.api.lifecycle import down as down_module
 from spotfleet.api.lifecycle import up as up_module
 from spotfleet.cli.app import run
 from spotfleet.fleet import reconcile
+from spotfleet.providers.plugin import usable
 from tests.support.cli.cli_cloud import FakeCloud, FakeDispatcher
 from tests.support.command_line import Said
 
@@ -85,9 +86,11 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(machine_module, "QUIET_S", 0.3)
     monkeypatch.setattr(machine_module, "QUIET_TICK_S", 0.1)
     waits = ((down_module, "POLL_S"), (up_module, "POLL_S"),  # the period of a poll, not its limit
-             (machine_module, "TICK_S"), (machine_module, "SSH_TICK_S"))
+             (machine_module, "END_TICK_S"))
     for module, often in waits:
         monkeypatch.setattr(module, often, 0.03)
+    for plugin in usable():
+        monkeypatch.setattr(plugin, "traits", replace(plugin.traits, poll_s=min(plugin.traits.poll_s, 0.1)))
     monkeypatch.setattr(reconcile, "ASK_AGAIN_S", 0.3)
     monkeypatch.setenv("SPOTFLEET_HOME", str(tmp_path / "home"))
     (tmp_path / "work").mkdir()

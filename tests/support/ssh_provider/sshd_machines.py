@@ -11,7 +11,6 @@ a host by its mark. Whole machines, with file systems of their own, are in `test
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 from cryptography.hazmat.primitives import serialization
@@ -287,11 +287,11 @@ class Machines(MachineGroup[Machine]):
         """What the provider calls it."""
         return f"[{self[name].address}]:{self[name].port}"
 
-    def config(self, spec: SshSpec | None = None, side: str = "laptop", **more: str) -> dict[str, str]:
+    def config(self, spec: SshSpec | None = None, side: str = "laptop", **more: str) -> dict[str, Any]:
         """With the fleet's key on the dispatcher; on the laptop with `private_key=machines.fleet_private` alone."""
         environment = EnvironmentSpec(python=sys.executable, inherit=True)
         own = {"private_key": self.fleet_private, "public_key": self.fleet_public} if side == "dispatcher" else {}
-        return {"ssh": json.dumps(to_json(spec or self.spec())), "environment": json.dumps(to_json(environment)),
+        return {"ssh": to_json(spec or self.spec()), "environment": to_json(environment),
                 "known_hosts": "", "side": side, **own, **more}
 
     def admit(self) -> None:

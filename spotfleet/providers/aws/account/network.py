@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError
-from spotfleet.model import AwsNetwork, Role
+from spotfleet.model import Role
 from spotfleet.providers.aws.mapping import errors, names
+from spotfleet.providers.aws.section.spec import AwsNetwork
 from spotfleet.providers.aws.session import Account, AwsClient
 
 SITE_S = 60.0  # subnets hardly change; a person may be creating a missing one

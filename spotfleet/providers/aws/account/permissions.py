@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotfleet.errors import SpotfleetError
-from spotfleet.model import AwsSpec, FleetSpec
+from spotfleet.model import FleetSpec
 from spotfleet.providers import Finding
 from spotfleet.providers.aws import images
 from spotfleet.providers.aws.account import network
 from spotfleet.providers.aws.mapping import errors, policies
+from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.providers.aws.session import Account, AwsClient
 
 THREADS = 8

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
+
+from spotfleet.names import any_life as any_life
+from spotfleet.names import is_life as is_life
+from spotfleet.names import life as life
 
 FLEET = "spotfleet"  # on every resource of a fleet: its name in the cloud (`FleetRecord.cloud_name`)
 HOST = "spotfleet-host"  # on instances, volumes, interfaces, spot requests, templates of one host: its request_id
@@ -48,23 +51,6 @@ def queue(fleet: str) -> str:
 def template(request_id: str) -> str:
     """Return the name of one host's launch template, which holds its user data for every attempt to launch it."""
     return f"spotfleet-{request_id}"
-
-
-def life(fleet: str, digits: str) -> str:
-    """Return the cloud name of one life of a fleet, made unique by four hexadecimal digits.
-
-    EC2's records of an earlier life, or of a fleet of that name in another region, then do not match.
-    """
-    return f"{fleet}-{digits}"
-
-
-def any_life(fleet: str) -> str:
-    """Return a pattern with `?` for all lives: for IAM in StringLike and in ARNs, for EC2 in filters."""
-    return life(fleet, "????")
-
-
-def is_life(fleet: str, cloud_name: str) -> bool:
-    return cloud_name == fleet or re.fullmatch(life(re.escape(fleet), "[0-9a-f]{4}"), cloud_name) is not None
 
 
 def together(request_ids: Sequence[str]) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from spotfleet.model import AwsNetwork, CheckpointSpec, FleetSpec, Need, Nodes
+from spotfleet.model import CheckpointSpec, FleetSpec, Need, Nodes
 from spotfleet.providers import Finding
 from spotfleet.providers.aws.account import check, permissions, ssh_ingress
 from spotfleet.providers.aws.mapping import policies
+from spotfleet.providers.aws.section.spec import AwsNetwork
 from spotfleet.providers.aws.session import INSTALL, account_of
 
 G5 = FleetSpec("g5", provider="aws", any_of=(Need(instance_type="g5.xlarge"),), nodes=Nodes(2, 4, 4))

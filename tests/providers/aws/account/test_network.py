@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from spotfleet.errors import NeedsPerson, NoCapacity, UsageError
-from spotfleet.model import AwsNetwork, Role
+from spotfleet.model import Role
 from spotfleet.providers.aws.account import network, ssh_ingress
+from spotfleet.providers.aws.section.spec import AwsNetwork
 
 OFFICE = ("198.51.100.0/24",)
 

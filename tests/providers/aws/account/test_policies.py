@@ -14,7 +14,7 @@ import pytest
 
 from spotfleet import providers
 from spotfleet.errors import NeedsPerson
-from spotfleet.model import AwsSpec, FleetSpec, Need, Nodes, Role
+from spotfleet.model import FleetSpec, Need, Nodes, Role
 from spotfleet.providers.aws import AwsProvider
 from spotfleet.providers.aws.account import identity
 from spotfleet.providers.aws.mapping import names, policies
@@ -197,7 +197,7 @@ def refused(cloud) -> list[Any]:
 
 def as_user(provider: AwsProvider, cloud) -> None:
     """All that a laptop asks of AWS, from `check` to `leaks --fix`."""
-    spec = FleetSpec("f", "aws", (Need(accelerator="A10G", accelerator_count=1),), Nodes(1, 2, 4), aws=AwsSpec())
+    spec = FleetSpec("f", "aws", (Need(accelerator="A10G", accelerator_count=1),), Nodes(1, 2, 4))
     list(provider.findings(spec))
     provider.check()
     provider.in_regions([HERE, "us-west-2"]).cheapest_region((Need(), *spec.any_of), spec.dispatcher, 2)

@@ -17,7 +17,10 @@ from pathlib import Path
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.model import BillingRules, CloudHost, CloudState, Market, Need, Notice, Offer, PricePoint
+from spotfleet.plugins import Machines as Kind
+from spotfleet.plugins import Traits
 from spotfleet.providers import LaunchRequest
+from spotfleet.providers.plugin import BasePlugin, Config
 
 OFFER = Offer("network", "r", "zone", "host", Market.SPOT, 1, 31_000, 85_000)
 
@@ -93,3 +96,17 @@ def write(path: Path, text: str) -> None:
     partial = path.with_suffix(".part")
     partial.write_text(text)
     os.replace(partial, path)
+
+
+class Network(BasePlugin):
+    name = "network"
+    traits = Traits(Kind.HERE)
+
+    def open(self, config: Config) -> Machines:
+        return Machines(config)
+
+    def notices(self, metadata_url: str) -> Notices:
+        return Notices(metadata_url)
+
+
+NETWORK = Network()

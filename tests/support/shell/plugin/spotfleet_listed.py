@@ -8,6 +8,8 @@ from pathlib import Path
 from spotfleet.codec import from_json
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import CloudHost
+from spotfleet.plugins import Machines, Traits
+from spotfleet.providers.plugin import BasePlugin, Config
 
 
 class Listed:
@@ -22,3 +24,14 @@ class Listed:
         except FileNotFoundError:
             raise SpotfleetError("the cloud does not answer") from None
         return [host for host in (from_json(CloudHost, line) for line in found) if fleet in ("", host.fleet)]
+
+
+class ListedPlugin(BasePlugin):
+    name = "listed"
+    traits = Traits(Machines.HERE)
+
+    def open(self, config: Config) -> Listed:
+        return Listed(config)
+
+
+LISTED = ListedPlugin()

@@ -1,0 +1,115 @@
+"""Discovery of provider plugins, their traits, and the part of a plugin that the parser of fleet files calls.
+
+A plugin is one object that stands for a cloud, or for a set of machines. It is found by entry point, group
+`spotfleet.clouds`, and its module imports no SDK when it is loaded. The core branches on its traits and calls its
+methods; it never compares its name. `providers/plugin.py` has the whole contract, `docs/new-cloud.md` the steps for a
+new one.
+
+The part here has a module of its own, below all others: the parser (`config/`) calls a plugin's section, and the
+plugins are built on the parser's helpers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Protocol
+
+from spotfleet.errors import UsageError
+from spotfleet.model import Need
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+GROUP = "spotfleet.clouds"  # group of the plugins' entry points
+Note = Callable[[tuple[str | int, ...], str], None]  # notes a problem of the fleet file: its place, and the text
+
+
+class Machines(Enum):
+    """Kinds of machines: they decide how laptop and dispatcher find, enter and leave them."""
+
+    HERE = "here"  # processes of this machine, reached directly; they use the Python that runs spotfleet
+    EXISTING = "existing"  # machines that exist before the fleet and outlive it, entered over SSH (`ExistingMachines`)
+    MADE = "made"  # machines that a launch makes elsewhere, entered over SSH with a key that the launch installs
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Properties of a provider that the core branches on."""
+
+    machines: Machines = Machines.MADE
+    settles_region: bool = False  # a new fleet gets one of its candidate regions, and stays there
+    open_ended_types: bool = False  # too many machine types to list all: a need names its kind where kinds must match
+    placement: bool = False  # it follows `placement` and `all_or_nothing` of the fleet file
+    poll_s: float = 2.0  # period of listings by a command: a cloud limits the rate of requests
+    boot_limit_s: float = 0.0  # from the launch of a host until it joins; 0: the planner's own limit
+    keeps_results_s: float = 0.0  # the dispatcher of a fleet that ended by itself waits so long for `down`
+    notice_poll_s: float = 2.0  # period of a host's requests for notices
+    cost_report: bool = False  # `cost --reconcile` compares with its billing exports
+
+
+@dataclass(frozen=True)
+class NamedPlace:
+    """A region or zone that the fleet file names."""
+
+    at: tuple[str | int, ...]  # the place in the file: ("resources",), ("dispatcher",) ...
+    region: str
+    zone: str
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Keys of the fleet file besides its section that a plugin may check."""
+
+    needs: tuple[Need, ...] = ()
+    places: tuple[NamedPlace, ...] = ()
+    interruption_behavior: str = "terminate"
+    placement: str = "spread"
+    all_or_nothing: bool = False
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+def kind_missing(traits: Traits, needs: Sequence[Need]) -> bool:
+    """Return whether hosts of both markets might be of different kinds: too many types are for sale, and a need names
+    none."""
+    return traits.open_ended_types and any(n.use_spot and not (n.instance_type or n.accelerator) for n in needs)
+
+
+class SectionPlugin(Protocol):
+    """The part of a plugin that the parser of fleet files calls."""
+
+    name: str  # also the key of its section
+    traits: Traits
+
+    def section(self) -> type[BaseModel] | None:
+        """Return the schema of its section; None if it has none. A method: commands that read no file load no pydantic.
+        """
+
+    def read_section(self, given: BaseModel | None, facts: FileFacts, note: Note) -> Mapping[str, Any]:
+        """Return the section as plain JSON values, which the core stores and hands back unread: `FleetSpec.section`.
+
+        `given`: an object of the schema; None for a file without the section. Calls `note` for each problem.
+        """
+
+
+def names() -> list[str]:
+    """List the installed plugins, sorted."""
+    return sorted({e.name for e in entry_points(group=GROUP)})
+
+
+@cache
+def load(name: str) -> Any:
+    """Return the plugin `name`; UsageError for an unknown one, and for one that cannot be loaded."""
+    found = {e.name: e for e in entry_points(group=GROUP)}
+    if name not in found:
+        raise UsageError(f"unknown provider '{name}'", hint=f"use one of: {', '.join(sorted(found))}")
+    try:
+        return found[name].load()
+    except (ImportError, AttributeError) as error:
+        owner = found[name].dist
+        raise UsageError(f"provider {name} cannot be loaded: {error}",
+                         hint=f"install {owner.name if owner else found[name].value} again, with all that it needs"
+                         ) from error

@@ -1,0 +1,227 @@
+"""Plugin of provider aws: its traits, its section and its configuration. Imports no SDK.
+
+Configuration: `section` (AwsSpec; for an existing fleet, `regions` are settled), `environment` (EnvironmentSpec),
+`placement`, `target` (CheckpointSpec.target), `side` ("laptop" or "dispatcher"), `endpoint_url` (AWS_ENDPOINT_URL of
+the laptop; every machine of the fleet uses it), `public_key` and `secret` of the fleet, for launches and logins. Each
+may be missing; other keys are ignored. All fleets of one profile and endpoint are in one account, whatever their
+regions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from spotfleet.codec import to_json
+from spotfleet.errors import UsageError
+from spotfleet.model import FleetSpec, Need
+from spotfleet.plugins import FileFacts, Machines, Note, Traits
+from spotfleet.providers import LaunchRequest, Provider
+from spotfleet.providers.aws import AwsProvider
+from spotfleet.providers.aws.mapping import names, policies
+from spotfleet.providers.aws.section.spec import AwsSpec, parsed, spec_in, with_spec
+from spotfleet.providers.aws.section.values import region_of
+from spotfleet.providers.plugin import AccountFleet, AccountKey, BasePlugin, Config, Policies, RegionRow
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from spotfleet.interruptions import NoticeSource
+    from spotfleet.providers.aws.offers import RegionChoice, RegionPrice
+
+ENDPOINT = "AWS_ENDPOINT_URL"
+LONGEST = 6144  # characters of a managed policy, white space not counted
+A_FILE = "spotfleet check --policy {role} FILE"
+CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+               "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+
+
+class AwsPolicies:
+    """IAM policy documents of the user, the dispatcher and hosts."""
+
+    roles = ("laptop", "dispatcher", "host")
+
+    def document(self, role: str, spec: FleetSpec | None, cloud_name: str) -> dict[str, Any]:
+        aws = parsed(spec.section) if spec else AwsSpec()
+        target = spec.checkpoint.url if spec else ""
+        if role == "host":
+            if not target.startswith("s3://"):
+                raise UsageError("hosts have no permissions but those of a checkpoint bucket, and none is named",
+                                 hint=f"{A_FILE.format(role=role)}, in it `checkpoint: {{target: s3://BUCKET/PREFIX}}`")
+            return policies.host(target)
+        own = aws.image if aws.image.startswith("/") and not aws.image.startswith("/aws/service/") else ""
+        if role == "laptop":  # for all regions: each named region would make it half as long again
+            return _fitting(policies.laptop(policies.Scope(
+                kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue,
+                dispatcher_profile=aws.dispatcher_profile, host_profile=aws.host_profile)))
+        if not cloud_name:
+            raise UsageError("a dispatcher's permissions are limited to its fleet, and none is named",
+                             hint=A_FILE.format(role=role))
+        regions = aws.regions or _named(spec)
+        region = regions[0] if regions else policies.ANY
+        own_role = f"{names.IAM_PATH}{names.role(cloud_name, 'host', region)}"
+        host_role = f"arn:aws:iam::{policies.ANY}:role{'/*' if aws.host_profile else own_role}"  # named: any role
+        return policies.dispatcher(policies.Scope(
+            cloud_name, regions, host_role=host_role if target.startswith("s3://") or aws.host_profile else "",
+            kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue))
+
+
+def _fitting(document: dict[str, Any]) -> dict[str, Any]:
+    """Drop the statements' names, which IAM does not need, if the document would be too long with them."""
+    if len(json.dumps(document, separators=(",", ":"))) <= LONGEST:
+        return document
+    return {**document, "Statement": [{k: v for k, v in s.items() if k != "Sid"} for s in document["Statement"]]}
+
+
+def _named(spec: FleetSpec | None) -> tuple[str, ...]:
+    """Return the regions that the fleet's needs name; () if one of them names none."""
+    found = tuple(dict.fromkeys(n.region for n in spec.any_of)) if spec else ()
+    return found if all(found) else ()
+
+
+class AwsPlugin(BasePlugin):
+    """The plugin `aws`."""
+
+    name = "aws"
+    traits = Traits(Machines.MADE, settles_region=True, open_ended_types=True, placement=True, boot_limit_s=1800.0,
+                    keeps_results_s=86_400.0, cost_report=True)
+    policies: Policies | None = AwsPolicies()
+    user_key = "aws.user"
+
+    def section(self) -> type[BaseModel] | None:
+        from spotfleet.providers.aws.section.schema import AwsSection
+
+        return AwsSection
+
+    def read_section(self, given: BaseModel | None, facts: FileFacts, note: Note) -> Mapping[str, Any]:
+        from spotfleet.providers.aws.section.reader import read
+        from spotfleet.providers.aws.section.schema import AwsSection
+
+        return to_json(read(given if isinstance(given, AwsSection) else AwsSection(), facts, note))
+
+    def open(self, config: Config) -> Provider:
+        return AwsProvider(config)
+
+    def notices(self, metadata_url: str) -> NoticeSource | None:
+        from spotfleet.interruptions.imds import ImdsSource
+
+        return ImdsSource(metadata_url)
+
+    # ---- the configuration
+
+    def config(self, spec: FleetSpec, environ: Mapping[str, str], home: str) -> Config:
+        found = {
+            "section": to_json(parsed(spec.section)), "environment": to_json(spec.environment),
+            "placement": spec.placement, "target": spec.checkpoint.target, "side": "laptop",
+            "endpoint_url": environ.get(ENDPOINT, ""),
+        }
+        return {key: value for key, value in found.items() if value}
+
+    def moved(self, config: Config, spec: FleetSpec) -> Config:
+        """Return the configuration with the present file's settings. Region, networks and endpoint stay."""
+        was = spec_in(config)
+        now = replace(parsed(spec.section), regions=was.regions, networks=was.networks)
+        return with_spec(self.config(spec, {ENDPOINT: config.get("endpoint_url", "")}, ""), now)
+
+    def for_dispatcher(self, config: Config) -> Config:
+        """Return the configuration for the dispatcher, which uses its machine's own credentials."""
+        return {**with_spec(config, replace(spec_in(config), profile="")), "side": "dispatcher"}
+
+    def portable(self, spec: FleetSpec) -> FleetSpec:
+        return replace(spec, section=to_json(replace(parsed(spec.section), profile="", ssh_from=())))
+
+    def with_access(self, spec: FleetSpec, asked: FleetSpec) -> FleetSpec:
+        here = parsed(asked.section)
+        return replace(spec, section=to_json(
+            replace(parsed(spec.section), profile=here.profile, ssh_from=here.ssh_from)))
+
+    # ---- regions
+
+    def settle(self, provider: Provider, config: Config, spec: FleetSpec, hosts: int,
+               region: str) -> tuple[Config, tuple[RegionRow, ...]]:
+        assert isinstance(provider, AwsProvider)
+        if spec_in(config).joined:
+            return config, ()
+        if region:
+            return _in_region(config, region), ()
+        choice = provider.cheapest_region(spec.any_of, spec.dispatcher, hosts)
+        rows = tuple(RegionRow(row.region, row.hosts.price_micros_h if row.hosts else 0,
+                               row.dispatcher.price_micros_h if row.dispatcher else 0, row.total_micros_h,
+                               row.why or _why(row, choice)) for row in choice.rows)
+        return _in_region(config, choice.region), rows
+
+    def region(self, config: Config) -> str:
+        regions = spec_in(config).regions
+        return regions[0] if len(regions) == 1 else ""
+
+    def everywhere(self, provider: Provider, config: Config) -> Config:
+        spec = spec_in(config)
+        if spec.regions:
+            return config
+        assert isinstance(provider, AwsProvider)
+        return with_spec(config, replace(spec, regions=tuple(provider.all_regions())))
+
+    def narrowed(self, config: Config, need: Need) -> Config:
+        region = need.region or region_of(need.zone)
+        return with_spec(config, replace(spec_in(config), regions=(region,) if region else ()))
+
+    # ---- the account
+
+    def account_key(self, config: Config) -> AccountKey:
+        return ("endpoint_url", config.get("endpoint_url", "")), ("profile", spec_in(config).profile)
+
+    def account_config(self, key: AccountKey, fleets: Sequence[AccountFleet]) -> Config | None:
+        regions = sorted({region for fleet in fleets for region in spec_in(fleet.config).regions})
+        account = dict(key)
+        spec = replace(_profiles(fleets), regions=tuple(regions), profile=account["profile"])
+        return self.config(FleetSpec("", provider=self.name, section=to_json(spec)),
+                           {ENDPOINT: account["endpoint_url"]}, "")
+
+    def may_have_credentials(self, environ: Mapping[str, str]) -> bool:
+        """Check environment and files: without credentials the SDK would wait seconds for a metadata server."""
+        files = (environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+                 environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
+        return any(environ.get(name) for name in CREDENTIALS) or any(
+            os.path.isfile(path) and os.path.getsize(path) for path in map(os.path.expanduser, files))
+
+    # ---- machines
+
+    def refuse_oversize(self, config: Config, request: LaunchRequest) -> None:
+        from spotfleet.providers.aws import userdata
+        from spotfleet.providers.aws.session import settings_of
+
+        userdata.user_data(settings_of(config), [request])
+
+    def unpriced(self, spec: FleetSpec, hosts: int) -> str:
+        aws = parsed(spec.section)
+        disks_gib = aws.dispatcher_disk_gib + hosts * aws.disk_gib
+        addresses = f", {hosts + 1} public addresses" if aws.public_addresses else ""
+        return f"not in these prices: {disks_gib} GiB of disks{addresses}, traffic between zones and out of the cloud"
+
+
+def _in_region(config: Config, region: str) -> Config:
+    spec = spec_in(config)
+    networks = tuple(n for n in spec.networks if n.region == region)
+    return with_spec(config, replace(spec, regions=(region,), networks=networks))
+
+
+def _why(row: RegionPrice, choice: RegionChoice) -> str:
+    scored = f"; EC2 scores its capacity {row.score} of 10" if row.score else ""
+    if row.region == choice.region:
+        return f"chosen{scored}"
+    return ("dearer" if row.total_micros_h > choice.rows[0].total_micros_h else "not cheaper") + scored
+
+
+def _profiles(fleets: Sequence[AccountFleet]) -> AwsSpec:
+    """Return the named instance profiles if none of these fleets created roles: its user may lack permission to list
+    roles."""
+    specs = [(spec_in(fleet.config), fleet.spec.checkpoint.url) for fleet in fleets]
+    if specs and all(s.dispatcher_profile and (s.host_profile or not url.startswith("s3://")) for s, url in specs):
+        return AwsSpec(dispatcher_profile=specs[0][0].dispatcher_profile, host_profile=specs[0][0].host_profile)
+    return AwsSpec()
+
+
+AWS = AwsPlugin()
