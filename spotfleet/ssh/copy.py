@@ -3,7 +3,7 @@
 rsync's own rules hold. A source that ends in `/` (or is `.` or `..`, or ends in one of them) means its contents; any
 other source means the folder itself. Nothing is left out, no .gitignore counts. Far paths are relative to the user's
 home directory there, also with `~/`. tar follows these rules, without patterns such as `*.pt`, and copies everything
-anew.
+anew. Sources are compressed on their way up. Results are tensors mostly, which hardly shrink, and are not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def up(place: FanoutTarget, source: str, target: str, extra: Sequence[str] = (),
     """Copy `source` here to `target` there; `extra` are words for rsync. Raises SpotfleetError."""
     if not os.path.lexists(source):
         raise UsageError(f"{source} does not exist here")
-    if not _rsync(place, [_near(source)], f"{place.alias}:{_far(target)}", extra, progress):
+    if not _rsync(place, [_near(source)], f"{place.alias}:{_far(target)}", extra, progress, "-az"):
         _tar_up(place, source, _far(target), progress)
 
 
@@ -52,7 +52,7 @@ def down(place: FanoutTarget, source: str, target: str, extra: Sequence[str] = (
          progress: Progress = lambda _line: None,
          ) -> None:
     """Copy `source` there to `target` here. Raises SpotfleetError."""
-    if not _rsync(place, [f"{place.alias}:{_far(source)}"], _near(target), extra, progress):
+    if not _rsync(place, [f"{place.alias}:{_far(source)}"], _near(target), extra, progress, "-a"):
         _tar_down(place, _far(source), target, progress)
 
 
@@ -71,12 +71,13 @@ def _far(path: str) -> str:
 # --- rsync
 
 
-def _rsync(place: FanoutTarget, sources: Sequence[str], target: str, extra: Sequence[str], progress: Progress) -> bool:
+def _rsync(place: FanoutTarget, sources: Sequence[str], target: str, extra: Sequence[str], progress: Progress,
+           mode: str) -> bool:
     """Copy by rsync. Returns False if one side lacks rsync and the request needs no feature of rsync."""
     if shutil.which("rsync") is None:
         return _without("there is no rsync on this machine", extra, progress)
     shell = " ".join(_word(word) for word in place.command())
-    line = ["rsync", "-az", "--partial", *_modern(), *extra, "-e", shell, "--", *sources, target]
+    line = ["rsync", mode, "--partial", *_modern(), *extra, "-e", shell, "--", *sources, target]
     with tempfile.TemporaryFile() as said:
         code = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), stderr=said).returncode
         said.seek(0)
