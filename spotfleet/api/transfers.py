@@ -6,24 +6,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
 
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, ManifestCut, parse
-from spotfleet.storage.mirror import Mirror, Tally
+from spotfleet.storage.mirror import STREAMS, Mirror, StoreReader, Tally
+from spotfleet.storage.object_store import NEEDS, ObjectStore
 from spotfleet.storage.store import StoreEntry, UnsafeKey, check_key
 from spotfleet.transport.archive import ArchiveReader, LinkRate
 from spotfleet.transport.client import DispatcherClient
 from spotfleet.words import counted, size, span
 
 ROUNDS = 4
+MANIFEST = "manifest.json"  # lists the files of a checkpoint in an object store
+LEAVE = "`spotfleet down` without --bring-checkpoints leaves it where it is"
 CHECKPOINT = re.compile(r"jobs/[^/]+/checkpoints/[^/]+")
 LINE_S = 2.0  # between two lines of progress
 RATE_S = 5.0  # the rate on screen is that of so many seconds
@@ -103,6 +108,42 @@ def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, 
                 return Fetched(mirror.files, mirror.moved, listed.at, tuple(listed.elsewhere))
     raise SpotfleetError(f"{counted(len(wrong), 'file')} did not arrive whole in {ROUNDS} tries: {wrong[0]}",
                          hint="they change while they are copied, or are damaged on the dispatcher; try again")
+
+
+def bring(checkpoint: ArchiveFile, draft: Path, progress: Progress) -> Path:
+    """Copy a checkpoint from its object store to a folder in `draft`, by its own manifest; return that folder. What is
+    there already is not copied again. Raises SpotfleetError."""
+    store = _object_store(checkpoint.at)
+    try:
+        manifest = b"".join(store.get(MANIFEST))
+        if sha256(manifest).hexdigest() != checkpoint.sha256:
+            raise SpotfleetError(f"{checkpoint.at} is not the checkpoint that the dispatcher knows: another manifest",
+                                 hint=LEAVE)
+        entries = [StoreEntry(MANIFEST, len(manifest), checkpoint.sha256), *(
+            StoreEntry(str(name), int(of["bytes"]), str(of["sha256"]))
+            for name, of in json.loads(manifest)["files"].items())]
+        screen = _Screen(progress, f"copying {checkpoint.at}")
+        mirror = Mirror(draft, screen.show)
+        mirror.tally.total = sum(entry.bytes for entry in entries)
+        wrong = mirror.copy(entries, [StoreReader(store) for _ in range(STREAMS)])
+    except OSError as error:
+        raise SpotfleetError(f"{checkpoint.at} cannot be read from this machine: {error}", hint=LEAVE) from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SpotfleetError(f"the manifest of {checkpoint.at} cannot be used: {error}", hint=LEAVE) from None
+    if wrong:
+        raise SpotfleetError(f"{checkpoint.at} is not whole: {wrong[0]}", hint=LEAVE)
+    screen.end(mirror.tally)
+    return mirror.files
+
+
+def _object_store(url: str) -> ObjectStore:
+    try:
+        return ObjectStore(url)
+    except ImportError:
+        raise SpotfleetError(f"{url} cannot be read from this machine, which has no obstore",
+                             hint=f"{NEEDS}, or {LEAVE}") from None
+    except OSError as error:
+        raise SpotfleetError(f"{url} cannot be read from this machine: {error}", hint=LEAVE) from None
 
 
 def _drained(lines: Iterator[bytes]) -> Iterator[bytes]:

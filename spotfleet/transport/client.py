@@ -29,7 +29,7 @@ from spotfleet.errors import DispatcherUnreachable, NeedsPerson, SpotfleetError,
 from spotfleet.model import JobSpec, Nodes, PolicySpec, Role
 from spotfleet.protocol import versions
 from spotfleet.protocol.messages import EndedJob, FleetStatus, JobStatus, UnsentStatus
-from spotfleet.storage.mirror import Piece
+from spotfleet.storage.mirror import STREAMS, Piece
 from spotfleet.transport.certs import client_context, validity
 
 TIMEOUT_S = 30.0  # for one answer, in addition to the wait of a long poll
@@ -85,7 +85,7 @@ class _Reply:
 class DispatcherClient:
     """Client of one dispatcher. Each call opens a connection of its own."""
 
-    streams = 4  # connections of one transfer
+    streams = STREAMS  # connections of one transfer
 
     def __init__(self, endpoint: Endpoint, *, patience_s: float = 30.0, any_version: bool = False) -> None:
         """`any_version`: accept also a dispatcher of another protocol, which only `down` may."""

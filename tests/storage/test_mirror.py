@@ -129,13 +129,15 @@ def test_a_damaged_or_changed_file_is_read_anew_and_the_others_are_not(source: S
     assert {p.key for p in source.read} == {KEY, "ledger.db"}
 
 
-def test_a_file_that_changes_after_it_was_listed_is_named_and_has_no_beginning_left(source: Source, place: Path):
-    listed = source.entries()
-    source.store.put(KEY, [LARGE[::-1]])
+@pytest.mark.parametrize("key", [KEY, "ledger.db"])
+def test_a_file_that_changes_after_it_was_listed_is_named_and_has_no_beginning_left(source: Source, place: Path,
+                                                                                    key: str):
+    listed, changed = source.entries(), CONTENTS[key][::-1]
+    source.store.put(key, [changed])
     made = Mirror(place)
-    assert made.copy(listed, source.readers(2)) == [KEY]
+    assert made.copy(listed, source.readers(2)) == [key] and key not in contents(made.files)
     assert made.copy(source.entries(), source.readers(2)) == []
-    assert (made.files / KEY).read_bytes() == LARGE[::-1] and not (place / "parts").exists()
+    assert contents(made.files) == CONTENTS | {key: changed} and not (place / "parts").exists()
 
 
 def test_what_the_source_has_no_more_is_named_and_the_rest_is_copied(source: Source, place: Path):

@@ -266,8 +266,14 @@ def _fetch(client: DispatcherClient, folder: FleetDir, progress: Progress, bring
                             bring_checkpoints=bring_checkpoints)
     if found is None:
         return _fetch_packed(client, folder)
-    if found.elsewhere:
-        atomic.write(found.files / ELSEWHERE, json.dumps([to_json(file) for file in found.elsewhere], indent=1))
+    elsewhere = [] if bring_checkpoints else [*found.elsewhere]
+    brought = {file.key: transfers.bring(file, part / "stores" / file.key, progress)
+               for file in found.elsewhere if bring_checkpoints}
+    for key, files in brought.items():
+        (found.files / key).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic.rename(files, found.files / key, sync=False)  # `_take_over` syncs all
+    if elsewhere:
+        atomic.write(found.files / ELSEWHERE, json.dumps([to_json(file) for file in elsewhere], indent=1))
     _take_over(folder, found.files)
     shutil.rmtree(part)
 
