@@ -23,7 +23,6 @@ import getpass
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import socket
@@ -34,7 +33,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -90,7 +89,8 @@ class World:
         """Send a checkpoint as the host's agent does."""
         folder = self.fleet.home.folder(NAME)
         data = random_file(self.home / "sent", size)
-        query = {"generation": self.generation, "digest": sha256(data.read_bytes()).hexdigest()}
+        with data.open("rb") as file:
+            query = {"generation": self.generation, "digest": file_digest(file, "sha256").hexdigest()}
         endpoint = self.fleet.client.endpoint
         sender = DispatcherClient(Endpoint(endpoint.url, host_token(folder.keys.fleet_secret, self.host), folder.ca))
         sender._call("PUT", f"/v1/jobs/{self.job}/checkpoints/1?{urlencode(query)}", body=data)
@@ -148,8 +148,8 @@ def fetch_here(home: Path, draft: Path) -> None:
     found = transfers.fetch(client, draft, log, "  fetch")
     assert found is not None
     atomic.sync_tree(found.files)
-    print(json.dumps({"s": time.monotonic() - began, "moved": found.moved,
-                      "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    print(json.dumps({"s": time.monotonic() - began, "moved": found.moved, "peak_mb": int(peak) / 1000}))
 
 
 def fetched(child: subprocess.Popen[str]) -> dict[str, float]:
