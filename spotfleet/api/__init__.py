@@ -7,7 +7,7 @@
     access/      SSH from the laptop to the machines     account/    listings of cloud accounts, leaks
     costs.py     ledgers of one fleet or all             outputs.py  files that workers wrote
     check.py     checks before a fleet is made           offers.py   offers of providers and the catalog
-    policies.py  IAM policies
+    policies.py  IAM policies                            transfers.py  the dispatcher's files on their way here
 """
 
 from spotfleet.api.fleet import Fleet

@@ -121,13 +121,16 @@ class Fleet:
         """Revoke the trust in `host`: its token is refused at once and for good, its machine is ended and replaced."""
         self._client().revoke(host, why)
 
-    def down(self, *, discard: bool = False, progress: Progress = _silent) -> DownResult:
+    def down(self, *, discard: bool = False, bring_checkpoints: bool = False,
+             progress: Progress = _silent) -> DownResult:
         """Fetch the results and end everything; returns when the provider lists nothing of the fleet.
 
         Raises SpotfleetError when something would be lost, unless `discard`: also when a host holds results that do
-        not arrive. Results that were lost with a host before are in the `missing` of what it returns.
+        not arrive. Results that were lost with a host before are in the `missing` of what it returns. Checkpoints that
+        lie at a target which outlives the fleet are in its `elsewhere`, and are copied only with `bring_checkpoints`.
         """
-        return take_down(self._folder(), progress, discard=discard, why="asked by `down`")
+        return take_down(self._folder(), progress, discard=discard, why="asked by `down`",
+                         bring_checkpoints=bring_checkpoints)
 
     def prune(self, jobs: Sequence[str]) -> list[str]:
         """Remove logs, checkpoints and outputs of these ended jobs from the dispatcher's disk; return the jobs whose
@@ -183,10 +186,10 @@ class Fleet:
                                  hint=f"it ran on {where}" if where else "see `setup` in the fleet file")
         return ((n.removesuffix(reports.SETUP), b"".join(self.logs(job, worker=n))) for n in chosen)
 
-    def outputs(self, job: str, into: Path) -> outputs.DownloadedOutputs:
+    def outputs(self, job: str, into: Path, *, progress: Progress = _silent) -> outputs.DownloadedOutputs:
         """Copy the files that the workers of a job have written to SPOTFLEET_OUTPUT so far to the folder `into`, by
-        worker; after the fleet's end from its archive."""
-        return self._ask_dispatcher(lambda client: outputs.living(client, job, into),
+        worker; after the fleet's end from its archive. Files that are there already are not copied again."""
+        return self._ask_dispatcher(lambda client: outputs.living(client, job, into, progress),
                                     lambda: outputs.archived(self._folder(), job, into))
 
     def events(self) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@
     fleets/NAME/keys.json       mode 0600: tokens, fleet secret, TLS key, the fleet's SSH key, the user's secrets
     fleets/NAME/ca.pem          the certificate authority that the CLI trusts
     fleets/NAME/ledger.db       every event of the dispatcher's machine
+    fleets/NAME/.archive.part/  results that a `down` is fetching (`storage/mirror.py`); the next one goes on with it
     fleets/NAME/fetched/        results that `down` has fetched; becomes archive/ once the machines are gone
     fleets/NAME/archive/        results: fetched by `down`, or stored by a fleet that ended itself
     fleets/NAME/ssh/            files for OpenSSH, with the fleet's key: config, known hosts

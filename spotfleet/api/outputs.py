@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
+from spotfleet.api import transfers
 from spotfleet.api.home import FleetDir
+from spotfleet.api.transfers import Progress
 from spotfleet.bundle import extract
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.storage import atomic
@@ -22,9 +25,28 @@ class DownloadedOutputs:
     bytes: int
 
 
-def living(client: DispatcherClient, job: str, into: Path) -> DownloadedOutputs:
+def living(client: DispatcherClient, job: str, into: Path, progress: Progress) -> DownloadedOutputs:
     """Download all files of `job` that the dispatcher has collected so far, each complete; other files in `into`
-    stay."""
+    stay. Files of an earlier or interrupted call are not copied again."""
+    under = f"jobs/{job}/outputs/"
+    with _made(into):
+        draft = into / f".spotfleet-{quote(job, safe='')}.part"
+        try:
+            found = transfers.fetch(client, draft, progress, f"copying outputs of {job}", outputs=job,
+                                    seed=lambda key: into / key.removeprefix(under))
+        except OSError as error:
+            raise UsageError(f"{into} cannot be written: {error.strerror or error}",
+                             hint="name a folder of your own") from None
+        if found is None:
+            return _packed(client, job, into)
+        moved = _moved(found.files / under, into)
+        shutil.rmtree(draft)
+    client.outputs_fetched(job, found.at)
+    return moved
+
+
+def _packed(client: DispatcherClient, job: str, into: Path) -> DownloadedOutputs:
+    """Download them as .tar.gz, from a dispatcher of an earlier release."""
     with _beside(into) as draft:
         packed, files = draft / "outputs.tar.gz", draft / "files"
         with packed.open("wb") as out:
@@ -51,13 +73,19 @@ def archived(folder: FleetDir, job: str, into: Path) -> DownloadedOutputs:
 @contextmanager
 def _beside(into: Path) -> Iterator[Path]:
     """Make a temporary folder on the same disk as `into`, which is made for the files if need be."""
+    with _made(into), tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=into) as draft:
+        yield Path(draft)
+
+
+@contextmanager
+def _made(into: Path) -> Iterator[None]:
+    """Make the folder `into` if need be; remove it again if nothing is in it at the end."""
     if into.exists() and not into.is_dir():
         raise UsageError(f"{into} is no folder", hint="name one; it is made if need be")
     made = not into.exists()
     into.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=into) as draft:
-            yield Path(draft)
+        yield
     finally:
         if made and not any(into.iterdir()):
             into.rmdir()

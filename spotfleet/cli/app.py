@@ -412,10 +412,13 @@ def kill(host: Host, cluster: Cluster = "") -> None:
 def down(
     fleet: Name = "", yes: Yes = False,
     discard: Annotated[bool, typer.Option("--discard", help="Give up results that cannot be copied here.")] = False,
+    bring_checkpoints: Annotated[bool, typer.Option(
+        "--bring-checkpoints", help="Copy also checkpoints that lie at `checkpoint.target`.")] = False,
     output: Format = Output.TABLE,
 ) -> None:
     """Copy the results here and end every machine.
 
-    Everything else that the fleet created at its provider is removed too.
+    Everything else that the fleet created at its provider is removed too. An interrupted copy goes on where it stopped.
     """
-    call("write", "down", fleet, yes=yes, discard=discard, as_json=output is Output.JSON)
+    call("write", "down", fleet, yes=yes, discard=discard, bring_checkpoints=bring_checkpoints,
+         as_json=output is Output.JSON)

@@ -7,6 +7,8 @@ and these meanings never change:
     POST /v1/down       {} -> any answer below 400
     GET  /v1/status     {"state": "down" once no worker host is left, "why", "hosts": [{"host", "role", "state"}]}
     GET  /v1/archive    a .tar.gz
+    GET  /v1/archive/manifest, GET /v1/archive/files/KEY by range, POST /v1/archive/ranges    see `archive.py`; with a
+                        dispatcher that does not have them (404), `down` fetches the .tar.gz
     the header itself, /healthz, and errors as {"error", "hint", "kind"}
 """
 
@@ -19,7 +21,9 @@ from spotfleet.protocol.messages import PROTOCOL
 from spotfleet.version import __version__
 
 HEADER = "X-Spotfleet"
-FROZEN = frozenset({("POST", "/v1/down"), ("GET", "/v1/status"), ("GET", "/v1/archive")})
+FROZEN = frozenset({("POST", "/v1/down"), ("GET", "/v1/status"), ("GET", "/v1/archive"),
+                    ("GET", "/v1/archive/manifest"), ("GET", "/v1/archive/files/{key:.+}"),
+                    ("POST", "/v1/archive/ranges")})
 
 
 @dataclass(frozen=True)

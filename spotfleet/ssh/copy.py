@@ -3,11 +3,13 @@
 rsync's own rules hold. A source that ends in `/` (or is `.` or `..`, or ends in one of them) means its contents; any
 other source means the folder itself. Nothing is left out, no .gitignore counts. Far paths are relative to the user's
 home directory there, also with `~/`. tar follows these rules, without patterns such as `*.pt`, and copies everything
-anew.
+anew, but goes on with what an interrupted `down` has brought: its digest must be that of the same bytes there. Sources
+are compressed on their way up. Results are tensors mostly, which hardly shrink, and are not.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -44,7 +46,7 @@ def up(place: FanoutTarget, source: str, target: str, extra: Sequence[str] = (),
     """Copy `source` here to `target` there; `extra` are words for rsync. Raises SpotfleetError."""
     if not os.path.lexists(source):
         raise UsageError(f"{source} does not exist here")
-    if not _rsync(place, [_near(source)], f"{place.alias}:{_far(target)}", extra, progress):
+    if not _rsync(place, [_near(source)], f"{place.alias}:{_far(target)}", extra, progress, "-az"):
         _tar_up(place, source, _far(target), progress)
 
 
@@ -52,7 +54,7 @@ def down(place: FanoutTarget, source: str, target: str, extra: Sequence[str] = (
          progress: Progress = lambda _line: None,
          ) -> None:
     """Copy `source` there to `target` here. Raises SpotfleetError."""
-    if not _rsync(place, [f"{place.alias}:{_far(source)}"], _near(target), extra, progress):
+    if not _rsync(place, [f"{place.alias}:{_far(source)}"], _near(target), extra, progress, "-a"):
         _tar_down(place, _far(source), target, progress)
 
 
@@ -71,12 +73,13 @@ def _far(path: str) -> str:
 # --- rsync
 
 
-def _rsync(place: FanoutTarget, sources: Sequence[str], target: str, extra: Sequence[str], progress: Progress) -> bool:
+def _rsync(place: FanoutTarget, sources: Sequence[str], target: str, extra: Sequence[str], progress: Progress,
+           mode: str) -> bool:
     """Copy by rsync. Returns False if one side lacks rsync and the request needs no feature of rsync."""
     if shutil.which("rsync") is None:
         return _without("there is no rsync on this machine", extra, progress)
     shell = " ".join(_word(word) for word in place.command())
-    line = ["rsync", "-az", "--partial", *_modern(), *extra, "-e", shell, "--", *sources, target]
+    line = ["rsync", mode, "--partial", *_modern(), *extra, "-e", shell, "--", *sources, target]
     with tempfile.TemporaryFile() as said:
         code = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), stderr=said).returncode
         said.seek(0)
@@ -153,22 +156,57 @@ def _tar_down(place: FanoutTarget, source: str, target: str, progress: Progress)
         script = f"tar -C {shlex.quote(source)} -cf - ."
     near = Path(target)
     to_folder = target.endswith("/") or near.is_dir()
-    with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=near if near.is_dir() else near.parent) as work:
-        packed, unpacked = Path(work, "tar"), Path(work, "files")
-        with _Ssh(place, script) as ssh, packed.open("wb") as out:
-            assert ssh.process.stdout is not None
-            shutil.copyfileobj(ssh.process.stdout, _Counted(out, progress), CHUNK)
-            ssh.check(f"copying {place.alias}:{source}")
+    beside = near if near.is_dir() else near.parent
+    digits = hashlib.sha256(f"{place.host}:{source}".encode()).hexdigest()[:12]
+    packed = beside / f".spotfleet-{digits}.part"  # stays when this is interrupted
+    _fetch_tar(place, source, script, packed, progress)
+    with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=beside) as work:
+        unpacked = Path(work, "files")
         try:
             bundle.extract(packed, unpacked)
         except ValueError as error:
             raise SpotfleetError(f"what {place.alias} sends for {source} is not unpacked: {error}") from None
-        packed.unlink()
+        finally:
+            packed.unlink()
         single = unpacked / name
         if not _inner(source) and not to_folder and not single.is_dir():
             atomic.rename(single, near, sync=False)  # a copy: the original stays
         else:
             shutil.copytree(unpacked, near, symlinks=True, dirs_exist_ok=True)
+
+
+def _fetch_tar(place: FanoutTarget, source: str, script: str, packed: Path, progress: Progress) -> None:
+    """Write the output of `script` to `packed`, after what is there of it already."""
+    what, here = f"copying {place.alias}:{source}", packed.stat().st_size if packed.exists() else 0
+    if here and _far_digest(place, f"{script} | head -c {here}") != _digest(packed):
+        here = 0
+    if here:
+        progress(f"{here / 1e6:.0f} MB are here already")
+    with _Ssh(place, f"{script} | tail -c +{here + 1}" if here else script) as ssh, packed.open(
+            "ab" if here else "wb") as out:
+        assert ssh.process.stdout is not None
+        try:
+            shutil.copyfileobj(ssh.process.stdout, _Counted(out, progress), CHUNK)
+            ssh.check(what)
+        except SpotfleetError:
+            if ssh.process.returncode != SSH_FAILED:  # tar's own failure is not repaired by more of its output
+                packed.unlink()
+            raise
+    if here and _far_digest(place, script) != _digest(packed):  # files changed meanwhile
+        packed.unlink()
+        _fetch_tar(place, source, script, packed, progress)
+
+
+def _far_digest(place: FanoutTarget, script: str) -> str:
+    """Return the sha256 of what the script prints there; "" if that machine cannot compute it."""
+    with _Ssh(place, f"({script}) | sha256sum") as ssh:
+        assert ssh.process.stdout is not None
+        return ssh.process.stdout.read(64).decode(errors="replace")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Ssh:
@@ -212,12 +250,13 @@ class _Counted:
 
     def __init__(self, out: BinaryIO, progress: Progress) -> None:
         self.out, self.progress = out, progress
-        self.bytes, self.reported_at = 0, time.monotonic()
+        self.bytes, self.begun_at, self.reported_at = 0, time.monotonic(), time.monotonic()
 
     def write(self, data: bytes) -> int:
         self.out.write(data)
         self.bytes += len(data)
         if time.monotonic() - self.reported_at >= REPORT_EVERY_S:
             self.reported_at = time.monotonic()
-            self.progress(f"{self.bytes / 1e6:.0f} MB")
+            rate = self.bytes / (self.reported_at - self.begun_at)
+            self.progress(f"{self.bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s")
         return len(data)

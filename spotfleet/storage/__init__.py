@@ -1,1 +1,1 @@
-"""Durable storage: atomic writes, file locks, a mounted folder, object stores (S3, GCS, Azure)."""
+"""Durable storage: atomic writes, file locks, and stores: their protocol, a folder, object stores, copies of keys."""

@@ -12,17 +12,17 @@ place.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
-import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import atomic
+from spotfleet.storage.store import CHUNK_BYTES, StoreEntry, check_key
 
 FINGERPRINT_CHARS = 12
 OF_CHECKPOINT = re.compile(r"(?:.*/)?(\d{1,15})-(\d{1,15})\.parts/(\d{1,4})-(\d{1,4})-([0-9a-f]{64})")
@@ -31,38 +31,52 @@ STALE_S = 3600.0  # age after which an unfinished file counts as abandoned
 
 
 class FolderStore:
-    """One fleet's folder in a target. Every method may raise OSError: such a file system may be away for a while."""
+    """Store in a folder: one fleet's folder in a target (`fleet_store`), or any other. Every method may raise OSError:
+    such a file system may be away for a while."""
 
-    def __init__(self, target: str, fleet: str, ca: str) -> None:
-        """`ca`: the fleet's certificate, PEM."""
-        self.folder = Path(target) / name_of_fleet(fleet, ca)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def put(self, name: str, source: Path) -> None:
-        """Store a copy of the file `source` as `name`; returns once the copy is safe from a power failure."""
+    def put(self, key: str, chunks: Iterable[bytes], *, size: int | None = None) -> str:
+        """Store the content; returns its sha256 once it is safe from a power failure."""
+        path, sha, written = self.path(key), hashlib.sha256(), 0
+        atomic.make_folder(path.parent)
+        with atomic.replacing(path) as out:
+            for chunk in chunks:
+                out.write(chunk)
+                sha.update(chunk)
+                written += len(chunk)
+            if size is not None and written != size:
+                raise OSError(errno.EIO, f"it has {written} bytes instead of {size}", str(path))
+        return sha.hexdigest()
 
-        def copy(out: BinaryIO) -> None:
-            with source.open("rb") as file:
-                shutil.copyfileobj(file, out, 1 << 20)
+    def get(self, key: str, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        yield from read_range(self.path(key), start, end)
 
-        self._whole(name, copy)
+    def list(self, prefix: str = "") -> Iterator[StoreEntry]:
+        """Yield what is stored below the folder `prefix`, or the file of that name; nothing where there is neither."""
+        start = self.path(prefix) if prefix else self.folder
+        found = [start] if start.is_file() else start.rglob("*")
+        for path in sorted(p for p in found if p.is_file() and not PART.fullmatch(p.name)):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                stat = path.stat()
+                yield StoreEntry(str(path.relative_to(self.folder)), stat.st_size, mtime=stat.st_mtime)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Store `data` as `name`, as `put` does."""
-        self._whole(name, lambda out: out.write(data))
+    def delete(self, key: str) -> None:
+        self.path(key).unlink(missing_ok=True)
 
-    def find(self, name: str) -> Path | None:
-        """Return the path of the file `name`; None when there is none."""
-        path = self.folder / name
+    def path(self, key: str) -> Path:
+        """Return the path of the file `key`, whether there is one or not."""
+        return self.folder / check_key(key)
+
+    def find(self, key: str) -> Path | None:
+        """Return the path of the file `key`; None when there is none."""
+        path = self.path(key)
         return path if path.is_file() else None
 
-    def names(self, under: str = "") -> list[str]:
-        """List the files in the folder `under`, sorted; [] also when nothing is stored yet."""
-        start = self.folder / under
-        found = (p for p in start.rglob("*") if p.is_file() and not PART.fullmatch(p.name))
-        return sorted(str(p.relative_to(self.folder)) for p in found)
-
-    def drop(self, name: str) -> None:
-        (self.folder / name).unlink(missing_ok=True)
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the keys of `list`; [] also when nothing is stored yet."""
+        return [entry.key for entry in self.list(prefix)]
 
     def sweep(self) -> None:
         """Remove unfinished files of machines that are gone: each may be as large as a checkpoint."""
@@ -72,11 +86,20 @@ class FolderStore:
                 if part.stat().st_mtime < stale:
                     part.unlink()
 
-    def _whole(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        path = self.folder / name
-        atomic.make_folder(path.parent)
-        with atomic.replacing(path) as out:
-            fill(out)
+
+def read_range(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a file in [start, end), to its end without `end`, in chunks of CHUNK_BYTES."""
+    with path.open("rb") as file:
+        file.seek(start)
+        left = end - start if end is not None else None
+        while data := file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)):
+            yield data
+            left = None if left is None else left - len(data)
+
+
+def fleet_store(target: str, fleet: str, ca: str) -> FolderStore:
+    """Return the store of one fleet in a target. `ca`: the fleet's certificate, PEM."""
+    return FolderStore(Path(target) / name_of_fleet(fleet, ca))
 
 
 def name_of_fleet(fleet: str, ca: str) -> str:

@@ -6,12 +6,16 @@ GOOGLE_*, AZURE_*. Workers import it too.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 from spotfleet.storage.schemes import SCHEMES
+from spotfleet.storage.store import StoreEntry, check_key
 
 NEEDS = "pip install 'obstore>=0.6'"
 _memory: dict[str, Any] = {}  # contents of memory:// stores live as long as this process
@@ -31,6 +35,66 @@ def open_store(url: str, **settings: Any) -> tuple[Any, str]:
     if scheme == "file":
         return stores.LocalStore(prefix=rest, mkdir=True), ""
     return stores.from_url(url, **settings), ""
+
+
+class ObjectStore:
+    """Store under a URL. Raises ImportError without obstore; the credentials are those of the environment."""
+
+    def __init__(self, url: str) -> None:
+        self._obstore = importlib.import_module("obstore")
+        self._url = url
+        with self._explained():
+            self._store, self._prefix = open_store(url)
+
+    def put(self, key: str, chunks: Iterable[bytes], *, size: int | None = None) -> str:
+        sha, written = hashlib.sha256(), 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal written
+            for chunk in chunks:
+                written += len(chunk)
+                sha.update(chunk)
+                yield chunk
+            if size is not None and written != size:
+                raise OSError(errno.EIO, f"it has {written} bytes instead of {size}", f"{self._url}/{key}")
+
+        with self._explained():
+            self._obstore.put(self._store, self._path(key), counted())
+        return sha.hexdigest()
+
+    def get(self, key: str, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        with self._explained():
+            if start == 0 and end is None:
+                for chunk in self._obstore.get(self._store, self._path(key)).stream():
+                    yield bytes(chunk)
+                return
+            if end is None:
+                end = self._obstore.head(self._store, self._path(key))["size"]
+            if start < end:
+                yield bytes(self._obstore.get_range(self._store, self._path(key), start=start, end=end))
+
+    def list(self, prefix: str = "") -> Iterator[StoreEntry]:
+        under = self._path(prefix) if prefix else self._prefix
+        with self._explained():
+            found = [meta for batch in self._obstore.list(self._store, under or None) for meta in batch]
+            for meta in sorted(found, key=lambda meta: meta["path"]):
+                key = meta["path"].removeprefix(f"{self._prefix}/" if self._prefix else "")
+                yield StoreEntry(key, meta["size"], mtime=meta["last_modified"].timestamp())
+
+    def delete(self, key: str) -> None:
+        with suppress(FileNotFoundError), self._explained():
+            self._obstore.delete(self._store, self._path(key))
+
+    def _path(self, key: str) -> str:
+        return f"{self._prefix}/{check_key(key)}" if self._prefix else check_key(key)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn the store's own errors into OSError; FileNotFoundError stays."""
+        try:
+            yield
+        except importlib.import_module("obstore.exceptions").BaseError as error:
+            raise OSError(refusal(self._url, error) or str(error).partition("\n")[0]) from error
 
 
 def reset() -> None:

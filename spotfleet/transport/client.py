@@ -13,6 +13,7 @@ import json
 import socket
 import ssl
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from spotfleet.errors import DispatcherUnreachable, NeedsPerson, SpotfleetError,
 from spotfleet.model import JobSpec, Nodes, PolicySpec, Role
 from spotfleet.protocol import versions
 from spotfleet.protocol.messages import EndedJob, FleetStatus, JobStatus, UnsentStatus
+from spotfleet.storage.mirror import STREAMS, Piece
 from spotfleet.transport.certs import client_context, validity
 
 TIMEOUT_S = 30.0  # for one answer, in addition to the wait of a long poll
@@ -39,6 +41,9 @@ JOBS_PER_REQUEST = 200  # each removes files for some time
 DOWNLOADS = 5  # starts of a transfer that breaks off, in all
 NOT_RUNNING = "its machine answers, and no dispatcher runs there now"
 RESTARTING = (502, 503)  # statuses of a dispatcher that is up but not ready
+NO_ROUTE = (404, 405, 426)  # answers of a dispatcher of another release
+NOT_THERE = (404, 416)
+LINE_BYTES = 1 << 20  # longest line of a manifest
 WRONG_TIME = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or has expired
 
 
@@ -79,6 +84,8 @@ class _Reply:
 
 class DispatcherClient:
     """Client of one dispatcher. Each call opens a connection of its own."""
+
+    streams = STREAMS  # connections of one transfer
 
     def __init__(self, endpoint: Endpoint, *, patience_s: float = 30.0, any_version: bool = False) -> None:
         """`any_version`: accept also a dispatcher of another protocol, which only `down` may."""
@@ -150,6 +157,36 @@ class DispatcherClient:
         """Write the archive of the fleet to `out`; a broken transfer starts again from its beginning."""
         self._download("/v1/archive", out)
 
+    def archive_manifest(self, *, outputs: str = "", check: bool = False) -> Iterator[bytes] | None:
+        """Return the lines of the archive's manifest (`protocol/archive.py`), with `outputs` of one job's outputs; None
+        if this dispatcher has none: it is of another release, or does not know the job. With `check` it reads also the
+        checkpoints that it has verified before."""
+        query = urlencode({name: value for name, value in (("outputs", outputs), ("check", check and "1")) if value})
+        reply, connection = self._open(f"/v1/archive/manifest?{query}", accept=NO_ROUTE)
+        if reply.status in NO_ROUTE:
+            connection.close()
+            return None
+        return self._lines(reply, connection)
+
+    def archive_pieces(self, pieces: Sequence[Piece], *, outputs: str = "", packed: bool = False) -> bytes:
+        """Return the bytes of all pieces, one after the other; with `packed` the dispatcher may deflate them on the
+        way. `outputs`: as in the manifest. Raises FileNotFoundError where it does not have them."""
+        headers = {"Accept-Encoding": "deflate" if packed else "identity"}
+        query = f"?{urlencode({'outputs': outputs})}" if outputs else ""
+        if len(pieces) == 1 and pieces[0].end > pieces[0].start:
+            (piece,) = pieces
+            reply = self._call("GET", f"/v1/archive/files/{quote(piece.key, safe='/')}{query}", accept=NOT_THERE,
+                               headers={**headers, "Range": f"bytes={piece.start}-{piece.end - 1}"})
+        else:
+            ranges = [[piece.key, piece.start, piece.end] for piece in pieces]
+            reply = self._call("POST", f"/v1/archive/ranges{query}", body=json.dumps({"ranges": ranges}),
+                               accept=NOT_THERE, headers=headers)
+        if reply.status in NOT_THERE:
+            raise FileNotFoundError(str(_object(reply.body).get("error") or pieces[0].key))
+        if reply.headers.get("Content-Encoding") != "deflate":
+            return reply.body
+        return zlib.decompressobj().decompress(reply.body, sum(piece.end - piece.start for piece in pieces) + 1)
+
     # --- jobs
 
     def has_bundle(self, sha256: str) -> bool:
@@ -211,6 +248,10 @@ class DispatcherClient:
         """Write the collected output of `job` to `out`, as .tar.gz."""
         self._download(f"/v1/jobs/{quote(job, safe='')}/outputs", out)
 
+    def outputs_fetched(self, job: str, at: float) -> None:
+        """Record that all outputs of the manifest made at `at`, by the dispatcher's time, have been copied."""
+        self._json("POST", f"/v1/jobs/{quote(job, safe='')}/fetched", {"at": at})
+
     def log_workers(self, job: str) -> list[str]:
         """List the workers of `job` that have a log, oldest first."""
         return self._json("GET", f"/v1/jobs/{quote(job, safe='')}/workers")["workers"]
@@ -241,13 +282,13 @@ class DispatcherClient:
         return json.loads(reply.body) if reply.body.strip() else {}
 
     def _call(self, method: str, path: str, *, body: str | bytes | Path | None = None, wait_s: float = 0.0,
-              once: bool = False, accept: tuple[int, ...] = ()) -> _Reply:
+              once: bool = False, accept: tuple[int, ...] = (), headers: dict[str, str] | None = None) -> _Reply:
         """Try until an answer arrives or patience ends; raise the answer's error unless its status is in `accept`."""
         deadline = time.monotonic() + self.patience_s
         while True:
             problem, arrived = "", False
             try:
-                reply = self._once(method, path, body, {}, TIMEOUT_S + wait_s)
+                reply = self._once(method, path, body, headers or {}, TIMEOUT_S + wait_s)
                 if reply.status not in RESTARTING or "error" in _object(reply.body):
                     self._learn(reply)
                     if reply.status >= 400 and reply.status not in accept:
@@ -325,6 +366,40 @@ class DispatcherClient:
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.request(method, path, body, headers)
         return connection.getresponse()
+
+    def _open(self, path: str, accept: tuple[int, ...],
+              ) -> tuple[http.client.HTTPResponse, http.client.HTTPSConnection]:
+        """Send a GET whose answer the caller reads; try until one begins or patience ends."""
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            connection = None
+            try:
+                connection = self._connection(TIMEOUT_S)
+                reply = self._request(connection, "GET", path, None, {})
+                if reply.status < 400 or reply.status in accept:
+                    return reply, connection
+                answer = _Reply(reply.status, reply.headers, reply.read())
+                if reply.status not in RESTARTING or "error" in _object(answer.body):
+                    raise _error(answer)
+                problem = f"it answers {reply.status}"
+            except ssl.SSLCertVerificationError as error:
+                raise self._distrust(error) from None
+            except (OSError, http.client.HTTPException) as error:
+                problem = str(error) or type(error).__name__
+            if connection is not None:
+                connection.close()
+            if time.monotonic() >= deadline:
+                raise self._unreachable(problem, maybe_done=False)
+            time.sleep(PAUSE_S)
+
+    def _lines(self, reply: http.client.HTTPResponse, connection: http.client.HTTPSConnection) -> Iterator[bytes]:
+        try:
+            while text := reply.readline(LINE_BYTES):
+                yield text
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(str(error) or type(error).__name__, maybe_done=False) from None
+        finally:
+            connection.close()
 
     def _download(self, path: str, out: BinaryIO) -> None:
         deadline, begun = time.monotonic() + self.patience_s, 0

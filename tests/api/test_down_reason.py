@@ -28,5 +28,5 @@ def test_down_gives_the_reason_that_came_between_two_failed_starts(monkeypatch: 
                               cloud_name="f", locate=lambda: "https://127.0.0.1:1",
                               client=lambda *_, **__: SimpleNamespace(down=fail))
     with pytest.raises(SpotfleetError, match=f"this machine: {REASON}") as caught:
-        down._fetch_results(machine, lambda _: None, discard=False)  # type: ignore[arg-type]
+        down._fetch_results(machine, lambda _: None, discard=False, bring_checkpoints=False)  # type: ignore[arg-type]
     assert "--discard" in caught.value.hint

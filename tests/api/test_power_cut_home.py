@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,20 +14,47 @@ import pytest
 from spotfleet.api.home import FleetDir, FleetRecord, Home, Keys
 from spotfleet.api.lifecycle import down
 from spotfleet.model import FleetSpec
+from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, line
+from spotfleet.storage.mirror import Piece
 from tests.support.power_cut import ForgetfulDisk
 
 CA = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 
 
-class Dispatcher:
-    """A dispatcher with an archive of two files."""
+FILES = {"ledger.db": b"all events", "jobs/one-1/outputs/h@0@1/a": b"a result"}
+
+
+class EarlierDispatcher:
+    """A dispatcher of the release before, with an archive of two files."""
+
+    streams = 1
+
+    def archive_manifest(self, **_: object) -> None:
+        return None
 
     def archive(self, out: BinaryIO) -> None:
         with tarfile.open(fileobj=out, mode="w:gz") as tar:
-            for name, data in (("ledger.db", b"all events"), ("jobs/one-1/outputs/h@0@1/a", b"a result")):
+            for name, data in FILES.items():
                 member = tarfile.TarInfo(name)
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
+
+    def persistent(self) -> EarlierDispatcher:
+        return self
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+class Dispatcher(EarlierDispatcher):
+    """One with a manifest."""
+
+    def archive_manifest(self, **_: object) -> Iterator[bytes]:
+        files = [ArchiveFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in FILES.items()]
+        return map(line, [ArchiveHead(2, 18, 0.0), *files, None])
+
+    def archive_pieces(self, pieces: Sequence[Piece], **_: object) -> bytes:
+        return b"".join(FILES[piece.key][piece.start:piece.end] for piece in pieces)
 
 
 @pytest.fixture
@@ -57,9 +86,10 @@ def test_a_changed_record_stays_changed(disk: ForgetfulDisk, fleet: FleetDir, tm
     assert (left.record.url, left.is_down) == ("https://127.0.0.1:1", True)
 
 
+@pytest.mark.parametrize("dispatcher", [Dispatcher(), EarlierDispatcher()])
 def test_fetched_results_are_here_before_the_dispatchers_machine_ends(disk: ForgetfulDisk, fleet: FleetDir,
-                                                                     tmp_path: Path):
-    down._fetch(Dispatcher(), fleet)  # type: ignore[arg-type]
+                                                                     tmp_path: Path, dispatcher: EarlierDispatcher):
+    down._fetch(dispatcher, fleet, lambda _line: None, False)  # type: ignore[arg-type]
     left = after(disk, tmp_path)
     assert (left.fetched / "jobs/one-1/outputs/h@0@1/a").read_bytes() == b"a result"
     assert (left.fetched / "ledger.db").exists()

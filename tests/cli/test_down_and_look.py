@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet.api import Fleet
+from spotfleet.api import Fleet, transfers
 from spotfleet.api.home import Home
 from spotfleet.api.lifecycle import down as down_module
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.events import FleetDown, GenerationFormed, JobProgress, JobResumed, ResultsLost
 from spotfleet.model import Role
+from spotfleet.protocol.archive import ArchiveFile
 from tests.support.cli.cli_cloud import FakeHandler
 from tests.support.cli.cli_user import FILE
 
@@ -34,6 +35,34 @@ def test_down_brings_the_results_home_and_ends_every_machine(up):
     assert (archive / "ledger.db").exists()
     assert up.cloud.living() == []
     assert "the provider lists nothing of it" in said.err and "next: spotfleet cost digits" in said.err
+
+
+def test_no_host_is_left_when_the_results_are_copied(up, monkeypatch):
+    send, left = FakeHandler._archive, []
+
+    def archive(handler):
+        left.append(up.workers())
+        send(handler)
+
+    monkeypatch.setattr(FakeHandler, "_archive", archive)
+    up.ok("down -y")
+    assert left == [[]]
+
+
+def test_checkpoints_that_stay_where_they_are_are_printed(up, monkeypatch):
+    stays = ArchiveFile("jobs/hello-1/checkpoints/7-1.ckpt", 22_000_000, "0" * 64, "/target/7-1.ckpt")
+
+    def fetch(client, draft, *_, **options):
+        (draft / "files").mkdir(parents=True)
+        asked.append(options["bring_checkpoints"])
+        return transfers.Fetched(draft / "files", 0, 0.0, (stays,))
+
+    asked: list[bool] = []
+    monkeypatch.setattr(transfers, "fetch", fetch)
+    said = up.ok("down -y --bring-checkpoints")
+    assert asked == [True] and "checkpoint 7-1 of hello-1 (22.0 MB) stays at /target/7-1.ckpt" in said.err
+    listed = json.loads((up.home / "fleets/digits/archive/checkpoints-elsewhere.json").read_text())
+    assert [(file["key"], file["at"]) for file in listed] == [(stays.key, stays.at)]
 
 
 def test_down_names_what_was_not_collected_and_has_not_succeeded_unless_it_was_to_be_given_up(up):

@@ -26,7 +26,7 @@ from spotfleet.fleet.domain.state import fold
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import CheckpointSpec, JobSpec, JobState
 from spotfleet.protocol.messages import AgentReport, Unsent
-from spotfleet.storage.folder import FolderStore
+from spotfleet.storage.folder import fleet_store
 from spotfleet.transport.client import DispatcherClient, Endpoint
 from tests.support.dispatcher.fake_fleet import ADMIN, Stage, spec
 from tests.support.dispatcher.fake_workers import Script
@@ -137,10 +137,10 @@ def test_the_target_keeps_no_record_of_a_job_that_has_left_memory(play, tmp_path
 
     async def scene(stage: Stage) -> None:
         await stage.up(1)
-        there = FolderStore(str(target), stage.boot.fleet, stage.boot.ca)
-        there.write(sealed_name("t-1"), b"written by the process before")
-        there.write(sealed_name("t-8"), b"of a job that was pruned before a kill")
-        there.write(sealed_name("t-9"), b"of a job that this dispatcher does not know")
+        there = fleet_store(str(target), stage.boot.fleet, stage.boot.ca)
+        there.put(sealed_name("t-1"), [b"written by the process before"])
+        there.put(sealed_name("t-8"), [b"of a job that was pruned before a kill"])
+        there.put(sealed_name("t-9"), [b"of a job that this dispatcher does not know"])
 
         def write(home: Path) -> None:
             ended_job(home, "t-1", folder="past")

@@ -26,7 +26,7 @@ from spotfleet.agent.files.bundles import folder_name
 from spotfleet.codec import from_json, to_json
 from spotfleet.protocol.messages import Checkpoint, dump
 from spotfleet.storage import atomic, json_file
-from spotfleet.storage.folder import FolderStore, checkpoint_name, part_name
+from spotfleet.storage.folder import FolderStore, checkpoint_name, fleet_store, part_name, read_range
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -59,7 +59,7 @@ class CheckpointStash:
     def __init__(self, boot: AgentBoot, home: Path) -> None:
         self._home, self._folder, self._target = home, home / "legacy", boot.target
         in_store = "://" in boot.target  # only workers write to an object store
-        self._durable = FolderStore(boot.target, boot.fleet, boot.ca) if boot.target and not in_store else None
+        self._durable = fleet_store(boot.target, boot.fleet, boot.ca) if boot.target and not in_store else None
         self._no_target = f"{boot.target} takes checkpoints alone" if in_store else "the fleet has no checkpoint.target"
         self._kept = sorted(self._read(), key=lambda k: k.age)
         self._stored: list[StashedCheckpoint] = []  # by this host, oldest first
@@ -157,7 +157,7 @@ class CheckpointStash:
         made, durable = kept.checkpoint, self._reachable()
         if made.parts > 1:
             if durable.find(part_name(kept.job, made)) is None:
-                durable.put(part_name(kept.job, made), Path(made.path))
+                durable.put(part_name(kept.job, made), read_range(Path(made.path)))
         else:
             _put_whole(durable, kept)
         own = [k for k in self._stored if k.job == kept.job]
@@ -171,7 +171,7 @@ class CheckpointStash:
             for name in ("output", "log"):
                 if (folder / name).exists():
                     tar.add(folder / name, arcname=name)
-        durable.put(f"jobs/{folder.parents[1].name}/left/{packed.name}", packed)
+        durable.put(f"jobs/{folder.parents[1].name}/left/{packed.name}", read_range(packed))
         packed.unlink()
 
     def _reachable(self) -> FolderStore:
@@ -207,16 +207,16 @@ def _put_whole(durable: FolderStore, kept: StashedCheckpoint) -> None:
     about, record = dump(replace(made, path="")).encode(), str(Path(name).with_suffix(".json"))
     there = durable.find(record)
     if there is None or there.read_bytes() != about or durable.find(name) is None:
-        durable.put(name, Path(made.path))
-        durable.write(record, about)
+        durable.put(name, read_range(Path(made.path)))
+        durable.put(record, [about])
 
 
 def _drop(durable: FolderStore, old: StashedCheckpoint) -> None:
     if old.checkpoint.parts > 1:
-        return durable.drop(part_name(old.job, old.checkpoint))
+        return durable.delete(part_name(old.job, old.checkpoint))
     name = checkpoint_name(old.job, old.checkpoint.version, old.checkpoint.generation)
-    durable.drop(str(Path(name).with_suffix(".json")))
-    return durable.drop(name)
+    durable.delete(str(Path(name).with_suffix(".json")))
+    return durable.delete(name)
 
 
 def in_thread(work: Callable[[], None], alone: threading.Lock) -> asyncio.Future[None]:

@@ -16,25 +16,30 @@ import os
 import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from spotfleet import bundle
-from spotfleet.api import cloud
+from spotfleet.api import cloud, transfers
 from spotfleet.api.access import ssh
 from spotfleet.api.account import resources
 from spotfleet.api.account.resources import RemovedResources
 from spotfleet.api.home import Busy, FleetDir
 from spotfleet.api.lifecycle import ssh_machines
 from spotfleet.api.machine import DispatcherMachine, Progress
+from spotfleet.codec import from_json, to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.model import Role
+from spotfleet.protocol.archive import ArchiveFile
 from spotfleet.protocol.messages import NOT_COLLECTED, UnsentStatus
 from spotfleet.providers import Resource
 from spotfleet.storage import atomic
 from spotfleet.transport.client import NOT_RUNNING, DispatcherClient, Ending
-from spotfleet.words import results, span
+from spotfleet.words import results, size, span
 
 POLL_S = 0.3
-PACKED, PART = "archive.tar.gz", ".archive.part"  # drafts of the archive; the next `down` removes those of a killed one
+PART = ".archive.part"  # draft of the archive, see `storage/mirror.py`; the next `down` goes on with it
+PACKED, PACKED_PART = "archive.tar.gz", ".archive.unpacked"  # the same from a dispatcher of an earlier release
+ELSEWHERE = "checkpoints-elsewhere.json"  # in the archive: checkpoints that stay at the target
 WORKERS_GONE_S = 600.0  # without any change
 QUIET_S = 120.0  # without a byte of the hosts' results
 LEAST_S = 10.0  # that each `down` waits for a byte, however long none has come before: there may be room now
@@ -55,19 +60,23 @@ class DownResult:
     proof: str = ""  # the cloud's list: nothing is left; empty where a provider has only machines
     missing: tuple[str, ...] = ()  # results that ended with a host, each in words
     partial: tuple[str, ...] = ()  # files of which the archive has only the beginning, as NAME.partial
+    elsewhere: tuple[str, ...] = ()  # checkpoints that stay at the target, each in words
 
 
-def take_down(folder: FleetDir, progress: Progress, *, discard: bool, why: str) -> DownResult:
+def take_down(folder: FleetDir, progress: Progress, *, discard: bool, why: str,
+              bring_checkpoints: bool = False) -> DownResult:
     """End the fleet; return once nothing of it is listed. An `up` that is running on this machine stops for it.
 
     Raises SpotfleetError, and leaves the fleet as it was, when results would be lost, unless `discard`. Results that
-    were lost with a host are in `missing`.
+    were lost with a host are in `missing`. Checkpoints that lie at a target of the user's are not copied unless
+    `bring_checkpoints`.
     """
     with folder.locked_for_down(progress):
         if folder.record.down_at:
             return DownResult(folder.name, _archive_path(folder), already=True)
         machine = DispatcherMachine(folder)
-        note = "" if machine.closing else _unfetchable(machine, discard) or _fetch_results(machine, progress, discard)
+        note = "" if machine.closing else _unfetchable(machine, discard) or _fetch_results(machine, progress, discard,
+                                                                                       bring_checkpoints)
         left, cleared = _finish(machine, why, progress, discard=discard)
         if folder.archive.exists():
             found = "records, logs, checkpoints and outputs are"
@@ -75,7 +84,7 @@ def take_down(folder: FleetDir, progress: Progress, *, discard: bool, why: str) 
             progress(f"{found} in {folder.archive}{lacks}")
         notes = "; ".join(filter(None, [note, left]))
         return DownResult(folder.name, _archive_path(folder), False, notes, cleared.removed, cleared.proof,
-                          *_not_collected(folder))
+                          *_not_collected(folder), _elsewhere(folder))
 
 
 def _unfetchable(machine: DispatcherMachine, discard: bool) -> str:
@@ -136,7 +145,7 @@ def _finish(machine: DispatcherMachine, why: str, progress: Progress, *, discard
             if left else ""), cleared
 
 
-def _fetch_results(machine: DispatcherMachine, progress: Progress, discard: bool) -> str:
+def _fetch_results(machine: DispatcherMachine, progress: Progress, discard: bool, bring_checkpoints: bool) -> str:
     """End the workers and fetch the archive; return a note about results that were not fetched, "" if all were."""
     folder, patience_s = machine.folder, 0.0 if discard else PATIENCE_S
     deadline, restarts, asked = time.monotonic() + patience_s, 0, False
@@ -153,7 +162,7 @@ def _fetch_results(machine: DispatcherMachine, progress: Progress, discard: bool
             client.down(discard=discard)
             answered = True
             _wait_for_workers(client, folder.name, progress, discard)
-            _fetch(client, folder)
+            _fetch(client, folder, progress, bring_checkpoints)
             return ""
         except DispatcherUnreachable as error:  # it is restarting, or it has just ended itself
             restarts += answered
@@ -250,9 +259,28 @@ def _not_sent(stuck: tuple[UnsentStatus, ...], fleet: str) -> SpotfleetError:
              f"(and cost) for {span(stays_s)} more, then these results are lost")
 
 
-def _fetch(client: DispatcherClient, folder: FleetDir) -> None:
-    """Fetch and unpack the archive, atomically."""
-    packed, part = folder.path / PACKED, folder.path / PART
+def _fetch(client: DispatcherClient, folder: FleetDir, progress: Progress, bring_checkpoints: bool) -> None:
+    """Fetch the archive, atomically. What an interrupted call has fetched counts."""
+    part = folder.path / PART
+    found = transfers.fetch(client, part, progress, "copying the results here", seed=lambda key: folder.fetched / key,
+                            bring_checkpoints=bring_checkpoints)
+    if found is None:
+        return _fetch_packed(client, folder)
+    elsewhere = [] if bring_checkpoints else [*found.elsewhere]
+    brought = {file.key: transfers.bring(file, part / "stores" / file.key, progress)
+               for file in found.elsewhere if bring_checkpoints}
+    for key, files in brought.items():
+        (found.files / key).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic.rename(files, found.files / key, sync=False)  # `_take_over` syncs all
+    if elsewhere:
+        atomic.write(found.files / ELSEWHERE, json.dumps([to_json(file) for file in elsewhere], indent=1))
+    _take_over(folder, found.files)
+    shutil.rmtree(part)
+
+
+def _fetch_packed(client: DispatcherClient, folder: FleetDir) -> None:
+    """Fetch the archive as .tar.gz, from a dispatcher of an earlier release."""
+    packed, part = folder.path / PACKED, folder.path / PACKED_PART
     with open(os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
         client.archive(out)
     shutil.rmtree(part, ignore_errors=True)
@@ -265,10 +293,15 @@ def _fetch(client: DispatcherClient, folder: FleetDir) -> None:
     for path in part.rglob("*"):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & 0o700)
-    atomic.sync_tree(part)  # the dispatcher's copy ends with its machine, which is next
-    shutil.rmtree(folder.fetched, ignore_errors=True)
-    atomic.rename(part, folder.fetched)
+    _take_over(folder, part)
     packed.unlink()
+
+
+def _take_over(folder: FleetDir, files: Path) -> None:
+    """Make `files` the fetched results, durably: the dispatcher's copy ends with its machine, which is next."""
+    atomic.sync_tree(files)
+    shutil.rmtree(folder.fetched, ignore_errors=True)
+    atomic.rename(files, folder.fetched)
 
 
 def _put_in_place(folder: FleetDir) -> None:
@@ -278,7 +311,8 @@ def _put_in_place(folder: FleetDir) -> None:
         shutil.rmtree(folder.archive, ignore_errors=True)
         atomic.rename(folder.fetched, folder.archive)
     (folder.path / PACKED).unlink(missing_ok=True)
-    shutil.rmtree(folder.path / PART, ignore_errors=True)
+    for part in (PART, PACKED_PART):
+        shutil.rmtree(folder.path / part, ignore_errors=True)
 
 
 def _not_collected(folder: FleetDir) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -291,6 +325,14 @@ def _not_collected(folder: FleetDir) -> tuple[tuple[str, ...], tuple[str, ...]]:
             (f"(a copy is in {e['kept_at']})" if e["kept_at"] else f"(lost with {e['host']})") for e in listed["lost"]]
     torn = [f"the end of {f['file']!r} of {f['worker']} in {f['job']}" for f in listed["partial_files"]]
     return tuple(lost), tuple(torn)
+
+
+def _elsewhere(folder: FleetDir) -> tuple[str, ...]:
+    """Return the checkpoints that the archive names only, in words."""
+    path = folder.archive / ELSEWHERE
+    found = from_json(tuple[ArchiveFile, ...], json.loads(path.read_text())) if path.is_file() else ()
+    return tuple(f"checkpoint {file.key.split('/')[-1].removesuffix('.ckpt')} of {file.key.split('/')[1]} "
+                 f"({size(file.bytes)}) stays at {file.at}" for file in found)
 
 
 def _archive_path(folder: FleetDir) -> str:

@@ -16,7 +16,7 @@ from spotfleet.api.home import Home
 from spotfleet.api.lifecycle.up import up_hosts
 from spotfleet.cli import event_text, render
 from spotfleet.cli.commands.follow import print_progress
-from spotfleet.cli.console import next_command, print_message, told_if_slow
+from spotfleet.cli.console import next_command, print_message, print_step, told_if_slow
 from spotfleet.cli.tables import flow
 from spotfleet.codec import to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
@@ -186,7 +186,7 @@ def logs(name: str, job: str, *, follow: bool, rank: int, worker: str, setup: bo
 
 
 def outputs(name: str, job: str, into: str) -> None:
-    copied = Fleet(name).outputs(job, Path(into))
+    copied = Fleet(name).outputs(job, Path(into), progress=print_step)
     if copied.files:
         print(f"{counted(copied.files, 'file')}, {size(copied.bytes)}, of {job} in {into}")
     else:

@@ -318,7 +318,7 @@ def revoke(name: str, host: str, *, why: str, yes: bool) -> None:
     next_command(f"spotfleet status {fleet.name}", f"spotfleet events {fleet.name}")
 
 
-def down(name: str, *, yes: bool, discard: bool, as_json: bool = False) -> None:
+def down(name: str, *, yes: bool, discard: bool, bring_checkpoints: bool = False, as_json: bool = False) -> None:
     fleet = Fleet(name)
     if fleet.ended:
         kept = f"; its results are in {fleet.archive}" if fleet.archive else ""
@@ -334,7 +334,7 @@ def down(name: str, *, yes: bool, discard: bool, as_json: bool = False) -> None:
     if not confirm("Go on?", yes):
         raise typer.Exit(1)
     try:
-        _take_down(fleet, discard=discard, as_json=as_json)
+        _take_down(fleet, discard=discard, bring_checkpoints=bring_checkpoints, as_json=as_json)
     except KeyboardInterrupt:
         print_message(f"interrupted; `spotfleet down {fleet.name}` goes on where this stopped")
         raise Interrupted from None
@@ -350,8 +350,8 @@ def _to_be_cancelled(fleet: Fleet) -> list[str]:
             ", ".join(f"{j.job} ({j.state})" for j in jobs)] if jobs else []
 
 
-def _take_down(fleet: Fleet, *, discard: bool, as_json: bool = False) -> None:
-    done = fleet.down(discard=discard, progress=print_step)
+def _take_down(fleet: Fleet, *, discard: bool, bring_checkpoints: bool = False, as_json: bool = False) -> None:
+    done = fleet.down(discard=discard, bring_checkpoints=bring_checkpoints, progress=print_step)
     if done.note:
         print_message(f"note: {done.note}")
     if done.proof:
@@ -360,6 +360,8 @@ def _take_down(fleet: Fleet, *, discard: bool, as_json: bool = False) -> None:
         _print_down(done)
     for line in (*done.missing, *done.partial):
         print_message(f"not collected: {line}")
+    for line in done.elsewhere:
+        print_message(line)
     found = "what was collected is" if done.missing or done.partial else "results are"
     print_message(f"fleet {fleet.name} is down: the provider lists nothing of it" +
                   (f"; {found} in {done.archive}" if done.archive else ""))

@@ -4,5 +4,5 @@
     replica.py       their copies at the target              last_copy.py        is progress lost with the last holders?
     maintenance.py   slow work on all of these, beside the loop
     backup.py        ledger, jobs and bundles at the target  ledger_restore.py   the same, read back
-    archive.py       the results of an ended fleet
+    archive.py       the results of an ended fleet           archive_files.py  the same as a manifest and keys
 """

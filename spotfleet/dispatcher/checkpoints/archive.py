@@ -30,6 +30,7 @@ from spotfleet.fleet.domain.events import ResultsLost
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.protocol.messages import NOT_COLLECTED
 from spotfleet.storage import atomic
+from spotfleet.storage.folder import read_range
 
 PARTIAL = ".partial"  # suffix of the name of a file of which a part is missing
 PIECE_BYTES = 1 << 18  # sent at once
@@ -53,6 +54,24 @@ class Content:
             member.size = len(self.head) + sum(stat.st_size for stat in stats)
             member.mode, member.mtime = 0o600, int(stats[-1].st_mtime)
             tar.addfile(member, _Chain([io.BytesIO(self.head), *opened]))  # type: ignore[arg-type]
+
+    def size(self) -> int:
+        return len(self.head) + sum(path.stat().st_size for path in self.files)
+
+    def read(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes in [start, end), in chunks. Raises FileNotFoundError if the content ends before."""
+        at = len(self.head)
+        if start < at:
+            yield self.head[start:end]
+        for path in self.files:
+            if at >= end:
+                break
+            size = path.stat().st_size
+            if start < at + size:
+                yield from read_range(path, max(0, start - at), min(size, end - at))
+            at += size
+        if at < end:
+            raise FileNotFoundError(errno.ENOENT, f"it has only {at} bytes", str(self.files[-1:]))
 
     def copy_to(self, place: Path) -> None:
         with place.open("wb") as out:
@@ -78,14 +97,14 @@ class _Chain:
         return bytes(found)
 
 
-def _jobs(home: Path) -> list[Path]:
+def job_folders(home: Path) -> list[Path]:
     """Return the folders of all jobs, in memory or not."""
     return sorted([*(home / "jobs").glob("*"), *(home / "past").glob("*")], key=lambda folder: folder.name)
 
 
 def members(home: Path) -> Iterator[tuple[str, Content]]:
     """Yield (name in the archive, content) for everything but the ledger, which needs a copy as others write to it."""
-    for job in _jobs(home):
+    for job in job_folders(home):
         for name, head, files in whole_logs(job / "logs"):
             yield f"jobs/{job.name}/logs/{name}", Content(files, head)
         for name, path in outputs(job):
@@ -110,7 +129,7 @@ def not_collected(home: Path, lost: Iterable[ResultsLost]) -> dict[str, Any] | N
     """Return the content of NOT_COLLECTED; None if nothing is missing."""
     results = [to_json(event) for event in lost]
     partial = [{"job": job.name, "worker": folder.name.replace("@", "/"), "file": name}
-               for job in _jobs(home) for folder in sorted((job / "outputs").glob("[!.]*@*"))
+               for job in job_folders(home) for folder in sorted((job / "outputs").glob("[!.]*@*"))
                for name in sorted(partial_files(folder))]
     return {"lost": results, "partial_files": partial} if results or partial else None
 

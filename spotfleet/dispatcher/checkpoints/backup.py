@@ -43,7 +43,7 @@ from spotfleet.dispatcher.disk.bundles import BundleStore
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.events import JobsPruned, TargetChanged
 from spotfleet.storage import atomic
-from spotfleet.storage.folder import STALE_S, FolderStore
+from spotfleet.storage.folder import STALE_S, fleet_store, read_range
 
 log = logging.getLogger(__name__)
 KEEP_S = 3.0
@@ -74,7 +74,7 @@ class Backup:
         boot = core.boot
         self.why = boot.spec.checkpoint.leaves_out  # the problem; "" when all is copied or being copied
         self._core, self._bundles, self._target = core, bundles, boot.spec.checkpoint.folder
-        self._durable = FolderStore(self._target, boot.fleet, boot.ca)
+        self._durable = fleet_store(self._target, boot.fleet, boot.ca)
         self._lock, self._machine = lock(boot.fleet_secret), machine_number(boot.host)
         self._whys: dict[str, str] = {}  # thread -> its problem
         self.copied_to = 0  # sequence number of the ledger's newest event at the target
@@ -156,7 +156,7 @@ class Backup:
             wanted = {bundle_name(blob) for digest in live for blob in (digest, *pieces(digest))}
             for name in self._durable.names("bundles"):
                 if name not in wanted:
-                    self._durable.drop(name)
+                    self._durable.delete(name)
             self._safe, self._look_at = live, time.monotonic() + LOOK_S
         if time.monotonic() >= self._sweep_at:
             self._durable.sweep()
@@ -180,7 +180,7 @@ class Backup:
             return  # the disk is full: the record of its end is not written yet
         name, text = sealed_name(job.job), to_text(SealedJob(record, job.secrets if job.live else {})).encode()
         if self._is_news(name, text):
-            self._durable.write(name, self._lock.encrypt(text))
+            self._durable.put(name, [self._lock.encrypt(text)])
             self._note(name, text)
         self._sealed.add(job.job)
         if not job.live:
@@ -194,7 +194,7 @@ class Backup:
                              if job in pruned or (self._core.home / "past" / job).is_dir()}
             self._listed = True
         for job in self._sealed - known:
-            self._durable.drop(sealed_name(job))
+            self._durable.delete(sealed_name(job))
             self._copied.pop(sealed_name(job), None)
             self._closed.discard(job)
         self._sealed &= known
@@ -209,13 +209,13 @@ class Backup:
         try:
             ledger.copy_to(copy)
             digest = ledger_digest(copy, self._core.boot.fleet_secret)
-            self._durable.put(ledger_name(self._machine, seq, digest), copy)
+            self._durable.put(ledger_name(self._machine, seq, digest), read_range(copy))
         finally:
             copy.unlink(missing_ok=True)
         own = [n for n in self._durable.names("ledger")
                 if (found := LEDGER_NAME.fullmatch(n)) and int(found[1]) == self._machine]
         for name in own[:-COPIES]:
-            self._durable.drop(name)
+            self._durable.delete(name)
         self.copied_to = seq
 
     def _copy_bundle(self, digest: str) -> bool:
@@ -226,7 +226,7 @@ class Backup:
         name, here = bundle_name(digest), self._bundles.path(digest)
         there = self._durable.find(name)
         if here.exists() and there is None:
-            self._durable.put(name, here)
+            self._durable.put(name, read_range(here))
         elif there is not None and not here.exists():
             _fetch_bundle(there, here)
         return here.exists() and self._durable.find(name) is not None

@@ -34,7 +34,7 @@ from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.events import FleetCreated
 from spotfleet.fleet.ledger import Ledger, read_events
 from spotfleet.storage import atomic, json_file
-from spotfleet.storage.folder import FolderStore, part_called
+from spotfleet.storage.folder import FolderStore, fleet_store, part_called
 from spotfleet.transport.boot import DispatcherBoot
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def _fetch(boot: DispatcherBoot, stage: Path) -> Restored:
     """Copy everything valid to `stage`; blocking."""
     if not Path(boot.spec.checkpoint.folder).is_dir():
         return Restored(troubles=(f"{boot.spec.checkpoint.folder} is no folder here: is it mounted?",))
-    durable = FolderStore(boot.spec.checkpoint.folder, boot.fleet, boot.ca)
+    durable = fleet_store(boot.spec.checkpoint.folder, boot.fleet, boot.ca)
     stage.mkdir(parents=True, mode=0o700)
     troubles: list[str] = []
     ledger = _fetch_ledger(durable, boot, stage / "ledger.db", troubles)

@@ -29,7 +29,7 @@ from spotfleet.dispatcher.checkpoints.store import CheckpointStore
 from spotfleet.dispatcher.disk.records import age, digest_of, name_of, named
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import atomic
-from spotfleet.storage.folder import FolderStore, checkpoint_name, part_called
+from spotfleet.storage.folder import FolderStore, checkpoint_name, fleet_store, part_called, read_range
 from spotfleet.transport.boot import DispatcherBoot
 
 log = logging.getLogger(__name__)
@@ -101,16 +101,16 @@ class TargetFolder:
         """Copy a checkpoint to the target; return False if our own file has another digest than its record."""
         if digest_of(file) != checkpoint.digest:
             return False
-        self._durable.put(self._name(checkpoint), file)
-        self._durable.write(self._name(checkpoint, "json"), json.dumps(to_json(checkpoint)).encode())
+        self._durable.put(self._name(checkpoint), read_range(file))
+        self._durable.put(self._name(checkpoint, "json"), [json.dumps(to_json(checkpoint)).encode()])
         return True
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        self._durable.drop(self._name(checkpoint, "json"))
-        self._durable.drop(self._name(checkpoint))
+        self._durable.delete(self._name(checkpoint, "json"))
+        self._durable.delete(self._name(checkpoint))
         parts = self._name(checkpoint, "parts")
         for name in self._durable.names(parts):
-            self._durable.drop(name)
+            self._durable.delete(name)
         with contextlib.suppress(FileNotFoundError):
             (self._durable.folder / parts).rmdir()
 
@@ -169,7 +169,7 @@ class Replica:
 
     def __init__(self, boot: DispatcherBoot) -> None:
         self._target = boot.spec.checkpoint.folder
-        self._durable = FolderStore(self._target, boot.fleet, boot.ca)
+        self._durable = fleet_store(self._target, boot.fleet, boot.ca)
         self._out, self._in = ThreadPoolExecutor(1, "replica-out"), ThreadPoolExecutor(1, "replica-in")
         self._copied: dict[str, tuple[Checkpoint, ...]] = {}  # job -> the checkpoints kept here when all were copied
         self._again_at: dict[str, float] = {}

@@ -5,7 +5,7 @@
     agents.py         WebSocket of agents                     version_check.py  agents of another protocol
     listener.py       sockets, TLS                            admission.py      bound of connections without a token
     failed_start.py   the reason of a dispatcher that cannot start
-    fleet.py jobs.py bundles.py  handlers
+    fleet.py jobs.py bundles.py archive.py  handlers
 
 Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The routes (`app.py: ROUTES`):
 
@@ -32,12 +32,16 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 | PUT /v1/jobs/JOB/checkpoints/VERSION | agent | a checkpoint or a part of one, see below -> Checkpoint |
 | GET /v1/jobs/JOB/checkpoints/VERSION | CLI, agent | the file of the checkpoint |
 | POST /v1/jobs/JOB/outputs/WORKER | agent | pieces of the worker's outputs, see below -> `{held}` |
-| GET /v1/jobs/JOB/outputs | CLI | .tar.gz of all outputs collected so far |
+| GET /v1/jobs/JOB/outputs | CLI | .tar.gz of all outputs collected so far; for the release before |
+| POST /v1/jobs/JOB/fetched | CLI | `{at}`: all outputs of the manifest of that time have been copied |
 | POST /v1/hosts/HOST/drain | CLI | drains the host |
 | POST /v1/hosts/HOST/revoke | CLI | `{why}`: the token is refused from this answer on, permanently |
 | POST /v1/hosts/HOST/interrupt | CLI | `{notice_s: number or null}`, for `chaos` |
 | POST /v1/down | CLI | cancels jobs, drains and ends all spot hosts; /v1/status shows when none is left |
-| GET /v1/archive | CLI | .tar.gz of ledger.db and of each job's logs, newest checkpoint and outputs |
+| GET /v1/archive/manifest | CLI | names, sizes and digests of the archive's files, see `protocol/archive.py` |
+| GET /v1/archive/files/KEY | CLI | a file of the archive, or a range of it (`Range`) |
+| POST /v1/archive/ranges | CLI | `{ranges: [[key, start, end], ...]}` -> their bytes, one after the other |
+| GET /v1/archive | CLI | .tar.gz of ledger.db, logs, newest checkpoints and outputs; for the release before |
 
 - Bundles: a blob is a manifest or one of its pieces. A host gets and puts blobs of the jobs that it works for, and
   gets the wheel of the code.
@@ -46,5 +50,7 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 - Checkpoints: `?generation=G&digest=SHA256`, and `&part=I&parts=N` for one of N <= 4096 parts. A body with another
   digest is not stored (400). Older generations, and parts of a checkpoint older than the newest kept, are refused
   (409). 507: no room on the disk.
+- Archive: `?outputs=JOB` means the outputs of one job only. With `Accept-Encoding: deflate` logs and the ledger are
+  deflated. 404 for a range that a key does not have any more: the caller asks for the manifest again.
 - Outputs: the body is that of `messages.pack_pieces`. 413: beyond the limits of a worker; 507: no room on the disk.
 """

@@ -17,12 +17,13 @@ from enum import Enum
 from aiohttp import hdrs, web
 
 from spotfleet import errors
+from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles
 from spotfleet.dispatcher.checkpoints.store import NoRoom, Outdated
 from spotfleet.dispatcher.core import NotFound
 from spotfleet.dispatcher.disk import space
 from spotfleet.dispatcher.disk.files import TooLarge
 from spotfleet.dispatcher.dispatcher import Dispatcher
-from spotfleet.dispatcher.http import bundles, fleet, jobs
+from spotfleet.dispatcher.http import archive, bundles, fleet, jobs
 from spotfleet.dispatcher.http.agents import agent_socket
 from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, JOBS, RECEIVE, bearer_of, caller_of
 from spotfleet.protocol import versions
@@ -76,7 +77,10 @@ ROUTES = (
     Route("POST", "/v1/hosts/{host}/interrupt", CallerKind.CLI, fleet.interrupt),
     Route("POST", "/v1/hosts/{host}/revoke", CallerKind.CLI, fleet.post_revoke),
     Route("POST", "/v1/down", CallerKind.CLI, fleet.down),
-    Route("GET", "/v1/archive", CallerKind.CLI, fleet.get_archive),
+    Route("GET", "/v1/archive", CallerKind.CLI, archive.get_tar),
+    Route("GET", "/v1/archive/manifest", CallerKind.CLI, archive.get_manifest),
+    Route("GET", "/v1/archive/files/{key:.+}", CallerKind.CLI, archive.get_file),
+    Route("POST", "/v1/archive/ranges", CallerKind.CLI, archive.post_ranges),
     Route("GET", "/v1/bundles/{sha256}", CallerKind.BOTH, bundles.get_bundle),
     Route("PUT", "/v1/bundles/{sha256}", CallerKind.BOTH, bundles.put_bundle),
     Route("POST", "/v1/bundles/missing", CallerKind.BOTH, bundles.missing),
@@ -94,6 +98,7 @@ ROUTES = (
     Route("GET", "/v1/jobs/{job}/checkpoints/{version}", CallerKind.BOTH, jobs.get_checkpoint),
     Route("GET", "/v1/jobs/{job}/outputs", CallerKind.CLI, jobs.get_outputs),
     Route("POST", "/v1/jobs/{job}/outputs/{worker:.+}", CallerKind.AGENT, jobs.post_output),
+    Route("POST", "/v1/jobs/{job}/fetched", CallerKind.CLI, jobs.post_fetched),
 )
 
 
@@ -102,6 +107,7 @@ def make_app(dispatcher: Dispatcher, admit: Callable[[object], None]) -> web.App
     app = web.Application(client_max_size=JSON_BYTES, middlewares=[return_errors])
     app[CORE], app[JOBS], app[FLEET] = dispatcher.core, dispatcher.desk, dispatcher.fleet_desk
     app[RECEIVE], app[ADMIT] = dispatcher.receive, admit
+    app[archive.FILES] = ArchiveFiles(dispatcher.core.home, dispatcher.core.journal.ledger)
     app.on_response_prepare.extend((add_version, add_date))
     for route in ROUTES:
         app.router.add_route(route.method, route.path, guarded(route))

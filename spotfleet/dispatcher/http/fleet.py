@@ -7,9 +7,8 @@ import time
 from aiohttp import web
 
 from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.http import revocation
-from spotfleet.dispatcher.http.requests import CORE, FLEET, JOBS, LONGEST_WAIT_S, body, number, streamed, whole
+from spotfleet.dispatcher.http.requests import CORE, FLEET, LONGEST_WAIT_S, body, number, whole
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import event_to_json
 from spotfleet.model import SPOT_POLICIES, Nodes, PolicySpec
@@ -83,11 +82,3 @@ async def down(request: web.Request) -> web.Response:
         raise UsageError(f"discard: expected true or false, got {str(discard)[:40]}")
     request.app[FLEET].go_down(discard=discard)
     return web.json_response({})
-
-
-async def get_archive(request: web.Request) -> web.StreamResponse:
-    """Stream the archive while it is built. A failure aborts the connection: without an end marker it is partial."""
-    core = request.app[CORE]
-    with request.app[FLEET].shutdown.reading():
-        async with request.app[JOBS].retention.archiving():
-            return await streamed(request, lambda send: archive.send_tar(core.home, core.journal.ledger, send))

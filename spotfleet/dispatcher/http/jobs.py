@@ -184,6 +184,15 @@ async def get_outputs(request: web.Request) -> web.StreamResponse:
     return answer
 
 
+async def post_fetched(request: web.Request) -> web.Response:
+    """Record that a caller has all outputs that the manifest of the time `at` had."""
+    found, at = _job(request), (await body(request)).get("at")
+    if not isinstance(at, (int, float)) or isinstance(at, bool) or not at >= 0:
+        raise UsageError(f"at: expected the time of a manifest, got {str(at)[:40]}")
+    found.outputs_fetched(min(float(at), time.time()))
+    return web.json_response({})
+
+
 async def ended(request: web.Request) -> web.Response:
     """List the ended jobs besides the newest `keep`, oldest first, in pages that begin after the job `after`."""
     keep, after = int(number(request, "keep", 1)), request.query.get("after", "")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotfleet.protocol.messages import Checkpoint, WorkerOrders, load
-from spotfleet.storage.folder import FolderStore
+from spotfleet.storage.folder import fleet_store
 from tests.agent.workers.test_agent_sockets import ASSIGNMENT, FIRST, TALK
 from tests.support.agent.agent_stage import Stage, all_gone, eventually
 
@@ -47,7 +47,7 @@ def test_an_orphan_has_its_worker_save_is_killed_while_it_stores_and_powers_off_
     stage.boot(wait=False)
     assert stage.agent.wait(60) == 0
 
-    there, data = FolderStore(str(target), "fleet", stage.dispatcher.ca), b"state 8" * 1000
+    there, data = fleet_store(str(target), "fleet", stage.dispatcher.ca), b"state 8" * 1000
     named = load(Checkpoint, there.find("jobs/job/checkpoints/8-1.json").read_bytes())
     assert named == Checkpoint(8, hashlib.sha256(data).hexdigest(), len(data), 1)
     assert there.find("jobs/job/checkpoints/8-1.ckpt").read_bytes() == data

@@ -19,7 +19,7 @@ from spotfleet.agent.shutdown.controller import ShutdownController, ShutdownDeps
 from spotfleet.agent.workers.supervisor import Workers
 from spotfleet.model import Notice
 from spotfleet.protocol.messages import Assignment, Checkpoint, Exit, Stage, WorkerReport, WorkerState, load
-from spotfleet.storage.folder import FolderStore
+from spotfleet.storage.folder import fleet_store
 
 LIMIT_S = 30.0
 WORKER, PEER = "f-1/0/1", "f-2/0/1"
@@ -104,7 +104,7 @@ class Host:
 
     def there(self) -> dict[str, bytes]:
         """What the target holds, as far as it stays while we look."""
-        kept, found = FolderStore(str(self.target), "f", CA), {}
+        kept, found = fleet_store(str(self.target), "f", CA), {}
         for name in kept.names():
             with suppress(FileNotFoundError):
                 found[name] = (kept.folder / name).read_bytes()
@@ -187,7 +187,7 @@ def test_checkpoints_made_while_no_dispatcher_is_there_are_in_the_target_as_they
             await host.silence(60)
             await host.until(lambda version=version: host.saved(version))
         newest = [f"jobs/job/checkpoints/{version}-3.{end}" for version in (40, 50) for end in ("ckpt", "json")]
-        await host.until(lambda: FolderStore(str(host.target), "f", CA).names() == newest)
+        await host.until(lambda: fleet_store(str(host.target), "f", CA).names() == newest)
         assert not host.asked and host.phase is OrphanPhase.IN_CONTACT
 
     play(scene)

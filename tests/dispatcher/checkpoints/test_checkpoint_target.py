@@ -19,7 +19,7 @@ from spotfleet.dispatcher.checkpoints.store import CheckpointStore
 from spotfleet.dispatcher.disk import files
 from spotfleet.model import CheckpointSpec
 from spotfleet.protocol.messages import Checkpoint, dump
-from spotfleet.storage.folder import FolderStore, checkpoint_name, part_name
+from spotfleet.storage.folder import FolderStore, checkpoint_name, fleet_store, part_name
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
 
@@ -47,8 +47,8 @@ def test_the_target_holds_the_newest_of_both_sides(here, there, names, expected)
 
 
 def test_what_a_killed_process_was_just_bringing_back_is_swept(tmp_path: Path):
-    durable, home = FolderStore(str(tmp_path), "f", "CERTIFICATE"), tmp_path / "home"
-    durable.write(checkpoint_name("j", 5, 1), data_of(5))
+    durable, home = fleet_store(str(tmp_path), "f", "CERTIFICATE"), tmp_path / "home"
+    durable.put(checkpoint_name("j", 5, 1), [data_of(5)])
     folder = replica.TargetFolder(durable, str(tmp_path), "j")
     with pytest.raises(FileNotFoundError):  # it was swept in the midst of it
         folder.fetch(of(5), home / "jobs/j/checkpoints/5-1.ckpt", lambda: files.sweep(home))
@@ -81,7 +81,7 @@ def fleet(target: Path):
 
 
 def target_folder(stage: Stage) -> FolderStore:
-    return FolderStore(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+    return fleet_store(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
 
 
 def data_of(version: int) -> bytes:
@@ -107,8 +107,8 @@ async def trained(stage: Stage, *versions: int) -> str:
 def left_there(stage: Stage, job: str, checkpoint: Checkpoint, data: bytes | None = None) -> None:
     """By a host that had lost its dispatcher."""
     name = checkpoint_name(job, checkpoint.version, checkpoint.generation)
-    target_folder(stage).write(name, data_of(checkpoint.version) if data is None else data)
-    target_folder(stage).write(name.replace("ckpt", "json"), dump(checkpoint).encode())
+    target_folder(stage).put(name, [data_of(checkpoint.version) if data is None else data])
+    target_folder(stage).put(name.replace("ckpt", "json"), [dump(checkpoint).encode()])
 
 
 def held_there(stage: Stage, job: str) -> list[str]:
@@ -177,7 +177,7 @@ def test_a_newer_one_that_hosts_without_a_dispatcher_left_is_restored_and_a_half
     async def scene(stage: Stage) -> None:
         job = await trained(stage, 500)
         left_there(stage, job, of(600))
-        target_folder(stage).write(checkpoint_name(job, 900, 1), data_of(900))  # its host died before the record
+        target_folder(stage).put(checkpoint_name(job, 900, 1), [data_of(900)])  # its host died before the record
         assert await loses_all(stage) == 600
         await stage.until("its start", lambda: stage.world.history[-1][3] == 600)
 
@@ -192,7 +192,7 @@ def test_parts_that_several_hosts_left_are_joined_if_all_are_there_and_right(pla
                 data = data_of(version)[index::3]
                 part = replace(of(version), digest=hashlib.sha256(data).hexdigest(), part=index, parts=parts)
                 wrong = b"?" if (version, index) == (700, 1) else b""
-                target_folder(stage).write(part_name(job, part), data + wrong)
+                target_folder(stage).put(part_name(job, part), [data + wrong])
         before = hashlib.sha256(b"".join(data_of(600)[index::3] for index in range(3))).hexdigest()
         assert await loses_all(stage) == 600
         assert [e["version"] for e in await stage.events("CheckpointLost")] == [700]

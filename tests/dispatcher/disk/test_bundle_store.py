@@ -22,7 +22,7 @@ from spotfleet.bundle import blob, grouping
 from spotfleet.dispatcher.checkpoints import backup
 from spotfleet.errors import DispatcherUnreachable, UsageError
 from spotfleet.model import CheckpointSpec, JobSpec
-from spotfleet.storage.folder import FolderStore
+from spotfleet.storage.folder import fleet_store
 from spotfleet.transport import certs
 from spotfleet.transport.client import DispatcherClient, Endpoint
 from tests.support.dispatcher.fake_fleet import ADMIN, Stage, spec
@@ -282,7 +282,7 @@ def test_pieces_are_copied_to_the_target_fetched_from_there_and_dropped_after_th
             shipped = await laptop.ship()
             job = await stage.submit(LONG, (1, 1), bundle=shipped.sha256)
             await stage.at_version(job, 3)
-            there = FolderStore(str(target), stage.boot.fleet, stage.boot.ca)
+            there = fleet_store(str(target), stage.boot.fleet, stage.boot.ca)
             names = sorted(f"bundles/{digest}" for digest in shipped.blobs)
             await stage.until("the copies", lambda: there.names("bundles") == names)
             await stage.until("the record", lambda: there.names(f"jobs/{job}"))

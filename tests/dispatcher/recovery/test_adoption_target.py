@@ -19,7 +19,7 @@ from spotfleet.dispatcher.checkpoints.ledger_restore import SealedJob, lock, sea
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.model import CheckpointSpec, JobState
 from spotfleet.protocol.messages import Checkpoint, Exit, dump
-from spotfleet.storage.folder import FolderStore, checkpoint_name
+from spotfleet.storage.folder import checkpoint_name, fleet_store
 from tests.dispatcher.recovery.test_adoption import LONG, in_a_hurry, pids
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
@@ -81,7 +81,7 @@ def test_secrets_that_this_disk_has_lost_stay_at_the_target(play, tmp_path: Path
         job = await stage.submit(LONG, (1, 1), secrets={"KEY": "s3cr3t-value"})
         await stage.at_version(job, 1)
         await copied(stage, job)
-        there = FolderStore(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+        there = fleet_store(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
 
         def kept() -> str:
             return from_json(SealedJob, json.loads(lock(stage.boot.fleet_secret).decrypt(
@@ -211,12 +211,12 @@ def test_no_generation_of_which_a_checkpoint_is_at_the_target_is_ordered_again(p
         await stage.stop_dispatcher()
         stage.cloud.interrupt("f-0", None)
         await stage.until("the end of all", lambda: not stage.agents)
-        there = FolderStore(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+        there = fleet_store(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
         record, secrets = jobfile.load(stage.home / "jobs" / job)
         behind = SealedJob(replace(record, state=JobState.QUEUED, groups=(), hosts=(), version=0), secrets)
-        there.write(sealed_name(job), lock(stage.boot.fleet_secret).encrypt(to_text(behind).encode()))
-        there.write(checkpoint_name(job, 500, 40), data)
-        there.write(checkpoint_name(job, 500, 40).replace("ckpt", "json"), dump(kept).encode())
+        there.put(sealed_name(job), [lock(stage.boot.fleet_secret).encrypt(to_text(behind).encode())])
+        there.put(checkpoint_name(job, 500, 40), [data])
+        there.put(checkpoint_name(job, 500, 40).replace("ckpt", "json"), [dump(kept).encode()])
         await stage.lose_dispatcher_machine()
         await stage.start_dispatcher()
         assert stage.daemon.dispatcher.core.jobs[job].checkpoints.awaited
@@ -279,7 +279,7 @@ def test_a_job_whose_end_finds_no_room_on_the_disk_is_copied_once_it_is_written(
         await stage.stands(job, "succeeded")
         await copied(stage, job)  # though not its record, which still says that it runs
         full[0] = False
-        there = FolderStore(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+        there = fleet_store(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
 
         def ended() -> bool:
             sealed = there.find(sealed_name(job))
@@ -302,7 +302,7 @@ def test_records_do_not_wait_for_a_large_bundle(play, tmp_path: Path, monkeypatc
     async def scene(stage: Stage) -> None:
         digest = hashlib.sha256(data).hexdigest()
         await stage.call("PUT", f"/v1/bundles/{digest}", data=data)
-        there = FolderStore(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
+        there = fleet_store(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
         try:
             for name in ("train", "other"):
                 job = await stage.submit(LONG, (1, 1), name, bundle=digest)

@@ -21,7 +21,7 @@ from spotfleet.dispatcher.disk.jobfile import JobRecord, load, save
 from spotfleet.fleet.domain.events import FleetCreated, JobSubmitted
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import BillingRules, CheckpointSpec, JobSpec, Nodes
-from spotfleet.storage.folder import FolderStore
+from spotfleet.storage.folder import fleet_store, read_range
 from spotfleet.transport.boot import DispatcherBoot
 from tests.support.dispatcher.fake_fleet import spec
 
@@ -36,8 +36,8 @@ def boot(tmp_path: Path) -> DispatcherBoot:
 
 
 def put_job(boot: DispatcherBoot, name: str = "j-1", secret: str = "") -> None:
-    there = FolderStore(boot.spec.checkpoint.target, boot.fleet, boot.ca)
-    there.write(sealed_name(name), lock(secret or boot.fleet_secret).encrypt(to_text(SEALED).encode()))
+    there = fleet_store(boot.spec.checkpoint.target, boot.fleet, boot.ca)
+    there.put(sealed_name(name), [lock(secret or boot.fleet_secret).encrypt(to_text(SEALED).encode())])
 
 
 def put_ledger(boot: DispatcherBoot, folder: Path, secret: str = "") -> None:
@@ -45,8 +45,9 @@ def put_ledger(boot: DispatcherBoot, folder: Path, secret: str = "") -> None:
     ledger.append(FleetCreated(1.0, "f", "local", Nodes(1, 1, 1), BillingRules()))
     ledger.copy_to(folder / "copy.db")
     ledger.close()
-    there = FolderStore(boot.spec.checkpoint.target, boot.fleet, boot.ca)
-    there.put(ledger_name(0, 7, ledger_digest(folder / "copy.db", secret or boot.fleet_secret)), folder / "copy.db")
+    there = fleet_store(boot.spec.checkpoint.target, boot.fleet, boot.ca)
+    name = ledger_name(0, 7, ledger_digest(folder / "copy.db", secret or boot.fleet_secret))
+    there.put(name, read_range(folder / "copy.db"))
 
 
 def test_what_a_dispatcher_of_the_fleet_left_comes_back(boot, tmp_path: Path):
@@ -72,7 +73,7 @@ def put_history(boot: DispatcherBoot, folder: Path, machine: int, *ats: float) -
     ledger.copy_to(copy)
     ledger.close()
     name = ledger_name(machine, len(ats), ledger_digest(copy, boot.fleet_secret))
-    FolderStore(boot.spec.checkpoint.target, boot.fleet, boot.ca).put(name, copy)
+    fleet_store(boot.spec.checkpoint.target, boot.fleet, boot.ca).put(name, read_range(copy))
     return name
 
 

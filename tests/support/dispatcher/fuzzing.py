@@ -58,7 +58,8 @@ class Target:
     def names(self) -> dict[str, list[str]]:
         """What is real here, for each kind of place in a path."""
         return {"host": [self.host, self.other], "job": [self.job, self.job, "t-2"], "sha256": ["0" * 64],
-                "version": ["5", "900"], "worker": [quote(self.worker, safe=""), self.worker, f"{self.other}%2F0%2F1"]}
+                "version": ["5", "900"], "worker": [quote(self.worker, safe=""), self.worker, f"{self.other}%2F0%2F1"],
+                "key": ["ledger.db", f"jobs/{self.job}/logs/rank-0.log", f"jobs/{self.job}/secrets.json"]}
 
     def close(self) -> None:
         self.do(self.stage.__aexit__())
@@ -108,7 +109,8 @@ NAMES = st.sampled_from([
     "0" * 64, "x/0/1", "x%2F0%2F1",
 ]) | st.text(max_size=12).map(lambda t: quote(t.encode("utf-8", "surrogatepass"), safe=""))
 VALUES = st.sampled_from(["", "0", "-1", "1e400", "nan", "inf", "x", "1e17", "9" * 400, "%00", "0x10", "..%2F", "true"])
-QUERY = st.dictionaries(st.sampled_from(["after", "offset", "rank", "worker", "generation", "digest", "version"]),
+QUERY = st.dictionaries(st.sampled_from(["after", "offset", "rank", "worker", "generation", "digest", "version",
+                                          "outputs", "check"]),
                         VALUES | NAMES | st.just("1") | st.just("0" * 64), max_size=4)
 LEAVES = st.sampled_from([
     None, True, False, -1, 0, 1, 3, 2**63, 10**400, -(10**400), 1e308, 0.5, float("nan"), float("inf"), "", "x",
@@ -121,7 +123,7 @@ JOB = {"spec": {"name": "t", "argv": ["t.py"], "run": "", "setup": "", "bundle":
                 "envs": {"A": "b"}, "down": False, "checkpoint": {"interval_s": 60.0, "keep": 2, "target": ""}},
        "secrets": {"S": "t"}, "wait": True}
 SHAPES = {"/jobs": JOB, "/nodes": {"min": 1, "target": 2, "max": 2}, "/interrupt": {"notice_s": 100_000},
-          "/revoke": {"why": "x"}}
+          "/revoke": {"why": "x"}, "/ranges": {"ranges": [["ledger.db", 0, 10]]}, "/fetched": {"at": 1.0}}
 CHANCE = st.sampled_from([True] * 4 + [False])
 
 

@@ -262,7 +262,7 @@ def nothing_is_left(world: World, jobs: int) -> None:
         invoice = world.market.invoice(world.clock.now, life.record.cloud_name)
         billed = {host: micros for host, micros in invoice.hosts.items() if micros}
         assert bill == billed, f"the bill is not the cloud's: {bill} instead of {billed}"
-        assert not (life.fetched.exists() or (life.path / "archive.tar.gz").exists()), "left over from fetching"
+        assert not (life.fetched.exists() or (life.path / ".archive.part").exists()), "left over from fetching"
     everything = [p for p in world.root.rglob("*") if p.is_file()]
     left = [str(p.relative_to(world.root)) for p in everything if SECRET.encode() in p.read_bytes()]
     assert not left, f"a secret is left in {left}"

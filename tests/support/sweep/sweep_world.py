@@ -7,15 +7,14 @@ is a call of the dispatcher that lives on the machine with that address. Agents 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from http.client import HTTPMessage as Message
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
@@ -23,7 +22,7 @@ from spotfleet import providers
 from spotfleet.api import machine as machines
 from spotfleet.api.home import Home
 from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher.checkpoints import archive
+from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles
 from spotfleet.dispatcher.cloud import machines as dispatcher_machines
 from spotfleet.dispatcher.daemon import DispatcherDaemon
 from spotfleet.dispatcher.dispatcher import Dispatcher
@@ -37,6 +36,7 @@ from spotfleet.providers import LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider, ManualClock
 from spotfleet.providers.local.market.book import LocalHost
 from spotfleet.providers.local.market.pools import MarketRules, default_rules
+from spotfleet.storage.mirror import Piece
 from spotfleet.transport.boot import read_boot
 from spotfleet.transport.client import DispatcherClient, _Reply
 from tests.support.sweep.sweep_clock import MovedLoop, MovedTime, moved
@@ -75,6 +75,7 @@ class Process:
     def __init__(self, daemon: DispatcherDaemon, fuse: Fuse) -> None:
         self.daemon, self.ready, self._fuse = daemon, False, fuse
         self.work: asyncio.Task[None] | None = None
+        self._files: ArchiveFiles | None = None
 
     @property
     def answers(self) -> bool:
@@ -84,6 +85,12 @@ class Process:
     def dispatcher(self) -> Dispatcher:
         assert self.daemon.dispatcher is not None
         return self.daemon.dispatcher
+
+    @property
+    def files(self) -> ArchiveFiles:
+        core = self.dispatcher.core
+        self._files = self._files or ArchiveFiles(core.home, core.journal.ledger)
+        return self._files
 
 
 class Agent:
@@ -270,26 +277,38 @@ class LaptopClient(DispatcherClient):
     """The CLI's client without a network: its requests are calls of the dispatcher that lives at that address."""
 
     world: World
+    streams = 1  # everything happens in one thread
+
+    def persistent(self) -> LaptopClient:  # type: ignore[override]
+        return self
+
+    def abort(self) -> None:
+        """A call has ended when it returns."""
+
+    def close(self) -> None:
+        """There is no connection."""
+
+    def archive_manifest(self, *, outputs: str = "", check: bool = False) -> Iterator[bytes]:
+        return iter(self._patiently("GET /v1/archive/manifest", b""))
+
+    def archive_pieces(self, pieces: Sequence[Piece], **_: object) -> bytes:
+        ranges = [[piece.key, piece.start, piece.end] for piece in pieces]
+        return self._patiently("POST /v1/archive/ranges", json.dumps({"ranges": ranges}).encode())
 
     def _once(self, method: str, path: str, body: str | bytes | Path | None, headers: dict[str, str],
               timeout_s: float) -> _Reply:
         assert body is None or isinstance(body, str)
         return _Reply(200, Message(), json.dumps(self._ask(f"{method} {path}", (body or "{}").encode())).encode())
 
-    def _download(self, path: str, out: BinaryIO) -> None:
+    def _patiently(self, route: str, body: bytes) -> Any:
         end = self.world.clock.now + self.patience_s
         while True:
             try:
-                packed = self._ask(f"GET {path}", b"")
+                return self._ask(route, body)
             except ConnectionError as error:
                 if self.world.clock.now >= end:
                     raise DispatcherUnreachable(f"no answer at {self.endpoint.url}") from error
                 self.world.sleep(0.3)
-            else:
-                out.seek(0)
-                out.truncate()
-                out.write(packed)
-                return
 
     def _ask(self, route: str, body: bytes) -> Any:
         world, process = self.world, self.world.at(self.endpoint.url)
@@ -317,9 +336,12 @@ async def _answer(process: Process, route: str, body: bytes) -> Any:
         case "POST /v1/down":
             dispatcher.fleet_desk.go_down(discard=json.loads(body)["discard"])
             return {}
-        case "GET /v1/archive":
-            packed = io.BytesIO()
+        case "GET /v1/archive/manifest":
+            sent: list[bytes] = []
             with dispatcher.shutdown.reading():
-                archive.send_tar(dispatcher.core.home, dispatcher.core.journal.ledger, packed.write)
-            return packed.getvalue()
+                process.files.send_manifest(sent.append, {}, None, 0.0)
+            return sent
+        case "POST /v1/archive/ranges":
+            with dispatcher.shutdown.reading():
+                return b"".join(process.files.read([Piece(*ranged) for ranged in json.loads(body)["ranges"]]))
     raise AssertionError(f"no answer for {route}")

@@ -1,0 +1,230 @@
+"""Keys of the archive: its manifest, and the content of each key, read by ranges.
+
+A key is a file's name in the archive (`archive.py`). Its digest comes from a checkpoint's record if this process has
+verified the file, and is computed otherwise, while the manifest is sent. So a key names bytes: a file that grows later
+still has them, and a file that is replaced is noticed by the receiver.
+
+The ledger changes all the time. Its key is a copy, made with the manifest and kept until one with newer events.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from spotfleet.dispatcher.checkpoints import archive
+from spotfleet.dispatcher.checkpoints.archive import Content
+from spotfleet.dispatcher.disk.logs import whole_logs
+from spotfleet.dispatcher.disk.outputs import partial_files
+from spotfleet.dispatcher.disk.records import Seen, age, name_of, read_record, seen_at
+from spotfleet.dispatcher.disk.space import is_full
+from spotfleet.errors import DiskFull
+from spotfleet.fleet.ledger import Ledger
+from spotfleet.protocol.archive import LEDGER, ArchiveFile, ArchiveHead, line
+from spotfleet.protocol.messages import NOT_COLLECTED, Checkpoint
+from spotfleet.storage import atomic
+from spotfleet.storage.folder import FolderStore, checkpoint_name
+from spotfleet.storage.mirror import Piece
+from spotfleet.storage.store import UnsafeKey, check_key
+
+BLOCK_BYTES = 1 << 20
+ALIVE_S = 5.0  # between two lines of the manifest
+TARGET_S = 5.0  # for one look at the checkpoint target, which may hang
+COPY = ".archive-ledger"  # folder of the ledger's copy; `files.sweep` removes it at the next start
+
+
+class TargetGlance:
+    """Looks for checkpoints at a mounted target, which may have gone away. Blocking, at most TARGET_S in all."""
+
+    def __init__(self, store: FolderStore) -> None:
+        self._store, self._hangs = store, False
+
+    def place_of(self, job: str, checkpoint: Checkpoint) -> str:
+        """Return the path of a whole copy of the checkpoint; "" if none is found."""
+        found: list[str] = []
+        if not self._hangs:
+            look = threading.Thread(target=self._look, args=(job, checkpoint, found), name="target", daemon=True)
+            look.start()
+            look.join(TARGET_S)
+            self._hangs = look.is_alive()
+        return found[0] if found else ""
+
+    def _look(self, job: str, checkpoint: Checkpoint, found: list[str]) -> None:
+        path = self._store.path(checkpoint_name(job, checkpoint.version, checkpoint.generation))
+        record, seen = read_record(path.with_suffix(".json")), seen_at(path)
+        if record is not None and seen is not None and record.digest == checkpoint.digest \
+                and seen[0] == checkpoint.bytes:
+            found.append(str(path))
+
+
+class ArchiveFiles:
+    """The keys of one dispatcher. Blocking; called from several threads."""
+
+    def __init__(self, home: Path, ledger: Ledger) -> None:
+        self._home, self._ledger = home, ledger
+        self._lock = threading.Lock()
+        self._copied: tuple[int, Content] | None = None  # the ledger's newest event in the copy, and the copy
+
+    # ---- manifest
+
+    def send_manifest(self, send: Callable[[bytes], None], verified: Mapping[Path, Seen], target: TargetGlance | None,
+                      now: float, job: str = "") -> None:
+        """Send the manifest; with `job` only of the outputs of that job. `verified`: checkpoint files that this process
+        has compared with their records, as they were then."""
+        sizes = [content.size() for _, content in self._plain(job)]
+        newest = [found[0] for folder in ([] if job else self._jobs("")) if (found := _records(folder))]
+        sizes += [checkpoint.bytes for checkpoint in newest if not checkpoint.url]
+        send(line(ArchiveHead(len(sizes), sum(sizes), now)))
+        sent_at = time.monotonic()
+
+        def alive() -> None:
+            nonlocal sent_at
+            if time.monotonic() - sent_at >= ALIVE_S:
+                send(b"\n")
+                sent_at = time.monotonic()
+
+        for found in self._entries(verified, target, job, alive):
+            send(line(found))
+            sent_at = time.monotonic()
+        send(line(None))
+
+    def _entries(self, verified: Mapping[Path, Seen], target: TargetGlance | None, job: str,
+                 alive: Callable[[], None]) -> Iterator[ArchiveFile]:
+        """Yield the keys: checkpoints first, as their digests are known."""
+        for folder in [] if job else self._jobs(""):
+            if (newest := _newest_checkpoint(folder, verified, target, alive)) is not None:
+                yield newest
+        for key, content in self._plain(job):
+            size = content.size()
+            yield ArchiveFile(key, size, _digest(content, size, alive))
+
+    def _plain(self, job: str) -> Iterator[tuple[str, Content]]:
+        """Yield all keys but those of checkpoints, with their contents."""
+        if not job:
+            yield LEDGER, self._ledger_copy()
+            if (missing := self._missing()) is not None:
+                yield NOT_COLLECTED, missing
+        for folder in self._jobs(job):
+            for name, head, files in [] if job else whole_logs(folder / "logs"):
+                yield f"jobs/{folder.name}/logs/{name}", Content(files, head)
+            for name, path in archive.outputs(folder):
+                yield f"jobs/{folder.name}/outputs/{name}", Content([path])
+
+    def _jobs(self, job: str) -> list[Path]:
+        return [folder for folder in archive.job_folders(self._home) if job in ("", folder.name)]
+
+    def _ledger_copy(self) -> Content:
+        """Return a copy of the ledger: on our disk, or in memory if the disk is full."""
+        with self._lock:
+            newest = self._ledger.append()
+            if self._copied is None or self._copied[0] != newest or not all(p.exists() for p in self._copied[1].files):
+                self._copied = newest, self._copy_ledger()
+            return self._copied[1]
+
+    def _copy_ledger(self) -> Content:
+        place = self._home / COPY / LEDGER
+        draft = place.with_suffix(".new")
+        try:
+            place.parent.mkdir(exist_ok=True, mode=0o700)
+            self._ledger.copy_to(draft)
+            atomic.rename(draft, place, sync=False)  # made again at need
+            return Content([place])
+        except (OSError, DiskFull) as error:
+            if not is_full(error):
+                raise
+            draft.unlink(missing_ok=True)
+            return Content([], self._ledger.copy_of())
+
+    def _missing(self) -> Content | None:
+        missing = archive.not_collected(self._home, self._ledger.state().lost)
+        return None if missing is None else Content([], json.dumps(missing, indent=1).encode())
+
+    # ---- content
+
+    def read(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
+        """Yield the bytes of all pieces, one after the other, in blocks of about BLOCK_BYTES. Raises FileNotFoundError
+        at once for a key that is none, and later for a content that has become shorter."""
+        contents = [(self.content(piece.key), piece) for piece in pieces]
+        return _blocks(chunk for content, piece in contents for chunk in content.read(piece.start, piece.end))
+
+    def content(self, key: str) -> Content:
+        """Return the content of a key. Raises FileNotFoundError for all that is no key, such as a job's secrets."""
+        try:
+            parts = check_key(key).split("/")
+        except UnsafeKey as error:
+            raise FileNotFoundError(str(error)) from None
+        if key == LEDGER:
+            with self._lock:
+                if self._copied is not None:
+                    return self._copied[1]
+        elif key == NOT_COLLECTED and (missing := self._missing()) is not None:
+            return missing
+        elif len(parts) >= 4 and parts[0] == "jobs":
+            folder = next((f for at in ("jobs", "past") if (f := self._home / at / parts[1]).is_dir()), None)
+            if folder is not None and (found := _content_of(folder, parts[2], parts[3:])) is not None:
+                return found
+        raise FileNotFoundError(f"the archive has no {key[:200]!r}")
+
+
+def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    held, size = [], 0
+    for chunk in chunks:
+        held.append(chunk)
+        size += len(chunk)
+        if size >= BLOCK_BYTES:
+            yield b"".join(held) if len(held) > 1 else chunk
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def _content_of(folder: Path, kind: str, names: list[str]) -> Content | None:
+    """Return the content of a job's log, output or checkpoint."""
+    if kind == "logs" and len(names) == 1:
+        return next((Content(files, head) for name, head, files in whole_logs(folder / "logs") if name == names[0]),
+                    None)
+    if kind == "checkpoints" and len(names) == 1:
+        path = folder / kind / names[0]
+        return Content([path]) if path.suffix == ".ckpt" and path.is_file() else None
+    if kind == "outputs" and len(names) >= 2 and "@" in names[0] and not names[0].startswith("."):
+        path, torn = folder.joinpath(kind, *names), partial_files(folder / kind / names[0])
+        name = str(path.relative_to(folder / kind / names[0]))
+        if name.endswith(archive.PARTIAL) and (whole := name.removesuffix(archive.PARTIAL)) in torn:
+            return Content([folder / kind / names[0] / whole])
+        return Content([path]) if path.is_file() and name not in torn else None
+    return None
+
+
+def _records(folder: Path) -> list[Checkpoint]:
+    """Return the records of a job's checkpoints, newest first."""
+    found = [c for path in (folder / "checkpoints").glob("*.json") if (c := read_record(path)) is not None]
+    return sorted(found, key=age, reverse=True)
+
+
+def _newest_checkpoint(folder: Path, verified: Mapping[Path, Seen], target: TargetGlance | None,
+                       alive: Callable[[], None]) -> ArchiveFile | None:
+    """Return the newest checkpoint whose file has the digest of its record, or that lies in an object store."""
+    for checkpoint in _records(folder):
+        if checkpoint.url:
+            key = f"jobs/{folder.name}/checkpoints/{name_of(checkpoint)}"
+            return ArchiveFile(key, checkpoint.bytes, checkpoint.digest, checkpoint.url)
+        path = folder / "checkpoints" / f"{name_of(checkpoint)}.ckpt"
+        seen = seen_at(path)
+        if seen is None:
+            continue
+        if verified.get(path) == seen or _digest(Content([path]), seen[0], alive) == checkpoint.digest:
+            return ArchiveFile(f"jobs/{folder.name}/checkpoints/{path.name}", seen[0], checkpoint.digest,
+                               target.place_of(folder.name, checkpoint) if target is not None else "")
+    return None
+
+
+def _digest(content: Content, size: int, alive: Callable[[], None]) -> str:
+    sha = hashlib.sha256()
+    for chunk in content.read(0, size):
+        sha.update(chunk)
+        alive()
+    return sha.hexdigest()

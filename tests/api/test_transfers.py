@@ -1,0 +1,191 @@
+"""Files of a dispatcher on their way here: what is refused, repeated, resumed and shown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotfleet.api import transfers
+from spotfleet.errors import DispatcherUnreachable, SpotfleetError
+from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, line
+from spotfleet.storage import mirror
+from spotfleet.storage.mirror import Piece
+from spotfleet.storage.object_store import ObjectStore
+from spotfleet.transport.archive import ArchiveReader, LinkRate
+
+DATA = {"ledger.db": b"rows", "jobs/a-1/logs/rank-0.log": b"hello\n" * 100, "jobs/a-1/checkpoints/7-1.ckpt": b"t" * 999}
+CKPT = "jobs/a-1/checkpoints/7-1.ckpt"
+
+
+class FakeClient:
+    """A dispatcher with `files`, whose manifest a test may change."""
+
+    def __init__(self, streams: int = 1) -> None:
+        self.streams, self.data, self.asked, self.packed = streams, dict(DATA), list[bool](), list[bool]()
+        self.listed = [ArchiveFile(key, len(data), hashlib.sha256(data).hexdigest()) for key, data in DATA.items()]
+        self.cut = 0  # lines that the manifest lacks at its end
+
+    def archive_manifest(self, *, outputs: str = "", check: bool = False) -> Iterator[bytes]:
+        self.asked.append(check)
+        lines = [line(ArchiveHead(len(self.listed), sum(f.bytes for f in self.listed), 5.0)), b"\n",
+                 *map(line, self.listed), b'{"later": 1}\n', line(None)]
+        return iter(lines[:len(lines) - self.cut])
+
+    def archive_pieces(self, pieces: Sequence[Piece], *, outputs: str = "", packed: bool = False) -> bytes:
+        self.packed.append(packed)
+        return b"".join(self.data[p.key][p.start:p.end] for p in pieces)
+
+    def persistent(self) -> FakeClient:
+        return self
+
+    def close(self) -> None:
+        """It has no connection."""
+
+    def abort(self) -> None:
+        """It ends at once."""
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "PIECE_BYTES", 100)
+
+
+def fetch(client: FakeClient, place: Path, **options: Any) -> transfers.Fetched:
+    found = transfers.fetch(client, place, lambda _line: None, "copying", **options)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_all_files_of_a_manifest_arrive(tmp_path: Path, streams: int):
+    found = fetch(FakeClient(streams), tmp_path)
+    assert contents(found.files) == DATA
+    assert (found.moved, found.at, found.elsewhere) == (sum(map(len, DATA.values())), 5.0, ())
+
+
+@pytest.mark.parametrize("key", ["../evil", "/tmp/evil", "jobs/../../../evil", "jobs/a-1//evil", "evil\0"])
+@pytest.mark.parametrize("at", ["", "/target/evil", "s3://bucket/evil"])
+def test_a_manifest_that_leads_out_of_the_folder_is_refused(tmp_path: Path, key: str, at: str):
+    client = FakeClient(2)
+    client.listed.append(ArchiveFile(key, 1, "0" * 64, at))
+    with pytest.raises(SpotfleetError, match="the dispatcher sends an unsafe list of files") as caught:
+        fetch(client, tmp_path / "a/b/draft")
+    assert "nothing was written outside" in caught.value.hint
+    assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
+
+
+def test_only_checkpoints_may_be_elsewhere(tmp_path: Path):
+    client = FakeClient()
+    client.listed = [replace(client.listed[0], at="/target/ledger.db")]
+    with pytest.raises(SpotfleetError, match="is no checkpoint"):
+        fetch(client, tmp_path)
+
+
+def test_a_checkpoint_at_a_target_is_copied_only_on_demand_and_never_from_an_object_store(tmp_path: Path):
+    client = FakeClient()
+    client.listed[2] = replace(client.listed[2], at="/target/7-1.ckpt")
+    found = fetch(client, tmp_path / "a")
+    assert (found.elsewhere, CKPT in contents(found.files)) == ((client.listed[2],), False)
+    assert contents(fetch(client, tmp_path / "b", bring_checkpoints=True).files) == DATA
+    client.listed[2] = replace(client.listed[2], at="s3://bucket/7-1")
+    assert fetch(client, tmp_path / "c", bring_checkpoints=True).elsewhere == (client.listed[2],)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_manifest_that_breaks_off_is_asked_for_again_and_what_has_arrived_counts(tmp_path: Path, streams: int):
+    client = FakeClient(streams)
+    client.cut = 2
+    with pytest.raises(DispatcherUnreachable, match="breaks off"):
+        fetch(client, tmp_path)
+    client.cut = 0
+    assert fetch(client, tmp_path).moved <= len(DATA["ledger.db"]) + len(DATA["jobs/a-1/logs/rank-0.log"])
+
+
+def test_lines_that_are_none_end_the_manifest(tmp_path: Path):
+    client = FakeClient()
+    client.archive_manifest = lambda **_: iter([b"<html>\n"])  # type: ignore[method-assign]
+    with pytest.raises(DispatcherUnreachable, match="cannot be read"):
+        fetch(client, tmp_path)
+
+
+def test_a_file_that_is_wrong_each_time_is_named_and_the_dispatcher_checks_from_the_second_time_on(tmp_path: Path):
+    client = FakeClient(2)
+    client.data[CKPT] = b"x" * 999
+    with pytest.raises(SpotfleetError, match=f"1 file did not arrive whole in 4 tries: {CKPT}"):
+        fetch(client, tmp_path)
+    assert client.asked == [False, True, True, True]
+    client.data[CKPT] = DATA[CKPT]
+    assert fetch(client, tmp_path).moved == 999
+
+
+def test_bytes_rate_and_time_left_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lines: list[str] = []
+    monkeypatch.setattr(transfers, "LINE_S", 0.0)
+    monkeypatch.setattr(mirror, "REPORT_S", 0.0)
+    transfers.fetch(FakeClient(), tmp_path, lines.append, "copying")  # type: ignore[arg-type]
+    assert any(re.fullmatch(r"copying: [\d.]+ (bytes|kB) of 1\.6 kB, [\d.]+ MB/s, [\d.e-]+ s left", text)
+               for text in lines), lines
+    assert re.fullmatch(r"copying: 3 files, 1\.6 kB copied in [\d.e-]+ s \([\d.]+ MB/s\)", lines[-1])
+    transfers.fetch(FakeClient(), tmp_path, lines.append, "copying")  # type: ignore[arg-type]
+    assert lines[-1].endswith(", 1.6 kB were here")
+
+
+def test_text_is_deflated_only_over_a_link_that_is_known_to_be_slow():
+    client, rate = FakeClient(), LinkRate(4)
+    reader, log, tensors = ArchiveReader(client, rate), Piece("jobs/a-1/logs/rank-0.log", 0, 5), Piece(CKPT, 0, 5)
+    rate.note(1_000_000_000, 4.0)  # four streams of a second each
+    reader.read([log])
+    rate.note(100, 1000.0)  # a round trip
+    reader.read([log])
+    rate.note(200_000_000, 400.0)
+    for pieces in ([log], [tensors], [log, tensors], [Piece("ledger.db", 0, 1), log]):
+        reader.read(pieces)
+    assert client.packed == [False, False, True, False, False, True]
+
+
+def in_a_bucket(url: str, files: dict[str, bytes]) -> ArchiveFile:
+    """A checkpoint as workers write it there."""
+    pytest.importorskip("obstore")
+    store = ObjectStore(url)
+    named = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    manifest = json.dumps({"version": 7, "generation": 1, "files": named}).encode()
+    for name, data in {**files, "manifest.json": manifest}.items():
+        store.put(name, [data])
+    return ArchiveFile("jobs/a-1/checkpoints/7-1", 1, hashlib.sha256(manifest).hexdigest(), url)
+
+
+def test_a_checkpoint_comes_from_its_object_store_and_is_compared_with_its_manifest(tmp_path: Path):
+    files = {"__0_0.distcp": bytes(range(250)) * 3, ".metadata": b"where"}
+    checkpoint = in_a_bucket("memory://bucket/f/a-1/7-1", files)
+    lines: list[str] = []
+    found = transfers.bring(checkpoint, tmp_path / "a", lines.append)
+    got = contents(found)
+    assert got.pop("manifest.json") and got == files
+    assert lines[-1].startswith("copying memory://bucket/f/a-1/7-1: 3 files, ")
+    for url, more, why in (("memory://bucket/b", {".metadata": b"Where"}, "is not whole: .metadata"),
+                           ("memory://bucket/c", {"manifest.json": b"{}"}, "another manifest")):
+        wrong = in_a_bucket(url, files)
+        for name, data in more.items():
+            ObjectStore(url).put(name, [data])
+        with pytest.raises(SpotfleetError, match=why) as caught:
+            transfers.bring(wrong, tmp_path / url[-1], lines.append)
+        assert "without --bring-checkpoints leaves it" in caught.value.hint
+    hostile = in_a_bucket("memory://bucket/d", {})
+    manifest = json.dumps({"files": {"../evil": {"bytes": 1, "sha256": ""}}}).encode()
+    ObjectStore(hostile.at).put("manifest.json", [manifest])
+    with pytest.raises(SpotfleetError, match="cannot be used"):
+        transfers.bring(replace(hostile, sha256=hashlib.sha256(manifest).hexdigest()), tmp_path / "d", lines.append)
+    with pytest.raises(SpotfleetError, match="cannot be read from this machine"):
+        transfers.bring(replace(hostile, at="memory://bucket/none"), tmp_path / "e", lines.append)
+    assert not list(tmp_path.rglob("evil"))
