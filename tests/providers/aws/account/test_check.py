@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -72,15 +73,54 @@ def test_in_an_account_that_is_ready_nothing_is_in_the_way_and_nothing_is_made(c
     assert changing == []
 
 
-def test_every_question_is_one_that_the_printed_policy_allows(cloud, aws):
+@contextlib.contextmanager
+def a_user(cloud: Any, document: dict[str, Any] | None) -> Iterator[None]:
+    """Someone to whom this policy is attached, and no other."""
     key, secret = cloud.user("ci")
-    cloud.allow("ci", policies.actions(policies.laptop(policies.Scope())))
+    cloud.attach("ci", document)
     cloud.forget_calls()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", key)
         patch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-        assert bad(ask(aws(**HOME), G5)) == []
+        yield
+
+
+@pytest.mark.parametrize("more", [{}, {"key_pair": "mine", "kms_key": "alias/mine"}], ids=["plain", "with-keys"])
+def test_check_does_not_call_denied_what_the_printed_policy_allows(cloud, aws, more):
+    cloud.client("ec2", "us-east-1").create_key_pair(KeyName="mine")
+    document = policies.laptop(policies.Scope(kms_key=more.get("kms_key", "")))
+    with a_user(cloud, document):
+        assert bad(ask(aws(**HOME, **more), G5)) == []
     assert [c.action for c in cloud.calls if c.code in permissions.DENIED] == []
+
+
+RUN = {"Effect": "Deny", "Action": "ec2:RunInstances"}
+INSTANCE, VOLUME = ({"Resource": f"arn:aws:ec2:*:*:{kind}/*"} for kind in ("instance", "volume"))
+COMPANY = (
+    {**RUN, **INSTANCE, "Condition": {"StringNotEquals": {"ec2:MetadataHttpTokens": "required"}}},
+    {**RUN, **VOLUME, "Condition": {"Bool": {"ec2:Encrypted": "false"}}},
+    {**RUN, **VOLUME, "Condition": {"Null": {"aws:RequestTag/cost-center": "true"}}},
+)
+
+
+def test_a_companys_rules_that_a_launch_keeps_are_kept_by_the_question_as_well(cloud, aws):
+    cloud.guardrail(*COMPANY)
+    assert bad(ask(aws(**HOME), replace(G5, tags={"cost-center": "42"}))) == []
+
+
+def test_a_companys_rule_that_a_launch_breaks_is_named_and_no_policy_is_said_to_help(cloud, aws):
+    cloud.guardrail(*COMPANY)
+    found = one(ask(aws(**HOME), G5, "permissions"), "blocker")
+    assert found.what.startswith("a rule of your organization denies ec2:RunInstances on arn:aws:ec2:us-east-1:"
+                                 "123456789012:volume/*")
+    assert "attach" not in found.fix and "`tags`" in found.fix
+
+
+def test_check_names_the_right_that_is_missing_and_not_the_call_that_asked_for_it(cloud, aws):
+    document = policies.laptop(policies.Scope())
+    document["Statement"] = [s for s in document["Statement"] if s["Sid"] != "TagAtLaunch"]
+    with a_user(cloud, document):
+        assert one(ask(aws(**HOME), G5, "permissions"), "blocker").what == "denied: ec2:CreateTags"
 
 
 # ---- credentials and clock

@@ -73,6 +73,8 @@ dry_run)`; `action` as in a policy ("ec2:RunInstances"), `code` "" if it went we
     "role/NAME"                                       of credentials that a machine got from its metadata
     cloud.allow("owner", {"ec2:Describe*", ...})      only these from now on; None: everything. Roles: their policies
     cloud.deny("owner", {"ec2:RunInstances"})         never these; set() takes it back
+    cloud.attach("ci", document)                      a user may what this policy allows, judged resource by resource
+    cloud.guardrail({"Effect": "Deny", ...})          statements of a service control policy, for everybody
     cloud.expire("owner")                             its credentials have expired; (..., False) takes it back
     cloud.fault("ec2:RunInstances", code="RequestLimitExceeded", times=3)   the next calls fail; status by the code
     cloud.fault(action, lost="before")                the connection dies before it is carried out; "after": before

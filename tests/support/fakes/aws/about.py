@@ -68,6 +68,8 @@ def launching(
     tagged = {kind: _request_tags(tags) for kind, tags in made.tags.items()}
     kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if made.market == "spot" else [])
     of = {_ec2(region, kind): tagged.get(kind, {}) for kind in kinds}
+    for kind, facts in _looks(made).items():
+        of[_ec2(region, kind)] = {**of[_ec2(region, kind)], **facts}
     used = [(_ec2(region, "subnet", made.subnet.id), made.subnet.id),
             *((_ec2(region, "security-group", g.id), g.id) for g in made.groups),
             (f"arn:aws:ec2:{region}::image/{made.image}", made.image)]  # fmt: skip
@@ -90,6 +92,18 @@ def launching(
         found.append(("iam:PassRole", {"resource": [made.profile.roles[0].arn],
                                        "iam:PassedToService": "ec2.amazonaws.com"}))  # fmt: skip
     return found
+
+
+def _looks(made: Order) -> dict[str, dict[str, str]]:
+    """What a company's rules ask of a launch."""
+    return {
+        "instance": {
+            "ec2:InstanceType": made.type,
+            "ec2:InstanceMarketType": made.market,
+            "ec2:MetadataHttpTokens": made.metadata.get("HttpTokens", "optional"),
+        },
+        "volume": {"ec2:Encrypted": str(all(v.get("Encrypted") for v in made.volumes)).lower()},
+    }
 
 
 def _of_ec2(cloud: AwsCloud, call: Call, action: str) -> Iterable[Question]:

@@ -307,11 +307,7 @@ class AwsCloud(Controls):
                     "sts": "AccessDenied",
                     "s3": "AccessDenied",
                 }.get(call.service, "AccessDeniedException")
-                raise AwsError(
-                    code,
-                    f"You are not authorized to perform this operation. User: {self.rights.arn(call.principal)} is "
-                    f"not authorized to perform: {action} because no identity-based policy allows the {action} action",
-                )
+                raise AwsError(code, self.rights.refusal(call.principal, action, known))
 
     # ---- clients
 

@@ -61,6 +61,12 @@ class Controls:
     def deny(self, principal: str, actions: Iterable[str]) -> None:
         self.rights.deny(principal, actions)
 
+    def attach(self, principal: str, document: dict[str, Any] | None) -> None:
+        self.rights.attach(principal, document)
+
+    def guardrail(self, *statements: dict[str, Any]) -> None:
+        self.rights.guardrails = list(statements)
+
     def expire(self, principal: str, expired: bool = True) -> None:
         (self.rights.expired.add if expired else self.rights.expired.discard)(principal)
 

@@ -1,4 +1,5 @@
-"""Who asks, and what they may. Roles may what their policies say; users what the test says, everything by default."""
+"""Who asks, and what they may. Roles may what their policies say; users what the test says, or what the documents say
+that are attached to them; everything by default. Guardrails are the organization's: they deny to everybody."""
 
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ class Rights:
         self.keys = {OWNER_KEY[0]: Key(OWNER, OWNER_KEY[1])}
         self._allowed: dict[str, set[str] | None] = {}
         self._denied: dict[str, set[str]] = {}
+        self._attached: dict[str, list[dict[str, Any]]] = {}  # statements, by user
+        self.guardrails: list[dict[str, Any]] = []  # statements of service control policies
         self.expired: set[str] = set()
 
     def user(self, name: str) -> tuple[str, str]:
@@ -59,6 +62,12 @@ class Rights:
     def deny(self, principal: str, actions: Iterable[str]) -> None:
         self._denied[principal] = set(actions)
 
+    def attach(self, principal: str, document: dict[str, Any] | None) -> None:
+        if document is None:
+            self._attached.pop(principal, None)
+        else:
+            self._attached[principal] = list(document["Statement"])
+
     def may(self, principal: str, action: str, about: dict[str, Any] | None = None) -> bool:
         """`about`: "resource" (ARNs), and the keys that conditions ask for, by name ("aws:RequestTag/x"); those of
         one resource alone stand under "of". "coarse": no condition is asked for yet."""
@@ -66,12 +75,39 @@ class Rights:
             return True  # needs no permission
         if any(_like(action, p) for p in self._denied.get(principal, ())):
             return False
+        if self.forbidden(action, about or {}):
+            return False
         if principal in self._allowed:
             allowed = self._allowed[principal]
             return allowed is None or any(_like(action, p) for p in allowed)
         if principal.startswith("role/"):
             return decide(self._statements(principal.removeprefix("role/")), action, about or {})
+        if principal in self._attached:
+            return decide(self._attached[principal], action, about or {})
         return True
+
+    def forbidden(self, action: str, about: dict[str, Any]) -> bool:
+        """Does a guardrail deny it? A launch is judged when all of it is known."""
+        return not about.get("coarse") and any(
+            s["Effect"] == "Deny" and _applies(s, action, resource, about)
+            for resource in about.get("resource") or ["*"]
+            for s in self.guardrails
+        )
+
+    def refusal(self, principal: str, action: str, about: dict[str, Any]) -> str:
+        """AWS's words."""
+        asked = about.get("resource") or ()
+        resources = [r for r in asked if not self.may(principal, action, {**about, "resource": [r]})]
+        where = f" on resource: {resources[0].replace('/new', '/*')}" if resources else ""
+        why = (
+            "with an explicit deny in a service control policy"
+            if self.forbidden(action, about)
+            else f"because no identity-based policy allows the {action} action"
+        )
+        return (
+            f"You are not authorized to perform this operation. User: {self.arn(principal)} is not authorized to "
+            f"perform: {action}{where} {why}"
+        )
 
     def _statements(self, role: str) -> list[dict[str, Any]]:
         from moto.iam.models import iam_backends
