@@ -270,9 +270,24 @@ def _network(account: Account, want: CheckRequest) -> Iterator[Finding]:
                       f"aws ec2 create-default-subnet --region {want.region} --availability-zone {zone}; or name one "
                       "under `aws.networks`")
     for subnet in here.subnets:
+        if words := _no_way_out(subnet, public=account.settings.spec.public_addresses):
+            yield Finding(f"{subnet.id} in {subnet.zone} {words}", "warning",
+                          "add the route, or name another subnet under `aws.networks`")
         if subnet.free < max(FEW_ADDRESSES, want.nodes.max + 1 if want.nodes else 0):
             yield Finding(f"{subnet.id} in {subnet.zone} has {subnet.free} free addresses", "warning",
                           "name a larger subnet under `aws.networks`")
+
+
+def _no_way_out(subnet: network.Subnet, *, public: bool) -> str:
+    """Explain why machines of the subnet reach nothing outside, or are not reached; "" if nothing is wrong."""
+    if public and subnet.way != network.PUBLIC:
+        return "has no route to an internet gateway: nothing reaches a machine there by its public address"
+    if not public and subnet.way == network.PUBLIC:
+        return ("has a default route that leads to an internet gateway, which serves public addresses only: with "
+                "`public_addresses: false` a machine there reaches nothing outside")
+    if not public and not subnet.way:
+        return "has no default route: a machine there reaches AWS and a package index only by endpoints in the VPC"
+    return ""
 
 
 def _image(account: Account, want: CheckRequest) -> Iterator[Finding]:

@@ -23,8 +23,8 @@ VERSION = "2012-10-17"
 
 # Read-only actions. EC2's Describe actions support neither resources nor tags.
 READ_ACTIONS = ("DescribeImages", "DescribeInstanceTypeOfferings", "DescribeInstanceTypes", "DescribeInstances",
-                "DescribeSecurityGroups", "DescribeSpotInstanceRequests", "DescribeSpotPriceHistory", "DescribeSubnets",
-                "DescribeVpcs")
+                "DescribeRouteTables", "DescribeSecurityGroups", "DescribeSpotInstanceRequests",
+                "DescribeSpotPriceHistory", "DescribeSubnets", "DescribeVpcs")
 READ_ACTIONS_ON_LAPTOP = ("DescribeAddresses", "DescribeFleets", "DescribeInstanceAttribute", "DescribeKeyPairs",
                           "DescribeLaunchTemplates", "DescribeNetworkInterfaces", "DescribePlacementGroups",
                           "DescribeRegions", "DescribeTags", "DescribeVolumes")

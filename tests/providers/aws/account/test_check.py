@@ -262,6 +262,24 @@ def subnets(cloud: Any) -> list[dict[str, Any]]:
     return cloud.client("ec2", "us-east-1").describe_subnets()["Subnets"]
 
 
+def test_a_named_subnet_without_the_way_out_that_its_machines_need_is_warned_of(cloud, aws):
+    ec2 = cloud.client("ec2", "us-east-1")
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24",
+                               AvailabilityZone="us-east-1a")["Subnet"]["SubnetId"]
+    networks = (AwsNetwork("us-east-1", subnets=(subnet,)),)
+    found = [f for f in ask(aws(networks=networks, **HOME), G5, "network") if f.what.startswith(subnet)]
+    assert [f.level for f in found] == ["warning"] and "no route to an internet gateway" in found[0].what
+    found = [f for f in ask(aws(networks=networks, public_addresses=False, **HOME), G5, "network")
+             if f.what.startswith(subnet)]
+    assert [f.level for f in found] == ["warning"] and "no default route" in found[0].what
+    (there,) = [s for s in subnets(cloud) if s["DefaultForAz"] and s["AvailabilityZone"] == "us-east-1b"]
+    networks = (AwsNetwork("us-east-1", subnets=(there["SubnetId"],)),)
+    found = [f for f in ask(aws(networks=networks, public_addresses=False, **HOME), G5, "network")
+             if f.what.startswith(there["SubnetId"])]
+    assert [f.level for f in found] == ["warning"] and "leads to an internet gateway" in found[0].what
+
+
 def test_a_zone_that_sells_the_type_and_has_no_subnet_is_named(cloud, aws):
     (lost,) = [s for s in subnets(cloud) if s["AvailabilityZone"] == "us-east-1a"]
     cloud.client("ec2", "us-east-1").delete_subnet(SubnetId=lost["SubnetId"])
