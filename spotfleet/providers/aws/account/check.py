@@ -23,7 +23,7 @@ from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Finding
 from spotfleet.providers.aws import describe, images, offers
 from spotfleet.providers.aws import types as catalog
-from spotfleet.providers.aws.account import network, permissions, quotas, ssh_ingress
+from spotfleet.providers.aws.account import disk_key, network, permissions, quotas, ssh_ingress
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.session import INSTALL, Account
 
@@ -32,7 +32,7 @@ SKEWED = ("RequestExpired", "RequestTimeTooSkewed", "SignatureDoesNotMatch", "In
 THREADS = 24
 REACH_S = 3.0  # to connect to TCP 22
 FEW_ADDRESSES = 8
-SPOT_ROLE = "AWSServiceRoleForEC2Spot"
+SPOT_ROLE = disk_key.SPOT_ROLE
 MAKE_SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
 
 
@@ -341,5 +341,6 @@ REGIONAL: dict[str, Callable[[Account, CheckRequest], Iterable[Finding]]] = {
     "region": _enabled, "pools": _pools,
     "vCPU quota": lambda account, want: quotas.findings(account, want.region, want.hosts, want.dispatcher, want.nodes,
                                                         want.fleet),
-    "network": _network, "image": _image, "SSH": _door, "EFA": _efa,
+    "network": _network, "image": _image, "disk key": lambda account, want: disk_key.findings(account, want.region),
+    "SSH": _door, "EFA": _efa,
 }  # fmt: skip

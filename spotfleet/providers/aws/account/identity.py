@@ -16,6 +16,7 @@ from typing import Any
 
 from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.model import Role
+from spotfleet.providers.aws.account import disk_key
 from spotfleet.providers.aws.account.network import pairs
 from spotfleet.providers.aws.mapping import errors, names, policies
 from spotfleet.providers.aws.session import Account, AwsClient
@@ -53,7 +54,8 @@ def prepare(account: Account, fleet: str, tags: Mapping[str, str], progress: Pro
         host_role = _make(iam, made, _name(account, fleet, HOST), document, partition)
     if not spec.dispatcher_profile:
         scope = policies.Scope(fleet, account.regions, number, partition, host_role, spec.kms_key,
-                             _own_parameter(spec.image), account.settings.target, spec.event_queue)
+                             _own_parameter(spec.image), account.settings.target, spec.event_queue,
+                             default_keys=disk_key.defaults(account))
         _make(iam, made, _name(account, fleet, DISPATCHER), policies.dispatcher(scope), partition)
 
 

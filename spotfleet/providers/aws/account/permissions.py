@@ -21,7 +21,7 @@ from spotfleet.errors import SpotfleetError
 from spotfleet.model import AwsSpec, FleetSpec, Market, Offer, Role
 from spotfleet.providers import Finding
 from spotfleet.providers.aws import images, offers
-from spotfleet.providers.aws.account import network
+from spotfleet.providers.aws.account import disk_key, network
 from spotfleet.providers.aws.mapping import errors, listing, policies, template
 from spotfleet.providers.aws.session import Account, AwsClient
 
@@ -40,6 +40,8 @@ GRANT = ("spotfleet check aws --policy > policy.json\n"
          "and attach it to {who}: aws iam attach-{kind}-policy --{kind}-name {name} --policy-arn "
          "arn:aws:iam::{account}:policy/spotfleet")
 
+KEY_FIRST = ("the account's default key for disks is its own: write `aws: {{kms_key: {key}}}` in the fleet file, so "
+             "that `spotfleet check --policy FILE` allows it\n")
 FORBIDDEN = ("ask the organization's administrator what its service control policies require of a launch; mandatory "
              "tags stand under `tags` of the fleet file, a key for disks under `aws.kms_key`")
 
@@ -56,10 +58,10 @@ class PermissionResults:
 def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
     """Yield the results of both tests for the actions that a fleet needs."""
     number, arn = account.identity()
-    settings = account.settings
+    settings, keys = account.settings, _default_keys(account)
     document = policies.laptop(policies.Scope(
-        regions=account.regions, account=number, kms_key=settings.spec.kms_key, target=settings.target,
-        queue=settings.spec.event_queue, dispatcher_profile=settings.spec.dispatcher_profile,
+        regions=account.regions, account=number, kms_key=settings.spec.kms_key, default_keys=keys,
+        target=settings.target, queue=settings.spec.event_queue, dispatcher_profile=settings.spec.dispatcher_profile,
         host_profile=settings.spec.host_profile))
     needed = needs(document, settings.spec, spec)
     tried = dry_run(account, needed, spec)
@@ -67,7 +69,8 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
     root = arn.endswith(":root")
     simulated = PermissionResults() if root else simulate(account, document, open_ones, arn)
     if denied := tried.denied | simulated.denied:
-        yield Finding(f"denied: {', '.join(sorted(denied))}", "blocker", _grant(arn, number))
+        first = KEY_FIRST.format(key=keys[0]) if keys and any(a.startswith("kms:") for a in denied) else ""
+        yield Finding(f"denied: {', '.join(sorted(denied))}", "blocker", first + _grant(arn, number))
     for words in tried.forbidden.values():
         yield Finding(f"a rule of your organization denies {words}", "blocker", FORBIDDEN)
     by = [f"{len(v.allowed)} by {how}" for v, how in ((tried, f"DryRun in {account.regions[0]}"),
@@ -82,6 +85,14 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
         yield Finding(f"cannot be tried without doing it: {', '.join(left[:SHOWN])}{more}", "warning",
                       "compare what you have with `spotfleet check aws --policy`; with iam:SimulatePrincipalPolicy "
                       "allowed, IAM answers")
+
+
+def _default_keys(account: Account) -> tuple[str, ...]:
+    """Return the account's own default keys; none where they are unknown, which is a finding of its own."""
+    try:
+        return disk_key.defaults(account)
+    except SpotfleetError:
+        return ()
 
 
 def needs(document: Mapping[str, Any], named: AwsSpec, spec: FleetSpec | None) -> frozenset[str]:
@@ -232,10 +243,14 @@ def _principal(account: Account, arn: str) -> str:
 def _circumstances(statement: Mapping[str, Any]) -> dict[str, Any]:
     """Return resources and context in which the statement would hold."""
     resources = [re.sub(r"\*", TRIED, r) for r in statement["Resource"] if r != policies.ANY]
-    entries = [{"ContextKeyName": key, "ContextKeyType": "stringList" if operator.startswith("For") else "string",
+    entries = [{"ContextKeyName": key, "ContextKeyType": _type(operator),
                 "ContextKeyValues": [_sample(values)]}
                for operator, condition in statement.get("Condition", {}).items() for key, values in condition.items()]
     return {**({"ResourceArns": resources} if resources else {}), **({"ContextEntries": entries} if entries else {})}
+
+
+def _type(operator: str) -> str:
+    return "boolean" if operator == "Bool" else "stringList" if operator.startswith("For") else "string"
 
 
 def _sample(values: str | list[str]) -> str:

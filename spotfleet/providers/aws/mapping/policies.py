@@ -27,7 +27,7 @@ READ_ACTIONS = ("DescribeImages", "DescribeInstanceTypeOfferings", "DescribeInst
                 "DescribeSpotPriceHistory", "DescribeSubnets", "DescribeVpcs")
 READ_ACTIONS_ON_LAPTOP = ("DescribeAddresses", "DescribeFleets", "DescribeInstanceAttribute", "DescribeKeyPairs",
                           "DescribeLaunchTemplates", "DescribeNetworkInterfaces", "DescribePlacementGroups",
-                          "DescribeRegions", "DescribeTags", "DescribeVolumes")
+                          "DescribeRegions", "DescribeTags", "DescribeVolumes", "GetEbsDefaultKmsKeyId")
 MADE_BY_LAUNCH = ("instance", "volume", "network-interface", "spot-instances-request", "fleet", "launch-template")
 USED_BY_LAUNCH = ("subnet", "security-group", "key-pair", "placement-group")
 
@@ -47,6 +47,7 @@ class Scope:
     queue: bool = False  # EventBridge -> SQS
     dispatcher_profile: str = ""  # named profiles; their roles are unknown here
     host_profile: str = ""
+    default_keys: tuple[str, ...] = ()  # ARNs of the account's default keys for volumes, where `kms_key` is empty
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -100,8 +101,8 @@ def laptop(scope: Scope) -> dict[str, Any]:
     """Return the policy of a user who makes, uses and removes fleets."""
     own = scope.resource_tag
     return _document([
-        _allow("Look", [*_ec2(*READ_ACTIONS, *READ_ACTIONS_ON_LAPTOP, "GetSpotPlacementScores"), "pricing:GetProducts",
-                        "servicequotas:ListServiceQuotas"]),
+        _allow("Look", [*_ec2(*READ_ACTIONS, *READ_ACTIONS_ON_LAPTOP, "GetSpotPlacementScores"), "kms:DescribeKey",
+                        "kms:ListGrants", "pricing:GetProducts", "servicequotas:ListServiceQuotas"]),
         _allow("LookUpImages", ["ssm:GetParameter"], _parameters(scope)),
         *_launching(scope, "RunInstances"),
         _end(scope),
@@ -227,25 +228,25 @@ def _key(scope: Scope) -> list[dict[str, Any]]:
 
     Spot launches also need a grant to their linked role, which a person makes once.
     """
-    if not scope.kms_key:
+    if not scope.kms_key and not scope.default_keys:
         return []
-    resource, condition = _key_of(scope)
+    resources, condition = _key_of(scope) if scope.kms_key else (list(scope.default_keys), {})
     return [_allow("UseKey", ["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext",
-                              "kms:ReEncryptFrom", "kms:ReEncryptTo"], [resource],
+                              "kms:ReEncryptFrom", "kms:ReEncryptTo"], resources,
                    _both(condition, {"StringLike": {"kms:ViaService": "ec2.*"}})),
-            _allow("LendKey", ["kms:CreateGrant"], [resource],
+            _allow("LendKey", ["kms:CreateGrant"], resources,
                    _both(condition, {"Bool": {"kms:GrantIsForAWSResource": "true"}}))]
 
 
-def _key_of(scope: Scope) -> tuple[str, dict[str, Any]]:
-    """Return resource and condition of the key. AWS compares a key's ARN, never an alias's: an alias is a condition."""
+def _key_of(scope: Scope) -> tuple[list[str], dict[str, Any]]:
+    """Return resources and condition of the key. AWS compares a key's ARN, never an alias's, which is a condition."""
     if not scope.kms_key.startswith("arn:"):
         where, name = f"arn:{scope.partition}:kms:*:{scope.account}", scope.kms_key
     else:
         where, _, name = scope.kms_key.rpartition(":")
     if name.startswith("alias/"):
-        return f"{where}:key/*", {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [name]}}
-    return f"{where}:key/{name.removeprefix('key/')}", {}
+        return [f"{where}:key/*"], {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [name]}}
+    return [f"{where}:key/{name.removeprefix('key/')}"], {}
 
 
 def _parameters(scope: Scope) -> list[str]:

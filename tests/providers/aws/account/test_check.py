@@ -60,7 +60,7 @@ def test_in_an_account_that_is_ready_nothing_is_in_the_way_and_nothing_is_made(c
     found = ask(aws(), G5)
     assert bad(found) == []
     assert {f.about for f in found} == {"credentials", "clock", "permissions", "spot role", "notices", "pools",
-                                        "vCPU quota", "network", "image", "SSH"}
+                                        "vCPU quota", "network", "image", "disk key", "SSH"}
     said = "\n".join(f.what for f in found)
     assert "arn:aws:iam::123456789012:user/owner of account 123456789012" in said
     assert "for hosts, the cheapest g5.xlarge in us-east-1" in said
@@ -88,6 +88,11 @@ def a_user(cloud: Any, document: dict[str, Any] | None) -> Iterator[None]:
 @pytest.mark.parametrize("more", [{}, {"key_pair": "mine", "kms_key": "alias/mine"}], ids=["plain", "with-keys"])
 def test_check_does_not_call_denied_what_the_printed_policy_allows(cloud, aws, more):
     cloud.client("ec2", "us-east-1").create_key_pair(KeyName="mine")
+    kms = cloud.client("kms", "us-east-1")
+    key = kms.create_key()["KeyMetadata"]["KeyId"]
+    kms.create_alias(AliasName="alias/mine", TargetKeyId=key)
+    kms.create_grant(KeyId=key, Operations=["CreateGrant"], GranteePrincipal="arn:aws:iam::123456789012:role/"
+                     "aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot")
     document = policies.laptop(policies.Scope(kms_key=more.get("kms_key", "")))
     with a_user(cloud, document):
         assert bad(ask(aws(**HOME, **more), G5)) == []

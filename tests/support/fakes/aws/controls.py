@@ -124,6 +124,9 @@ class Controls:
         self.market.quotas[region, family, market] = vcpus
         self.tick()
 
+    def set_default_key(self, region: str, arn: str) -> None:
+        self.regions[region].default_key = arn
+
     def usage(self, region: str, family: str, market: str) -> int:
         return self.market.usage(self.regions[region], family, market)
 

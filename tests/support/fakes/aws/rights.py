@@ -13,9 +13,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from tests.support.fakes.aws.catalog import ACCOUNT
+from tests.support.fakes.aws.operations import Context, operation
 
 OWNER = "owner"
 OWNER_KEY = ("AKIAOWNEROFTHEFAKE01", "the-owners-secret-of-the-fake")
+BOOLEAN = ("kms:GrantIsForAWSResource",)  # keys of conditions; a value of another type counts as not given
 
 
 @dataclass
@@ -187,3 +189,25 @@ def _like(text: str, pattern: str, case: bool = False) -> bool:
     if not case:
         text, pattern = text.lower(), pattern.lower()
     return re.fullmatch(fnmatch.translate(pattern.replace("[", "[[]")), text) is not None
+
+
+@operation("iam:SimulatePrincipalPolicy")
+def simulate_principal_policy(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
+    """What IAM says beforehand: one line per action; allowed if it is so for each resource."""
+    kind, _, name = p["PolicySourceArn"].rpartition(":")[2].partition("/")
+    principal = f"role/{name.rpartition('/')[2]}" if kind == "role" else name
+    about: dict[str, Any] = {
+        e["ContextKeyName"]: e["ContextKeyValues"]
+        for e in p.get("ContextEntries", [])
+        if e["ContextKeyName"] not in BOOLEAN or e["ContextKeyType"] == "boolean"
+    }
+    about["resource"] = p.get("ResourceArns", ["*"])
+    lines = [
+        {
+            "EvalActionName": action,
+            "EvalResourceName": about["resource"][0],
+            "EvalDecision": "allowed" if ctx.cloud.rights.may(principal, action, about) else "implicitDeny",
+        }
+        for action in p["ActionNames"]
+    ]
+    return {"EvaluationResults": lines, "IsTruncated": False}
