@@ -144,6 +144,7 @@ class AwsSection(_Section):
     dispatcher_profile: InstanceProfile = ""
     host_profile: InstanceProfile = ""
     event_queue: Flag = False
+    permissions_boundary: Annotated[str, BeforeValidator(aws_values.policy)] = ""
 
 
 class FileSection(_Section):

@@ -3,8 +3,9 @@
     dispatcher   the permissions of `policies.dispatcher`, limited to the fleet's tag
     host         the checkpoint bucket only; no role if checkpoints do not go to S3
 
-Each is a role with an inline policy and an instance profile, both with one name under `names.IAM_PATH`. EC2 may
-refuse a new one for some seconds: launches retry. Profiles named by the user are used instead and never changed.
+Each is a role with an inline policy and an instance profile, both with one name under `names.IAM_PATH`; the policy
+`aws.permissions_boundary` bounds it. EC2 may refuse a new one for some seconds: launches retry. Profiles named by the
+user are used instead and never changed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ Progress = Callable[[str], None]
 class _Fleet:
     name: str
     tags: Mapping[str, str]  # including the fleet's own
+    boundary: str  # ARN; "" for none
     progress: Progress
 
 
@@ -45,7 +47,8 @@ def prepare(account: Account, fleet: str, tags: Mapping[str, str], progress: Pro
     """Create the roles that the fleet needs and the user does not name. Idempotent, also for concurrent calls."""
     spec, iam = account.settings.spec, account.client("iam")
     number, arn = account.identity()
-    partition, made = arn.split(":")[1], _Fleet(fleet, _tagged(account, fleet, tags), progress)
+    partition, made = arn.split(":")[1], _Fleet(fleet, _tagged(account, fleet, tags), spec.permissions_boundary,
+                                             progress)
     host_role = ""
     if spec.host_profile:
         host_role = "" if spec.dispatcher_profile else _role_of(iam, spec.host_profile)
@@ -88,13 +91,17 @@ def _make_role(iam: AwsClient, fleet: _Fleet, name: str, partition: str) -> str:
         try:
             made = iam.create_role(RoleName=name, Path=names.IAM_PATH, Tags=pairs(fleet.tags),
                                    AssumeRolePolicyDocument=json.dumps(policies.trust(partition)),
-                                   Description=f"What machines of the spotfleet fleet {fleet.name} may do")
+                                   Description=f"What machines of the spotfleet fleet {fleet.name} may do",
+                                   **({"PermissionsBoundary": fleet.boundary} if fleet.boundary else {}))
             fleet.progress(f"role {name}")
             return made["Role"]["Arn"]
         except SpotfleetError as raced:
             _refuse_other(raced, "EntityAlreadyExists")
             found = iam.get_role(RoleName=name)["Role"]
     _refuse_foreign(found, fleet.name, "role", name)
+    bound = (found.get("PermissionsBoundary") or {}).get("PermissionsBoundaryArn", "")
+    if fleet.boundary and bound != fleet.boundary:
+        iam.put_role_permissions_boundary(RoleName=name, PermissionsBoundary=fleet.boundary)
     return found["Arn"]
 
 

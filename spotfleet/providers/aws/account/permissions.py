@@ -38,7 +38,7 @@ GROUP_MAKING = ("ec2:CreateSecurityGroup", "ec2:AuthorizeSecurityGroupIngress", 
 GRANT = ("spotfleet check aws --policy > policy.json\n"
          "aws iam create-policy --policy-name spotfleet --policy-document file://policy.json\n"
          "and attach it to {who}: aws iam attach-{kind}-policy --{kind}-name {name} --policy-arn "
-         "arn:aws:iam::{account}:policy/spotfleet")
+         "arn:{partition}:iam::{account}:policy/spotfleet")
 
 KEY_FIRST = ("the account's default key for disks is its own: write `aws: {{kms_key: {key}}}` in the fleet file, so "
              "that `spotfleet check --policy FILE` allows it\n")
@@ -60,9 +60,10 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
     number, arn = account.identity()
     settings, keys = account.settings, _default_keys(account)
     document = policies.laptop(policies.Scope(
-        regions=account.regions, account=number, kms_key=settings.spec.kms_key, default_keys=keys,
+        regions=account.regions, account=number, partition=arn.split(":")[1], kms_key=settings.spec.kms_key,
+        default_keys=keys,
         target=settings.target, queue=settings.spec.event_queue, dispatcher_profile=settings.spec.dispatcher_profile,
-        host_profile=settings.spec.host_profile))
+        host_profile=settings.spec.host_profile, boundary=settings.spec.permissions_boundary))
     needed = needs(document, settings.spec, spec)
     tried = dry_run(account, needed, spec)
     open_ones = needed - tried.allowed - tried.denied - tried.forbidden.keys()
@@ -114,7 +115,7 @@ def _grant(arn: str, account: str) -> str:
     name = name.rpartition("/")[2]
     if kind not in ("user", "role") or not name:
         return "have what `spotfleet check aws --policy` prints allowed to you"
-    return GRANT.format(who=arn, kind=kind, name=name, account=account)
+    return GRANT.format(who=arn, kind=kind, name=name, account=account, partition=arn.split(":")[1])
 
 
 # ---- DryRun

@@ -47,6 +47,7 @@ class Scope:
     queue: bool = False  # EventBridge -> SQS
     dispatcher_profile: str = ""  # named profiles; their roles are unknown here
     host_profile: str = ""
+    boundary: str = ""  # ARN of the policy that bounds every role that is made
     default_keys: tuple[str, ...] = ()  # ARNs of the account's default keys for volumes, where `kms_key` is empty
 
     @property
@@ -208,10 +209,16 @@ def _end(scope: Scope) -> dict[str, Any]:
 
 
 def _making_roles(scope: Scope) -> list[dict[str, Any]]:
+    """Return the statements for roles. With a boundary, no role is made or given a policy without it, so that a holder
+    of these permissions gives no machine more than the boundary allows."""
+    grants = ["iam:CreateRole", "iam:PutRolePolicy"]
+    bounded = [_allow("BoundedRoles", [*grants, "iam:PutRolePermissionsBoundary"], scope.iam("role"),
+                      {"StringEquals": {"iam:PermissionsBoundary": scope.boundary}})] if scope.boundary else []
     return [
         _allow("ListRoles", ["iam:ListRoles", "iam:ListInstanceProfiles"]),
-        _allow("Roles", ["iam:CreateRole", "iam:DeleteRole", "iam:TagRole", "iam:PutRolePolicy",
-                         "iam:DeleteRolePolicy", "iam:ListRolePolicies"], scope.iam("role")),
+        _allow("Roles", ["iam:DeleteRole", "iam:TagRole", "iam:DeleteRolePolicy", "iam:ListRolePolicies",
+                         *([] if bounded else grants)], scope.iam("role")),
+        *bounded,
         _allow("Profiles", ["iam:CreateInstanceProfile", "iam:DeleteInstanceProfile", "iam:TagInstanceProfile",
                             "iam:AddRoleToInstanceProfile", "iam:RemoveRoleFromInstanceProfile"],
                scope.iam("instance-profile")),

@@ -152,3 +152,53 @@ def test_who_may_not_make_roles_is_told_which_policy_he_needs(cloud, aws):
 def test_long_names_of_fleets_fit_into_iam():
     role = names.role("x" * 60, "dispatcher", "ap-southeast-2")
     assert len(role) <= 64 and role != names.role("x" * 59, "dispatcher", "ap-southeast-2")
+
+
+BOUNDARY = "arn:aws:iam::123456789012:policy/research-boundary"
+ALL_BUT_IAM = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "NotAction": "iam:*", "Resource": "*"}]}
+
+
+def bounded_user(cloud, monkeypatch) -> None:
+    """Someone who may make bounded roles only, as a company allows it; and the boundary, which is there."""
+    cloud.client("iam").create_policy(PolicyName="research-boundary", PolicyDocument=json.dumps(ALL_BUT_IAM))
+    key, secret = cloud.user("ci")
+    cloud.attach("ci", policies.laptop(policies.Scope(boundary=BOUNDARY, target="s3://runs/g5")))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+
+
+def test_all_roles_that_up_makes_have_the_boundary_that_the_fleet_file_names(cloud, aws, monkeypatch):
+    bounded_user(cloud, monkeypatch)
+    provider = AwsProvider({**aws(permissions_boundary=BOUNDARY)._config, "target": "s3://runs/g5"})
+    prepare(provider)
+    roles = {r["RoleName"]: r for r in cloud.client("iam").list_roles(PathPrefix="/spotfleet/")["Roles"]}
+    assert len(roles) == 2
+    for name in roles:
+        role = cloud.client("iam").get_role(RoleName=name)["Role"]
+        assert role["PermissionsBoundary"]["PermissionsBoundaryArn"] == BOUNDARY
+    assert prepare(provider) == []  # again: nothing to do
+
+
+def test_with_the_printed_policy_no_role_comes_without_the_boundary_nor_gets_rid_of_it(cloud, aws, monkeypatch):
+    bounded_user(cloud, monkeypatch)
+    with pytest.raises(NeedsPerson, match="iam:CreateRole"):
+        prepare(aws())
+    provider = aws(permissions_boundary=BOUNDARY)
+    prepare(provider)
+    name = identity.profile(provider.account, "f", Role.DISPATCHER)
+    iam = provider.account.client("iam")
+    with pytest.raises(NeedsPerson, match="DeleteRolePermissionsBoundary"):
+        iam.delete_role_permissions_boundary(RoleName=name)
+    iam.put_role_policy(RoleName=name, PolicyName=name, PolicyDocument=json.dumps(
+        {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}))
+    assert not cloud.rights.may(f"role/{name}", "iam:CreateUser")  # whatever is written into it
+    assert cloud.rights.may(f"role/{name}", "ec2:DescribeInstances")
+
+
+def test_a_role_of_an_earlier_up_gets_the_boundary_as_well(cloud, aws):
+    cloud.client("iam").create_policy(PolicyName="research-boundary", PolicyDocument=json.dumps(ALL_BUT_IAM))
+    prepare(aws())
+    provider = aws(permissions_boundary=BOUNDARY)
+    prepare(provider)
+    role = cloud.client("iam").get_role(RoleName=identity.profile(provider.account, "f", Role.DISPATCHER))["Role"]
+    assert role["PermissionsBoundary"]["PermissionsBoundaryArn"] == BOUNDARY

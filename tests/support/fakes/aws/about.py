@@ -51,7 +51,7 @@ def questions(cloud: AwsCloud, call: Call) -> list[Question]:
     if call.service == "ec2":
         return [(a, {**about, **where}) for a, about in _of_ec2(cloud, call, action)]
     resources = _elsewhere(cloud, call)
-    asked: list[Question] = [(action, {"resource": resources, **where})]
+    asked: list[Question] = [(action, {"resource": resources, **where, **_bounded(call)})]
     if action in TAGS_TOO and (call.params.get("Tags") or call.params.get("tags")):
         asked.append((TAGS_TOO[action], {"resource": resources, **where}))
     if action == "iam:AddRoleToInstanceProfile":
@@ -188,6 +188,18 @@ def _elsewhere(cloud: AwsCloud, call: Call) -> list[str]:
             where = [p["Bucket"], *([p["Key"]] if p.get("Key") else [])] if p.get("Bucket") else []
             return [f"arn:aws:s3:::{'/'.join(where)}"] if where else ["*"]
     return ["*"]
+
+
+def _bounded(call: Call) -> dict[str, str]:
+    """The boundary of a new role, or of the role whose policy changes."""
+    from moto.iam.models import iam_backends
+
+    if call.service != "iam" or not call.params.get("RoleName"):
+        return {}
+    roles = iam_backends[ACCOUNT]["aws"].roles.values()
+    there = next((r for r in roles if r.name == call.params["RoleName"]), None)
+    arn = call.params.get("PermissionsBoundary") or (there.permissions_boundary_arn if there else None)
+    return {"iam:PermissionsBoundary": arn} if arn else {}
 
 
 def _iam(cloud: AwsCloud, p: Mapping[str, Any], key: str, kind: str) -> list[str]:

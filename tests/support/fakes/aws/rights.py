@@ -83,7 +83,11 @@ class Rights:
             allowed = self._allowed[principal]
             return allowed is None or any(_like(action, p) for p in allowed)
         if principal.startswith("role/"):
-            return decide(self._statements(principal.removeprefix("role/")), action, about or {})
+            name = principal.removeprefix("role/")
+            bound = self._boundary(name)
+            return decide(self._statements(name), action, about or {}) and (
+                bound is None or decide(bound, action, about or {})
+            )
         if principal in self._attached:
             return decide(self._attached[principal], action, about or {})
         return True
@@ -111,6 +115,17 @@ class Rights:
             f"perform: {action}{where} {why}"
         )
 
+    @staticmethod
+    def _boundary(role: str) -> list[dict[str, Any]] | None:
+        """Statements of the policy that bounds the role; [] if that policy is not there."""
+        from moto.iam.models import iam_backends
+
+        backend = iam_backends[ACCOUNT]["aws"]
+        found = next((r for r in backend.roles.values() if r.name == role), None)
+        arn = found.permissions_boundary_arn if found else None
+        policy = backend.managed_policies.get(arn) if arn else None
+        return None if not arn else json.loads(_document(policy))["Statement"] if policy else []
+
     def _statements(self, role: str) -> list[dict[str, Any]]:
         from moto.iam.models import iam_backends
 
@@ -119,13 +134,18 @@ class Rights:
         if found is None:
             return []
         texts = list(found.policies.values())
-        texts += [p.document for p in found.managed_policies.values()]
+        texts += [_document(p) for p in found.managed_policies.values()]
         statements: list[dict[str, Any]] = []
         for text in texts:
             document = json.loads(text if text.lstrip().startswith("{") else unquote(text))
             statement = document["Statement"]
             statements += statement if isinstance(statement, list) else [statement]
         return statements
+
+
+def _document(policy: Any) -> str:
+    """Text of a managed policy of moto's."""
+    return str(next(v.document for v in policy.versions if v.version_id == policy.default_version_id))
 
 
 def decide(statements: list[dict[str, Any]], action: str, about: dict[str, Any]) -> bool:
