@@ -52,10 +52,10 @@ def document(home: Home, role: str, file: Path | None) -> dict[str, Any]:
 
 
 def _fitting(document: dict[str, Any]) -> dict[str, Any]:
-    """Drop the statements' names, which IAM does not need, if the document would be too long with them."""
+    """Shorten the document if IAM would not take it."""
     if len(json.dumps(document, separators=(",", ":"))) <= LONGEST:
         return document
-    return {**document, "Statement": [{k: v for k, v in s.items() if k != "Sid"} for s in document["Statement"]]}
+    return policies.shortened(document)
 
 
 def _fleet(home: Home, file: Path | None) -> tuple[str, FleetSpec | None]:

@@ -182,10 +182,10 @@ def test_a_policy_is_of_the_partition_where_the_fleet_is(user, region, partition
 
 def test_a_policy_fits_into_what_iam_takes(user):
     """6144 characters without white space, of a managed policy; 10240 of a role's own."""
-    key = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+    key = "arn:aws-us-gov:kms:us-east-1:123456789012:key/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
     options = (f"event_queue: true, kms_key: '{key}', image: /my/own/image, "
                "permissions_boundary: 'arn:aws:iam::123456789012:policy/research-boundary', ")
-    user.write("g5.yaml", TO_S3.replace("aws: {", f"aws: {{{options}"))
+    user.write("g5.yaml", TO_S3.replace("aws: {", f"aws: {{{options}").replace("us-east-1", "us-gov-west-1"))
     for line, most in (("check --policy", 6144), ("check --policy g5.yaml", 6144),
                        ("check --policy dispatcher g5.yaml", 10240)):
         assert len("".join(user.ok(line).out.split())) <= most, line

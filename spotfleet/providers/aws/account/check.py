@@ -23,7 +23,7 @@ from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Finding
 from spotfleet.providers.aws import describe, images, offers
 from spotfleet.providers.aws import types as catalog
-from spotfleet.providers.aws.account import disk_key, network, permissions, quotas, ssh_ingress
+from spotfleet.providers.aws.account import disk_key, identity, network, permissions, quotas, ssh_ingress
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.session import INSTALL, Account
 
@@ -208,6 +208,24 @@ def _bucket(account: Account) -> Iterator[Finding]:
                       "paid for as traffic between regions", "warning", "use a bucket in the fleet's region")
     else:
         yield Finding(f"bucket {bucket} answers; the first checkpoint shows whether hosts may write there")
+    yield from _bucket_key(account, bucket)
+
+
+def _bucket_key(account: Account, bucket: str) -> Iterator[Finding]:
+    """Name the customer's key of a bucket: without rights to it, a host's first checkpoint is denied."""
+    try:
+        key = identity.target_key(account)
+    except SpotfleetError as error:
+        yield Finding(f"the encryption of bucket {bucket} cannot be read: {error}", "warning",
+                      "if a KMS key encrypts it, allow s3:GetEncryptionConfiguration before `up`, which then gives "
+                      "hosts the rights to the key")
+        return
+    if key and (profile := account.settings.spec.host_profile):
+        yield Finding(f"{key} encrypts bucket {bucket}", "warning",
+                      f"the role of `aws.host_profile` {profile} must allow kms:GenerateDataKey and kms:Decrypt for it")
+    elif key:
+        yield Finding(f"{key} encrypts bucket {bucket}; `up` gives hosts the rights to it, and the key's policy must "
+                      "leave that to the account's roles")
 
 
 def _notices(account: Account) -> Iterator[Finding]:

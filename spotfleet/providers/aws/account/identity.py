@@ -53,13 +53,41 @@ def prepare(account: Account, fleet: str, tags: Mapping[str, str], progress: Pro
     if spec.host_profile:
         host_role = "" if spec.dispatcher_profile else _role_of(iam, spec.host_profile)
     elif _to_s3(account):
-        document = policies.host(account.settings.target, partition)
+        document = policies.host(account.settings.target, partition, _known_key(account, progress), number)
         host_role = _make(iam, made, _name(account, fleet, HOST), document, partition)
     if not spec.dispatcher_profile:
         scope = policies.Scope(fleet, account.regions, number, partition, host_role, spec.kms_key,
                              _own_parameter(spec.image), account.settings.target, spec.event_queue,
                              default_keys=disk_key.defaults(account))
         _make(iam, made, _name(account, fleet, DISPATCHER), policies.dispatcher(scope), partition)
+
+
+def target_key(account: Account) -> str:
+    """Return the customer's KMS key that encrypts the checkpoint bucket; "" for AWS's own keys.
+
+    Raises SpotfleetError if the bucket's encryption cannot be read.
+    """
+    bucket = account.settings.target.removeprefix("s3://").partition("/")[0]
+    try:
+        answer = account.client("s3").get_bucket_encryption(Bucket=bucket)
+    except SpotfleetError as error:
+        if errors.code(error) in ("ServerSideEncryptionConfigurationNotFoundError", "NoSuchBucket"):
+            return ""
+        raise
+    rules = answer.get("ServerSideEncryptionConfiguration", {}).get("Rules", ())
+    key = next((r["ApplyServerSideEncryptionByDefault"].get("KMSMasterKeyID") or "" for r in rules
+                if r.get("ApplyServerSideEncryptionByDefault")), "")
+    return "" if key.endswith("alias/aws/s3") else key
+
+
+def _known_key(account: Account, progress: Progress) -> str:
+    try:
+        return target_key(account)
+    except SpotfleetError as error:
+        bucket = account.settings.target.removeprefix("s3://").partition("/")[0]
+        progress(f"the encryption of bucket {bucket} cannot be read ({error}): if a KMS key encrypts it, hosts need "
+                 "kms:GenerateDataKey and kms:Decrypt")
+        return ""
 
 
 def makes_roles(account: Account) -> bool:

@@ -10,6 +10,7 @@ both).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -132,7 +133,8 @@ def laptop(scope: Scope) -> dict[str, Any]:
         _allow("RemoveQueues", ["sqs:GetQueueUrl", "sqs:ListQueueTags", "sqs:DeleteQueue"], scope.queues()),
         *([_allow("MakeRules", ["events:PutRule", "events:PutTargets", "events:TagResource"], scope.rules()),
            _allow("MakeQueues", ["sqs:CreateQueue", "sqs:TagQueue"], scope.queues())] if scope.queue else []),
-        *([_allow("LookForBucket", ["s3:ListBucket"], [_bucket(scope)])] if scope.target.startswith("s3://") else []),
+        *([_allow("LookForBucket", ["s3:GetEncryptionConfiguration", "s3:ListBucket"], [_bucket(scope)])]
+          if scope.target.startswith("s3://") else []),
         *_key(scope),
     ])
 
@@ -158,8 +160,9 @@ def dispatcher(scope: Scope) -> dict[str, Any]:
     ])
 
 
-def host(target: str, partition: str = "aws") -> dict[str, Any]:
-    """Return the policy of a host that writes and reads checkpoints under `target`, an s3:// URL.
+def host(target: str, partition: str = "aws", kms_key: str = "", account: str = ANY) -> dict[str, Any]:
+    """Return the policy of a host that writes and reads checkpoints under `target`, an s3:// URL, in a bucket that
+    `kms_key` encrypts.
 
     It may list names outside the prefix too. S3 answers "forbidden" for a missing object to a caller that may not list
     the bucket, and a condition on `s3:prefix` has that effect on every request for one object.
@@ -167,10 +170,13 @@ def host(target: str, partition: str = "aws") -> dict[str, Any]:
     _, _, prefix = target.removeprefix("s3://").partition("/")
     bucket = _bucket(Scope(partition=partition, target=target))
     under = f"{prefix.strip('/')}/*" if prefix.strip("/") else "*"
+    resources, condition = _key_of(Scope(account=account, partition=partition, kms_key=kms_key))
     return _document([
         _allow("List", ["s3:ListBucket"], [bucket]),
         _allow("Checkpoints", ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
                [f"{bucket}/{under}"]),
+        *([_allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], resources,
+                  _both(condition, {"StringLike": {"kms:ViaService": "s3.*"}}))] if kms_key else []),
     ])
 
 
@@ -184,6 +190,21 @@ def trust(partition: str = "aws") -> dict[str, Any]:
 def actions(document: Mapping[str, Any]) -> frozenset[str]:
     """Return every action that a policy allows."""
     return frozenset(a for s in document["Statement"] for a in s["Action"])
+
+
+def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document without names, with EC2's statements merged that have the same condition.
+
+    Each EC2 action works on few kinds of resources, so that a merged statement allows nothing else.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for number, statement in enumerate(document["Statement"]):
+        plain = {k: v for k, v in statement.items() if k != "Sid"}
+        alike = plain.get("Condition") and all(a.startswith("ec2:") for a in plain["Action"])
+        into = found.setdefault(json.dumps(plain["Condition"]) if alike else str(number), plain)
+        if into is not plain:
+            into |= {k: sorted({*into[k], *plain[k]}) for k in ("Action", "Resource")}
+    return {**document, "Statement": list(found.values())}
 
 
 # ---- statements

@@ -4,6 +4,7 @@ and answered with what mends it; and nothing is made or changed."""
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -338,6 +339,20 @@ def test_the_checkpoints_bucket_is_looked_at(cloud, region: str, level: str, wor
     spec = FleetSpec("g5", provider="aws", any_of=G5.any_of, checkpoint=CheckpointSpec(target="s3://runs/g5"))
     (found,) = [f for f in check.findings(account, spec) if f.about == "checkpoints"]
     assert (found.level, word in found.what) == (level, True), found
+
+
+def test_a_buckets_own_key_is_named_and_who_gets_the_right_to_use_it(cloud):
+    s3, key = cloud.client("s3"), cloud.client("kms").create_key()["KeyMetadata"]["Arn"]
+    s3.create_bucket(Bucket="runs")
+    s3.put_bucket_encryption(Bucket="runs", ServerSideEncryptionConfiguration={"Rules": [
+        {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}}]})
+    for named, level, words in (("", "ok", "`up` gives hosts"), ("mine", "warning", "must allow kms:GenerateDataKey")):
+        settings = {"regions": ["us-east-1"], **{k: list(v) for k, v in HOME.items()}, "host_profile": named}
+        account = account_of({"endpoint_url": cloud.url, "target": "s3://runs/g5", "secret": f"sse {named}",
+                              "aws": json.dumps(settings)})
+        spec = FleetSpec("g5", provider="aws", any_of=G5.any_of, checkpoint=CheckpointSpec(target="s3://runs/g5"))
+        (found,) = [f for f in check.findings(account, spec) if f.about == "checkpoints" and key in f.what]
+        assert (found.level, words in found.what + found.fix) == (level, True), found
 
 
 def test_a_cluster_without_efa_is_warned(cloud, aws):

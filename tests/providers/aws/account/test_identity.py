@@ -64,6 +64,35 @@ def test_hosts_that_write_checkpoints_to_s3_reach_that_folder_and_nothing_else(c
     assert passed["Resource"] == [f"arn:aws:iam::{cloud.ACCOUNT}:role/spotfleet/{HOST}"]
 
 
+def encrypted_bucket(cloud, name: str = "bucket") -> str:
+    """A bucket whose objects a key of the account's own encrypts; the key's ARN."""
+    s3, key = cloud.client("s3"), cloud.client("kms").create_key()["KeyMetadata"]["Arn"]
+    s3.create_bucket(Bucket=name)
+    s3.put_bucket_encryption(Bucket=name, ServerSideEncryptionConfiguration={"Rules": [
+        {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}}]})
+    return key
+
+
+def test_hosts_write_and_read_checkpoints_in_a_bucket_that_a_key_of_the_accounts_own_encrypts(cloud, to_s3):
+    key = encrypted_bucket(cloud)
+    prepare(to_s3())
+    name, made = cloud.rights.session(HOST, "test", cloud.now() + 3600)
+    s3 = cloud.client("s3", key=(name, made.secret))
+    s3.put_object(Bucket="bucket", Key="under/here/1", Body=b"x")
+    assert s3.get_object(Bucket="bucket", Key="under/here/1")["Body"].read() == b"x"
+    with pytest.raises(s3.exceptions.ClientError, match="AccessDenied"):
+        s3.put_object(Bucket="bucket", Key="elsewhere/1", Body=b"x")
+    (uses,) = [s for s in document(cloud, HOST)["Statement"] if s["Sid"] == "UseKey"]
+    assert uses == {"Sid": "UseKey", "Effect": "Allow", "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
+                    "Resource": [key], "Condition": {"StringLike": {"kms:ViaService": "s3.*"}}}
+
+
+def test_where_the_buckets_key_may_not_be_looked_at_up_tells_what_hosts_may_lack(cloud, to_s3):
+    encrypted_bucket(cloud)
+    cloud.deny(cloud.owner, {"s3:GetEncryptionConfiguration"})
+    assert [line for line in prepare(to_s3()) if "encryption of bucket bucket" in line] != []
+
+
 def test_roles_are_for_ec2_alone_and_bear_the_fleets_and_the_users_tags(cloud, to_s3):
     prepare(to_s3(), team="blue")
     iam = cloud.client("iam")

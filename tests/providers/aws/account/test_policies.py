@@ -139,6 +139,18 @@ def test_policies_are_no_longer_than_iam_takes(document, limit):
     assert len(json.dumps(document, separators=(",", ":")).replace(" ", "")) <= limit
 
 
+def test_a_shortened_policy_allows_each_launch_and_change_as_before_and_no_read_is_conditioned():
+    long = policies.laptop(Scope(queue=True, target="s3://b/x", kms_key="alias/k"))
+    short = policies.shortened(long)
+    assert len(json.dumps(short)) < len(json.dumps(long)) - 500
+    allowed = [{(a, r, json.dumps(s.get("Condition"))) for a, s in statements(d) for r in s["Resource"]}
+               for d in (long, short)]
+    assert allowed[0] <= allowed[1]
+    more = {(a, r.rpartition(":")[2].partition("/")[0]) for a, r, _ in allowed[1] - allowed[0]}
+    assert all(a.startswith("ec2:") for a, _kind in more)
+    assert ("ec2:TerminateInstances", "instance") not in more and ("ec2:CreateTags", "instance") not in more
+
+
 def test_the_tag_by_which_hosts_find_their_dispatcher_is_the_one_that_may_be_set():
     assert policies.DISPATCHER_TAG == providers.DISPATCHER_TAG
 

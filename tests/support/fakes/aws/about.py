@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
+from tests.support.fakes.aws import keys
 from tests.support.fakes.aws.catalog import ACCOUNT
 from tests.support.fakes.aws.tagging import KINDS
 
@@ -39,6 +41,7 @@ MADE = {
 }  # fmt: skip
 LAUNCHES = ("ec2:RunInstances", "ec2:CreateFleet")
 OTHER_NAMES = {"s3:HeadBucket": "s3:ListBucket", "sqs:DeleteMessageBatch": "sqs:DeleteMessage"}
+KEY_USES = {"s3:PutObject": "kms:GenerateDataKey", "s3:GetObject": "kms:Decrypt"}  # where a key encrypts the bucket
 TAGS_TOO = {"iam:CreateRole": "iam:TagRole", "iam:CreateInstanceProfile": "iam:TagInstanceProfile",
             "sqs:CreateQueue": "sqs:TagQueue", "events:PutRule": "events:TagResource"}  # fmt: skip
 
@@ -52,6 +55,9 @@ def questions(cloud: AwsCloud, call: Call) -> list[Question]:
         return [(a, {**about, **where}) for a, about in _of_ec2(cloud, call, action)]
     resources = _elsewhere(cloud, call)
     asked: list[Question] = [(action, {"resource": resources, **where, **_bounded(call)})]
+    if (use := KEY_USES.get(action)) and (key := keys.of_bucket(resources[0])):
+        about = {"kms:ViaService": "s3.us-east-1.amazonaws.com"}
+        asked.append((use, {"resource": [key.arn], **about, **keys.aliases(key)}))
     if action in TAGS_TOO and (call.params.get("Tags") or call.params.get("tags")):
         asked.append((TAGS_TOO[action], {"resource": resources, **where}))
     if action == "iam:AddRoleToInstanceProfile":
@@ -185,8 +191,8 @@ def _elsewhere(cloud: AwsCloud, call: Call) -> list[str]:
             whose = "" if str(p.get("Name", "")).startswith("/aws/service/") else ACCOUNT
             return [f"arn:aws:ssm:{call.region}:{whose}:parameter{p.get('Name', '')}"]
         case "s3":
-            where = [p["Bucket"], *([p["Key"]] if p.get("Key") else [])] if p.get("Bucket") else []
-            return [f"arn:aws:s3:::{'/'.join(where)}"] if where else ["*"]
+            where = unquote(str(p.get("path", ""))).strip("/")  # BUCKET, or BUCKET/KEY
+            return [f"arn:aws:s3:::{where}"] if where else ["*"]
     return ["*"]
 
 

@@ -281,6 +281,8 @@ def _s3_operation(environ: dict[str, Any]) -> str:
         }.get(method, method)
     if method == "POST" and "delete" in environ.get("QUERY_STRING", ""):
         return "DeleteObject"
+    if environ.get("QUERY_STRING", "").startswith("encryption"):
+        return {"GET": "GetEncryptionConfiguration"}.get(method, "PutEncryptionConfiguration")
     return {"GET": "ListBucket", "HEAD": "ListBucket", "PUT": "CreateBucket", "DELETE": "DeleteBucket"}.get(
         method, method
     )

@@ -47,7 +47,7 @@ def may_use(cloud: AwsCloud, region: str, order: Order) -> bool:
             "resource": [key.arn],
             "kms:ViaService": f"ec2.{region}.amazonaws.com",
             "kms:GrantIsForAWSResource": "true",
-            "kms:ResourceAliases": [a.name for a in key.aliases.values()],
+            **aliases(key),
         }
         if not all(cloud.rights.may(order.principal, action, about) for action in USES):
             return False
@@ -55,6 +55,20 @@ def may_use(cloud: AwsCloud, region: str, order: Order) -> bool:
         if order.market == "spot" and not any("CreateGrant" in g.operations for g in granted):
             return False
     return True
+
+
+def of_bucket(arn: str) -> Any | None:
+    """The customer's key that encrypts a bucket's objects by default; its region is that of the key's ARN."""
+    from moto.s3.models import s3_backends
+
+    bucket = s3_backends[ACCOUNT]["aws"].buckets.get(arn.removeprefix("arn:aws:s3:::").partition("/")[0])
+    rule = ((bucket.encryption if bucket else None) or {}).get("Rule") or {}
+    name = (rule.get("ApplyServerSideEncryptionByDefault") or {}).get("KMSMasterKeyID", "")
+    return _customers(name.split(":")[3] if name.startswith("arn:") else "us-east-1", name) if name else None
+
+
+def aliases(key: Any) -> dict[str, list[str]]:
+    return {"kms:ResourceAliases": [a.name for a in key.aliases.values()]}
 
 
 def _customers(region: str, name: str) -> Any | None:
