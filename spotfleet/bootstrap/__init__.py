@@ -76,6 +76,7 @@ class HostPlan:
     # The wheel is copied to `wheel/`, or fetched: from `wheel_url` (https: or file:), else by an agent from the
     # dispatcher in its boot.json (`dispatcher`, `ca`, `token`): GET /v1/bundles/SHA256. Its digest is always checked.
     wheel_url: str = ""
+    gpus: int = 0  # number of GPUs that must work before the host joins; 0: none is looked for
     # power off the machine once its host is off or has failed for good; never set for a user's own machine
     power_off: bool = False
     # extras of our distribution, in addition to those of the role, and modules that must be importable besides our

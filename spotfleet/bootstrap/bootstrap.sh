@@ -31,6 +31,8 @@ BACKOFFS=(0.5 1 2 4 8 15 30) STEADY_S=60                 # before the process is
 GIVEN_UP=100                                             # failures in a row, in an hour or two: a lent machine goes off
 FAILED_S=900 FAILED_LOOK_S=2                             # a failed lent machine stays on, so that a person can check
 CONSOLE_BYTES=8388608
+GPUS_S=120 BROKEN_S=60                                   # until the driver shows all GPUs; a machine with a broken one goes off sooner
+XIDS='48|62|64|74|79|95|119|120|136|140|143'             # NVIDIA's numbers of faults that do not end with the process
 TRY='import importlib, importlib.util, sys
 package = importlib.util.find_spec(sys.argv[1]).submodule_search_locations
 importlib.import_module(sys.argv[1] + ".__main__" if package else sys.argv[1])
@@ -147,6 +149,28 @@ check_tools() {
     command -v "$tool" >/dev/null || missing+=("$tool")
   done
   [ ${#missing[@]} = 0 ] || fail "this machine has no ${missing[*]}: install util-linux, coreutils, grep, sed and awk"
+}
+
+check_gpus() { # one that works for each slot; a host that joins without stops its whole generation
+  [ "${GPUS:-0}" != 0 ] && ! command -v rocm-smi >/dev/null || return 0
+  state installing "checks its GPUs"
+  command -v nvidia-smi >/dev/null || fail "no nvidia-smi, so no driver for the $GPUS GPUs: name an image that has one (aws.image)"
+  local said found broken end=$((SECONDS + GPUS_S))
+  while :; do
+    said=$(quick nvidia-smi --query-gpu=index,pci.bus_id,ecc.errors.uncorrected.volatile.total --format=csv,noheader 2>&1)
+    found=$(grep -E '^[0-9]+, ' <<<"$said")
+    [ "$(grep -c . <<<"$found")" -lt "$GPUS" ] || break
+    [ $SECONDS -lt $end ] || fail_broken "nvidia-smi shows $(grep -c . <<<"$found") of $GPUS GPUs: ${said:-no output}"
+    sleep 2
+  done
+  broken=$(awk -F ', ' '$3 ~ /^[1-9]/ { print "slot " $1 ": GPU " $2 " has " $3 " uncorrected ECC errors;" }' <<<"$found")
+  broken=$broken$(dmesg 2>/dev/null | sed -nE "s/.*NVRM: Xid \(PCI:([^)]*)\): ($XIDS),(.*)/ GPU \1 had Xid \2:\3;/p" | head -n 4)
+  [ -z "$broken" ] || fail_broken "a GPU is broken: $broken"
+}
+
+fail_broken() { # WHY: nobody can repair this machine, so that it need not stay on for long
+  FAIL_S=$BROKEN_S
+  fail "$@"
 }
 
 check_python() {
@@ -379,9 +403,10 @@ switch_off() {
 expire() { # a lent machine is billed: one without a host is powered off, unless the host is started again
   [ -n "$POWER_OFF" ] && { is failed || is off; } || return 0
   exec 9>&-
-  local said end=$((SECONDS + FAILED_S))
+  local said wait_s=${FAIL_S:-$FAILED_S}
+  local end=$((SECONDS + wait_s))
   said=$(cat "$host/state")
-  say "this machine has no host: it is powered off in $FAILED_S s, unless bootstrap.sh is started again"
+  say "this machine has no host: it is powered off in $wait_s s, unless bootstrap.sh is started again"
   while [ $SECONDS -lt $end ]; do
     sleep "$FAILED_LOOK_S"
     [ "$(cat "$host/state" 2>/dev/null)" = "$said" ] || return 0
@@ -478,6 +503,7 @@ start() {
 
 install_all() {
   check_tools
+  check_gpus
   end_leftovers
   check_python
   fetch_wheel
@@ -505,7 +531,7 @@ supervise() {
   take_lock 30
   trap expire EXIT
   ! is off || exit 0
-  is_whole || install_all
+  if is_whole; then check_gpus; else install_all; fi
   keep_running
 }
 

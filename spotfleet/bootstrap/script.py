@@ -62,6 +62,7 @@ def settings(plan: HostPlan) -> str:
         "PORT": str(plan.port),
         "METADATA_URL": plan.metadata_url,
         "POWER_OFF": "yes" if plan.power_off else "",
+        "GPUS": str(plan.gpus),
     }
     for name, value in values.items():
         if re.search(r"[\x00-\x1f\x7f]", value):

@@ -5,7 +5,7 @@
     workdir: .                    # relative to this file; shipped by `train`
     nodes: {min: 2, target: 3}    # or N, or "2..3"; num_nodes: N is SkyPilot's word for N
     resources:
-      accelerators: V100:1        # or a list of them; instance_type, region, zone, use_spot, max_hourly_cost
+      accelerators: A10G:1        # or a list of them; instance_type, region, zone, use_spot, max_hourly_cost
       any_of: [{zone: a}, {use_spot: false}]      # alternatives, each on top of the lines above
     dispatcher: {instance_type: t3.small}         # always on demand
     interruption_behavior: terminate              # or stop

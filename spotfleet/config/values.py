@@ -151,14 +151,14 @@ def nodes(value: Any) -> Any:
 
 
 def accelerators(value: Any) -> Any:
-    """Return [(name, count)] for "V100", "V100:8", {V100: 8} and lists of these."""
+    """Return [(name, count)] for "A100", "A100:8", {A100: 8} and lists of these."""
     if isinstance(value, dict) and value:
         return [(text(k), count(v)) for k, v in value.items()]
     if isinstance(value, list) and value:
         return [pair for item in value for pair in accelerators(item)]
     if isinstance(value, str) and (parts := re.fullmatch(r"([A-Za-z][\w-]*)(?::([1-9]\d*))?", value)):
         return [(parts[1], int(parts[2] or 1))]
-    raise _wrong("NAME or NAME:COUNT such as V100:8, or a list of them", value)
+    raise _wrong("NAME or NAME:COUNT such as A100:8, or a list of them", value)
 
 
 def autostop(value: Any) -> Any:

@@ -161,11 +161,31 @@ def test_policies_are_json_on_stdout_and_nothing_else(user):
     assert "spotfleet-g5-????-us-east-1-host" in told["dispatcher"]
 
 
+def test_with_a_boundary_the_printed_policy_makes_bounded_roles_only(user):
+    bound = "arn:aws:iam::123456789012:policy/research-boundary"
+    user.write("g5.yaml", TO_S3.replace("aws: {", f"aws: {{permissions_boundary: '{bound}', "))
+    statements = json.loads(user.ok("check aws --policy g5.yaml").out)["Statement"]
+    for action in ("iam:CreateRole", "iam:PutRolePolicy", "iam:PutRolePermissionsBoundary"):
+        (allows,) = [s for s in statements if action in s["Action"]]
+        assert allows["Condition"] == {"StringEquals": {"iam:PermissionsBoundary": bound}}
+    assert not any("iam:DeleteRolePermissionsBoundary" in s["Action"] for s in statements)
+
+
+@pytest.mark.parametrize("region, partition", [
+    ("us-gov-west-1", "aws-us-gov"), ("cn-north-1", "aws-cn"), ("eu-west-1", "aws"), ("us-iso-east-1", "aws-iso")])
+def test_a_policy_is_of_the_partition_where_the_fleet_is(user, region, partition):
+    user.write("g5.yaml", TO_S3.replace("us-east-1", region))
+    for role in ("laptop", "dispatcher", "host"):
+        text = user.ok(f"check aws --policy {role} g5.yaml").out
+        assert f'"arn:{partition}:' in text and text.count("arn:") == text.count(f"arn:{partition}:")
+
+
 def test_a_policy_fits_into_what_iam_takes(user):
     """6144 characters without white space, of a managed policy; 10240 of a role's own."""
-    key = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
-    options = f"event_queue: true, kms_key: '{key}', image: /my/own/image, "
-    user.write("g5.yaml", TO_S3.replace("aws: {", f"aws: {{{options}"))
+    key = "arn:aws-us-gov:kms:us-east-1:123456789012:key/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+    options = (f"event_queue: true, kms_key: '{key}', image: /my/own/image, "
+               "permissions_boundary: 'arn:aws:iam::123456789012:policy/research-boundary', ")
+    user.write("g5.yaml", TO_S3.replace("aws: {", f"aws: {{{options}").replace("us-east-1", "us-gov-west-1"))
     for line, most in (("check --policy", 6144), ("check --policy g5.yaml", 6144),
                        ("check --policy dispatcher g5.yaml", 10240)):
         assert len("".join(user.ok(line).out.split())) <= most, line

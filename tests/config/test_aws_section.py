@@ -61,6 +61,7 @@ aws:
   dispatcher_profile: dispatchers
   host_profile: hosts
   event_queue: true
+  permissions_boundary: arn:aws:iam::123456789012:policy/research-boundary
 environment: {python: python3.12, packages: [torch==2.13.0]}
 """) == FleetSpec(
         name="fleet", provider="aws", workdir="/work", nodes=Nodes(2, 4, 4),
@@ -76,7 +77,8 @@ environment: {python: python3.12, packages: [torch==2.13.0]}
             ssh_from=("203.0.113.0/24", "198.51.100.7/32", "2001:db8::/32"), image="/aws/service/our/image",
             dispatcher_image="/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
             user="admin", disk_gib=200, dispatcher_disk_gib=40, kms_key="alias/ours", key_pair="My key",
-            dispatcher_profile="dispatchers", host_profile="hosts", event_queue=True)),
+            dispatcher_profile="dispatchers", host_profile="hosts", event_queue=True,
+            permissions_boundary="arn:aws:iam::123456789012:policy/research-boundary")),
     )
 
 
@@ -120,7 +122,8 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
     (AWS + "aws:\n  regionz: a", "3: aws.regionz: unknown key; did you mean 'regions'?"),
     (AWS + "aws:\n  vpc: a", "3: aws.vpc: unknown key; expected one of regions, joined, networks, profile, "
                              "public_addresses, ssh_from, image, dispatcher_image, user, disk, dispatcher_disk, "
-                             "kms_key, key_pair, dispatcher_profile, host_profile, event_queue"),
+                             "kms_key, key_pair, dispatcher_profile, host_profile, event_queue, "
+                             "permissions_boundary"),
     (AWS + "aws:\n  networks:\n    us-east-1: {subnet: subnet-01234567}",
      "4: aws.networks.us-east-1.subnet: unknown key; did you mean 'subnets'?"),
     (AWS + "aws:\n  networks:\n    us-east-1: 7",
@@ -168,6 +171,8 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
     (AWS + "aws:\n  kms_key: mine", "3: aws.kms_key: expected a key of KMS: its id, its ARN or alias/NAME, got 'mine'"),
     (AWS + "aws:\n  regions: us-west-2\n  kms_key: arn:aws:kms:us-east-1:123456789012:alias/ours",
      "4: aws.kms_key: is a key of us-east-1, and the fleet may be in us-west-2; name one region, or alias/NAME"),
+    (AWS + "aws:\n  permissions_boundary: mine", "3: aws.permissions_boundary: expected the ARN of an IAM policy such "
+     "as arn:aws:iam::123456789012:policy/boundary, got 'mine'"),
     (AWS + "aws:\n  host_profile: arn:aws:iam::123456789012:instance-profile/hosts",
      "3: aws.host_profile: expected the name of an instance profile, got "
      "'arn:aws:iam::123456789012:instance-profile/hosts'; write hosts"),

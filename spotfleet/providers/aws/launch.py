@@ -25,7 +25,7 @@ from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import Role
 from spotfleet.providers import LaunchRequest
 from spotfleet.providers.aws import describe, images, terminate, types, userdata
-from spotfleet.providers.aws.account import identity, network
+from spotfleet.providers.aws.account import disk_key, identity, network
 from spotfleet.providers.aws.mapping import errors, listing, names, template
 from spotfleet.providers.aws.mapping.template import Facts, LaunchOrder
 from spotfleet.providers.aws.session import Account, AwsClient
@@ -57,6 +57,7 @@ def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
         with suppress(SpotfleetError):
             terminate.drop_template(account.client("ec2", region), template.name(order.host))
         return
+    disk_key.refuse_again(account, region, order.fleet)
     launching = _Launching(account, order)
     deadline = time.monotonic() + VISIBLE_S
     while True:

@@ -47,33 +47,37 @@ class AwsPolicies:
     def document(self, role: str, spec: FleetSpec | None, cloud_name: str) -> dict[str, Any]:
         aws = parsed(spec.section) if spec else AwsSpec()
         target = spec.checkpoint.url if spec else ""
+        regions = aws.regions or _named(spec)
+        region = regions[0] if regions else policies.ANY
+        partition = names.partition(regions[0] if regions else os.environ.get("AWS_REGION", ""))
         if role == "host":
             if not target.startswith("s3://"):
                 raise UsageError("hosts have no permissions but those of a checkpoint bucket, and none is named",
                                  hint=f"{A_FILE.format(role=role)}, in it `checkpoint: {{target: s3://BUCKET/PREFIX}}`")
-            return policies.host(target)
+            return policies.host(target, partition)
         own = aws.image if aws.image.startswith("/") and not aws.image.startswith("/aws/service/") else ""
         if role == "laptop":  # for all regions: each named region would make it half as long again
             return _fitting(policies.laptop(policies.Scope(
-                kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue,
-                dispatcher_profile=aws.dispatcher_profile, host_profile=aws.host_profile)))
+                partition=partition, kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue,
+                dispatcher_profile=aws.dispatcher_profile, host_profile=aws.host_profile,
+                boundary=aws.permissions_boundary)))
         if not cloud_name:
             raise UsageError("a dispatcher's permissions are limited to its fleet, and none is named",
                              hint=A_FILE.format(role=role))
-        regions = aws.regions or _named(spec)
-        region = regions[0] if regions else policies.ANY
         own_role = f"{names.IAM_PATH}{names.role(cloud_name, 'host', region)}"
-        host_role = f"arn:aws:iam::{policies.ANY}:role{'/*' if aws.host_profile else own_role}"  # named: any role
+        of_any = "/*" if aws.host_profile else own_role  # a named profile may have any role
+        host_role = f"arn:{partition}:iam::{policies.ANY}:role{of_any}"
         return policies.dispatcher(policies.Scope(
-            cloud_name, regions, host_role=host_role if target.startswith("s3://") or aws.host_profile else "",
+            cloud_name, regions, partition=partition,
+            host_role=host_role if target.startswith("s3://") or aws.host_profile else "",
             kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue))
 
 
 def _fitting(document: dict[str, Any]) -> dict[str, Any]:
-    """Drop the statements' names, which IAM does not need, if the document would be too long with them."""
+    """Shorten the document if IAM would not take it."""
     if len(json.dumps(document, separators=(",", ":"))) <= LONGEST:
         return document
-    return {**document, "Statement": [{k: v for k, v in s.items() if k != "Sid"} for s in document["Statement"]]}
+    return policies.shortened(document)
 
 
 def _named(spec: FleetSpec | None) -> tuple[str, ...]:

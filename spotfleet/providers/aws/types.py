@@ -24,6 +24,11 @@ WITH_GPUS = ("g*", "p*")
 FOR_DISPATCHER = ("t3.small", "t3a.small", "t3.medium", "t3a.medium", "m6i.large", "m5.large")
 # No T types for hosts: training there costs CPU credits on top of the price, or waits for them.
 FOR_HOSTS = ("m5.large", "m5a.large", "m6i.large", "m6a.large", "m7i.large", "c5.xlarge", "c6i.xlarge")
+# Families with GPUs that the default image drives: "supported_ec2_instances" in the release notes of AWS's "Deep
+# Learning Base OSS Nvidia Driver GPU AMI". NVIDIA's open kernel modules need Turing or newer (no p2, p3, g3), shares of
+# a GPU (g6f, gr6f) another driver, and g4ad is AMD's.
+DRIVEN = frozenset({"g4dn", "g5", "g6", "g6e", "gr6", "g7", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200",
+                    "p6-b300"})
 MEMORY_GB = {"A100": 40, "V100": 16}  # for the accelerator with the bare name; others carry it in theirs: A100-80GB
 
 
@@ -47,6 +52,11 @@ class TypeFacts:
     def slots(self) -> int:
         """Return the number of workers that fit."""
         return self.gpus or 1
+
+    @property
+    def driven(self) -> bool:
+        """Return whether the default image has a driver for its GPUs."""
+        return not self.gpus or self.name.partition(".")[0] in DRIVEN
 
     @property
     def x86_64(self) -> bool:
@@ -122,7 +132,7 @@ def fitting(account: Account, region: str, need: Need) -> dict[str, TypeFacts]:
         found = facts(account, region, FOR_HOSTS if need.use_spot else FOR_DISPATCHER)
     market = Market.SPOT if need.use_spot else Market.ON_DEMAND
     return {n: f for n, f in found.items()
-            if f.x86_64 and market in f.markets
+            if f.x86_64 and market in f.markets and (f.driven or account.settings.spec.image)
             and (not need.accelerator or same_accelerator(need.accelerator, f.accelerator))
             and (not need.accelerator_count or f.gpus == need.accelerator_count)}
 
@@ -183,8 +193,23 @@ def _unknown(account: Account, need: Need) -> list[str]:
         types = [f for region in regions for f in facts(account, region, [need.instance_type]).values()]
     else:
         types = [f for region in regions for f in with_gpus(account, region).values()]
+    if not account.settings.spec.image:
+        if undriven := _undriven(need, types):
+            return [undriven]
+        types = [f for f in types if f.driven]
     market = Market.SPOT if need.use_spot else Market.ON_DEMAND
     return [*_accelerators(need, [f for f in types if f.x86_64], where), *_unsold(need, types, market, where)]
+
+
+def _undriven(need: Need, types: Sequence[TypeFacts]) -> str:
+    """Explain that the default image drives none of the GPUs that are meant; "" if it does, or if nothing is meant."""
+    meant = [f for f in types if need.instance_type or (
+        need.accelerator and f.x86_64 and same_accelerator(need.accelerator, f.accelerator))]
+    if not meant or any(f.driven for f in meant):
+        return ""
+    what = f"instance_type '{need.instance_type}'" if need.instance_type else f"accelerators '{need.accelerator}'"
+    return (f"{what} has no driver on the default image, which is for {', '.join(sorted(DRIVEN))}: name an image that "
+            "has one under `aws.image`")
 
 
 def _accelerators(need: Need, types: Sequence[TypeFacts], where: str) -> list[str]:

@@ -67,5 +67,6 @@ def _plan(settings: Settings, request: LaunchRequest) -> HostPlan:
     return HostPlan(
         request.request_id, request.fleet, request.role, request.boot.module, request.boot.files, code.name,
         code.sha256, environment, port=names.DISPATCHER_PORT if dispatcher else 0,
-        metadata_url=names.METADATA_URL, power_off=True, extras=("aws",) if dispatcher else (),
-        modules=("boto3",) if dispatcher else ())
+        metadata_url=names.METADATA_URL, power_off=True,
+        gpus=request.offer.slots if request.offer.accelerator and not dispatcher else 0,
+        extras=("aws",) if dispatcher else (), modules=("boto3",) if dispatcher else ())

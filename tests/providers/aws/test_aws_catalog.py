@@ -103,3 +103,22 @@ def test_a_need_that_names_nothing_means_small_machines_of_our_processors(aws):
 def test_words_that_name_nothing_are_told_with_the_nearest_that_do(aws, need, said):
     found = aws().unknown([need])
     assert said in found if said else found == ""
+
+
+@pytest.mark.parametrize("need, what", [
+    (Need(accelerator="V100", accelerator_count=1), "accelerators 'V100'"),
+    (Need(instance_type="p3.2xlarge"), "instance_type 'p3.2xlarge'"),
+    (Need(instance_type="g4ad.xlarge"), "instance_type 'g4ad.xlarge'"),
+    (Need(accelerator="L4-3GB"), "accelerators 'L4-3GB'"),
+], ids=["v100", "p3", "amd", "share"])
+def test_gpus_that_the_default_image_does_not_drive_are_not_launched_without_an_image_that_does(aws, need, what):
+    assert types.fitting(aws().account, "us-east-1", need) == {}
+    why = types.unknown(aws().account, [need])
+    assert why.startswith(f"{what} has no driver on the default image") and "`aws.image`" in why
+    own = aws(image="ami-0123456789abcdef0").account
+    assert len(types.fitting(own, "us-east-1", need)) == 1 and types.unknown(own, [need]) == ""
+
+
+def test_no_gpu_is_suggested_that_the_default_image_does_not_drive(aws):
+    why = types.unknown(aws().account, [Need(accelerator="X100")])
+    assert "A10G" in why and "V100" not in why and "Radeon" not in why

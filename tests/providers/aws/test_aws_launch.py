@@ -97,7 +97,10 @@ def test_a_disk_is_never_smaller_than_its_image(aws, cloud):
 def test_the_users_image_key_pair_profile_and_volume_key_are_used(aws, cloud):
     cloud.client("ec2", "us-east-1").import_key_pair(KeyName="ops", PublicKeyMaterial=make("ops").public.encode())
     cloud.client("iam").create_instance_profile(InstanceProfileName="mine")
-    key = cloud.client("kms", "us-east-1").create_key()["KeyMetadata"]["Arn"]
+    kms = cloud.client("kms", "us-east-1")
+    key = kms.create_key()["KeyMetadata"]["Arn"]
+    kms.create_grant(KeyId=key, Operations=["CreateGrant"], GranteePrincipal="arn:aws:iam::123456789012:role/"
+                     "aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot")
     prepared(aws, image=cloud.UBUNTU, key_pair="ops", host_profile="mine", kms_key=key).launch(request(A))
     (made,) = cloud.instances()
     assert (made.image, made.key_name, made.profile) == (cloud.UBUNTU, "ops", "mine")

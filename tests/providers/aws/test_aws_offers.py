@@ -107,7 +107,8 @@ def test_the_first_question_is_few_calls(cloud, aws):
     provider.offers(ANY_A10G)
     actions = [c.action for c in cloud.calls if c.service == "ec2"]
     assert sorted(actions) == ["ec2:DescribeInstanceTypeOfferings", "ec2:DescribeInstanceTypes",
-                               "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets", "ec2:DescribeVpcs"]
+                               "ec2:DescribeRouteTables", "ec2:DescribeSpotPriceHistory", "ec2:DescribeSubnets",
+                               "ec2:DescribeVpcs"]
 
 
 def test_threads_that_ask_at_once_get_the_same_and_ask_aws_once(cloud, aws):

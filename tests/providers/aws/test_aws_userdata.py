@@ -17,7 +17,7 @@ from spotfleet.providers.aws import userdata
 from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.providers.aws.session import Settings
 from spotfleet.ssh.keys import derived_host_key, pinned
-from tests.support.aws.aws_hosts import A, dispatcher, request
+from tests.support.aws.aws_hosts import A, dispatcher, pool, request
 
 TORCH = EnvironmentSpec(packages=("torch==2.13.0",))
 SETTINGS = Settings(AwsSpec(user="admin"), TORCH, public_key="ssh-ed25519 AAAA fleet", secret="the fleet's")
@@ -90,3 +90,8 @@ def test_user_data_that_cannot_be_read_back_is_said_to_be_so(data, said):
     (json.dumps({"lifetime_s": None}), 0.0)], ids=["set", "missing", "no json", "a list", "null"])
 def test_the_lifetime_of_a_host_is_what_its_agent_is_told(boot, lifetime_s):
     assert userdata.lifetime_s(request(A, boot=Boot("a.b", {"boot.json": boot}))) == lifetime_s
+
+
+def test_a_host_joins_with_as_many_working_gpus_as_it_has_slots_and_a_dispatcher_looks_for_none():
+    hosts = (request(pool(kind="g5.12xlarge", slots=4)), request(pool(accelerator="")), dispatcher())
+    assert [setting(told(host), "GPUS") for host in hosts] == ["4", "0", "0"]

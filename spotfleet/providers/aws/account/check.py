@@ -23,7 +23,7 @@ from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Finding
 from spotfleet.providers.aws import describe, images, offers
 from spotfleet.providers.aws import types as catalog
-from spotfleet.providers.aws.account import network, permissions, quotas, ssh_ingress
+from spotfleet.providers.aws.account import disk_key, identity, network, permissions, quotas, ssh_ingress
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.session import INSTALL, Account
 
@@ -32,7 +32,7 @@ SKEWED = ("RequestExpired", "RequestTimeTooSkewed", "SignatureDoesNotMatch", "In
 THREADS = 24
 REACH_S = 3.0  # to connect to TCP 22
 FEW_ADDRESSES = 8
-SPOT_ROLE = "AWSServiceRoleForEC2Spot"
+SPOT_ROLE = disk_key.SPOT_ROLE
 MAKE_SPOT_ROLE = "aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
 
 
@@ -208,6 +208,24 @@ def _bucket(account: Account) -> Iterator[Finding]:
                       "paid for as traffic between regions", "warning", "use a bucket in the fleet's region")
     else:
         yield Finding(f"bucket {bucket} answers; the first checkpoint shows whether hosts may write there")
+    yield from _bucket_key(account, bucket)
+
+
+def _bucket_key(account: Account, bucket: str) -> Iterator[Finding]:
+    """Name the customer's key of a bucket: without rights to it, a host's first checkpoint is denied."""
+    try:
+        key = identity.target_key(account)
+    except SpotfleetError as error:
+        yield Finding(f"the encryption of bucket {bucket} cannot be read: {error}", "warning",
+                      "if a KMS key encrypts it, allow s3:GetEncryptionConfiguration before `up`, which then gives "
+                      "hosts the rights to the key")
+        return
+    if key and (profile := account.settings.spec.host_profile):
+        yield Finding(f"{key} encrypts bucket {bucket}", "warning",
+                      f"the role of `aws.host_profile` {profile} must allow kms:GenerateDataKey and kms:Decrypt for it")
+    elif key:
+        yield Finding(f"{key} encrypts bucket {bucket}; `up` gives hosts the rights to it, and the key's policy must "
+                      "leave that to the account's roles")
 
 
 def _notices(account: Account) -> Iterator[Finding]:
@@ -270,9 +288,24 @@ def _network(account: Account, want: CheckRequest) -> Iterator[Finding]:
                       f"aws ec2 create-default-subnet --region {want.region} --availability-zone {zone}; or name one "
                       "under `aws.networks`")
     for subnet in here.subnets:
+        if words := _no_way_out(subnet, public=account.settings.spec.public_addresses):
+            yield Finding(f"{subnet.id} in {subnet.zone} {words}", "warning",
+                          "add the route, or name another subnet under `aws.networks`")
         if subnet.free < max(FEW_ADDRESSES, want.nodes.max + 1 if want.nodes else 0):
             yield Finding(f"{subnet.id} in {subnet.zone} has {subnet.free} free addresses", "warning",
                           "name a larger subnet under `aws.networks`")
+
+
+def _no_way_out(subnet: network.Subnet, *, public: bool) -> str:
+    """Explain why machines of the subnet reach nothing outside, or are not reached; "" if nothing is wrong."""
+    if public and subnet.way != network.PUBLIC:
+        return "has no route to an internet gateway: nothing reaches a machine there by its public address"
+    if not public and subnet.way == network.PUBLIC:
+        return ("has a default route that leads to an internet gateway, which serves public addresses only: with "
+                "`public_addresses: false` a machine there reaches nothing outside")
+    if not public and not subnet.way:
+        return "has no default route: a machine there reaches AWS and a package index only by endpoints in the VPC"
+    return ""
 
 
 def _image(account: Account, want: CheckRequest) -> Iterator[Finding]:
@@ -326,5 +359,6 @@ REGIONAL: dict[str, Callable[[Account, CheckRequest], Iterable[Finding]]] = {
     "region": _enabled, "pools": _pools,
     "vCPU quota": lambda account, want: quotas.findings(account, want.region, want.hosts, want.dispatcher, want.nodes,
                                                         want.fleet),
-    "network": _network, "image": _image, "SSH": _door, "EFA": _efa,
+    "network": _network, "image": _image, "disk key": lambda account, want: disk_key.findings(account, want.region),
+    "SSH": _door, "EFA": _efa,
 }  # fmt: skip

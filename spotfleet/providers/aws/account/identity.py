@@ -3,8 +3,9 @@
     dispatcher   the permissions of `policies.dispatcher`, limited to the fleet's tag
     host         the checkpoint bucket only; no role if checkpoints do not go to S3
 
-Each is a role with an inline policy and an instance profile, both with one name under `names.IAM_PATH`. EC2 may
-refuse a new one for some seconds: launches retry. Profiles named by the user are used instead and never changed.
+Each is a role with an inline policy and an instance profile, both with one name under `names.IAM_PATH`; the policy
+`aws.permissions_boundary` bounds it. EC2 may refuse a new one for some seconds: launches retry. Profiles named by the
+user are used instead and never changed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.model import Role
+from spotfleet.providers.aws.account import disk_key
 from spotfleet.providers.aws.account.network import pairs
 from spotfleet.providers.aws.mapping import errors, names, policies
 from spotfleet.providers.aws.session import Account, AwsClient
@@ -29,6 +31,7 @@ Progress = Callable[[str], None]
 class _Fleet:
     name: str
     tags: Mapping[str, str]  # including the fleet's own
+    boundary: str  # ARN; "" for none
     progress: Progress
 
 
@@ -44,17 +47,47 @@ def prepare(account: Account, fleet: str, tags: Mapping[str, str], progress: Pro
     """Create the roles that the fleet needs and the user does not name. Idempotent, also for concurrent calls."""
     spec, iam = account.settings.spec, account.client("iam")
     number, arn = account.identity()
-    partition, made = arn.split(":")[1], _Fleet(fleet, _tagged(account, fleet, tags), progress)
+    partition, made = arn.split(":")[1], _Fleet(fleet, _tagged(account, fleet, tags), spec.permissions_boundary,
+                                             progress)
     host_role = ""
     if spec.host_profile:
         host_role = "" if spec.dispatcher_profile else _role_of(iam, spec.host_profile)
     elif _to_s3(account):
-        document = policies.host(account.settings.target, partition)
+        document = policies.host(account.settings.target, partition, _known_key(account, progress), number)
         host_role = _make(iam, made, _name(account, fleet, HOST), document, partition)
     if not spec.dispatcher_profile:
         scope = policies.Scope(fleet, account.regions, number, partition, host_role, spec.kms_key,
-                             _own_parameter(spec.image), account.settings.target, spec.event_queue)
+                             _own_parameter(spec.image), account.settings.target, spec.event_queue,
+                             default_keys=disk_key.defaults(account))
         _make(iam, made, _name(account, fleet, DISPATCHER), policies.dispatcher(scope), partition)
+
+
+def target_key(account: Account) -> str:
+    """Return the customer's KMS key that encrypts the checkpoint bucket; "" for AWS's own keys.
+
+    Raises SpotfleetError if the bucket's encryption cannot be read.
+    """
+    bucket = account.settings.target.removeprefix("s3://").partition("/")[0]
+    try:
+        answer = account.client("s3").get_bucket_encryption(Bucket=bucket)
+    except SpotfleetError as error:
+        if errors.code(error) in ("ServerSideEncryptionConfigurationNotFoundError", "NoSuchBucket"):
+            return ""
+        raise
+    rules = answer.get("ServerSideEncryptionConfiguration", {}).get("Rules", ())
+    key = next((r["ApplyServerSideEncryptionByDefault"].get("KMSMasterKeyID") or "" for r in rules
+                if r.get("ApplyServerSideEncryptionByDefault")), "")
+    return "" if key.endswith("alias/aws/s3") else key
+
+
+def _known_key(account: Account, progress: Progress) -> str:
+    try:
+        return target_key(account)
+    except SpotfleetError as error:
+        bucket = account.settings.target.removeprefix("s3://").partition("/")[0]
+        progress(f"the encryption of bucket {bucket} cannot be read ({error}): if a KMS key encrypts it, hosts need "
+                 "kms:GenerateDataKey and kms:Decrypt")
+        return ""
 
 
 def makes_roles(account: Account) -> bool:
@@ -86,13 +119,17 @@ def _make_role(iam: AwsClient, fleet: _Fleet, name: str, partition: str) -> str:
         try:
             made = iam.create_role(RoleName=name, Path=names.IAM_PATH, Tags=pairs(fleet.tags),
                                    AssumeRolePolicyDocument=json.dumps(policies.trust(partition)),
-                                   Description=f"What machines of the spotfleet fleet {fleet.name} may do")
+                                   Description=f"What machines of the spotfleet fleet {fleet.name} may do",
+                                   **({"PermissionsBoundary": fleet.boundary} if fleet.boundary else {}))
             fleet.progress(f"role {name}")
             return made["Role"]["Arn"]
         except SpotfleetError as raced:
             _refuse_other(raced, "EntityAlreadyExists")
             found = iam.get_role(RoleName=name)["Role"]
     _refuse_foreign(found, fleet.name, "role", name)
+    bound = (found.get("PermissionsBoundary") or {}).get("PermissionsBoundaryArn", "")
+    if fleet.boundary and bound != fleet.boundary:
+        iam.put_role_permissions_boundary(RoleName=name, PermissionsBoundary=fleet.boundary)
     return found["Arn"]
 
 

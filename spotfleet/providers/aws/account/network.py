@@ -28,6 +28,8 @@ POLL_S = 0.5
 GROUP_TEXT = "machines of a spotfleet fleet reach each other"
 DOOR_TEXT = "SSH to the dispatcher of a spotfleet fleet"
 
+PUBLIC, OTHER = "internet gateway", "other"  # the first serves public addresses only; a NAT is of the second kind
+
 Progress = Callable[[str], None]
 
 
@@ -36,7 +38,7 @@ class Subnet:
     id: str
     zone: str
     free: int  # addresses
-    public: bool  # gives its instances public addresses, so it has a route to the internet
+    way: str = ""  # the kind of its default route: PUBLIC, OTHER, or "" for none
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,14 @@ def _looked_up(account: Account, region: str) -> FleetNetwork:
         raise NeedsPerson(f"aws {region}: {named.vpc or 'the default VPC'} has no subnet",
                           hint=f"aws ec2 create-default-subnet --region {region} --availability-zone {region}a; "
                                "or name subnets under `aws.networks`")
+    ways = _ways_out(ec2, vpcs[0])
     subnets = [Subnet(s["SubnetId"], s["AvailabilityZone"], s["AvailableIpAddressCount"],
-                      bool(s.get("MapPublicIpOnLaunch"))) for s in found]
+                      ways.get(s["SubnetId"], ways[""])) for s in found]
     chosen = subnets if named.subnets else _fitting(subnets, public=spec.public_addresses)
+    if not chosen:
+        raise NeedsPerson(f"aws {region}: no subnet of {vpcs[0]} has a route to an internet gateway: nothing reaches a "
+                          "dispatcher there from outside", hint="name another VPC or its public subnets under "
+                          "`aws.networks`; or `public_addresses: false`, where you come by a VPN")
     return FleetNetwork(vpcs[0], tuple(sorted(chosen, key=lambda s: s.id)), named.security_groups)
 
 
@@ -153,13 +160,39 @@ def _default_vpc(ec2: AwsClient, region: str) -> str:
     return found[0]["VpcId"]
 
 
-def _fitting(subnets: Sequence[Subnet], *, public: bool) -> list[Subnet]:
-    """Choose, per zone with both kinds, the subnets of the wanted kind.
+def _ways_out(ec2: AwsClient, vpc: str) -> dict[str, str]:
+    """Return subnet -> the way of its traffic out; "" stands for subnets that name no route table.
 
-    A public address is useless in a private subnet, and a machine without one reaches nothing from a public subnet.
+    Whether a subnet gives public addresses by itself does not matter: launches ask for them, and many accounts and
+    Terraform's module leave that attribute off in public subnets too.
     """
-    fitting = {s.zone for s in subnets if s.public == public}
-    return [s for s in subnets if s.public == public or s.zone not in fitting]
+    ways = {"": ""}
+    for table in ec2.pages("describe_route_tables", "RouteTables", Filters=[_filter("vpc-id", vpc)]):
+        way = way_out(table.get("Routes", ()))
+        for association in table.get("Associations", ()):
+            if association.get("SubnetId") or association.get("Main"):
+                ways[association.get("SubnetId") or ""] = way
+    return ways
+
+
+def way_out(routes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the kind of the default route; "" without one. A route is a black hole once its target is gone."""
+    for route in routes:
+        if route.get("DestinationCidrBlock") == "0.0.0.0/0" and route.get("State") != "blackhole":
+            return PUBLIC if str(route.get("GatewayId", "")).startswith("igw-") else OTHER
+    return ""
+
+
+def _fitting(subnets: Sequence[Subnet], *, public: bool) -> list[Subnet]:
+    """Choose the subnets whose route serves machines with or without public addresses; [] if no public one is there.
+
+    Machines without them may also do with endpoints alone. From a public subnet they reach nothing outside, so those
+    are used only where there are no others.
+    """
+    for way in [PUBLIC] if public else [OTHER, ""]:
+        if fitting := [s for s in subnets if s.way == way]:
+            return fitting
+    return [] if public else list(subnets)
 
 
 # ---- creation

@@ -18,7 +18,14 @@ TAKEN = "spotfleet-taken"  # on instances that `chaos` ended: they count as take
 REGION = "spotfleet-region"  # on roles and profiles, which have none: fleets of one name may be in several
 DISPATCHER_PORT = 7443  # where every dispatcher listens
 METADATA_URL = "http://169.254.169.254"
+PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov", "us-iso-": "aws-iso", "us-isob-": "aws-iso-b",
+              "us-isof-": "aws-iso-f", "eu-isoe-": "aws-iso-e", "eusc-": "aws-eusc"}  # as in botocore's partitions.json
 IAM_PATH = "/spotfleet/"  # path of all our roles and instance profiles: IAM lists by path, not by tag
+
+
+def partition(region: str) -> str:
+    """Return the partition of a region, as ARNs there begin with it; the usual one for ""."""
+    return next((p for begin, p in PARTITIONS.items() if region.startswith(begin)), "aws")
 
 
 def group(fleet: str) -> str:

@@ -10,6 +10,7 @@ both).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +24,11 @@ VERSION = "2012-10-17"
 
 # Read-only actions. EC2's Describe actions support neither resources nor tags.
 READ_ACTIONS = ("DescribeImages", "DescribeInstanceTypeOfferings", "DescribeInstanceTypes", "DescribeInstances",
-                "DescribeSecurityGroups", "DescribeSpotInstanceRequests", "DescribeSpotPriceHistory", "DescribeSubnets",
-                "DescribeVpcs")
+                "DescribeRouteTables", "DescribeSecurityGroups", "DescribeSpotInstanceRequests",
+                "DescribeSpotPriceHistory", "DescribeSubnets", "DescribeVpcs")
 READ_ACTIONS_ON_LAPTOP = ("DescribeAddresses", "DescribeFleets", "DescribeInstanceAttribute", "DescribeKeyPairs",
                           "DescribeLaunchTemplates", "DescribeNetworkInterfaces", "DescribePlacementGroups",
-                          "DescribeRegions", "DescribeTags", "DescribeVolumes")
+                          "DescribeRegions", "DescribeTags", "DescribeVolumes", "GetEbsDefaultKmsKeyId")
 MADE_BY_LAUNCH = ("instance", "volume", "network-interface", "spot-instances-request", "fleet", "launch-template")
 USED_BY_LAUNCH = ("subnet", "security-group", "key-pair", "placement-group")
 
@@ -47,6 +48,8 @@ class Scope:
     queue: bool = False  # EventBridge -> SQS
     dispatcher_profile: str = ""  # named profiles; their roles are unknown here
     host_profile: str = ""
+    boundary: str = ""  # ARN of the policy that bounds every role that is made
+    default_keys: tuple[str, ...] = ()  # ARNs of the account's default keys for volumes, where `kms_key` is empty
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -100,8 +103,8 @@ def laptop(scope: Scope) -> dict[str, Any]:
     """Return the policy of a user who makes, uses and removes fleets."""
     own = scope.resource_tag
     return _document([
-        _allow("Look", [*_ec2(*READ_ACTIONS, *READ_ACTIONS_ON_LAPTOP, "GetSpotPlacementScores"), "pricing:GetProducts",
-                        "servicequotas:ListServiceQuotas"]),
+        _allow("Look", [*_ec2(*READ_ACTIONS, *READ_ACTIONS_ON_LAPTOP, "GetSpotPlacementScores"), "kms:DescribeKey",
+                        "kms:ListGrants", "pricing:GetProducts", "servicequotas:ListServiceQuotas"]),
         _allow("LookUpImages", ["ssm:GetParameter"], _parameters(scope)),
         *_launching(scope, "RunInstances"),
         _end(scope),
@@ -130,7 +133,8 @@ def laptop(scope: Scope) -> dict[str, Any]:
         _allow("RemoveQueues", ["sqs:GetQueueUrl", "sqs:ListQueueTags", "sqs:DeleteQueue"], scope.queues()),
         *([_allow("MakeRules", ["events:PutRule", "events:PutTargets", "events:TagResource"], scope.rules()),
            _allow("MakeQueues", ["sqs:CreateQueue", "sqs:TagQueue"], scope.queues())] if scope.queue else []),
-        *([_allow("LookForBucket", ["s3:ListBucket"], [_bucket(scope)])] if scope.target.startswith("s3://") else []),
+        *([_allow("LookForBucket", ["s3:GetEncryptionConfiguration", "s3:ListBucket"], [_bucket(scope)])]
+          if scope.target.startswith("s3://") else []),
         *_key(scope),
     ])
 
@@ -156,8 +160,9 @@ def dispatcher(scope: Scope) -> dict[str, Any]:
     ])
 
 
-def host(target: str, partition: str = "aws") -> dict[str, Any]:
-    """Return the policy of a host that writes and reads checkpoints under `target`, an s3:// URL.
+def host(target: str, partition: str = "aws", kms_key: str = "", account: str = ANY) -> dict[str, Any]:
+    """Return the policy of a host that writes and reads checkpoints under `target`, an s3:// URL, in a bucket that
+    `kms_key` encrypts.
 
     It may list names outside the prefix too. S3 answers "forbidden" for a missing object to a caller that may not list
     the bucket, and a condition on `s3:prefix` has that effect on every request for one object.
@@ -165,10 +170,13 @@ def host(target: str, partition: str = "aws") -> dict[str, Any]:
     _, _, prefix = target.removeprefix("s3://").partition("/")
     bucket = _bucket(Scope(partition=partition, target=target))
     under = f"{prefix.strip('/')}/*" if prefix.strip("/") else "*"
+    resources, condition = _key_of(Scope(account=account, partition=partition, kms_key=kms_key))
     return _document([
         _allow("List", ["s3:ListBucket"], [bucket]),
         _allow("Checkpoints", ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
                [f"{bucket}/{under}"]),
+        *([_allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], resources,
+                  _both(condition, {"StringLike": {"kms:ViaService": "s3.*"}}))] if kms_key else []),
     ])
 
 
@@ -182,6 +190,21 @@ def trust(partition: str = "aws") -> dict[str, Any]:
 def actions(document: Mapping[str, Any]) -> frozenset[str]:
     """Return every action that a policy allows."""
     return frozenset(a for s in document["Statement"] for a in s["Action"])
+
+
+def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document without names, with EC2's statements merged that have the same condition.
+
+    Each EC2 action works on few kinds of resources, so that a merged statement allows nothing else.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for number, statement in enumerate(document["Statement"]):
+        plain = {k: v for k, v in statement.items() if k != "Sid"}
+        alike = plain.get("Condition") and all(a.startswith("ec2:") for a in plain["Action"])
+        into = found.setdefault(json.dumps(plain["Condition"]) if alike else str(number), plain)
+        if into is not plain:
+            into |= {k: sorted({*into[k], *plain[k]}) for k in ("Action", "Resource")}
+    return {**document, "Statement": list(found.values())}
 
 
 # ---- statements
@@ -207,10 +230,16 @@ def _end(scope: Scope) -> dict[str, Any]:
 
 
 def _making_roles(scope: Scope) -> list[dict[str, Any]]:
+    """Return the statements for roles. With a boundary, no role is made or given a policy without it, so that a holder
+    of these permissions gives no machine more than the boundary allows."""
+    grants = ["iam:CreateRole", "iam:PutRolePolicy"]
+    bounded = [_allow("BoundedRoles", [*grants, "iam:PutRolePermissionsBoundary"], scope.iam("role"),
+                      {"StringEquals": {"iam:PermissionsBoundary": scope.boundary}})] if scope.boundary else []
     return [
         _allow("ListRoles", ["iam:ListRoles", "iam:ListInstanceProfiles"]),
-        _allow("Roles", ["iam:CreateRole", "iam:DeleteRole", "iam:TagRole", "iam:PutRolePolicy",
-                         "iam:DeleteRolePolicy", "iam:ListRolePolicies"], scope.iam("role")),
+        _allow("Roles", ["iam:DeleteRole", "iam:TagRole", "iam:DeleteRolePolicy", "iam:ListRolePolicies",
+                         *([] if bounded else grants)], scope.iam("role")),
+        *bounded,
         _allow("Profiles", ["iam:CreateInstanceProfile", "iam:DeleteInstanceProfile", "iam:TagInstanceProfile",
                             "iam:AddRoleToInstanceProfile", "iam:RemoveRoleFromInstanceProfile"],
                scope.iam("instance-profile")),
@@ -227,25 +256,25 @@ def _key(scope: Scope) -> list[dict[str, Any]]:
 
     Spot launches also need a grant to their linked role, which a person makes once.
     """
-    if not scope.kms_key:
+    if not scope.kms_key and not scope.default_keys:
         return []
-    resource, condition = _key_of(scope)
+    resources, condition = _key_of(scope) if scope.kms_key else (list(scope.default_keys), {})
     return [_allow("UseKey", ["kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext",
-                              "kms:ReEncryptFrom", "kms:ReEncryptTo"], [resource],
+                              "kms:ReEncryptFrom", "kms:ReEncryptTo"], resources,
                    _both(condition, {"StringLike": {"kms:ViaService": "ec2.*"}})),
-            _allow("LendKey", ["kms:CreateGrant"], [resource],
+            _allow("LendKey", ["kms:CreateGrant"], resources,
                    _both(condition, {"Bool": {"kms:GrantIsForAWSResource": "true"}}))]
 
 
-def _key_of(scope: Scope) -> tuple[str, dict[str, Any]]:
-    """Return resource and condition of the key. AWS compares a key's ARN, never an alias's: an alias is a condition."""
+def _key_of(scope: Scope) -> tuple[list[str], dict[str, Any]]:
+    """Return resources and condition of the key. AWS compares a key's ARN, never an alias's, which is a condition."""
     if not scope.kms_key.startswith("arn:"):
         where, name = f"arn:{scope.partition}:kms:*:{scope.account}", scope.kms_key
     else:
         where, _, name = scope.kms_key.rpartition(":")
     if name.startswith("alias/"):
-        return f"{where}:key/*", {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [name]}}
-    return f"{where}:key/{name.removeprefix('key/')}", {}
+        return [f"{where}:key/*"], {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [name]}}
+    return [f"{where}:key/{name.removeprefix('key/')}"], {}
 
 
 def _parameters(scope: Scope) -> list[str]:

@@ -138,6 +138,14 @@ def instances(order: LaunchOrder, facts: Facts, subnet: str, token: str) -> dict
     }
 
 
+def inline(order: LaunchOrder, facts: Facts, tags: Mapping[str, str], subnet: str) -> dict[str, Any]:
+    """Return the parameters of RunInstances for an on-demand order without template and user data, for DryRun."""
+    data = _data(order, facts, tags, b"")
+    del data["UserData"]
+    return {**data, "InstanceType": order.offer.instance_type, "MinCount": order.count, "MaxCount": order.count,
+            "NetworkInterfaces": _interfaces(facts, subnet)}
+
+
 def burstable(offer: Offer) -> bool:
     """Return whether it is a T type, with CPU credits at an extra price: t3.small, not trn1.2xlarge."""
     return re.match(r"t\d", offer.instance_type) is not None

@@ -38,3 +38,4 @@ class AwsSection(Section):
     dispatcher_profile: InstanceProfile = ""
     host_profile: InstanceProfile = ""
     event_queue: Flag = False
+    permissions_boundary: Annotated[str, BeforeValidator(values.policy)] = ""

@@ -44,6 +44,7 @@ class AwsSpec:
     dispatcher_profile: str = ""  # name of an existing instance profile; empty: created, and removed by `down`
     host_profile: str = ""  # the same; created only if checkpoints go to S3
     event_queue: bool = False  # EventBridge -> SQS, read by the dispatcher, besides the notices that hosts receive
+    permissions_boundary: str = ""  # ARN of the policy that bounds the roles that `up` makes
 
 
 def parsed(section: Mapping[str, Any]) -> AwsSpec:

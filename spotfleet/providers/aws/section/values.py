@@ -10,6 +10,7 @@ REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d+")
 ZONE = re.compile(rf"({REGION.pattern})(-[a-z]+-\d+)?[a-z]")  # including local and wavelength zones
 IMAGE = re.compile(r"ami-[0-9a-f]{8,17}|/[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)+")
 KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:(key|alias)/[\w/-]+|alias/[\w/-]+|(mrk-)?[0-9a-f-]{32,36}")
+POLICY = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[!-~]{1,576}")
 PROFILE = re.compile(r"[\w+=,.@-]{1,128}")
 DISK_GIB = (8, 16_384)
 TAGS = 40  # EC2 allows 50, some of which are ours
@@ -135,6 +136,12 @@ def instance_profile(value: Any) -> Any:
         raise _wrong("the name of an instance profile", value, f"; write {value.rpartition('/')[2]}")
     if not isinstance(value, str) or not PROFILE.fullmatch(value):
         raise _wrong("the name of an instance profile", value)
+    return value
+
+
+def policy(value: Any) -> Any:
+    if not isinstance(value, str) or not POLICY.fullmatch(value):
+        raise _wrong("the ARN of an IAM policy such as arn:aws:iam::123456789012:policy/boundary", value)
     return value
 
 

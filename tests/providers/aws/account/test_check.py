@@ -4,8 +4,10 @@ and answered with what mends it; and nothing is made or changed."""
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -60,7 +62,7 @@ def test_in_an_account_that_is_ready_nothing_is_in_the_way_and_nothing_is_made(c
     found = ask(aws(), G5)
     assert bad(found) == []
     assert {f.about for f in found} == {"credentials", "clock", "permissions", "spot role", "notices", "pools",
-                                        "vCPU quota", "network", "image", "SSH"}
+                                        "vCPU quota", "network", "image", "disk key", "SSH"}
     said = "\n".join(f.what for f in found)
     assert "arn:aws:iam::123456789012:user/owner of account 123456789012" in said
     assert "for hosts, the cheapest g5.xlarge in us-east-1" in said
@@ -73,15 +75,59 @@ def test_in_an_account_that_is_ready_nothing_is_in_the_way_and_nothing_is_made(c
     assert changing == []
 
 
-def test_every_question_is_one_that_the_printed_policy_allows(cloud, aws):
+@contextlib.contextmanager
+def a_user(cloud: Any, document: dict[str, Any] | None) -> Iterator[None]:
+    """Someone to whom this policy is attached, and no other."""
     key, secret = cloud.user("ci")
-    cloud.allow("ci", policies.actions(policies.laptop(policies.Scope())))
+    cloud.attach("ci", document)
     cloud.forget_calls()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", key)
         patch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-        assert bad(ask(aws(**HOME), G5)) == []
+        yield
+
+
+@pytest.mark.parametrize("more", [{}, {"key_pair": "mine", "kms_key": "alias/mine"}], ids=["plain", "with-keys"])
+def test_check_does_not_call_denied_what_the_printed_policy_allows(cloud, aws, more):
+    cloud.client("ec2", "us-east-1").create_key_pair(KeyName="mine")
+    kms = cloud.client("kms", "us-east-1")
+    key = kms.create_key()["KeyMetadata"]["KeyId"]
+    kms.create_alias(AliasName="alias/mine", TargetKeyId=key)
+    kms.create_grant(KeyId=key, Operations=["CreateGrant"], GranteePrincipal="arn:aws:iam::123456789012:role/"
+                     "aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot")
+    document = policies.laptop(policies.Scope(kms_key=more.get("kms_key", "")))
+    with a_user(cloud, document):
+        assert bad(ask(aws(**HOME, **more), G5)) == []
     assert [c.action for c in cloud.calls if c.code in permissions.DENIED] == []
+
+
+RUN = {"Effect": "Deny", "Action": "ec2:RunInstances"}
+INSTANCE, VOLUME = ({"Resource": f"arn:aws:ec2:*:*:{kind}/*"} for kind in ("instance", "volume"))
+COMPANY = (
+    {**RUN, **INSTANCE, "Condition": {"StringNotEquals": {"ec2:MetadataHttpTokens": "required"}}},
+    {**RUN, **VOLUME, "Condition": {"Bool": {"ec2:Encrypted": "false"}}},
+    {**RUN, **VOLUME, "Condition": {"Null": {"aws:RequestTag/cost-center": "true"}}},
+)
+
+
+def test_a_companys_rules_that_a_launch_keeps_are_kept_by_the_question_as_well(cloud, aws):
+    cloud.guardrail(*COMPANY)
+    assert bad(ask(aws(**HOME), replace(G5, tags={"cost-center": "42"}))) == []
+
+
+def test_a_companys_rule_that_a_launch_breaks_is_named_and_no_policy_is_said_to_help(cloud, aws):
+    cloud.guardrail(*COMPANY)
+    found = one(ask(aws(**HOME), G5, "permissions"), "blocker")
+    assert found.what.startswith("a rule of your organization denies ec2:RunInstances on arn:aws:ec2:us-east-1:"
+                                 "123456789012:volume/*")
+    assert "attach" not in found.fix and "`tags`" in found.fix
+
+
+def test_check_names_the_right_that_is_missing_and_not_the_call_that_asked_for_it(cloud, aws):
+    document = policies.laptop(policies.Scope())
+    document["Statement"] = [s for s in document["Statement"] if s["Sid"] != "TagAtLaunch"]
+    with a_user(cloud, document):
+        assert one(ask(aws(**HOME), G5, "permissions"), "blocker").what == "denied: ec2:CreateTags"
 
 
 # ---- credentials and clock
@@ -223,6 +269,24 @@ def subnets(cloud: Any) -> list[dict[str, Any]]:
     return cloud.client("ec2", "us-east-1").describe_subnets()["Subnets"]
 
 
+def test_a_named_subnet_without_the_way_out_that_its_machines_need_is_warned_of(cloud, aws):
+    ec2 = cloud.client("ec2", "us-east-1")
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24",
+                               AvailabilityZone="us-east-1a")["Subnet"]["SubnetId"]
+    networks = (AwsNetwork("us-east-1", subnets=(subnet,)),)
+    found = [f for f in ask(aws(networks=networks, **HOME), G5, "network") if f.what.startswith(subnet)]
+    assert [f.level for f in found] == ["warning"] and "no route to an internet gateway" in found[0].what
+    found = [f for f in ask(aws(networks=networks, public_addresses=False, **HOME), G5, "network")
+             if f.what.startswith(subnet)]
+    assert [f.level for f in found] == ["warning"] and "no default route" in found[0].what
+    (there,) = [s for s in subnets(cloud) if s["DefaultForAz"] and s["AvailabilityZone"] == "us-east-1b"]
+    networks = (AwsNetwork("us-east-1", subnets=(there["SubnetId"],)),)
+    found = [f for f in ask(aws(networks=networks, public_addresses=False, **HOME), G5, "network")
+             if f.what.startswith(there["SubnetId"])]
+    assert [f.level for f in found] == ["warning"] and "leads to an internet gateway" in found[0].what
+
+
 def test_a_zone_that_sells_the_type_and_has_no_subnet_is_named(cloud, aws):
     (lost,) = [s for s in subnets(cloud) if s["AvailabilityZone"] == "us-east-1a"]
     cloud.client("ec2", "us-east-1").delete_subnet(SubnetId=lost["SubnetId"])
@@ -276,6 +340,20 @@ def test_the_checkpoints_bucket_is_looked_at(cloud, region: str, level: str, wor
     spec = FleetSpec("g5", provider="aws", any_of=G5.any_of, checkpoint=CheckpointSpec(target="s3://runs/g5"))
     (found,) = [f for f in check.findings(account, spec) if f.about == "checkpoints"]
     assert (found.level, word in found.what) == (level, True), found
+
+
+def test_a_buckets_own_key_is_named_and_who_gets_the_right_to_use_it(cloud):
+    s3, key = cloud.client("s3"), cloud.client("kms").create_key()["KeyMetadata"]["Arn"]
+    s3.create_bucket(Bucket="runs")
+    s3.put_bucket_encryption(Bucket="runs", ServerSideEncryptionConfiguration={"Rules": [
+        {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}}]})
+    for named, level, words in (("", "ok", "`up` gives hosts"), ("mine", "warning", "must allow kms:GenerateDataKey")):
+        settings = {"regions": ["us-east-1"], **{k: list(v) for k, v in HOME.items()}, "host_profile": named}
+        account = account_of({"endpoint_url": cloud.url, "target": "s3://runs/g5", "secret": f"sse {named}",
+                              "aws": json.dumps(settings)})
+        spec = FleetSpec("g5", provider="aws", any_of=G5.any_of, checkpoint=CheckpointSpec(target="s3://runs/g5"))
+        (found,) = [f for f in check.findings(account, spec) if f.about == "checkpoints" and key in f.what]
+        assert (found.level, words in found.what + found.fix) == (level, True), found
 
 
 def test_a_cluster_without_efa_is_warned(cloud, aws):

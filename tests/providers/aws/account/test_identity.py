@@ -64,6 +64,35 @@ def test_hosts_that_write_checkpoints_to_s3_reach_that_folder_and_nothing_else(c
     assert passed["Resource"] == [f"arn:aws:iam::{cloud.ACCOUNT}:role/spotfleet/{HOST}"]
 
 
+def encrypted_bucket(cloud, name: str = "bucket") -> str:
+    """A bucket whose objects a key of the account's own encrypts; the key's ARN."""
+    s3, key = cloud.client("s3"), cloud.client("kms").create_key()["KeyMetadata"]["Arn"]
+    s3.create_bucket(Bucket=name)
+    s3.put_bucket_encryption(Bucket=name, ServerSideEncryptionConfiguration={"Rules": [
+        {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}}]})
+    return key
+
+
+def test_hosts_write_and_read_checkpoints_in_a_bucket_that_a_key_of_the_accounts_own_encrypts(cloud, to_s3):
+    key = encrypted_bucket(cloud)
+    prepare(to_s3())
+    name, made = cloud.rights.session(HOST, "test", cloud.now() + 3600)
+    s3 = cloud.client("s3", key=(name, made.secret))
+    s3.put_object(Bucket="bucket", Key="under/here/1", Body=b"x")
+    assert s3.get_object(Bucket="bucket", Key="under/here/1")["Body"].read() == b"x"
+    with pytest.raises(s3.exceptions.ClientError, match="AccessDenied"):
+        s3.put_object(Bucket="bucket", Key="elsewhere/1", Body=b"x")
+    (uses,) = [s for s in document(cloud, HOST)["Statement"] if s["Sid"] == "UseKey"]
+    assert uses == {"Sid": "UseKey", "Effect": "Allow", "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
+                    "Resource": [key], "Condition": {"StringLike": {"kms:ViaService": "s3.*"}}}
+
+
+def test_where_the_buckets_key_may_not_be_looked_at_up_tells_what_hosts_may_lack(cloud, to_s3):
+    encrypted_bucket(cloud)
+    cloud.deny(cloud.owner, {"s3:GetEncryptionConfiguration"})
+    assert [line for line in prepare(to_s3()) if "encryption of bucket bucket" in line] != []
+
+
 def test_roles_are_for_ec2_alone_and_bear_the_fleets_and_the_users_tags(cloud, to_s3):
     prepare(to_s3(), team="blue")
     iam = cloud.client("iam")
@@ -152,3 +181,53 @@ def test_who_may_not_make_roles_is_told_which_policy_he_needs(cloud, aws):
 def test_long_names_of_fleets_fit_into_iam():
     role = names.role("x" * 60, "dispatcher", "ap-southeast-2")
     assert len(role) <= 64 and role != names.role("x" * 59, "dispatcher", "ap-southeast-2")
+
+
+BOUNDARY = "arn:aws:iam::123456789012:policy/research-boundary"
+ALL_BUT_IAM = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "NotAction": "iam:*", "Resource": "*"}]}
+
+
+def bounded_user(cloud, monkeypatch) -> None:
+    """Someone who may make bounded roles only, as a company allows it; and the boundary, which is there."""
+    cloud.client("iam").create_policy(PolicyName="research-boundary", PolicyDocument=json.dumps(ALL_BUT_IAM))
+    key, secret = cloud.user("ci")
+    cloud.attach("ci", policies.laptop(policies.Scope(boundary=BOUNDARY, target="s3://runs/g5")))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+
+
+def test_all_roles_that_up_makes_have_the_boundary_that_the_fleet_file_names(cloud, aws, monkeypatch):
+    bounded_user(cloud, monkeypatch)
+    provider = AwsProvider({**aws(permissions_boundary=BOUNDARY)._config, "target": "s3://runs/g5"})
+    prepare(provider)
+    roles = {r["RoleName"]: r for r in cloud.client("iam").list_roles(PathPrefix="/spotfleet/")["Roles"]}
+    assert len(roles) == 2
+    for name in roles:
+        role = cloud.client("iam").get_role(RoleName=name)["Role"]
+        assert role["PermissionsBoundary"]["PermissionsBoundaryArn"] == BOUNDARY
+    assert prepare(provider) == []  # again: nothing to do
+
+
+def test_with_the_printed_policy_no_role_comes_without_the_boundary_nor_gets_rid_of_it(cloud, aws, monkeypatch):
+    bounded_user(cloud, monkeypatch)
+    with pytest.raises(NeedsPerson, match="iam:CreateRole"):
+        prepare(aws())
+    provider = aws(permissions_boundary=BOUNDARY)
+    prepare(provider)
+    name = identity.profile(provider.account, "f", Role.DISPATCHER)
+    iam = provider.account.client("iam")
+    with pytest.raises(NeedsPerson, match="DeleteRolePermissionsBoundary"):
+        iam.delete_role_permissions_boundary(RoleName=name)
+    iam.put_role_policy(RoleName=name, PolicyName=name, PolicyDocument=json.dumps(
+        {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}))
+    assert not cloud.rights.may(f"role/{name}", "iam:CreateUser")  # whatever is written into it
+    assert cloud.rights.may(f"role/{name}", "ec2:DescribeInstances")
+
+
+def test_a_role_of_an_earlier_up_gets_the_boundary_as_well(cloud, aws):
+    cloud.client("iam").create_policy(PolicyName="research-boundary", PolicyDocument=json.dumps(ALL_BUT_IAM))
+    prepare(aws())
+    provider = aws(permissions_boundary=BOUNDARY)
+    prepare(provider)
+    role = cloud.client("iam").get_role(RoleName=identity.profile(provider.account, "f", Role.DISPATCHER))["Role"]
+    assert role["PermissionsBoundary"]["PermissionsBoundaryArn"] == BOUNDARY

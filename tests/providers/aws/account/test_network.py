@@ -72,23 +72,53 @@ def test_a_region_without_a_default_vpc_says_how_to_make_one_and_offers_no_zone(
 
 @pytest.fixture
 def vpc(cloud) -> dict[str, Any]:
-    """A VPC of the user's with a public and a private subnet in one zone, and a private one in another."""
+    """A VPC of the user's as Terraform's module makes it: a small public subnet, roomier private ones with a NAT, one
+    of them in another zone, and one without a way out. No subnet gives public addresses by itself. What has no route
+    table of its own goes by the VPC's main one."""
     ec2 = cloud.client("ec2", "us-east-1")
     made = {"vpc": ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]}
-    for name, number, zone in (("public", 1, "a"), ("private", 2, "a"), ("far", 3, "b")):
-        made[name] = ec2.create_subnet(VpcId=made["vpc"], CidrBlock=f"10.9.{number}.0/24",
+    for name, cidr, zone in (("public", "10.9.1.0/24", "a"), ("private", "10.9.16.0/20", "a"),
+                             ("far", "10.9.32.0/20", "b"), ("cellar", "10.9.48.0/20", "a")):
+        made[name] = ec2.create_subnet(VpcId=made["vpc"], CidrBlock=cidr,
                                        AvailabilityZone=f"us-east-1{zone}")["Subnet"]["SubnetId"]
-    ec2.modify_subnet_attribute(SubnetId=made["public"], MapPublicIpOnLaunch={"Value": True})
+    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=made["vpc"])
+    nat = ec2.create_nat_gateway(SubnetId=made["public"], ConnectivityType="private")["NatGateway"]["NatGatewayId"]
+    (main,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [made["vpc"]]}])["RouteTables"]
+    ec2.create_route(RouteTableId=main["RouteTableId"], DestinationCidrBlock="0.0.0.0/0", NatGatewayId=nat)
+    for name, way in (("public", {"GatewayId": gateway}), ("cellar", {})):
+        table = ec2.create_route_table(VpcId=made["vpc"])["RouteTable"]["RouteTableId"]
+        ec2.associate_route_table(RouteTableId=table, SubnetId=made[name])
+        if way:
+            ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", **way)
     return made
 
 
-def test_in_a_named_vpc_machines_stand_where_they_have_the_way_out_that_is_wanted(aws, vpc):
+def test_in_a_named_vpc_machines_stand_where_the_route_leads_out_that_they_need(aws, vpc):
     networks = (AwsNetwork("us-east-1", vpc["vpc"]),)
     public = aws(networks=networks).account
+    assert network.zones(public, "us-east-1") == {"us-east-1a"}  # elsewhere nothing reaches a dispatcher from outside
     assert network.subnets(public, "us-east-1", "us-east-1a") == (vpc["public"],)
-    assert network.subnets(public, "us-east-1", "us-east-1b") == (vpc["far"],)  # there is no other
     private = aws(networks=networks, public_addresses=False).account
     assert network.subnets(private, "us-east-1", "us-east-1a") == (vpc["private"],)
+    assert network.subnets(private, "us-east-1", "us-east-1b") == (vpc["far"],)
+
+
+def test_a_vpc_that_nothing_reaches_from_outside_is_refused_before_a_machine_is_paid_for(cloud, aws, vpc):
+    ec2 = cloud.client("ec2", "us-east-1")
+    ec2.delete_subnet(SubnetId=vpc["public"])
+    account = aws(networks=(AwsNetwork("us-east-1", vpc["vpc"]),)).account
+    with pytest.raises(NeedsPerson, match=r"no subnet of vpc-[0-9a-f]+ has a route") as told:
+        network.site(account, "us-east-1")
+    assert "public_addresses: false" in told.value.hint
+
+
+def test_a_route_to_a_gateway_that_is_gone_is_no_way_out():
+    gone = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "blackhole"}
+    assert network.way_out([gone]) == ""
+    assert network.way_out([{**gone, "State": "active"}]) == network.PUBLIC
+    assert network.way_out([{**gone, "State": "active", "GatewayId": "vgw-1"}]) == network.OTHER
+    assert network.way_out([{"DestinationCidrBlock": "10.0.0.0/8", "GatewayId": "igw-1", "State": "active"}]) == ""
 
 
 def test_named_subnets_are_used_as_they_are_and_zones_without_one_refuse_as_a_full_pool_does(aws, vpc):
@@ -102,7 +132,7 @@ def test_named_subnets_are_used_as_they_are_and_zones_without_one_refuse_as_a_fu
 
 def test_the_roomiest_subnet_of_a_zone_comes_first(cloud, aws, vpc):
     ec2 = cloud.client("ec2", "us-east-1")
-    roomy = ec2.create_subnet(VpcId=vpc["vpc"], CidrBlock="10.9.16.0/20", AvailabilityZone="us-east-1a")["Subnet"]
+    roomy = ec2.create_subnet(VpcId=vpc["vpc"], CidrBlock="10.9.64.0/20", AvailabilityZone="us-east-1a")["Subnet"]
     account = aws(networks=(AwsNetwork("us-east-1", subnets=(vpc["public"], roomy["SubnetId"])),)).account
     assert network.subnets(account, "us-east-1", "us-east-1a") == (roomy["SubnetId"], vpc["public"])
 
@@ -160,7 +190,8 @@ def test_preparing_again_makes_nothing_and_says_nothing(cloud, aws):
     assert prepare(aws(ssh_from=OFFICE, placement="cluster")) == []
     assert cloud.everything() == before
     assert {c.action for c in cloud.calls} <= {
-        "ec2:DescribeVpcs", "ec2:DescribeSubnets", "ec2:DescribeSecurityGroups", "ec2:DescribePlacementGroups"}
+        "ec2:DescribeVpcs", "ec2:DescribeSubnets", "ec2:DescribeRouteTables", "ec2:DescribeSecurityGroups",
+        "ec2:DescribePlacementGroups"}
 
 
 def test_two_laptops_that_prepare_at_once_make_everything_once(cloud, aws):

@@ -36,6 +36,8 @@ CAPACITY AND PRICES. A pool is (zone, type, market), market "spot" or "on-demand
     cloud.price("us-east-1a", "g5.xlarge"), cloud.on_demand_usd("g5.xlarge", "us-east-1")
     cloud.set_quota("us-east-1", "G", "spot", 96)            vCPUs; family G, P, P5 or Standard (default: 100000)
     cloud.usage("us-east-1", "G", "spot") -> int             vCPUs, open requests counted
+    cloud.set_default_key("us-east-1", arn)                  a customer's key encrypts disks; a launch whose caller may
+                                                             not use it ends at once, and a spot one without a grant
 
 WHAT HAPPENS TO INSTANCES, each shown as an `InstanceView` (`run` counts boots: persistent hosts come back).
 
@@ -73,6 +75,8 @@ dry_run)`; `action` as in a policy ("ec2:RunInstances"), `code` "" if it went we
     "role/NAME"                                       of credentials that a machine got from its metadata
     cloud.allow("owner", {"ec2:Describe*", ...})      only these from now on; None: everything. Roles: their policies
     cloud.deny("owner", {"ec2:RunInstances"})         never these; set() takes it back
+    cloud.attach("ci", document)                      a user may what this policy allows, judged resource by resource
+    cloud.guardrail({"Effect": "Deny", ...})          statements of a service control policy, for everybody
     cloud.expire("owner")                             its credentials have expired; (..., False) takes it back
     cloud.fault("ec2:RunInstances", code="RequestLimitExceeded", times=3)   the next calls fail; status by the code
     cloud.fault(action, lost="before")                the connection dies before it is carried out; "after": before

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
+from tests.support.fakes.aws import keys
 from tests.support.fakes.aws.catalog import ACCOUNT
 from tests.support.fakes.aws.tagging import KINDS
 
@@ -39,6 +41,7 @@ MADE = {
 }  # fmt: skip
 LAUNCHES = ("ec2:RunInstances", "ec2:CreateFleet")
 OTHER_NAMES = {"s3:HeadBucket": "s3:ListBucket", "sqs:DeleteMessageBatch": "sqs:DeleteMessage"}
+KEY_USES = {"s3:PutObject": "kms:GenerateDataKey", "s3:GetObject": "kms:Decrypt"}  # where a key encrypts the bucket
 TAGS_TOO = {"iam:CreateRole": "iam:TagRole", "iam:CreateInstanceProfile": "iam:TagInstanceProfile",
             "sqs:CreateQueue": "sqs:TagQueue", "events:PutRule": "events:TagResource"}  # fmt: skip
 
@@ -51,7 +54,10 @@ def questions(cloud: AwsCloud, call: Call) -> list[Question]:
     if call.service == "ec2":
         return [(a, {**about, **where}) for a, about in _of_ec2(cloud, call, action)]
     resources = _elsewhere(cloud, call)
-    asked: list[Question] = [(action, {"resource": resources, **where})]
+    asked: list[Question] = [(action, {"resource": resources, **where, **_bounded(call)})]
+    if (use := KEY_USES.get(action)) and (key := keys.of_bucket(resources[0])):
+        about = {"kms:ViaService": "s3.us-east-1.amazonaws.com"}
+        asked.append((use, {"resource": [key.arn], **about, **keys.aliases(key)}))
     if action in TAGS_TOO and (call.params.get("Tags") or call.params.get("tags")):
         asked.append((TAGS_TOO[action], {"resource": resources, **where}))
     if action == "iam:AddRoleToInstanceProfile":
@@ -68,6 +74,8 @@ def launching(
     tagged = {kind: _request_tags(tags) for kind, tags in made.tags.items()}
     kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if made.market == "spot" else [])
     of = {_ec2(region, kind): tagged.get(kind, {}) for kind in kinds}
+    for kind, facts in _looks(made).items():
+        of[_ec2(region, kind)] = {**of[_ec2(region, kind)], **facts}
     used = [(_ec2(region, "subnet", made.subnet.id), made.subnet.id),
             *((_ec2(region, "security-group", g.id), g.id) for g in made.groups),
             (f"arn:aws:ec2:{region}::image/{made.image}", made.image)]  # fmt: skip
@@ -90,6 +98,18 @@ def launching(
         found.append(("iam:PassRole", {"resource": [made.profile.roles[0].arn],
                                        "iam:PassedToService": "ec2.amazonaws.com"}))  # fmt: skip
     return found
+
+
+def _looks(made: Order) -> dict[str, dict[str, str]]:
+    """What a company's rules ask of a launch."""
+    return {
+        "instance": {
+            "ec2:InstanceType": made.type,
+            "ec2:InstanceMarketType": made.market,
+            "ec2:MetadataHttpTokens": made.metadata.get("HttpTokens", "optional"),
+        },
+        "volume": {"ec2:Encrypted": str(all(v.get("Encrypted") for v in made.volumes)).lower()},
+    }
 
 
 def _of_ec2(cloud: AwsCloud, call: Call, action: str) -> Iterable[Question]:
@@ -171,9 +191,21 @@ def _elsewhere(cloud: AwsCloud, call: Call) -> list[str]:
             whose = "" if str(p.get("Name", "")).startswith("/aws/service/") else ACCOUNT
             return [f"arn:aws:ssm:{call.region}:{whose}:parameter{p.get('Name', '')}"]
         case "s3":
-            where = [p["Bucket"], *([p["Key"]] if p.get("Key") else [])] if p.get("Bucket") else []
-            return [f"arn:aws:s3:::{'/'.join(where)}"] if where else ["*"]
+            where = unquote(str(p.get("path", ""))).strip("/")  # BUCKET, or BUCKET/KEY
+            return [f"arn:aws:s3:::{where}"] if where else ["*"]
     return ["*"]
+
+
+def _bounded(call: Call) -> dict[str, str]:
+    """The boundary of a new role, or of the role whose policy changes."""
+    from moto.iam.models import iam_backends
+
+    if call.service != "iam" or not call.params.get("RoleName"):
+        return {}
+    roles = iam_backends[ACCOUNT]["aws"].roles.values()
+    there = next((r for r in roles if r.name == call.params["RoleName"]), None)
+    arn = call.params.get("PermissionsBoundary") or (there.permissions_boundary_arn if there else None)
+    return {"iam:PermissionsBoundary": arn} if arn else {}
 
 
 def _iam(cloud: AwsCloud, p: Mapping[str, Any], key: str, kind: str) -> list[str]:

@@ -46,7 +46,7 @@ class Type:
         begin = self.name.partition(".")[0]
         if begin.startswith("p5"):
             return "P5"
-        if begin[0] in "gp" and begin[1].isdigit():
+        if begin.startswith("gr") or (begin[0] in "gp" and begin[1].isdigit()):
             return begin[0].upper()
         return "Standard"
 
@@ -87,6 +87,10 @@ TYPES = {
         Type("g5.12xlarge", 5.672),
         Type("g5.48xlarge", 16.288),
         Type("g6.xlarge", 0.8048, "bc"),
+        Type("p3.2xlarge", 3.06),
+        Type("g4ad.xlarge", 0.37853, "a"),
+        Type("g6f.large", 0.202, "b"),
+        Type("gr6.4xlarge", 1.5392, "bc"),
         Type("p4d.24xlarge", 32.7726, "ab", ("us-east-1", "us-west-2")),
         Type("p5.48xlarge", 98.32, "a", ("us-east-1",)),
     )
@@ -113,11 +117,25 @@ IMAGES = {
 }
 
 
+OLDER = {  # type that moto does not know -> one of the same size, and its GPU: maker, name, MiB
+    "p3.2xlarge": ("g4dn.2xlarge", "NVIDIA", "V100", 16384),
+    "g4ad.xlarge": ("g4dn.xlarge", "AMD", "Radeon Pro V520", 8192),
+}
+
+
 @cache
 def _facts(name: str) -> dict[str, Any]:
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-    return dict(INSTANCE_TYPES[name])
+    if name not in OLDER:
+        return dict(INSTANCE_TYPES[name])
+    like, maker, gpu, mib = OLDER[name]
+    device = {"Name": gpu, "Manufacturer": maker, "Count": 1, "MemoryInfo": {"SizeInMiB": mib}}
+    return {
+        **INSTANCE_TYPES[like],
+        "InstanceType": name,
+        "GpuInfo": {"Gpus": [device], "TotalGpuMemoryInMiB": mib},
+    }
 
 
 def zones(region: str) -> list[str]:

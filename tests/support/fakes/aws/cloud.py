@@ -23,8 +23,8 @@ from tests.support.fakes.aws import (  # noqa: F401 - they register their operat
     fleets,
     imds,
     instances,
+    keys,
     ordering,
-    simulation,
     tagging,
     templates,
 )
@@ -231,7 +231,7 @@ class AwsCloud(Controls):
         return backend
 
     def _furnish(self, backend: Any, region: str) -> None:
-        backend.default_kms_key_id = f"arn:aws:kms:{region}:{ACCOUNT}:key/aws-ebs"
+        backend.default_kms_key_id = keys.default(self, region)
         vpc = backend.get_default_vpc()
         vpc.enable_dns_hostnames = True
         for by_zone in backend.subnets.values():
@@ -307,11 +307,7 @@ class AwsCloud(Controls):
                     "sts": "AccessDenied",
                     "s3": "AccessDenied",
                 }.get(call.service, "AccessDeniedException")
-                raise AwsError(
-                    code,
-                    f"You are not authorized to perform this operation. User: {self.rights.arn(call.principal)} is "
-                    f"not authorized to perform: {action} because no identity-based policy allows the {action} action",
-                )
+                raise AwsError(code, self.rights.refusal(call.principal, action, known))
 
     # ---- clients
 

@@ -61,6 +61,12 @@ class Controls:
     def deny(self, principal: str, actions: Iterable[str]) -> None:
         self.rights.deny(principal, actions)
 
+    def attach(self, principal: str, document: dict[str, Any] | None) -> None:
+        self.rights.attach(principal, document)
+
+    def guardrail(self, *statements: dict[str, Any]) -> None:
+        self.rights.guardrails = list(statements)
+
     def expire(self, principal: str, expired: bool = True) -> None:
         (self.rights.expired.add if expired else self.rights.expired.discard)(principal)
 
@@ -117,6 +123,9 @@ class Controls:
         assert family in catalog.FAMILIES, family
         self.market.quotas[region, family, market] = vcpus
         self.tick()
+
+    def set_default_key(self, region: str, arn: str) -> None:
+        self.regions[region].default_key = arn
 
     def usage(self, region: str, family: str, market: str) -> int:
         return self.market.usage(self.regions[region], family, market)

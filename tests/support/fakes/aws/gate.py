@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 from wsgiref.handlers import format_date_time
 
+from tests.support.fakes.aws import ordering
 from tests.support.fakes.aws.errors import AwsError, Lost, answer
 from tests.support.fakes.aws.operations import OPERATIONS, Context
 
@@ -167,6 +168,9 @@ class Gate:
         with cloud.lock:
             cloud.rights_asked(call)
             if call.dry_run:
+                if call.action == "ec2:RunInstances":  # each resource of the launch, with its own tags
+                    ctx = Context(cloud, cloud.regions[region], call.principal, cloud.now())
+                    ordering.order(ctx, *ordering.merged(ctx, call.params))
                 raise AwsError("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
             known = OPERATIONS.get(call.action)
             if known is not None and not (call.service == "ssm" and not cloud.answers(call)):
@@ -277,6 +281,8 @@ def _s3_operation(environ: dict[str, Any]) -> str:
         }.get(method, method)
     if method == "POST" and "delete" in environ.get("QUERY_STRING", ""):
         return "DeleteObject"
+    if environ.get("QUERY_STRING", "").startswith("encryption"):
+        return {"GET": "GetEncryptionConfiguration"}.get(method, "PutEncryptionConfiguration")
     return {"GET": "ListBucket", "HEAD": "ListBucket", "PUT": "CreateBucket", "DELETE": "DeleteBucket"}.get(
         method, method
     )

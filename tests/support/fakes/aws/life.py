@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from tests.support.fakes.aws import birth
+from tests.support.fakes.aws import birth, keys
 from tests.support.fakes.aws.birth import new_id
 from tests.support.fakes.aws.catalog import region_of
 from tests.support.fakes.aws.errors import AwsError
@@ -114,6 +114,8 @@ class Life:
         if request:
             request.become(now, "active", "fulfilled", "Your Spot request is fulfilled.", machine.id)
         self._boot(machine)
+        if not keys.may_use(cloud, state.name, order):
+            self.terminate(machine, keys.REFUSED, "")
         return machine
 
     def _boot(self, machine: Machine) -> None:

@@ -376,10 +376,6 @@ def _may_be_created(ctx: Context, made: Order, in_fleet: dict[str, dict[str, str
     """The rights beside ec2:RunInstances that a launch takes."""
     for action, known in about.launching(ctx.cloud, ctx.region.name, made, in_fleet):
         if not ctx.cloud.rights.may(ctx.principal, action, known):
-            raise AwsError(
-                "UnauthorizedOperation",
-                f"You are not authorized to perform this operation. User: {ctx.arn} is not authorized to perform: "
-                f"{action} on resource: {', '.join(known['resource'])}",
-            )
+            raise AwsError("UnauthorizedOperation", ctx.cloud.rights.refusal(ctx.principal, action, known))
     if made.market == "spot":
         ctx.cloud.need_spot_role(ctx)

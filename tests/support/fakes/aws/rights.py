@@ -1,4 +1,5 @@
-"""Who asks, and what they may. Roles may what their policies say; users what the test says, everything by default."""
+"""Who asks, and what they may. Roles may what their policies say; users what the test says, or what the documents say
+that are attached to them; everything by default. Guardrails are the organization's: they deny to everybody."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from tests.support.fakes.aws.catalog import ACCOUNT
+from tests.support.fakes.aws.operations import Context, operation
 
 OWNER = "owner"
 OWNER_KEY = ("AKIAOWNEROFTHEFAKE01", "the-owners-secret-of-the-fake")
+BOOLEAN = ("kms:GrantIsForAWSResource",)  # keys of conditions; a value of another type counts as not given
 
 
 @dataclass
@@ -31,6 +34,8 @@ class Rights:
         self.keys = {OWNER_KEY[0]: Key(OWNER, OWNER_KEY[1])}
         self._allowed: dict[str, set[str] | None] = {}
         self._denied: dict[str, set[str]] = {}
+        self._attached: dict[str, list[dict[str, Any]]] = {}  # statements, by user
+        self.guardrails: list[dict[str, Any]] = []  # statements of service control policies
         self.expired: set[str] = set()
 
     def user(self, name: str) -> tuple[str, str]:
@@ -59,6 +64,12 @@ class Rights:
     def deny(self, principal: str, actions: Iterable[str]) -> None:
         self._denied[principal] = set(actions)
 
+    def attach(self, principal: str, document: dict[str, Any] | None) -> None:
+        if document is None:
+            self._attached.pop(principal, None)
+        else:
+            self._attached[principal] = list(document["Statement"])
+
     def may(self, principal: str, action: str, about: dict[str, Any] | None = None) -> bool:
         """`about`: "resource" (ARNs), and the keys that conditions ask for, by name ("aws:RequestTag/x"); those of
         one resource alone stand under "of". "coarse": no condition is asked for yet."""
@@ -66,12 +77,54 @@ class Rights:
             return True  # needs no permission
         if any(_like(action, p) for p in self._denied.get(principal, ())):
             return False
+        if self.forbidden(action, about or {}):
+            return False
         if principal in self._allowed:
             allowed = self._allowed[principal]
             return allowed is None or any(_like(action, p) for p in allowed)
         if principal.startswith("role/"):
-            return decide(self._statements(principal.removeprefix("role/")), action, about or {})
+            name = principal.removeprefix("role/")
+            bound = self._boundary(name)
+            return decide(self._statements(name), action, about or {}) and (
+                bound is None or decide(bound, action, about or {})
+            )
+        if principal in self._attached:
+            return decide(self._attached[principal], action, about or {})
         return True
+
+    def forbidden(self, action: str, about: dict[str, Any]) -> bool:
+        """Does a guardrail deny it? A launch is judged when all of it is known."""
+        return not about.get("coarse") and any(
+            s["Effect"] == "Deny" and _applies(s, action, resource, about)
+            for resource in about.get("resource") or ["*"]
+            for s in self.guardrails
+        )
+
+    def refusal(self, principal: str, action: str, about: dict[str, Any]) -> str:
+        """AWS's words."""
+        asked = about.get("resource") or ()
+        resources = [r for r in asked if not self.may(principal, action, {**about, "resource": [r]})]
+        where = f" on resource: {resources[0].replace('/new', '/*')}" if resources else ""
+        why = (
+            "with an explicit deny in a service control policy"
+            if self.forbidden(action, about)
+            else f"because no identity-based policy allows the {action} action"
+        )
+        return (
+            f"You are not authorized to perform this operation. User: {self.arn(principal)} is not authorized to "
+            f"perform: {action}{where} {why}"
+        )
+
+    @staticmethod
+    def _boundary(role: str) -> list[dict[str, Any]] | None:
+        """Statements of the policy that bounds the role; [] if that policy is not there."""
+        from moto.iam.models import iam_backends
+
+        backend = iam_backends[ACCOUNT]["aws"]
+        found = next((r for r in backend.roles.values() if r.name == role), None)
+        arn = found.permissions_boundary_arn if found else None
+        policy = backend.managed_policies.get(arn) if arn else None
+        return None if not arn else json.loads(_document(policy))["Statement"] if policy else []
 
     def _statements(self, role: str) -> list[dict[str, Any]]:
         from moto.iam.models import iam_backends
@@ -81,13 +134,18 @@ class Rights:
         if found is None:
             return []
         texts = list(found.policies.values())
-        texts += [p.document for p in found.managed_policies.values()]
+        texts += [_document(p) for p in found.managed_policies.values()]
         statements: list[dict[str, Any]] = []
         for text in texts:
             document = json.loads(text if text.lstrip().startswith("{") else unquote(text))
             statement = document["Statement"]
             statements += statement if isinstance(statement, list) else [statement]
         return statements
+
+
+def _document(policy: Any) -> str:
+    """Text of a managed policy of moto's."""
+    return str(next(v.document for v in policy.versions if v.version_id == policy.default_version_id))
 
 
 def decide(statements: list[dict[str, Any]], action: str, about: dict[str, Any]) -> bool:
@@ -151,3 +209,25 @@ def _like(text: str, pattern: str, case: bool = False) -> bool:
     if not case:
         text, pattern = text.lower(), pattern.lower()
     return re.fullmatch(fnmatch.translate(pattern.replace("[", "[[]")), text) is not None
+
+
+@operation("iam:SimulatePrincipalPolicy")
+def simulate_principal_policy(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
+    """What IAM says beforehand: one line per action; allowed if it is so for each resource."""
+    kind, _, name = p["PolicySourceArn"].rpartition(":")[2].partition("/")
+    principal = f"role/{name.rpartition('/')[2]}" if kind == "role" else name
+    about: dict[str, Any] = {
+        e["ContextKeyName"]: e["ContextKeyValues"]
+        for e in p.get("ContextEntries", [])
+        if e["ContextKeyName"] not in BOOLEAN or e["ContextKeyType"] == "boolean"
+    }
+    about["resource"] = p.get("ResourceArns", ["*"])
+    lines = [
+        {
+            "EvalActionName": action,
+            "EvalResourceName": about["resource"][0],
+            "EvalDecision": "allowed" if ctx.cloud.rights.may(principal, action, about) else "implicitDeny",
+        }
+        for action in p["ActionNames"]
+    ]
+    return {"EvaluationResults": lines, "IsTruncated": False}

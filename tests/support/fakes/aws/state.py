@@ -229,5 +229,6 @@ class RegionState:
         default_factory=dict
     )  # (action, token) -> fingerprint, what came of it
     next_ip: dict[str, int] = field(default_factory=dict)  # subnet -> number of the address tried next
+    default_key: str = ""  # ARN of the customer's key that encrypts disks by default; "": AWS's own
     usual: set[str] = field(default_factory=set)  # ids of what every account has
     ended: dict[str, float] = field(default_factory=dict)  # when instances ended that are listed no more

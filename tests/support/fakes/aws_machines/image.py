@@ -17,7 +17,8 @@ from typing import Any
 
 import yaml
 
-from tests.support.fakes.aws import InstanceView
+from spotfleet.providers.aws.types import DRIVEN
+from tests.support.fakes.aws import InstanceView, catalog
 from tests.support.network.machine_init import POWER_OFF
 from tests.support.network.machines import CHECKOUT, FRESH, SFTP, SSHD, Machine, prefixes
 
@@ -64,6 +65,7 @@ esac
 APT = f"""#!/bin/sh
 echo "$0 $*" >>{INSTALLS}
 """
+NO_XID = "#!/bin/sh\n"  # `dmesg`: the kernel is this machine's
 SUDO = """#!/bin/sh
 while :; do
   case $1 in
@@ -124,17 +126,28 @@ def spec(view: InstanceView, bare: bool) -> dict[str, Any]:
         BOOT: (BOOT_TEXT, 0o755),
         "/usr/bin/systemctl": (SYSTEMCTL, 0o755),
         "/usr/sbin/dmidecode": (DMIDECODE, 0o755),
+        "/usr/bin/dmesg": (NO_XID, 0o755),
         "/usr/bin/systemd-detect-virt": ("#!/bin/sh\nexit 1\n", 0o755),  # not a container
         **{f"/usr/sbin/{name}": (SHUTDOWN, 0o755) for name in ("shutdown", "poweroff", "halt")},
         **{f"/usr/bin/{name}": (APT, 0o755) for name in ("apt-get", "apt", "eatmydata")},
         **{f"/etc/{name}": (_without_people(name), mode) for name, mode in (("passwd", 0o644), ("shadow", 0o640))},
     }
+    if view.image not in (catalog.UBUNTU, catalog.AMAZON_LINUX):
+        files["/usr/bin/nvidia-smi"] = (_nvidia_smi(view.type), 0o755)
     if shutil.which("sudo") is None:
         files |= {"/usr/bin/sudo": (SUDO, 0o755), "/etc/pam.d/su": (ANYBODY, 0o644)}
     return {"name": "ubuntu", "fresh": EMPTY, "shared": prefixes(), "linked": [], "masks": _masks(bare),
             "hidden": [str(key) for key in Path("/etc/ssh").glob("ssh_host_*")], "size": f"{DISK_MIB}m", "files": files,
             "folders": ["/run/lock", "/var/log/apt"], "user_id": 0,
             "door": ["/usr/bin/env", "-i", f"PATH={PATH}", "LANG=C.UTF-8", "/bin/sh", BOOT]}
+
+
+def _nvidia_smi(kind: str) -> str:
+    """The driver's tool, which finds the GPUs that it is for."""
+    devices = catalog.TYPES[kind].facts.get("GpuInfo", {}).get("Gpus", [])
+    count = sum(d["Count"] for d in devices) if kind.partition(".")[0] in DRIVEN else 0
+    lines = [f"{number}, 00000000:00:1{number:X}.0, 0" for number in range(count)]
+    return "#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines or ["No devices were found"])
 
 
 def _masks(bare: bool) -> dict[str, dict[str, str]]:
