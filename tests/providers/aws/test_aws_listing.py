@@ -237,8 +237,30 @@ def test_a_request_for_one_launch_that_is_still_open_is_no_host():
 
 def test_members_of_a_gang_are_told_apart_by_their_launch_index():
     own = said(**OURS | {"spotfleet_host": "f- 3 4 5"})
-    found = lines([instance(InstanceId=f"i-{n}", AmiLaunchIndex=n, Tags=own) for n in (2, 0, 1)])
-    assert [(h.request_id, h.provider_id) for h in found] == [("f-3", "i-0"), ("f-4", "i-1"), ("f-5", "i-2")]
+    found = lines([instance(InstanceId=f"i-{n}", SpotInstanceRequestId=f"sir-{n}", AmiLaunchIndex=2 - n, Tags=own)
+                   for n in (2, 0, 1)])
+    assert [(h.request_id, h.provider_id) for h in found] == [("f-3", "i-2"), ("f-4", "i-1"), ("f-5", "i-0")]
+
+
+@pytest.mark.parametrize(("places", "order"), [(["2", "0", "1"], ["f-5", "f-3", "f-4"]),
+                                               ([None] * 3, ["f-3", "f-4", "f-5"])], ids=["tagged", "untagged"])
+def test_members_of_a_gang_with_one_launch_index_are_told_apart_by_their_tag_or_else_their_ids(places, order):
+    own = OURS | {"spotfleet_host": "f- 3 4 5"}
+    found = lines([instance(InstanceId=f"i-{n}", SpotInstanceRequestId=f"sir-{n}", AmiLaunchIndex=0,
+                            Tags=said(**own, **({"spotfleet_member": place} if place else {})))
+                   for n, place in enumerate(places)])
+    assert {h.provider_id: h.request_id for h in found} == {f"i-{n}": host for n, host in enumerate(order)}
+
+
+def test_a_relaunch_without_tags_is_the_member_whose_machine_its_request_had():
+    own = said(**OURS | {"spotfleet_host": "f- 3 4"})
+    others = said(**OURS | {"spotfleet_host": "f- 3 4", "spotfleet_member": "0"})
+    mine = said(**OURS | {"spotfleet_host": "f- 3 4", "spotfleet_member": "1"})
+    found = lines([instance(InstanceId="i-0", SpotInstanceRequestId="sir-0", Tags=others),
+                   instance("terminated", InstanceId="i-1", Tags=mine),
+                   instance(InstanceId="i-2", Tags=[], LaunchTime=at(200))],
+                  [lasting("active", "fulfilled", InstanceId="i-2", Tags=own)])
+    assert [(h.request_id, h.provider_id) for h in found] == [("f-3", "i-0"), ("f-4", "i-2")]
 
 
 def test_an_index_that_no_member_has_is_no_host_of_ours():

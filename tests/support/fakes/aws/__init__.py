@@ -94,8 +94,8 @@ what every account has: default VPCs and their parts, service-linked roles.
 Images and account: `cloud.ACCOUNT`, `cloud.UBUNTU`, `cloud.DEEP_LEARNING` (image ids, the same in every region).
 
 What EC2 does where nobody says it, and this fake does the worse: what a persistent request launches anew has no tags
-(`cloud.relaunched_tagged`); a one-time spot instance whose guest powers off under the shutdown behavior "stop" goes on
-being "running".
+(`cloud.relaunched_tagged`); each spot machine of one launch has the launch index 0 (`cloud.spot_index_zero`); a
+one-time spot instance whose guest powers off under the shutdown behavior "stop" goes on being "running".
 """
 
 from __future__ import annotations
