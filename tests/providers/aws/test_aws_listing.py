@@ -105,20 +105,22 @@ def test_a_pending_machine_is_not_billed_yet():
     assert the_line([instance("pending")]).runs == ()
 
 
-ENDS = {
-    "by us": ("User initiated (2023-11-14 22:15:00 GMT)", "Client.UserInitiatedShutdown", False),
+ENDS = {  # (reason, code, is it taken, and paid all the same)
+    "by us": ("User initiated (2023-11-14 22:15:00 GMT)", "Client.UserInitiatedShutdown", False, False),
     "by itself": ("Client.InstanceInitiatedShutdown (2023-11-14 22:15:00 GMT)", "Client.InstanceInitiatedShutdown",
-                  False),
-    "taken": ("Server.SpotInstanceTermination (2023-11-14 22:15:00 GMT)", "Server.SpotInstanceTermination", True),
+                  False, False),
+    "taken": ("Server.SpotInstanceTermination (2023-11-14 22:15:00 GMT)", "Server.SpotInstanceTermination", True,
+              False),
+    "failed": ("Server.ScheduledStop (2023-11-14 22:15:00 GMT)", "Server.ScheduledStop", True, True),
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_ends_when_ec2_says_and_is_taken_if_ec2_took_it(end):
-    reason, code, taken = ENDS[end]
+    reason, code, taken, paid = ENDS[end]
     line = the_line([instance("terminated", StateTransitionReason=reason,
                               StateReason={"Code": code, "Message": f"{code}: words"})])
-    assert line.runs == (Run(T, T + 100, taken),) and line.why == f"{code}: words"
+    assert line.runs == (Run(T, T + 100, taken, paid),) and line.why == f"{code}: words"
 
 
 def test_the_end_of_a_run_that_the_instance_does_not_tell_is_that_of_its_spot_request():
@@ -173,11 +175,11 @@ def test_a_machine_that_is_going_counts_as_there_until_it_is_gone():
     assert (line.state, line.runs, line.why) == (CloudState.RUNNING, (Run(T),), "shutting-down: by us")
 
 
-def test_what_chaos_ended_counts_as_taken():
+def test_what_chaos_ended_counts_as_taken_and_is_paid():
     own = said(**OURS, spotfleet_taken="yes")
     line = the_line([instance("terminated", Tags=own, StateReason={"Code": "Client.UserInitiatedShutdown"},
                               StateTransitionReason="User initiated (2023-11-14 22:15:00 GMT)")])
-    assert line.runs == (Run(T, T + 100, taken=True),)
+    assert line.runs == (Run(T, T + 100, taken=True, paid=True),)
 
 
 def test_a_page_that_is_repeated_changes_nothing():

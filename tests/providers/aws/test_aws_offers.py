@@ -224,9 +224,9 @@ def test_check_wants_a_network(cloud, aws):
     assert "create-default-subnet" in told.value.hint
 
 
-def test_billing_is_by_the_second_from_a_minute_on(aws):
+def test_billing_is_by_the_second_from_a_minute_on_and_a_first_hour_that_ec2_interrupts_is_free(aws):
     rules = aws().billing()
-    assert (rules.minimum_s, rules.free_if_taken_within_s) == (60, 0)
+    assert (rules.minimum_s, rules.free_if_taken_within_s) == (60, 3600)
 
 
 def test_stale_prices_serve_while_ec2_slows_us_down(cloud, aws, hurried, monkeypatch):

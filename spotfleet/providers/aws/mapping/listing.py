@@ -31,6 +31,7 @@ WAITING = ("open", "active", "disabled")  # states of a spot request that may st
 ORPHANED = "request-canceled-and-instance-running"  # status of one whose instance continues: EC2 shows it for hours
 NEVER_RAN = ("Server.InsufficientInstanceCapacity", "Server.InternalError", "Client.VolumeLimitExceeded",
              "Client.InvalidSnapshot.NotFound", "Client.InternalError", "Server.ScheduledStop.NeverStarted")
+RECLAIMED = "Server.Spot"  # codes of interruptions, which are free in the first hour
 KEY_TROUBLE = "Client.InternalError"  # EC2's code when access to the volume's key is denied
 
 Instance = Mapping[str, Any]  # an item of DescribeInstances
@@ -205,7 +206,10 @@ def _runs(instance: Instance, request: Request, state: CloudState) -> tuple[Run,
         return (Run(begun),)
     if not (ended := _ended_at(instance, request)):
         return ()
-    return (Run(begun, max(ended, begun + SECOND_S), code.startswith("Server.") or names.TAKEN in tags(instance)),)
+    exercise = names.TAKEN in tags(instance)
+    taken = exercise or code.startswith("Server.")
+    reclaimed = code.startswith(RECLAIMED) and not exercise
+    return (Run(begun, max(ended, begun + SECOND_S), taken, paid=taken and not reclaimed),)
 
 
 def _ended_at(instance: Instance, request: Request) -> float:

@@ -36,6 +36,7 @@ CAPACITY AND PRICES. A pool is (zone, type, market), market "spot" or "on-demand
     cloud.price("us-east-1a", "g5.xlarge"), cloud.on_demand_usd("g5.xlarge", "us-east-1")
     cloud.set_quota("us-east-1", "G", "spot", 96)            vCPUs; family G, P, P5 or Standard (default: 100000)
     cloud.usage("us-east-1", "G", "spot") -> int             vCPUs, open requests counted
+    cloud.invoice() -> {instance: dollars}                   what EC2 would bill, with its first hour
 
 WHAT HAPPENS TO INSTANCES, each shown as an `InstanceView` (`run` counts boots: persistent hosts come back).
 
