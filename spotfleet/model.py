@@ -74,6 +74,7 @@ class Offer:
     accelerator: str = ""  # "V100", or "" on a CPU host
     room: int = 0  # number of further hosts that fit; 0: unknown
     life_s: float = 0.0  # expected life of a spot host, from the cloud's published interruption rate; 0: unknown
+    quota: str = ""  # name of the region's quota that counts it; "" if the provider names none
 
     @cached_property
     def pool(self) -> str:

@@ -13,10 +13,10 @@ from spotfleet.matching import matches, meets
 from spotfleet.model import BillingRules, CloudState, HostState, Market, Need, Nodes, Offer, Role, Run
 
 UP, LAUNCHING, DRAINING, STOPPED = HostState.UP, HostState.LAUNCHING, HostState.DRAINING, HostState.STOPPED
-CHEAP = Offer("fake", "r", "zone-a", "g5", Market.SPOT, 1, 1_000_000, 3_000_000, "A10G")
+CHEAP = Offer("fake", "r", "zone-a", "g5", Market.SPOT, 1, 1_000_000, 3_000_000, "A10G", quota="G spot")
 NEAR = replace(CHEAP, zone="zone-b", price_micros_h=1_400_000)
 DEAR = replace(CHEAP, zone="zone-c", price_micros_h=2_000_000)
-FULL = replace(CHEAP, market=Market.ON_DEMAND, price_micros_h=3_000_000)
+FULL = replace(CHEAP, market=Market.ON_DEMAND, price_micros_h=3_000_000, quota="G on demand")
 NOTHING = Observed()
 
 
@@ -201,7 +201,8 @@ def test_each_alternative_has_its_own_price_limit():
 
 
 @pytest.mark.parametrize(("scope", "refused"), [
-    ("pool", [CHEAP]), ("type", [CHEAP, NEAR]), ("region", [CHEAP, NEAR]), ("account", [CHEAP, NEAR])])
+    ("pool", [CHEAP]),
+    *((scope, [CHEAP, NEAR]) for scope in ("type", "quota", "region", "account"))])
 def test_a_scope_that_refused_is_not_asked_again_until_its_cooldown_ends(scope, refused):
     cooling = given(cooldown_until={scope_keys(CHEAP)[scope]: 300.0})
     assert launched(plan(want(1), cooling, refused, NOTHING, now=299)) == []

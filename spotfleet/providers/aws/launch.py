@@ -196,7 +196,7 @@ class _Launching:
         """Combine the errors of a fleet without an instance, one per pool."""
         zones = {subnet: zone for zone, subnets in self.facts.subnets.items() for subnet in subnets}
         refusals: dict[str, SpotfleetError] = {}
-        refused: dict[str, None] = {}  # pools
+        refused: dict[str, list[str]] = {}  # reach of a refusal -> its pools
         for one in failures:
             where = (one.get("LaunchTemplateAndOverrides") or {}).get("Overrides") or {}
             subnet = where.get("SubnetId", "")
@@ -204,11 +204,11 @@ class _Launching:
             if one.get("ErrorCode") == FULL and subnet:
                 network.deprioritize(self.account, self.region, subnet)
             place = f"{self.region}/{zone} {where.get('InstanceType', '')} spot"
-            refused |= {o.pool: None for o in self.order.pools
-                        if (o.zone, o.instance_type) == (zone, where.get("InstanceType"))}
-            refusals.setdefault(f"{place} {one.get('ErrorCode')}", errors.refusal(
-                f"aws {place}", one.get("ErrorCode", ""), one.get("ErrorMessage", ""), "ec2:CreateFleet",
-                self.account.origin))
+            refusal = errors.refusal(f"aws {place}", one.get("ErrorCode", ""), one.get("ErrorMessage", ""),
+                                     "ec2:CreateFleet", self.account.origin)
+            refusals.setdefault(f"{place} {one.get('ErrorCode')}", refusal)
+            refused.setdefault(getattr(refusal, "scope", ""), []).extend(
+                o.pool for o in self.order.pools if (o.zone, o.instance_type) == (zone, where.get("InstanceType")))
         if not refusals:
             pools = ", ".join(f"{o.zone} {o.instance_type}" for o in self.order.pools)
             return NoCapacity(f"aws {self.region}: EC2 made no host of {pools}, and gave no reason",
@@ -217,9 +217,11 @@ class _Launching:
         decisive = [e for e in refusals.values() if isinstance(e, (NoCapacity, NeedsPerson))]
         chosen = errors.worst(decisive or refusals.values())
         others = [str(e).removeprefix("aws ") for e in refusals.values() if e is not chosen]
-        text = "; ".join([str(chosen), *others])
+        text, scope = "; ".join([str(chosen), *others]), getattr(chosen, "scope", "pool")
+        # One family may have used up its quota: the pools of others are asked for next.
+        pools = refused[scope] if scope == errors.Reach.QUOTA.value else itertools.chain(*refused.values())
         more = (NeedsPerson(text, hint=chosen.hint) if isinstance(chosen, NeedsPerson) else
-                NoCapacity(text, hint=chosen.hint, scope=getattr(chosen, "scope", "pool"), pools=tuple(refused)))
+                NoCapacity(text, hint=chosen.hint, scope=scope, pools=tuple(dict.fromkeys(pools))))
         more.__cause__ = chosen
         return more
 

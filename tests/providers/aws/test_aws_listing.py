@@ -10,7 +10,8 @@ import pytest
 from spotfleet.model import CloudHost, CloudState, Market, Offer, Role, Run, SshAccess
 from spotfleet.providers.aws.mapping import listing
 
-SPOT = Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 412_300, 1_006_000, "A10G")
+SPOT = Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 412_300, 1_006_000, "A10G",
+             quota="All G and VT Spot Instance Requests")
 POOL = "1 A10G us-east-1a/g5.xlarge=412300/1006000 us-east-1b/g5.xlarge=500000/1006000"
 T = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 SIGHT = listing.ListingContext("us-east-1", "ubuntu", lambda host: (f"ssh-ed25519 {host}",),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spotfleet.model import SECOND, CloudHost, CloudState, Market, Offer, Role, Run, SshAccess
-from spotfleet.providers.aws.mapping import names
+from spotfleet.providers.aws.mapping import errors, names
 
 SECOND_S = 1e-3  # EC2 reports whole seconds: a run that began and ended in the same one is longer than nothing
 TAG_LENGTH = 256
@@ -189,7 +189,8 @@ def _offer(instance: Instance, own: Mapping[str, str], sight: ListingContext) ->
     slots, accelerator, *priced = [*own.get(names.POOL, "").split(" "), "", ""]
     market = Market.SPOT if spot(instance) else Market.ON_DEMAND
     bare = Offer("aws", sight.region, zone, kind, market, int(slots) if slots.isdigit() else 1, 0, 0,
-                 "" if accelerator == "-" else accelerator.replace("_", " "))
+                 "" if accelerator == "-" else accelerator.replace("_", " "),
+                 quota=errors.quota(f"{kind} {market.value}"))
     for entry in priced:
         pool, _, price = entry.partition("=")
         now, _, on_demand = price.partition("/")
