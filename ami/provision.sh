@@ -54,8 +54,15 @@ find_python() {
 install_system() { # what bootstrap.sh, rsync-up and people want; all small
   say "installs packages of the system"
   export DEBIAN_FRONTEND=noninteractive
+  # An upgrade in the background would hold dpkg's lock, or be half done in the image.
+  systemctl stop apt-daily.timer apt-daily-upgrade.timer apt-daily.service apt-daily-upgrade.service 2>/dev/null || :
   apt-get update -q
-  apt-get install -qy --no-install-recommends ca-certificates curl python3 python3-venv rsync util-linux
+  apt-get -o DPkg::Lock::Timeout=300 install -qy --no-install-recommends ca-certificates curl python3 python3-venv rsync util-linux
+}
+
+spare_our_units() { # after an upgrade Ubuntu restarts services that use a replaced library; user data write this too
+  mkdir -p /etc/needrestart/conf.d
+  printf '%s\n' '$nrconf{override_rc}{qr(^spotfleet-)} = 0;' >/etc/needrestart/conf.d/spotfleet.conf
 }
 
 requirements() { # what agents, workers and dispatchers import, as pyproject.toml says; torch apart
@@ -102,7 +109,7 @@ seal() {
   sync
 }
 
-[ -n "$venv_only" ] || install_system
+[ -n "$venv_only" ] || { install_system && spare_our_units; }
 python=$(find_python) || fail "no Python 3.11 or newer with venv here"
 make_environment
 try_environment

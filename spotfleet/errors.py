@@ -41,8 +41,8 @@ class NoSuchFleet(SpotfleetError):
 class NoCapacity(SpotfleetError):
     """Refusal of a launch for lack of capacity.
 
-    `scope` is "pool", "type", "region" or "account"; everything in it cools down. `pools` holds the refusing pools of a
-    launch that named several; empty: the first.
+    `scope` is "pool", "type", "quota" (`Offer.quota`), "region" or "account"; all in it cools down. `pools` holds
+    the refusing pools of a launch that named several; empty: the first.
     """
 
     def __init__(self, message: str, *, hint: str = "", scope: str = "pool", pools: tuple[str, ...] = ()) -> None:

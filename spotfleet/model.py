@@ -75,6 +75,7 @@ class Offer:
     accelerator: str = ""  # "V100", or "" on a CPU host
     room: int = 0  # number of further hosts that fit; 0: unknown
     life_s: float = 0.0  # expected life of a spot host, from the cloud's published interruption rate; 0: unknown
+    quota: str = ""  # name of the region's quota that counts it; "" if the provider names none
 
     @cached_property
     def pool(self) -> str:
@@ -87,7 +88,8 @@ class Run:
 
     started_at: float
     ended_at: float | None = None
-    taken: bool = False  # ended by the cloud, not by us
+    taken: bool = False  # ended by the cloud, or by an exercise of ours that counts like it
+    paid: bool = False  # no rule for taken runs applies: an exercise of ours, or a failure of the machine
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class BillingRules:
 
     Seconds are counted from the start of a run. Each begun second is billed in full, at the price in force when it
     begins. A run shorter than `minimum_s` is billed as `minimum_s` at the last price of the run. A run that
-    the cloud itself ends within `free_if_taken_within_s` costs nothing. Each host is rounded once, half up.
+    the cloud itself reclaims within `free_if_taken_within_s` costs nothing. Each host is rounded once, half up.
     """
 
     minimum_s: int = 60

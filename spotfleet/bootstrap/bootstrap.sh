@@ -25,6 +25,7 @@ NEEDS_PYTHON=3.11
 ROOM_MIB=3000 DISPATCHER_ROOM_MIB=400 INHERIT_ROOM_MIB=48 # needed on the disk before an environment is made
 WHEEL_S=900                                              # to receive or fetch the wheel
 ENVIRONMENT_S=120 PACKAGES_S=1800 QUICK_S=60             # to make an empty environment; to fill it; for local steps
+APT_LOCK_S=300                                           # wait for another process that installs packages
 START_S=10                                               # from the start until a running process is visible
 LOCK_S=2100                                              # wait for another host here that makes an environment
 BACKOFFS=(0.5 1 2 4 8 15 30) STEADY_S=60                 # before the process is restarted; after STEADY_S, as new
@@ -292,12 +293,25 @@ install() { # the user's packages first, so that their versions hold; then ours 
   rm -f "$host/.all.txt"
 }
 
+has_ensurepip() { quick "$python" -c 'import ensurepip, venv' 2>/dev/null; }
+
+install_venv() { # the machine's own upgrades may have kept cloud-init from it; a user's own machine is left alone
+  [ -n "$POWER_OFF" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+  state installing "installs python3-venv"
+  export DEBIAN_FRONTEND=noninteractive
+  timeout -k 5 "$PACKAGES_S" apt-get -q update </dev/null 8>&- 9>&-
+  timeout -k 5 "$PACKAGES_S" apt-get -o "DPkg::Lock::Timeout=$APT_LOCK_S" -qy install python3-venv </dev/null 8>&- 9>&-
+  has_ensurepip
+}
+
 make_empty_with_pip() {
-  if quick "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+  if has_ensurepip; then
     run "$ENVIRONMENT_S" "$python" -m venv "$environment"
   elif quick "$python" -m pip --version >/dev/null 2>&1; then
     run "$ENVIRONMENT_S" "$python" -m venv --without-pip "$environment"
     run "$PACKAGES_S" "$python" -m pip --python "$environment/bin/python" install pip
+  elif install_venv; then
+    run "$ENVIRONMENT_S" "$python" -m venv "$environment"
   else
     fail "$python can make no environment: it has neither ensurepip nor pip; install python3-venv (Debian: apt-get" \
       "install python3-venv) or uv, or set environment.inherit: true"

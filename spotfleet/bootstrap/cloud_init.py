@@ -6,6 +6,10 @@ key that it was given here. It does not contain remove.sh either, since such a m
 
 A machine that the cloud stops and starts again becomes the same host: systemd runs its unit. Without systemd, a
 per-boot script of cloud-init starts the host again.
+
+Ubuntu installs security updates by itself, and needrestart then restarts each service that uses a replaced library:
+our unit, too. A host lives for hours and upgrades nothing. A dispatcher goes on upgrading, and needrestart leaves our
+unit alone.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any
 
 from spotfleet.bootstrap import CLAIM, HostPlan, script
 from spotfleet.errors import UsageError
+from spotfleet.model import Role
 from spotfleet.ssh.keys import KeyPair
 
 LIMIT_BYTES = 16_384  # EC2's limit, before base64
@@ -27,6 +32,9 @@ EACH = """#!/bin/sh
 # At the first boot `runcmd` starts it.
 [ ! -e {host}/state ] || exec {start}
 """
+NO_RESTART = ("/etc/needrestart/conf.d/spotfleet.conf", "$nrconf{override_rc}{qr(^spotfleet-)} = 0;\n")
+NO_UPGRADES = ("/etc/apt/apt.conf.d/99spotfleet", 'APT::Periodic::Enable "0";\n')
+UPGRADERS = ("apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service")
 PACKAGES = ("python3-venv",)  # without it, cloud images of Debian and Ubuntu cannot make a virtual environment
 
 
@@ -52,10 +60,13 @@ def user_data(plan: HostPlan, *, user: str, authorized_keys: Sequence[str], host
             "ssh_deletekeys": True,
             "ssh_keys": {"ed25519_private": host_key.private, "ed25519_public": host_key.public},
         }),
+        **({"bootcmd": [_upgrades_off()]} if plan.role is Role.WORKER else {}),
         **({"package_update": True, "packages": list(packages)} if packages else {}),
         "write_files": [_file(f"{root}/{CLAIM}", f"{plan.request_id}\n"),
                         *(_file(f"{host}/{name}", text) for name, text in files.items()),
-                        _file(f"{EACH_BOOT}/spotfleet", EACH.format(host=host, start=shlex.join(start)), "0700")],
+                        _file(f"{EACH_BOOT}/spotfleet", EACH.format(host=host, start=shlex.join(start)), "0700"),
+                        _file(*NO_RESTART, "0644"),
+                        *([_file(*NO_UPGRADES, "0644")] if plan.role is Role.WORKER else [])],
         "runcmd": [["chmod", "700", root, host], start],
     }
     return "#cloud-config\n" + to_yaml(config)
@@ -72,6 +83,12 @@ def packed(text: str) -> bytes:
 
 def _wanted(name: str, plan: HostPlan) -> bool:
     return name != "remove.sh" and (name != "inherit.py" or plan.environment.inherit)
+
+
+def _upgrades_off() -> list[str]:
+    """Return the command that stops what upgrades; each boot runs it before those units start. An image may lack any
+    of them."""
+    return ["sh", "-c", f"for unit in {' '.join(UPGRADERS)}; do systemctl --no-block disable --now $unit; done; :"]
 
 
 def _doors(user: str, keys: list[str], key_pair: bool) -> dict[str, Any]:

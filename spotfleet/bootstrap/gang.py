@@ -1,4 +1,4 @@
-"""User data for several machines that a cloud makes in one call; each machine selects its host by launch index.
+"""User data for several machines that a cloud makes in one call; each machine selects its host by its place.
 
 All machines get the same text. ROOT/gang holds the common part, and `members.json` there holds the individual parts.
 The first command, gang_place.py, makes the host's folder from both, continues like a single machine and removes
@@ -23,7 +23,7 @@ HEAD = "#cloud-config\n"
 
 def user_data(plans: Sequence[HostPlan], *, user: str, authorized_keys: Sequence[str],
               host_keys: Sequence[KeyPair | None], key_pair: bool = False) -> str:
-    """Merge the `cloud_init.user_data` of all plans; the machine with launch index I becomes the host of plan I."""
+    """Merge the `cloud_init.user_data` of all plans; the machine at place I becomes the host of plan I."""
     each = [parsed(cloud_init.user_data(plan, user=user, authorized_keys=authorized_keys, host_key=key,
                                         key_pair=key_pair))
             for plan, key in zip(plans, host_keys, strict=True)]

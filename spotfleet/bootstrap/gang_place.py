@@ -1,4 +1,7 @@
-"""`python3 gang_place.py METADATA_URL` in ROOT/gang: become the host of this machine's launch index. Run as root.
+"""`python3 gang_place.py METADATA_URL` in ROOT/gang: become the host of this machine's place. Run as root.
+
+The tag `spotfleet-member`, which the launching process sets, holds the place, or "index" for the launch index. Without
+the tag it is the launch index after TAG_S.
 
 Idempotent: ROOT/gang is removed last. Until then each boot runs this again and starts the host.
 """
@@ -13,17 +16,20 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 LIMIT_S, PAUSE_S = 300.0, 1.0  # for a metadata server that does not answer yet
+TAG_S = float(os.environ.get("SPOTFLEET_TAG_S", "60"))
+TAG, BY_INDEX = "tags/instance/spotfleet-member", "index"
 SSHD, RUN = os.environ.get("SPOTFLEET_SSHD", "/etc/ssh"), os.environ.get("SPOTFLEET_RUN", "/run")
 
 
 def main() -> int:
     gang = Path(__file__).resolve().parent
-    member = json.loads((gang / "members.json").read_text())[launch_index(sys.argv[1])]
+    member = json.loads((gang / "members.json").read_text())[place(sys.argv[1])]
     host = gang.parent / member["host"]
     host.mkdir(mode=0o700, exist_ok=True)
     for path in gang.iterdir():
@@ -39,16 +45,30 @@ def main() -> int:
     return 0
 
 
-def launch_index(url: str) -> int:
-    end = time.monotonic() + LIMIT_S
+def place(url: str) -> int:
+    begun = time.monotonic()
     while True:
         try:
             token = asked(f"{url}/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": "300"})
-            return int(asked(f"{url}/latest/meta-data/ami-launch-index", "GET", {"X-aws-ec2-metadata-token": token}))
+            tag = metadata(url, token, TAG)
+            if tag.isdigit():
+                return int(tag)
+            if tag == BY_INDEX or time.monotonic() - begun > TAG_S:
+                return int(metadata(url, token, "ami-launch-index"))
         except (OSError, ValueError) as error:
-            if time.monotonic() > end:
-                sys.exit(f"the metadata server at {url} does not say which machine this is: {error}")
+            if time.monotonic() - begun > LIMIT_S:
+                sys.exit(f"the metadata server at {url} does not name this machine's place: {error}")
         time.sleep(PAUSE_S)
+
+
+def metadata(url: str, token: str, path: str) -> str:
+    """Return an item; "" if there is none."""
+    try:
+        return asked(f"{url}/latest/meta-data/{path}", "GET", {"X-aws-ec2-metadata-token": token})
+    except urllib.error.HTTPError as error:
+        if error.code != 404:
+            raise
+        return ""
 
 
 def asked(url: str, method: str, headers: dict[str, str]) -> str:

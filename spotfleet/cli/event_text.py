@@ -67,7 +67,8 @@ ROUTINE = ("PriceChanged", "RatesStamped", "JobProgress")  # come every few seco
 PREEMPTED = {"drained": "preempted (drained in time)", "not": "preempted (not drained in time)"}  # "not drained ..."
 FEW = 5  # names in a line
 WIDTH = 10  # width of a line's subject, so that most lines are aligned
-SCOPES = {"pool": "", "type": " (in every zone)", "region": " (in the whole region)", "account": " (to the account)"}
+SCOPES = {"pool": "", "type": " (in every zone)", "quota": " (to all types of its quota)",
+          "region": " (in the whole region)", "account": " (to the account)"}
 
 
 def line(row: dict[str, Any], preempted: Mapping[str, str] | None = None) -> str:

@@ -71,7 +71,7 @@ class NoAnswer(Wait):
 class Calls:
     """Concurrency of a tick's calls: up to `width` at once, by `map`; their intents are one write.
 
-    `scout`: the first launch of a region goes alone, so that an exhausted quota causes one refusal.
+    `scout`: the first launch of a quota goes alone, so that an exhausted quota causes one refusal.
     """
 
     width: int = 1
@@ -332,13 +332,13 @@ class _Executor:
         return done
 
     def _waves(self, launches: Sequence[Any]) -> list[Sequence[Any]]:
-        """Return the launches in waves: with `scout` the first of each region, then the rest."""
+        """Return the launches in waves: with `scout` the first of each quota, then the rest."""
         if not self.calls.scout or launches[0].together:
             return [launches]
-        by_region: dict[tuple, list[Launch]] = defaultdict(list)
+        by_quota: dict[tuple, list[Launch]] = defaultdict(list)
         for action in launches:
-            by_region[action.offer.region, action.offer.market].append(action)
-        first = [same[0] for same in by_region.values()]
+            by_quota[action.offer.region, action.offer.market, action.offer.quota].append(action)
+        first = [same[0] for same in by_quota.values()]
         return [first, [a for a in launches if a not in first]]
 
     def _launch_wave(self, launches: Sequence[Any]) -> list[Action]:
@@ -354,7 +354,7 @@ class _Executor:
         for action, error in zip(launches, errors, strict=True):
             if isinstance(error, (NoCapacity, NeedsPerson)):
                 scope, pools = (error.scope, error.pools) if isinstance(error, NoCapacity) else ("account", ())
-                message = _with_hint(error) if scope in ("region", "account") else str(error)
+                message = _with_hint(error) if scope in ("quota", "region", "account") else str(error)
                 self.ledger.append(LaunchRefused(self.now, action.request_id, scope, message, pools))
                 if isinstance(error, NoCapacity):
                     done += [action, Wait(f"{action.request_id} refused: {message}")]

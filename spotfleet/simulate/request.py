@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spotfleet import catalog
 from spotfleet.errors import UsageError
-from spotfleet.model import FleetSpec, Need
+from spotfleet.model import BillingRules, FleetSpec, Need
 from spotfleet.simulate import constants
 from spotfleet.simulate.read import read
 from spotfleet.simulate.run import EVERY_S, PricedTrace, SimulationPlan
@@ -34,6 +34,7 @@ class SimulationRequest:
     notice_s: float = constants.NOTICE_S
     each: bool = False
     overrides: PriceOverrides = field(default_factory=PriceOverrides)
+    billing: BillingRules = field(default_factory=BillingRules)  # the provider's
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def prepare(spec: FleetSpec, request: SimulationRequest, warn: Callable[[str], N
         notes.append("not every record says when it began: all are laid side by side from their beginnings")
     notes.append("the dispatcher's own machine, disks, addresses and traffic are not counted")
     plan = SimulationPlan(setting, work_s or math.inf, deadline_s or math.inf, 0.0, request.every_s or EVERY_S,
-                          request.windows, request.notice_s, request.each)
+                          request.windows, request.notice_s, request.each, request.billing)
     return PreparedSimulation(spec.name, plan, records, tuple(dict.fromkeys(notes)))
 
 

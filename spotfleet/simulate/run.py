@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from spotfleet.errors import UsageError
@@ -13,7 +13,7 @@ from spotfleet.fleet.cost.groups import breakdown
 from spotfleet.fleet.domain.events import LaunchRefused
 from spotfleet.fleet.policy import deadline
 from spotfleet.fleet.policy.values import DecisionInput
-from spotfleet.model import Market, Offer
+from spotfleet.model import BillingRules, Market, Offer
 from spotfleet.simulate import constants
 from spotfleet.simulate.narrative import story_of
 from spotfleet.simulate.parallel import Watch, run_all
@@ -55,6 +55,7 @@ class SimulationPlan:
     windows: int = 0  # number of evenly spread windows, instead of one every `every_s`
     notice_s: float = constants.NOTICE_S
     each: bool = False  # every record is a market of its own; else all are pools of one fleet
+    billing: BillingRules = field(default_factory=BillingRules)
 
     @property
     def job(self) -> WindowJob:
@@ -160,7 +161,7 @@ def world(plan: SimulationPlan, strategy: Strategy, run_input: RunInput) -> Simu
     hosts = plan.setting.hosts
     pauses = Pauses() if strategy.restart_s is None else Pauses.restarts(strategy.restart_s)
     work = Work(hosts, plan.work_s * hosts, began_at, pauses, strategy.gang, strategy.checkpoint_s)
-    cloud = SimulatedCloud(pools, list(full.values()), began_at, plan.notice_s)
+    cloud = SimulatedCloud(pools, list(full.values()), began_at, plan.notice_s, plan.billing)
     return SimulatedWorld(plan.setting, cloud, work, decider(strategy, plan.job), cloud.now + run_input.length_s,
                           cloud.now + plan.deadline_s, sees_room=not strategy.ours)
 

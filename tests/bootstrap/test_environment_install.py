@@ -75,3 +75,34 @@ def test_a_worker_gets_the_user_s_versions_and_what_training_needs(machine: Exis
     assert (f"{UV} pip install" in machine.log()) == (installer == "uv")
     assert machine.remove(F1).stderr == ""
     assert not machine.root.exists()
+
+
+@pytest.mark.parametrize("lent", [True, False])
+def test_a_lent_machine_that_cloud_init_left_without_venv_installs_it_and_a_user_s_own_does_not(
+        machine: ExistingMachine, tmp_path: Path, lent: bool):
+    tools, installed = tmp_path / "bin", tmp_path / "installed"
+    tools.mkdir()
+    for name, text in {
+            "python3": f"""case $* in
+*sys.executable*) printf '3.12.3\\n{tools}/python3\\n'; exit ;;
+*ensurepip*) [ -e {installed} ]; exit ;;
+*"-m pip --version"*) exit 1 ;;
+"-m venv "*) set -- -m venv --without-pip "$3" ;;
+esac
+exec {sys.executable} "$@"
+""", "id": "echo 0\n",
+            "apt-get": f'echo "$*" >>{installed}.asked\n[ "$2" != update ] || exit 1\ntouch {installed}\n'}.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}")
+        (tools / name).chmod(0o755)
+    wheel = stand_in(tmp_path / "wheel")
+    machine.bring(plan(wheel, environment=EnvironmentSpec(installer="pip"), power_off=lent), wheel,
+                  lambda text: text.replace("=400 ", "=100 ").replace("FAILED_S=900", "FAILED_S=9000"))
+    machine.start(PATH=f"{tools}:/usr/bin:/bin")
+    why = machine.wait_for("failed")
+    asked = Path(f"{installed}.asked")
+    if lent:
+        assert asked.read_text().splitlines() == [
+            "-q update", "-o DPkg::Lock::Timeout=300 -qy install python3-venv"]
+        assert "pip install -r" in why and "No module named pip" in why  # the stand-in's environment has no pip
+    else:
+        assert "install python3-venv" in why and not asked.exists()

@@ -37,9 +37,10 @@ def text_of(hosts: list[HostPlan], secret: str = "s") -> str:
 
 
 @contextmanager
-def metadata_server(index: int) -> Iterator[str]:
-    """It wants a token, and fails at first."""
+def metadata_server(index: int, *tags: str) -> Iterator[str]:
+    """It wants a token, and fails at first. `tags`: the member tag at each query, "" for none; at last "index"."""
     failed: list[str] = []
+    left = list(tags)
 
     class Server(BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
@@ -50,9 +51,11 @@ def metadata_server(index: int) -> Iterator[str]:
 
         def do_GET(self) -> None:
             known = self.headers.get("X-aws-ec2-metadata-token") == "a-token"
-            if not known or self.path != "/latest/meta-data/ami-launch-index":
+            tag = self.path == "/latest/meta-data/tags/instance/spotfleet-member"
+            said = (left.pop(0) if left else "index") if tag else str(index)
+            if not known or not said or not (tag or self.path == "/latest/meta-data/ami-launch-index"):
                 return self.send_error(401 if not known else 404)
-            self.say(str(index).encode())
+            self.say(said.encode())
 
         def say(self, body: bytes) -> None:
             self.send_response(200)
@@ -118,6 +121,18 @@ def test_each_machine_becomes_the_host_of_its_launch_index(tmp_path, monkeypatch
     assert (tmp_path / "root" / "claim").read_text() == "f-1\n"
     assert f"{host}/bootstrap.sh start" in (each_boot / "spotfleet").read_text()
     assert {stat.S_IMODE(p.stat().st_mode) for p in host.iterdir() if p.name != "started"} == {0o600}
+
+
+@pytest.mark.parametrize(("tags", "wait_s", "host"), [
+    (["2"], "600", "f-2"), (["", "", "2"], "600", "f-2"), (["", "", ""], "0", "f-1")],
+    ids=["tagged", "tagged late", "never tagged"])
+def test_a_tag_decides_which_host_a_machine_becomes_and_the_launch_index_only_without_one(
+        tmp_path, monkeypatch, each_boot, tags, wait_s, host):
+    monkeypatch.setenv("SPOTFLEET_TAG_S", wait_s)
+    with metadata_server(1, *tags) as url:
+        done = Machine(tmp_path, text_of(plans(tmp_path / "root", 3, url)), monkeypatch).run()
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "root" / "claim").read_text() == f"{host}\n"
 
 
 def test_nothing_of_the_others_stays_on_a_machines_disk(tmp_path, monkeypatch, each_boot):

@@ -25,6 +25,7 @@ from spotfleet.transport import certs
 from tests.support.bootstrap.existing_machine import ExistingMachine, plan
 
 HOSTILE = "it's $(touch /tmp/x) `id` \"quoted\" \\ *; &"
+NO_RESTART, NO_UPGRADES = "/etc/needrestart/conf.d/spotfleet.conf", "/etc/apt/apt.conf.d/99spotfleet"
 EACH_BOOT = "/var/lib/cloud/scripts/per-boot/spotfleet"
 WHEEL = Wheel("spotfleet-0.1.0-py3-none-any.whl", "ab" * 32, b"")
 
@@ -154,13 +155,35 @@ def test_what_cloud_init_writes_and_runs_is_what_lies_on_a_machine_over_ssh():
         f"{home}/{name}": over_ssh[name]
         for name in ("boot.json", "bootstrap.sh", "fetch.py", "settings.sh", "packages.txt")} | {
         EACH_BOOT: "#!/bin/sh\n# At the first boot `runcmd` starts it.\n"
-                   f"[ ! -e {home}/state ] || exec env HOME=/root bash {home}/bootstrap.sh start\n"}
-    assert {f["permissions"] for f in said["write_files"] if f["path"] != EACH_BOOT} == {"0600"}
+                   f"[ ! -e {home}/state ] || exec env HOME=/root bash {home}/bootstrap.sh start\n"} | {
+        NO_RESTART: "$nrconf{override_rc}{qr(^spotfleet-)} = 0;\n", NO_UPGRADES: 'APT::Periodic::Enable "0";\n'}
+    assert {f["permissions"] for f in said["write_files"] if f["path"].startswith("/root/")} == {"0600"}
     assert next(f for f in said["write_files"] if f["path"] == EACH_BOOT)["permissions"] == "0700"
     assert said["runcmd"][-1] == ["env", "HOME=/root", "bash", f"{home}/bootstrap.sh", "start"]
     assert (said["ssh_deletekeys"], said["ssh_keys"]["ed25519_public"]) == (True, host_key.public)
     assert (said["disable_root"], said["users"][0]["name"], said["users"][0]["ssh_authorized_keys"]) == (
         True, "me", ["ssh-ed25519 AAAA me"])
+
+
+def test_no_host_upgrades_itself_and_nothing_that_upgrades_a_dispatcher_restarts_it():
+    host, dispatcher = (yaml.safe_load(cloud_init.user_data(made(), user="me", authorized_keys=[], host_key=None))
+                        for made in (agent_plan, dispatcher_plan))
+    modes = [{f["path"]: f["permissions"] for f in said["write_files"] if f["path"].startswith("/etc/")}
+             for said in (host, dispatcher)]
+    assert modes == [{NO_RESTART: "0644", NO_UPGRADES: "0644"}, {NO_RESTART: "0644"}]
+    assert "bootcmd" not in dispatcher
+
+
+def test_each_unit_that_upgrades_is_disabled_where_the_image_lacks_another(tmp_path: Path):
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\nexit 1\n')
+    systemctl.chmod(0o755)
+    text = cloud_init.user_data(agent_plan(), user="me", authorized_keys=[], host_key=None)
+    [command] = yaml.safe_load(text)["bootcmd"]
+    done = subprocess.run(command, timeout=20, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert (done.returncode, (tmp_path / "asked").read_text().splitlines()) == (0, [
+        f"--no-block disable --now {unit}"
+        for unit in ("apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service")])
 
 
 def test_user_data_that_does_not_fit_is_refused_with_what_to_do():

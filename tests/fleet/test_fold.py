@@ -126,6 +126,16 @@ def test_refusals_in_a_row_cool_a_scope_for_ever_longer_up_to_ten_minutes():
     assert fold(events).hosts == ()
 
 
+def test_a_quota_cools_for_a_short_time_while_an_ending_host_may_still_count_and_longer_after_that():
+    offer, events, waits = replace(OFFER, quota="All G"), [], []
+    for n in range(23):
+        at = 15.0 * n
+        events += [intend(n, at, offer), LaunchRefused(at, f"f-{n}", "quota", "used up")]
+        waits.append(cooling_until(fold(events), offer) - at)
+    assert waits == [15] * 21 + [30, 60]
+    assert cooling_until(fold(events), replace(OFFER, quota="All P", zone="elsewhere")) == 0
+
+
 def test_a_wide_refusal_cools_every_pool_in_its_scope():
     state = fold([intend(), LaunchRefused(0.0, "f-0", "type", "no room")])
     assert cooling_until(state, OTHER) == 15

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from spotfleet.fleet.domain.events import FleetCreated
 from spotfleet.fleet.domain.state import FleetState, Host, scope_keys
 from spotfleet.fleet.planner.plan import Drain, Launch, Observed, Terminate, Wait, Wanted, plan
 from spotfleet.matching import matches, meets
-from spotfleet.model import CloudState, HostState, Market, Need, Offer, Role
+from spotfleet.model import BillingRules, CloudState, HostState, Market, Need, Nodes, Offer, Role, Run
 
 UP, LAUNCHING, DRAINING, STOPPED = HostState.UP, HostState.LAUNCHING, HostState.DRAINING, HostState.STOPPED
-CHEAP = Offer("fake", "r", "zone-a", "g5", Market.SPOT, 1, 1_000_000, 3_000_000, "A10G")
+CHEAP = Offer("fake", "r", "zone-a", "g5", Market.SPOT, 1, 1_000_000, 3_000_000, "A10G", quota="G spot")
 NEAR = replace(CHEAP, zone="zone-b", price_micros_h=1_400_000)
 DEAR = replace(CHEAP, zone="zone-c", price_micros_h=2_000_000)
-FULL = replace(CHEAP, market=Market.ON_DEMAND, price_micros_h=3_000_000)
+FULL = replace(CHEAP, market=Market.ON_DEMAND, price_micros_h=3_000_000, quota="G on demand")
 NOTHING = Observed()
 
 
@@ -89,6 +90,18 @@ def test_a_host_that_the_cloud_will_stop_is_left_to_it_since_it_may_return():
     released = Observed(released=frozenset({"f-1"}))
     assert plan(want(1), given(UP, stopping), [], released, now=219) == []
     assert [type(a) for a in plan(want(1), given(UP, stopping), [], released, now=220)] == [Terminate]
+
+
+@pytest.mark.parametrize(("began", "free_s", "offer", "waits"), [
+    (-3500.0, 3600, CHEAP, True), (-3501.0, 3600, CHEAP, False), (-10.0, 0, CHEAP, False),
+    (-10.0, 3600, FULL, False)], ids=["first hour", "later", "no such rule", "on demand"])
+def test_a_drained_host_whose_run_is_free_if_the_cloud_ends_it_is_left_to_the_cloud(began, free_s, offer, waits):
+    created = FleetCreated(-9e9, "f", "fake", Nodes(), BillingRules(60, free_s))
+    noticed = host(1, DRAINING, notice_deadline=100.0, notice_action="terminate", runs=(Run(began),), offer=offer)
+    released, state = Observed(released=frozenset({"f-1"})), given(UP, noticed, created=created)
+    ends = {now: [type(a) for a in plan(want(1), state, [], released, now=now)] for now in (5, 219, 220)}
+    assert ends == {5: [] if waits else [Terminate], 219: [] if waits else [Terminate], 220: [Terminate]}
+    assert Terminate in [type(a) for a in plan(want(0), state, [], released, now=5)]  # the fleet goes down
 
 
 def test_a_notice_that_is_given_long_before_leaves_the_host_its_whole_time():
@@ -188,7 +201,8 @@ def test_each_alternative_has_its_own_price_limit():
 
 
 @pytest.mark.parametrize(("scope", "refused"), [
-    ("pool", [CHEAP]), ("type", [CHEAP, NEAR]), ("region", [CHEAP, NEAR]), ("account", [CHEAP, NEAR])])
+    ("pool", [CHEAP]),
+    *((scope, [CHEAP, NEAR]) for scope in ("type", "quota", "region", "account"))])
 def test_a_scope_that_refused_is_not_asked_again_until_its_cooldown_ends(scope, refused):
     cooling = given(cooldown_until={scope_keys(CHEAP)[scope]: 300.0})
     assert launched(plan(want(1), cooling, refused, NOTHING, now=299)) == []

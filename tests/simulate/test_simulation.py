@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spotfleet.errors import UsageError
 from spotfleet.fleet.cost.meter import report
-from spotfleet.model import Need, PolicySpec
+from spotfleet.model import BillingRules, Need, PolicySpec
 from spotfleet.simulate.run import PricedTrace, check, judged, run_inputs, simulate, world
 from spotfleet.simulate.values.result import PARTS
 from spotfleet.simulate.world.deciders import strategies
@@ -52,6 +52,13 @@ def test_on_demand_only_costs_three_times_as_much():
 def test_prices_are_those_of_the_time():
     _, window = one(plan(work_h=2), record(*QUIET, prices=((0.0, 1_000_000), (1.0, 2_000_000))))
     assert window.micros == pytest.approx(1_000_000 + 1.05 * 2_000_000, rel=1e-3)
+
+
+def test_a_first_hour_that_the_cloud_interrupts_is_free_where_its_rules_say_so():
+    gaps = ((0.0, 1), (0.5, 0), (1.0, 1))
+    paid, free = (one(replace(plan(work_h=2), billing=BillingRules(60, free_s)), record(*gaps))[1].micros
+                  for free_s in (0, 3600))
+    assert paid - free == pytest.approx(500_000, rel=0.02)
 
 
 @pytest.mark.parametrize("strategy", NAMES)

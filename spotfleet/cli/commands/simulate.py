@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spotfleet import config
+from spotfleet import config, providers
 from spotfleet.cli.console import print_message
 from spotfleet.cli.render import span
 from spotfleet.cli.tables import flow, table
 from spotfleet.codec import to_json
 from spotfleet.config.values import duration_s
 from spotfleet.errors import UsageError
+from spotfleet.model import BillingRules
 from spotfleet.simulate.request import PreparedSimulation, SimulationRequest, prepare
 from spotfleet.simulate.run import simulate
 from spotfleet.simulate.tariff import PriceOverrides
@@ -35,7 +36,8 @@ def run(file: str, *, traces: list[str], output: str, polarity: str, work: str, 
     request = SimulationRequest(
         tuple(dict.fromkeys(traces)), polarity, _some("--work", work), _some("--deadline", deadline), between,
         windows, hosts, _seconds("--boot", boot), _seconds("--notice", notice), each,
-        PriceOverrides(_micros("--price", price), _micros("--on-demand-price", on_demand_price)))
+        PriceOverrides(_micros("--price", price), _micros("--on-demand-price", on_demand_price)),
+        _billing(spec.provider))
     asked = prepare(spec, request, print_message)
     _warn_of_long(asked)
     report = simulate(asked.fleet, asked.plan, asked.records, asked.notes, _progress())
@@ -47,6 +49,15 @@ def run(file: str, *, traces: list[str], output: str, polarity: str, work: str, 
         sys.stdout.write(simulation_page(report))
     else:
         print(flow(text(report)))
+
+
+def _billing(provider: str) -> BillingRules:
+    """Return the rules of a cloud that has accounts; the default for machines of one's own and clouds without a plugin.
+    """
+    if provider not in providers.names():
+        return BillingRules()
+    loaded = providers.load(provider, {})
+    return loaded.billing() if isinstance(loaded, providers.ManagedResources) else BillingRules()
 
 
 def _warn_of_long(asked: PreparedSimulation) -> None:

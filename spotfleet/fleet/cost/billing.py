@@ -90,7 +90,7 @@ def pieces(run: Run, history: Sequence[PriceChangePoint], rules: BillingRules, n
     billed = [BilledPiece(b, e, p.micros_h, p.on_demand_micros_h)
               for b, e, (_, p) in zip(starts, ends, steps, strict=True) if e > b]
     last = billed[-1] if billed else BilledPiece(0, 0, history[0].micros_h, history[0].on_demand_micros_h)
-    if run.taken and end - run.started_at <= rules.free_if_taken_within_s:
+    if run.taken and not run.paid and end - run.started_at <= rules.free_if_taken_within_s:
         return [BilledPiece(p.begin, p.end, 0, p.on_demand_micros_h) for p in billed]
     if seconds < rules.minimum_s:
         return [BilledPiece(0, rules.minimum_s, last.micros_h, last.on_demand_micros_h)]

@@ -48,6 +48,8 @@ from spotfleet.retry import growing_s
 
 COOLDOWN_S = 15.0  # after the first refusal of a scope; doubles with each further one
 COOLDOWN_MAX_S = 600.0
+QUOTA = "quota "  # prefix of the keys of quotas
+QUOTA_TRIES = 20  # refusals by a quota before the time doubles: an ending host counts for minutes, then there is room
 MOST_LOST = 1000
 
 # Events with the writer's own clock as `at`; the other kinds also carry times of clouds and of files.
@@ -194,11 +196,12 @@ def _set_back(state: FleetState, by_s: float) -> FleetState:
 
 @lru_cache(maxsize=4096)
 def scope_keys(offer: Offer) -> Mapping[str, str]:
-    """Return scope -> key of the cooldown that applies to `offer`. Spot and on-demand have separate quotas."""
+    """Return scope -> key of the cooldown that applies to `offer`."""
     place = f"{offer.provider}/{offer.region}"
     return {
         "pool": f"pool {offer.pool}",
         "type": f"type {place}/{offer.instance_type}/{offer.market.value}",
+        **({"quota": f"{QUOTA}{place} {offer.quota}"} if offer.quota else {}),
         "region": f"region {place}/{offer.market.value}",
         "account": f"account {offer.provider}/{offer.market.value}",
     }
@@ -305,7 +308,8 @@ def _cool(state: FleetState, key: str, event: LaunchRefused) -> FleetState:
     count, first_at = 1, at
     if past and at - past.last_at <= 2 * COOLDOWN_MAX_S:
         count, first_at = past.count + (at != past.last_at), past.first_at  # refusals of one tick count once
-    until = at + growing_s(count, COOLDOWN_S, COOLDOWN_MAX_S)
+    doubling = max(1, count - QUOTA_TRIES) if key.startswith(QUOTA) else count
+    until = at + growing_s(doubling, COOLDOWN_S, COOLDOWN_MAX_S)
     return replace(state, cooldown_until={**state.cooldown_until, key: until},
                    refusals={**state.refusals, key: Refusals(count, at, event.why, first_at)})
 

@@ -5,6 +5,7 @@ What frees a host that is stuck:
     LAUNCHING   `launch_timeout_s` -> Terminate, and another is launched
     UP          a notice or the user's request -> Drain; agent silent for `silent_timeout_s` -> Terminate
     DRAINING    no worker and no unsent result left, or `drain_timeout_s` -> Terminate
+                after a notice in the time that is free if the cloud ends the run: the cloud ends it
                 with unsent results its time in `Observed.unsent`, which the dispatcher decides
     STOPPED     `restart_after_s` -> Terminate
     any         unusable beside the others -> Drain or Terminate
@@ -22,10 +23,11 @@ from spotfleet.fleet.domain.state import FleetState, Host
 from spotfleet.fleet.planner.pool_choice import SPREAD_WITHIN, common_place, launches, place
 from spotfleet.fleet.policy.mix import shares
 from spotfleet.fleet.policy.pools import host_charge, price_now
-from spotfleet.model import SECOND, CloudState, HostState, Need, Offer, Role
+from spotfleet.model import SECOND, CloudState, HostState, Market, Need, Offer, Role
 from spotfleet.words import clock_utc, counted, rate
 
 RETRY_S = 10.0  # between two requests to terminate the same host
+SOON_S = 150.0  # an interruption comes sooner after its notice; clouds announce maintenance longer before, and bill it
 GOES_DOWN = "the fleet goes down"
 
 __all__ = [
@@ -105,14 +107,15 @@ def _staying(wanted: Wanted, state: FleetState, leaving: Iterable[Drain | Termin
 
 def _ends(wanted: Wanted, state: FleetState, observed: Observed, now: float) -> list[Terminate]:
     ends = []
+    free_s = state.created.billing.free_if_taken_within_s if state.created is not None else 0
     for host in _hosts(wanted, state):
-        why = _end(wanted, host, observed, now)
+        why = _end(wanted, host, observed, now, free_s)
         if why:
             ends.append(Terminate(host.request_id, why))
     return ends
 
 
-def _end(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
+def _end(wanted: Wanted, host: Host, observed: Observed, now: float, free_s: float) -> str:
     """Return why `host` should be terminated now; "" if it should not."""
     held_s = now - host.since
     if host.terminate_at is not None:
@@ -128,7 +131,7 @@ def _end(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
         case HostState.UP if _silent(wanted, host, now):
             return f"its agent has been silent for {wanted.silent_timeout_s:.0f} s"
         case HostState.DRAINING:
-            return _drained(wanted, host, observed, now)
+            return _drained(wanted, host, observed, now, free_s)
         case HostState.STOPPED if not wanted.total:
             return GOES_DOWN
         case HostState.STOPPED if held_s >= wanted.restart_after_s:
@@ -141,12 +144,13 @@ def _silent(wanted: Wanted, host: Host, now: float) -> bool:
             and now - host.silent_since >= wanted.silent_timeout_s)
 
 
-def _drained(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
+def _drained(wanted: Wanted, host: Host, observed: Observed, now: float, free_s: float) -> str:
     begun = host.since
     if host.notice_deadline is not None:  # after an early notice the host has the whole time
         begun = max(begun, host.notice_deadline - wanted.drain_timeout_s)
-    if host.notice_action == "stop" and host.notice_deadline is not None and wanted.total:
-        begun = max(begun, host.notice_deadline)  # the cloud stops the host and may restart it: wait for that
+    if host.notice_deadline is not None and wanted.total and (
+            host.notice_action == "stop" or _free_if_taken(host, host.notice_deadline, free_s)):
+        begun = max(begun, host.notice_deadline)  # the cloud ends the run, and may restart a stopped host: wait for it
     elif host.request_id in observed.released:
         return f"drained: {host.why}"
     if (stays_s := observed.unsent.get(host.request_id)) is not None:
@@ -154,6 +158,12 @@ def _drained(wanted: Wanted, host: Host, observed: Observed, now: float) -> str:
     if now - begun >= wanted.drain_timeout_s:
         return f"not drained within {wanted.drain_timeout_s:.0f} s: {host.why}"
     return ""
+
+
+def _free_if_taken(host: Host, deadline: float, free_s: float) -> bool:
+    """Return whether the cloud would not bill the current run if it ends the host at `deadline`; it bills our end."""
+    return (bool(host.runs) and host.offer.market is Market.SPOT and deadline - host.runs[-1].started_at <= free_s
+            and deadline - host.since <= SOON_S)
 
 
 def _apart(wanted: Wanted, state: FleetState, staying: list[Host]) -> list[Drain | Terminate]:

@@ -283,7 +283,7 @@ def obstacles(wanted: Wanted, state: FleetState, offers: Sequence[Offer], now: f
             for scope, key in scope_keys(offer).items():
                 until, past = state.cooldown_until.get(key, 0.0), state.refusals.get(key)
                 if until > now:
-                    wide = past is not None and past.why and scope in ("region", "account")
+                    wide = past is not None and past.why and scope in ("quota", "region", "account")
                     cooling[key] = f"asked again at {clock_utc(until)}" + (f": {past.why}" if wide else "")
         elif offer.pool in wanted.shun:
             shunned.append(f"{offer.pool} costs no less than on demand")

@@ -56,8 +56,11 @@ class AwsProvider:
         offers.check(self.account)
 
     def billing(self) -> BillingRules:
-        """Return per-second billing, a minute at least; an instance that EC2 takes is billed for its run time."""
-        return BillingRules(minimum_s=60, free_if_taken_within_s=0)
+        """Return per-second billing, a minute at least. A run that EC2 interrupts in its first hour is free.
+
+        Source: EC2 User Guide, "Billing for interrupted Spot Instances" (Linux other than SUSE).
+        """
+        return BillingRules(minimum_s=60, free_if_taken_within_s=3600)
 
     def rates(self, region: str) -> Rates:
         """Return the rates of the catalog; unknown ones stay unknown."""

@@ -51,13 +51,9 @@ def in_region(account: Account, region: str, request_id: str) -> Described:
     host, _, alone = request_id.partition(SECOND)
     asked = [r for r in ec2.pages("describe_spot_instance_requests", "SpotInstanceRequests", Filters=_host(host))
              if names.FLEET in listing.tags(r)]
-    those = {r["SpotInstanceRequestId"]: r for r in asked}
-    found = []
-    for instance in _instances(ec2, _host(host), asked):
-        request = those.get(instance.get("SpotInstanceRequestId") or "", {})
-        own = listing.tags(request) | listing.tags(instance)
-        if names.FLEET in own and listing.request_id(instance, own) == host:
-            found.append(instance)
+    instances = _instances(ec2, _host(host), asked)
+    hosts = listing.request_ids(instances, asked)
+    found = [i for i in instances if hosts.get(i["InstanceId"]) == host]
     own_requests = {i.get("SpotInstanceRequestId") for i in found}
     asked = [r for r in asked if r["SpotInstanceRequestId"] in own_requests or listing.tags(r).get(names.HOST) == host
              or r["SpotInstanceRequestId"] == alone]
@@ -66,6 +62,14 @@ def in_region(account: Account, region: str, request_id: str) -> Described:
         asked = [r for r in asked if alone == r["SpotInstanceRequestId"]
                  or r["SpotInstanceRequestId"] in {i.get("SpotInstanceRequestId") for i in found}]
     return Described(region, tuple(found), tuple(asked))
+
+
+def launched_together(account: Account, region: str, host: str) -> list[Mapping[str, Any]]:
+    """List the living instances with this HOST tag."""
+    ec2 = account.client("ec2", region)
+    filters = [{"Name": f"tag:{names.HOST}", "Values": [host]}]
+    return [i for r in ec2.pages("describe_instances", "Reservations", Filters=filters) for i in r["Instances"]
+            if i["State"]["Name"] in ("pending", "running")]
 
 
 def tag(account: Account, request_id: str, tags: Mapping[str, str]) -> None:

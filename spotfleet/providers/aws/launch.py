@@ -9,6 +9,9 @@
     spot, stopped when taken       RunInstances, a persistent request
     on demand; a gang              RunInstances
 
+The machines of a gang share their user data. A tag tells each machine which of the hosts it is, as EC2 documents no
+launch index for spot.
+
 A listed host is never requested again, in whatever state: EC2 forgets tokens after some time.
 """
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -56,6 +59,7 @@ def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
     if _exists(account, requests[0]):
         with suppress(SpotfleetError):
             terminate.drop_template(account.client("ec2", region), template.name(order.host))
+        _place_members(account, order, describe.launched_together(account, region, order.host))
         return
     disk_key.refuse_again(account, region, order.fleet)
     launching = _Launching(account, order)
@@ -75,8 +79,41 @@ def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
                 raise
         time.sleep(PAUSE_S)
         if _exists(account, requests[0]):
+            _place_members(account, order, describe.launched_together(account, region, order.host))
             break
     launching.served()
+
+
+def _place_members(account: Account, order: LaunchOrder, instances: Sequence[Mapping[str, Any]]) -> None:
+    """Tag the machines of a gang with their places.
+
+    If that fails, the machines wait for the tag and then use their launch index. Where that would be wrong, they end.
+    """
+    untagged = [i for i in instances if names.MEMBER not in listing.tags(i)]
+    if order.count == 1 or not untagged:
+        return
+    ec2 = account.client("ec2", order.offer.region)
+    values = listing.member_tags(instances)
+    try:
+        account.each(lambda value: _tag_new(ec2, values[value], names.MEMBER, value), list(values))
+    except SpotfleetError:
+        if names.BY_INDEX in values:
+            return
+        terminate.end_instances(ec2, [i["InstanceId"] for i in instances])
+        raise
+
+
+def _tag_new(ec2: AwsClient, ids: Sequence[str], key: str, value: str) -> None:
+    """Tag instances that EC2 may not know yet."""
+    deadline = time.monotonic() + VISIBLE_S
+    while True:
+        try:
+            ec2.create_tags(Resources=list(ids), Tags=[{"Key": key, "Value": value}])
+            return
+        except SpotfleetError as error:
+            if errors.code(error) not in terminate.ABSENT or time.monotonic() > deadline:
+                raise
+        time.sleep(PAUSE_S)
 
 
 def _exists(account: Account, request: LaunchRequest) -> bool:
@@ -160,7 +197,7 @@ class _Launching:
         """Combine the errors of a fleet without an instance, one per pool."""
         zones = {subnet: zone for zone, subnets in self.facts.subnets.items() for subnet in subnets}
         refusals: dict[str, SpotfleetError] = {}
-        refused: dict[str, None] = {}  # pools
+        refused: dict[str, list[str]] = {}  # reach of a refusal -> its pools
         for one in failures:
             where = (one.get("LaunchTemplateAndOverrides") or {}).get("Overrides") or {}
             subnet = where.get("SubnetId", "")
@@ -168,11 +205,11 @@ class _Launching:
             if one.get("ErrorCode") == FULL and subnet:
                 network.deprioritize(self.account, self.region, subnet)
             place = f"{self.region}/{zone} {where.get('InstanceType', '')} spot"
-            refused |= {o.pool: None for o in self.order.pools
-                        if (o.zone, o.instance_type) == (zone, where.get("InstanceType"))}
-            refusals.setdefault(f"{place} {one.get('ErrorCode')}", errors.refusal(
-                f"aws {place}", one.get("ErrorCode", ""), one.get("ErrorMessage", ""), "ec2:CreateFleet",
-                self.account.origin))
+            refusal = errors.refusal(f"aws {place}", one.get("ErrorCode", ""), one.get("ErrorMessage", ""),
+                                     "ec2:CreateFleet", self.account.origin)
+            refusals.setdefault(f"{place} {one.get('ErrorCode')}", refusal)
+            refused.setdefault(getattr(refusal, "scope", ""), []).extend(
+                o.pool for o in self.order.pools if (o.zone, o.instance_type) == (zone, where.get("InstanceType")))
         if not refusals:
             pools = ", ".join(f"{o.zone} {o.instance_type}" for o in self.order.pools)
             return NoCapacity(f"aws {self.region}: EC2 made no host of {pools}, and gave no reason",
@@ -181,9 +218,11 @@ class _Launching:
         decisive = [e for e in refusals.values() if isinstance(e, (NoCapacity, NeedsPerson))]
         chosen = errors.worst(decisive or refusals.values())
         others = [str(e).removeprefix("aws ") for e in refusals.values() if e is not chosen]
-        text = "; ".join([str(chosen), *others])
+        text, scope = "; ".join([str(chosen), *others]), getattr(chosen, "scope", "pool")
+        # One family may have used up its quota: the pools of others are asked for next.
+        pools = refused[scope] if scope == errors.Reach.QUOTA.value else itertools.chain(*refused.values())
         more = (NeedsPerson(text, hint=chosen.hint) if isinstance(chosen, NeedsPerson) else
-                NoCapacity(text, hint=chosen.hint, scope=getattr(chosen, "scope", "pool"), pools=tuple(refused)))
+                NoCapacity(text, hint=chosen.hint, scope=scope, pools=tuple(dict.fromkeys(pools))))
         more.__cause__ = chosen
         return more
 
@@ -206,6 +245,7 @@ class _Launching:
         made = answer["Instances"]
         self._check_market({"spot" if listing.spot(i) else "on-demand" for i in made},
                            [i["InstanceId"] for i in made])
+        _place_members(self.account, self.order, made)
 
     def _token(self, attempt: int = 0) -> str:
         return names.token(self.account.settings.secret, self.order.host, attempt)
@@ -240,6 +280,8 @@ class _Launching:
                 raise NoCapacity(f"aws {self.order.where}: asked for before, and EC2 has made no host of it",
                                  hint="another host is asked for") from error
             time.sleep(PAUSE_S)
+        _place_members(self.account, self.order,
+                       describe.launched_together(self.account, self.region, self.order.host))
 
     def served(self) -> None:
         """Delete the template of an existing host. A failure does not affect the host: `down` tries again."""

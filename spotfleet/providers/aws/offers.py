@@ -16,6 +16,7 @@ from spotfleet.model import Market, Need, Offer
 from spotfleet.providers.aws import prices
 from spotfleet.providers.aws import types as instance_types
 from spotfleet.providers.aws.account import network
+from spotfleet.providers.aws.mapping import errors
 from spotfleet.providers.aws.session import Account
 from spotfleet.providers.aws.types import TypeFacts
 
@@ -97,7 +98,7 @@ def _in_region(account: Account, region: str, need: Need) -> list[Offer] | Spotf
             price = spot.get((zone, name), 0) if need.use_spot else regular
             if price and (not need.max_micros_h or price <= need.max_micros_h):
                 found.append(Offer("aws", region, zone, name, market, facts.slots, price, regular, facts.accelerator,
-                                   life_s=lives_s.get(name, 0.0)))
+                                   life_s=lives_s.get(name, 0.0), quota=errors.quota(f"{name} {market.value}")))
     return found
 
 

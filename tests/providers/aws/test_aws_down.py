@@ -156,11 +156,12 @@ def test_a_machine_that_may_not_be_ended_is_named_and_nothing_is_proved_until_it
     cloud.client("ec2", "us-east-1").terminate_instances(InstanceIds=[first.id])
     (new,) = cloud.instances()
     cloud.deny("owner", {"ec2:TerminateInstances"})
-    monkeypatch.setattr(machine, "END_S", 0.3)
-    for said in (f"EC2 has launched {new.id} anew", rf"still lists f-1 \({new.id}\)"):  # it is asked again later
-        with pytest.raises(SpotfleetError, match=said):
-            down(user)
-        assert not user.folder.is_down
+    with monkeypatch.context() as hurry:
+        hurry.setattr(machine, "END_S", 0.3)
+        for said in (f"EC2 has launched {new.id} anew", rf"still lists f-1 \({new.id}\)"):  # it is asked again later
+            with pytest.raises(SpotfleetError, match=said):
+                down(user)
+            assert not user.folder.is_down
     cloud.deny("owner", set())
     cloud.client("ec2", "us-east-1").terminate_instances(InstanceIds=[new.id])  # by hand
     assert down(user).proof == PROOF and cloud.everything() == []

@@ -30,8 +30,8 @@ SCOPES = {
     "pool": ("InsufficientInstanceCapacity", "UnfulfillableCapacity", "InsufficientCapacity", "SpotMaxPriceTooLow",
              "ReservationCapacityExceeded", "Unsupported", "InsufficientFreeAddressesInSubnet", "NeverHeardOfThis"),
     "type": ("UnsupportedOperation", "InvalidInstanceType"),
-    "region": ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded", "MaxFleetCountExceeded",
-               "OptInRequired"),
+    "quota": ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded"),
+    "region": ("MaxFleetCountExceeded", "OptInRequired"),
 }
 A_PERSON = (
     "UnauthorizedOperation", "AccessDenied", "AuthFailure", "AuthFailure.ServiceLinkedRoleCreationNotPermitted",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spotfleet.errors import NeedsPerson, NoCapacity, UsageError
+from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
+from spotfleet.providers.aws.mapping import names
 from spotfleet.providers.aws.section.spec import AwsNetwork
 from tests.support.aws.aws_hosts import A, B, asked, dispatcher, hosts_things, pool, prepared, raw, request, requests
 
@@ -27,6 +28,34 @@ def test_a_gang_comes_whole_and_each_is_told_its_own(provider, cloud):
     assert {h.request_id: provider.boot_files(h.request_id) for h in lines} == {
         f"f-{n}": {"boot.json": f"f-{n}"} for n in (3, 4, 5)}
     assert len({h.ssh.host_keys for h in lines}) == 3
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_each_machine_of_a_spot_gang_is_tagged_with_its_place_whatever_its_launch_index(provider, cloud, zero):
+    cloud.spot_index_zero = zero
+    provider.launch_together([request(A, f"f-{n}") for n in (3, 4, 5)])
+    placed = {i.id: i.tags[names.MEMBER] for i in cloud.instances()}
+    assert sorted(placed.values()) == (["0", "1", "2"] if zero else ["index"] * 3)
+    hosts = ["f-3", "f-4", "f-5"]
+    assert {h.provider_id: h.request_id for h in provider.hosts("f")} == {
+        i.id: hosts[int(placed[i.id]) if zero else i.launch_index] for i in cloud.instances()}
+
+
+def test_places_that_were_not_tagged_before_a_crash_are_tagged_when_the_launch_is_repeated(provider, cloud, hurried):
+    gang = [request(A, f"f-{n}") for n in (3, 4, 5)]
+    cloud.fault("ec2:CreateTags", code="InvalidInstanceID.NotFound", times=2)  # EC2 does not know them at first
+    provider.launch_together(gang)
+    before = {i.id: i.tags[names.MEMBER] for i in cloud.instances()}
+    cloud.client("ec2", "us-east-1").delete_tags(Resources=list(before), Tags=[{"Key": names.MEMBER}])
+    provider.launch_together(gang)
+    assert {i.id: i.tags[names.MEMBER] for i in cloud.instances()} == before
+
+
+def test_machines_that_cannot_know_their_places_end(provider, cloud, hurried):
+    cloud.fault("ec2:CreateTags", code="RequestLimitExceeded", times=None)
+    with pytest.raises(SpotfleetError, match="AWS slows us down"):
+        provider.launch_together([request(A, f"f-{n}") for n in (3, 4)])
+    assert cloud.instances() == []
 
 
 def test_a_gang_for_which_there_is_not_room_leaves_nothing(provider, cloud):

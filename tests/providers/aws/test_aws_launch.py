@@ -161,12 +161,21 @@ def test_a_refused_fleet_is_deleted(provider, cloud):
     assert all(f["FleetState"].startswith("deleted") for f in states)
 
 
-def test_a_quota_that_is_used_up_stops_the_region_after_one_attempt(provider, cloud):
+def test_a_quota_that_is_used_up_stops_its_types_after_one_attempt(provider, cloud):
     cloud.set_quota("us-east-1", "G", "spot", 0)
     with pytest.raises(NoCapacity, match="the spot quota is used up") as caught:
         provider.launch(request(A, alternatives=(B, C)))
-    assert caught.value.scope == "region" and "All G and VT Spot Instance Requests" in caught.value.hint
+    assert caught.value.scope == "quota" and "All G and VT Spot Instance Requests" in caught.value.hint
     assert asked(cloud, "ec2:CreateFleet") == 1 and hosts_things(cloud) == []
+
+
+def test_a_quota_that_is_used_up_closes_no_pool_of_another_family_in_the_same_call(provider, cloud):
+    cloud.set_quota("us-east-1", "G", "spot", 0)
+    cpu = pool(kind="m5.xlarge")
+    cloud.set_room("us-east-1a", "m5.xlarge", 0)
+    with pytest.raises(NoCapacity, match="no capacity there now") as caught:
+        provider.launch(request(A, alternatives=(B, cpu)))
+    assert (caught.value.scope, set(caught.value.pools)) == ("quota", {A.pool, B.pool})
 
 
 def test_a_quota_eaten_by_open_requests_says_so(provider, cloud):
@@ -182,7 +191,7 @@ def test_a_quota_eaten_by_open_requests_says_so(provider, cloud):
     with pytest.raises(NoCapacity, match=r"1 open spot request counts against it: "
                                          rf"{waiting['SpotInstanceRequestId']} \(f\)") as caught:
         provider.launch(request(B, "f-9"))
-    assert caught.value.scope == "region" and "`spotfleet leaks --fix`" in caught.value.hint
+    assert caught.value.scope == "quota" and "`spotfleet leaks --fix`" in caught.value.hint
     assert caught.value.pools == (B.pool,)
 
 

@@ -10,7 +10,8 @@ import pytest
 from spotfleet.model import CloudHost, CloudState, Market, Offer, Role, Run, SshAccess
 from spotfleet.providers.aws.mapping import listing
 
-SPOT = Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 412_300, 1_006_000, "A10G")
+SPOT = Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 412_300, 1_006_000, "A10G",
+             quota="All G and VT Spot Instance Requests")
 POOL = "1 A10G us-east-1a/g5.xlarge=412300/1006000 us-east-1b/g5.xlarge=500000/1006000"
 T = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 SIGHT = listing.ListingContext("us-east-1", "ubuntu", lambda host: (f"ssh-ed25519 {host}",),
@@ -105,20 +106,22 @@ def test_a_pending_machine_is_not_billed_yet():
     assert the_line([instance("pending")]).runs == ()
 
 
-ENDS = {
-    "by us": ("User initiated (2023-11-14 22:15:00 GMT)", "Client.UserInitiatedShutdown", False),
+ENDS = {  # (reason, code, is it taken, and paid all the same)
+    "by us": ("User initiated (2023-11-14 22:15:00 GMT)", "Client.UserInitiatedShutdown", False, False),
     "by itself": ("Client.InstanceInitiatedShutdown (2023-11-14 22:15:00 GMT)", "Client.InstanceInitiatedShutdown",
-                  False),
-    "taken": ("Server.SpotInstanceTermination (2023-11-14 22:15:00 GMT)", "Server.SpotInstanceTermination", True),
+                  False, False),
+    "taken": ("Server.SpotInstanceTermination (2023-11-14 22:15:00 GMT)", "Server.SpotInstanceTermination", True,
+              False),
+    "failed": ("Server.ScheduledStop (2023-11-14 22:15:00 GMT)", "Server.ScheduledStop", True, True),
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_ends_when_ec2_says_and_is_taken_if_ec2_took_it(end):
-    reason, code, taken = ENDS[end]
+    reason, code, taken, paid = ENDS[end]
     line = the_line([instance("terminated", StateTransitionReason=reason,
                               StateReason={"Code": code, "Message": f"{code}: words"})])
-    assert line.runs == (Run(T, T + 100, taken),) and line.why == f"{code}: words"
+    assert line.runs == (Run(T, T + 100, taken, paid),) and line.why == f"{code}: words"
 
 
 def test_the_end_of_a_run_that_the_instance_does_not_tell_is_that_of_its_spot_request():
@@ -173,11 +176,11 @@ def test_a_machine_that_is_going_counts_as_there_until_it_is_gone():
     assert (line.state, line.runs, line.why) == (CloudState.RUNNING, (Run(T),), "shutting-down: by us")
 
 
-def test_what_chaos_ended_counts_as_taken():
+def test_what_chaos_ended_counts_as_taken_and_is_paid():
     own = said(**OURS, spotfleet_taken="yes")
     line = the_line([instance("terminated", Tags=own, StateReason={"Code": "Client.UserInitiatedShutdown"},
                               StateTransitionReason="User initiated (2023-11-14 22:15:00 GMT)")])
-    assert line.runs == (Run(T, T + 100, taken=True),)
+    assert line.runs == (Run(T, T + 100, taken=True, paid=True),)
 
 
 def test_a_page_that_is_repeated_changes_nothing():
@@ -237,8 +240,30 @@ def test_a_request_for_one_launch_that_is_still_open_is_no_host():
 
 def test_members_of_a_gang_are_told_apart_by_their_launch_index():
     own = said(**OURS | {"spotfleet_host": "f- 3 4 5"})
-    found = lines([instance(InstanceId=f"i-{n}", AmiLaunchIndex=n, Tags=own) for n in (2, 0, 1)])
-    assert [(h.request_id, h.provider_id) for h in found] == [("f-3", "i-0"), ("f-4", "i-1"), ("f-5", "i-2")]
+    found = lines([instance(InstanceId=f"i-{n}", SpotInstanceRequestId=f"sir-{n}", AmiLaunchIndex=2 - n, Tags=own)
+                   for n in (2, 0, 1)])
+    assert [(h.request_id, h.provider_id) for h in found] == [("f-3", "i-2"), ("f-4", "i-1"), ("f-5", "i-0")]
+
+
+@pytest.mark.parametrize(("places", "order"), [(["2", "0", "1"], ["f-5", "f-3", "f-4"]),
+                                               ([None] * 3, ["f-3", "f-4", "f-5"])], ids=["tagged", "untagged"])
+def test_members_of_a_gang_with_one_launch_index_are_told_apart_by_their_tag_or_else_their_ids(places, order):
+    own = OURS | {"spotfleet_host": "f- 3 4 5"}
+    found = lines([instance(InstanceId=f"i-{n}", SpotInstanceRequestId=f"sir-{n}", AmiLaunchIndex=0,
+                            Tags=said(**own, **({"spotfleet_member": place} if place else {})))
+                   for n, place in enumerate(places)])
+    assert {h.provider_id: h.request_id for h in found} == {f"i-{n}": host for n, host in enumerate(order)}
+
+
+def test_a_relaunch_without_tags_is_the_member_whose_machine_its_request_had():
+    own = said(**OURS | {"spotfleet_host": "f- 3 4"})
+    others = said(**OURS | {"spotfleet_host": "f- 3 4", "spotfleet_member": "0"})
+    mine = said(**OURS | {"spotfleet_host": "f- 3 4", "spotfleet_member": "1"})
+    found = lines([instance(InstanceId="i-0", SpotInstanceRequestId="sir-0", Tags=others),
+                   instance("terminated", InstanceId="i-1", Tags=mine),
+                   instance(InstanceId="i-2", Tags=[], LaunchTime=at(200))],
+                  [lasting("active", "fulfilled", InstanceId="i-2", Tags=own)])
+    assert [(h.request_id, h.provider_id) for h in found] == [("f-3", "i-0"), ("f-4", "i-2")]
 
 
 def test_an_index_that_no_member_has_is_no_host_of_ours():

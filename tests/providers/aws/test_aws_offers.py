@@ -30,7 +30,8 @@ def test_a_need_for_one_accelerator_is_every_type_and_zone_of_it_at_live_prices(
     assert {o.instance_type for o in found} == {"g5.xlarge", "g5.2xlarge"}
     assert zones(found) == {"us-east-1a", "us-east-1b", "us-east-1c"}
     assert [o for o in found if o.pool == "aws/us-east-1a/g5.xlarge/spot"] == [
-        Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 410_000, 1_006_000, "A10G", life_s=LIFE_S)]
+        Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 410_000, 1_006_000, "A10G", life_s=LIFE_S,
+              quota="All G and VT Spot Instance Requests")]
     assert LIFE_S > 0 and {o.life_s for o in aws().offers(replace(ANY_A10G, use_spot=False))} == {0.0}
 
 
@@ -226,9 +227,9 @@ def test_check_wants_a_network(cloud, aws):
     assert "create-default-subnet" in told.value.hint
 
 
-def test_billing_is_by_the_second_from_a_minute_on(aws):
+def test_billing_is_by_the_second_from_a_minute_on_and_a_first_hour_that_ec2_interrupts_is_free(aws):
     rules = aws().billing()
-    assert (rules.minimum_s, rules.free_if_taken_within_s) == (60, 0)
+    assert (rules.minimum_s, rules.free_if_taken_within_s) == (60, 3600)
 
 
 def test_stale_prices_serve_while_ec2_slows_us_down(cloud, aws, hurried, monkeypatch):

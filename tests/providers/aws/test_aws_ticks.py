@@ -15,9 +15,9 @@ from spotfleet.fleet.domain.events import HostListed, HostPlaced, LaunchIntended
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.planner.plan import Drain, Launch, Terminate
 from spotfleet.fleet.reconcile import NoAnswer
-from spotfleet.model import CloudState, HostState
+from spotfleet.model import CloudState, HostState, Need
 from tests.support.aws.aws_hosts import LONG, asked, hosts_things, prepared, requests
-from tests.support.aws.aws_ticks import Fleet
+from tests.support.aws.aws_ticks import G5, Fleet
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 KIND = "g5.xlarge"
@@ -60,7 +60,11 @@ def test_a_warning_from_eventbridge_alone_gets_a_replacement_elsewhere_while_the
     assert taken not in {o.zone for o in (actions[1].offer, *actions[1].alternatives)}
     assert two.instance(victim).state == "running" and len(two.zones()) == 3
     two.run()
-    assert len(two.up()) == 2 and victim not in two.up() and len(two.zones()) == 2
+    assert len(two.up()) == 2 and victim not in two.up() and len(two.zones()) == 3  # it is free if EC2 takes it
+    cloud.take(two.instance(victim).id)
+    two.run()
+    assert len(two.up()) == 2 and len(two.zones()) == 2
+    assert cloud.invoice()[two.ledger.state().host(victim).provider_id] == 0
 
 
 def test_where_one_pool_is_full_the_same_call_gets_a_host_in_another(fleet, cloud):
@@ -90,18 +94,41 @@ def test_where_all_pools_are_full_each_cools_down_the_reason_is_told_and_room_th
     assert one.zones() == [ZONES[1]]
 
 
-def test_a_quota_that_is_used_up_costs_the_region_one_attempt_until_the_cooldown_ends(fleet, cloud):
+def test_a_quota_that_is_used_up_costs_one_attempt_until_the_cooldown_ends(fleet, cloud):
     cloud.set_quota("us-east-1", "G", "spot", 0)
     four = fleet(4)
     four.run(10)
     assert asked(cloud, CREATE) == 1
-    assert "region aws/us-east-1/spot refused, asked again at " in four.waits
+    assert "quota aws/us-east-1 All G and VT Spot Instance Requests refused, asked again at " in four.waits
     refused = [e for e in four.rows if isinstance(e, LaunchRefused)]
-    assert [e.scope for e in refused] == ["region"] and "MaxSpotInstanceCountExceeded" in refused[0].why
+    assert [e.scope for e in refused] == ["quota"] and "MaxSpotInstanceCountExceeded" in refused[0].why
     cloud.set_quota("us-east-1", "G", "spot", 16)
     four.wait(20.0)
     four.run()
     assert len(four.up()) == 4
+
+
+def test_a_quota_that_is_used_up_leaves_the_other_families_open(fleet, cloud):
+    cloud.set_quota("us-east-1", "Standard", "spot", 4)  # the cheaper family
+    three = fleet(3)
+    three.wanted = replace(three.wanted, any_of=(G5, Need(instance_type="m5.xlarge")))
+    three.run()
+    assert sorted(three.instance(h).type for h in three.up()) == ["g5.xlarge", "g5.xlarge", "m5.xlarge"]
+
+
+def test_with_a_quota_of_just_the_fleet_s_hosts_a_replacement_comes_as_soon_as_the_old_host_is_gone(fleet, cloud):
+    cloud.set_quota("us-east-1", "G", "spot", 8)
+    two = fleet(2)
+    two.run()
+    victim, *_ = two.up()
+    cloud.interrupt(two.instance(victim).id)
+    for _ in range(2):
+        two.run(1)
+        two.wait(15.0)
+    assert [e.scope for e in two.rows if isinstance(e, LaunchRefused)] == ["quota", "quota"]
+    cloud.take(two.instance(victim).id)
+    two.run()
+    assert len(two.up()) == 2 and victim not in two.up()
 
 
 @pytest.mark.parametrize("lost", [pytest.param("before", marks=LONG), "after"])  # the easy one

@@ -132,16 +132,8 @@ class AwsStage:
         return newest > 0 and {i for i, s in made.items() if s and s[-1].generation == newest} == {v.id for v in views}
 
     def bills(self) -> dict[str, float]:
-        """By the fake's own books: host -> dollars, of all that has ever run; each second at its price, 60 at least."""
-        found = {}
-        for machine in [m for region in self.cloud.regions.values() for m in region.machines.values()]:
-            order, steps = machine.order, machine.history
-            begun = next(s.at for s in steps if s.name == "running")
-            ended = next((s.at for s in steps if s.at >= begun and s.name not in ("pending", "running")), time.time())
-            usd = self.cloud.price(order.zone, order.type) if order.market == "spot" else self.cloud.on_demand_usd(
-                order.type, machine.ec2_backend.region_name)
-            found[machine.tags[names.HOST]] = max(60.0, ended - begun) * usd / 3600
-        return found
+        """By the fake's own books: host -> dollars, of all that has ever run."""
+        return {self.cloud.machine(id).tags[names.HOST]: usd for id, usd in self.cloud.invoice().items()}
 
     def denials(self) -> list[str]:
         """Calls of anybody that were refused for want of a right."""

@@ -170,7 +170,8 @@ class AwsWorld(World):
             for instance in region.machines.values():
                 tags = instance.tags
                 if names.HOST in tags:
-                    host = names.members(tags[names.HOST])[instance.launch_index]
+                    place = tags.get(names.MEMBER, names.BY_INDEX)
+                    host = names.members(tags[names.HOST])[int(place) if place.isdigit() else instance.launch_index]
                     found.append((host, instance, instance.state == "running"))
         return found
 

@@ -155,16 +155,22 @@ def _shares(found: Sequence[Quota], taken: Mapping[str, int], cores: Mapping[str
 
 
 def hosts_fit(region: str, shares: Sequence[QuotaShare], nodes: Nodes) -> Iterator[Finding]:
-    """The quotas add up: a fleet may have hosts of several families and markets."""
+    """The quotas add up: a fleet may have hosts of several families and markets.
+
+    One host more than the target is asked for: a host that ends counts until it is gone, and so does its replacement.
+    """
     together = sum(s.hosts for s in shares)
     for share in shares:
-        needed = nodes.target * share.each
+        needed = (nodes.target + 1) * share.each
         kinds = ", ".join(share.kinds[:3]) + (" ..." if len(share.kinds) > 3 else "")
         much = "enough for" if share.hosts >= nodes.target else f"room for {share.hosts} of"
         room = f"{much} {nodes.target} hosts of {kinds} ({share.each} vCPUs each)"
         what = f"{region}: {_state(share.quota, share.used)}: {room}"
-        if share.hosts >= nodes.target or together >= nodes.target:
+        if share.hosts > nodes.target or together > nodes.target:
             yield Finding(what)
+        elif together == nodes.target:
+            yield Finding(f"{what}, none to spare: a replacement waits until the host before it is gone", "warning",
+                          how_to_raise(region, share.quota, share.used + needed))
         else:
             level = "warning" if together >= nodes.min else "blocker"
             yield Finding(what, level, how_to_raise(region, share.quota, share.used + needed))

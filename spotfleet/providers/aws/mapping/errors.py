@@ -1,9 +1,9 @@
 """Meaning of AWS's error codes for a fleet: one table, code -> scope and reaction. Pure.
 
-    POOL, TYPE, REGION   NoCapacity of that scope: others are tried, this one cools down
-    PERSON               NeedsPerson: only somebody with an account can help
-    AGAIN                SpotfleetError: repeat the same call later, under the same token
-    GONE                 SpotfleetError: the thing does not exist; callers that expect this check `code`
+    POOL, TYPE, QUOTA, REGION   NoCapacity of that scope: others are tried, this one cools down
+    PERSON                      NeedsPerson: only somebody with an account can help
+    AGAIN                       SpotfleetError: repeat the same call later, under the same token
+    GONE                        SpotfleetError: the thing does not exist; callers that expect this check `code`
 
 No code refuses for a whole account. That scope comes from `offers.cheapest_region`, where no region has offers, and
 from the reconciler for NeedsPerson.
@@ -29,6 +29,7 @@ class Reach(Enum):
     GONE = "gone"
     POOL = "pool"
     TYPE = "type"
+    QUOTA = "quota"  # one family and market in the region
     REGION = "region"
     AGAIN = "again"
     PERSON = "person"
@@ -94,9 +95,9 @@ TABLE: dict[str, Reaction] = {
     **_rows(Reach.TYPE, "this type is not sold in that form", "other types are tried; name some",
             "InvalidInstanceType", "InstanceTypeNotSupported", "UnsupportedOperation"),
     # -- quotas
-    **_rows(Reach.REGION, "the spot quota is used up", RAISE,
+    **_rows(Reach.QUOTA, "the spot quota is used up", RAISE,
             "MaxSpotInstanceCountExceeded", "SpotInstanceCountLimitExceeded"),
-    **_rows(Reach.REGION, "the on-demand quota is used up", RAISE, "VcpuLimitExceeded", "InstanceLimitExceeded"),
+    **_rows(Reach.QUOTA, "the on-demand quota is used up", RAISE, "VcpuLimitExceeded", "InstanceLimitExceeded"),
     **_rows(Reach.REGION, "too many EC2 fleets",
             "old ones go by themselves; or raise 'EC2 Fleets per Region' in {region}",
             "MaxFleetCountExceeded", "MaxSpotFleetRequestCountExceeded"),

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import calendar
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from spotfleet.model import SECOND, CloudHost, CloudState, Market, Offer, Role, Run, SshAccess
-from spotfleet.providers.aws.mapping import names
+from spotfleet.providers.aws.mapping import errors, names
 
 SECOND_S = 1e-3  # EC2 reports whole seconds: a run that began and ended in the same one is longer than nothing
 TAG_LENGTH = 256
@@ -30,6 +31,7 @@ WAITING = ("open", "active", "disabled")  # states of a spot request that may st
 ORPHANED = "request-canceled-and-instance-running"  # status of one whose instance continues: EC2 shows it for hours
 NEVER_RAN = ("Server.InsufficientInstanceCapacity", "Server.InternalError", "Client.VolumeLimitExceeded",
              "Client.InvalidSnapshot.NotFound", "Client.InternalError", "Server.ScheduledStop.NeverStarted")
+RECLAIMED = "Server.Spot"  # codes of interruptions, which are free in the first hour
 KEY_TROUBLE = "Client.InternalError"  # EC2's code when access to the volume's key is denied
 
 Instance = Mapping[str, Any]  # an item of DescribeInstances
@@ -63,27 +65,87 @@ def tags(thing: Mapping[str, Any]) -> dict[str, str]:
     return {t["Key"]: t.get("Value", "") for t in thing.get("Tags") or ()}
 
 
-def request_id(instance: Instance, own: Mapping[str, str]) -> str:
-    """Return the request_id of an instance with these tags; "" if it is no host of ours."""
-    among = names.members(own.get(names.HOST, ""))
-    index = int(instance.get("AmiLaunchIndex") or 0)
-    return among[index] if index < len(among) else ""
+def places(instances: Iterable[Instance], hosts: int) -> dict[str, int]:
+    """Map the instances of one launch of so many hosts to their places in its HOST tag.
+
+    The MEMBER tag decides. Without it the launch index does where each instance has another one: EC2 documents that,
+    though not for spot. Where they have not, the order of the ids decides; more instances than hosts are no order.
+    """
+    machines = sorted(instances, key=lambda i: i["InstanceId"])
+    numbered = _numbered(machines) or len(machines) > hosts
+    found = {}
+    for rank, instance in enumerate(machines):
+        tag = tags(instance).get(names.MEMBER, "")
+        by_index = numbered or tag == names.BY_INDEX
+        found[instance["InstanceId"]] = int(tag) if tag.isdigit() else _index(instance) if by_index else rank
+    return found
+
+
+def member_tags(instances: Iterable[Instance]) -> dict[str, list[str]]:
+    """Map each value of the MEMBER tag to the instances of one launch that are to get it: one call for each value."""
+    machines = list(instances)
+    placed = places(machines, len(machines))
+    if _numbered(machines):
+        return {names.BY_INDEX: list(placed)}
+    return {str(place): [instance] for instance, place in placed.items()}
+
+
+def request_ids(instances: Iterable[Instance], requests: Iterable[Request]) -> dict[str, str]:
+    """Map instances to their hosts' request_ids; instances of no host of ours are left out.
+
+    A relaunch may carry no tags: it is the host of the first instance of its spot request.
+    """
+    asked = {r["SpotInstanceRequestId"]: tags(r) for r in requests}
+    launches: dict[str, list[Instance]] = defaultdict(list)
+    for instance in sorted(instances, key=_launched):
+        own = asked.get(instance.get("SpotInstanceRequestId") or "", {}) | tags(instance)
+        if names.FLEET in own and names.HOST in own:
+            launches[own[names.HOST]].append(instance)
+    found = {}
+    for host, of in launches.items():
+        among = names.members(host)
+        first: dict[str, Instance] = {}
+        for instance in of:
+            first.setdefault(_launch_of(instance), instance)
+        placed = places(first.values(), len(among))
+        for instance in of:
+            place = placed[first[_launch_of(instance)]["InstanceId"]]
+            if place < len(among):
+                found[instance["InstanceId"]] = among[place]
+    return found
+
+
+def _launch_of(instance: Instance) -> str:
+    return instance.get("SpotInstanceRequestId") or instance["InstanceId"]
+
+
+def _launched(instance: Instance) -> tuple[float, str]:
+    return _at(instance.get("LaunchTime")), instance["InstanceId"]
+
+
+def _numbered(instances: Sequence[Instance]) -> bool:
+    return len({_index(i) for i in instances}) == len(instances)
+
+
+def _index(instance: Instance) -> int:
+    return int(instance.get("AmiLaunchIndex") or 0)
 
 
 def lines(instances: Iterable[Instance], requests: Iterable[Request], sight: ListingContext) -> list[CloudHost]:
     """Return one line per host, sorted by name."""
-    asked = {r["SpotInstanceRequestId"]: r for r in requests}
+    instances, asked = list(instances), {r["SpotInstanceRequestId"]: r for r in requests}
+    hosts = request_ids(instances, asked.values())
     held: dict[str, list[CloudHost]] = {}
     had: dict[str, str] = {}  # spot request -> host of its last instance
     ids: set[str] = set()
-    for instance in sorted(instances, key=lambda i: (_at(i.get("LaunchTime")), i["InstanceId"])):
+    for instance in sorted(instances, key=_launched):
         if instance["InstanceId"] in ids:
             continue  # pages of a listing may overlap
         ids.add(instance["InstanceId"])
         sir = instance.get("SpotInstanceRequestId") or ""
         request = asked.get(sir, {})
         own = tags(request) | tags(instance)  # EC2 gives a relaunched instance no tags
-        if host := request_id(instance, own) if names.FLEET in own else "":
+        if host := hosts.get(instance["InstanceId"], ""):
             held.setdefault(host, []).append(_line(host, instance, request, own, sight))
             had[sir] = host
     found = {line.request_id: line for host, of in held.items() for line in _one_host(host, of)}
@@ -127,7 +189,8 @@ def _offer(instance: Instance, own: Mapping[str, str], sight: ListingContext) ->
     slots, accelerator, *priced = [*own.get(names.POOL, "").split(" "), "", ""]
     market = Market.SPOT if spot(instance) else Market.ON_DEMAND
     bare = Offer("aws", sight.region, zone, kind, market, int(slots) if slots.isdigit() else 1, 0, 0,
-                 "" if accelerator == "-" else accelerator.replace("_", " "))
+                 "" if accelerator == "-" else accelerator.replace("_", " "),
+                 quota=errors.quota(f"{kind} {market.value}"))
     for entry in priced:
         pool, _, price = entry.partition("=")
         now, _, on_demand = price.partition("/")
@@ -144,7 +207,10 @@ def _runs(instance: Instance, request: Request, state: CloudState) -> tuple[Run,
         return (Run(begun),)
     if not (ended := _ended_at(instance, request)):
         return ()
-    return (Run(begun, max(ended, begun + SECOND_S), code.startswith("Server.") or names.TAKEN in tags(instance)),)
+    exercise = names.TAKEN in tags(instance)
+    taken = exercise or code.startswith("Server.")
+    reclaimed = code.startswith(RECLAIMED) and not exercise
+    return (Run(begun, max(ended, begun + SECOND_S), taken, paid=taken and not reclaimed),)
 
 
 def _ended_at(instance: Instance, request: Request) -> float:

@@ -14,7 +14,9 @@ HOST = "spotfleet-host"  # on instances, volumes, interfaces, spot requests, tem
 ROLE = "spotfleet-role"  # "dispatcher" or "worker"
 POOL = "spotfleet-pool"  # on instances: the first choice of pool, with its price: see `listing`
 SINCE = "spotfleet-since"  # Unix seconds; on resources whose age the cloud does not give: groups, placement groups
-TAKEN = "spotfleet-taken"  # on instances that `chaos` ended: they count as taken by the cloud
+TAKEN = "spotfleet-taken"  # on instances that `chaos` ended: they count as taken, and are paid
+MEMBER = "spotfleet-member"  # on instances launched together: the place in the HOST tag, or BY_INDEX
+BY_INDEX = "index"  # the place is the launch index
 REGION = "spotfleet-region"  # on roles and profiles, which have none: fleets of one name may be in several
 DISPATCHER_PORT = 7443  # where every dispatcher listens
 METADATA_URL = "http://169.254.169.254"
@@ -70,7 +72,7 @@ def together(request_ids: Sequence[str]) -> str:
 
 
 def members(host: str) -> list[str]:
-    """Return the request_ids in a HOST tag, by launch index."""
+    """Return the request_ids in a HOST tag, by place."""
     begin, *ends = host.split(" ")
     return [begin + end for end in ends] or [host]
 

@@ -151,7 +151,7 @@ def dispatcher(scope: Scope) -> dict[str, Any]:
         _allow("StopHosts", _ec2("StopInstances"), scope.ec2("instance"), scope.resource_tag),
         _allow("TagHosts", _ec2("CreateTags"), scope.ec2("instance"),
                _both(scope.resource_tag, {"ForAllValues:StringEquals": {
-                   "aws:TagKeys": [DISPATCHER_TAG, names.TAKEN]}})),
+                   "aws:TagKeys": [DISPATCHER_TAG, names.TAKEN, names.MEMBER]}})),
         *([_pass([scope.host_role])] if scope.host_role else []),
         # "Hear" is kept: the policies that accounts have name it.
         *([_allow("Hear", ["sqs:GetQueueUrl", "sqs:ReceiveMessage", "sqs:DeleteMessage"], scope.queues())]

@@ -59,7 +59,7 @@ def _nearest(micros: Fraction) -> int:
 def _run_parts(run: Run, prices: Prices, rules: BillingRules, now: float) -> int:
     end = now if run.ended_at is None else run.ended_at
     length = end - run.started_at
-    if run.taken and length <= rules.free_if_taken_within_s:
+    if run.taken and not run.paid and length <= rules.free_if_taken_within_s:
         return 0
     seconds = ceil(length)
     history = list(prices(run.started_at, end))

@@ -204,12 +204,22 @@ def test_a_new_account_has_no_gpus_and_hears_which_quota_to_raise_and_how(cloud,
     page, command = found.fix.splitlines()
     assert page.startswith("https://us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-")
     assert "aws service-quotas request-service-quota-increase --region us-east-1" in command
-    assert command.endswith("--desired-value 16")
+    assert command.endswith("--desired-value 20")  # one more than the target: for a replacement
 
 
 def test_a_quota_for_the_least_number_of_hosts_is_a_warning_only(cloud, aws):
     cloud.set_quota("us-east-1", "G", "spot", 11)
     assert "room for 2 of 4 hosts" in one(ask(aws(**HOME), G5), "warning").what
+
+
+@pytest.mark.parametrize(("vcpus", "spare"), [(16, False), (19, False), (20, True)])
+def test_a_quota_of_just_the_target_is_a_warning_as_a_replacement_has_to_wait(cloud, aws, vcpus: int, spare: bool):
+    cloud.set_quota("us-east-1", "G", "spot", vcpus)
+    (found,) = [f for f in ask(aws(**HOME), G5, "vCPU quota") if "G and VT" in f.what]
+    assert "enough for 4 hosts of g5.xlarge (4 vCPUs each)" in found.what
+    assert (found.level, "none to spare: a replacement waits" in found.what) == (
+        ("ok", False) if spare else ("warning", True))
+    assert spare or found.fix.endswith("--desired-value 20")
 
 
 def test_quotas_of_several_families_add_up(cloud, aws):
@@ -220,7 +230,7 @@ def test_quotas_of_several_families_add_up(cloud, aws):
 
 
 def test_what_others_run_counts_and_what_the_fleet_itself_runs_does_not(cloud, aws):
-    cloud.set_quota("us-east-1", "G", "spot", 20)
+    cloud.set_quota("us-east-1", "G", "spot", 24)
     ec2 = cloud.client("ec2", "us-east-1")
     for fleet, count in (("other", 1), ("g5", 2)):
         ec2.run_instances(ImageId=cloud.DEEP_LEARNING, InstanceType="g5.xlarge", MinCount=count, MaxCount=count,

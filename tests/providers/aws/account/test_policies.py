@@ -69,13 +69,13 @@ def test_a_dispatcher_changes_nothing_that_is_not_of_its_fleet():
         assert used or passed or heard or f'Tag/{names.FLEET}": "f"' in conditions, (action, statement)
 
 
-def test_a_dispatcher_tags_what_it_creates_and_two_words_on_its_hosts():
+def test_a_dispatcher_tags_what_it_creates_and_three_words_on_its_hosts():
     tags = [s for a, s in statements(policies.dispatcher(FLEETS)) if a == "ec2:CreateTags"]
     at_launch, later = tags
     assert at_launch["Condition"]["StringEquals"]["ec2:CreateAction"] == ["RunInstances", "CreateFleet",
                                                                           "CreateLaunchTemplate"]
     assert later["Condition"]["ForAllValues:StringEquals"] == {
-        "aws:TagKeys": [providers.DISPATCHER_TAG, names.TAKEN]}
+        "aws:TagKeys": [providers.DISPATCHER_TAG, names.TAKEN, names.MEMBER]}
 
 
 def test_nobody_may_make_a_machine_that_does_not_bear_our_tag():

@@ -38,6 +38,7 @@ CAPACITY AND PRICES. A pool is (zone, type, market), market "spot" or "on-demand
     cloud.usage("us-east-1", "G", "spot") -> int             vCPUs, open requests counted
     cloud.set_default_key("us-east-1", arn)                  a customer's key encrypts disks; a launch whose caller may
                                                              not use it ends at once, and a spot one without a grant
+    cloud.invoice() -> {instance: dollars}                   what EC2 would bill, with its first hour
 
 WHAT HAPPENS TO INSTANCES, each shown as an `InstanceView` (`run` counts boots: persistent hosts come back).
 
@@ -98,8 +99,8 @@ what every account has: default VPCs and their parts, service-linked roles.
 Images and account: `cloud.ACCOUNT`, `cloud.UBUNTU`, `cloud.DEEP_LEARNING` (image ids, the same in every region).
 
 What EC2 does where nobody says it, and this fake does the worse: what a persistent request launches anew has no tags
-(`cloud.relaunched_tagged`); a one-time spot instance whose guest powers off under the shutdown behavior "stop" goes on
-being "running".
+(`cloud.relaunched_tagged`); each spot machine of one launch has the launch index 0 (`cloud.spot_index_zero`); a
+one-time spot instance whose guest powers off under the shutdown behavior "stop" goes on being "running".
 """
 
 from __future__ import annotations

@@ -127,6 +127,7 @@ class AwsCloud(Controls):
             self.relaunched_tagged = (
                 False  # has what a persistent request launches anew the instance's tags? Nobody says
             )
+            self.spot_index_zero = True  # launch index of each spot machine of one launch: 0, or numbered? Nobody says
             self.spot_role = True  # the account has used spot before
             self.template_ends_s = 0.0  # 604800 as botocore's model has it: persistent requests by a template end then
             self.score_limit = 10

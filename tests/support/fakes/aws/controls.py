@@ -11,7 +11,7 @@ from tests.support.fakes.aws.birth import new_id, user_data
 from tests.support.fakes.aws.catalog import ACCOUNT, Image, region_of
 from tests.support.fakes.aws.gate import Call, Fault
 from tests.support.fakes.aws.inventory import Thing, everything
-from tests.support.fakes.aws.state import Machine, SpotRequest
+from tests.support.fakes.aws.state import Machine, Seen, SpotRequest
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,27 @@ class Controls:
     def _noise(self) -> None:
         with self._wake:
             self._wake.notify_all()
+
+    def invoice(self) -> dict[str, float]:
+        """Instance -> dollars so far, by EC2's rules: by the second, a minute at least, and nothing for a run that EC2
+        itself interrupts within an hour. The price is today's: tests that move it have to know."""
+        self.tick()
+        with self.lock:
+            return {m.id: self._bill(m) for s in self.regions.values() for m in s.machines.values()}
+
+    def _bill(self, machine: Machine) -> float:
+        order, total, begun = machine.order, 0.0, None
+        usd_h = (self.price(order.zone, order.type) if order.market == "spot"
+                 else self.on_demand_usd(order.type, region_of(order.zone)))
+        for seen in (*machine.history, Seen(self.now(), "now")):
+            if seen.name == "running":
+                begun = seen.at
+            elif begun is not None:
+                length = seen.at - begun
+                if not (seen.code.startswith("Server.Spot") and length <= 3600):
+                    total += max(60.0, length) * usd_h / 3600
+                begun = None
+        return total
 
     # ---- instances
 

@@ -58,7 +58,8 @@ class Life:
         machines = []
         for index in range(count):
             request = self._request(state, order, fleet_id) if order.market == "spot" else None
-            machines.append(self.born(state, order, index, reservation, fleet_id, request))
+            shown = 0 if order.market == "spot" and cloud.spot_index_zero else index
+            machines.append(self.born(state, order, shown, reservation, fleet_id, request))
         return machines
 
     def _request(self, state: RegionState, order: Order, fleet_id: str) -> SpotRequest:
