@@ -69,6 +69,7 @@ class FileFacts:
     interruption_behavior: str = "terminate"
     placement: str = "spread"
     all_or_nothing: bool = False
+    max_lifetime_s: float = 0.0  # 0: no limit
     tags: dict[str, str] = field(default_factory=dict)
 
 

@@ -16,6 +16,7 @@ from spotfleet.providers import Boot, LaunchRequest, ManagedResources, Provider
 from spotfleet.providers.plugin import Config, RegionRow, plugin_of, traits_of
 
 Progress = Callable[[str], None]
+KEYS = ("public_key", "private_key", "secret")  # the keys that this module adds to a configuration
 
 
 def has_sshd(spec: FleetSpec) -> bool:
@@ -26,6 +27,11 @@ def has_sshd(spec: FleetSpec) -> bool:
 def with_keys(config: Config, keys: Keys) -> Config:
     """Return the configuration with the keys to launch machines and to authenticate them, for this process."""
     return {**config, "public_key": keys.ssh_public, "secret": keys.fleet_secret}
+
+
+def without_keys(config: Config) -> Config:
+    """Return the dispatcher's configuration without the fleet's keys, which have a file of their own on a laptop."""
+    return {key: value for key, value in config.items() if key not in KEYS}
 
 
 def for_dispatcher(config: Config, spec: FleetSpec, keys: Keys) -> Config:

@@ -82,4 +82,5 @@ def _facts(file: FileSection, needs: Sequence[Need]) -> FileFacts:
                 *((("resources", "any_of", i), a) for i, a in enumerate(file.resources.any_of or []))]
     places = tuple(NamedPlace(at, *((one.infra[1], one.infra[2]) if one.infra else (one.region or "", one.zone or "")))
                    for at, one in sections)
-    return FileFacts(tuple(needs), places, file.interruption_behavior, file.placement, file.all_or_nothing, file.tags)
+    return FileFacts(tuple(needs), places, file.interruption_behavior, file.placement, file.all_or_nothing,
+                     file.max_lifetime, file.tags)

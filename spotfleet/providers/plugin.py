@@ -50,7 +50,7 @@ class RegionRow:
 
 @dataclass(frozen=True)
 class AccountFleet:
-    """A fleet of this laptop, as its account is told about it."""
+    """A fleet of this laptop: one of those that have an account in common."""
 
     config: Config
     spec: FleetSpec
@@ -84,8 +84,8 @@ class CloudPlugin(SectionPlugin, Protocol):
         """Return the laptop's configuration for a new fleet like `spec`. `home`: SPOTFLEET_HOME."""
 
     def moved(self, config: Config, spec: FleetSpec) -> Config:
-        """Return the configuration of an existing fleet updated from its present file: what must stay for its life,
-        stays."""
+        """Return the laptop's configuration of an existing fleet, updated from its present file: what must stay for
+        its life, stays. `config`: the laptop's or, for `attach`, the dispatcher's; without the fleet's keys."""
 
     def for_dispatcher(self, config: Config) -> Config:
         """Return the configuration for the dispatcher's machine, without what only this laptop uses."""
@@ -155,7 +155,7 @@ class BasePlugin:
         return {key: value for key, value in found.items() if value}
 
     def moved(self, config: Config, spec: FleetSpec) -> Config:
-        return {**config, "section": spec.section}
+        return {**config, **self.config(spec, {}, "")}
 
     def for_dispatcher(self, config: Config) -> Config:
         return {**config, "side": "dispatcher"}

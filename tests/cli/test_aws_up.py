@@ -21,6 +21,7 @@ from spotfleet.api.lifecycle.first_contact import DispatcherStartup
 from spotfleet.cli.commands import write
 from spotfleet.providers.aws import session
 from spotfleet.providers.aws.account import ssh_ingress
+from spotfleet.providers.aws.plugin import AWS
 from spotfleet.ssh.tunnel import NotConnected
 from tests.support.cli.cli_user import Said, User
 
@@ -115,6 +116,7 @@ def test_a_new_fleet_settles_on_the_cheapest_region_and_stays_there_whatever_pri
     assert "fleet g5 on aws in us-west-2: started before, to be continued" in said.err
     assert [(v.id, v.region) for v in laptop.cloud.instances()] == [(first.id, "us-west-2")]
     assert laptop.record["provider_config"]["section"]["regions"] == ["us-west-2"]
+    assert AWS.region(laptop.record["provider_config"]) == "us-west-2"
     assert laptop.record["spec"]["section"]["regions"] == ["us-east-1", "us-west-2"]  # as the file says
     assert {t.region for t in laptop.cloud.everything() if t.region} == {"us-west-2"}
 

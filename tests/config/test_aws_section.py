@@ -10,6 +10,8 @@ from spotfleet.codec import to_json
 from spotfleet.config import load, parse
 from spotfleet.errors import UsageError
 from spotfleet.model import EnvironmentSpec, FleetSpec, Need, Nodes
+from spotfleet.plugins import FileFacts
+from spotfleet.providers.aws.plugin import AWS as AWS_PLUGIN
 from spotfleet.providers.aws.section.spec import AwsNetwork, AwsSpec, parsed
 
 FILE = Path("/work/fleet.yaml")
@@ -83,7 +85,7 @@ environment: {python: python3.12, packages: [torch==2.13.0]}
 
 
 def test_the_section_may_be_left_out():
-    assert aws("") == AwsSpec()
+    assert aws("") == AwsSpec() == parsed(AWS_PLUGIN.read_section(None, FileFacts(), lambda _place, _text: None))
 
 
 @pytest.mark.parametrize(("resources", "regions"), [

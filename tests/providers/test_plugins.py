@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet import plugins
-from spotfleet.api.home import Home
+from spotfleet import plugins, providers
+from spotfleet.api.account.listing import listed
+from spotfleet.api.cloud import without_keys
+from spotfleet.api.home import FleetRecord, Home, Keys
 from spotfleet.api.policies import document
 from spotfleet.codec import from_json, to_json
 from spotfleet.config import parse
@@ -133,3 +135,25 @@ def test_a_policy_is_printed_only_of_a_cloud_that_has_some(toy: None, tmp_path: 
     with pytest.raises(UsageError, match="is of provider toy, which has no policies") as caught:
         document(Home(tmp_path), "", "", file)
     assert caught.value.hint == "name a fleet file with `provider: aws`"
+
+
+def test_a_fleet_that_ended_on_a_cloud_whose_plugin_is_gone_stops_no_search_for_leaks(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(providers, "names", lambda: [])
+    home, notes = Home(tmp_path), []
+    record = FleetRecord(FleetSpec("old", provider="cumulus"), "old", 1.0, down_at=2.0)
+    home.folder("old").make(record, Keys("admin", "secret", "cert", "key"), "ca")
+    assert listed(home, notes) == {}
+    assert notes == ["fleet old has been on cumulus, which was not asked: unknown provider 'cumulus'"]
+    home.folder("old").update(down_at=0.0)  # its machines may run: a search that leaves them out proves nothing
+    with pytest.raises(UsageError, match="unknown provider 'cumulus'"):
+        listed(home, notes)
+
+
+def test_a_laptop_that_attaches_keeps_no_key_in_its_configuration_and_is_no_dispatcher():
+    spec = FleetSpec("f", provider="cumulus", section={"size": 2}, placement="zone")
+    of_dispatcher = {"section": {"size": 1}, "endpoint": "http://x", "side": "dispatcher", "placement": "spread",
+                     "public_key": "ssh-ed25519 AAAA", "private_key": "private", "secret": "secret"}
+    assert BasePlugin().moved(without_keys(of_dispatcher), spec) == {
+        "section": {"size": 2}, "endpoint": "http://x", "side": "laptop", "placement": "zone",
+        "environment": to_json(spec.environment)}

@@ -13,7 +13,7 @@ from spotfleet import providers
 from spotfleet.api.home import FleetDir, Home
 from spotfleet.api.machine import DispatcherMachine, load_provider, provider_config
 from spotfleet.api.reports import laptop_events
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.fleet.domain.state import fold
 from spotfleet.model import CloudHost, CloudState, FleetSpec
 from spotfleet.plugins import Machines
@@ -65,7 +65,14 @@ def listed(home: Home, notes: list[str], everywhere: bool = False) -> dict[Accou
     """
     used: dict[Account, list[FleetDir]] = {}
     for folder in folders(home):
-        used.setdefault(account_of(folder.record.spec.provider, folder.record.provider_config), []).append(folder)
+        try:
+            account = account_of(folder.record.spec.provider, folder.record.provider_config)
+        except UsageError as error:  # its plugin is not installed any more
+            if not folder.is_down:
+                raise
+            notes.append(f"fleet {folder.name} has been on {folder.record.spec.provider}, which was not asked: {error}")
+            continue
+        used.setdefault(account, []).append(folder)
     found: dict[Account, AccountListing] = {}
     for account, folders_of_account in sorted(used.items(), key=lambda pair: pair[0]):
         try:

@@ -80,7 +80,7 @@ def _from_here(home: Home, boot: DispatcherBoot, asked: FleetSpec) -> tuple[Flee
         spec = replace(boot.spec, ssh=asked.ssh)
         return spec, provider_config(home, spec)
     spec = plugin.with_access(boot.spec, asked)
-    return spec, plugin.moved(boot.provider_config, spec)
+    return spec, plugin.moved(cloud.without_keys(boot.provider_config), spec)
 
 
 def _choose(provider: Provider, listed: Sequence[CloudHost], name: str) -> tuple[CloudHost, DispatcherBoot]:

@@ -13,7 +13,7 @@ from spotfleet.model import Need
 from spotfleet.providers import Provider
 from spotfleet.providers.local.inprocess import ManualClock
 
-PLUGIN = Path(__file__).with_name("plugin")
+PLUGIN = (Path(__file__).with_name("plugin") / "spotfleet_toy.py").parent
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:

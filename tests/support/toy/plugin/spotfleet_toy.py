@@ -270,8 +270,8 @@ class ToyPlugin(BasePlugin):
     def settle(self, provider: Any, config: Config, spec: FleetSpec, hosts: int,
                region: str) -> tuple[Config, tuple[RegionRow, ...]]:
         def row(name: str) -> RegionRow:
-            one = ToyProvider(self._in(config, name))
-            each, own = (next(iter(one.offers(need))).price_micros_h for need in (spec.any_of[0], spec.dispatcher))
+            each, own = (min(o.price_micros_h for o in provider.offers(need) if o.region == name)
+                         for need in (spec.any_of[0], spec.dispatcher))
             return RegionRow(name, each, own, hosts * each + own, "")
 
         if region:
