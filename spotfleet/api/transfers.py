@@ -103,6 +103,9 @@ def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, 
                 raise SpotfleetError(f"the dispatcher sends an unsafe list of files: {error}",
                                      hint="nothing was written outside its folder; is that machine in other hands?",
                                      ) from None
+            except OSError as error:
+                raise SpotfleetError(f"the files cannot be written to {draft}: {error.strerror or error}",
+                                     hint="make room or a folder of your own there, and try again") from None
             except ManifestCut as error:
                 raise DispatcherUnreachable(str(error), hint="try again: it goes on where it stopped") from None
             if not wrong:
@@ -112,9 +115,9 @@ def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, 
                          hint="they change while they are copied, or are damaged on the dispatcher; try again")
 
 
-def bring(checkpoint: ArchiveFile, draft: Path, progress: Progress) -> Path:
+def bring(checkpoint: ArchiveFile, draft: Path, progress: Progress, seed: Path) -> Path:
     """Copy a checkpoint from its object store to a folder in `draft`, by its own manifest; return that folder. What is
-    there already is not copied again. Raises SpotfleetError."""
+    there or in the folder `seed` already is not copied again. Raises SpotfleetError."""
     store = _object_store(checkpoint.at)
     try:
         manifest = b"".join(store.get(MANIFEST))
@@ -125,7 +128,7 @@ def bring(checkpoint: ArchiveFile, draft: Path, progress: Progress) -> Path:
             StoreEntry(str(name), int(of["bytes"]), str(of["sha256"]))
             for name, of in json.loads(manifest)["files"].items())]
         screen = _Screen(progress, f"copying {checkpoint.at}")
-        mirror = Mirror(draft, screen.show)
+        mirror = Mirror(draft, screen.show, seed=lambda key: seed / key)
         mirror.tally.total = sum(entry.bytes for entry in entries)
         wrong = mirror.copy(entries, [StoreReader(store) for _ in range(STREAMS)])
     except OSError as error:

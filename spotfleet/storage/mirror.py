@@ -268,7 +268,7 @@ class Mirror:
             for above in [p for p in path.parents if p.is_relative_to(self.files) and p != self.files]:
                 if above.is_file() and str(above.relative_to(self.files)) not in self._wanted:
                     above.unlink()
-            if path.is_dir() and not any(other.startswith(f"{key}/") for other in self._wanted):
+            if path.is_dir() and not any(other.startswith(f"{key}/") for other in list(self._wanted)):
                 shutil.rmtree(path)
             for above in reversed(path.relative_to(self.files).parents):
                 (self.files / above).mkdir(exist_ok=True, mode=0o700)
