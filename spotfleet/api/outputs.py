@@ -31,12 +31,8 @@ def living(client: DispatcherClient, job: str, into: Path, progress: Progress) -
     under = f"jobs/{job}/outputs/"
     with _made(into):
         draft = into / f".spotfleet-{quote(job, safe='')}.part"
-        try:
-            found = transfers.fetch(client, draft, progress, f"copying outputs of {job}", outputs=job,
-                                    seed=lambda key: into / key.removeprefix(under))
-        except OSError as error:
-            raise UsageError(f"{into} cannot be written: {error.strerror or error}",
-                             hint="name a folder of your own") from None
+        found = transfers.fetch(client, draft, progress, f"copying outputs of {job}", outputs=job,
+                                seed=lambda key: into / key.removeprefix(under))
         if found is None:
             return _packed(client, job, into)
         moved = _moved(found.files / under, into)

@@ -30,6 +30,7 @@ ROUNDS = 4
 MANIFEST = "manifest.json"  # lists the files of a checkpoint in an object store
 LEAVE = "`spotfleet down` without --bring-checkpoints leaves it where it is"
 CHECKPOINT = re.compile(r"jobs/[^/]+/checkpoints/[^/]+")
+WAITING_LINES = 500_000  # lines of a manifest in memory
 LINE_S = 2.0  # between two lines of progress
 RATE_S = 5.0  # the rate on screen is that of so many seconds
 
@@ -94,13 +95,17 @@ def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, 
             lines = client.archive_manifest(outputs=outputs, check=bool(wrong))
             if lines is None:
                 return None
-            listed = _Listed(lines if client.streams == 1 else _drained(lines), mirror.tally, bring_checkpoints)
+            listed = _Listed(lines if client.streams == 1 else _drained(lines), mirror.tally, bring_checkpoints,
+                             lambda: screen.show(mirror.tally))
             try:
                 wrong = mirror.copy(listed.entries(), readers)
             except UnsafeKey as error:
                 raise SpotfleetError(f"the dispatcher sends an unsafe list of files: {error}",
                                      hint="nothing was written outside its folder; is that machine in other hands?",
                                      ) from None
+            except OSError as error:
+                raise SpotfleetError(f"the files cannot be written to {draft}: {error.strerror or error}",
+                                     hint="make room or a folder of your own there, and try again") from None
             except ManifestCut as error:
                 raise DispatcherUnreachable(str(error), hint="try again: it goes on where it stopped") from None
             if not wrong:
@@ -110,9 +115,9 @@ def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, 
                          hint="they change while they are copied, or are damaged on the dispatcher; try again")
 
 
-def bring(checkpoint: ArchiveFile, draft: Path, progress: Progress) -> Path:
+def bring(checkpoint: ArchiveFile, draft: Path, progress: Progress, seed: Path) -> Path:
     """Copy a checkpoint from its object store to a folder in `draft`, by its own manifest; return that folder. What is
-    there already is not copied again. Raises SpotfleetError."""
+    there or in the folder `seed` already is not copied again. Raises SpotfleetError."""
     store = _object_store(checkpoint.at)
     try:
         manifest = b"".join(store.get(MANIFEST))
@@ -123,7 +128,7 @@ def bring(checkpoint: ArchiveFile, draft: Path, progress: Progress) -> Path:
             StoreEntry(str(name), int(of["bytes"]), str(of["sha256"]))
             for name, of in json.loads(manifest)["files"].items())]
         screen = _Screen(progress, f"copying {checkpoint.at}")
-        mirror = Mirror(draft, screen.show)
+        mirror = Mirror(draft, screen.show, seed=lambda key: seed / key)
         mirror.tally.total = sum(entry.bytes for entry in entries)
         wrong = mirror.copy(entries, [StoreReader(store) for _ in range(STREAMS)])
     except OSError as error:
@@ -155,6 +160,8 @@ def _drained(lines: Iterator[bytes]) -> Iterator[bytes]:
         try:
             for text in lines:
                 read.put(text)
+                while read.qsize() >= WAITING_LINES and not closed.wait(0.1):
+                    pass
                 if closed.is_set():
                     return
             read.put(None)
@@ -174,13 +181,14 @@ def _drained(lines: Iterator[bytes]) -> Iterator[bytes]:
 class _Listed:
     """Files of one manifest, as they arrive."""
 
-    def __init__(self, lines: Iterator[bytes], tally: Tally, bring_checkpoints: bool) -> None:
-        self._lines, self._tally, self._bring = lines, tally, bring_checkpoints
+    def __init__(self, lines: Iterator[bytes], tally: Tally, bring_checkpoints: bool, show: Callable[[], None]) -> None:
+        """`show` is called while the dispatcher reads a large file."""
+        self._lines, self._tally, self._bring, self._show = lines, tally, bring_checkpoints, show
         self.at = 0.0
         self.elsewhere: list[ArchiveFile] = []
 
     def entries(self) -> Iterator[StoreEntry]:
-        for found in parse(self._lines):
+        for found in parse(self._shown()):
             if isinstance(found, ArchiveHead):
                 self.at, self._tally.total = found.at, found.bytes
             elif found.at and (found.is_elsewhere_only or not self._bring):
@@ -190,3 +198,9 @@ class _Listed:
                 self._tally.total -= 0 if found.is_elsewhere_only else found.bytes
             else:
                 yield StoreEntry(found.key, found.bytes, found.sha256)
+
+    def _shown(self) -> Iterator[bytes]:
+        for text in self._lines:
+            if not text.strip():
+                self._show()
+            yield text

@@ -33,7 +33,7 @@ from spotfleet.storage import atomic
 from spotfleet.storage.store import CHUNK_BYTES, DurableStore, StoreEntry, UnsafeKey, check_key
 
 PIECE_BYTES = 4 << 20
-KEYS_AT_ONCE = 500  # small keys in one request
+KEYS_AT_ONCE, KEY_CHARS = 500, 200_000  # small keys in one request, and their characters together
 STREAMS = 4
 REPORT_S = 1.0
 
@@ -141,7 +141,8 @@ class Mirror:
                 small.append(_Share(Piece(entry.key, 0, entry.bytes), _Small(entry)))
             else:
                 yield from self._shares_of_large(entry)
-            if len(small) >= KEYS_AT_ONCE or sum(s.piece.end for s in small) >= PIECE_BYTES:
+            if len(small) >= KEYS_AT_ONCE or sum(s.piece.end for s in small) >= PIECE_BYTES or sum(
+                    len(s.piece.key) for s in small) >= KEY_CHARS:
                 yield small
                 small = []
             self._tell()
@@ -268,7 +269,7 @@ class Mirror:
             for above in [p for p in path.parents if p.is_relative_to(self.files) and p != self.files]:
                 if above.is_file() and str(above.relative_to(self.files)) not in self._wanted:
                     above.unlink()
-            if path.is_dir() and not any(other.startswith(f"{key}/") for other in self._wanted):
+            if path.is_dir() and not any(other.startswith(f"{key}/") for other in list(self._wanted)):
                 shutil.rmtree(path)
             for above in reversed(path.relative_to(self.files).parents):
                 (self.files / above).mkdir(exist_ok=True, mode=0o700)
@@ -382,6 +383,7 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+        target.chmod(0o600)
 
 
 def _cannot_write(error: OSError) -> SpotfleetError:

@@ -129,11 +129,18 @@ def test_a_file_that_is_wrong_each_time_is_named_and_the_dispatcher_checks_from_
     assert fetch(client, tmp_path).moved == 999
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "draft").write_text("a file")
+    with pytest.raises(SpotfleetError, match=f"the files cannot be written to {tmp_path / 'draft'}: "):
+        fetch(FakeClient(), tmp_path / "draft")
+
+
 def test_bytes_rate_and_time_left_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
     monkeypatch.setattr(transfers, "LINE_S", 0.0)
     monkeypatch.setattr(mirror, "REPORT_S", 0.0)
     transfers.fetch(FakeClient(), tmp_path, lines.append, "copying")  # type: ignore[arg-type]
+    assert lines[0] == "copying: 0 bytes of 1.6 kB, 0.0 MB/s"  # the dispatcher reads a large file
     assert any(re.fullmatch(r"copying: [\d.]+ (bytes|kB) of 1\.6 kB, [\d.]+ MB/s, [\d.e-]+ s left", text)
                for text in lines), lines
     assert re.fullmatch(r"copying: 3 files, 1\.6 kB copied in [\d.e-]+ s \([\d.]+ MB/s\)", lines[-1])
@@ -169,23 +176,26 @@ def test_a_checkpoint_comes_from_its_object_store_and_is_compared_with_its_manif
     files = {"__0_0.distcp": bytes(range(250)) * 3, ".metadata": b"where"}
     checkpoint = in_a_bucket("memory://bucket/f/a-1/7-1", files)
     lines: list[str] = []
-    found = transfers.bring(checkpoint, tmp_path / "a", lines.append)
+    found = transfers.bring(checkpoint, tmp_path / "a", lines.append, tmp_path / "none")
     got = contents(found)
     assert got.pop("manifest.json") and got == files
     assert lines[-1].startswith("copying memory://bucket/f/a-1/7-1: 3 files, ")
+    assert contents(transfers.bring(checkpoint, tmp_path / "again", lines.append, found)) == contents(found)
+    assert ": 3 files, 0 bytes copied in " in lines[-1]
     for url, more, why in (("memory://bucket/b", {".metadata": b"Where"}, "is not whole: .metadata"),
                            ("memory://bucket/c", {"manifest.json": b"{}"}, "another manifest")):
         wrong = in_a_bucket(url, files)
         for name, data in more.items():
             ObjectStore(url).put(name, [data])
         with pytest.raises(SpotfleetError, match=why) as caught:
-            transfers.bring(wrong, tmp_path / url[-1], lines.append)
+            transfers.bring(wrong, tmp_path / url[-1], lines.append, tmp_path / "none")
         assert "without --bring-checkpoints leaves it" in caught.value.hint
     hostile = in_a_bucket("memory://bucket/d", {})
     manifest = json.dumps({"files": {"../evil": {"bytes": 1, "sha256": ""}}}).encode()
     ObjectStore(hostile.at).put("manifest.json", [manifest])
     with pytest.raises(SpotfleetError, match="cannot be used"):
-        transfers.bring(replace(hostile, sha256=hashlib.sha256(manifest).hexdigest()), tmp_path / "d", lines.append)
+        transfers.bring(replace(hostile, sha256=hashlib.sha256(manifest).hexdigest()), tmp_path / "d", lines.append,
+                        tmp_path / "none")
     with pytest.raises(SpotfleetError, match="cannot be read from this machine"):
-        transfers.bring(replace(hostile, at="memory://bucket/none"), tmp_path / "e", lines.append)
+        transfers.bring(replace(hostile, at="memory://bucket/none"), tmp_path / "e", lines.append, tmp_path)
     assert not list(tmp_path.rglob("evil"))

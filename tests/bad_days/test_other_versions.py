@@ -48,7 +48,8 @@ def test_the_dispatcher_refuses_callers_of_another_protocol_but_for_what_down_ne
             refused = {"error": found.why, "hint": found.hint, "kind": "NeedsPerson"}
             for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/v1/events")):
                 assert await ask(stage, method, path, speaks=str(theirs)) == (426, refused, str(OURS))
-            for method, path in (("GET", "/v1/status"), ("GET", "/v1/archive"), ("POST", "/v1/down")):
+            for method, path in (("GET", "/v1/status"), ("GET", "/v1/archive"), ("GET", "/v1/archive/manifest"),
+                                 ("GET", "/v1/archive/files/ledger.db"), ("POST", "/v1/down")):
                 assert (await ask(stage, method, path, speaks=str(theirs)))[0] == 200
         assert (await ask(stage, "GET", "/v1/jobs", speaks=str(OURS)))[0] == 200
         assert (await ask(stage, "GET", "/v1/jobs", speaks=""))[0] == 200  # curl

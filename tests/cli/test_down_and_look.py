@@ -55,14 +55,35 @@ def test_checkpoints_that_stay_where_they_are_are_printed(up, monkeypatch):
     def fetch(client, draft, *_, **options):
         (draft / "files").mkdir(parents=True)
         asked.append(options["bring_checkpoints"])
-        return transfers.Fetched(draft / "files", 0, 0.0, (stays,))
+        return transfers.Fetched(draft / "files", 0, 0.0, () if asked[-1] else (stays,))
 
     asked: list[bool] = []
     monkeypatch.setattr(transfers, "fetch", fetch)
-    said = up.ok("down -y --bring-checkpoints")
-    assert asked == [True] and "checkpoint 7-1 of hello-1 (22.0 MB) stays at /target/7-1.ckpt" in said.err
+    said = up.ok("down -y")
+    assert asked == [False] and "checkpoint 7-1 of hello-1 (22.0 MB) stays at /target/7-1.ckpt" in said.err
     listed = json.loads((up.home / "fleets/digits/archive/checkpoints-elsewhere.json").read_text())
     assert [(file["key"], file["at"]) for file in listed] == [(stays.key, stays.at)]
+    up.ok("up fleet.yaml -y")
+    assert "stays at" not in up.ok("down -y --bring-checkpoints").err and asked == [False, True]
+
+
+def test_a_checkpoint_is_brought_from_an_object_store_into_the_archive(up, monkeypatch):
+    lies = ArchiveFile("jobs/hello-1/checkpoints/7-1", 22_000_000, "0" * 64, "s3://bucket/7-1")
+
+    def fetch(client, draft, *_, **options):
+        (draft / "files").mkdir(parents=True)
+        return transfers.Fetched(draft / "files", 0, 0.0, (lies,))
+
+    def bring(checkpoint, draft, progress, seed):
+        assert checkpoint == lies
+        (draft / "files").mkdir(parents=True)
+        (draft / "files/.metadata").write_text("where")
+        return draft / "files"
+
+    monkeypatch.setattr(transfers, "fetch", fetch)
+    monkeypatch.setattr(transfers, "bring", bring)
+    assert "stays at" not in up.ok("down -y --bring-checkpoints").err
+    assert (up.home / "fleets/digits/archive" / lies.key / ".metadata").read_text() == "where"
 
 
 def test_down_names_what_was_not_collected_and_has_not_succeeded_unless_it_was_to_be_given_up(up):

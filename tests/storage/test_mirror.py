@@ -167,6 +167,37 @@ def test_files_of_another_folder_are_not_read_again_and_stay_there(source: Sourc
     assert contents(tmp_path / "seed") == CONTENTS | {"ledger.db": b"less"}
 
 
+@pytest.mark.parametrize("limit", ["KEYS_AT_ONCE", "KEY_CHARS", "PIECE_BYTES"])
+def test_small_keys_share_requests_of_limited_size(place: Path, tmp_path: Path, monkeypatch, limit: str):
+    source = Source(tmp_path / "source", {f"key-{n:02}": b"12345" for n in range(30)})
+    monkeypatch.setattr(mirror, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(mirror, limit, {"KEYS_AT_ONCE": 7, "KEY_CHARS": 42, "PIECE_BYTES": 35}[limit])
+    requests: list[int] = []
+
+    class Counting(Recorder):
+        def read(self, pieces: Sequence[Piece]) -> bytes:
+            requests.append(len(pieces))
+            return super().read(pieces)
+
+    assert Mirror(place).copy(source.entries(), [Counting(source)]) == []
+    assert requests == [7, 7, 7, 7, 2]
+
+
+def test_a_file_system_without_links_gets_a_copy_for_its_owner_only(source: Source, place: Path, tmp_path: Path,
+                                                                    monkeypatch):
+    (tmp_path / "seed").write_bytes(b"rows")
+    (tmp_path / "seed").chmod(0o644)
+
+    def refuse(*_: object) -> None:
+        raise OSError(1, "no links here")
+
+    monkeypatch.setattr(mirror.os, "link", refuse)
+    made = Mirror(place, seed=lambda key: tmp_path / "seed")
+    assert made.copy(source.entries(), source.readers()) == [] and contents(made.files) == CONTENTS
+    assert {p.key for p in source.read} == CONTENTS.keys() - {"ledger.db"}
+    assert (made.files / "ledger.db").stat().st_mode & 0o777 == 0o600
+
+
 HOSTILE: dict[str, Callable[[], Iterable[StoreEntry]]] = {
     "above": lambda: [StoreEntry("../evil", 1, "")], "absolute": lambda: [StoreEntry("/tmp/evil", 1, "")],
     "through": lambda: [StoreEntry("a/../../../evil", 1, "")], "here": lambda: [StoreEntry("./evil", 1, "")],

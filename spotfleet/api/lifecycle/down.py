@@ -267,7 +267,7 @@ def _fetch(client: DispatcherClient, folder: FleetDir, progress: Progress, bring
     if found is None:
         return _fetch_packed(client, folder)
     elsewhere = [] if bring_checkpoints else [*found.elsewhere]
-    brought = {file.key: transfers.bring(file, part / "stores" / file.key, progress)
+    brought = {file.key: transfers.bring(file, part / "stores" / file.key, progress, folder.fetched / file.key)
                for file in found.elsewhere if bring_checkpoints}
     for key, files in brought.items():
         (found.files / key).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
