@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from pathlib import Path
 
 import pytest
 
 from spotfleet.dispatcher.checkpoints import archive
-from spotfleet.dispatcher.disk import outputs, space
+from spotfleet.dispatcher.disk import outputs, partials, space
 from spotfleet.dispatcher.disk.files import TooLarge, sweep
 from spotfleet.dispatcher.disk.outputs import Outputs
 from spotfleet.errors import DiskFull, UsageError
+from spotfleet.fleet.ledger import Ledger
 from spotfleet.protocol.messages import OutputPiece
+from spotfleet.storage import names
 
 WORKER = "f-1/0/1"
 
@@ -87,7 +90,7 @@ def test_partial_files_of_a_job_that_has_left_memory_are_listed_as_not_collected
         "lost": [], "partial_files": [{"job": "j", "worker": WORKER, "file": "a"}]}
 
 
-def names(home: Path) -> list[str]:
+def listed(home: Path) -> list[str]:
     """What an archive or a download has of the job "j"."""
     return [name for name, _ in archive.outputs(home / "jobs" / "j")]
 
@@ -96,14 +99,14 @@ def test_a_file_that_has_arrived_in_part_is_never_one_of_the_collected_ones(tmp_
     held = Outputs(tmp_path / "jobs/j/outputs")
     first, rest = OutputPiece("append", "a", 0, 4, whole=7), OutputPiece("append", "a", 4, 3, whole=7)
     assert held.apply(WORKER, [(first, b"half"), (OutputPiece("append", "b", 0, 3, whole=3), b"all")]) == [4, 3]
-    assert names(tmp_path) == ["f-1@0@1/a.partial", "f-1@0@1/b"]
+    assert listed(tmp_path) == ["f-1@0@1/a.partial", "f-1@0@1/b"]
     assert archive.not_collected(tmp_path, ()) == {
         "lost": [], "partial_files": [{"job": "j", "worker": WORKER, "file": "a"}]}
     sweep(tmp_path)  # as a dispatcher does when it starts
     again = Outputs(tmp_path / "jobs/j/outputs")
-    assert names(tmp_path) == ["f-1@0@1/a.partial", "f-1@0@1/b"]
+    assert listed(tmp_path) == ["f-1@0@1/a.partial", "f-1@0@1/b"]
     assert again.apply(WORKER, [(rest, b"way")]) == [7]
-    assert names(tmp_path) == ["f-1@0@1/a", "f-1@0@1/b"] and archive.not_collected(tmp_path, ()) is None
+    assert listed(tmp_path) == ["f-1@0@1/a", "f-1@0@1/b"] and archive.not_collected(tmp_path, ()) is None
 
 
 def test_a_part_of_a_file_that_is_renamed_replaced_or_compared_is_followed(tmp_path: Path):
@@ -112,13 +115,101 @@ def test_a_part_of_a_file_that_is_renamed_replaced_or_compared_is_followed(tmp_p
     for name in ("a", "b", "c"):
         held.apply(WORKER, [(OutputPiece("append", name, 0, 4, whole=7), b"half")])
     held.apply(WORKER, [(OutputPiece("rename", "a", to="d"), b"")])
-    assert names(tmp_path) == [f"f-1@0@1/{n}.partial" for n in "bcd"]
+    assert listed(tmp_path) == [f"f-1@0@1/{n}.partial" for n in "bcd"]
     held.apply(WORKER, [(OutputPiece("draft", "b", 0, 4, last=True, sha256=sha), b"half")])
     held.apply(WORKER, [(OutputPiece("check", "c", 0, 4, last=True, sha256=sha), b"")])  # it was cut there since
     held.apply(WORKER, [(OutputPiece("rename", "b", to="d"), b"")])
-    assert names(tmp_path) == ["f-1@0@1/c", "f-1@0@1/d"]
+    assert listed(tmp_path) == ["f-1@0@1/c", "f-1@0@1/d"]
 
 
 def test_pieces_of_an_older_agent_name_no_size_and_count_as_they_come(tmp_path: Path):
     Outputs(tmp_path / "jobs/j/outputs").apply(WORKER, [(OutputPiece("append", "log", 0, 4), b"half")])
-    assert names(tmp_path) == ["f-1@0@1/log"] and archive.not_collected(tmp_path, ()) is None
+    assert listed(tmp_path) == ["f-1@0@1/log"] and archive.not_collected(tmp_path, ()) is None
+
+
+def partial(held: Outputs, *names_of_files: str) -> None:
+    """Collect half of each file."""
+    for name in names_of_files:
+        held.apply(WORKER, [(OutputPiece("append", name, 0, 4, whole=9), b"half")])
+
+
+LONG_NAME = "n" * 250
+UNLUCKY = ("x", "x.partial", "y", LONG_NAME, "é" * 125, f"d/{LONG_NAME}", f"{'m' * 9}~{'0' * 64}")
+UNLUCKY_WHOLE = ("y.partial/z", f"{'n' * (255 - 8 - 65)}~{names.digest_of(LONG_NAME)}.partial")
+
+
+def unlucky(home: Path) -> Path:
+    """A job with partial files whose names with a suffix are too long, or those of other files; its folder."""
+    held = Outputs(home / "jobs/j/outputs")
+    partial(held, *UNLUCKY)
+    for name in UNLUCKY_WHOLE:
+        held.apply(WORKER, [(OutputPiece("append", name, 0, 5, whole=5), b"whole")])
+    return home / "jobs/j"
+
+
+def test_no_name_of_a_partial_file_is_too_long_or_that_of_another_file_and_each_is_found_by_it(tmp_path: Path):
+    job = unlucky(tmp_path)
+    found = dict(archive.outputs(job))
+    assert len(found) == len([*archive.outputs(job)]) == len(UNLUCKY) + len(UNLUCKY_WHOLE)
+    assert {f"f-1@0@1/{name}" for name in UNLUCKY_WHOLE} | {"f-1@0@1/x.partial.partial"} < set(found)
+    assert all(len(part.encode()) <= 255 for name in found for part in name.split("/"))
+    folder = job / "outputs/f-1@0@1"
+    for name, path in found.items():
+        assert partials.find(folder, name.removeprefix("f-1@0@1/")) == path
+        assert (path.read_bytes() == b"half") is name.endswith(".partial") is (
+            str(path.relative_to(folder)) in UNLUCKY) or path.name in UNLUCKY_WHOLE
+    listed = archive.not_collected(tmp_path, ())["partial_files"]
+    assert {row["file"]: row.get("at", row["file"] + ".partial") for row in listed} == {
+        str(path.relative_to(folder)): name.removeprefix("f-1@0@1/") for name, path in found.items()
+        if str(path.relative_to(folder)) in UNLUCKY}
+    for marker in (job / "outputs/.f-1@0@1.partial").iterdir():
+        marker.write_text("")  # as a power failure may leave it
+    assert all(partials.find(folder, name.removeprefix("f-1@0@1/")) == path for name, path in found.items())
+
+
+def test_the_archive_of_a_fleet_that_ends_by_itself_holds_partial_files_with_unlucky_names(tmp_path: Path):
+    unlucky(tmp_path / "home")
+    archive.write_folder(tmp_path / "home", Ledger(tmp_path / "home/ledger.db"), tmp_path / "archive")
+    found = contents(tmp_path / "archive/jobs/j/outputs/f-1@0@1")
+    assert len(found) == len(UNLUCKY) + len(UNLUCKY_WHOLE) and "refused" not in json.loads(
+        (tmp_path / "archive/not-collected.json").read_text())
+
+
+def test_a_file_that_the_archive_cannot_hold_is_set_aside_and_one_that_cannot_be_read_is_listed(tmp_path: Path,
+                                                                                               monkeypatch):
+    bad, gone, good = tmp_path / "bad", tmp_path / "gone", tmp_path / "good"
+    bad.write_bytes(b"bad")
+    good.write_bytes(b"good")
+    found = [("jobs/j/outputs/w/x", good), ("jobs/j/outputs/w/x/y", bad), ("jobs/j/outputs/w/g", gone),
+             ("jobs/j/outputs/w/z", good)]
+    monkeypatch.setattr(archive, "members", lambda _home: ((name, archive.Content([path])) for name, path in found))
+    archive.write_folder(tmp_path, Ledger(tmp_path / "ledger.db"), tmp_path / "archive")
+    aside = names.aside("jobs/j/outputs/w/x/y")
+    assert (tmp_path / "archive" / aside).read_bytes() == b"bad"
+    assert contents(tmp_path / "archive/jobs/j/outputs/w") == {"x": b"good", "z": b"good"}
+    assert json.loads((tmp_path / "archive/not-collected.json").read_text())["refused"] == [
+        {"name": "jobs/j/outputs/w/x/y", "at": aside, "why": "File exists"},
+        {"name": "jobs/j/outputs/w/g", "at": "", "why": "No such file or directory"}]
+
+
+def test_very_many_partial_files_are_listed_in_part_and_those_with_short_names_first(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(archive, "LISTED_BYTES", 550)
+    partial(Outputs(tmp_path / "jobs/j/outputs"), *(f"{n:0100}" for n in range(9)), LONG_NAME)
+    found = archive.not_collected(tmp_path, ())
+    assert found["more_partial_files"] and [row["file"] for row in found["partial_files"]] == [LONG_NAME]
+
+
+def test_a_file_that_makes_way_stays_partial_and_takes_no_name_that_is_too_long(tmp_path: Path):
+    held = Outputs(tmp_path / "jobs/j/outputs")
+    partial(held, "a", "b/c", "l" * 254)
+    for name in ("a/new", "b", f"{'l' * 254}/new"):
+        held.apply(WORKER, [(OutputPiece("append", name, 0, 3, whole=3), b"new")])
+    found = {name.removeprefix("f-1@0@1/") for name, _ in archive.outputs(tmp_path / "jobs/j")}
+    (long,) = [name for name in found if "~" in name]
+    assert found == {"a.1.partial", "b.1/c.partial", "a/new", "b", f"{'l' * 254}/new", long}
+    assert long.endswith(".partial")
+
+
+def test_a_folder_deeper_than_a_walk_can_go_is_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match="is no name of a file"):
+        Outputs(tmp_path).apply(WORKER, [(OutputPiece("append", "a/" * 101 + "b", 0, 1), b"x")])
