@@ -36,6 +36,7 @@ MOST_FILES = 100_000  # limit for one worker; the same for markers and for folde
 MOST_DRAFTS = 16  # limit for one worker, which sends one file after the other; the oldest goes for a new one
 READ_BYTES = 256 << 20  # limit for what one request may have compared
 SYNC_BYTES = 64 << 20  # bytes of a draft between two syncs, so that the last one is short
+BLOCK_BYTES = 4096  # that a folder or a small file takes on a disk
 PATH_BYTES, MOST_PARTS = 3000, 100  # deeper folders end a recursive walk with an error
 
 
@@ -84,6 +85,13 @@ class Outputs:
         """Return the lock to hold during `apply`: a retry may overlap a slow request."""
         return self._locks[worker]
 
+    def has(self, worker: str) -> bool:
+        """Return whether there is a folder of this worker."""
+        return self._folder_of(worker).is_dir()
+
+    def _folder_of(self, worker: str) -> Path:
+        return self.folder / worker.replace("/", "@")
+
     def apply(self, worker: str, pieces: list[tuple[OutputPiece, bytes]],
               stopped: Callable[[], bool] = lambda: False) -> list[int]:
         """Apply the pieces in order; return for each the answer that `messages.pack_pieces` defines. Blocking.
@@ -97,7 +105,7 @@ class Outputs:
             _check_name(piece.to or "x")
         if sum(piece.bytes for piece, _ in pieces if piece.do == "check" and piece.sha256) > READ_BYTES:
             raise UsageError(f"output: one request may compare {READ_BYTES} bytes")
-        folder = self.folder / worker.replace("/", "@")
+        folder = self._folder_of(worker)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         space.refuse_if_full(folder, sum(len(data) for _, data in pieces))
         if folder not in self._partial:
@@ -270,6 +278,7 @@ class _Copy:
         missing = sum(not p.is_dir() for p in above)
         if missing and self._tally.folders + missing > MOST_FILES:
             raise TooLarge(f"output: a worker may have {MOST_FILES} folders; what is beyond is not collected")
+        space.refuse_if_full(self.folder, BLOCK_BYTES * (missing + 2))  # folders, file and marker
         for folder in reversed(above):
             if folder.is_file():
                 self._put_aside(folder)

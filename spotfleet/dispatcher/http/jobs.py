@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from secrets import token_hex
@@ -13,6 +12,7 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.checkpoints.parts import MOST_PARTS
 from spotfleet.dispatcher.core import NotFound
+from spotfleet.dispatcher.http.host_work import HOST_WORK
 from spotfleet.dispatcher.http.requests import (
     CORE,
     FLEET,
@@ -167,12 +167,34 @@ async def get_checkpoint(request: web.Request) -> web.StreamResponse:
 
 
 async def post_output(request: web.Request) -> web.Response:
-    data = await whole_body(request)
-    found, worker = _job(request), _own_worker(request)
-    pieces = unpack_pieces(data)
-    with request.app[JOBS].retention.using(found.id):
-        async with found.outputs.lock(worker):
-            return web.json_response({"held": await asyncio.to_thread(found.outputs.apply, worker, pieces)})
+    work = request.app[HOST_WORK]
+    with work.admitted(host_of(request)):
+        data = await whole_body(request)
+        found, worker = _job(request), _own_worker(request)
+        _refuse_unknown(request, found, worker)
+        with request.app[JOBS].retention.using(found.id):
+            async with found.outputs.lock(worker):
+                held = await work.run(
+                    request, lambda stopped: found.outputs.apply(worker, unpack_pieces(data), stopped))
+        return web.json_response({"held": held})
+
+
+def _refuse_unknown(request: web.Request, found: ManagedJob, worker: str) -> None:
+    """Refuse output of a worker that never existed: limits hold for each worker, so names may not be invented.
+
+    This process does not know workers that ended under an earlier one; their agent reports them while it has results.
+    """
+    if found.knows_worker(worker):
+        return
+    host = worker.partition("/")[0]
+    connection = request.app[CORE].connections.get(host)
+    if connection is None or not connection.connected:
+        raise web.HTTPServiceUnavailable(text="")  # the agent retries; its report comes first
+    report = connection.report
+    named = {w.report.worker for w in report.workers if w.report.job == found.id}
+    named |= {u.worker for u in report.unsent or () if u.job == found.id}
+    if worker not in named or not found.accept_reported(worker):
+        raise web.HTTPForbidden(text=f"{found.id} has had no worker {worker}")
 
 
 async def get_outputs(request: web.Request) -> web.StreamResponse:

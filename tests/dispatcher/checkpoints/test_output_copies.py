@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from dataclasses import replace
+from functools import partial as partial_of
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.disk import outputs, partials, space
 from spotfleet.dispatcher.disk.files import TooLarge, sweep
-from spotfleet.dispatcher.disk.outputs import Outputs
+from spotfleet.dispatcher.disk.outputs import Outputs, RequestStopped
 from spotfleet.errors import DiskFull, UsageError
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.protocol.messages import OutputPiece
@@ -213,3 +215,93 @@ def test_a_file_that_makes_way_stays_partial_and_takes_no_name_that_is_too_long(
 def test_a_folder_deeper_than_a_walk_can_go_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match="is no name of a file"):
         Outputs(tmp_path).apply(WORKER, [(OutputPiece("append", "a/" * 101 + "b", 0, 1), b"x")])
+
+
+def test_one_request_may_have_a_bounded_number_of_bytes_compared(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(outputs, "READ_BYTES", 20)
+    held, sha = Outputs(tmp_path), hashlib.sha256(bytes(8)).hexdigest()
+    held.apply(WORKER, [(OutputPiece("append", "a", 0, 8), bytes(8))])
+    check = OutputPiece("check", "a", 0, 8, last=True, sha256=sha)
+    assert held.apply(WORKER, [(check, b"")] * 2) == [8, 8]
+    assert held.apply(WORKER, [(replace(check, sha256=""), b"")] * 9) == [8] * 9  # nothing is read
+    with pytest.raises(UsageError, match="may compare 20 bytes"):
+        held.apply(WORKER, [(check, b"")] * 3)
+    again = (OutputPiece("draft", "a", 4, 4, last=True, sha256=sha), bytes(4))  # resent, so the file is compared
+    assert held.apply(WORKER, [again] * 5) == [8, 8, 8, -1, -1]
+
+
+def test_work_that_is_stopped_ends_between_two_pieces_and_while_it_compares(tmp_path: Path):
+    held = Outputs(tmp_path)
+    big = bytes(3 << 20)
+    held.apply(WORKER, [(OutputPiece("append", "a", 0, len(big)), big)])
+    asked: list[int] = []
+
+    def stopped(after: int) -> bool:
+        asked.append(1)
+        return len(asked) > after
+
+    pieces = [(OutputPiece("append", name, 0, 1), b"x") for name in ("b", "c")]
+    with pytest.raises(RequestStopped):
+        held.apply(WORKER, pieces, partial_of(stopped, 1))
+    assert set(contents(tmp_path)) == {"f-1@0@1/a", "f-1@0@1/b"}
+    asked.clear()
+    with pytest.raises(RequestStopped):
+        held.apply(WORKER, [(OutputPiece("check", "a", 0, len(big), sha256="0"), b"")], partial_of(stopped, 2))
+    assert len(asked) == 3
+
+
+def on_disk(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+def test_a_piece_that_writes_nothing_leaves_no_marker_and_no_folder(tmp_path: Path):
+    held = Outputs(tmp_path)
+    pieces = [(OutputPiece("append", f"{n}/{n}", at=5, whole=100), b"") for n in range(5)]
+    assert held.apply(WORKER, pieces) == [0] * 5 and on_disk(tmp_path) == ["f-1@0@1"]
+
+
+def test_files_with_markers_folders_and_drafts_are_limited_before_anything_is_written(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(outputs, "MOST_FILES", 2)
+    monkeypatch.setattr(outputs, "MOST_DRAFTS", 2)
+    for held in (Outputs(tmp_path), Outputs(tmp_path)):  # the second as after a restart
+        if not (tmp_path / "f-1@0@1").exists():
+            partial(held, "a/b", "a/c")
+        before = on_disk(tmp_path)
+        for piece in (OutputPiece("append", "d", 0, 4, whole=9), OutputPiece("append", "x/y/d", 0, 4)):
+            with pytest.raises(TooLarge, match="2 files"):
+                held.apply(WORKER, [(piece, b"half")])
+        assert on_disk(tmp_path) == before and len([name for name in before if ".partial/" in name]) == 2
+    with pytest.raises(TooLarge, match="2 folders"):
+        held.apply("f-2/0/1", [(OutputPiece("append", "x/y/z/d", 0, 4), b"half")])
+    assert not on_disk(tmp_path / "f-2@0@1")
+    for n in range(5):
+        held.apply("f-2/0/1", [(OutputPiece("draft", str(n), 0, 4), b"half")])
+    assert len([*(tmp_path / ".f-2@0@1.part").iterdir()]) == 2
+    sha = hashlib.sha256(b"half").hexdigest()
+    assert held.apply("f-2/0/1", [(OutputPiece("draft", "0", 4, last=True, sha256=sha), b"")]) == [-1]  # sent again
+    assert held.apply("f-2/0/1", [(OutputPiece("draft", "4", 4, last=True, sha256=sha), b"")]) == [4]
+
+
+def test_folders_take_no_room_of_the_reserve(tmp_path: Path, monkeypatch):
+    held = Outputs(tmp_path)
+    monkeypatch.setattr(space, "free_bytes", lambda _folder: space.RESERVE_BYTES + 3 * outputs.BLOCK_BYTES)
+    assert held.apply(WORKER, [(OutputPiece("append", "a/b", 0, 3), b"one")]) == [3]
+    with pytest.raises(DiskFull):
+        held.apply(WORKER, [(OutputPiece("append", "c/d/e", 0, 3), b"one")])
+    assert on_disk(tmp_path) == ["f-1@0@1", "f-1@0@1/a", "f-1@0@1/a/b"]
+
+
+def test_the_drafts_of_one_worker_count_together(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(outputs, "LIMIT_BYTES", 10)
+    held = Outputs(tmp_path)
+    held.apply(WORKER, [(OutputPiece("draft", "a", 0, 6), bytes(6))])
+    with pytest.raises(TooLarge, match="10 bytes"):
+        held.apply(WORKER, [(OutputPiece("draft", "b", 0, 6), bytes(6))])
+    assert held.apply(WORKER, [(OutputPiece("draft", "a", 0, 8), bytes(8))]) == [8]
+
+
+def test_markers_are_not_read_to_list_partial_files(tmp_path: Path, monkeypatch):
+    partial(Outputs(tmp_path / "jobs/j/outputs"), "a", "b")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("a marker is read"))
+    assert [row["file"] for row in archive.not_collected(tmp_path, ())["partial_files"]] == ["a", "b"]
+    assert listed(tmp_path) == ["f-1@0@1/a.partial", "f-1@0@1/b.partial"]
