@@ -34,6 +34,7 @@ from spotfleet.storage import atomic, names
 LIMIT_BYTES = 64 << 30  # limit for one worker's copies, including drafts
 MOST_FILES = 100_000  # limit for one worker; the same for markers and for folders
 MOST_DRAFTS = 16  # limit for one worker, which sends one file after the other; the oldest goes for a new one
+COMPARED = 4  # times that a comparison of all files counts as progress; an agent makes three at the end
 READ_BYTES = 256 << 20  # limit for what one request may have compared
 SYNC_BYTES = 64 << 20  # bytes of a draft between two syncs, so that the last one is short
 BLOCK_BYTES = 4096  # that a folder or a small file takes on a disk
@@ -49,6 +50,8 @@ class _Tally:
     files: int = 0
     folders: int = 0
     bytes: int = 0
+    moved: int = 0  # see `Outputs.moved`
+    compared: int = 0
 
 
 class Outputs:
@@ -88,6 +91,11 @@ class Outputs:
     def has(self, worker: str) -> bool:
         """Return whether there is a folder of this worker."""
         return self._folder_of(worker).is_dir()
+
+    def moved(self, worker: str) -> int:
+        """Return a number that grows when bytes of this worker arrive, when a file appears, and while files that are
+        here are found whole for the first times."""
+        return self._tallies[worker].moved if worker in self._tallies else 0
 
     def _folder_of(self, worker: str) -> Path:
         return self.folder / worker.replace("/", "@")
@@ -173,7 +181,12 @@ class _Copy:
         end, size = piece.at + piece.bytes, _size(path)
         if size < end or (piece.last and size != end):
             return -1
-        return end if not piece.sha256 or self._digest(path, piece.at, piece.bytes) == piece.sha256 else -1
+        if piece.sha256 and self._digest(path, piece.at, piece.bytes) != piece.sha256:
+            return -1
+        self._tally.compared += max(1, piece.bytes)
+        if piece.sha256 and self._tally.compared <= COMPARED * (self._tally.bytes + self._tally.files):
+            self._tally.moved += max(1, piece.bytes)
+        return end
 
     def _digest(self, path: Path, at: int, size: int) -> str:
         sha = hashlib.sha256()
@@ -201,6 +214,7 @@ class _Copy:
         _append(path, fresh, max(size, 0))
         self._tally.files += size < 0
         self._tally.bytes += len(fresh)
+        self._tally.moved += len(fresh) + (size < 0)
         return max(size, 0) + len(fresh)
 
     def _draft_of(self, name: str) -> Path:
@@ -223,6 +237,7 @@ class _Copy:
         self._make_room(drafts + len(data), files=False)
         self._drafts.mkdir(exist_ok=True, mode=0o700)
         _append(draft, data, size)
+        self._tally.moved += len(data)
         sha.update(data)
         if piece.last or size // SYNC_BYTES < end // SYNC_BYTES:
             _sync(draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import AsyncIterator
 from secrets import token_hex
 
 from aiohttp import web
@@ -130,7 +131,10 @@ async def get_logs(request: web.Request) -> web.Response:
 async def post_log(request: web.Request) -> web.Response:
     data = await whole_body(request)
     found, worker = _job(request), _own(request, LOG_NAME, "HOST/SLOT/INCARNATION or HOST#setup")
+    before = found.logs.size(worker)
     size = found.logs.append(worker, found.log_rank(worker), whole(request, "offset"), data)
+    if size > before:
+        _note_arrival(request)
     found.log_signal.notify()
     return web.json_response({"size": size})
 
@@ -149,10 +153,21 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     host = host_of(request)
     if not found.takes_checkpoints_of(host):
         raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
-    kept = await found.checkpoints.put(offered, lambda: found.record.fence, chunks(request))
+    kept = await found.checkpoints.put(offered, lambda: found.record.fence, _noted_chunks(request))
     if kept.parts == 1:  # only the last part makes the checkpoint whole
         request.app[JOBS].checkpoint_kept(found, kept)
     return web.json_response(to_json(kept))
+
+
+async def _noted_chunks(request: web.Request) -> AsyncIterator[bytes]:
+    async for chunk in chunks(request):
+        _note_arrival(request)
+        yield chunk
+
+
+def _note_arrival(request: web.Request) -> None:
+    """Record that bytes of the calling host's results have arrived: it may stay to send more."""
+    request.app[CORE].unsent.note_arrival(host_of(request), time.monotonic())
 
 
 async def get_checkpoint(request: web.Request) -> web.StreamResponse:
@@ -167,15 +182,20 @@ async def get_checkpoint(request: web.Request) -> web.StreamResponse:
 
 
 async def post_output(request: web.Request) -> web.Response:
-    work = request.app[HOST_WORK]
-    with work.admitted(host_of(request)):
+    work, core, host = request.app[HOST_WORK], request.app[CORE], host_of(request)
+    with work.admitted(host):
         data = await whole_body(request)
         found, worker = _job(request), _own_worker(request)
         _refuse_unknown(request, found, worker)
         with request.app[JOBS].retention.using(found.id):
             async with found.outputs.lock(worker):
-                held = await work.run(
-                    request, lambda stopped: found.outputs.apply(worker, unpack_pieces(data), stopped))
+                before = found.outputs.moved(worker)
+                try:
+                    held = await work.run(
+                        request, lambda stopped: found.outputs.apply(worker, unpack_pieces(data), stopped))
+                finally:
+                    if found.outputs.moved(worker) != before:
+                        core.unsent.note_arrival(host, time.monotonic())
         return web.json_response({"held": held})
 
 

@@ -305,3 +305,16 @@ def test_markers_are_not_read_to_list_partial_files(tmp_path: Path, monkeypatch)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("a marker is read"))
     assert [row["file"] for row in archive.not_collected(tmp_path, ())["partial_files"]] == ["a", "b"]
     assert listed(tmp_path) == ["f-1@0@1/a.partial", "f-1@0@1/b.partial"]
+
+
+def test_comparisons_count_as_progress_a_few_times_only(tmp_path: Path):
+    held, sha = Outputs(tmp_path), hashlib.sha256(bytes(8)).hexdigest()
+    assert held.moved(WORKER) == 0
+    held.apply(WORKER, [(OutputPiece("append", "a", 0, 8), bytes(8)), (OutputPiece("append", "empty"), b"")])
+    seen = [held.moved(WORKER)]
+    for _ in range(2 * outputs.COMPARED):
+        held.apply(WORKER, [(OutputPiece("check", "a", 0, 8, last=True, sha256=sha), b"")])
+        seen.append(held.moved(WORKER))
+    assert outputs.COMPARED <= len(set(seen)) - 1 < outputs.COMPARED + 2
+    held.apply(WORKER, [(OutputPiece("append", "a", 0, 8), bytes(8)), (OutputPiece("append", "empty"), b"")])
+    assert held.moved(WORKER) == seen[-1]

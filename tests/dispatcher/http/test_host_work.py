@@ -48,8 +48,12 @@ async def attacked(stage: Stage, endless: Endless, requests: int) -> tuple[str, 
     await stage.up(2)
     job = await stage.submit(Script(steps=LONG), (2, 2))
     workers = sorted(w.worker for w in (await stage.at_version(job, 3)).workers)
-    endless.host = workers[0].split("/")[0]
-    sent = [asyncio.create_task(post(stage, job, workers[0])) for _ in range(requests)]
+    host = endless.host = workers[0].split("/")[0]
+    names = [workers[0], *(f"{host}/0/old-{n}" for n in range(1, requests))]  # each has a lock of its own
+    stage.agents[host].unsent = tuple(Unsent(job, "output", 10, 0, name) for name in names)
+    core = stage.daemon.dispatcher.core
+    await stage.until("they are known", lambda: len(core.connections[host].report.unsent) == requests)
+    sent = [asyncio.create_task(post(stage, job, name)) for name in names]
     await stage.until("one has begun", lambda: endless.begun > 0)
     return job, workers[0], workers[1], sent
 
@@ -142,3 +146,27 @@ def test_a_request_has_a_bounded_number_of_pieces():
     assert len(unpack_pieces(pack_pieces([piece] * MOST_PIECES, b""))) == MOST_PIECES
     with pytest.raises(ValueError, match=f"{MOST_PIECES + 1} pieces are more"):
         unpack_pieces(pack_pieces([piece] * (MOST_PIECES + 1), b""))
+
+
+def test_bytes_that_arrive_give_a_host_time_and_repeated_ones_do_not(play):
+    async def scene(stage: Stage) -> None:
+        (host,) = await stage.up(1)
+        job = await stage.submit(Script(steps=LONG), (1, 1))
+        worker = (await stage.at_version(job, 3)).workers[0].worker
+        stage.agents[host].unsent = (Unsent(job, "output", 10, 0, worker),)
+        tracker = stage.daemon.dispatcher.core.unsent
+        await stage.until("it is reported", lambda: tracker.holds(host))
+
+        def moved_at() -> float:
+            return tracker._hosts[host].moved_at
+
+        paths = {f"/v1/jobs/{job}/outputs/{worker}": BODY, f"/v1/jobs/{job}/logs/{worker}?offset=0": b"hello",
+                 f"/v1/jobs/{job}/checkpoints/{10**9}?generation=1&digest={'0' * 64}": b"state"}
+        for path, data in paths.items():
+            for repeated in (False, True) if "checkpoints" not in path else (False,):
+                before = moved_at()
+                await stage.call("PUT" if "checkpoints" in path else "POST", path, token=stage.token(host), data=data,
+                                 ok=False)
+                assert (moved_at() == before) is repeated, path
+
+    play(scene, spec(1))
