@@ -190,7 +190,7 @@ class Fleet:
         """Copy the files that the workers of a job have written to SPOTFLEET_OUTPUT so far to the folder `into`, by
         worker; after the fleet's end from its archive. Files that are there already are not copied again."""
         return self._ask_dispatcher(lambda client: outputs.living(client, job, into, progress),
-                                    lambda: outputs.archived(self._folder(), job, into))
+                                    lambda: outputs.archived(self._folder(), job, into, progress))
 
     def events(self) -> list[dict[str, Any]]:
         """Return all events, oldest first: {"ledger", "seq", "kind", "at", ...}."""

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ from spotfleet.api.home import FleetDir
 from spotfleet.api.transfers import Progress
 from spotfleet.bundle import extract
 from spotfleet.errors import SpotfleetError, UsageError
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, names
 from spotfleet.transport.client import DispatcherClient
 
 
@@ -34,27 +34,35 @@ def living(client: DispatcherClient, job: str, into: Path, progress: Progress) -
         found = transfers.fetch(client, draft, progress, f"copying outputs of {job}", outputs=job,
                                 seed=lambda key: into / key.removeprefix(under))
         if found is None:
-            return _packed(client, job, into)
-        moved = _moved(found.files / under, into)
+            return _packed(client, job, into, progress)
+        moved = _moved(found.files / under, into, progress)
+        for file in found.refused:
+            (into / names.ASIDE).mkdir(exist_ok=True)
+            atomic.rename(found.files / file.at, into / file.at, sync=False)
+            progress(f"{file.name.removeprefix(under)} is {file.at} here: {file.why}")
+        moved = replace(moved, files=moved.files + len(found.refused))
         shutil.rmtree(draft)
     client.outputs_fetched(job, found.at)
     return moved
 
 
-def _packed(client: DispatcherClient, job: str, into: Path) -> DownloadedOutputs:
+def _packed(client: DispatcherClient, job: str, into: Path, progress: Progress) -> DownloadedOutputs:
     """Download them as .tar.gz, from a dispatcher of an earlier release."""
     with _beside(into) as draft:
         packed, files = draft / "outputs.tar.gz", draft / "files"
         with packed.open("wb") as out:
             client.outputs(job, out)
         try:
-            extract(packed, files)
+            refused: list[tuple[str, str, str]] = []
+            extract(packed, files, refused=refused)
         except ValueError as error:
             raise SpotfleetError(f"outputs of {job} cannot be unpacked: {error}", hint="try again") from None
-        return _moved(files, into)
+        for name, at, why in refused:
+            progress(f"{name} is {at} here: {why}")
+        return _moved(files, into, progress)
 
 
-def archived(folder: FleetDir, job: str, into: Path) -> DownloadedOutputs:
+def archived(folder: FleetDir, job: str, into: Path, progress: Progress) -> DownloadedOutputs:
     """Copy the output files of `job` from the archive that `down` has fetched."""
     home = folder.archive / "jobs" / job / "outputs"
     if not (folder.archive / "jobs" / job).is_dir():
@@ -63,7 +71,7 @@ def archived(folder: FleetDir, job: str, into: Path) -> DownloadedOutputs:
     with _beside(into) as draft:
         if home.is_dir():
             shutil.copytree(home, draft, dirs_exist_ok=True)
-        return _moved(draft, into)
+        return _moved(draft, into, progress)
 
 
 @contextmanager
@@ -87,14 +95,25 @@ def _made(into: Path) -> Iterator[None]:
             into.rmdir()
 
 
-def _moved(draft: Path, into: Path) -> DownloadedOutputs:
+def _moved(draft: Path, into: Path, progress: Progress) -> DownloadedOutputs:
     files = [p for p in sorted(draft.rglob("*")) if p.is_file()]
     size = sum(p.stat().st_size for p in files)
     for path in files:
-        place = into / path.relative_to(draft)
+        name = str(path.relative_to(draft))
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            atomic.rename(path, place, sync=False)  # they stay at the fleet
+            try:
+                _move(path, into / name)
+            except OSError as error:
+                if not names.refuses_name(error):
+                    raise
+                _move(path, into / names.aside(name))
+                progress(f"{name} is {names.aside(name)} here: {error.strerror}")
         except OSError as error:
-            raise UsageError(f"{place} cannot be written: {error.strerror}", hint="name an empty folder") from None
+            raise UsageError(f"{into / name} cannot be written: {error.strerror}", hint="name an empty folder"
+                             ) from None
     return DownloadedOutputs(len(files), size)
+
+
+def _move(path: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    atomic.rename(path, place, sync=False)  # they stay at the fleet

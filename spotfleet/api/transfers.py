@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
-from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, ManifestCut, parse
+from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, ManifestCut, RefusedFile, parse
 from spotfleet.storage.mirror import STREAMS, Mirror, StoreReader, Tally
 from spotfleet.storage.object_store import NEEDS, ObjectStore
 from spotfleet.storage.store import StoreEntry, UnsafeKey, check_key
@@ -45,6 +45,7 @@ class Fetched:
     moved: int  # bytes that came over the wire
     at: float  # dispatcher's time of the manifest
     elsewhere: tuple[ArchiveFile, ...] = ()  # checkpoints that stay where they are
+    refused: tuple[RefusedFile, ...] = ()  # files that are not in `files` under their keys
 
 
 class _Screen:
@@ -110,7 +111,8 @@ def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, 
                 raise DispatcherUnreachable(str(error), hint="try again: it goes on where it stopped") from None
             if not wrong:
                 screen.end(mirror.tally)
-                return Fetched(mirror.files, mirror.moved, listed.at, tuple(listed.elsewhere))
+                refused = (RefusedFile(key, mirror.path_in_files(key), why) for key, why in mirror.refused.items())
+                return Fetched(mirror.files, mirror.moved, listed.at, tuple(listed.elsewhere), tuple(refused))
     raise SpotfleetError(f"{counted(len(wrong), 'file')} did not arrive whole in {ROUNDS} tries: {wrong[0]}",
                          hint="they change while they are copied, or are damaged on the dispatcher; try again")
 

@@ -9,12 +9,16 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from spotfleet.storage import names
 
-def extract(archive: Path, into: Path, look: Callable[[int], object] | None = None) -> None:
+
+def extract(archive: Path, into: Path, look: Callable[[int], object] | None = None, *,
+            refused: list[tuple[str, str, str]] | None = None) -> None:
     """Unpack `archive`; write nothing outside `into`. Raises ValueError for an archive that tries, or that is no
     archive.
 
-    `look` gets the size of each member before it is written, and may raise.
+    `look` gets the size of each member before it is written, and may raise. With `refused`, files whose names the file
+    system refuses are set aside, and (name, where it is, why) is added to the list for each; else that is an OSError.
     """
     def taken(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
         if look is not None:
@@ -24,11 +28,26 @@ def extract(archive: Path, into: Path, look: Callable[[int], object] | None = No
     into.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:*") as tar:
-            tar.extractall(into, filter=taken)
+            if refused is None:
+                tar.extractall(into, filter=taken)
+            for member in tar if refused is not None else ():
+                _extract(tar, member, into, taken, refused)
     except tarfile.FilterError as error:
         raise ValueError(f"unsafe archive: {error}") from error
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"not an archive: {error}") from error
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, into: Path,
+             taken: Callable[[tarfile.TarInfo, str], tarfile.TarInfo], refused: list[tuple[str, str, str]]) -> None:
+    try:
+        tar.extract(member, into, filter=taken)
+    except OSError as error:
+        if not (member.isfile() and names.refuses_name(error)):
+            raise
+        found = names.aside(member.name)
+        refused.append((member.name, found, error.strerror or str(error)))
+        tar.extract(member.replace(name=found, deep=False), into, filter=taken)
 
 
 def _inside(member: tarfile.TarInfo, into: str) -> tarfile.TarInfo:

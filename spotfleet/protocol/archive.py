@@ -48,6 +48,15 @@ class ArchiveFile:
         return "://" in self.at
 
 
+@dataclass(frozen=True)
+class RefusedFile:
+    """File that the disk of an archive does not take under its name, or that cannot be read."""
+
+    name: str
+    at: str  # where it lies instead, in the archive; "" if it is not in it
+    why: str
+
+
 def packs(key: str) -> bool:
     """Return whether the content of a key is text or rows, which shrink; tensors do not."""
     return key == LEDGER or ("/logs/" in key and key.endswith(".log"))

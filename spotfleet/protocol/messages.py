@@ -289,6 +289,9 @@ class OutputPiece:
     whole: int = 0  # with an append: the file's size when it was scanned; a smaller copy is partial. 0: not known
 
 
+MOST_PIECES = 1000  # in one request; agents send at most half as many
+
+
 def pack_pieces(pieces: list[OutputPiece], data: bytes) -> bytes:
     """Return the body of POST /v1/jobs/JOB/outputs/WORKER; `data` holds the bytes of all appends and drafts in order.
 
@@ -301,7 +304,10 @@ def pack_pieces(pieces: list[OutputPiece], data: bytes) -> bytes:
 def unpack_pieces(body: bytes) -> list[tuple[OutputPiece, bytes]]:
     """Unpack the body that `pack_pieces` made; ValueError names the part that does not fit."""
     head, _, data = body.partition(b"\n")
-    pieces: tuple[OutputPiece, ...] = from_json(tuple[OutputPiece, ...], json.loads(head))
+    listed = json.loads(head)
+    if isinstance(listed, list) and len(listed) > MOST_PIECES:
+        raise ValueError(f"output: {len(listed)} pieces are more than {MOST_PIECES} in one request")
+    pieces: tuple[OutputPiece, ...] = from_json(tuple[OutputPiece, ...], listed)
     found, at = [], 0
     for piece in pieces:
         if piece.do not in ("append", "draft", "rename", "check") or piece.at < 0 or piece.bytes < 0:

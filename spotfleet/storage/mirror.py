@@ -11,13 +11,17 @@
 
 Pieces of a key are requested in order, by several streams at once, and are written in order: a part on disk is always a
 beginning. So memory holds three pieces for each stream at most. A kill loses the pieces on their way.
+
+A key that this file system refuses as a name is set aside under another one; all others are copied.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +33,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from spotfleet.errors import SpotfleetError
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, names
 from spotfleet.storage.store import CHUNK_BYTES, DurableStore, StoreEntry, UnsafeKey, check_key
 
 PIECE_BYTES = 4 << 20
@@ -96,6 +100,7 @@ class Mirror:
         self._lock = threading.Lock()
         self._whole: dict[str, StoreEntry] = {}  # keys that this process has verified
         self._wanted: set[str] = set()
+        self.refused: dict[str, str] = {}  # key that is set aside -> why
         self._failed: set[str] = set()
         self._stopped = False
         self._before = 0  # bytes that earlier rounds have moved
@@ -160,8 +165,13 @@ class Mirror:
             yield [_Share(Piece(entry.key, at, end), large)]
             at = end
 
+    def path_in_files(self, key: str) -> str:
+        """Return where the content of a key is, relative to `files`."""
+        return names.aside(key) if key in self.refused else key
+
     def _is_whole(self, entry: StoreEntry) -> bool:
-        path, seed = self.files / entry.key, self._seed(entry.key) if self._seed is not None else None
+        path = self.files / self.path_in_files(entry.key)
+        seed = self._seed(entry.key) if self._seed is not None else None
         known = self._whole.get(entry.key)
         if known is not None and (known.bytes, known.sha256) == (entry.bytes, entry.sha256):
             return True
@@ -246,7 +256,7 @@ class Mirror:
             self._fail(entry.key)
         else:
             try:
-                with atomic.replacing(self._make_way(entry.key), sync=False) as out:
+                with atomic.replacing(self._make_way(entry.key), draft=self._part_of(entry), sync=False) as out:
                     out.write(data)
             except OSError as error:
                 raise _cannot_write(error) from None
@@ -264,24 +274,38 @@ class Mirror:
 
     def _make_way(self, key: str) -> Path:
         """Return the path of a key, with the folders above it. What an earlier list had in its way goes."""
-        path = self.files / key
         with self._lock:
+            try:
+                return self._made(key)
+            except OSError as error:
+                if not names.refuses_name(error):
+                    raise
+                self.refused[key] = error.strerror or str(error)
+                return self._made(key)
+
+    def _made(self, key: str) -> Path:
+        path = self.files / self.path_in_files(key)
+        if key not in self.refused:
             for above in [p for p in path.parents if p.is_relative_to(self.files) and p != self.files]:
                 if above.is_file() and str(above.relative_to(self.files)) not in self._wanted:
                     above.unlink()
-            if path.is_dir() and not any(other.startswith(f"{key}/") for other in list(self._wanted)):
+            if os.path.isdir(path) and not any(other.startswith(f"{key}/") for other in list(self._wanted)):
                 shutil.rmtree(path)
-            for above in reversed(path.relative_to(self.files).parents):
-                (self.files / above).mkdir(exist_ok=True, mode=0o700)
+        for above in reversed(path.relative_to(self.files).parents):
+            (self.files / above).mkdir(exist_ok=True, mode=0o700)
+        with suppress(FileNotFoundError):
+            if stat.S_ISDIR(path.lstat().st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         return path
 
     def _remove_others(self) -> None:
         """Remove files that an earlier list had, and the beginnings of replaced contents."""
+        wanted = set(map(self.path_in_files, self._wanted))
         for path in sorted(self.files.rglob("*"), reverse=True):
             if path.is_dir():
                 with suppress(OSError):  # not empty
                     path.rmdir()
-            elif str(path.relative_to(self.files)) not in self._wanted:
+            elif str(path.relative_to(self.files)) not in wanted:
                 path.unlink()
         if not self._failed:
             shutil.rmtree(self._parts)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from spotfleet.bundle import extract
+from spotfleet.storage import names
 
 
 def archive(path: Path, **contents: str) -> bytes:
@@ -75,3 +76,15 @@ def test_what_is_no_archive_is_refused(tmp_path):
         (tmp_path / "c").write_bytes(content)
         with pytest.raises(ValueError, match="not an archive"):
             extract(tmp_path / "c", tmp_path / "x")
+
+
+def test_a_file_whose_name_is_refused_is_set_aside_and_all_others_are_unpacked(tmp_path):
+    archive(tmp_path / "b", **{"a": "one", "a/b": "two", "n" * 256: "three", "c": "four"})
+    refused: list[tuple[str, str, str]] = []
+    extract(tmp_path / "b", tmp_path / "x", refused=refused)
+    assert refused == [("a/b", names.aside("a/b"), "Not a directory"),
+                       ("n" * 256, names.aside("n" * 256), "File name too long")]
+    assert {str(p.relative_to(tmp_path / "x")): p.read_text() for p in (tmp_path / "x").rglob("*") if p.is_file()} == {
+        "a": "one", names.aside("a/b"): "two", names.aside("n" * 256): "three", "c": "four"}
+    with pytest.raises(OSError):
+        extract(tmp_path / "b", tmp_path / "y")

@@ -93,3 +93,11 @@ def test_what_the_archive_lacks_is_named(tmp_path: Path):
     assert down._not_collected(folder) == (  # type: ignore[arg-type]
         ("22.0 MB of the output of one-1 (lost with f-1)", "a part of the output of one-1 (a copy is in /target)"),
         ("the end of 'f2615.bin' of f-1/0/1 in one-1",))
+    (tmp_path / NOT_COLLECTED).write_text(json.dumps({
+        "lost": [], "partial_files": [{"job": "one-1", "worker": "f-1/0/1", "file": "nnn", "at": "n~1.partial"}],
+        "more_partial_files": True,
+        "refused": [{"name": "jobs/a", "at": "", "why": "no"},
+                    {"name": "jobs/b", "at": "set-aside/1", "why": "long"}]}))
+    assert down._not_collected(folder) == (  # type: ignore[arg-type]
+        ("'jobs/a' (no)",), ("the end of 'nnn' of f-1/0/1 in one-1, now 'n~1.partial'", "the ends of more files",
+                             "'jobs/b' under its name (long): it is set-aside/1"))

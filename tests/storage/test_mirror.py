@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
-from spotfleet.storage import mirror
+from spotfleet.storage import mirror, names
 from spotfleet.storage.folder import FolderStore
 from spotfleet.storage.mirror import Mirror, Piece, StoreReader
 from spotfleet.storage.store import StoreEntry, UnsafeKey
@@ -216,7 +217,7 @@ def test_a_list_that_leads_out_of_the_folder_is_refused(source: Source, place: P
     assert not [p for p in tmp_path.rglob("*") if "evil" in p.name]
 
 
-def test_a_key_below_another_key_is_not_written(place: Path, tmp_path: Path):
+def test_a_key_below_another_key_is_set_aside(place: Path, tmp_path: Path):
     below = Source(tmp_path / "below", {"a": b"one"}), Source(tmp_path / "above", {"a/b": b"two"})
 
     class Both(StoreReader):
@@ -224,8 +225,25 @@ def test_a_key_below_another_key_is_not_written(place: Path, tmp_path: Path):
             return b"".join(b"one" if piece.key == "a" else b"two" for piece in pieces)
 
     listed = [*below[0].entries(), *below[1].entries()]
-    with pytest.raises(SpotfleetError, match="cannot be written here"):
-        Mirror(place).copy(listed, [Both(below[0].store)])
+    for _ in range(2):  # an interrupted copy goes on
+        made = Mirror(place)
+        assert made.copy(listed, [Both(below[0].store)]) == [] and made.refused == {"a/b": "File exists"}
+        found = {str(p.relative_to(made.files)): p.read_bytes() for p in made.files.rglob("*") if p.is_file()}
+        assert found == {"a": b"one", names.aside("a/b"): b"two"}
+
+
+def test_names_of_any_length_that_a_file_system_takes_are_copied(place: Path, tmp_path: Path):
+    contents = {f"d/{'n' * 255}": b"small", "é" * 127: LARGE}
+    source = Source(tmp_path / "source", {str(n): data for n, data in enumerate(contents.values())})
+    listed = [replace(entry, key=key) for entry, key in zip(source.entries(), contents, strict=True)]
+
+    class Renamed(StoreReader):
+        def read(self, pieces: Sequence[Piece]) -> bytes:
+            return b"".join(contents[piece.key][piece.start:piece.end] for piece in pieces)
+
+    made = Mirror(place)
+    assert made.copy(listed, [Renamed(source.store)]) == [] and made.refused == {}
+    assert {str(p.relative_to(made.files)): p.read_bytes() for p in made.files.rglob("*") if p.is_file()} == contents
 
 
 def test_pieces_that_arrive_early_wait_and_only_a_few_of_them(source: Source, place: Path):

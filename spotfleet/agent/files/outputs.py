@@ -47,7 +47,7 @@ SAMPLE = 4096
 MOST_FILES = 100_000
 NAMED = 20
 ROUNDS = 3  # number of comparisons at the end
-PATH_BYTES = 3000
+PATH_BYTES, MOST_PARTS = 3000, 100  # the dispatcher refuses longer names
 FULL_STATUS = 507
 
 T = TypeVar("T")
@@ -379,7 +379,7 @@ def _why_not(name: str, about: os.stat_result, files: int) -> str:
     if files >= MOST_FILES:
         return f"there are more than {MOST_FILES} files"
     try:
-        return "" if len(name.encode()) < PATH_BYTES else "its name is too long"
+        return "" if len(name.encode()) < PATH_BYTES and name.count("/") < MOST_PARTS else "its name is too long"
     except UnicodeEncodeError:
         return "its name is no text"
 

@@ -6,7 +6,8 @@
 Each step may be repeated, so an interrupted `down` can be called again. Nothing waits for ever: hosts may send results
 as long as bytes arrive. If none has arrived for QUIET_S, `down` stops with an error that names them, and the hosts stay
 for a while (`dispatcher/lifecycle/unsent.py`); the dispatcher ends other hosts after its drain timeout. WORKERS_GONE_S
-ends the wait for that with an error. `discard` gives up what does not arrive, and skips a dead dispatcher.
+ends the wait for that with an error. `discard` gives up what does not arrive, and skips a dead dispatcher: no error of
+the transfer keeps a machine.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spotfleet import bundle
 from spotfleet.api import cloud, transfers
@@ -28,8 +30,9 @@ from spotfleet.api.lifecycle import ssh_machines
 from spotfleet.api.machine import DispatcherMachine, Progress
 from spotfleet.codec import from_json, to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
+from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import Role
-from spotfleet.protocol.archive import ArchiveFile
+from spotfleet.protocol.archive import ArchiveFile, RefusedFile
 from spotfleet.protocol.messages import NOT_COLLECTED, UnsentStatus
 from spotfleet.providers import Resource
 from spotfleet.storage import atomic
@@ -37,6 +40,7 @@ from spotfleet.transport.client import NOT_RUNNING, DispatcherClient, Ending
 from spotfleet.words import results, size, span
 
 POLL_S = 0.3
+BY_ITSELF = "ended by itself"
 PART = ".archive.part"  # draft of the archive, see `storage/mirror.py`; the next `down` goes on with it
 PACKED, PACKED_PART = "archive.tar.gz", ".archive.unpacked"  # the same from a dispatcher of an earlier release
 ELSEWHERE = "checkpoints-elsewhere.json"  # in the archive: checkpoints that stay at the target
@@ -60,6 +64,7 @@ class DownResult:
     proof: str = ""  # the cloud's list: nothing is left; empty where a provider has only machines
     missing: tuple[str, ...] = ()  # results that ended with a host, each in words
     partial: tuple[str, ...] = ()  # files of which the archive has only the beginning, as NAME.partial
+    incomplete: str = ""  # why results are missing that nobody gave up: the dispatcher ended before they were copied
     elsewhere: tuple[str, ...] = ()  # checkpoints that stay at the target, each in words
 
 
@@ -73,7 +78,7 @@ def take_down(folder: FleetDir, progress: Progress, *, discard: bool, why: str,
     """
     with folder.locked_for_down(progress):
         if folder.record.down_at:
-            return DownResult(folder.name, _archive_path(folder), already=True)
+            return DownResult(folder.name, _archive_path(folder), already=True, incomplete=_incomplete(folder))
         machine = DispatcherMachine(folder)
         note = "" if machine.closing else _unfetchable(machine, discard) or _fetch_results(machine, progress, discard,
                                                                                        bring_checkpoints)
@@ -84,7 +89,7 @@ def take_down(folder: FleetDir, progress: Progress, *, discard: bool, why: str,
             progress(f"{found} in {folder.archive}{lacks}")
         notes = "; ".join(filter(None, [note, left]))
         return DownResult(folder.name, _archive_path(folder), False, notes, cleared.removed, cleared.proof,
-                          *_not_collected(folder), _elsewhere(folder))
+                          *_not_collected(folder), "" if discard else _incomplete(folder), _elsewhere(folder))
 
 
 def _unfetchable(machine: DispatcherMachine, discard: bool) -> str:
@@ -114,7 +119,7 @@ def close_if_ended(folder: FleetDir) -> bool:
                 machine = DispatcherMachine(folder)
                 if not machine.closing and (not folder.record.reached or machine.left() or machine.lost()):
                     return False
-                _finish(machine, "ended by itself", lambda _line: None, limit_s=CLOSE_S)
+                _finish(machine, BY_ITSELF, lambda _line: None, limit_s=CLOSE_S)
         return True
     except (Busy, ssh_machines.LeftoverError):  # `down` reports machines that do not answer
         return False
@@ -175,7 +180,29 @@ def _fetch_results(machine: DispatcherMachine, progress: Progress, discard: bool
                 deadline = time.monotonic() + patience_s
             if time.monotonic() >= deadline:
                 return _unreachable(reason, folder, discard)
+        except (SpotfleetError, OSError) as error:
+            if discard:
+                return _given_up(folder, error)
+            if isinstance(error, SpotfleetError):
+                raise
+            raise SpotfleetError(f"the fleet's results cannot be copied to this machine: {error}",
+                                 hint="try again once the cause is gone, or give them up with --discard") from None
         time.sleep(POLL_S)
+
+
+def _given_up(folder: FleetDir, error: SpotfleetError | OSError) -> str:
+    """Keep what has arrived of results that cannot be copied, with the reason; return a note."""
+    files = folder.path / PART / "files"
+    if folder.fetched.exists():
+        return f"the results here are those of an earlier `down`: {error}"
+    if not files.is_dir():
+        return f"no results were copied here: {error}"
+    try:
+        _change_not_collected(files, {"given_up": str(error)})
+        _take_over(folder, files)
+    except OSError as other:
+        return f"no results were copied here: {error}; and what has arrived cannot be kept: {other}"
+    return f"not all results were copied here: {error}"
 
 
 def _may_return(machine: DispatcherMachine) -> bool:
@@ -187,7 +214,7 @@ def _unreachable(error: DispatcherUnreachable, folder: FleetDir, discard: bool) 
     if not folder.record.reached:
         return ""  # it never answered, so it has no job
     if discard:
-        return f"no results were copied here: {error}"
+        return _given_up(folder, error)
     raise SpotfleetError(f"the fleet's results cannot be copied to this machine: {error}",
                          hint="try again, or give them up with --discard") from None
 
@@ -274,6 +301,8 @@ def _fetch(client: DispatcherClient, folder: FleetDir, progress: Progress, bring
         atomic.rename(files, found.files / key, sync=False)  # `_take_over` syncs all
     if elsewhere:
         atomic.write(found.files / ELSEWHERE, json.dumps([to_json(file) for file in elsewhere], indent=1))
+    if found.refused:
+        _change_not_collected(found.files, {"refused": to_json(found.refused)})
     _take_over(folder, found.files)
     shutil.rmtree(part)
 
@@ -285,16 +314,26 @@ def _fetch_packed(client: DispatcherClient, folder: FleetDir) -> None:
         client.archive(out)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(mode=0o700)
+    refused: list[tuple[str, str, str]] = []
     try:
-        bundle.extract(packed, part)
+        bundle.extract(packed, part, refused=refused)
     except ValueError as error:
         raise SpotfleetError(f"the fleet's archive cannot be unpacked: {error}",
                              hint=f"`spotfleet down {folder.name}` fetches it again; it lies in {packed}") from None
     for path in part.rglob("*"):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & 0o700)
+    if refused:
+        _change_not_collected(part, {"refused": [to_json(RefusedFile(*found)) for found in refused]})
     _take_over(folder, part)
     packed.unlink()
+
+
+def _change_not_collected(files: Path, more: dict[str, Any]) -> None:
+    """Add `more` to the list of what the archive in `files` lacks."""
+    path = files / NOT_COLLECTED
+    listed = json.loads(path.read_text()) if path.is_file() else {"lost": [], "partial_files": []}
+    atomic.write(path, json.dumps({**listed, **more}, indent=1), sync=False)  # `_take_over` syncs all
 
 
 def _take_over(folder: FleetDir, files: Path) -> None:
@@ -323,8 +362,28 @@ def _not_collected(folder: FleetDir) -> tuple[tuple[str, ...], tuple[str, ...]]:
     listed = json.loads(path.read_text())
     lost = [f"{results(e['what'], e['bytes'], e['job'])} " +
             (f"(a copy is in {e['kept_at']})" if e["kept_at"] else f"(lost with {e['host']})") for e in listed["lost"]]
-    torn = [f"the end of {f['file']!r} of {f['worker']} in {f['job']}" for f in listed["partial_files"]]
+    refused = listed.get("refused", [])
+    lost += [f"{f['name']!r} ({f['why']})" for f in refused if not f["at"]]
+    torn = [f"the end of {f['file']!r} of {f['worker']} in {f['job']}" + (f", now {f['at']!r}" if "at" in f else "")
+            for f in listed["partial_files"]] + ["the ends of more files"] * listed.get("more_partial_files", False)
+    torn += [f"{f['name']!r} under its name ({f['why']}): it is {f['at']}" for f in refused if f["at"]]
     return tuple(lost), tuple(torn)
+
+
+def _incomplete(folder: FleetDir) -> str:
+    """Return why the archive is not whole although nobody has given up the results; "" if it is."""
+    path = folder.archive / NOT_COLLECTED
+    if path.is_file() and (why := json.loads(path.read_text()).get("incomplete")):
+        return f"the archive is incomplete: {why}"
+    if not folder.record.reached or folder.archive.exists() or folder.fetched.exists() or not folder.ledger.exists():
+        return ""
+    end = Ledger(folder.ledger)
+    try:
+        down = end.state().down
+    finally:
+        end.close()
+    return "the fleet ended by itself and left no archive here: its results are lost" if (
+        down is not None and down.why == BY_ITSELF) else ""
 
 
 def _elsewhere(folder: FleetDir) -> tuple[str, ...]:

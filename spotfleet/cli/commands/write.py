@@ -321,10 +321,11 @@ def revoke(name: str, host: str, *, why: str, yes: bool) -> None:
 def down(name: str, *, yes: bool, discard: bool, bring_checkpoints: bool = False, as_json: bool = False) -> None:
     fleet = Fleet(name)
     if fleet.ended:
-        kept = f"; its results are in {fleet.archive}" if fleet.archive else ""
+        kept, done = f"; its results are in {fleet.archive}" if fleet.archive else "", fleet.down()
         print_message(f"fleet {fleet.name} is down already; nothing of it is left{kept}")
         if as_json:
-            _print_down(fleet.down())
+            _print_down(done)
+        _report_incomplete(done, discard)
         return
     print_message(f"fleet {fleet.name}: " + (
         "copy records, logs, checkpoints and outputs to this machine, then end every machine" if not discard else
@@ -366,8 +367,17 @@ def _take_down(fleet: Fleet, *, discard: bool, bring_checkpoints: bool = False, 
     print_message(f"fleet {fleet.name} is down: the provider lists nothing of it" +
                   (f"; {found} in {done.archive}" if done.archive else ""))
     next_command(f"spotfleet cost {fleet.name}")
+    _report_incomplete(done, discard)
     if done.missing and not discard:
         raise typer.Exit(1)
+
+
+def _report_incomplete(done: DownResult, discard: bool) -> None:
+    """Report results that are missing from the archive without a decision of the user; the command has failed then."""
+    if done.incomplete:
+        print_message(done.incomplete)
+        if not discard:
+            raise typer.Exit(1)
 
 
 def _print_down(done: DownResult) -> None:

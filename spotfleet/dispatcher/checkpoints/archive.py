@@ -1,6 +1,7 @@
 """Archive of a fleet, fetched before it ends: ledger, logs, newest checkpoints, outputs. No secrets or boot files.
 
-NOT_COLLECTED lists the results that are missing and the partial files; it is absent if nothing is missing.
+NOT_COLLECTED lists the results that are missing, the partial files, and files that lie under other names; it is absent
+if there are none.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from typing import Any, BinaryIO
 
 from spotfleet.codec import to_json
 from spotfleet.dispatcher.disk.logs import whole_logs
-from spotfleet.dispatcher.disk.outputs import partial_files
+from spotfleet.dispatcher.disk.partials import SUFFIX, PartialMarkers, files_in
 from spotfleet.dispatcher.disk.records import age, digest_of, read_record
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.events import ResultsLost
 from spotfleet.fleet.ledger import Ledger
+from spotfleet.protocol.archive import RefusedFile
 from spotfleet.protocol.messages import NOT_COLLECTED
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, names
 from spotfleet.storage.folder import read_range
 
-PARTIAL = ".partial"  # suffix of the name of a file of which a part is missing
 PIECE_BYTES = 1 << 18  # sent at once
+LISTED_BYTES = 4 << 20  # limit for names of partial files in NOT_COLLECTED, which is made in memory
 
 
 @dataclass(frozen=True)
@@ -117,21 +119,42 @@ def members(home: Path) -> Iterator[tuple[str, Content]]:
 def outputs(job: Path) -> Iterator[tuple[str, Path]]:
     """Yield ("HOST@SLOT@INCARNATION/NAME", file) for all collected outputs of this job's folder, without drafts. A
     partial file has another name."""
-    for folder in sorted((job / "outputs").glob("[!.]*@*")):
-        torn = partial_files(folder)
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                partial = str(path.relative_to(folder)) in torn
-                yield str(path.relative_to(folder.parent)) + (PARTIAL if partial else ""), path
+    for folder in _workers(job):
+        markers = PartialMarkers(folder)
+        for name in files_in(folder):
+            yield f"{folder.name}/{markers.public_name(name)}", folder / name
 
 
-def not_collected(home: Path, lost: Iterable[ResultsLost]) -> dict[str, Any] | None:
-    """Return the content of NOT_COLLECTED; None if nothing is missing."""
-    results = [to_json(event) for event in lost]
-    partial = [{"job": job.name, "worker": folder.name.replace("@", "/"), "file": name}
-               for job in job_folders(home) for folder in sorted((job / "outputs").glob("[!.]*@*"))
-               for name in sorted(partial_files(folder))]
-    return {"lost": results, "partial_files": partial} if results or partial else None
+def not_collected(home: Path, lost: Iterable[ResultsLost], refused: Sequence[RefusedFile] = ()
+                  ) -> dict[str, Any] | None:
+    """Return the content of NOT_COLLECTED; None if nothing is missing. Of very many partial files it lists a part: all
+    are in the archive by their names. Files with shortened names come first."""
+    found: dict[str, Any] = {"lost": [to_json(event) for event in lost], "partial_files": []}
+    size = 0
+    for row in (row for short in (True, False) for row in _partial_files(home) if ("at" in row) is short):
+        size += sum(map(len, row.values()))
+        if size > LISTED_BYTES:
+            found["more_partial_files"] = True
+            break
+        found["partial_files"].append(row)
+    if refused:
+        found["refused"] = to_json(tuple(refused))
+    return found if any(found.values()) else None
+
+
+def _partial_files(home: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows about partial files. `at`: the name in the archive, where it is not the file's with SUFFIX."""
+    for job in job_folders(home):
+        for folder in _workers(job):
+            markers = PartialMarkers(folder)
+            for name in markers.files():
+                row = {"job": job.name, "worker": folder.name.replace("@", "/"), "file": name}
+                at = markers.public_name(name)
+                yield row if at == name + SUFFIX else {**row, "at": at}
+
+
+def _workers(job: Path) -> list[Path]:
+    return sorted((job / "outputs").glob("[!.]*@*"))
 
 
 def _newest_checkpoint(folder: Path) -> Path | None:
@@ -216,17 +239,63 @@ def _add_bytes(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def write_folder(home: Path, ledger: Ledger, target: Path) -> None:
-    """Write the archive as a plain folder, whole or not at all. Blocking: call it off the loop."""
-    part = target.with_name(f".{target.name}.part")
+    """Write the archive as a plain folder, whole or not at all. Blocking: call it off the loop.
+
+    A file that cannot be written under its name is set aside, and one that cannot be read is left out; NOT_COLLECTED
+    lists both. Raises OSError or DiskFull where the disk of `target` fails.
+    """
+    part = _part(target)
     shutil.rmtree(part, ignore_errors=True)  # left by a killed process
     part.mkdir(parents=True)
     ledger.copy_to(part / "ledger.db")
-    if (missing := not_collected(home, ledger.state().lost)) is not None:
-        (part / NOT_COLLECTED).write_text(json.dumps(missing, indent=1))
-    for name, content in members(home):
-        place = part / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        content.copy_to(place)
-    atomic.sync_tree(part)  # its machine ends next
+    refused = [found for name, content in members(home) if (found := _write_member(part, name, content)) is not None]
+    _put_in_place(home, ledger, target, refused, "")
+
+
+def write_incomplete(home: Path, ledger: Ledger, target: Path, why: str) -> None:
+    """Leave what `write_folder` has written before it failed, with the reason: an archive that is given up must not be
+    taken for one without results. Raises OSError if not even that can be written."""
+    _part(target).mkdir(parents=True, exist_ok=True)
+    _put_in_place(home, ledger, target, (), why)
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f".{target.name}.part")
+
+
+def _put_in_place(home: Path, ledger: Ledger, target: Path, refused: Sequence[RefusedFile], why: str) -> None:
+    missing = not_collected(home, ledger.state().lost, refused)
+    if why:
+        missing = {"incomplete": why, **(missing or {"lost": [], "partial_files": []})}
+    if missing is not None:
+        (_part(target) / NOT_COLLECTED).write_text(json.dumps(missing, indent=1))
+    atomic.sync_tree(_part(target))  # its machine ends next
     shutil.rmtree(target, ignore_errors=True)
-    atomic.rename(part, target)
+    atomic.rename(_part(target), target)
+
+
+def _write_member(part: Path, name: str, content: Content) -> RefusedFile | None:
+    """Write one file of the archive; return None, or what became of one that is refused."""
+    try:
+        return _copy(content, part / name)
+    except OSError as error:
+        if is_full(error):
+            raise
+        why = error.strerror or str(error)
+    try:
+        _copy(content, part / names.aside(name))
+        return RefusedFile(name, names.aside(name), why)
+    except OSError as error:
+        if is_full(error):
+            raise
+        return RefusedFile(name, "", error.strerror or str(error))
+
+
+def _copy(content: Content, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        content.copy_to(place)
+    except OSError:
+        if place.is_file():
+            place.unlink()
+        raise

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.checkpoints.archive import Content
+from spotfleet.dispatcher.disk import partials
 from spotfleet.dispatcher.disk.logs import whole_logs
-from spotfleet.dispatcher.disk.outputs import partial_files
 from spotfleet.dispatcher.disk.records import Seen, age, name_of, read_record, seen_at
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import DiskFull
@@ -191,11 +191,8 @@ def _content_of(folder: Path, kind: str, names: list[str]) -> Content | None:
         path = folder / kind / names[0]
         return Content([path]) if path.suffix == ".ckpt" and path.is_file() else None
     if kind == "outputs" and len(names) >= 2 and "@" in names[0] and not names[0].startswith("."):
-        path, torn = folder.joinpath(kind, *names), partial_files(folder / kind / names[0])
-        name = str(path.relative_to(folder / kind / names[0]))
-        if name.endswith(archive.PARTIAL) and (whole := name.removesuffix(archive.PARTIAL)) in torn:
-            return Content([folder / kind / names[0] / whole])
-        return Content([path]) if path.is_file() and name not in torn else None
+        path = partials.find(folder / kind / names[0], "/".join(names[1:]))
+        return Content([path]) if path is not None else None
     return None
 
 

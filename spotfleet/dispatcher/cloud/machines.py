@@ -71,6 +71,7 @@ class HostController:
         """`launched` is called with the name of each host that receives our URL at its launch."""
         self._waits = ""  # the reason that the last tick waited
         self._problems: list[str] = []  # problems of machines that existed before the fleet
+        self._archive_error = ""  # that was reported last
         self._ended_at = 0.0  # Unix: the last host of a fleet that goes down has ended
         self._forward_s = 0.0  # the time was wrong by this so far, and the ledger does not have it yet
         self.doing: dict[str, str] = {}  # host -> the installation step of its machine
@@ -362,10 +363,25 @@ class HostController:
         try:
             await asyncio.to_thread(archive.write_folder, home, self._core.journal.ledger, target)
         except (OSError, SpotfleetError) as error:
-            log.error("the archive cannot be written to %s: %s", target, error)
-            return self._core.unix() - shutdown.last_at >= FETCH_S  # hosts may have sent for long before
+            if str(error) != self._archive_error:
+                self._archive_error = str(error)
+                log.error("the archive cannot be written to %s, tried again each second: %s", target, error)
+            if self._core.unix() - shutdown.last_at < FETCH_S:  # hosts may have sent for long before
+                return False
+            await self._give_up_archive(str(error))
+            return True
         shutdown.mark_archived()
         return True
+
+    async def _give_up_archive(self, why: str) -> None:
+        """Leave what there is of the archive with the reason, so that a later `down` reports it."""
+        home, target = self._core.home, self._core.archive_folder
+        space.remove_ballast(home)
+        try:
+            await asyncio.to_thread(archive.write_incomplete, home, self._core.journal.ledger, target, why)
+            log.error("the archive in %s is incomplete: %s", target, why)
+        except (OSError, SpotfleetError) as error:
+            log.error("the archive is given up without a record of it in %s: %s", target, error)
 
 
 def target(nodes: Nodes, slots: int, jobs: Sequence[ManagedJob], idle: ResizeSpec) -> int:

@@ -123,6 +123,10 @@ class JobLogs:
         """Host or rank -> what its files count."""
         return {owner: sum(size + FILE_BYTES for size in sizes.values()) for owner, sizes in self._sizes.items()}
 
+    def size(self, worker: str) -> int:
+        """Return how many bytes of this worker's log have arrived."""
+        return self._end(_file_name(worker))
+
     def _end(self, name: str) -> int:
         starts = self._starts.get(name)
         return starts[-1] + self._sizes[_owner(name)][name, starts[-1]] if starts else 0

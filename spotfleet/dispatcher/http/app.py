@@ -25,6 +25,7 @@ from spotfleet.dispatcher.disk.files import TooLarge
 from spotfleet.dispatcher.dispatcher import Dispatcher
 from spotfleet.dispatcher.http import archive, bundles, fleet, jobs
 from spotfleet.dispatcher.http.agents import agent_socket
+from spotfleet.dispatcher.http.host_work import HOST_WORK, HostWork
 from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, JOBS, RECEIVE, bearer_of, caller_of
 from spotfleet.protocol import versions
 
@@ -108,6 +109,12 @@ def make_app(dispatcher: Dispatcher, admit: Callable[[object], None]) -> web.App
     app[CORE], app[JOBS], app[FLEET] = dispatcher.core, dispatcher.desk, dispatcher.fleet_desk
     app[RECEIVE], app[ADMIT] = dispatcher.receive, admit
     app[archive.FILES] = ArchiveFiles(dispatcher.core.home, dispatcher.core.journal.ledger)
+    app[HOST_WORK] = HostWork()
+
+    async def close_work(app: web.Application) -> None:
+        app[HOST_WORK].close()
+
+    app.on_cleanup.append(close_work)
     app.on_response_prepare.extend((add_version, add_date))
     for route in ROUTES:
         app.router.add_route(route.method, route.path, guarded(route))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -12,9 +14,11 @@ from spotfleet.bundle.manifest import LIMIT_BLOB_BYTES
 from spotfleet.dispatcher.core import NotFound
 from spotfleet.dispatcher.disk import wheel
 from spotfleet.dispatcher.disk.files import receive
+from spotfleet.dispatcher.http.host_work import HOST_WORK
 from spotfleet.dispatcher.http.requests import CORE, JOBS, body, chunks, host_of
 from spotfleet.errors import UsageError
 
+T = TypeVar("T")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -24,7 +28,7 @@ async def get_bundle(request: web.Request) -> web.StreamResponse:
     is_code = path.name == wheel.digest(request.app[CORE].home)
     if host and not is_code and not _serves(request, host, [path.name]):
         raise web.HTTPForbidden(text=f"{host} works for no job of bundle {path.name}")
-    if not await asyncio.to_thread(request.app[JOBS].bundles.is_sound, path.name):
+    if not await _off_loop(request, lambda: request.app[JOBS].bundles.is_sound(path.name)):
         raise NotFound(f"no bundle {path.name}", hint="upload it first")
     return web.FileResponse(path)
 
@@ -45,8 +49,16 @@ async def missing(request: web.Request) -> web.Response:
     host = host_of(request)
     if host and not _serves(request, host, digests):
         raise web.HTTPForbidden(text=f"{host} works for no job of all these bundles")
-    found = await asyncio.to_thread(request.app[JOBS].bundles.missing, digests)
+    found = await _off_loop(request, lambda: request.app[JOBS].bundles.missing(digests))
     return web.json_response({"missing": found})
+
+
+async def _off_loop(request: web.Request, work: Callable[[], T]) -> T:
+    """Call `work` in a thread, for a host in one of the hosts'."""
+    if not (host := host_of(request)):
+        return await asyncio.to_thread(work)
+    with request.app[HOST_WORK].admitted(host):
+        return await request.app[HOST_WORK].run(request, lambda _stopped: work())
 
 
 def _serves(request: web.Request, host: str, digests: list[str]) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
+from collections.abc import AsyncIterator
 from secrets import token_hex
 
 from aiohttp import web
@@ -13,6 +13,7 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.checkpoints.parts import MOST_PARTS
 from spotfleet.dispatcher.core import NotFound
+from spotfleet.dispatcher.http.host_work import HOST_WORK
 from spotfleet.dispatcher.http.requests import (
     CORE,
     FLEET,
@@ -130,7 +131,10 @@ async def get_logs(request: web.Request) -> web.Response:
 async def post_log(request: web.Request) -> web.Response:
     data = await whole_body(request)
     found, worker = _job(request), _own(request, LOG_NAME, "HOST/SLOT/INCARNATION or HOST#setup")
+    before = found.logs.size(worker)
     size = found.logs.append(worker, found.log_rank(worker), whole(request, "offset"), data)
+    if size > before:
+        _note_arrival(request)
     found.log_signal.notify()
     return web.json_response({"size": size})
 
@@ -149,10 +153,21 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     host = host_of(request)
     if not found.takes_checkpoints_of(host):
         raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
-    kept = await found.checkpoints.put(offered, lambda: found.record.fence, chunks(request))
+    kept = await found.checkpoints.put(offered, lambda: found.record.fence, _noted_chunks(request))
     if kept.parts == 1:  # only the last part makes the checkpoint whole
         request.app[JOBS].checkpoint_kept(found, kept)
     return web.json_response(to_json(kept))
+
+
+async def _noted_chunks(request: web.Request) -> AsyncIterator[bytes]:
+    async for chunk in chunks(request):
+        _note_arrival(request)
+        yield chunk
+
+
+def _note_arrival(request: web.Request) -> None:
+    """Record that bytes of the calling host's results have arrived: it may stay to send more."""
+    request.app[CORE].unsent.note_arrival(host_of(request), time.monotonic())
 
 
 async def get_checkpoint(request: web.Request) -> web.StreamResponse:
@@ -167,12 +182,39 @@ async def get_checkpoint(request: web.Request) -> web.StreamResponse:
 
 
 async def post_output(request: web.Request) -> web.Response:
-    data = await whole_body(request)
-    found, worker = _job(request), _own_worker(request)
-    pieces = unpack_pieces(data)
-    with request.app[JOBS].retention.using(found.id):
-        async with found.outputs.lock(worker):
-            return web.json_response({"held": await asyncio.to_thread(found.outputs.apply, worker, pieces)})
+    work, core, host = request.app[HOST_WORK], request.app[CORE], host_of(request)
+    with work.admitted(host):
+        data = await whole_body(request)
+        found, worker = _job(request), _own_worker(request)
+        _refuse_unknown(request, found, worker)
+        with request.app[JOBS].retention.using(found.id):
+            async with found.outputs.lock(worker):
+                before = found.outputs.moved(worker)
+                try:
+                    held = await work.run(
+                        request, lambda stopped: found.outputs.apply(worker, unpack_pieces(data), stopped))
+                finally:
+                    if found.outputs.moved(worker) != before:
+                        core.unsent.note_arrival(host, time.monotonic())
+        return web.json_response({"held": held})
+
+
+def _refuse_unknown(request: web.Request, found: ManagedJob, worker: str) -> None:
+    """Refuse output of a worker that never existed: limits hold for each worker, so names may not be invented.
+
+    This process does not know workers that ended under an earlier one; their agent reports them while it has results.
+    """
+    if found.knows_worker(worker):
+        return
+    host = worker.partition("/")[0]
+    connection = request.app[CORE].connections.get(host)
+    if connection is None or not connection.connected:
+        raise web.HTTPServiceUnavailable(text="")  # the agent retries; its report comes first
+    report = connection.report
+    named = {w.report.worker for w in report.workers if w.report.job == found.id}
+    named |= {u.worker for u in report.unsent or () if u.job == found.id}
+    if worker not in named or not found.accept_reported(worker):
+        raise web.HTTPForbidden(text=f"{found.id} has had no worker {worker}")
 
 
 async def get_outputs(request: web.Request) -> web.StreamResponse:

@@ -46,6 +46,7 @@ TAIL_S = 20.0  # time for the other ranks to end, once rank 0's script has ended
 SECRETS_LOST = ("its secrets.json was damaged, and no host that answers holds its secrets: submit it again with "
                 "`spotfleet train`")
 LOGS_S = 15.0  # wait for a job's last output after its end
+MOST_REPORTED = 256  # workers of one host that ended under an earlier dispatcher
 GROUPS = 8  # number of generations that a restarted dispatcher fences
 PLANNED = ("join", "drain", "notice")  # causes of a generation that forms while the old one continues training
 
@@ -78,6 +79,7 @@ class ManagedJob:
         self._finished: tuple[str, ...] = ()  # by rank, once training has ended
         self._done_at: float | None = None  # when rank 0's script ended
         self._adopted = False  # taken over from an earlier dispatcher process
+        self._reported: set[str] = set()  # workers that only their agents know
         self._peak = 0  # most workers at once: for a script without init(), as many must end
 
     @property
@@ -115,6 +117,18 @@ class ManagedJob:
     def was_given_to(self, host: str) -> bool:
         """Return whether this host was ever given a worker. Logs and outputs may arrive after the workers' ends."""
         return host in self.record.hosts or self.has_worker_on(host)
+
+    def knows_worker(self, worker: str) -> bool:
+        """Return whether this is a worker of the job, ended or not, of which this process or the disk knows."""
+        return worker in self.workers.named or worker in self._reported or self.outputs.has(worker)
+
+    def accept_reported(self, worker: str) -> bool:
+        """Return whether output of a worker is taken that only its agent knows; the number is limited for each host."""
+        host = worker.partition("/")[0]
+        if sum(name.startswith(f"{host}/") for name in self._reported) >= MOST_REPORTED:
+            return False
+        self._reported.add(worker)
+        return True
 
     def takes_checkpoints_of(self, host: str) -> bool:
         """Return whether a checkpoint from this host counts: it has a worker, or sends its last one as the job ends."""

@@ -87,6 +87,7 @@ class JobWorkers:
     def __init__(self, job: str) -> None:
         self.job = job
         self.all: dict[str, JobWorker] = {}
+        self.named: set[str] = set()  # all that ever were in `all`
         self._on: dict[str, list[JobWorker]] = {}  # the same, by host
 
     def add(self, name: str, local_rank: int) -> JobWorker:
@@ -95,6 +96,7 @@ class JobWorkers:
         if name in self.all:
             self._on[host].remove(self.all[name])
         self.all[name] = worker
+        self.named.add(name)
         self._on.setdefault(host, []).append(worker)
         return worker
 

@@ -6,6 +6,9 @@
             or all of it is in the checkpoint target--> given up: recorded (ResultsLost), then ended
 
 `now` is monotonic. When a host or its agent dies, the results in its last report are recorded as lost.
+
+Only bytes that the dispatcher has received give a host more time. Its own figures are for people: a compromised host
+may report any, and restart its agent or change its list of results as often as it likes.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Holding:
 
     incarnation: str
     results: tuple[Unsent, ...]
-    moved_at: float  # when a byte last arrived
+    moved_at: float  # when a byte last arrived, at first when they were reported
     why: str = ""
     old: bool = False  # its agent does not report amounts
     away_since: float | None = None
@@ -68,6 +71,8 @@ class UnsentTracker:
         """`target`: the folder to which hosts can copy what does not arrive."""
         self._target = target
         self._hosts: dict[str, Holding] = {}
+        self._moved: dict[str, float] = {}  # host -> `moved_at`, for all lives of its agent
+        self._draining: dict[str, float] = {}  # the same for `draining_since`
         self._ended: list[tuple[str, Holding]] = []  # held by agents that have ended, and with them their files
 
     def receive(self, report: AgentReport, given: Callable[[str], bool], now: float) -> None:
@@ -78,12 +83,19 @@ class UnsentTracker:
             self._ended.append((report.host, before))
             before = None
         if not results:
+            if report.host not in self._draining:
+                self._moved.pop(report.host, None)
             return
-        moved = before is None or _arrived(before.results) != _arrived(results)
-        self._hosts[report.host] = Holding(
-            report.incarnation, results, now if before is None or moved else before.moved_at, report.why,
-            report.unsent is None, draining_since=before.draining_since if before else None,
-            recorded=before is not None and before.recorded and not moved)
+        held = Holding(report.incarnation, results, self._moved.setdefault(report.host, now), report.why,
+                       report.unsent is None, draining_since=self._draining.get(report.host))
+        copied = before is not None and held.stored and not before.stored
+        self._hosts[report.host] = replace(held, recorded=before is not None and before.recorded and not copied)
+
+    def note_arrival(self, host: str, now: float) -> None:
+        """Record that bytes of this host's results have arrived."""
+        if (found := self._hosts.get(host)) is not None:
+            self._moved[host] = now
+            self._hosts[host] = replace(found, moved_at=now, recorded=False)
 
     def mark_away(self, host: str, now: float) -> None:
         """Record that the host's agent has disconnected."""
@@ -92,8 +104,9 @@ class UnsentTracker:
 
     def note_draining(self, draining: Mapping[str, float], now: float) -> None:
         """Record which hosts drain; `draining`: host -> seconds until the end of its notice, 0 without one."""
+        self._draining = {h: since for h, since in self._draining.items() if h in draining}
         for host, found in self._hosts.items():
-            since = (found.draining_since if found.draining_since is not None else now) if host in draining else None
+            since = self._draining.setdefault(host, now) if host in draining else None
             self._hosts[host] = replace(found, draining_since=since, noticed_until=now + draining.get(host, 0.0))
 
     def holds(self, host: str) -> bool:
@@ -141,6 +154,8 @@ class UnsentTracker:
         """Drop hosts and agents that have ended; return the events for results that ended with them."""
         ended, self._ended = self._ended, []
         ended += [(host, self._hosts.pop(host)) for host in list(self._hosts) if host in gone]
+        for host in [h for h in self._moved if h in gone]:
+            del self._moved[host]
         return [e for host, found in ended if not found.recorded for e in self._losses(host, found, goes_on, unix)]
 
     def _losses(self, host: str, found: Holding, goes_on: Callable[[str], bool], unix: float) -> list[ResultsLost]:
@@ -177,10 +192,6 @@ def results_of(report: AgentReport) -> tuple[Unsent, ...]:
     if SENDS not in report.why and WAITS not in report.why:
         return ()
     return tuple(Unsent(w.report.job, "output", 0, worker=w.report.worker) for w in report.workers if w.pid == 0)
-
-
-def _arrived(results: tuple[Unsent, ...]) -> set[tuple[str, str, str, int, bool]]:
-    return {(r.job, r.kind, r.worker, r.sent, r.stored) for r in results}
 
 
 def _left_s(found: Holding, patience: Patience, now: float) -> float:

@@ -15,7 +15,7 @@ import pytest
 
 from spotfleet.agent.files import outputs
 from spotfleet.agent.files.outputs import OutputShipper
-from spotfleet.dispatcher.disk.outputs import partial_files
+from spotfleet.dispatcher.disk.partials import PartialMarkers
 from tests.support.agent.output_stage import Stage, contents, is_link
 
 
@@ -310,11 +310,11 @@ def test_a_file_is_partial_at_the_dispatcher_until_its_last_piece(play):
         stage.wire.post_output = one_batch
         stage.write("big", bytes(3_000_000))
         await stage.until(lambda: stage.wire.full and 0 < stage.shipper.left < 3_000_000)
-        assert partial_files(copies) == {"big"}
+        assert [*PartialMarkers(copies).files()] == ["big"]
         goes_on.append(True)
         stage.wire.full = False
         await stage.has(big=bytes(3_000_000))
-        await stage.until(lambda: partial_files(copies) == set())
+        await stage.until(lambda: not [*PartialMarkers(copies).files()])
 
     play(scene)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from spotfleet import bundle
 from spotfleet.api import outputs, transfers
 from spotfleet.codec import to_json
 from spotfleet.errors import SpotfleetError
@@ -219,5 +220,32 @@ def test_outputs_are_copied_once_and_count_as_fetched(play, tmp_path: Path):
         with pytest.raises(SpotfleetError, match="no job 'x-1'"):
             await off_loop(lambda: outputs.living(one, "x-1", tmp_path / "none", nothing))
         assert not (tmp_path / "none").exists()
+
+    play(scene, spec(1))
+
+
+def test_partial_files_with_names_that_are_too_long_or_taken_come_by_manifest_tar_and_download(play, tmp_path: Path):
+    unlucky = {"n" * 250: b"half", "x": b"half", "y": b"half", "x.partial": b"whole", "y.partial/z": b"whole"}
+
+    async def scene(stage: Stage) -> None:
+        job = await with_results(stage)
+        (folder,) = (stage.home / "jobs" / job / "outputs").glob("[!.]*")
+        for name, data in unlucky.items():
+            pieces = [OutputPiece("append", name, 0, len(data), whole=9 if data == b"half" else len(data))]
+            await stage.call("POST", f"/v1/jobs/{job}/outputs/{folder.name.replace('@', '/')}",
+                             token=stage.token(folder.name.split("@")[0]), data=pack_pieces(pieces, data))
+        one, under = client(stage), f"jobs/{job}/outputs/{folder.name}"
+        found = await off_loop(lambda: transfers.fetch(one, tmp_path / "draft", nothing, "copying"))
+        (tmp_path / "b").write_bytes((await stage.call("GET", "/v1/archive"))[1])
+        bundle.extract(tmp_path / "b", tmp_path / "tar")
+        await off_loop(lambda: outputs.living(one, job, tmp_path / "into", nothing))
+        for place in (found.files / under, tmp_path / "tar" / under, tmp_path / "into" / folder.name):
+            got = contents(place)
+            assert sorted(got.values()) == sorted([*unlucky.values(), b"half", b"", b"0.125"])
+            assert {name for name, data in got.items() if data == b"whole"} == {"x.partial", "y.partial/z"}
+            assert sum(name.endswith(".partial") for name, data in got.items() if data == b"half") == 4
+        rows = json.loads((found.files / "not-collected.json").read_text())["partial_files"]
+        assert {row["file"] for row in rows if "at" in row} == {"n" * 250, "x", "y"}
+        assert all((found.files / under / row["at"]).read_bytes() == b"half" for row in rows if "at" in row)
 
     play(scene, spec(1))

@@ -261,11 +261,13 @@ def ended_fleet(tmp_path: Path, now: list[float]) -> HostController:
     """The controller of a fleet whose end was decided at 1000, whose hosts have ended, and whose disk is full."""
     shutdown = FleetShutdown(tmp_path)
     shutdown.begin("idle", by_ourselves=True, at=1000.0)
-    journal = SimpleNamespace(state=FleetState(), full=DiskFull("full"), ledger=None)
+    ledger = SimpleNamespace(state=FleetState)
+    journal = SimpleNamespace(state=FleetState(), full=DiskFull("full"), ledger=ledger)
     core = SimpleNamespace(journal=journal, jobs={}, home=tmp_path, archive_folder=tmp_path / "archive",
                            unix=lambda: now[0], record_losses=lambda: None)
     controller = object.__new__(HostController)
-    controller.__dict__.update(_shutdown=shutdown, _core=core, _ended_at=0.0, _provider=None, stays=True)
+    controller.__dict__.update(_shutdown=shutdown, _core=core, _ended_at=0.0, _archive_error="", _provider=None,
+                               stays=True)
     return controller
 
 
@@ -283,6 +285,8 @@ def test_an_archive_that_cannot_be_written_is_tried_again_also_after_hosts_have_
         asyncio.run(controller._finish())
         gives_up.append(asyncio.run(controller._archive()))
     assert gives_up == [False, False, True]
+    listed = json.loads((tmp_path / "archive" / NOT_COLLECTED).read_text())  # what a later `down` reports
+    assert "No space left" in listed["incomplete"]
 
 
 def test_the_waits_of_a_shutdown_last_as_long_where_the_time_was_wrong(tmp_path: Path):

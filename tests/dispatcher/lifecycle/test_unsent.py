@@ -42,6 +42,7 @@ def lost(tracker: UnsentTracker, now: float, patience: unsent.Patience = ASKED) 
 def test_a_host_stays_while_bytes_arrive_and_a_limited_time_without_one():
     tracker = held(OUTPUT)
     assert tracker.stays_s(ASKED, 100.0) == {"f-1": 3500.0}
+    tracker.note_arrival("f-1", 3000.0)
     tracker.receive(report(replace(OUTPUT, bytes=900, sent=100)), JOB.__eq__, 3000.0)
     assert tracker.stays_s(ASKED, 3000.0) == {"f-1": 3600.0}
     tracker.receive(report(replace(OUTPUT, bytes=950, sent=100)), JOB.__eq__, 4000.0)  # it grew, and nothing arrived
@@ -52,6 +53,20 @@ def test_a_host_stays_while_bytes_arrive_and_a_limited_time_without_one():
     assert not tracker.holds("f-1") and tracker.stays_s(ASKED, 6602.0) == {}
 
 
+@pytest.mark.parametrize("what", ["sent", "results", "copies", "agents", "on and off"])
+def test_nothing_that_a_host_reports_gives_it_more_time(what: str):
+    tracker = held(OUTPUT)
+    for n in range(1, 600):
+        results = {"sent": (replace(OUTPUT, sent=n),), "results": (OUTPUT, Unsent(JOB, "log", 7, 0, f"f-1/0/{n}")),
+                   "copies": (replace(OUTPUT, stored=n % 2 > 0),)}.get(what, (OUTPUT,))
+        if what == "on and off":
+            tracker.receive(report(), JOB.__eq__, float(n))
+        tracker.receive(report(*results, incarnation=f"{n * (what == 'agents')}"), JOB.__eq__, float(n))
+        tracker.note_draining({"f-1": 0.0}, float(n))
+    tracker.receive(report(OUTPUT, incarnation="0" if what != "agents" else "599"), JOB.__eq__, 599.0)
+    assert tracker.stays_s(BY_ITSELF, 599.0) == {"f-1": 1.0}
+
+
 @pytest.mark.parametrize(("what", "quiet_s", "most_s"), [
     ("stays", 120.0, 3600.0), ("asked", 3600.0, None), ("by itself", 600.0, 3600.0), ("limited", 240.0, 240.0),
     ("discard", 10.0, 120.0)])
@@ -59,7 +74,7 @@ def test_the_time_depends_on_the_reason_of_the_end(what: str, quiet_s: float, mo
     tracker, patience = held(OUTPUT), TIMES[what]
     assert tracker.stays_s(patience, 0.0) == {"f-1": quiet_s}
     for n in range(1, 2000):  # a byte each 5 s
-        tracker.receive(report(replace(OUTPUT, sent=n)), JOB.__eq__, n * 5.0)
+        tracker.note_arrival("f-1", n * 5.0)
         left_s = min(quiet_s, quiet_s if most_s is None else max(0.0, most_s - n * 5.0))
         assert tracker.stays_s(patience, n * 5.0) == {"f-1": left_s}
 
@@ -127,7 +142,7 @@ def test_a_host_whose_bytes_do_not_arrive_is_to_use_the_target():
     tracker = held(OUTPUT)
     assert tracker.stuck(BY_ITSELF, 19.0) == frozenset()
     assert tracker.stuck(BY_ITSELF, 20.0) == {"f-1"}
-    tracker.receive(report(replace(OUTPUT, sent=1)), JOB.__eq__, 239.0)
+    tracker.note_arrival("f-1", 239.0)
     assert tracker.stuck(BY_ITSELF, 239.0) == frozenset() and tracker.stuck(LIMITED, 239.0) == {"f-1"}
 
 
@@ -159,3 +174,24 @@ def test_people_read_what_is_late_and_where():
     assert tracker.lines(STAYS, 20.0) == ["f-1 still holds 1.0 kB of the output of one-1"]
     (status,) = tracker.status(STAYS, 20.0)
     assert (status.quiet_s, status.stays_s, status.why) == (20.0, None, FULL)
+
+
+def test_the_time_since_the_drain_began_is_that_of_all_agents_of_a_host():
+    tracker = held(OUTPUT)
+    for n in range(1, 25):  # each new agent sends some bytes
+        tracker.receive(report(OUTPUT, incarnation=str(n)), JOB.__eq__, n * 10.0)
+        tracker.note_arrival("f-1", n * 10.0)
+        tracker.note_draining({"f-1": 0.0}, n * 10.0)
+    assert tracker.stays_s(LIMITED, 239.0) == {"f-1": 1.0}
+    tracker.note_draining({}, 240.0)  # it is kept, and drains again later
+    tracker.note_draining({"f-1": 0.0}, 300.0)
+    assert tracker.stays_s(LIMITED, 300.0) == {"f-1": 240.0}
+
+
+def test_a_copy_in_the_target_is_recorded_also_after_a_loss():
+    tracker = held(OUTPUT)
+    assert [e.kept_at for e in lost(tracker, 3600.0)] == [""]
+    for stored, expected in ((False, []), (True, ["/target"]), (True, [])):
+        tracker.receive(report(replace(OUTPUT, stored=stored)), JOB.__eq__, 3600.0)
+        tracker.note_draining({"f-1": 0.0}, 3600.0)
+        assert [e.kept_at for e in lost(tracker, 3601.0)] == expected
