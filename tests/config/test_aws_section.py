@@ -183,7 +183,11 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
     (AWS + "tags:\n  spotfleet-role: a", "3: tags.spotfleet-role: begins with 'spotfleet', which is not yours to use; "
                                          "choose another name"),
     (AWS + "tags:\n  my team: a", "3: tags.my team: is no name of a tag that instances can read: 1 to 128 letters, "
-                                  "digits and any of + - = . , _ : @"),
+                                  "digits and any of + - = . _ : @"),
+    (AWS + "tags:\n  größe: a", "3: tags.größe: is no name of a tag that instances can read: 1 to 128 letters, "
+                                "digits and any of + - = . _ : @"),
+    (AWS + "tags:\n  a,b: a", "3: tags.a,b: is no name of a tag that instances can read: 1 to 128 letters, "
+                              "digits and any of + - = . _ : @"),
     (AWS + f"tags:\n  team: {'a' * 257}", "3: tags.team: expected at most 256 letters, digits, blanks and any of + - = "
                                           ". _ : / @"),
     (AWS + f"tags: {{{', '.join(f't{i}: a' for i in range(41))}}}",

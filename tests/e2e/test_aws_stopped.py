@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400), pytest.mark.skipi
 def test_a_stopped_host_that_ec2_starts_again_trains_on_where_no_other_could_be_had():
     with AwsStage.made() as stage:
         stage.fleet_file(nodes={"min": 2, "target": 2}, interruption_behavior="stop")
+        stage.restrict()
         stage.cli("up", "fleet.yaml", "-y")
         stopped, other = both = stage.instances("worker")
         job = stage.train((1, 2))

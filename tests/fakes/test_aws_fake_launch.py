@@ -364,3 +364,10 @@ def test_any_code_can_be_asked_for_and_bears_its_status(cloud, ec2, code, status
     with refused(code, status):
         run(ec2)
     assert run(ec2)
+
+
+def test_instances_that_show_their_tags_have_no_tags_with_other_letters(cloud):
+    ec2 = cloud.client("ec2", "us-east-1")
+    with refused("InvalidParameterValue"):
+        run(ec2, MetadataOptions={"InstanceMetadataTags": "enabled"}, TagSpecifications=tagged("instance", größe="1"))
+    run(ec2, TagSpecifications=tagged("instance", größe="1"))

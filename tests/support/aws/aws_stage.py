@@ -9,8 +9,8 @@ hand.
         ...
         assert stage.cloud.everything() == []
 
-The laptop's user `laptop` may do what `spotfleet check --policy` says and nothing else, the machines what the roles say
-that were made for them.
+After `restrict`, the laptop's user `laptop` may do what the policy says that `spotfleet check --policy` prints, and
+nothing else; the machines what the roles say that were made for them. Both are judged resource by resource.
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class AwsStage:
         self.fleet = wanted["name"]
         self.write("fleet.yaml", yaml.safe_dump(wanted, sort_keys=False))
         return wanted
+
+    def restrict(self) -> None:
+        """The laptop's user may do from now on what `check --policy` prints for the fleet file, and nothing else."""
+        self.cloud.attach(USER, json.loads(self.cli("check", "--policy", "laptop", "fleet.yaml").stdout))
 
     def cli(self, *command: str, ok: bool = True, timeout_s: float = 2 * LIMIT_S) -> subprocess.CompletedProcess[str]:
         try:

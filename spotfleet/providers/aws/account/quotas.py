@@ -21,6 +21,7 @@ from spotfleet.providers.aws.session import Account
 
 TITLES = {Market.SPOT: r"All (.+) Spot Instance Requests", Market.ON_DEMAND: r"Running On-Demand (.+) instances"}
 CACHED_S = 60.0
+OF_FAMILY = {"gr": "g"}  # families that the name of another's quota means as well: gr6 counts as G
 COUNTED = ("pending", "running", "shutting-down", "stopping")
 SMALL = 2  # vCPUs of a dispatcher's machine
 ACCELERATED = ("p", "p2", "p3", "p4", "p5", "p6", "g", "vt")
@@ -44,11 +45,12 @@ class Quota:
 
 
 def quotas(account: Account, region: str) -> tuple[Quota, ...]:
-    """Return the vCPU quotas of both markets."""
+    """Return the vCPU quotas of both markets. AWS leaves out of the first list a quota that has its default value."""
     def ask() -> tuple[Quota, ...]:
         asked = account.client("service-quotas", region)
-        rows = asked.pages("list_service_quotas", "Quotas", ServiceCode="ec2")
-        return tuple(Quota(r["QuotaName"], r["QuotaCode"], int(r["Value"]), market) for r in rows
+        applied = {r["QuotaName"]: r for r in asked.pages("list_service_quotas", "Quotas", ServiceCode="ec2")}
+        rows = {r["QuotaName"]: r for r in asked.pages("list_aws_default_service_quotas", "Quotas", ServiceCode="ec2")}
+        return tuple(Quota(r["QuotaName"], r["QuotaCode"], int(r["Value"]), market) for r in (rows | applied).values()
                      for market, title in TITLES.items() if re.fullmatch(title, r["QuotaName"]))
 
     return account.cached(("quotas", region), CACHED_S, ask)
@@ -58,6 +60,7 @@ def of_type(found: Iterable[Quota], instance_type: str, market: Market) -> Quota
     """Return the quota that counts `instance_type`: one that names its generation ("P5") before one of the family."""
     named = re.match(r"([a-z]+)(\d*)", instance_type)
     family, generation = named.groups() if named else ("", "")
+    family = OF_FAMILY.get(family, family)
     for word in (family + generation, family):
         for quota in found:
             if quota.market is market and word in quota.families:

@@ -104,7 +104,8 @@ def laptop(scope: Scope) -> dict[str, Any]:
     own = scope.resource_tag
     return _document([
         _allow("Look", [*_ec2(*READ_ACTIONS, *READ_ACTIONS_ON_LAPTOP, "GetSpotPlacementScores"), "kms:DescribeKey",
-                        "kms:ListGrants", "pricing:GetProducts", "servicequotas:ListServiceQuotas"]),
+                        "kms:ListGrants", "pricing:GetProducts", "servicequotas:ListAWSDefaultServiceQuotas",
+                        "servicequotas:ListServiceQuotas"]),
         _allow("LookUpImages", ["ssm:GetParameter"], _parameters(scope)),
         *_launching(scope, "RunInstances"),
         _end(scope),

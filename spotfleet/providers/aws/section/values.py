@@ -14,7 +14,7 @@ POLICY = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}|aws):policy/[!-~]{1,576}")
 PROFILE = re.compile(r"[\w+=,.@-]{1,128}")
 DISK_GIB = (8, 16_384)
 TAGS = 40  # EC2 allows 50, some of which are ours
-TAG_NAME = re.compile(r"[\w+=.,:@-]{1,128}")  # the metadata server's characters; EC2 itself allows more
+TAG_NAME = re.compile(r"[A-Za-z0-9_+=.:@-]{1,128}")  # what both IAM and the metadata server take; EC2 takes more
 TAG_VALUE = re.compile(r"[\w +=.:/@-]{0,256}")
 RESERVED = ("aws:", "spotfleet")
 
@@ -153,7 +153,7 @@ def wrong_tags(tags: dict[str, str]) -> list[tuple[str, str]]:
             found.append((name, f"begins with '{prefix}', which is not yours to use; choose another name"))
         elif not TAG_NAME.fullmatch(name) or name in (".", "..", "_index"):
             found.append((name, "is no name of a tag that instances can read: 1 to 128 letters, digits and any of "
-                                "+ - = . , _ : @"))
+                                "+ - = . _ : @"))
         elif not TAG_VALUE.fullmatch(value):
             found.append((name, "expected at most 256 letters, digits, blanks and any of + - = . _ : / @"))
     return found

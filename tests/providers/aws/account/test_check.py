@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from spotfleet.model import CheckpointSpec, FleetSpec, Need, Nodes
+from spotfleet.model import CheckpointSpec, FleetSpec, Market, Need, Nodes
 from spotfleet.providers import Finding
-from spotfleet.providers.aws.account import check, permissions, ssh_ingress
+from spotfleet.providers.aws.account import check, permissions, quotas, ssh_ingress
 from spotfleet.providers.aws.mapping import policies
 from spotfleet.providers.aws.section.spec import AwsNetwork
 from spotfleet.providers.aws.session import INSTALL, account_of
@@ -254,6 +254,29 @@ def test_without_a_fleet_file_every_family_that_cannot_be_launched_is_a_warning(
     assert [(f.level, f.what.split("'")[1]) for f in found] == [
         ("warning", "All G and VT Spot Instance Requests"), ("warning", "All P4, P3 and P2 Spot Instance Requests"),
         ("warning", "All P5 Spot Instance Requests")]
+
+
+def test_a_quota_of_which_only_the_default_is_listed_counts(cloud, aws):
+    cloud.market.unapplied = {("G", "spot")}
+    found = one(ask(aws(**HOME), G5), "blocker")
+    assert "'All G and VT Spot Instance Requests' allows 0 vCPUs" in found.what
+
+
+@pytest.mark.parametrize("kind, market, name", [
+    ("gr6.4xlarge", Market.SPOT, "All G and VT Spot Instance Requests"),
+    ("gr6f.4xlarge", Market.ON_DEMAND, "Running On-Demand G and VT instances"),
+    ("p6-b200.48xlarge", Market.ON_DEMAND, "Running On-Demand P instances"),
+    ("p5en.48xlarge", Market.SPOT, "All P5 Spot Instance Requests"),
+    ("r6i.large", Market.SPOT, "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests")])
+def test_every_type_is_counted_by_the_quota_of_its_family(aws, kind, market, name):
+    found = quotas.of_type(quotas.quotas(aws().account, "us-east-1"), kind, market)
+    assert found is not None and found.name == name
+
+
+def test_a_family_whose_quota_has_an_unknown_name_is_said_to_be_unknown(aws):
+    assert quotas.of_type(quotas.quotas(aws().account, "us-east-1"), "p6-b200.48xlarge", Market.SPOT) is None
+    listed = (quotas.Quota("All P6 Spot Instance Requests", "L-0", 192, Market.SPOT),)
+    assert quotas.of_type(listed, "p6-b200.48xlarge", Market.SPOT) is listed[0]
 
 
 def test_another_region_that_is_free_is_enough(cloud, aws):

@@ -299,7 +299,16 @@ def get_products(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
 def list_service_quotas(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
     if p["ServiceCode"] != "ec2":
         raise AwsError("NoSuchResourceException", "no such service")
-    quotas = [_quota(ctx, family, market) for family, market in catalog.QUOTAS]
+    quotas = [_quota(ctx, *which) for which in catalog.QUOTAS if which not in ctx.cloud.market.unapplied]
+    some, token = page(quotas, p, 100)
+    return {"Quotas": some, **({"NextToken": token} if token else {})}
+
+
+@operation("servicequotas:ListAWSDefaultServiceQuotas")
+def list_aws_default_service_quotas(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
+    """All of them, with what a new account has: nothing of GPUs."""
+    usual = {True: 5.0, False: 0.0}
+    quotas = [{**_quota(ctx, *which), "Value": usual[which[0] == "Standard"]} for which in catalog.QUOTAS]
     some, token = page(quotas, p, 100)
     return {"Quotas": some, **({"NextToken": token} if token else {})}
 

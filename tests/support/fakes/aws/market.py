@@ -18,6 +18,7 @@ class Market:
         self.begin = begin - 90 * 86400.0  # since when there are prices
         self.rooms: dict[Pool, int] = {}  # free places; a pool that is not in it has endless ones
         self.quotas: dict[tuple[str, str, str], int] = {}
+        self.unapplied: set[tuple[str, str]] = set()  # (family, market) of quotas for which AWS lists the default only
         self._prices: dict[tuple[str, str], list[tuple[float, float]]] = {}
 
     # ---- room

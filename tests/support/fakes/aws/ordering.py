@@ -109,6 +109,7 @@ def order(
         )
     groups = _groups(ctx, p, interfaces, subnet)
     tags = tags_by_type(p.get("TagSpecifications", []), TAGGED_AT_LAUNCH)
+    _readable(p, tags)
     if market == "on-demand" and "spot-instances-request" in tags:
         raise AwsError("InvalidParameterValue", NO_SPOT_REQUEST)
     made = Order(
@@ -144,6 +145,19 @@ def order(
         )
     _may_be_created(ctx, made, in_fleet)
     return made
+
+
+def _readable(p: dict[str, Any], tags: dict[str, dict[str, str]]) -> None:
+    """The metadata server shows tags by paths, so their names have few letters."""
+    if (p.get("MetadataOptions") or {}).get("InstanceMetadataTags") != "enabled":
+        return
+    for key in tags.get("instance", {}):
+        if not re.fullmatch(r"[0-9a-zA-Z\-_+=,.@:]{1,255}", key) or key in (".", "..", "_index"):
+            raise AwsError(
+                "InvalidParameterValue",
+                f"'{key}' is not a valid tag key. Tag keys must match pattern ([0-9a-zA-Z\\-_+=,.@:]{{1,255}}), and "
+                "must not be a reserved name ('.', '..', '_index')",
+            )
 
 
 def _image(ctx: Context, p: dict[str, Any]) -> catalog.Image:
