@@ -56,6 +56,7 @@ def launch_together(account: Account, requests: Sequence[LaunchRequest]) -> None
 def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
     order = _order(account, requests)
     region = order.offer.region
+    account.pace("launch", region)
     if _exists(account, requests[0]):
         with suppress(SpotfleetError):
             terminate.drop_template(account.client("ec2", region), template.name(order.host))
