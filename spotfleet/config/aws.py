@@ -20,6 +20,7 @@ def aws_spec(document: Document, file: FileSection, provider: str, needs: tuple[
         return None
     given = file.aws or AwsSection()
     _refuse_stop_in_a_group(document, file)
+    _refuse_stop_without_end(document, file)
     for name, text in wrong_tags(file.tags):
         document.add(("tags", name) if name else ("tags",), text)
     spec = AwsSpec(
@@ -47,6 +48,13 @@ def _refuse_stop_in_a_group(document: Document, file: FileSection) -> None:
         document.add(("interruption_behavior",),
                      "EC2 launches no spot instance that it would stop into a placement group; write `terminate`, or "
                      "`placement: zone`")
+
+
+def _refuse_stop_without_end(document: Document, file: FileSection) -> None:
+    if file.interruption_behavior == "stop" and not file.max_lifetime:
+        document.add(("interruption_behavior",),
+                     "a host that nobody ends powers itself off, which only stops it, and its spot request would stay "
+                     "open for ever: write `max_lifetime`, after which the request ends, or `terminate`")
 
 
 def _regions(document: Document, file: FileSection, given: AwsSection, needs: tuple[Need, ...]) -> tuple[str, ...]:

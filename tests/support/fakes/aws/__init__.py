@@ -98,7 +98,8 @@ Images and account: `cloud.ACCOUNT`, `cloud.UBUNTU`, `cloud.DEEP_LEARNING` (imag
 
 What EC2 does where nobody says it, and this fake does the worse: what a persistent request launches anew has no tags
 (`cloud.relaunched_tagged`); each spot machine of one launch has the launch index 0 (`cloud.spot_index_zero`); a
-one-time spot instance whose guest powers off under the shutdown behavior "stop" goes on being "running".
+one-time spot instance whose guest powers off under the shutdown behavior "stop" goes on being "running"; a stopped
+instance stays when its request expires.
 """
 
 from __future__ import annotations
