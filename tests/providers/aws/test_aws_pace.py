@@ -10,36 +10,11 @@ from tests.support.aws.aws_hosts import A, prepared, request
 HOSTS = 55  # more than a bucket holds
 
 
-class Time:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self, began: float) -> None:
-        self.began, self.slept_s = began, 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.slept_s += seconds
-
-    def monotonic(self) -> float:
-        return 1000.0 + self.slept_s
-
-    def time(self) -> float:
-        return self.began + self.slept_s
-
-
-@pytest.fixture
-def clock(cloud, monkeypatch) -> Time:
-    made = Time(cloud.clock())
-    monkeypatch.setattr(cloud, "clock", made.time)
-    monkeypatch.setattr(session.time, "sleep", made.sleep)
-    monkeypatch.setattr(session.time, "monotonic", made.monotonic)
-    return made
-
-
 def refused(cloud) -> list[str]:
     return [c.action for c in cloud.calls if c.code == "RequestLimitExceeded"]
 
 
-def test_many_launches_and_ends_at_once_are_paced_and_none_is_refused(aws, cloud, clock: Time):
+def test_many_launches_and_ends_at_once_are_paced_and_none_is_refused(aws, cloud, clock):
     provider = prepared(aws)
     cloud.throttles = True
     for n in range(HOSTS):
@@ -51,7 +26,7 @@ def test_many_launches_and_ends_at_once_are_paced_and_none_is_refused(aws, cloud
     assert (refused(cloud), cloud.instances()) == ([], [])
 
 
-def test_a_few_hosts_wait_for_nothing(aws, cloud, clock: Time):
+def test_a_few_hosts_wait_for_nothing(aws, cloud, clock):
     provider = prepared(aws)
     for n in range(session.CHANGES_AT_ONCE):
         provider.launch(request(A, f"f-{n}"))
