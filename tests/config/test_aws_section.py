@@ -117,7 +117,10 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
      "3: placement: is for provider aws, but the fleet's is 'ssh'; write `provider: aws`, or remove this"),
     ("name: a\nall_or_nothing: true", "2: all_or_nothing: is for provider aws, but the fleet's is 'local'; write "
                                       "`provider: aws`, or remove this"),
-    (AWS + "placement: cluster\ninterruption_behavior: stop",
+    (AWS + "interruption_behavior: stop",
+     "2: interruption_behavior: a host that nobody ends powers itself off, which only stops it, and its spot request "
+     "would stay open for ever: write `max_lifetime`, after which the request ends, or `terminate`"),
+    (AWS + "placement: cluster\ninterruption_behavior: stop\nmax_lifetime: 1h",
      "3: interruption_behavior: EC2 launches no spot instance that it would stop into a placement group; write "
      "`terminate`, or `placement: zone`"),
     (AWS + "placement: rack", "2: placement: expected spread or zone or cluster, got 'rack'"),

@@ -165,7 +165,7 @@ def test_a_one_time_guest_that_powers_off_is_billed_on_unless_it_terminates(clou
     assert (state(ec2, stops[0]), state(ec2, ends[0])) == ("running", "terminated")
 
 
-def test_a_request_past_its_end_is_closed_and_its_stopped_instance_ended(cloud, ec2, pass_s):
+def test_a_request_past_its_end_is_cancelled_and_its_stopped_instance_stays(cloud, ec2, pass_s):
     from datetime import UTC, datetime
 
     until = datetime.fromtimestamp(cloud.now() + 600, UTC)
@@ -173,8 +173,8 @@ def test_a_request_past_its_end_is_closed_and_its_stopped_instance_ended(cloud, 
     (id,) = run(ec2, market)
     cloud.take(id)
     pass_s(600)
-    assert requests(ec2)[0][:2] == ("closed", "schedule-expired")
-    assert state(ec2, id) == "terminated"
+    assert requests(ec2)[0][:2] == ("cancelled", "schedule-expired")
+    assert state(ec2, id) == "stopped"
 
 
 def test_a_persistent_request_by_a_template_ends_after_a_week_unless_it_says_when(cloud, ec2, pass_s):

@@ -1,8 +1,10 @@
 """Host controller: keeps the fleet's machines at target, with one `reconcile.tick` at a time, in a thread, because
 providers block.
 
-A tick follows at once when a notice came, an agent joined or left, or a host was released: a replacement must be
-requested at the notice, not a second later.
+A tick follows at once when a notice came, an agent joined or left, a host was released, or another number of hosts is
+wanted: a replacement must be requested at the notice, not a second later. Agents and the cloud's events report most
+changes. Where a cloud limits the requests of a whole account, its listing is therefore read rarely while no machine
+changes.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from spotfleet.dispatcher.signal import wait_set
 from spotfleet.errors import DiskFull, NeedsPerson, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.domain.events import ClockSetBack, FleetDown
+from spotfleet.fleet.domain.host import Host
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.planner.plan import Observed, Wait, Wanted
 from spotfleet.fleet.planner.size import first_workers, hosts_wanted
@@ -47,6 +50,7 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 LOSS_TICK_S = 0.2  # period of ticks while it is unknown whether a host whose agent just disconnected still exists
 LOSS_S = 3.0
+QUIET_TICK_S = 10.0  # the same where a cloud limits the account's requests, while no machine changes
 LAST_WORD_S = 10.0  # how long a notice stays valid after its agent disconnects; the machine may return without it
 AT_ONCE = 16  # launches and terminations requested at the same time
 END_AGAIN_S = 10.0  # pause between requests to end our own host
@@ -89,6 +93,8 @@ class HostController:
         self._slots = 0  # those of the smallest host: of the current or last ones, or as offered
         self._released: frozenset[str] = frozenset()
         self._busy: frozenset[str] = frozenset()
+        self._aimed = 0  # number of hosts that the last tick aimed at
+        self._limited = isinstance(provider, ManagedResources)
         self._events = CloudEventListener(
             provider, core.boot.fleet, lambda: core.journal.state.hosts, core.tick_soon
         ) if isinstance(provider, InterruptionEvents) and provider.has_events() else None
@@ -119,7 +125,7 @@ class HostController:
                              if v.host.state is HostState.DRAINING and n not in held and not v.workers
                              and not self._core.unsent.holds(n) and n not in unknown)
         self._busy = frozenset(held)
-        if released - self._released:
+        if released - self._released or self._aim() != self._aimed:
             self._core.tick_soon()
         self._released = released
 
@@ -133,7 +139,9 @@ class HostController:
                 self._policy.ticked()
                 self._core.step_soon()
                 await self._finish()
-                await wait_set(self._core.tick_due, LOSS_TICK_S if self._someone_was_lost() else TICK_S)
+                await wait_set(self._core.tick_due, pause_s(
+                    self._core.journal.state.hosts, lost=self._someone_was_lost(), limited=self._limited,
+                    settled=self._core.settled))
         finally:
             if listening is not None:
                 listening.cancel()
@@ -252,9 +260,12 @@ class HostController:
         needs = (replace(need, max_micros_h=0) for need in self._core.boot.spec.any_of)
         return min((offer.slots for need in needs for offer in self._provider.offers(need)), default=0)
 
+    def _aim(self) -> int:
+        return 0 if self._shutdown.why else self.target
+
     def _wanted(self) -> Wanted:
-        spec, down = self._core.boot.spec, bool(self._shutdown.why)
-        wanted = Wanted(self._core.boot.fleet, Role.WORKER, 0 if down else self.target,
+        spec, self._aimed = self._core.boot.spec, self._aim()
+        wanted = Wanted(self._core.boot.fleet, Role.WORKER, self._aimed,
                         spec.any_of, spec.interruption_behavior, spec.tags, placement=spec.placement,
                         all_or_nothing=spec.all_or_nothing)
         if limit_s := traits_of(spec).boot_limit_s:
@@ -382,6 +393,19 @@ class HostController:
             log.error("the archive in %s is incomplete: %s", target, why)
         except (OSError, SpotfleetError) as error:
             log.error("the archive is given up without a record of it in %s: %s", target, error)
+
+
+def pause_s(hosts: Sequence[Host], *, lost: bool, limited: bool, settled: bool) -> float:
+    """Return the time until the next tick. `lost`: an agent has just disconnected; `limited`: see QUIET_TICK_S."""
+    if not limited:
+        return LOSS_TICK_S if lost else TICK_S
+    return TICK_S if lost or not settled or any(_changes(h) for h in hosts) else QUIET_TICK_S
+
+
+def _changes(host: Host) -> bool:
+    """Return whether only a listing or time shows what becomes of the host; a machine that boots sends a report."""
+    return (not host.provider_id or host.cloud is CloudState.PENDING or host.state is HostState.DRAINING
+            or host.terminate_at is not None or host.silent_since is not None or host.missing_since is not None)
 
 
 def target(nodes: Nodes, slots: int, jobs: Sequence[ManagedJob], idle: ResizeSpec) -> int:

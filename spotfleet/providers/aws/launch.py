@@ -18,6 +18,7 @@ A listed host is never requested again, in whatever state: EC2 forgets tokens af
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,12 +34,15 @@ from spotfleet.providers.aws.mapping import errors, listing, names, template
 from spotfleet.providers.aws.mapping.template import Facts, LaunchOrder
 from spotfleet.providers.aws.session import Account, AwsClient
 
-VISIBLE_S, PAUSE_S = 30.0, 0.5  # until EC2 knows what has just been made
+log = logging.getLogger(__name__)
+VISIBLE_S, PAUSE_S = 30.0, 0.5  # until EC2 knows what has just been made, and between two attempts
+PROFILE_S, PROFILE_PAUSE_S = 120.0, 2.0  # the same for an instance profile, which IAM passes on: as Terraform waits
 LISTED_S = 10.0  # until an instance of an earlier call is listed
 FORGOTTEN_S = 3600.0  # added to the host's lifetime for its persistent request: EC2 counts from the launch
 FULL = "InsufficientFreeAddressesInSubnet"
-NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTemplateId.NotFound")
-NOT_YET = ("InvalidGroup.NotFound", "InvalidPlacementGroup.Unknown", "InvalidSubnetID.NotFound",
+NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFoundException", "InvalidLaunchTemplateId.NotFound",
+               "InvalidLaunchTemplateId.VersionNotFound")
+NOT_YET = (*network.NO_GROUP, "InvalidPlacementGroup.Unknown", "InvalidSubnetID.NotFound",
            "InvalidIamInstanceProfileName.NotFound")
 SPOT_QUOTA = ("MaxSpotInstanceCountExceeded", "SpotInstanceCountLimitExceeded")
 ASKED_BEFORE = ("IdempotentParameterMismatch", "IdempotentInstanceTerminated")
@@ -56,6 +60,7 @@ def launch_together(account: Account, requests: Sequence[LaunchRequest]) -> None
 def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
     order = _order(account, requests)
     region = order.offer.region
+    account.pace("launch", region)
     if _exists(account, requests[0]):
         with suppress(SpotfleetError):
             terminate.drop_template(account.client("ec2", region), template.name(order.host))
@@ -145,7 +150,7 @@ class _Launching:
     def __init__(self, account: Account, order: LaunchOrder) -> None:
         self.account, self.region = account, order.offer.region
         self.ec2 = account.client("ec2", self.region)
-        self.facts = _facts(account, order)
+        self.facts, self._reported = _facts(account, order), False
         self.order = replace(order, pools=tuple(o for o in order.pools if self.facts.subnets.get(o.zone)))
         self.tags = template.order_tags(order, listing.pools_tag(order.pools))
 
@@ -171,7 +176,7 @@ class _Launching:
         resource that we have just made, another attempt follows under the next token. A repeated call sends all
         attempts anew, and gets their results. On any other error another host is tried, even if the error is short.
         """
-        ec2, deadline = self.account.launching(self.region, self.order.where), time.monotonic() + VISIBLE_S
+        ec2, began = self.account.launching(self.region, self.order.where), time.monotonic()
         for attempt in itertools.count():
             try:
                 answer = ec2.create_fleet(**template.fleet(self.order, self.facts, self.tags, self._token(attempt)))
@@ -188,10 +193,10 @@ class _Launching:
                     terminate.drop_fleets(self.ec2, [fleet])
             failures = answer.get("Errors") or []
             refusal = self._refused(failures)
-            if isinstance(refusal, NeedsPerson) or time.monotonic() > deadline or not any(
-                    _too_new(e.get("ErrorCode", ""), e.get("ErrorMessage", "")) for e in failures):
+            texts = [(e.get("ErrorCode", ""), e.get("ErrorMessage", "")) for e in failures]
+            if isinstance(refusal, NeedsPerson) or not any(_too_new(*text) for text in texts) or not self._wait(
+                    began, profile=any(_of_profile(*text) for text in texts)):
                 raise refusal
-            time.sleep(PAUSE_S)
 
     def _refused(self, failures: Sequence[dict[str, Any]]) -> NoCapacity | NeedsPerson:
         """Combine the errors of a fleet without an instance, one per pool."""
@@ -228,7 +233,7 @@ class _Launching:
 
     def _ask_instances(self) -> None:
         ec2 = self.account.launching(self.region, self.order.where)
-        subnet, deadline = self.facts.subnets[self.order.offer.zone][0], time.monotonic() + VISIBLE_S
+        subnet, began = self.facts.subnets[self.order.offer.zone][0], time.monotonic()
         while True:
             try:
                 answer = ec2.run_instances(**template.instances(self.order, self.facts, subnet, self._token()))
@@ -239,9 +244,8 @@ class _Launching:
                     return self._await_earlier(error)
                 if code == FULL:  # the next host uses another subnet; this token is bound to these parameters
                     network.deprioritize(self.account, self.region, subnet)
-                if not self._not_yet(code, str(error)) or time.monotonic() > deadline:
+                if not self._not_yet(code, str(error)) or not self._wait(began, _of_profile(code, str(error))):
                     raise
-            time.sleep(PAUSE_S)
         made = answer["Instances"]
         self._check_market({"spot" if listing.spot(i) else "on-demand" for i in made},
                            [i["InstanceId"] for i in made])
@@ -254,8 +258,17 @@ class _Launching:
         """Return whether EC2 does not know yet what we have just made."""
         spec = self.account.settings.spec
         named = spec.dispatcher_profile if self.order.role is Role.DISPATCHER else spec.host_profile
-        profile = code == "InvalidParameterValue" and "instance profile" in message.lower() and not named
-        return profile or code in NOT_YET
+        return code in NOT_YET or (_of_profile(code, message) and not named)
+
+    def _wait(self, began: float, profile: bool) -> bool:
+        """Wait for what EC2 does not know yet, here a new instance profile or something else; False: for too long."""
+        if time.monotonic() - began > (PROFILE_S if profile else VISIBLE_S):
+            return False
+        if profile and not self._reported:
+            self._reported = True
+            log.warning("EC2 does not know the new instance profile yet; it is asked again for %.0f s", PROFILE_S)
+        time.sleep(PROFILE_PAUSE_S if profile else PAUSE_S)
+        return True
 
     def _check_market(self, made: set[str], ids: Sequence[str]) -> None:
         """End hosts of the wrong market or number: they cost more, or may be taken away."""
@@ -320,6 +333,10 @@ class _Launching:
                           hint=f"`spotfleet leaks --fix` cancels those that no fleet needs. {error.hint}")
         more.__cause__ = error
         return more
+
+
+def _of_profile(code: str, message: str) -> bool:
+    return code == "InvalidParameterValue" and "instance profile" in message.lower()
 
 
 def _too_new(code: str, message: str) -> bool:

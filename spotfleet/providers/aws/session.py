@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ KEPT = 512  # number of cached answers that triggers removal of old ones
 FORGOTTEN_S = 600.0
 AT_ONCE = 8
 INSTALL = "pip install '.[aws]'   (in a clone of spotfleet)"
+
+CHANGES_PER_S, CHANGES_AT_ONCE = 5.0, 10  # our launches, and our ends, of one region: EC2 takes 5 of a call a second
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -74,6 +77,26 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     return Settings(spec, environment, config.get("placement") or "spread", config.get("target", ""),
                     config.get("side") or "laptop", config.get("endpoint_url", ""), config.get("public_key", ""),
                     config.get("secret", ""))
+
+
+class RequestPace:
+    """Pace of requests: at most CHANGES_AT_ONCE together, then CHANGES_PER_S.
+
+    EC2 limits the rate of each call for the whole account: without a pace a hundred hosts at once would use up what
+    others need, and wait longer after being refused.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 0.0  # monotonic time at which the next request is due
+
+    def wait(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._next = max(self._next, now - (CHANGES_AT_ONCE - 1) / CHANGES_PER_S)
+            due, self._next = self._next, self._next + 1 / CHANGES_PER_S
+        if due > now:
+            time.sleep(due - now)
 
 
 class AwsClient:
@@ -145,6 +168,7 @@ class Account:
         self._session: Any = None
         self._clients: dict[tuple[str, str, bool], Any] = {}
         self._remembered: dict[Hashable, _Kept] = {}
+        self._paces: dict[tuple[str, str], RequestPace] = defaultdict(RequestPace)
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -169,6 +193,12 @@ class Account:
     def launching(self, region: str, where: str = "") -> AwsClient:
         """Return an EC2 client for launches, with one attempt: botocore would repeat calls refused for no capacity."""
         return self._client("ec2", region, where, patient=False)
+
+    def pace(self, what: str, region: str) -> None:
+        """Wait until another one of `what` ("launch" or "end") is due in `region`."""
+        with self._lock:
+            pace = self._paces[what, region]
+        pace.wait()
 
     def all_regions(self) -> tuple[str, ...]:
         """List the account's enabled regions, sorted. Any enabled one answers; a disabled one rejects every caller."""

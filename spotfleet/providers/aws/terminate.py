@@ -27,6 +27,7 @@ def terminate(account: Account, request_id: str) -> None:
 
 
 def _end(account: Account, region: str, request_id: str) -> None:
+    account.pace("end", region)
     found, ec2 = describe.in_region(account, region, request_id), account.client("ec2", region)
     cancelled = [r for r in found.requests if r.get("State") not in OVER]
     cancel(ec2, [r["SpotInstanceRequestId"] for r in cancelled])

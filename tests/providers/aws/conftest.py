@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,3 +52,28 @@ def aws(cloud: Any) -> Callable[..., AwsProvider]:
                             "placement": placement, "secret": secret or f"secret {next(COUNT)}"})
 
     return make
+
+
+class SleepingTime:
+    """Time that passes only while somebody sleeps, in the cloud as well."""
+
+    def __init__(self, began: float) -> None:
+        self.began, self.slept_s = began, 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s += seconds
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.slept_s
+
+    def time(self) -> float:
+        return self.began + self.slept_s
+
+
+@pytest.fixture
+def clock(cloud: Any, monkeypatch: pytest.MonkeyPatch) -> SleepingTime:
+    made = SleepingTime(cloud.clock())
+    monkeypatch.setattr(cloud, "clock", made.time)
+    monkeypatch.setattr(time, "sleep", made.sleep)
+    monkeypatch.setattr(time, "monotonic", made.monotonic)
+    return made

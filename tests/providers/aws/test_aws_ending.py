@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 
 import pytest
 
@@ -50,6 +51,21 @@ def test_an_end_that_dies_between_the_two_calls_is_completed_by_the_next(provide
     assert requests(cloud) == [] and [i.state for i in cloud.instances()] == ["running"]
     assert states(provider) == {"f-1": CloudState.RUNNING}
     cloud.deny("owner", set())
+    provider.terminate("f-1")
+    assert hosts_things(cloud) == []
+
+
+def test_a_host_that_has_stopped_itself_is_listed_and_ended_also_after_its_request_has_expired(provider, cloud,
+                                                                                               monkeypatch):
+    boot = Boot("a.b", {"boot.json": json.dumps({"lifetime_s": 7200.0})})
+    provider.launch(request(A, interruption_behavior="stop", boot=boot))
+    (made,) = cloud.instances()
+    cloud.guest_shutdown(made.id)
+    cloud.settle()
+    later = cloud.clock() + 3 * 3600.0 + 60.0
+    monkeypatch.setattr(cloud, "clock", lambda: later)
+    cloud.tick()
+    assert requests(cloud) == [] and states(provider) == {"f-1": CloudState.STOPPED}
     provider.terminate("f-1")
     assert hosts_things(cloud) == []
 

@@ -151,7 +151,7 @@ def test_a_template_of_an_earlier_call_is_used_as_it_is(provider, cloud):
 
 
 def test_what_was_made_a_moment_ago_is_waited_for(aws, cloud, monkeypatch):
-    monkeypatch.setattr(launch, "PAUSE_S", 0.05)
+    monkeypatch.setattr(launch, "PROFILE_PAUSE_S", 0.05)
     cloud.profile_lag_s = 3600.0
     provider = prepared(aws)
 
@@ -165,9 +165,44 @@ def test_what_was_made_a_moment_ago_is_waited_for(aws, cloud, monkeypatch):
     assert codes == ["InvalidParameterValue", ""] and len(cloud.instances()) == 1
 
 
+@pytest.mark.parametrize("lag_s", [45.0, 110.0])
+def test_a_profile_that_iam_passes_on_late_is_waited_for_at_a_slow_pace_and_reported_once(
+        aws, cloud, clock, caplog, lag_s: float):
+    cloud.profile_lag_s = lag_s
+    provider = prepared(aws)
+    provider.launch(dispatcher())
+    assert len(cloud.instances()) == 1 and lag_s <= clock.slept_s < lag_s + 3
+    assert asked(cloud, "ec2:RunInstances") <= lag_s / 2 + 2
+    assert [r.getMessage() for r in caplog.records if "instance profile" in r.getMessage()] == [
+        "EC2 does not know the new instance profile yet; it is asked again for 120 s"]
+
+
+def test_a_profile_that_ec2_never_learns_of_is_given_up_after_two_minutes(aws, cloud, clock):
+    cloud.profile_lag_s = 3600.0
+    provider = prepared(aws)
+    with pytest.raises(SpotfleetError, match=r"(?i)instance profile"):
+        provider.launch(dispatcher())
+    assert 120 <= clock.slept_s < 125
+
+
+@pytest.mark.parametrize("code", ["InvalidGroup.NotFound", "InvalidSecurityGroupID.NotFound",
+                                  "InvalidLaunchTemplateId.VersionNotFound"])
+def test_a_group_or_a_template_s_version_that_ec2_does_not_know_yet_is_waited_for(provider, cloud, clock, code: str):
+    cloud.fault("ec2:RunInstances", code=code, times=2)
+    provider.launch(dispatcher())
+    assert (asked(cloud, "ec2:RunInstances"), len(cloud.instances())) == (3, 1)
+
+
+@pytest.mark.parametrize("code", ["InvalidGroup.NotFound", "InvalidSecurityGroupID.NotFound"])
+def test_a_new_group_that_ec2_does_not_know_yet_gets_its_rules_all_the_same(aws, cloud, clock, code: str):
+    cloud.fault("ec2:AuthorizeSecurityGroup*", code=code, times=2)
+    prepared(aws)
+    assert asked(cloud, "ec2:AuthorizeSecurityGroupIngress") > 2
+
+
 def test_a_fleet_that_came_to_nothing_for_want_of_a_moment_is_asked_for_again_under_the_next_token(
         aws, cloud, monkeypatch):
-    monkeypatch.setattr(launch, "PAUSE_S", 0.05)
+    monkeypatch.setattr(launch, "PROFILE_PAUSE_S", 0.05)
     cloud.profile_lag_s = 3600.0
     cloud.client("iam").create_instance_profile(InstanceProfileName="late")
     provider = prepared(aws, host_profile="late")

@@ -25,6 +25,7 @@ SITE_S = 60.0  # subnets hardly change; a person may be creating a missing one
 FULL_S = 900.0  # a full subnet, if there is another: EC2 updates the number of free addresses late
 LISTED_S = 60.0  # for a new resource to be listed
 POLL_S = 0.5
+NO_GROUP = ("InvalidGroup.NotFound", "InvalidSecurityGroupID.NotFound")  # EC2 has both codes for a group it lacks
 GROUP_TEXT = "machines of a spotfleet fleet reach each other"
 DOOR_TEXT = "SSH to the dispatcher of a spotfleet fleet"
 
@@ -265,7 +266,7 @@ def authorize(ec2: AwsClient, direction: str, group: str, rules: list[dict[str, 
             match errors.code(error):
                 case "InvalidPermission.Duplicate":
                     return
-                case "InvalidGroup.NotFound" if time.monotonic() < deadline:
+                case code if code in NO_GROUP and time.monotonic() < deadline:
                     time.sleep(POLL_S)
                 case _:
                     raise

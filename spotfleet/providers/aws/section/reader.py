@@ -15,6 +15,7 @@ def read(given: AwsSection, facts: FileFacts, note: Note) -> AwsSpec:
     If the section names no regions, the spec takes those of the needs.
     """
     _refuse_stop_in_a_group(facts, note)
+    _refuse_stop_without_end(facts, note)
     for name, text in wrong_tags(facts.tags):
         note(("tags", name) if name else ("tags",), text)
     spec = AwsSpec(
@@ -35,6 +36,13 @@ def _refuse_stop_in_a_group(facts: FileFacts, note: Note) -> None:
         note(("interruption_behavior",),
              "EC2 launches no spot instance that it would stop into a placement group; write `terminate`, or "
              "`placement: zone`")
+
+
+def _refuse_stop_without_end(facts: FileFacts, note: Note) -> None:
+    if facts.interruption_behavior == "stop" and not facts.max_lifetime_s:
+        note(("interruption_behavior",),
+             "a host that nobody ends powers itself off, which only stops it, and its spot request would stay open for "
+             "ever: write `max_lifetime`, after which the request ends, or `terminate`")
 
 
 def _regions(facts: FileFacts, given: AwsSection, note: Note) -> tuple[str, ...]:

@@ -84,6 +84,8 @@ dry_run)`; `action` as in a policy ("ec2:RunInstances"), `code` "" if it went we
                                                       it is answered
     cloud.fault(action, delay_s=2.0)                  answered late; `action` may be a pattern: "ec2:*"
     cloud.faults_off()
+    cloud.throttles = True                            EC2's rate limits, a bucket per action and region (RequestLimit-
+                                                      Exceeded); without time that passes no token comes back
     cloud.before = f(call), cloud.after = f(call)     called around each request, for anything else; may raise Lost
                                                       (the connection dies) or AwsError(code, message)
     cloud.skew_s = 0.0                                the server's clock (Date header) is ahead; > 300: RequestExpired
@@ -100,7 +102,8 @@ Images and account: `cloud.ACCOUNT`, `cloud.UBUNTU`, `cloud.DEEP_LEARNING` (imag
 
 What EC2 does where nobody says it, and this fake does the worse: what a persistent request launches anew has no tags
 (`cloud.relaunched_tagged`); each spot machine of one launch has the launch index 0 (`cloud.spot_index_zero`); a
-one-time spot instance whose guest powers off under the shutdown behavior "stop" goes on being "running".
+one-time spot instance whose guest powers off under the shutdown behavior "stop" goes on being "running"; a stopped
+instance stays when its request expires.
 """
 
 from __future__ import annotations

@@ -147,7 +147,8 @@ class AwsCloud(Controls):
             self.profile_ready: dict[str, float] = {}
             self._due: list[tuple[float, int, Callable[[], None]]] = []
             self._count = itertools.count()
-            self.gate.calls, self.gate.faults = [], []
+            self.gate.calls, self.gate.faults, self.gate.buckets = [], [], {}
+            self.throttles = False
             self._roles_furnished = False
 
     def used(self, service: str) -> bool:

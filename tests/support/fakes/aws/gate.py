@@ -29,6 +29,7 @@ CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/")
 QUERY_SERVICES = ("ec2", "iam", "sts")
 GLOBAL = {"iam", "sts", "s3", "pricing"}
 SKEW_ALLOWED_S = 300.0
+READS, CHANGES = (100, 20.0), (50, 5.0)  # tokens in a bucket, and those that come back in a second
 MODELS = {"servicequotas": "service-quotas"}
 REFUSED = {
     "ec2": "UnauthorizedOperation",
@@ -82,6 +83,7 @@ class Gate:
         self.cloud, self.moto = cloud, moto
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
+        self.buckets: dict[tuple[str, str], tuple[float, float]] = {}  # (region, action) -> (tokens, at)
         self._faults_lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -128,6 +130,8 @@ class Gate:
                 raise Lost
             if fault and fault.code:
                 raise AwsError(fault.code, fault.message or f"{fault.code}, as the test wants it")
+            if cloud.throttles:
+                self._spend(call)
             status, headers, answered = self._act(environ, call, key, region, protocol)
             if fault and fault.lost == "after":
                 raise Lost
@@ -146,6 +150,17 @@ class Gate:
             call.code = bug.code
         call.status = status
         return status, headers, answered
+
+    def _spend(self, call: Call) -> None:
+        """A token of this action's bucket in its region: EC2 limits each by itself, for the whole account."""
+        size, refill_s = READS if call.action.startswith(("ec2:Describe", "ec2:Get")) else CHANGES
+        with self._faults_lock:
+            key, now = (call.region, call.action), self.cloud.now()
+            left, at = self.buckets.get(key, (size, now))
+            left = min(size, left + (now - at) * refill_s)
+            self.buckets[key] = (left - 1 if left >= 1 else left, now)
+        if call.service == "ec2" and left < 1:
+            raise AwsError("RequestLimitExceeded", "Request limit exceeded.")
 
     def _fault(self, action: str) -> Fault | None:
         with self._faults_lock:

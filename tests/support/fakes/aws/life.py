@@ -257,12 +257,9 @@ class Life:
             )
 
     def _expire(self, state: RegionState, request: SpotRequest) -> None:
-        if not request.live or request.id not in state.requests:
-            return
-        machine = self.cloud.find(request.instance_id)
-        request.become(self.cloud.now(), "closed", "schedule-expired", "The request's ValidUntil has passed.")
-        if machine is not None and machine.state in ("stopped", "stopping"):
-            self.terminate(machine, SPOT_END, "Server.SpotInstanceTermination")
+        """Nobody says what becomes of a stopped instance: it stays."""
+        if request.live and request.id in state.requests:
+            request.become(self.cloud.now(), "cancelled", "schedule-expired", "The request's ValidUntil has passed.")
 
     def interrupt(self, machine: Machine, notice_s: float | None, room: int | None) -> None:
         """EC2 wants the place back, after `notice_s`; None: without a notice."""
