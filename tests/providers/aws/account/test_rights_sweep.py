@@ -17,7 +17,7 @@ import pytest
 
 from spotfleet import providers
 from spotfleet.errors import NeedsPerson, SpotfleetError
-from spotfleet.model import AwsSpec, CheckpointSpec, FleetSpec, Need, Nodes, Role
+from spotfleet.model import CheckpointSpec, FleetSpec, Need, Nodes, Role
 from spotfleet.providers.aws import AwsProvider
 from spotfleet.providers.aws.account import identity
 from spotfleet.providers.aws.mapping import policies
@@ -26,10 +26,10 @@ from tests.providers.aws.account.test_resources import OURS, scatter
 from tests.support.aws.aws_hosts import A, B, dispatcher, request
 
 LONG = bool(os.environ.get("SPOTFLEET_LONG"))
-AT_ONCE = 3  # of each policy
+AT_ONCE = 3  # rights taken away in one run, of each policy
 HERE, OFFICE, TARGET = "us-east-1", ("198.51.100.0/24",), "s3://bucket/x"
 SPEC = FleetSpec("f", "aws", (Need(accelerator="A10G", accelerator_count=1),), Nodes(1, 2, 4), placement="cluster",
-                 checkpoint=CheckpointSpec(target=TARGET), aws=AwsSpec())
+                 checkpoint=CheckpointSpec(target=TARGET))
 LAPTOPS = policies.laptop(Scope(queue=True, target=TARGET))
 DISPATCHERS = policies.dispatcher(Scope("f", queue=True, host_role="x"))
 DOES_WITHOUT = {  # rights of the dispatcher -> what it does without them
