@@ -32,7 +32,7 @@ def token(n: int) -> str:
 
 def plans(root: Path, count: int, url: str = "http://169.254.169.254", **more) -> list[HostPlan]:
     return [HostPlan(f"f-{n}", "f", Role.WORKER, "spotfleet.agent",
-                     {"boot.json": json.dumps({"host": f"f-{n}", "token": token(n), "ca": "the same"}),
+                     {"boot.json": json.dumps({"host": f"f-{n}", "token": token(n), "ca": "one-for-all"}),
                       "alike": "alike"}, "w.whl",
                      "0" * 64, root=str(root), metadata_url=url, power_off=True, **more) for n in range(count)]
 
@@ -121,7 +121,7 @@ def test_each_machine_becomes_the_host_of_its_launch_index(tmp_path, monkeypatch
         done = machine.run()
     assert done.returncode == 0, done.stderr
     host = tmp_path / "root" / "f-1"
-    assert json.loads((host / "boot.json").read_text()) == {"host": "f-1", "token": token(1), "ca": "the same"}
+    assert json.loads((host / "boot.json").read_text()) == {"host": "f-1", "token": token(1), "ca": "one-for-all"}
     assert "REQUEST_ID=f-1\n" in (host / "settings.sh").read_text()
     assert (host / "started").read_text() == "start\n"
     assert (tmp_path / "root" / "claim").read_text() == "f-1\n"
@@ -224,7 +224,7 @@ def test_as_many_hosts_as_fit_are_launched_together_and_more_are_refused_with_th
     environment = EnvironmentSpec(packages=("torch==2.13.0",))
     root = Path("/root/.spotfleet-host")
     fits = text_of(plans(root, 20, environment=environment))
-    assert gang.packed(fits, 20) and fits.count("the same") == 1
+    assert gang.packed(fits, 20) and fits.count("one-for-all") == 1
     with pytest.raises(UsageError, match=r"80 hosts at once are too many: user data has .* bytes packed") as caught:
         gang.packed(text_of(plans(root, 80, environment=environment)), 80)
     assert "all_or_nothing: false" in caught.value.hint
