@@ -1,12 +1,15 @@
 """User data for several machines that a cloud makes in one call; each machine selects its host by its place.
 
-All machines get the same text. ROOT/gang holds the common part, and `members.json` there holds the individual parts.
-The first command, gang_place.py, makes the host's folder from both, continues like a single machine and removes
-ROOT/gang. A reader of the user data of one machine has the tokens of all: they come and go together.
+All machines get the same text. ROOT/gang holds the common files, and `members.json` there what differs: one text of
+each other file, in which HOST stands for the host's name and which is cut where members differ, and for each member
+its pieces and the 64 bytes of its host key. About a hundred bytes for each machine are thus left. The first command,
+gang_place.py, makes the host's folder from both, continues like a single machine and removes ROOT/gang. A reader of
+the user data of one machine has the tokens of all: they come and go together.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 from collections.abc import Sequence
@@ -17,6 +20,7 @@ from spotfleet.errors import UsageError
 from spotfleet.ssh.keys import KeyPair
 
 GANG = "gang"  # used instead of a request_id
+HOST = "@SPOTFLEET_HOST@"  # stands for the request_id in what is common
 PLACE, MEMBERS = "gang_place.py", "members.json"
 HEAD = "#cloud-config\n"
 
@@ -28,18 +32,29 @@ def user_data(plans: Sequence[HostPlan], *, user: str, authorized_keys: Sequence
                                         key_pair=key_pair))
             for plan, key in zip(plans, host_keys, strict=True)]
     first, folder = plans[0], _folder(each[0], plans[0].request_id)
-    files = [{_general(f["path"], plan.request_id): f for f in config["write_files"]}
+    files = [{f["path"].replace(f"/{plan.request_id}/", f"/{GANG}/"): f["content"] for f in config["write_files"]}
              for plan, config in zip(plans, each, strict=True)]
-    shared = [path for path, file in files[0].items()
-              if all(path in of and of[path]["content"] == file["content"] for of in files)]
-    members = [{"host": plan.request_id, "run": config["runcmd"], "key": config.get("ssh_keys", {}),
-                "files": [f for path, f in of.items() if path not in shared]}
-               for plan, config, of in zip(plans, each, files, strict=True)]
+    shared = [path for path, text in files[0].items() if all(of.get(path) == text for of in files)]
+    named = [{f["path"].replace(f"/{p.request_id}/", f"/{HOST}/"): f["content"].replace(p.request_id, HOST)
+              for f in config["write_files"] if f["path"].replace(f"/{p.request_id}/", f"/{GANG}/") not in shared}
+             for p, config in zip(plans, each, strict=True)]
+    modes = {f["path"].replace(f"/{first.request_id}/", f"/{HOST}/"): f["permissions"]
+             for f in each[0]["write_files"]}
+    cut = [(path, *_common([of[path] for of in named])) for path in named[0]]
+    members = {
+        "hosts": [p.request_id for p in plans],
+        "run": json.loads(json.dumps(each[0]["runcmd"]).replace(first.request_id, HOST)),
+        "files": [[path, modes[path], before, after] for path, before, after in cut],
+        "own": [[of[path][len(before):len(of[path]) - len(after)] for path, before, after in cut] for of in named],
+        "keys": ["" if key is None else _raw(key) for key in host_keys],
+        "comment": "" if host_keys[0] is None else host_keys[0].public.split(" ", 2)[2].replace(first.request_id, HOST),
+    }
     command = ["python3", f"{folder}/{PLACE}", first.metadata_url]
     whole = {
         **{k: v for k, v in each[0].items() if k not in ("ssh_keys", "write_files", "runcmd")},
         "write_files": [
-            *({**files[0][path], "path": path} for path in shared),
+            *({**f, "path": path} for f in each[0]["write_files"]
+              if (path := f["path"].replace(f"/{first.request_id}/", f"/{GANG}/")) in shared),
             _file(f"{folder}/{PLACE}", script.text(PLACE)),
             _file(f"{folder}/{MEMBERS}", json.dumps(members, indent=0)),
             _file(f"{cloud_init.EACH_BOOT}/spotfleet-gang", "#!/bin/sh\n"
@@ -84,15 +99,36 @@ def files_of(text: str, request_id: str) -> dict[str, str]:
         elif folder.endswith(f"/{request_id}"):
             found[name] = file["content"]
     alike.pop(PLACE, None)
-    for member in json.loads(alike.pop(MEMBERS, "[]")):
-        if member["host"] == request_id:
-            own = [f for f in member["files"] if f"/{request_id}/" in f["path"]]
-            found = alike | {f["path"].rpartition("/")[2]: f["content"] for f in own}
+    members = json.loads(alike.pop(MEMBERS, "{}"))
+    if request_id in members.get("hosts", ()):
+        own = members["own"][members["hosts"].index(request_id)]
+        found = alike | {path.rpartition("/")[2]: (before + middle + after).replace(HOST, request_id)
+                         for (path, _mode, before, after), middle in zip(members["files"], own, strict=True)
+                         if f"/{HOST}/" in path}
     return found
 
 
-def _general(path: str, request_id: str) -> str:
-    return path.replace(f"/{request_id}/", f"/{GANG}/")
+def _common(texts: Sequence[str]) -> tuple[str, str]:
+    """Return the longest common beginning of all texts, and the longest common end of what is left of them."""
+    before = _beginning(texts)
+    after = _beginning([text[len(before):][::-1] for text in texts])[::-1]
+    return before, after
+
+
+def _beginning(texts: Sequence[str]) -> str:
+    first, last = min(texts), max(texts)  # all others are between them
+    return first[:next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+                       min(len(first), len(last)))]
+
+
+def _raw(key: KeyPair) -> str:
+    """Return seed and public key, in base64."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    private = serialization.load_ssh_private_key(key.private.encode(), None)
+    return base64.b64encode(private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+                            + private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)).decode()
 
 
 def _folder(config: dict[str, Any], request_id: str) -> str:

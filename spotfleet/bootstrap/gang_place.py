@@ -8,11 +8,13 @@ Idempotent: ROOT/gang is removed last. Until then each boot runs this again and 
 
 from __future__ import annotations
 
+import base64
 import glob
 import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -23,24 +25,26 @@ from pathlib import Path
 
 LIMIT_S, PAUSE_S = 300.0, 1.0  # for a metadata server that does not answer yet
 TAG_S = float(os.environ.get("SPOTFLEET_TAG_S", "60"))
+HOST = "@SPOTFLEET_HOST@"  # stands for the host's name
 TAG, BY_INDEX = "tags/instance/spotfleet-member", "index"
 SSHD, RUN = os.environ.get("SPOTFLEET_SSHD", "/etc/ssh"), os.environ.get("SPOTFLEET_RUN", "/run")
 
 
 def main() -> int:
     gang = Path(__file__).resolve().parent
-    member = json.loads((gang / "members.json").read_text())[place(sys.argv[1])]
-    host = gang.parent / member["host"]
+    members, mine = json.loads((gang / "members.json").read_text()), place(sys.argv[1])
+    name = members["hosts"][mine]
+    host = gang.parent / name
     host.mkdir(mode=0o700, exist_ok=True)
     for path in gang.iterdir():
         if path.name not in ("members.json", "gang_place.py"):
             shutil.copy2(path, host / path.name)
-    for file in member["files"]:
-        write(Path(file["path"]), file["content"], int(file["permissions"], 8))
-    if member["key"]:
-        show(member["key"])
-    for command in member["run"]:
-        subprocess.run(command, check=True)
+    for (path, mode, before, after), own in zip(members["files"], members["own"][mine], strict=True):
+        write(Path(path.replace(HOST, name)), (before + own + after).replace(HOST, name), int(mode, 8))
+    if members["keys"][mine]:
+        show(base64.b64decode(members["keys"][mine]), members["comment"].replace(HOST, name))
+    for command in members["run"]:
+        subprocess.run([word.replace(HOST, name) for word in command], check=True)
     shutil.rmtree(gang)
     return 0
 
@@ -85,18 +89,33 @@ def write(path: Path, text: str, mode: int) -> None:
     part.replace(path)
 
 
-def show(key: dict[str, str]) -> None:
-    """Make this the machine's only host key."""
+def show(key: bytes, comment: str) -> None:
+    """Make this the machine's only host key. `key`: seed and public key."""
     for other in glob.glob(f"{SSHD}/ssh_host_*"):
         if "ed25519" not in other:
             os.unlink(other)
-    write(Path(SSHD, "ssh_host_ed25519_key"), key["ed25519_private"], 0o600)
-    write(Path(SSHD, "ssh_host_ed25519_key.pub"), key["ed25519_public"].rstrip("\n") + "\n", 0o644)
+    public = packed(b"ssh-ed25519") + packed(key[32:])
+    write(Path(SSHD, "ssh_host_ed25519_key"), private_file(key, public, comment), 0o600)
+    write(Path(SSHD, "ssh_host_ed25519_key.pub"), f"ssh-ed25519 {base64.b64encode(public).decode()} {comment}\n", 0o644)
     for unit in ("ssh", "sshd"):  # Debian's name, the others' name; a unit activated by socket may not run yet
         if subprocess.run(["systemctl", "try-restart", unit], capture_output=True, check=False).returncode == 0:
             return
     with suppress(OSError, ValueError):  # no systemd
         os.kill(int(Path(RUN, "sshd.pid").read_text()), signal.SIGHUP)
+
+
+def private_file(key: bytes, public: bytes, comment: str) -> str:
+    """Return the text of OpenSSH's file. Source: PROTOCOL.key of OpenSSH."""
+    secret = os.urandom(4) * 2 + public + packed(key) + packed(comment.encode())
+    secret += bytes(range(1, -len(secret) % 8 + 1))
+    whole = b"openssh-key-v1\0" + packed(b"none") * 2 + packed(b"") + struct.pack(">I", 1) + packed(public)
+    text = base64.b64encode(whole + packed(secret)).decode()
+    lines = [text[i:i + 70] for i in range(0, len(text), 70)]
+    return "\n".join(["-----BEGIN OPENSSH PRIVATE KEY-----", *lines, "-----END OPENSSH PRIVATE KEY-----", ""])
+
+
+def packed(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -25,9 +26,14 @@ from spotfleet.ssh.keys import derived_host_key
 STARTED = "#!/bin/sh\necho \"$@\" >>\"$(dirname \"$0\")/started\"\n"
 
 
+def token(n: int) -> str:
+    return f"f-{n}.{hashlib.sha256(str(n).encode()).hexdigest()}"
+
+
 def plans(root: Path, count: int, url: str = "http://169.254.169.254", **more) -> list[HostPlan]:
     return [HostPlan(f"f-{n}", "f", Role.WORKER, "spotfleet.agent",
-                     {"boot.json": json.dumps({"host": f"f-{n}", "ca": "the same"}), "alike": "alike"}, "w.whl",
+                     {"boot.json": json.dumps({"host": f"f-{n}", "token": token(n), "ca": "one-for-all"}),
+                      "alike": "alike"}, "w.whl",
                      "0" * 64, root=str(root), metadata_url=url, power_off=True, **more) for n in range(count)]
 
 
@@ -115,7 +121,7 @@ def test_each_machine_becomes_the_host_of_its_launch_index(tmp_path, monkeypatch
         done = machine.run()
     assert done.returncode == 0, done.stderr
     host = tmp_path / "root" / "f-1"
-    assert json.loads((host / "boot.json").read_text()) == {"host": "f-1", "ca": "the same"}
+    assert json.loads((host / "boot.json").read_text()) == {"host": "f-1", "token": token(1), "ca": "one-for-all"}
     assert "REQUEST_ID=f-1\n" in (host / "settings.sh").read_text()
     assert (host / "started").read_text() == "start\n"
     assert (tmp_path / "root" / "claim").read_text() == "f-1\n"
@@ -200,7 +206,8 @@ def test_a_host_that_could_not_be_started_is_started_at_the_next_boot(tmp_path, 
 def test_what_each_host_was_told_is_read_back():
     hosts = plans(Path("/root/.spotfleet-host"), 3)
     text = text_of(hosts)
-    assert json.loads(gang.files_of(text, "f-2")["boot.json"])["host"] == "f-2"
+    for plan in hosts:
+        assert gang.files_of(text, plan.request_id)["boot.json"] == plan.files["boot.json"]
     assert gang.files_of(text, "f-2")["alike"] == "alike" and gang.files_of(text, "f-9") == {}
     alone = cloud_init.user_data(hosts[0], user="ubuntu", authorized_keys=[], host_key=None)
     assert json.loads(gang.files_of(alone, "f-0")["boot.json"])["host"] == "f-0"
@@ -216,7 +223,8 @@ def test_user_data_of_somebody_else_is_refused(text):
 def test_as_many_hosts_as_fit_are_launched_together_and_more_are_refused_with_the_fix():
     environment = EnvironmentSpec(packages=("torch==2.13.0",))
     root = Path("/root/.spotfleet-host")
-    assert gang.packed(text_of(plans(root, 8, environment=environment)), 8)
-    with pytest.raises(UsageError, match=r"40 hosts at once are too many: user data has .* bytes packed") as caught:
-        gang.packed(text_of(plans(root, 40, environment=environment)), 40)
+    fits = text_of(plans(root, 20, environment=environment))
+    assert gang.packed(fits, 20) and fits.count("one-for-all") == 1
+    with pytest.raises(UsageError, match=r"80 hosts at once are too many: user data has .* bytes packed") as caught:
+        gang.packed(text_of(plans(root, 80, environment=environment)), 80)
     assert "all_or_nothing: false" in caught.value.hint
