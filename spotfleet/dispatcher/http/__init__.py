@@ -5,6 +5,7 @@
     agents.py         WebSocket of agents                     version_check.py  agents of another protocol
     listener.py       sockets, TLS                            admission.py      bound of connections without a token
     failed_start.py   the reason of a dispatcher that cannot start
+    host_work.py      threads and limits for the work of hosts' requests
     fleet.py jobs.py bundles.py archive.py  handlers
 
 Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The routes (`app.py: ROUTES`):
@@ -52,5 +53,6 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
   (409). 507: no room on the disk.
 - Archive: `?outputs=JOB` means the outputs of one job only. With `Accept-Encoding: deflate` logs and the ledger are
   deflated. 404 for a range that a key does not have any more: the caller asks for the manifest again.
-- Outputs: the body is that of `messages.pack_pieces`. 413: beyond the limits of a worker; 507: no room on the disk.
+- Outputs: the body is that of `messages.pack_pieces`. 413: beyond the limits of a worker; 507: no room on the disk; 403:
+  a worker that the job never had; 503: too many requests of this host are here, or its agent has not reported yet.
 """
