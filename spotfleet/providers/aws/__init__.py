@@ -17,6 +17,7 @@
         resources.py     other resources with our tag; removal
         queue.py         EventBridge -> SQS                    event_parser.py  its events about machines (pure)
         check.py         can a fleet be made here?             permissions.py   does the caller have them?
+        disk_key.py      a customer's key of the disks
         quotas.py        vCPU quotas, their use, and whether they suffice for a fleet
 
 EC2's listing by tag is the truth. This process caches only what it can request again: clients, facts about

@@ -26,7 +26,7 @@ from tests.providers.aws.account.test_resources import OURS, scatter
 from tests.support.aws.aws_hosts import A, B, dispatcher, request
 
 LONG = bool(os.environ.get("SPOTFLEET_LONG"))
-AT_ONCE = 3  # rights taken away in one run, of each policy
+AT_ONCE = 3  # rights that a run tries, for each policy
 HERE, OFFICE, TARGET = "us-east-1", ("198.51.100.0/24",), "s3://bucket/x"
 SPEC = FleetSpec("f", "aws", (Need(accelerator="A10G", accelerator_count=1),), Nodes(1, 2, 4), placement="cluster",
                  checkpoint=CheckpointSpec(target=TARGET))
