@@ -53,6 +53,6 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
   (409). 507: no room on the disk.
 - Archive: `?outputs=JOB` means the outputs of one job only. With `Accept-Encoding: deflate` logs and the ledger are
   deflated. 404 for a range that a key does not have any more: the caller asks for the manifest again.
-- Outputs: the body is that of `messages.pack_pieces`. 413: beyond the limits of a worker; 507: no room on the disk; 403:
-  a worker that the job never had; 503: too many requests of this host are here, or its agent has not reported yet.
+- Outputs: the body is that of `messages.pack_pieces`. 413: beyond the limits of a worker; 507: no room on the disk;
+  403: a worker that the job never had; 503: too many requests of this host are here, or its agent has not reported yet.
 """
