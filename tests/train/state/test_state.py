@@ -212,6 +212,21 @@ def test_rewinding_restores_scalars_schedules_hyper_parameters_and_buffers(alone
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
 
 
+def test_rewinding_writes_into_the_object_that_a_value_was_copied_from_and_into_no_other(alone):
+    model, optimizer = build()
+    first, later = [1], [9]
+    state = hvd.elastic.TorchState(model, optimizer, kept=first, chunk=first)
+    state.attach(1, 0)
+    alone.state = state
+    train(model, optimizer, 1)
+    first[0] = 5
+    state.chunk = later  # a part of the script's data
+    state._extras.take(state._round)
+    state.rewind(replace(state._position, round=state._round))
+    assert state.kept is first
+    assert (first, state.chunk, later) == ([1], [1], [9])
+
+
 def test_what_is_tracked_cannot_be_replaced_silently(alone):
     model, optimizer = build()
     state = hvd.elastic.TorchState(model, optimizer, epoch=0)
