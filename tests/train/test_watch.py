@@ -18,8 +18,9 @@ def script(drifts_at: int = -1, copies: bool = False, dies_at: int = -1, environ
     def run(worker: Worker) -> float:
         worker.runtime.watchers = watch.watchers(worker.runtime, CHECKED if environ is None else environ)
         hvd.init()
-        torch.manual_seed(0)
         model = torch.nn.Linear(3, 1)
+        torch.nn.init.constant_(model.weight, 0.5)  # without random numbers, which the workers' threads share
+        torch.nn.init.zeros_(model.bias)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         other = {"second": hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))}
 

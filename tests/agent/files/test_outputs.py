@@ -308,7 +308,10 @@ def test_a_file_is_partial_at_the_dispatcher_until_its_last_piece(play):
             return answer
 
         stage.wire.post_output = one_batch
-        stage.write("big", bytes(3_000_000))
+        draft = stage.folder.with_name("draft")
+        draft.write_bytes(bytes(3_000_000))
+        stage.age(draft)
+        draft.rename(stage.folder / "big")  # no scan sees a shorter one
         await stage.until(lambda: stage.wire.full and 0 < stage.shipper.left < 3_000_000)
         assert [*PartialMarkers(copies).files()] == ["big"]
         goes_on.append(True)
