@@ -163,7 +163,7 @@ def test_the_bill_is_what_the_cloud_s_own_books_say(stage: AwsStage):
     print(stage.cli("cost").stdout)
     assert ours.keys() == books.keys()
     for host, usd in books.items():
-        assert abs(ours[host] - usd) < 3 * usd / 60, (host, ours[host], usd)  # EC2 tells whole seconds
+        assert abs(ours[host] - usd) <= 3 * usd / 60, (host, ours[host], usd)  # whole seconds; a host taken is free
 
 
 def test_each_did_what_its_policy_allows_and_the_policies_allow_little_else(stage: AwsStage):
