@@ -80,6 +80,6 @@ class HostPlan:
     # power off the machine once its host is off or has failed for good; never set for a user's own machine
     power_off: bool = False
     # extras of our distribution, in addition to those of the role, and modules that must be importable besides our
-    # own: those that the extras bring, for a dispatcher that calls a cloud
+    # own, for a dispatcher that calls a cloud: the extras bring them
     extras: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()

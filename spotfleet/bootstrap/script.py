@@ -83,7 +83,7 @@ def extras(plan: HostPlan) -> str:
 
 
 def needs(plan: HostPlan) -> str:
-    """Return the modules that must be importable besides our own: those that the plan names."""
+    """Return the modules of the plan, which must be importable besides our own."""
     return " ".join(plan.modules)
 
 

@@ -149,8 +149,8 @@ class Retention:
         return await asyncio.to_thread(lambda: [_ended(name, folder, unix) for name, folder in page]), len(later) > PAGE
 
     async def prune(self, names: Iterable[str]) -> list[str]:
-        """Remove the files of these jobs; return those that were removed. Running jobs stay, and so do the ended one
-        with the highest number and the one that ended last. Raises UsageError while the archive is read."""
+        """Remove the files of these jobs; return the names of the removed ones. Running jobs stay, and so do the ended
+        one with the highest number and the one that ended last. Raises UsageError while the archive is read."""
         async with self._pruning:
             if self._archives or self._core.journal.state.down is not None:
                 raise UsageError("the fleet's archive is being copied, and would lack these jobs",

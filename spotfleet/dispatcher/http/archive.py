@@ -15,7 +15,7 @@ from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles, TargetGlance
 from spotfleet.dispatcher.core import Core, NotFound
 from spotfleet.dispatcher.disk.records import Seen, seen_at
-from spotfleet.dispatcher.http.requests import CORE, FLEET, JOBS, STALL_S, body, streamed
+from spotfleet.dispatcher.http.requests import CORE, FLEET, JOBS, STALL_S, body, streamed, whole_or_aborted
 from spotfleet.errors import UsageError
 from spotfleet.protocol.archive import packs
 from spotfleet.storage.folder import fleet_store
@@ -134,13 +134,9 @@ async def _send(request: web.Request, pieces: Sequence[Piece], response: web.Str
         blocks, total = iter([data]), len(data)
     response.content_length = total
     await response.prepare(request)
-    try:
+    with whole_or_aborted(request):
         while block := await asyncio.to_thread(next, blocks, b""):
             async with asyncio.timeout(STALL_S):
                 await response.write(block)
         await response.write_eof()
-    except BaseException:
-        if request.transport is not None:
-            request.transport.abort()  # type: ignore[attr-defined]
-        raise
     return response

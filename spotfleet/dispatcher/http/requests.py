@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -77,14 +78,21 @@ async def streamed(request: web.Request, make: Callable[[Callable[[bytes], None]
         asyncio.run_coroutine_threadsafe(response.write(piece), loop).result(STALL_S)
 
     await response.prepare(request)
-    try:
+    with whole_or_aborted(request):
         await asyncio.to_thread(make, send)
         await response.write_eof()
+    return response
+
+
+@contextmanager
+def whole_or_aborted(request: web.Request) -> Iterator[None]:
+    """Abort the connection where an answer fails after its head was sent, so that it does not look whole."""
+    try:
+        yield
     except BaseException:
         if request.transport is not None:
             request.transport.abort()  # type: ignore[attr-defined]
         raise
-    return response
 
 
 async def body(request: web.Request) -> dict[str, Any]:

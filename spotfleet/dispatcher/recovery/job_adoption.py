@@ -136,7 +136,7 @@ class Adoption:
 
 
 def ended_in(events: Iterable[Event]) -> set[str]:
-    """Return the jobs that had ended when the newest dispatcher machine took over, and those that were pruned.
+    """Return the jobs that had ended when the newest dispatcher machine took over, and the pruned ones.
 
     One that ended later counts only if it was pruned: it may be one that failed as lost, which a late host still holds.
     """
