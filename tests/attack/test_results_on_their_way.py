@@ -20,6 +20,7 @@ from tests.support.e2e.e2e_stage import CLI, LIMIT_S, Stage, output, wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 FILES, FILE_BYTES = 4, 60_000_000
+SIZE = r"([\d.]+ (?:bytes|kB|MB))"
 NAME = "way"
 
 
@@ -35,6 +36,11 @@ def bytes_in(folder: Path) -> int:
 def hosts(stage: Stage) -> dict[str, list[int]]:
     """The machines that run, with their processes."""
     return {m.request_id: m.processes for m in stage.cloud.truth() if m.processes}
+
+
+def in_bytes(size: str) -> float:
+    number, unit = size.split()
+    return float(number) * {"bytes": 1, "kB": 1e3, "MB": 1e6}[unit]
 
 
 def down_until(stage: Stage, draft: Path, size: int, errors: Path) -> subprocess.Popen[bytes]:
@@ -78,6 +84,6 @@ def test_a_killed_down_goes_on_where_it_stopped_also_when_the_dispatcher_is_kill
     got = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in archive.rglob("*.bin")}
     assert got == digests and "done" in "".join(p.read_text() for p in archive.rglob("rank-0.log"))
     said = errors.read_text()
-    (moved, present), *_ = re.findall(r"files, ([\d.]+) MB copied in .*, ([\d.]+) MB were here", said)
-    assert float(present) * 1e6 >= here - 100_000 and float(moved) * 1e6 <= total - here + 1_000_000, said
+    (moved, present), *_ = re.findall(rf"files, {SIZE} copied in .*, {SIZE} were here", said)
+    assert in_bytes(present) >= here - 100_000 and in_bytes(moved) <= total - here + 1_000_000, said
     assert hosts(stage) == {} and not draft.exists()

@@ -27,6 +27,7 @@ class Diagnosis:
     what: str  # follows the machine's name in messages
     fix: str = ""
     away: bool = False  # no answer, or a broken connection: the machine's state is unknown
+    broken: bool = False  # the machine answered, then the connection ended: another one may work at once
 
     def __str__(self) -> str:
         return f"{self.what} ({self.fix})" if self.fix else self.what
@@ -84,7 +85,7 @@ def _of_words(message: str, port: int) -> Diagnosis:
                        away=True)
     if "key exchange" in message.lower() or "no acceptable" in message.lower() or "Incompatible" in message:
         return Diagnosis(f"its sshd and we have no algorithm in common: {message}", "is it very old? update its sshd")
-    return Diagnosis(f"the connection broke: {message}", "it is tried again", away=True)
+    return Diagnosis(f"the connection broke: {message}", "it is tried again", away=True, broken=True)
 
 
 def _key(error: BaseException, name: str) -> str:

@@ -93,11 +93,16 @@ def _split(machines: Sequence[ResolvedMachine]) -> tuple[list[ResolvedMachine], 
 
 
 def _each(work: Callable[[ResolvedMachine], None], machines: Sequence[ResolvedMachine]) -> dict[str, str]:
-    """Return the machines on which `work` failed, name -> why."""
-    def attempt(machine: ResolvedMachine) -> str:
+    """Return the machines on which `work` failed, name -> why.
+
+    A broken connection is replaced once: `work` may be repeated.
+    """
+    def attempt(machine: ResolvedMachine, *, again: bool = True) -> str:
         try:
             work(machine)
         except MachineError as error:
+            if error.trouble.broken and again:
+                return attempt(machine, again=False)
             return str(replace_name(error, machine.name).trouble)
         return ""
 

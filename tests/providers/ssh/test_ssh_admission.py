@@ -10,6 +10,8 @@ import pytest
 from spotfleet.model import Market, Need, Offer, Role
 from spotfleet.providers import Boot, ExistingMachines, LaunchRequest
 from spotfleet.providers.ssh import SshProvider
+from spotfleet.providers.ssh.diagnosis import MachineError, of_error
+from spotfleet.providers.ssh.transport import CommandResult, SshTransport
 from tests.support.ssh_provider.sshd_machines import Machines, idle_hosts, wait
 
 pytestmark = pytest.mark.processes
@@ -81,6 +83,24 @@ def test_each_machine_that_does_not_let_the_key_in_is_named_and_the_others_do(ma
     assert list(failed) == [machines.zone("w0")]
     assert failed[machines.zone("w0")].startswith(f"it runs no sshd at port {machines['w0'].port} (")
     assert "spotfleet:f" in machines["w1"].keys_file.read_text()
+
+
+def test_a_connection_that_breaks_is_replaced_once(machines, monkeypatch):
+    run, broken = SshTransport.run, list[str]()
+
+    def breaking(self: SshTransport, script: str, *limit_s: float) -> CommandResult:
+        if self.machine.name == machines.zone("w0") and len(broken) < breaks:
+            broken.append(script)
+            raise MachineError(self.machine.name, of_error(OSError("Socket is closed"), "w0", "root", 22))
+        return run(self, script, *limit_s)
+
+    monkeypatch.setattr(SshTransport, "run", breaking)
+    breaks = 2
+    failed = laptop(machines).install_key("f", machines.fleet_public)
+    assert failed == {machines.zone("w0"): "the connection broke: Socket is closed (it is tried again)"}
+    broken.clear()
+    breaks = 1
+    assert laptop(machines).install_key("f", machines.fleet_public) == {}
 
 
 def test_a_machine_that_reads_another_file_of_keys_is_found_out(machines):

@@ -272,7 +272,7 @@ def test_a_machine_in_trouble_is_offered_until_somebody_has_heard_why_not_and_ag
         "it does not answer", "is it switched on, and does a firewall let us through to port 2200?", away=True)),
     (socket.gaierror(-2, "Name or service not known"), Diagnosis(
         "the name node is not known here", "correct it in the fleet file, or write its address", away=True)),
-    (EOFError(), Diagnosis("the connection broke: EOFError", "it is tried again", away=True)),
+    (EOFError(), Diagnosis("the connection broke: EOFError", "it is tried again", away=True, broken=True)),
 ])
 def test_an_error_of_the_network_says_what_to_look_at(error, told):
     assert diagnosis.of_error(error, "node", "ann", 2200) == told
