@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,14 @@ class Copy:
         self.folder = folder
         self.runs: list[tuple[str, ...]] = []
         self.failing: dict[str, set[str]] = {}  # test -> texts at which it fails
+        self.failing_warm: dict[str, set[str]] = {}  # where packages are loaded
 
-    def run_tests(self, folder: Path, *tests: str, bytecode: bool = False) -> int:
+    def run_tests(self, folder: Path, *tests: str, bytecode: bool = False, cold: bool = False) -> int:
         text = self.path.read_text().strip()
         assert not (bytecode and text == "x = 2"), "a fault would leave bytecode"
-        self.runs.append((text, *tests))
-        return int(any(text in self.failing.get(test, ()) for test in tests))
+        self.runs.append((text, *tests, *(["cold"] if cold else [])))
+        warm = {} if cold else self.failing_warm
+        return int(any(text in self.failing.get(test, ()) or text in warm.get(test, ()) for test in tests))
 
 
 @pytest.fixture
@@ -70,16 +73,36 @@ def test_a_test_that_fails_without_the_fault_kills_nothing_and_spoils_no_other_t
                     "BROKEN: the test fails without the fault, too"]
 
 
+def test_a_test_that_fails_where_packages_are_loaded_runs_in_a_process_of_its_own(copy):
+    copy.failing, copy.failing_warm = {"t1.py::a": {"x = 2"}}, {"t1.py::a": {"x = 1", "x = 2", "x = 3"}}
+    assert verdicts(groups_of(LISTED, [])[0]) == ["killed", "SURVIVED", "SURVIVED"]
+    assert copy.runs[3:] == [("x = 1", "t1.py::a", "cold"), ("x = 2", "t1.py::a", "cold"), ("x = 2", "t1.py::b"),
+                             ("x = 3", "t1.py::a", "cold")]
+
+
 def test_a_fault_that_does_not_fit_the_code_is_broken(copy):
     copy.path.write_text("x = 1\nx = 1\n")
     assert verdicts([LISTED[0]]) == ["BROKEN: a: the old text occurs 2 times in spotfleet/a.py"]
 
 
-def test_a_small_tree_with_a_fault_really_fails(tmp_path):
+@pytest.fixture
+def ends_its_process() -> Iterator[None]:
+    yield
+    if run.warm.cache_info().currsize:
+        with run.warm() as server:
+            assert server.stdin
+            server.stdin.close()
+        run.warm.cache_clear()
+
+
+@pytest.mark.usefixtures("ends_its_process")
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_small_tree_with_a_fault_really_fails(tmp_path, cold):
     (tmp_path / "test_a.py").write_text("from a import x\ndef test_x():\n    assert x == 1\n")
     (tmp_path / "a.py").write_text("x = 1\n")
     run.compile_all(tmp_path)
-    assert run.run_tests(tmp_path, "test_a.py", bytecode=True) == 0
+    assert run.run_tests(tmp_path, "test_a.py", bytecode=True, cold=cold) == 0
     with run.seeded(Mutant("m", "a.py", "x = 1", "x = 2", "test_a.py"), tmp_path):
-        assert run.run_tests(tmp_path, "test_a.py") == 1  # though the file has its old size and perhaps its old time
-    assert run.run_tests(tmp_path, "test_a.py") == 0
+        # though the file has its old size and perhaps its old time
+        assert run.run_tests(tmp_path, "test_a.py", cold=cold) == 1
+    assert run.run_tests(tmp_path, "test_a.py", cold=cold) == 0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import json
 import os
 import py_compile
 import shutil
@@ -71,15 +72,30 @@ def copy_of_the_tree(folder: Path, top: Path = TOP) -> None:
             shutil.copy(source, folder / name)
 
 
-def run_tests(folder: Path, *tests: str, bytecode: bool = False) -> int:
-    """Return pytest's status in the copy: 0 all pass, 1 some fail."""
+@cache
+def warm() -> subprocess.Popen[str]:
+    """Return this process's `warm.py`, which ends with it."""
+    return subprocess.Popen([sys.executable, str(Path(__file__).with_name("warm.py"))], text=True, cwd="/",
+                            env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def run_tests(folder: Path, *tests: str, bytecode: bool = False, cold: bool = False) -> int:
+    """Return pytest's status in the copy: 0 all pass, 1 some fail. `cold`: in a process of its own from the start."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     if not bytecode:  # only unchanged files may leave any behind
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", f"--timeout={LIMIT_S}", *tests]
+    arguments = ["-x", "-n0", "-p", "no:cacheprovider", f"--timeout={LIMIT_S}", *tests]
+    if not cold:
+        server = warm()
+        assert server.stdin and server.stdout
+        server.stdin.write(json.dumps({"folder": str(folder), "arguments": arguments, "environment": environment,
+                                       "limit_s": 2 * LIMIT_S}) + "\n")
+        server.stdin.flush()
+        return int(server.stdout.readline())
     try:
-        return subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, timeout=2 * LIMIT_S,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
+        return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=folder, env=environment,
+                              stdin=subprocess.DEVNULL, timeout=2 * LIMIT_S, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, check=False).returncode
     except subprocess.TimeoutExpired:
         return 1
 
@@ -111,21 +127,25 @@ def compile_all(folder: Path) -> None:
 
 
 def verdicts(of_one_file: list[Mutant]) -> list[str]:
-    """killed, SURVIVED or BROKEN, for faults whose tests are in one file."""
+    """killed, SURVIVED or BROKEN, for faults whose tests are in one file.
+
+    A test that fails in a process with loaded packages runs cold: it may look at what is loaded.
+    """
     folder = own_copy()
     tests = list(dict.fromkeys(m.test for m in of_one_file))
-    failing = set()
+    cold, failing = set(), set()
     if run_tests(folder, *tests, bytecode=True) != 0:
-        failing = {test for test in tests if run_tests(folder, test) != 0}
-    return [verdict(mutant, folder, mutant.test in failing) for mutant in of_one_file]
+        cold = {test for test in tests if run_tests(folder, test) != 0}
+        failing = {test for test in cold if run_tests(folder, test, cold=True) != 0}
+    return [verdict(m, folder, fails_anyway=m.test in failing, cold=m.test in cold) for m in of_one_file]
 
 
-def verdict(mutant: Mutant, folder: Path, fails_anyway: bool) -> str:
+def verdict(mutant: Mutant, folder: Path, *, fails_anyway: bool, cold: bool) -> str:
     try:
         with seeded(mutant, folder):
             if fails_anyway:
                 return "BROKEN: the test fails without the fault, too"
-            return "SURVIVED" if run_tests(folder, mutant.test) == 0 else "killed"
+            return "SURVIVED" if run_tests(folder, mutant.test, cold=cold) == 0 else "killed"
     except AssertionError as wrong:
         return f"BROKEN: {wrong}"
 
