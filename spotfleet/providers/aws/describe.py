@@ -10,9 +10,10 @@ from typing import Any
 
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import SECOND, CloudHost, Market, Offer, Role
-from spotfleet.providers.aws import prices, types, userdata
+from spotfleet.providers.aws import prices, types
 from spotfleet.providers.aws.mapping import listing, names
 from spotfleet.providers.aws.session import Account
+from spotfleet.providers.kit import userdata
 
 GANGS = "* *"  # matches the HOST tag of hosts launched together
 FILTER_VALUES = 200  # EC2's maximum per filter

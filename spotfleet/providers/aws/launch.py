@@ -28,11 +28,12 @@ from typing import Any
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import Role
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.aws import describe, images, terminate, types, userdata
+from spotfleet.providers.aws import describe, images, terminate, types
 from spotfleet.providers.aws.account import disk_key, identity, network
 from spotfleet.providers.aws.mapping import errors, listing, names, template
 from spotfleet.providers.aws.mapping.template import Facts, LaunchOrder
 from spotfleet.providers.aws.session import Account, AwsClient
+from spotfleet.providers.kit import userdata
 
 log = logging.getLogger(__name__)
 VISIBLE_S, PAUSE_S = 30.0, 0.5  # until EC2 knows what has just been made, and between two attempts
@@ -156,7 +157,7 @@ class _Launching:
 
     def prepare(self, requests: Sequence[LaunchRequest]) -> None:
         """Make the template. An existing one is from an earlier call with the same content, and stays."""
-        data = userdata.user_data(self.account.settings, requests)
+        data = userdata.user_data(self.account.settings.machine, requests)
         try:
             self.ec2.create_launch_template(**template.template(self.order, self.facts, self.tags, data))
         except SpotfleetError as error:

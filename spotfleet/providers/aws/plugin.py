@@ -194,10 +194,10 @@ class AwsPlugin(BasePlugin):
     # ---- machines
 
     def refuse_oversize(self, config: Config, request: LaunchRequest) -> None:
-        from spotfleet.providers.aws import userdata
         from spotfleet.providers.aws.session import settings_of
+        from spotfleet.providers.kit import userdata
 
-        userdata.user_data(settings_of(config), [request])
+        userdata.user_data(settings_of(config).machine, [request])
 
     def unpriced(self, spec: FleetSpec, hosts: int) -> str:
         aws = parsed(spec.section)
