@@ -36,7 +36,7 @@ from spotfleet.providers.aws.section.spec import with_spec
 from spotfleet.providers.aws.session import Account, account_of
 
 if TYPE_CHECKING:
-    from spotfleet.providers.aws.offers import RegionChoice
+    from spotfleet.providers.kit.offers import RegionChoice
 
 
 class AwsProvider:

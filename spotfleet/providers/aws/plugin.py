@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from spotfleet.interruptions import NoticeSource
-    from spotfleet.providers.aws.offers import RegionChoice, RegionPrice
 
 ENDPOINT = "AWS_ENDPOINT_URL"
 LONGEST = 6144  # characters of a managed policy, white space not counted
@@ -146,16 +145,15 @@ class AwsPlugin(BasePlugin):
 
     def settle(self, provider: Provider, config: Config, spec: FleetSpec, hosts: int,
                region: str) -> tuple[Config, tuple[RegionRow, ...]]:
+        from spotfleet.providers.kit.offers import region_rows
+
         assert isinstance(provider, AwsProvider)
         if spec_in(config).joined:
             return config, ()
         if region:
             return _in_region(config, region), ()
         choice = provider.cheapest_region(spec.any_of, spec.dispatcher, hosts)
-        rows = tuple(RegionRow(row.region, row.hosts.price_micros_h if row.hosts else 0,
-                               row.dispatcher.price_micros_h if row.dispatcher else 0, row.total_micros_h,
-                               row.why or _why(row, choice)) for row in choice.rows)
-        return _in_region(config, choice.region), rows
+        return _in_region(config, choice.region), region_rows(choice, "EC2 scores its capacity")
 
     def region(self, config: Config) -> str:
         regions = spec_in(config).regions
@@ -210,13 +208,6 @@ def _in_region(config: Config, region: str) -> Config:
     spec = spec_in(config)
     networks = tuple(n for n in spec.networks if n.region == region)
     return with_spec(config, replace(spec, regions=(region,), networks=networks))
-
-
-def _why(row: RegionPrice, choice: RegionChoice) -> str:
-    scored = f"; EC2 scores its capacity {row.score} of 10" if row.score else ""
-    if row.region == choice.region:
-        return f"chosen{scored}"
-    return ("dearer" if row.total_micros_h > choice.rows[0].total_micros_h else "not cheaper") + scored
 
 
 def _profiles(fleets: Sequence[AccountFleet]) -> AwsSpec:
