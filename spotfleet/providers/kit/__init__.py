@@ -3,6 +3,8 @@
     plugin.py      plugin of a cloud with regions: a new fleet takes the cheapest, and stays there
     launching.py   steps of a launch that any process may repeat
     offers.py      pools for a need, the cheapest region
+    checks.py      checks before a first fleet, all at once
+    laptop.py      this laptop's address and the name on its firewall rules
     userdata.py    user data of a machine, made for a launch and read back
     cache.py       answers remembered for some time; one thread asks, the others wait
     requests.py    several requests at once, and no more in a second than the cloud takes
