@@ -7,10 +7,11 @@ LAYERS = {f"spotfleet.{name}": layer for layer, names in {
     0: "model errors codec addresses matching names plugins retry version words",
     1: "protocol config membership storage.schemes",
     2: "storage fleet.domain fleet.policy fleet.planner fleet.cost catalog.pricing simulate.values agent.policy "
-       "providers providers.local.market providers.aws.mapping",
+       "providers providers.local.market providers.kit.mapping providers.aws.mapping",
     3: "fleet transport bundle interruptions report",
     4: "ssh catalog",
-    5: "bootstrap simulate providers.builtin providers.local providers.ssh providers.aws providers.azure providers.gcp",
+    5: "bootstrap simulate providers.builtin providers.kit providers.local providers.ssh providers.aws providers.azure "
+       "providers.gcp",
     6: "worker",
     7: "agent dispatcher train",
     8: "api verify",
@@ -19,7 +20,8 @@ LAYERS = {f"spotfleet.{name}": layer for layer, names in {
 # Folders without clock, socket, thread, file, random number, SDK; and so are the modules right below the package.
 PURE = [f"spotfleet.{name}" for name in (
     "protocol", "membership", "fleet.domain", "fleet.policy", "fleet.planner", "fleet.cost", "report",
-    "catalog.pricing", "simulate.values", "agent.policy", "providers.local.market", "providers.aws.mapping")]
+    "catalog.pricing", "simulate.values", "agent.policy", "providers.local.market", "providers.kit.mapping",
+    "providers.aws.mapping")]
 ENGINES = {"train"}  # each may import `worker`, `protocol`, `storage` and the modules right below the package
 EFFECTS = {
     "aiohttp", "asyncio", "datetime", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select",

@@ -51,6 +51,7 @@ OWN_CODE = {
     "bench/gpu/": "machines",
     "spotfleet/bootstrap/": "machines",
     "spotfleet/providers/aws/": "clouds",
+    "spotfleet/providers/kit/": "clouds",
     "spotfleet/providers/ssh/": "machines",
     "spotfleet/ssh/": "machines",
     "spotfleet/verify/": "machines",

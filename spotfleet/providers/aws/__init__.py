@@ -5,8 +5,8 @@
     plugin.py      the plugin; what the core may ask before it opens the provider
     section/       section `aws` of the fleet file, and the configuration
     price_list.py  prices of all regions, for the catalog      images.py     choice of the machine image
-    launch.py      fleet, persistent request, on demand, gang  userdata.py   user data of a machine, made and read back
-    describe.py    reads the listings; tags                    terminate.py  cancel before terminate; interruption
+    launch.py      fleet, persistent request, on demand, gang  terminate.py  cancel before terminate; interruption
+    describe.py    reads the listings; tags
     mapping/       between our terms and EC2's, all pure:
         names.py         tags and names                        errors.py     error code -> reaction, one table
         template.py      launch template and calls             listing.py    EC2's answers -> hosts
@@ -20,8 +20,9 @@
         disk_key.py      a customer's key of the disks
         quotas.py        vCPU quotas, their use, and whether they suffice for a fleet
 
-EC2's listing by tag is the truth. This process caches only what it can request again: clients, facts about
-types, prices for minutes. Methods import what they need, so that a caller of names or the policy imports nothing else.
+The parts that any cloud needs are in `providers/kit`. EC2's listing by tag is the truth. This process caches only what
+it can request again: clients, facts about types, prices for minutes. Methods import what they need, so that a caller of
+names or the policy imports nothing else.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from spotfleet.providers.aws.section.spec import with_spec
 from spotfleet.providers.aws.session import Account, account_of
 
 if TYPE_CHECKING:
-    from spotfleet.providers.aws.offers import RegionChoice
+    from spotfleet.providers.kit.offers import RegionChoice
 
 
 class AwsProvider:

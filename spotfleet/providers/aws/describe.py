@@ -10,9 +10,11 @@ from typing import Any
 
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import SECOND, CloudHost, Market, Offer, Role
-from spotfleet.providers.aws import prices, types, userdata
+from spotfleet.providers.aws import prices, types
 from spotfleet.providers.aws.mapping import listing, names
 from spotfleet.providers.aws.session import Account
+from spotfleet.providers.kit import userdata
+from spotfleet.providers.kit.mapping.listing import ListingContext
 
 GANGS = "* *"  # matches the HOST tag of hosts launched together
 FILTER_VALUES = 200  # EC2's maximum per filter
@@ -122,7 +124,7 @@ def _host(host: str) -> list[dict[str, Any]]:
     return [{"Name": f"tag:{names.HOST}", "Values": [host, GANGS]}]
 
 
-def _sight(account: Account, region: str) -> listing.ListingContext:
+def _sight(account: Account, region: str) -> ListingContext:
     settings = account.settings
 
     def priced(bare: Offer) -> Offer:
@@ -132,8 +134,8 @@ def _sight(account: Account, region: str) -> listing.ListingContext:
         spec = settings.spec
         return spec.dispatcher_disk_gib if role is Role.DISPATCHER else spec.disk_gib
 
-    return listing.ListingContext(region, settings.spec.user, lambda host: userdata.host_keys(settings.secret, host),
-                         lru_cache(priced), disk_gib)
+    return ListingContext(region, settings.spec.user, lambda host: userdata.host_keys(settings.secret, host),
+                          lru_cache(priced), disk_gib)
 
 
 def _priced(account: Account, region: str, bare: Offer) -> Offer:

@@ -12,7 +12,7 @@
 The machines of a gang share their user data. A tag tells each machine which of the hosts it is, as EC2 documents no
 launch index for spot.
 
-A listed host is never requested again, in whatever state: EC2 forgets tokens after some time.
+`kit/launching.py` has the order of the steps.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from typing import Any
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import Role
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.aws import describe, images, terminate, types, userdata
+from spotfleet.providers.aws import describe, images, terminate, types
 from spotfleet.providers.aws.account import disk_key, identity, network
 from spotfleet.providers.aws.mapping import errors, listing, names, template
 from spotfleet.providers.aws.mapping.template import Facts, LaunchOrder
 from spotfleet.providers.aws.session import Account, AwsClient
+from spotfleet.providers.kit import launching, userdata
+from spotfleet.providers.kit.launching import PAUSE_S, VISIBLE_S, LaunchSteps
 
 log = logging.getLogger(__name__)
-VISIBLE_S, PAUSE_S = 30.0, 0.5  # until EC2 knows what has just been made, and between two attempts
 PROFILE_S, PROFILE_PAUSE_S = 120.0, 2.0  # the same for an instance profile, which IAM passes on: as Terraform waits
 LISTED_S = 10.0  # until an instance of an earlier call is listed
 FORGOTTEN_S = 3600.0  # added to the host's lifetime for its persistent request: EC2 counts from the launch
@@ -59,34 +60,8 @@ def launch_together(account: Account, requests: Sequence[LaunchRequest]) -> None
 
 def _launch(account: Account, requests: Sequence[LaunchRequest]) -> None:
     order = _order(account, requests)
-    region = order.offer.region
-    account.pace("launch", region)
-    if _exists(account, requests[0]):
-        with suppress(SpotfleetError):
-            terminate.drop_template(account.client("ec2", region), template.name(order.host))
-        _place_members(account, order, describe.launched_together(account, region, order.host))
-        return
-    disk_key.refuse_again(account, region, order.fleet)
-    launching = _Launching(account, order)
-    deadline = time.monotonic() + VISIBLE_S
-    while True:
-        launching.prepare(requests)
-        try:
-            launching.ask()
-            break
-        except (NoCapacity, NeedsPerson) as error:
-            explained = launching.explained(error)
-            launching.clean_up(explained)
-            raise explained from explained.__cause__
-        except SpotfleetError as error:
-            # Another caller launched the same host first, or the template is too new for EC2 to know it.
-            if errors.code(error) not in NO_TEMPLATE or time.monotonic() > deadline:
-                raise
-        time.sleep(PAUSE_S)
-        if _exists(account, requests[0]):
-            _place_members(account, order, describe.launched_together(account, region, order.host))
-            break
-    launching.served()
+    account.pace("launch", order.offer.region)
+    launching.launch(_Launching(account, order, requests))
 
 
 def _place_members(account: Account, order: LaunchOrder, instances: Sequence[Mapping[str, Any]]) -> None:
@@ -144,24 +119,42 @@ def _order(account: Account, requests: Sequence[LaunchRequest]) -> LaunchOrder:
     return order if order.by_fleet else replace(order, pools=order.pools[:1])
 
 
-class _Launching:
+class _Launching(LaunchSteps):
     """One order, from its facts to EC2's answer."""
 
-    def __init__(self, account: Account, order: LaunchOrder) -> None:
-        self.account, self.region = account, order.offer.region
-        self.ec2 = account.client("ec2", self.region)
-        self.facts, self._reported = _facts(account, order), False
-        self.order = replace(order, pools=tuple(o for o in order.pools if self.facts.subnets.get(o.zone)))
-        self.tags = template.order_tags(order, listing.pools_tag(order.pools))
+    facts: Facts
+    tags: dict[str, str]
 
-    def prepare(self, requests: Sequence[LaunchRequest]) -> None:
+    def __init__(self, account: Account, order: LaunchOrder, requests: Sequence[LaunchRequest]) -> None:
+        self.account, self.region, self.order, self.requests = account, order.offer.region, order, requests
+        self.ec2 = account.client("ec2", self.region)
+        self._reported = False
+
+    def exists(self) -> bool:
+        return _exists(self.account, self.requests[0])
+
+    def complete(self) -> None:
+        _place_members(self.account, self.order,
+                       describe.launched_together(self.account, self.region, self.order.host))
+
+    def begin(self) -> None:
+        disk_key.refuse_again(self.account, self.region, self.order.fleet)
+        self.facts = _facts(self.account, self.order)
+        self.order = replace(self.order, pools=tuple(o for o in self.order.pools if self.facts.subnets.get(o.zone)))
+        self.tags = template.order_tags(self.order, listing.pools_tag(self.order.pools))
+
+    def prepare(self) -> None:
         """Make the template. An existing one is from an earlier call with the same content, and stays."""
-        data = userdata.user_data(self.account.settings, requests)
+        data = userdata.user_data(self.account.settings.machine, self.requests)
         try:
             self.ec2.create_launch_template(**template.template(self.order, self.facts, self.tags, data))
         except SpotfleetError as error:
             if errors.code(error) != "InvalidLaunchTemplateName.AlreadyExistsException":
                 raise
+
+    def not_known_yet(self, error: SpotfleetError) -> bool:
+        """Return whether the template is too new for EC2 to know it, or another caller has used it up."""
+        return errors.code(error) in NO_TEMPLATE
 
     def ask(self) -> None:
         if self.order.by_fleet:
@@ -293,8 +286,7 @@ class _Launching:
                 raise NoCapacity(f"aws {self.order.where}: asked for before, and EC2 has made no host of it",
                                  hint="another host is asked for") from error
             time.sleep(PAUSE_S)
-        _place_members(self.account, self.order,
-                       describe.launched_together(self.account, self.region, self.order.host))
+        self.complete()
 
     def served(self) -> None:
         """Delete the template of an existing host. A failure does not affect the host: `down` tries again."""

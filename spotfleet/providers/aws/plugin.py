@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from spotfleet.codec import to_json
 from spotfleet.errors import UsageError
-from spotfleet.model import FleetSpec, Need
+from spotfleet.model import FleetSpec
 from spotfleet.plugins import FileFacts, Machines, Note, Traits
 from spotfleet.providers import LaunchRequest, Provider
 from spotfleet.providers.aws import AwsProvider
 from spotfleet.providers.aws.mapping import names, policies
 from spotfleet.providers.aws.section.spec import AwsSpec, parsed, spec_in, with_spec
 from spotfleet.providers.aws.section.values import region_of
-from spotfleet.providers.plugin import AccountFleet, AccountKey, BasePlugin, Config, Policies, RegionRow
+from spotfleet.providers.kit.plugin import RegionalPlugin
+from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, Policies, RegionRow
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from spotfleet.interruptions import NoticeSource
-    from spotfleet.providers.aws.offers import RegionChoice, RegionPrice
 
 ENDPOINT = "AWS_ENDPOINT_URL"
 LONGEST = 6144  # characters of a managed policy, white space not counted
@@ -86,7 +86,7 @@ def _named(spec: FleetSpec | None) -> tuple[str, ...]:
     return found if all(found) else ()
 
 
-class AwsPlugin(BasePlugin):
+class AwsPlugin(RegionalPlugin):
     """The plugin `aws`."""
 
     name = "aws"
@@ -94,6 +94,7 @@ class AwsPlugin(BasePlugin):
                     keeps_results_s=86_400.0, cost_report=True)
     policies: Policies | None = AwsPolicies()
     user_key = "aws.user"
+    scored = "EC2 scores its capacity"
 
     def section(self) -> type[BaseModel] | None:
         from spotfleet.providers.aws.section.schema import AwsSection
@@ -146,31 +147,20 @@ class AwsPlugin(BasePlugin):
 
     def settle(self, provider: Provider, config: Config, spec: FleetSpec, hosts: int,
                region: str) -> tuple[Config, tuple[RegionRow, ...]]:
-        assert isinstance(provider, AwsProvider)
-        if spec_in(config).joined:
-            return config, ()
-        if region:
-            return _in_region(config, region), ()
-        choice = provider.cheapest_region(spec.any_of, spec.dispatcher, hosts)
-        rows = tuple(RegionRow(row.region, row.hosts.price_micros_h if row.hosts else 0,
-                               row.dispatcher.price_micros_h if row.dispatcher else 0, row.total_micros_h,
-                               row.why or _why(row, choice)) for row in choice.rows)
-        return _in_region(config, choice.region), rows
+        return (config, ()) if spec_in(config).joined else super().settle(provider, config, spec, hosts, region)
 
-    def region(self, config: Config) -> str:
-        regions = spec_in(config).regions
-        return regions[0] if len(regions) == 1 else ""
+    def regions_in(self, config: Config) -> tuple[str, ...]:
+        return spec_in(config).regions
 
-    def everywhere(self, provider: Provider, config: Config) -> Config:
-        spec = spec_in(config)
-        if spec.regions:
-            return config
-        assert isinstance(provider, AwsProvider)
-        return with_spec(config, replace(spec, regions=tuple(provider.all_regions())))
+    def with_regions(self, config: Config, regions: Sequence[str]) -> Config:
+        return with_spec(config, replace(spec_in(config), regions=tuple(regions)))
 
-    def narrowed(self, config: Config, need: Need) -> Config:
-        region = need.region or region_of(need.zone)
-        return with_spec(config, replace(spec_in(config), regions=(region,) if region else ()))
+    def in_region(self, config: Config, region: str) -> Config:
+        networks = tuple(n for n in spec_in(config).networks if n.region == region)
+        return with_spec(config, replace(spec_in(config), regions=(region,), networks=networks))
+
+    def region_of(self, zone: str) -> str:
+        return region_of(zone)
 
     # ---- the account
 
@@ -194,29 +184,16 @@ class AwsPlugin(BasePlugin):
     # ---- machines
 
     def refuse_oversize(self, config: Config, request: LaunchRequest) -> None:
-        from spotfleet.providers.aws import userdata
         from spotfleet.providers.aws.session import settings_of
+        from spotfleet.providers.kit import userdata
 
-        userdata.user_data(settings_of(config), [request])
+        userdata.user_data(settings_of(config).machine, [request])
 
     def unpriced(self, spec: FleetSpec, hosts: int) -> str:
         aws = parsed(spec.section)
         disks_gib = aws.dispatcher_disk_gib + hosts * aws.disk_gib
         addresses = f", {hosts + 1} public addresses" if aws.public_addresses else ""
         return f"not in these prices: {disks_gib} GiB of disks{addresses}, traffic between zones and out of the cloud"
-
-
-def _in_region(config: Config, region: str) -> Config:
-    spec = spec_in(config)
-    networks = tuple(n for n in spec.networks if n.region == region)
-    return with_spec(config, replace(spec, regions=(region,), networks=networks))
-
-
-def _why(row: RegionPrice, choice: RegionChoice) -> str:
-    scored = f"; EC2 scores its capacity {row.score} of 10" if row.score else ""
-    if row.region == choice.region:
-        return f"chosen{scored}"
-    return ("dearer" if row.total_micros_h > choice.rows[0].total_micros_h else "not cheaper") + scored
 
 
 def _profiles(fleets: Sequence[AccountFleet]) -> AwsSpec:

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Any
 
 from spotfleet.errors import SpotfleetError
-from spotfleet.model import Market, PricePoint
+from spotfleet.model import PricePoint
 from spotfleet.providers.aws.session import Account
+from spotfleet.providers.kit.mapping.prices import micros, price_points
 
 LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")  # EC2 answers with either or both
 SPOT_S = 60.0  # EC2 changes a price every few minutes at most
@@ -43,14 +43,6 @@ class OnDemand:
         return str(self.trouble or "")
 
 
-def micros(dollars: str) -> int:
-    """Convert a decimal number of dollars to millionths, half up. Raises ValueError."""
-    try:
-        return int((Decimal(dollars) * 1_000_000).to_integral_value(ROUND_HALF_UP))
-    except (InvalidOperation, OverflowError, ValueError) as error:
-        raise ValueError(f"{dollars!r} is no price") from error
-
-
 # ---- spot
 
 
@@ -66,32 +58,10 @@ def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str,
 
 def prices(account: Account, pools: Sequence[str], since: float) -> list[PricePoint]:
     """Return the price in force at `since` and every later change, oldest first, per pool; none for unsold pools."""
-    points: list[PricePoint] = []
-    groups: dict[tuple[str, Market], list[tuple[str, str, str]]] = {}
-    for pool in dict.fromkeys(pools):
-        _, zone, kind, market = pool.split("/")
-        groups.setdefault((region_of(account, zone), Market(market)), []).append((pool, zone, kind))
-    for (region, market), members in groups.items():
-        types = tuple(sorted({kind for _, _, kind in members}))
-        if market is Market.SPOT:
-            found = _histories(account, region, types, since)
-            for pool, zone, kind in members:
-                points += [PricePoint(pool, at, price) for at, price in in_force(found.get((zone, kind), ()), since)]
-        else:
-            known = on_demand(account, types, [region]).micros_h
-            points += [PricePoint(pool, since, known[region, kind]) for pool, _, kind in members
-                       if (region, kind) in known]
-    return points
-
-
-def in_force(points: Sequence[tuple[float, int]], since: float) -> list[tuple[float, int]]:
-    """Return the last of one pool's points at or before `since`, and all later ones that differ."""
-    before = sum(at <= since for at, _ in points)
-    found: list[tuple[float, int]] = []
-    for at, price in points[max(0, before - 1):]:
-        if not found or found[-1][1] != price:
-            found.append((at, price))
-    return found
+    return price_points(
+        pools, since, lambda zone: region_of(account, zone),
+        lambda region, types: _histories(account, region, types, since),
+        lambda region, types: {k: price for (_, k), price in on_demand(account, types, [region]).micros_h.items()})
 
 
 def region_of(account: Account, zone: str) -> str:

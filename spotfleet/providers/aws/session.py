@@ -10,9 +10,7 @@ import json
 import os
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -22,8 +20,11 @@ from typing import Any, TypeVar
 from spotfleet.codec import from_json
 from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.model import EnvironmentSpec
-from spotfleet.providers.aws.mapping import errors
+from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.section.spec import AwsSpec, current, spec_in, unreadable
+from spotfleet.providers.kit.cache import AnswerCache
+from spotfleet.providers.kit.requests import Paces, each
+from spotfleet.providers.kit.userdata import MachineSetup
 from spotfleet.version import __version__
 from spotfleet.words import did_you_mean
 
@@ -38,9 +39,6 @@ IDENTITY_S = 3600.0
 REGIONS_S = 24 * 3600.0
 AT_METADATA = {"metadata_service_num_attempts": 4, "metadata_service_timeout": 3}  # for a machine that has just booted
 SKEW_S = 240.0  # AWS accepts signatures up to five minutes old
-KEPT = 512  # number of cached answers that triggers removal of old ones
-FORGOTTEN_S = 600.0
-AT_ONCE = 8
 INSTALL = "pip install '.[aws]'   (in a clone of spotfleet)"
 
 CHANGES_PER_S, CHANGES_AT_ONCE = 5.0, 10  # our launches, and our ends, of one region: EC2 takes 5 of a call a second
@@ -66,6 +64,12 @@ class Settings:
     def laptop(self) -> bool:
         return self.side == "laptop"
 
+    @property
+    def machine(self) -> MachineSetup:
+        """Return what user data of a machine holds besides its launch request."""
+        return MachineSetup(self.environment, self.public_key, self.secret, self.spec.user, bool(self.spec.key_pair),
+                            names.METADATA_URL, ("aws",), ("boto3",))
+
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
     """Parse the configuration. Raises UsageError for an invalid value."""
@@ -77,26 +81,6 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
     return Settings(spec, environment, config.get("placement") or "spread", config.get("target", ""),
                     config.get("side") or "laptop", config.get("endpoint_url", ""), config.get("public_key", ""),
                     config.get("secret", ""))
-
-
-class RequestPace:
-    """Pace of requests: at most CHANGES_AT_ONCE together, then CHANGES_PER_S.
-
-    EC2 limits the rate of each call for the whole account: without a pace a hundred hosts at once would use up what
-    others need, and wait longer after being refused.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._next = 0.0  # monotonic time at which the next request is due
-
-    def wait(self) -> None:
-        with self._lock:
-            now = time.monotonic()
-            self._next = max(self._next, now - (CHANGES_AT_ONCE - 1) / CHANGES_PER_S)
-            due, self._next = self._next, self._next + 1 / CHANGES_PER_S
-        if due > now:
-            time.sleep(due - now)
 
 
 class AwsClient:
@@ -142,33 +126,16 @@ class AwsClient:
         return f"{meta.service_model.signing_name}:{meta.method_to_api_mapping.get(operation, operation)}"
 
 
-@dataclass
-class _Kept:
-    """One cached answer."""
-
-    making: threading.Lock = field(default_factory=threading.Lock)
-    value: Any = None
-    error: SpotfleetError | None = None
-    made_at: float = 0.0  # 0: never
-    until: float = 0.0  # valid until then
-    asked_at: float = 0.0
-
-    def given(self) -> Any:
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-        return self.value
-
-
-class Account:
+class Account(AnswerCache):
     """An AWS account under one configuration."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__()
         self.settings = settings
         self._lock = threading.RLock()
         self._session: Any = None
         self._clients: dict[tuple[str, str, bool], Any] = {}
-        self._remembered: dict[Hashable, _Kept] = {}
-        self._paces: dict[tuple[str, str], RequestPace] = defaultdict(RequestPace)
+        self._paces = Paces(CHANGES_AT_ONCE, CHANGES_PER_S)
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -196,9 +163,7 @@ class Account:
 
     def pace(self, what: str, region: str) -> None:
         """Wait until another one of `what` ("launch" or "end") is due in `region`."""
-        with self._lock:
-            pace = self._paces[what, region]
-        pace.wait()
+        self._paces.wait((what, region))
 
     def all_regions(self) -> tuple[str, ...]:
         """List the account's enabled regions, sorted. Any enabled one answers; a disabled one rejects every caller."""
@@ -235,55 +200,8 @@ class Account:
             raise SpotfleetError("aws: an answer without a date", hint="try again")
         return found
 
-    def cached(self, key: Hashable, seconds: float, make: Callable[[], T], *, failed_s: float = 0.0,
-               stale_s: float = 0.0) -> T:
-        """Return the result of `make` if at most `seconds` old. One thread makes it; others of the same key wait.
-
-        If `make` fails, its last result at most `stale_s` older remains valid; else its error does, for `failed_s`.
-        NeedsPerson is never cached: a person may have acted.
-        """
-        with self._lock:
-            kept = self._remembered.setdefault(key, _Kept())
-            kept.asked_at = time.monotonic()
-            self._forget_old(kept.asked_at)
-        with kept.making:
-            if time.monotonic() < kept.until:
-                return kept.given()
-            try:
-                kept.value, kept.error = make(), None
-                kept.made_at = time.monotonic()
-                kept.until = kept.made_at + seconds
-            except NeedsPerson:
-                raise
-            except SpotfleetError as error:
-                now = time.monotonic()
-                if not kept.made_at or now - kept.made_at > seconds + stale_s:
-                    kept.error = error
-                kept.until = now + failed_s
-            return kept.given()
-
-    def _forget_old(self, now: float) -> None:
-        if len(self._remembered) > KEPT:
-            old = [k for k, v in self._remembered.items() if now - v.asked_at > FORGOTTEN_S and v.until < now]
-            for key in old:
-                del self._remembered[key]
-
     def each(self, do: Callable[[A], T], things: Sequence[A]) -> list[T]:
-        """Apply `do` to each, several in parallel; results in order; raises the first failure."""
-        if len(things) < 2:
-            return [do(thing) for thing in things]
-        with ThreadPoolExecutor(min(len(things), AT_ONCE), thread_name_prefix="aws") as threads:
-            return list(threads.map(do, things))
-
-    def recent(self, key: Hashable) -> Any:
-        """Return what `cached` would return from memory; None if it would call `make`, or raise."""
-        with self._lock:
-            kept = self._remembered.get(key)
-        return kept.value if kept is not None and kept.error is None and time.monotonic() < kept.until else None
-
-    def forget(self, key: Hashable) -> None:
-        with self._lock:
-            self._remembered.pop(key, None)
+        return each(do, things)
 
     def _client(self, service: str, region: str, where: str, patient: bool) -> AwsClient:
         with self._lock:

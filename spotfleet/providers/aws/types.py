@@ -13,6 +13,8 @@ from typing import Any
 
 from spotfleet.model import Market, Need
 from spotfleet.providers.aws.session import Account
+from spotfleet.providers.kit.mapping import types as kit
+from spotfleet.providers.kit.mapping.types import OfferedType, same_accelerator
 from spotfleet.words import did_you_mean
 
 FACTS_S = 12 * 3600.0
@@ -33,34 +35,17 @@ MEMORY_GB = {"A100": 40, "V100": 16}  # for the accelerator with the bare name; 
 
 
 @dataclass(frozen=True)
-class TypeFacts:
-    """Facts about one instance type."""
+class TypeFacts(OfferedType):
+    """Facts about one instance type. `clusters`: it may join a cluster placement group."""
 
-    name: str
-    vcpus: int
-    memory_mib: int
-    gpus: int = 0  # as the machine reports them; a fraction of one counts as one
-    accelerator: str = ""  # "A10G", "A100-80GB"; "" on a CPU host
-    architectures: tuple[str, ...] = ("x86_64",)
-    markets: tuple[Market, ...] = (Market.ON_DEMAND, Market.SPOT)
-    clusters: bool = False  # may join a cluster placement group
     efa_interfaces: int = 0  # 0: no EFA
     network_cards: int = 1
     burstable: bool = False  # its CPU credits may cost extra
 
     @property
-    def slots(self) -> int:
-        """Return the number of workers that fit."""
-        return self.gpus or 1
-
-    @property
     def driven(self) -> bool:
         """Return whether the default image has a driver for its GPUs."""
         return not self.gpus or self.name.partition(".")[0] in DRIVEN
-
-    @property
-    def x86_64(self) -> bool:
-        return "x86_64" in self.architectures
 
 
 def parsed(item: Mapping[str, Any]) -> TypeFacts:
@@ -100,15 +85,6 @@ def accelerator_name(device: Mapping[str, Any]) -> str:
     return name
 
 
-def same_accelerator(wanted: str, name: str) -> bool:
-    """Return whether a user's `wanted` means `name`. Case, blanks, hyphens and the maker's name do not matter."""
-    return _key(wanted) == _key(name)
-
-
-def _key(name: str) -> str:
-    return re.sub(r"^(nvidia|amd|tesla)+", "", re.sub(r"[^a-z0-9]", "", name.lower()))
-
-
 def facts(account: Account, region: str, types: Iterable[str]) -> dict[str, TypeFacts]:
     """Return the facts of those `types` that the region knows."""
     found: dict[str, TypeFacts] = {}
@@ -130,11 +106,7 @@ def fitting(account: Account, region: str, need: Need) -> dict[str, TypeFacts]:
         found = with_gpus(account, region)
     else:
         found = facts(account, region, FOR_HOSTS if need.use_spot else FOR_DISPATCHER)
-    market = Market.SPOT if need.use_spot else Market.ON_DEMAND
-    return {n: f for n, f in found.items()
-            if f.x86_64 and market in f.markets and (f.driven or account.settings.spec.image)
-            and (not need.accelerator or same_accelerator(need.accelerator, f.accelerator))
-            and (not need.accelerator_count or f.gpus == need.accelerator_count)}
+    return {n: f for n, f in kit.fitting(need, found.values()).items() if f.driven or account.settings.spec.image}
 
 
 def zones(account: Account, region: str, types: Sequence[str]) -> dict[str, frozenset[str]]:
@@ -187,9 +159,8 @@ def _unknown(account: Account, need: Need) -> list[str]:
     where = " and ".join(regions)
     if need.instance_type:
         sold = sorted({kind for region in regions for kind in _all_names(account, region)})
-        if need.instance_type not in sold:
-            return [f"instance_type '{need.instance_type}' is not known in {where}"
-                    f"{did_you_mean(need.instance_type, sold)}"]
+        if words := kit.unknown_type(need, sold, where):
+            return [words]
         types = [f for region in regions for f in facts(account, region, [need.instance_type]).values()]
     else:
         types = [f for region in regions for f in with_gpus(account, region).values()]
@@ -197,8 +168,7 @@ def _unknown(account: Account, need: Need) -> list[str]:
         if undriven := _undriven(need, types):
             return [undriven]
         types = [f for f in types if f.driven]
-    market = Market.SPOT if need.use_spot else Market.ON_DEMAND
-    return [*_accelerators(need, [f for f in types if f.x86_64], where), *_unsold(need, types, market, where)]
+    return kit.problems(need, types, where)
 
 
 def _undriven(need: Need, types: Sequence[TypeFacts]) -> str:
@@ -210,28 +180,6 @@ def _undriven(need: Need, types: Sequence[TypeFacts]) -> str:
     what = f"instance_type '{need.instance_type}'" if need.instance_type else f"accelerators '{need.accelerator}'"
     return (f"{what} has no driver on the default image, which is for {', '.join(sorted(DRIVEN))}: name an image that "
             "has one under `aws.image`")
-
-
-def _accelerators(need: Need, types: Sequence[TypeFacts], where: str) -> list[str]:
-    alike = [f for f in types if same_accelerator(need.accelerator, f.accelerator)] if need.accelerator else list(types)
-    if need.accelerator and not alike:
-        known = sorted({f.accelerator for f in types} - {""})
-        return [f"accelerators '{need.accelerator}' is none of {', '.join(known)} ({where})"
-                f"{did_you_mean(need.accelerator, known)}"]
-    counts = sorted({f.gpus for f in alike})
-    if need.accelerator_count and need.accelerator_count not in counts:
-        return [f"no type has {need.accelerator_count} of accelerators '{need.accelerator}' in {where}: there are "
-                f"types with {', '.join(map(str, counts))}"]
-    return []
-
-
-def _unsold(need: Need, types: Sequence[TypeFacts], market: Market, where: str) -> list[str]:
-    named = [f for f in types if f.name == need.instance_type]
-    if named and not any(f.x86_64 for f in named):
-        return [f"instance_type '{need.instance_type}' has no x86_64 processor, which the images are for"]
-    if named and not any(market in f.markets for f in named):
-        return [f"instance_type '{need.instance_type}' is not sold as {market.value} in {where}"]
-    return []
 
 
 def _regions(account: Account, need: Need) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ import pytest
 
 from spotfleet.model import Market, Need
 from spotfleet.providers.aws import types
-from spotfleet.providers.aws.types import TypeFacts, accelerator_name, parsed, same_accelerator
+from spotfleet.providers.aws.types import TypeFacts, accelerator_name, parsed
+from spotfleet.providers.kit.mapping.types import same_accelerator
 
 
 @cache

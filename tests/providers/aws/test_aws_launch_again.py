@@ -10,6 +10,7 @@ from spotfleet.providers.aws import launch
 from spotfleet.providers.aws.account import network
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.section.spec import AwsNetwork
+from spotfleet.providers.kit import launching
 from tests.support.aws.aws_hosts import WORKER_THINGS, A, B, asked, dispatcher, hosts_things, prepared, request
 
 
@@ -115,7 +116,8 @@ def test_a_host_that_ended_and_is_listed_no_more_is_neither_taken_for_launched_n
     provider.terminate("f-d-0")
     cloud.gone_s = 0.0
     cloud.settle()
-    monkeypatch.setattr(launch, "PAUSE_S", None)  # no pause can be made
+    for module in (launch, launching):
+        monkeypatch.setattr(module, "PAUSE_S", None)  # no pause can be made
     with pytest.raises(NoCapacity, match="asked for before, and EC2 has made no host of it"):
         provider.launch(dispatcher())
     assert hosts_things(cloud) == []

@@ -9,14 +9,15 @@ import pytest
 
 from spotfleet.model import CloudHost, CloudState, Market, Offer, Role, Run, SshAccess
 from spotfleet.providers.aws.mapping import listing
+from spotfleet.providers.kit.mapping.listing import ListingContext
 
 SPOT = Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 412_300, 1_006_000, "A10G",
              quota="All G and VT Spot Instance Requests")
 POOL = "1 A10G us-east-1a/g5.xlarge=412300/1006000 us-east-1b/g5.xlarge=500000/1006000"
 T = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
-SIGHT = listing.ListingContext("us-east-1", "ubuntu", lambda host: (f"ssh-ed25519 {host}",),
-                      lambda bare: replace(bare, slots=8, price_micros_h=7, on_demand_micros_h=9),
-                      lambda role: 30 if role is Role.DISPATCHER else 100)
+SIGHT = ListingContext("us-east-1", "ubuntu", lambda host: (f"ssh-ed25519 {host}",),
+                       lambda bare: replace(bare, slots=8, price_micros_h=7, on_demand_micros_h=9),
+                       lambda role: 30 if role is Role.DISPATCHER else 100)
 
 
 def at(seconds: float) -> datetime:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from spotfleet.errors import NeedsPerson
 from spotfleet.model import Need, PricePoint
 from spotfleet.providers.aws import prices
-from spotfleet.providers.aws.prices import by_region, endpoint, histories, in_force, micros
+from spotfleet.providers.aws.prices import by_region, endpoint, histories
+from spotfleet.providers.kit.mapping.prices import in_force, micros
 
 SPOT = "aws/us-east-1a/g5.xlarge/spot"
 ON_DEMAND = "aws/us-east-1a/t3.small/on-demand"

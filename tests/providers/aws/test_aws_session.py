@@ -243,10 +243,10 @@ def test_an_old_answer_serves_while_there_is_no_new_one():
 
 
 def test_what_nobody_asks_for_any_more_is_forgotten(monkeypatch):
-    from spotfleet.providers.aws import session
+    from spotfleet.providers.kit import cache
 
-    monkeypatch.setattr(session, "KEPT", 10)
-    monkeypatch.setattr(session, "FORGOTTEN_S", 0.0)
+    monkeypatch.setattr(cache, "KEPT", 10)
+    monkeypatch.setattr(cache, "FORGOTTEN_S", 0.0)
     mine = account()
     for n in range(100):
         mine.cached(n, 0.0, lambda: "")

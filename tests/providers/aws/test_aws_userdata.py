@@ -1,4 +1,4 @@
-"""What machines of EC2 are told, and what they were told read back: providers/aws/userdata.py."""
+"""What machines of EC2 are told, and what they were told read back: providers/kit/userdata.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spotfleet.bootstrap import gang, wheel
 from spotfleet.errors import UsageError
 from spotfleet.model import EnvironmentSpec
 from spotfleet.providers import Boot
-from spotfleet.providers.aws import userdata
 from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.providers.aws.session import Settings
+from spotfleet.providers.kit import userdata
 from spotfleet.ssh.keys import derived_host_key, pinned
 from tests.support.aws.aws_hosts import A, dispatcher, pool, request
 
@@ -24,7 +24,7 @@ SETTINGS = Settings(AwsSpec(user="admin"), TORCH, public_key="ssh-ed25519 AAAA f
 
 
 def told(wanted, settings: Settings = SETTINGS) -> dict:
-    return gang.parsed(gzip.decompress(userdata.user_data(settings, [wanted])).decode())
+    return gang.parsed(gzip.decompress(userdata.user_data(settings.machine, [wanted])).decode())
 
 
 def text_of(config: dict, name: str) -> str:
@@ -72,13 +72,13 @@ def test_who_does_not_know_the_secret_pins_no_key():
 
 def test_what_a_host_was_told_is_read_back_without_what_all_are_told():
     files = {"boot.json": '{"a": "ü\\n"}', "more": "x"}
-    data = userdata.user_data(SETTINGS, [request(A, boot=Boot("a.b", files))])
+    data = userdata.user_data(SETTINGS.machine, [request(A, boot=Boot("a.b", files))])
     assert userdata.files(data, "f-1") == userdata.files(gzip.decompress(data), "f-1") == files
 
 
 @pytest.mark.parametrize(("data", "said"), [
     (b"\x1f\x8bnot packed", "is damaged"), (b"\xff\xfe", "is damaged"), (b"#!/bin/sh\n", "none of ours"),
-    (userdata.user_data(SETTINGS, [request(A, "f-2")]), "that of another host")],
+    (userdata.user_data(SETTINGS.machine, [request(A, "f-2")]), "that of another host")],
     ids=["not packed", "no text", "a script", "another's"])
 def test_user_data_that_cannot_be_read_back_is_said_to_be_so(data, said):
     with pytest.raises(UsageError, match=said):

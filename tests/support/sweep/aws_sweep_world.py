@@ -35,9 +35,10 @@ from spotfleet.dispatcher.daemon import DispatcherDaemon
 from spotfleet.dispatcher.lifecycle import shutdown
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import CloudHost, CloudState, Role
-from spotfleet.providers.aws import describe, images, launch, offers, prices, session, terminate, types, userdata
+from spotfleet.providers.aws import describe, images, launch, offers, prices, session, terminate, types
 from spotfleet.providers.aws.account import check, identity, network, queue, resources, ssh_ingress
 from spotfleet.providers.aws.mapping import listing, names, policies, template
+from spotfleet.providers.kit import checks, requests, userdata
 from spotfleet.transport.boot import read_boot
 from tests.support.fakes.aws import AwsCloud
 from tests.support.fakes.aws.rights import OWNER_KEY, Key
@@ -48,7 +49,7 @@ from tests.support.sweep.sweep_world import JOIN_S, MEMORY, STEP_S, Agent, Lapto
 
 MODULES = (resources, types, check, ssh_ingress, terminate, identity, images, launch, listing, describe, network,
            offers, policies,
-           prices, queue, session, template, userdata)
+           prices, queue, session, template, requests, checks)
 FETCH_S = 30.0
 PENDING_S, ENDING_S = 1.0, 4.0  # times of instances: what uses a group uses it a while longer
 PROFILE_S = 2.0

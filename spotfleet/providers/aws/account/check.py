@@ -3,8 +3,7 @@
     credentials, clock --> permissions, roles, buckets, notices      (of the account)
                        `-> pools, quotas, network, image, SSH, EFA   (of each region the fleet may go to)
 
-All checks run at once; each result is yielded once those before it are known. Of several regions one is enough:
-a blocker in the others becomes a warning.
+All checks run at once: see kit/checks.py.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import email.utils
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -26,10 +24,10 @@ from spotfleet.providers.aws import types as catalog
 from spotfleet.providers.aws.account import disk_key, identity, network, permissions, quotas, ssh_ingress
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.session import INSTALL, Account
+from spotfleet.providers.kit import checks
 
 SKEW_S, SKEW_SHOWN_S = 240.0, 30.0  # AWS refuses signatures that are 300 s off
 SKEWED = ("RequestExpired", "RequestTimeTooSkewed", "SignatureDoesNotMatch", "InvalidSignatureException")
-THREADS = 24
 REACH_S = 3.0  # to connect to TCP 22
 FEW_ADDRESSES = 8
 SPOT_ROLE = disk_key.SPOT_ROLE
@@ -55,47 +53,13 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
     yield from opening
     if any(f.level in ("blocker", "absent") for f in opening):
         return
-    with ThreadPoolExecutor(THREADS) as pool:
-        def start(about: str, ask: Callable[[], Iterable[Finding]]) -> Future[list[Finding]]:
-            return pool.submit(_answered, about, ask)
-
-        wants = {region: pool.submit(_want, account, spec, region) for region in account.regions}
-        shared = [start("permissions", lambda: permissions.findings(account, spec)),
-                  start("spot role", lambda: _spot_role(account)),
-                  start("named things", lambda: _named(account)),
-                  start("checkpoints", lambda: _bucket(account)),
-                  start("notices", lambda: _notices(account))]
-        local = {region: [start(about, lambda ask=ask, want=want: ask(account, want.result()))  # type: ignore[misc]
-                          for about, ask in REGIONAL.items()] for region, want in wants.items()}
-        for future in shared:
-            yield from future.result()
-        yield from _of_regions(local)
-
-
-def _of_regions(local: Mapping[str, list[Future[list[Finding]]]]) -> Iterator[Finding]:
-    """Yield the results of the regions; of several, one without a blocker is enough."""
-    if len(local) == 1:
-        for futures in local.values():
-            for future in futures:
-                yield from future.result()
-        return
-    answers = {region: [f for future in futures for f in future.result()] for region, futures in local.items()}
-    free = [region for region, found in answers.items() if not any(f.level == "blocker" for f in found)]
-    for f in dict.fromkeys(f for found in answers.values() for f in found):
-        soft = bool(free) and f.level == "blocker"
-        yield replace(f, level="warning", what=f"{f.what} ({free[0]} is free)") if soft else f
-
-
-def _answered(about: str, ask: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """Run one check. A check that AWS does not answer is a warning: the fleet may go on without it."""
-    try:
-        return [replace(f, about=f.about or about) for f in ask()]
-    except NeedsPerson as error:
-        denied = errors.code(error) in ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException")
-        return [Finding(f"cannot be looked at: {error}" if denied else str(error), "warning" if denied else "blocker",
-                        error.hint, about)]
-    except SpotfleetError as error:
-        return [Finding(f"cannot be looked at: {error}", "warning", error.hint or "try again", about)]
+    yield from checks.findings(
+        {"permissions": lambda: permissions.findings(account, spec), "spot role": lambda: _spot_role(account),
+         "named things": lambda: _named(account), "checkpoints": lambda: _bucket(account),
+         "notices": lambda: _notices(account)},
+        account.regions, lambda region: _want(account, spec, region),
+        {about: lambda want, ask=ask: ask(account, want) for about, ask in REGIONAL.items()},  # type: ignore[misc]
+        lambda error: errors.code(error) in ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"))
 
 
 # ---- account checks

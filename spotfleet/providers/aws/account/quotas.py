@@ -18,6 +18,7 @@ from spotfleet.providers import Finding
 from spotfleet.providers.aws import types as instance_types
 from spotfleet.providers.aws.mapping import names
 from spotfleet.providers.aws.session import Account
+from spotfleet.providers.kit.mapping.quotas import QuotaShare, QuotaUse, hosts_fit, one_fits
 
 TITLES = {Market.SPOT: r"All (.+) Spot Instance Requests", Market.ON_DEMAND: r"Running On-Demand (.+) instances"}
 CACHED_S = 60.0
@@ -112,20 +113,6 @@ def _of(thing: Mapping[str, Any], fleet: str) -> bool:
 # ---- does it hold a fleet?
 
 
-@dataclass(frozen=True)
-class QuotaShare:
-    """One quota's share for a fleet."""
-
-    quota: Quota
-    used: int  # by others
-    each: int  # vCPUs of the smallest machine that would do
-    kinds: tuple[str, ...]
-
-    @property
-    def hosts(self) -> int:
-        return max(0, self.quota.vcpus - self.used) // self.each
-
-
 def findings(account: Account, region: str, hosts: Sequence[Offer], dispatcher: Sequence[Offer], nodes: Nodes | None,
              fleet: str) -> Iterator[Finding]:
     """`nodes` None: of any fleet. `fleet`'s own machines are not counted as used."""
@@ -142,50 +129,29 @@ def findings(account: Account, region: str, hosts: Sequence[Offer], dispatcher: 
         yield _one(region, quota, taken, needed, f"the dispatcher ({best.instance_type})")
         if quota is not None:
             taken = {**taken, quota.name: taken[quota.name] + needed}
-    yield from hosts_fit(region, _shares(found, taken, cores, hosts), nodes)
+    yield from hosts_fit(region, _shares(region, found, taken, cores, hosts), nodes)
     for kind in sorted({o.instance_type for o in hosts if of_type(found, o.instance_type, o.market) is None}):
         yield Finding(f"{region}: no vCPU quota is known that counts {kind}", "warning", console(region))
 
 
-def _shares(found: Sequence[Quota], taken: Mapping[str, int], cores: Mapping[str, int],
+def _shares(region: str, found: Sequence[Quota], taken: Mapping[str, int], cores: Mapping[str, int],
             hosts: Sequence[Offer]) -> list[QuotaShare]:
     kinds: dict[Quota, set[str]] = {}
     for offer in hosts:
         if quota := of_type(found, offer.instance_type, offer.market):
             kinds.setdefault(quota, set()).add(offer.instance_type)
-    return [QuotaShare(quota, taken[quota.name], min(cores.get(k, 1) for k in types), tuple(sorted(types)))
+    return [QuotaShare(_use(region, quota, taken), min(cores.get(k, 1) for k in types), tuple(sorted(types)))
             for quota, types in kinds.items()]
 
 
-def hosts_fit(region: str, shares: Sequence[QuotaShare], nodes: Nodes) -> Iterator[Finding]:
-    """The quotas add up: a fleet may have hosts of several families and markets.
-
-    One host more than the target is asked for: a host that ends counts until it is gone, and so does its replacement.
-    """
-    together = sum(s.hosts for s in shares)
-    for share in shares:
-        needed = (nodes.target + 1) * share.each
-        kinds = ", ".join(share.kinds[:3]) + (" ..." if len(share.kinds) > 3 else "")
-        much = "enough for" if share.hosts >= nodes.target else f"room for {share.hosts} of"
-        room = f"{much} {nodes.target} hosts of {kinds} ({share.each} vCPUs each)"
-        what = f"{region}: {_state(share.quota, share.used)}: {room}"
-        if share.hosts > nodes.target or together > nodes.target:
-            yield Finding(what)
-        elif together == nodes.target:
-            yield Finding(f"{what}, none to spare: a replacement waits until the host before it is gone", "warning",
-                          how_to_raise(region, share.quota, share.used + needed))
-        else:
-            level = "warning" if together >= nodes.min else "blocker"
-            yield Finding(what, level, how_to_raise(region, share.quota, share.used + needed))
+def _use(region: str, quota: Quota, taken: Mapping[str, int]) -> QuotaUse:
+    return QuotaUse(quota.name, quota.vcpus, taken[quota.name], lambda vcpus: how_to_raise(region, quota, vcpus))
 
 
 def _one(region: str, quota: Quota | None, taken: Mapping[str, int], needed: int, whom: str) -> Finding:
     if quota is None:
         return Finding(f"{region}: no vCPU quota is known that counts {whom}", "warning", console(region))
-    what = f"{region}: {_state(quota, taken[quota.name])}; {whom} needs {needed}"
-    if quota.vcpus - taken[quota.name] >= needed:
-        return Finding(what)
-    return Finding(what, "blocker", how_to_raise(region, quota, taken[quota.name] + needed))
+    return one_fits(region, _use(region, quota, taken), needed, whom)
 
 
 def _any(region: str, found: Sequence[Quota], taken: Mapping[str, int]) -> Iterator[Finding]:
@@ -196,15 +162,12 @@ def _any(region: str, found: Sequence[Quota], taken: Mapping[str, int]) -> Itera
         gpus = quota.market is Market.SPOT and quota.families & set(ACCELERATED)
         if quota.market is not Market.SPOT or not (gpus or "standard" in quota.name.lower()):
             continue
+        state = f"{region}: {_use(region, quota, taken).state}"
         if quota.vcpus > taken[quota.name]:
-            yield Finding(f"{region}: {_state(quota, taken[quota.name])}")
+            yield Finding(state)
         else:
-            yield Finding(f"{region}: {_state(quota, taken[quota.name])}: no spot host of this family can be launched",
-                          "warning", how_to_raise(region, quota, max(16, 2 * taken[quota.name])))
-
-
-def _state(quota: Quota, used: int) -> str:
-    return f"'{quota.name}' allows {quota.vcpus} vCPUs, {used} are used"
+            yield Finding(f"{state}: no spot host of this family can be launched", "warning",
+                          how_to_raise(region, quota, max(16, 2 * taken[quota.name])))
 
 
 def how_to_raise(region: str, quota: Quota, vcpus: int) -> str:

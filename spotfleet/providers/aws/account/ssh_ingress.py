@@ -5,15 +5,10 @@ Each laptop has its own rule in the fleet's group `door` (see network.py), ident
 
 from __future__ import annotations
 
-import getpass
-import ipaddress
-import re
-import socket
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
+from spotfleet.errors import SpotfleetError
 from spotfleet.providers.aws.account.network import (
     authorize,
     await_group,
@@ -24,9 +19,8 @@ from spotfleet.providers.aws.account.network import (
 )
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.session import Account, AwsClient
+from spotfleet.providers.kit import laptop
 
-CHECKIP_URL = "https://checkip.amazonaws.com"  # answers with the caller's address
-CHECKIP_S = 10.0
 SSH_FROM = "spotfleet ssh_from"  # a rule's description names its owner
 
 Progress = Callable[[str], None]
@@ -41,9 +35,9 @@ def refresh(account: Account, fleet: str, progress: Progress, tags: Mapping[str,
     if all(site(account, region).groups for region in account.regions):
         return
     wanted = spec.ssh_from or (own_address(public=spec.public_addresses),)
-    whose = SSH_FROM if spec.ssh_from else _whose()
+    whose = SSH_FROM if spec.ssh_from else laptop.rule_name()
     for cidr in wanted:
-        _refuse_the_world(cidr)
+        laptop.refuse_the_world("aws", cidr)
     for region in account.regions:
         here = site(account, region)
         if here.groups:
@@ -67,7 +61,7 @@ def _let_in(ec2: AwsClient, door: Mapping[str, Any], wanted: Iterable[str], whos
             authorize(ec2, "ingress", door["GroupId"], [_ssh_rule(cidr, whose)], tagged)
             progress(f"SSH to the dispatcher is let in from {cidr}")
     for cidr, text in sorted(there):
-        if text in (whose, _whose()) and cidr not in wanted:
+        if text in (whose, laptop.rule_name()) and cidr not in wanted:
             try:
                 ec2.revoke_security_group_ingress(GroupId=door["GroupId"], IpPermissions=[_ssh_rule(cidr, text)])
             except SpotfleetError as error:
@@ -77,35 +71,7 @@ def _let_in(ec2: AwsClient, door: Mapping[str, Any], wanted: Iterable[str], whos
 
 
 def own_address(*, public: bool = True) -> str:
-    """Return this machine's address on the internet, as a CIDR of one address. Raises NeedsPerson if it is unknown."""
-    name_it = "name the networks that you come from under `aws.ssh_from`"
-    if not public:
-        raise NeedsPerson("`aws.public_addresses: false`, so your address at the dispatcher is unknown",
-                          hint=name_it)
-    try:
-        with urllib.request.urlopen(CHECKIP_URL, timeout=CHECKIP_S) as answer:
-            address = ipaddress.ip_address(answer.read(100).decode(errors="replace").strip())
-    except (OSError, ValueError) as error:
-        raise NeedsPerson(f"{CHECKIP_URL} does not return your address: {error}", hint=name_it) from None
-    return f"{address}/{address.max_prefixlen}"
-
-
-def _whose() -> str:
-    """Return the name of this machine, which marks its own rules."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "somebody"
-    return re.sub(r"[^\w .:/()#,@\[\]+=&;{}!$*-]", "_", f"spotfleet {user}@{socket.gethostname()}", flags=re.A)[:255]
-
-
-def _refuse_the_world(cidr: str) -> None:
-    try:
-        prefix = ipaddress.ip_network(cidr).prefixlen
-    except ValueError as error:
-        raise UsageError(f"aws.ssh_from: {error}", hint="write ADDRESS/BITS, as 198.51.100.0/24") from None
-    if prefix == 0:
-        raise UsageError(f"aws.ssh_from: {cidr} is the whole world", hint="name the networks that you come from")
+    return laptop.own_address("aws", public=public)
 
 
 def _cidrs(permission: Mapping[str, Any]) -> list[tuple[str, str]]:

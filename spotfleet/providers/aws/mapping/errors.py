@@ -1,14 +1,8 @@
 """Meaning of AWS's error codes for a fleet: one table, code -> scope and reaction. Pure.
 
-    POOL, TYPE, QUOTA, REGION   NoCapacity of that scope: others are tried, this one cools down
-    PERSON                      NeedsPerson: only somebody with an account can help
-    AGAIN                       SpotfleetError: repeat the same call later, under the same token
-    GONE                        SpotfleetError: the thing does not exist; callers that expect this check `code`
+`kit/mapping/errors.py` defines scopes and reactions. No code refuses for a whole account. That scope comes from
+`offers.cheapest_region`, where no region has offers, and from the reconciler for NeedsPerson.
 
-No code refuses for a whole account. That scope comes from `offers.cheapest_region`, where no region has offers, and
-from the reconciler for NeedsPerson.
-
-An unknown code of a launch has scope "pool": another place may work, and the message holds AWS's own text.
 Sources: EC2 API reference, "Error codes for the Amazon EC2 API"; "Common errors" of IAM, STS, SSM, Pricing and Service
 Quotas; botocore's exceptions.
 """
@@ -16,34 +10,21 @@ Quotas; botocore's exceptions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
-from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError
-
-
-class Reach(Enum):
-    """Scope of an error, in the order in which one of several wins: the widest last."""
-
-    GONE = "gone"
-    POOL = "pool"
-    TYPE = "type"
-    QUOTA = "quota"  # one family and market in the region
-    REGION = "region"
-    AGAIN = "again"
-    PERSON = "person"
-
-
-@dataclass(frozen=True)
-class Reaction:
-    """Scope, text and hint for one error code."""
-
-    reach: Reach
-    what: str = ""  # short text; empty: AWS's message
-    hint: str = ""  # {profile}, {region}, {quota} are filled in
-    there: str = ""  # the hint on a machine of the fleet, if it differs
-    enough: bool = False  # AWS's message adds nothing to `what`
+from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.providers.kit.mapping import errors as kit
+from spotfleet.providers.kit.mapping.errors import (
+    ASKED_AGAIN,
+    GONE,
+    PRESENT,
+    ErrorTable,
+    Reach,
+    Reaction,
+    short,
+)
+from spotfleet.providers.kit.mapping.errors import rows as _rows
+from spotfleet.providers.kit.mapping.errors import worst as worst
 
 
 @dataclass(frozen=True)
@@ -68,14 +49,8 @@ ITS_POLICY = "`spotfleet check --policy dispatcher` prints what the dispatcher's
 CLOCK = "set the clock: `sudo timedatectl set-ntp true`"
 LINKED_ROLE = ("a person who may: `aws iam create-service-linked-role --aws-service-name spot.amazonaws.com{profile}`, "
                "once per account")
-ASKED_AGAIN = "it is asked again"
 OFFLINE = "see that this machine reaches AWS (a proxy is named in HTTPS_PROXY); a fleet asks again by itself"
 LIMIT = "remove what is not used (`spotfleet leaks --all-regions` shows ours), or raise the quota in Service Quotas"
-
-
-def _rows(reach: Reach, what: str, hint: str, *codes: str, there: str = "", enough: bool = False,
-          ) -> dict[str, Reaction]:
-    return dict.fromkeys(codes, Reaction(reach, what, hint, there, enough))
 
 
 TABLE: dict[str, Reaction] = {
@@ -183,8 +158,8 @@ OTHER_MEANINGS = (
 DENIED = TABLE["UnauthorizedOperation"]
 UNKNOWN = Reaction(Reach.POOL, "", "other pools are tried; the EC2 API reference, \"Error codes\", may say more")
 LAUNCHES = ("", "ec2:RunInstances", "ec2:CreateFleet", "ec2:CreateLaunchTemplate")
-ABSENT = ("NotFound", "NotFoundException", ".Unknown", ".NonExistentQueue", "404")
-PRESENT = ("Duplicate", "AlreadyExists", "AlreadyExistsException")
+ENDS_ABSENT = ("NotFound", "NotFoundException", ".Unknown", ".NonExistentQueue", "404")
+ENDS_PRESENT = ("Duplicate", "AlreadyExists", "AlreadyExistsException")
 CREDENTIALS = frozenset(c for c, row in TABLE.items() if row.there and row is not DENIED)  # fresh credentials may work
 
 # botocore's errors that are no answer from AWS
@@ -199,34 +174,24 @@ OUR_WORDS = frozenset({"ParamValidationError", "InvalidRegionError", "NoRegionEr
                        "InvalidConfigError", "ConfigParseError", "InvalidEndpointConfigurationError", "ValueError"})
 
 
-def reaction(code: str, message: str = "") -> Reaction:
-    """Return the table's entry for AWS's code and message."""
-    for known, piece, means in OTHER_MEANINGS:
-        if code == known and piece in message:
-            return TABLE[means]
-    if code in TABLE:
-        return TABLE[code]
-    if code.endswith(ABSENT) or code.startswith("NoSuch"):
-        return Reaction(Reach.GONE)
-    if code.endswith(PRESENT):
-        return Reaction(Reach.AGAIN, "somebody else made it at the same time", ASKED_AGAIN)
-    if code.endswith("Malformed"):
-        return TABLE["InvalidParameterValue"]
-    return UNKNOWN
+def _by_shape(code: str) -> Reaction | None:
+    if code.endswith(ENDS_ABSENT) or code.startswith("NoSuch"):
+        return GONE
+    if code.endswith(ENDS_PRESENT):
+        return PRESENT
+    return TABLE["InvalidParameterValue"] if code.endswith("Malformed") else None
+
+
+CODES = ErrorTable(TABLE, UNKNOWN, LAUNCHES, "AWS's reference of {operation} may say more", OTHER_MEANINGS, _by_shape)
+reaction = CODES.reaction
 
 
 def refusal(where: str, code: str, message: str, operation: str = "",
             origin: RequestOrigin = RequestOrigin()) -> SpotfleetError:
     """Make the exception for AWS's answer; `where`: "aws us-east-1 us-east-1a g5.xlarge spot"."""
-    row = reaction(code, message)
-    if row is UNKNOWN and operation not in LAUNCHES:
-        row = Reaction(Reach.AGAIN, "", f"AWS's reference of {operation} may say more")
-    detail = denied(message, operation) if row is DENIED else "" if row.enough else short(message)
-    what = f"{row.what}: {detail}" if row.what and detail else row.what or detail
-    hint = row.hint if origin.laptop or not row.there else row.there
-    for word, value in (("{profile}", origin.option), ("{region}", _region(where)), ("{quota}", quota(where))):
-        hint = hint.replace(word, value)
-    return _bearing(code, row.reach, f"{where}: {what} ({code})", hint)
+    text = denied(message, operation) if reaction(code, message) is DENIED else message
+    fill = {"{profile}": origin.option, "{region}": _region(where), "{quota}": quota(where)}
+    return CODES.refusal(where, code, text, operation, laptop=origin.laptop, fill=fill)
 
 
 def connection_error(where: str, kind: str, message: str, origin: RequestOrigin = RequestOrigin()) -> SpotfleetError:
@@ -251,20 +216,12 @@ def skewed(where: str, seconds: float) -> SpotfleetError:
 
 def code(error: BaseException | None) -> str:
     """Return AWS's code behind `error`, botocore's or one made from it; "" if there is none."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        if mark := getattr(error, "aws_code", ""):
-            return str(mark)
-        error = error.__cause__
-    return ""
+    return kit.code(error, _of_botocore)
 
 
-def worst(refusals: Iterable[SpotfleetError]) -> SpotfleetError:
-    """Return the refusal with the widest scope; the first of several."""
-    order = list(Reach)
-    return max(refusals, key=lambda e: order.index(getattr(e, "aws_reach", Reach.POOL)))
+def _of_botocore(error: BaseException) -> str:
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
 def denied(message: str, operation: str = "") -> str:
@@ -300,23 +257,6 @@ def quota(where: str) -> str:
     else:
         name = "Standard (A, C, D, H, I, M, R, T, Z)"
     return f"All {name} Spot Instance Requests" if spot else f"Running On-Demand {name} instances"
-
-
-def short(message: str) -> str:
-    """Return one line of at most 300 characters; empty for a web page, which a proxy before AWS may send."""
-    line = " ".join(message.split()) if not message.lstrip().lower().startswith(("<!doctype", "<html")) else ""
-    return line if len(line) <= 300 else line[:297] + "..."
-
-
-def _bearing(code: str, reach: Reach, text: str, hint: str) -> SpotfleetError:
-    if reach is Reach.PERSON:
-        error: SpotfleetError = NeedsPerson(text, hint=hint)
-    elif reach in (Reach.AGAIN, Reach.GONE):
-        error = SpotfleetError(text, hint=hint)
-    else:
-        error = NoCapacity(text, hint=hint, scope=reach.value)
-    error.aws_code, error.aws_reach = code, reach  # type: ignore[attr-defined]
-    return error
 
 
 def _region(where: str) -> str:

@@ -3,8 +3,7 @@
     pending --> PENDING   running, stopping, shutting-down --> RUNNING   stopped --> STOPPED   terminated --> TERMINATED
 
     a persistent request without an instance    PENDING, or STOPPED if it had one: EC2 will launch it (again)
-    two living instances of one host            the newest is the host; the other is an intruder, "HOST~INSTANCE"
-    a relaunch by EC2                           the same host, whose runs are those of all its instances
+    two living instances of one host, and a relaunch by EC2: see kit/mapping/listing.py
 
 A run starts at LaunchTime, which EC2 moves when it starts a stopped instance: earlier runs are known only to a caller
 that stored them. A run ends at the time in StateTransitionReason, or in the spot request's status. If neither
@@ -16,12 +15,20 @@ from __future__ import annotations
 import calendar
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from spotfleet.model import SECOND, CloudHost, CloudState, Market, Offer, Role, Run, SshAccess
+from spotfleet.model import SECOND, CloudHost, CloudState, Market, Offer, Run
 from spotfleet.providers.aws.mapping import errors, names
+from spotfleet.providers.kit.mapping.listing import (
+    ListingContext,
+    MachineFacts,
+    machine_line,
+    offer_of,
+    one_host,
+    pools_text,
+)
 
 SECOND_S = 1e-3  # EC2 reports whole seconds: a run that began and ended in the same one is longer than nothing
 TAG_LENGTH = 256
@@ -38,27 +45,8 @@ Instance = Mapping[str, Any]  # an item of DescribeInstances
 Request = Mapping[str, Any]  # an item of DescribeSpotInstanceRequests
 
 
-@dataclass(frozen=True)
-class ListingContext:
-    """Data for a listing besides EC2's answers."""
-
-    region: str
-    user: str
-    host_keys: Callable[[str], tuple[str, ...]]  # for a request_id; () if the fleet's secret is unknown
-    priced: Callable[[Offer], Offer]  # adds facts of a pool that tags do not hold: slots, accelerator, prices
-    disk_gib: Callable[[Role], int] = lambda _role: 0  # as in the templates: EC2's listing holds no sizes
-
-
 def pools_tag(pools: Sequence[Offer]) -> str:
-    """Format the POOL tag: "SLOTS ACCELERATOR ZONE/TYPE=MICROS/ON_DEMAND ...", as many pools as fit."""
-    first = pools[0]
-    text = f"{first.slots} {first.accelerator.replace(' ', '_') or '-'}"
-    for offer in pools:
-        more = f" {offer.zone}/{offer.instance_type}={offer.price_micros_h}/{offer.on_demand_micros_h}"
-        if len(text) + len(more) > TAG_LENGTH:
-            break
-        text += more
-    return text
+    return pools_text(pools, TAG_LENGTH)
 
 
 def tags(thing: Mapping[str, Any]) -> dict[str, str]:
@@ -148,7 +136,7 @@ def lines(instances: Iterable[Instance], requests: Iterable[Request], sight: Lis
         if host := hosts.get(instance["InstanceId"], ""):
             held.setdefault(host, []).append(_line(host, instance, request, own, sight))
             had[sir] = host
-    found = {line.request_id: line for host, of in held.items() for line in _one_host(host, of)}
+    found = {line.request_id: line for host, of in held.items() for line in one_host(host, of)}
     for sir, request in sorted(asked.items()):
         if line := _waiting(request, had.get(sir, ""), found, sight):
             found[line.request_id] = line
@@ -172,31 +160,18 @@ def spot(instance: Instance) -> bool:
 
 def _line(host: str, instance: Instance, request: Request, own: Mapping[str, str], sight: ListingContext) -> CloudHost:
     state = STATES.get(instance.get("State", {}).get("Name", ""), CloudState.RUNNING)
-    role = _role(own)
-    address = instance.get("PrivateIpAddress") or ""
-    worker = role is Role.WORKER
-    entered = address if worker else instance.get("PublicIpAddress") or address
-    door = SshAccess(entered, sight.user, host_keys=sight.host_keys(host), jump=worker) if entered else None
-    return CloudHost(host, instance["InstanceId"], own[names.FLEET], role, _offer(instance, own, sight), state,
-                     _runs(instance, request, state), address, 0 if worker else names.DISPATCHER_PORT,
-                     _why(instance, request), door, sight.disk_gib(role), int(bool(instance.get("PublicIpAddress"))),
-                     (_ended_at(instance, request) or None) if state is CloudState.TERMINATED else None)
+    return machine_line(host, MachineFacts(
+        instance["InstanceId"], own, _offer(instance, own, sight), state, _runs(instance, request, state),
+        instance.get("PrivateIpAddress") or "", instance.get("PublicIpAddress") or "", _why(instance, request),
+        (_ended_at(instance, request) or None) if state is CloudState.TERMINATED else None), sight)
 
 
 def _offer(instance: Instance, own: Mapping[str, str], sight: ListingContext) -> Offer:
     """Return the host's offer, with the price at launch if the tag holds it."""
     zone, kind = instance.get("Placement", {}).get("AvailabilityZone", ""), instance.get("InstanceType", "")
-    slots, accelerator, *priced = [*own.get(names.POOL, "").split(" "), "", ""]
     market = Market.SPOT if spot(instance) else Market.ON_DEMAND
-    bare = Offer("aws", sight.region, zone, kind, market, int(slots) if slots.isdigit() else 1, 0, 0,
-                 "" if accelerator == "-" else accelerator.replace("_", " "),
-                 quota=errors.quota(f"{kind} {market.value}"))
-    for entry in priced:
-        pool, _, price = entry.partition("=")
-        now, _, on_demand = price.partition("/")
-        if pool == f"{zone}/{kind}" and now.isdigit() and on_demand.isdigit():
-            return replace(bare, price_micros_h=int(now), on_demand_micros_h=int(on_demand))
-    return sight.priced(bare)
+    bare = Offer("aws", sight.region, zone, kind, market, 1, 0, 0, quota=errors.quota(f"{kind} {market.value}"))
+    return offer_of(bare, own, sight.priced)
 
 
 def _runs(instance: Instance, request: Request, state: CloudState) -> tuple[Run, ...]:
@@ -244,18 +219,6 @@ def _code(instance: Instance) -> str:
     return str((instance.get("StateReason") or {}).get("Code", ""))
 
 
-def _one_host(host: str, of: list[CloudHost]) -> list[CloudHost]:
-    """Return the line of a host from its instances, oldest first; and the lines of its intruders."""
-    living = [line for line in of if line.state is not CloudState.TERMINATED]
-    chosen = (living or of)[-1]
-    ended = [line for line in of if line is not chosen and line.state is CloudState.TERMINATED]
-    runs = tuple(sorted((run for line in (*ended, chosen) for run in line.runs), key=lambda r: r.started_at))
-    intruders = [replace(line, request_id=f"{host}{SECOND}{line.provider_id}", ssh=None,
-                         why=f"a second machine of {host}, which is {chosen.provider_id} now")
-                 for line in living if line is not chosen]
-    return [replace(chosen, runs=runs), *intruders]
-
-
 def _waiting(request: Request, host: str, found: Mapping[str, CloudHost], sight: ListingContext) -> CloudHost | None:
     """Return the host of a persistent request that may launch an instance while none of its own lives; None otherwise.
 
@@ -277,11 +240,8 @@ def _waiting(request: Request, host: str, found: Mapping[str, CloudHost], sight:
     zone = request.get("LaunchedAvailabilityZone") or wanted.get("Placement", {}).get("AvailabilityZone", "")
     never = {"InstanceType": wanted.get("InstanceType", ""), "InstanceLifecycle": "spot",
              "Placement": {"AvailabilityZone": zone}}
-    return CloudHost(host, sir, own[names.FLEET], _role(own), _offer(never, own, sight), CloudState.PENDING, why=why)
-
-
-def _role(own: Mapping[str, str]) -> Role:
-    return Role.DISPATCHER if own.get(names.ROLE) == Role.DISPATCHER.value else Role.WORKER
+    return CloudHost(host, sir, own[names.FLEET], names.role_of(own), _offer(never, own, sight), CloudState.PENDING,
+                     why=why)
 
 
 def _at(instant: Any) -> float:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 
 from spotfleet.names import any_life as any_life
 from spotfleet.names import is_life as is_life
 from spotfleet.names import life as life
+from spotfleet.providers.kit.mapping.names import BY_INDEX as BY_INDEX
+from spotfleet.providers.kit.mapping.names import DISPATCHER_PORT as DISPATCHER_PORT
+from spotfleet.providers.kit.mapping.names import FLEET as FLEET
+from spotfleet.providers.kit.mapping.names import HOST as HOST
+from spotfleet.providers.kit.mapping.names import MEMBER as MEMBER
+from spotfleet.providers.kit.mapping.names import POOL as POOL
+from spotfleet.providers.kit.mapping.names import ROLE as ROLE
+from spotfleet.providers.kit.mapping.names import SINCE as SINCE
+from spotfleet.providers.kit.mapping.names import TAKEN as TAKEN
+from spotfleet.providers.kit.mapping.names import members as members
+from spotfleet.providers.kit.mapping.names import role_of as role_of
+from spotfleet.providers.kit.mapping.names import since as since
+from spotfleet.providers.kit.mapping.names import together as together
+from spotfleet.providers.kit.mapping.names import token as token
 
-FLEET = "spotfleet"  # on every resource of a fleet: its name in the cloud (`FleetRecord.cloud_name`)
-HOST = "spotfleet-host"  # on instances, volumes, interfaces, spot requests, templates of one host: its request_id
-ROLE = "spotfleet-role"  # "dispatcher" or "worker"
-POOL = "spotfleet-pool"  # on instances: the first choice of pool, with its price: see `listing`
-SINCE = "spotfleet-since"  # Unix seconds; on resources whose age the cloud does not give: groups, placement groups
-TAKEN = "spotfleet-taken"  # on instances that `chaos` ended: they count as taken, and are paid
-MEMBER = "spotfleet-member"  # on instances launched together: the place in the HOST tag, or BY_INDEX
-BY_INDEX = "index"  # the place is the launch index
 REGION = "spotfleet-region"  # on roles and profiles, which have none: fleets of one name may be in several
-DISPATCHER_PORT = 7443  # where every dispatcher listens
 METADATA_URL = "http://169.254.169.254"
 PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov", "us-iso-": "aws-iso", "us-isob-": "aws-iso-b",
               "us-isof-": "aws-iso-f", "eu-isoe-": "aws-iso-e", "eusc-": "aws-eusc"}  # as in botocore's partitions.json
@@ -60,33 +64,3 @@ def queue(fleet: str) -> str:
 def template(request_id: str) -> str:
     """Return the name of one host's launch template, which holds its user data for every attempt to launch it."""
     return f"spotfleet-{request_id}"
-
-
-def together(request_ids: Sequence[str]) -> str:
-    """Return the HOST tag of machines launched by one call: "F-3" for one, "F- 3 4 5" for several."""
-    if len(request_ids) == 1:
-        return request_ids[0]
-    begin = "".join(request_ids[0].rpartition("-")[:2])
-    assert all(i.startswith(begin) for i in request_ids), f"{request_ids} are not of one fleet"
-    return " ".join([begin, *(i.removeprefix(begin) for i in request_ids)])
-
-
-def members(host: str) -> list[str]:
-    """Return the request_ids in a HOST tag, by place."""
-    begin, *ends = host.split(" ")
-    return [begin + end for end in ends] or [host]
-
-
-def token(secret: str, host: str, attempt: int = 0) -> str:
-    """Return the client token of a launch: at most 64 ASCII characters.
-
-    `host` is its HOST tag. `secret` is the fleet's: EC2 remembers a token for a day after the end of its launch, and a
-    fleet may come up again before.
-    """
-    return hashlib.sha256(f"spotfleet {secret} {host} {attempt}".encode()).hexdigest()
-
-
-def since(tags: Mapping[str, str]) -> float:
-    """Return the creation time in the tags; 0 if unknown."""
-    text = tags.get(SINCE, "")
-    return float(text) if text.isdigit() else 0.0

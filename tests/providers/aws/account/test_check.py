@@ -15,10 +15,11 @@ import pytest
 
 from spotfleet.model import CheckpointSpec, FleetSpec, Market, Need, Nodes
 from spotfleet.providers import Finding
-from spotfleet.providers.aws.account import check, permissions, quotas, ssh_ingress
+from spotfleet.providers.aws.account import check, permissions, quotas
 from spotfleet.providers.aws.mapping import policies
 from spotfleet.providers.aws.section.spec import AwsNetwork
 from spotfleet.providers.aws.session import INSTALL, account_of
+from spotfleet.providers.kit import laptop
 
 G5 = FleetSpec("g5", provider="aws", any_of=(Need(instance_type="g5.xlarge"),), nodes=Nodes(2, 4, 4))
 HOME = {"ssh_from": ("198.51.100.0/24",)}
@@ -38,7 +39,7 @@ class Checkip(BaseHTTPRequestHandler):
 def found_by_the_internet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Checkip)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    monkeypatch.setattr(ssh_ingress, "CHECKIP_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(laptop, "CHECKIP_URL", f"http://127.0.0.1:{server.server_port}")
     yield
     server.shutdown()
     server.server_close()
@@ -398,7 +399,7 @@ def test_a_cluster_without_efa_is_warned(cloud, aws):
 
 
 def test_an_unknown_address_of_ones_own_is_in_the_way(cloud, aws, monkeypatch):
-    monkeypatch.setattr(ssh_ingress, "CHECKIP_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(laptop, "CHECKIP_URL", "http://127.0.0.1:9")
     found = one(ask(aws(), G5, "SSH"), "blocker")
     assert "does not return your address" in found.what and "aws.ssh_from" in found.fix
     assert "does not return your address" in one(ask(aws(), None, "SSH"), "warning").what  # no fleet asked for

@@ -14,6 +14,7 @@ from spotfleet.errors import NeedsPerson, NoCapacity, UsageError
 from spotfleet.model import Role
 from spotfleet.providers.aws.account import network, ssh_ingress
 from spotfleet.providers.aws.section.spec import AwsNetwork
+from spotfleet.providers.kit import laptop
 
 OFFICE = ("198.51.100.0/24",)
 
@@ -274,7 +275,7 @@ def seen_as(monkeypatch) -> Iterator[list[str]]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    monkeypatch.setattr(ssh_ingress, "CHECKIP_URL", f"http://127.0.0.1:{server.server_port}/")
+    monkeypatch.setattr(laptop, "CHECKIP_URL", f"http://127.0.0.1:{server.server_port}/")
     try:
         yield answers
     finally:
@@ -303,7 +304,7 @@ def test_the_laptop_is_let_in_from_where_it_is_and_no_more_from_where_it_was(clo
 
 def test_the_way_in_of_another_laptop_stays(cloud, aws, seen_as, monkeypatch):
     prepare(aws())
-    monkeypatch.setattr(ssh_ingress.socket, "gethostname", lambda: "another")
+    monkeypatch.setattr(laptop.socket, "gethostname", lambda: "another")
     seen_as.append("2001:db8::7\n")
     aws().allow_ssh_from_here("f", lambda _line: None)
     assert ways_in(cloud) == {"203.0.113.5/32", "2001:db8::7/128"}

@@ -1,5 +1,7 @@
 """A cloud that behaves like AWS, for tests: moto in server mode, extended by what moto lacks, over a real socket.
 
+Its room, time, machines and faults are those of `fakes/kit`.
+
     sys.path.insert(0, "tests/fakes")            # tests in tests/fakes have it already
     from aws import AwsCloud
 
@@ -112,8 +114,8 @@ from tests.support.fakes.aws.catalog import ACCOUNT, DEEP_LEARNING, REGIONS, TYP
 from tests.support.fakes.aws.cloud import AwsCloud
 from tests.support.fakes.aws.controls import InstanceView
 from tests.support.fakes.aws.errors import AwsError, Lost
-from tests.support.fakes.aws.gate import Call
 from tests.support.fakes.aws.inventory import Thing
+from tests.support.fakes.kit.requests import Call
 
 __all__ = [
     "ACCOUNT",

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -30,9 +26,9 @@ from tests.support.fakes.aws import (  # noqa: F401 - they register their operat
 )
 from tests.support.fakes.aws.bus import Bus
 from tests.support.fakes.aws.catalog import ACCOUNT, REGIONS, Image
-from tests.support.fakes.aws.controls import Controls, InstanceView
+from tests.support.fakes.aws.controls import Controls
 from tests.support.fakes.aws.errors import AwsError
-from tests.support.fakes.aws.gate import Call, Gate
+from tests.support.fakes.aws.gate import Gate
 from tests.support.fakes.aws.inventory import everything
 from tests.support.fakes.aws.life import Life
 from tests.support.fakes.aws.market import Market
@@ -40,12 +36,13 @@ from tests.support.fakes.aws.operations import Context
 from tests.support.fakes.aws.rights import OWNER, OWNER_KEY, Rights
 from tests.support.fakes.aws.state import Machine, RegionState, when
 from tests.support.fakes.aws.waiting import look_again
+from tests.support.fakes.kit.cloud import FiniteCloud
+from tests.support.fakes.kit.requests import Call
 
 SPOT_ROLE = "AWSServiceRoleForEC2Spot"
-TICK_S = 0.5  # how often waiting spot requests are looked at, if nothing else happens
 
 
-class AwsCloud(Controls):
+class AwsCloud(Controls, FiniteCloud):
     ACCOUNT, UBUNTU, DEEP_LEARNING = catalog.ACCOUNT, catalog.UBUNTU, catalog.DEEP_LEARNING
     owner = OWNER
     _latest: AwsCloud  # that was reset last: moto's state is one for all
@@ -53,14 +50,10 @@ class AwsCloud(Controls):
     def __init__(self, address: str = "127.0.0.1", clock: Callable[[], float] = time.time) -> None:
         _limit_moto()
         make_clients_quickly()
-        self.address, self.clock = address, clock
-        self.lock = threading.RLock()
+        super().__init__(clock)
+        self.address = address
         self._server: Any = None
-        self._threads: list[threading.Thread] = []
-        self._wake = threading.Condition()
-        self._closing = False
         self._clients: dict[Any, Any] = {}
-        self._orders: queue.Queue[tuple[str, InstanceView] | None] = queue.Queue()
         self.gate = Gate(self, lambda environ, start: self._moto(environ, start))
         self._app: Any = None
         self.reset()
@@ -83,27 +76,15 @@ class AwsCloud(Controls):
         self._server = make_server(self.address, 0, self.gate, threaded=True, request_handler=Quiet)
         self._server.daemon_threads = True
         self._server.block_on_close = False
-        self._start(lambda: self._server.serve_forever(poll_interval=0.05))
-        self._start(self._run_orders)
-        if self.clock is time.time:
-            self._start(self._keep_time)
+        self.start(lambda: self._server.serve_forever(poll_interval=0.05))
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing = True
         self._server.shutdown()
         self._server.server_close()
-        self._orders.put(None)
-        with self._wake:
-            self._wake.notify_all()
-        for thread in self._threads:
-            thread.join(5)
+        self.end()
         _forget_moto()
-
-    def _start(self, work: Callable[[], object]) -> None:
-        thread = threading.Thread(target=work, daemon=True, name="aws-fake")
-        thread.start()
-        self._threads.append(thread)
 
     def _moto(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         if self._app is None:
@@ -132,8 +113,7 @@ class AwsCloud(Controls):
             self.template_ends_s = 0.0  # 604800 as botocore's model has it: persistent requests by a template end then
             self.score_limit = 10
             self.score_questions: set[Any] = set()
-            self.runner: Any = None
-            self.runner_errors: list[str] = []
+            self.forget_time()
             self.bugs: list[str] = []  # tracebacks of the fake's own
             self.before: Callable[[Call], None] | None = None
             self.after: Callable[[Call], None] | None = None
@@ -145,9 +125,7 @@ class AwsCloud(Controls):
             self.image_gone: dict[str, set[str]] = {}
             self.parameters = dict(catalog.PARAMETERS)
             self.profile_ready: dict[str, float] = {}
-            self._due: list[tuple[float, int, Callable[[], None]]] = []
-            self._count = itertools.count()
-            self.gate.calls, self.gate.faults, self.gate.buckets = [], [], {}
+            self.gate.reset()
             self.throttles = False
             self._roles_furnished = False
 
@@ -159,27 +137,15 @@ class AwsCloud(Controls):
 
     # ---- time
 
-    def now(self) -> float:
-        return self.clock()
-
     def server_time(self) -> float:
         return time.time() + self.skew_s
-
-    def later(self, at: float, what: Callable[[], None]) -> None:
-        if at <= self.now():
-            what()
-            return
-        with self._wake:
-            heapq.heappush(self._due, (at, next(self._count), what))
-            self._wake.notify_all()
 
     def tick(self) -> None:
         """Let happen what is due. What another fake has begun stays as it is: moto's state is ours now."""
         with self.lock:
             if AwsCloud._latest is not self:
                 return
-            while self._due and self._due[0][0] <= self.now():
-                heapq.heappop(self._due)[2]()
+            self.run_due()
             for state in self.regions.values():
                 if state.requests:
                     look_again(self.life, state)
@@ -199,25 +165,8 @@ class AwsCloud(Controls):
             if machine is None or not machine.living:
                 del state.requests[request.id]
 
-    def _keep_time(self) -> None:
-        while not self._closing:
-            with self._wake:
-                waiting = any(
-                    r.state in ("open", "disabled") for s in self.regions.values() for r in list(s.requests.values())
-                )
-                first = self._due[0][0] - self.now() if self._due else 3600.0
-                self._wake.wait(max(0.001, min(first, TICK_S if waiting else 3600.0)))
-            if not self._closing:
-                self.tick()
-
-    def settle(self, limit_s: float = 30.0) -> None:
-        """Wait until the runner has done all that it was told, and nothing is due."""
-        self.tick()
-        ends = time.monotonic() + limit_s
-        while self._orders.unfinished_tasks:
-            if time.monotonic() > ends:
-                raise TimeoutError("the runner is busy")
-            time.sleep(0.005)
+    def waits(self) -> bool:
+        return any(r.state in ("open", "disabled") for s in self.regions.values() for r in list(s.requests.values()))
 
     # ---- moto
 
@@ -335,26 +284,6 @@ class AwsCloud(Controls):
             session = boto3.session.Session(*key, region_name=region)
             self._clients[asked] = session.client(service, endpoint_url=self.url, config=Config(**config))
         return self._clients[asked]
-
-    # ---- the runner
-
-    def order_runner(self, what: str, machine: Machine) -> None:
-        if self.runner is not None:
-            self._orders.put((what, self.view(machine)))
-
-    def _run_orders(self) -> None:
-        while True:
-            order = self._orders.get()
-            try:
-                if order is None:
-                    return
-                what, view = order
-                if self.runner is not None:
-                    getattr(self.runner, what)(view)
-            except Exception as error:  # noqa: BLE001 - the test looks at them
-                self.runner_errors.append(f"{order}: {error!r}")
-            finally:
-                self._orders.task_done()
 
 
 def _limit_moto() -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from tests.support.fakes.aws import catalog, imds
 from tests.support.fakes.aws.birth import new_id, user_data
 from tests.support.fakes.aws.catalog import ACCOUNT, Image, region_of
-from tests.support.fakes.aws.gate import Call, Fault
 from tests.support.fakes.aws.inventory import Thing, everything
 from tests.support.fakes.aws.state import Machine, Seen, SpotRequest
+from tests.support.fakes.kit.requests import Call, Fault
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Controls:
     def set_room(self, zone: str, type: str, free: int | None, market: str = "spot") -> None:
         with self.lock:
             self.market.set_room((zone, type, market), free)
-        self._noise()
+        self.noise()
         self.tick()
 
     def room(self, zone: str, type: str, market: str = "spot") -> int | None:
@@ -129,10 +129,6 @@ class Controls:
 
     def usage(self, region: str, family: str, market: str) -> int:
         return self.market.usage(self.regions[region], family, market)
-
-    def _noise(self) -> None:
-        with self._wake:
-            self._wake.notify_all()
 
     def invoice(self) -> dict[str, float]:
         """Instance -> dollars so far, by EC2's rules: by the second, a minute at least, and nothing for a run that EC2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from xml.sax.saxutils import escape
 
+from tests.support.fakes.kit.requests import Lost as Lost
+
 STATUS = {  # HTTP status of EC2's errors; all others are 400
     "InsufficientInstanceCapacity": 500,
     "UnfulfillableCapacity": 500,
@@ -37,10 +39,6 @@ class AwsError(Exception):
         super().__init__(f"{code}: {message}")
         self.code, self.message = code, message or code
         self.status = status or STATUS.get(code, 400)
-
-
-class Lost(Exception):
-    """The connection dies here."""
 
 
 def answer(error: AwsError, protocol: str, request_id: str) -> tuple[int, dict[str, str], bytes]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import io
 import json
 import re
 import socket
-import threading
-import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -21,6 +17,7 @@ from wsgiref.handlers import format_date_time
 from tests.support.fakes.aws import ordering
 from tests.support.fakes.aws.errors import AwsError, Lost, answer
 from tests.support.fakes.aws.operations import OPERATIONS, Context
+from tests.support.fakes.kit.requests import Call, RequestScript
 
 if TYPE_CHECKING:
     from tests.support.fakes.aws.cloud import AwsCloud
@@ -51,40 +48,12 @@ EXPIRED = {
 }
 
 
-@dataclass
-class Call:
-    """One request."""
-
-    at: float
-    service: str
-    action: str  # "ec2:RunInstances"
-    region: str
-    principal: str
-    params: dict[str, Any] = field(repr=False)
-    code: str = ""  # the error's; "" if it went well, "lost" if the answer did not arrive
-    status: int = 0
-    dry_run: bool = False
-
-
-@dataclass
-class Fault:
-    action: str
-    code: str = ""
-    message: str = ""
-    lost: str = ""  # "before" or "after"
-    delay_s: float = 0.0
-    times: int | None = 1  # None: for ever
-
-
-class Gate:
+class Gate(RequestScript):
     """A WSGI application."""
 
     def __init__(self, cloud: AwsCloud, moto: Callable[..., Iterable[bytes]]) -> None:
+        super().__init__(AwsError)
         self.cloud, self.moto = cloud, moto
-        self.calls: list[Call] = []
-        self.faults: list[Fault] = []
-        self.buckets: dict[tuple[str, str], tuple[float, float]] = {}  # (region, action) -> (tokens, at)
-        self._faults_lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -123,18 +92,11 @@ class Gate:
             cloud.tick()
             if cloud.before:
                 cloud.before(call)
-            fault = self._fault(call.action)
-            if fault and fault.delay_s:
-                time.sleep(fault.delay_s)
-            if fault and fault.lost == "before":
-                raise Lost
-            if fault and fault.code:
-                raise AwsError(fault.code, fault.message or f"{fault.code}, as the test wants it")
+            fault = self.before(call.action)
             if cloud.throttles:
                 self._spend(call)
             status, headers, answered = self._act(environ, call, key, region, protocol)
-            if fault and fault.lost == "after":
-                raise Lost
+            self.after(fault)
             if cloud.after:
                 cloud.after(call)
         except Lost:
@@ -154,22 +116,9 @@ class Gate:
     def _spend(self, call: Call) -> None:
         """A token of this action's bucket in its region: EC2 limits each by itself, for the whole account."""
         size, refill_s = READS if call.action.startswith(("ec2:Describe", "ec2:Get")) else CHANGES
-        with self._faults_lock:
-            key, now = (call.region, call.action), self.cloud.now()
-            left, at = self.buckets.get(key, (size, now))
-            left = min(size, left + (now - at) * refill_s)
-            self.buckets[key] = (left - 1 if left >= 1 else left, now)
-        if call.service == "ec2" and left < 1:
+        paid = self.spend((call.region, call.action), size, refill_s, self.cloud.now())
+        if call.service == "ec2" and not paid:
             raise AwsError("RequestLimitExceeded", "Request limit exceeded.")
-
-    def _fault(self, action: str) -> Fault | None:
-        with self._faults_lock:
-            for fault in self.faults:
-                if fault.times != 0 and fnmatch.fnmatchcase(action.lower(), fault.action.lower()):
-                    if fault.times is not None:
-                        fault.times -= 1
-                    return fault
-        return None
 
     def _act(
         self, environ: dict[str, Any], call: Call, key: str, region: str, protocol: str

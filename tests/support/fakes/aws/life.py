@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.support.fakes.aws import birth, keys
 from tests.support.fakes.aws.birth import new_id
 from tests.support.fakes.aws.catalog import region_of
 from tests.support.fakes.aws.errors import AwsError
-from tests.support.fakes.aws.state import Machine, Order, RegionState, Seen, SpotRequest, iso
+from tests.support.fakes.aws.state import Machine, Order, RegionState, SpotRequest, iso
+from tests.support.fakes.kit.machines import MachineLife
 
 if TYPE_CHECKING:
     from tests.support.fakes.aws.cloud import AwsCloud
@@ -24,7 +25,7 @@ SPOT_STOP = ("Server.SpotInstanceShutdown", "Server.SpotInstanceShutdown: Spot i
 SPOT_END = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
 
 
-class Life:
+class Life(MachineLife):
     def __init__(self, cloud: AwsCloud) -> None:
         self.cloud = cloud
 
@@ -100,7 +101,6 @@ class Life:
             request,
         )
         machine.password = secrets.token_hex(10)
-        machine.history.append(Seen(now, "pending"))
         state.machines[machine.id] = machine
         cloud.show_to_moto(machine)
         mine = dict(order.tags.get("instance", {})) if tagged else {}
@@ -114,55 +114,34 @@ class Life:
         cloud.market.take(machine)
         if request:
             request.become(now, "active", "fulfilled", "Your Spot request is fulfilled.", machine.id)
-        self._boot(machine)
+        self.boot(machine)
         if not keys.may_use(cloud, state.name, order):
             self.terminate(machine, keys.REFUSED, "")
         return machine
 
-    def _boot(self, machine: Machine) -> None:
-        """From pending to running."""
-
-        def running() -> None:
-            if machine.state != "pending" or machine.run != run:
-                return
-            self._become(machine, "running")
-            self.cloud.order_runner("run", machine)
-
-        machine.run += 1
-        run = machine.run
-        machine.launched = self.cloud.now()
-        self.cloud.later(self.cloud.now() + self.cloud.pending_s, running)
-
     # ---- states
 
-    def _become(self, machine: Machine, name: str, reason: tuple[str, str] = ("", ""), by: str = "") -> None:
-        now = self.cloud.now()
-        transition = f"{by} ({iso(now).replace('T', ' ').replace('Z', ' GMT')})" if by else ""
-        last = machine.history[-1]
-        code, message = reason
-        if name in ("stopped", "terminated") and not code:
-            code, message, transition = last.code, last.message, last.transition
-        machine.history.append(Seen(now, name, code, message, transition, machine.public_ip()))
+    def said(self, by: str, now: float) -> str:
+        return f"{by} ({iso(now).replace('T', ' ').replace('Z', ' GMT')})"
+
+    def changed(self, machine: Machine, name: str) -> None:
         self.cloud.bus.state_changed(machine, name)
 
-    def stop(self, machine: Machine, reason: tuple[str, str], by: str, then: Any = None) -> None:
-        if machine.state in ("stopping", "stopped", "terminated", "shutting-down"):
-            return
-        self._become(machine, "stopping", reason, by)
-        self.cloud.order_runner("stop", machine)
+    def has_stopped(self, machine: Machine) -> None:
+        for eni in machine.nics.values():
+            eni.stop()
+        machine.rebalance_at = None
 
-        def stopped() -> None:
-            if machine.state != "stopping":
-                return
-            for eni in machine.nics.values():
-                eni.stop()
-            self.cloud.market.give_back(machine)
-            machine.notice = machine.rebalance_at = None
-            self._become(machine, "stopped")
-            if then:
-                then()
+    def terminating(self, machine: Machine, by: str) -> None:
+        if machine.request:
+            self._terminated_request(machine, machine.request, by)
 
-        self.cloud.later(self.cloud.now() + self.cloud.ending_s, stopped)
+    def has_ended(self, machine: Machine) -> None:
+        machine.had = dict(machine.nics), dict(machine.block_device_mapping)
+        for eni in list(machine.nics.values()):
+            birth.unplug(machine, eni)
+        machine.nics = {}
+        birth.discard_disks(machine)
 
     def start(self, machine: Machine) -> None:
         """A stopped one again, if there is room."""
@@ -170,39 +149,17 @@ class Life:
         state = cloud.regions[region_of(machine.order.zone)]
         request = machine.request
         cloud.market.within_quota(state, machine.order.type, machine.market, 1, [request.id] if request else ())
-        if cloud.market.room(machine.pool) is not None and cloud.market.room(machine.pool) < 1:
+        if not cloud.market.holds(machine.pool):
             raise AwsError(
                 "InsufficientInstanceCapacity", NO_ROOM.format(kind=machine.order.type, zone=machine.order.zone)
             )
         cloud.market.take(machine)
         for eni in machine.nics.values():
             eni.start()
-        self._become(machine, "pending")
+        self.become(machine, "pending")
         if request:
             request.become(cloud.now(), "active", "fulfilled", "Your Spot request is fulfilled.", machine.id)
-        self._boot(machine)
-
-    def terminate(self, machine: Machine, reason: tuple[str, str], by: str) -> None:
-        if machine.state in ("shutting-down", "terminated"):
-            return
-        was_stopped = machine.state == "stopped"
-        self._become(machine, "shutting-down", reason, by)
-        self.cloud.order_runner("terminate", machine)
-        if machine.request:
-            self._terminated_request(machine, machine.request, by)
-
-        def terminated() -> None:
-            machine.had = dict(machine.nics), dict(machine.block_device_mapping)
-            for eni in list(machine.nics.values()):
-                birth.unplug(machine, eni)
-            machine.nics = {}
-            birth.discard_disks(machine)
-            if not was_stopped:
-                self.cloud.market.give_back(machine)
-            machine.ended_at = self.cloud.now()
-            self._become(machine, "terminated")
-
-        self.cloud.later(self.cloud.now() + self.cloud.ending_s, terminated)
+        self.boot(machine)
 
     # ---- spot requests
 
@@ -267,8 +224,6 @@ class Life:
         request = machine.request
         if request is None or machine.state not in ("pending", "running"):
             raise AssertionError(f"{machine.id} is no running spot instance")
-        cloud.market.set_room(machine.pool, room)
-        machine.room_held = False
         stops = machine.order.behavior == "stop" and request.live
         if stops:
             request.become(now, "active", "marked-for-stop", "Your Spot Instance is marked for stopping.")
@@ -282,19 +237,8 @@ class Life:
                 "instance-terminated-no-capacity",
                 "There is not enough Spot capacity available for your instance.",
             )
-        if notice_s is None:
-            self._taken(machine, stops)
-            return
-        ends = now + notice_s
-        machine.notice = ("stop" if stops else "terminate", ends)
-        cloud.bus.warned(machine)
-        run = machine.run
-
-        def due() -> None:
-            if machine.run == run and machine.state in ("pending", "running"):
-                self._taken(machine, stops)
-
-        cloud.later(ends, due)
+        self.reclaim(machine, notice_s, room, "stop" if stops else "terminate", lambda: self._taken(machine, stops),
+                     lambda: cloud.bus.warned(machine))
 
     def _taken(self, machine: Machine, stops: bool) -> None:
         request = machine.request

@@ -1,70 +1,20 @@
-"""Room, prices and quotas."""
+"""Quotas as EC2 counts them, over the kit's room and prices."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 
 from tests.support.fakes.aws import catalog
 from tests.support.fakes.aws.catalog import TYPES
 from tests.support.fakes.aws.errors import AwsError
-from tests.support.fakes.aws.state import Machine, RegionState
+from tests.support.fakes.aws.state import RegionState
+from tests.support.fakes.kit.market import Pools
 
-Pool = tuple[str, str, str]  # zone, type, market
 
-
-class Market:
+class Market(Pools):
     def __init__(self, begin: float) -> None:
-        self.begin = begin - 90 * 86400.0  # since when there are prices
-        self.rooms: dict[Pool, int] = {}  # free places; a pool that is not in it has endless ones
-        self.quotas: dict[tuple[str, str, str], int] = {}
+        super().__init__(begin, _first_usd, catalog.ENDLESS_QUOTA)
         self.unapplied: set[tuple[str, str]] = set()  # (family, market) of quotas for which AWS lists the default only
-        self._prices: dict[tuple[str, str], list[tuple[float, float]]] = {}
-
-    # ---- room
-
-    def room(self, pool: Pool) -> int | None:
-        return self.rooms.get(pool)
-
-    def set_room(self, pool: Pool, free: int | None) -> None:
-        if free is None:
-            self.rooms.pop(pool, None)
-        else:
-            self.rooms[pool] = free
-
-    def take(self, machine: Machine) -> None:
-        if machine.pool in self.rooms:
-            self.rooms[machine.pool] -= 1
-        machine.room_held = True
-
-    def give_back(self, machine: Machine) -> None:
-        if machine.room_held and machine.pool in self.rooms:
-            self.rooms[machine.pool] += 1
-        machine.room_held = False
-
-    # ---- prices
-
-    def history(self, zone: str, kind: str) -> list[tuple[float, float]]:
-        """Spot: (since, USD per hour), oldest first."""
-        if (zone, kind) not in self._prices:
-            usd = catalog.on_demand_usd(kind, catalog.region_of(zone)) * catalog.SPOT_SHARE[zone[-1]]
-            self._prices[zone, kind] = [(self.begin, round(usd, 4))]
-        return self._prices[zone, kind]
-
-    def price(self, zone: str, kind: str, at: float) -> float:
-        line = self.history(zone, kind)
-        return line[max(0, bisect_right(line, (at, float("inf"))) - 1)][1]
-
-    def set_price(self, zone: str, kind: str, usd: float, at: float) -> None:
-        line = self.history(zone, kind)
-        if line[-1][0] == at:
-            line.pop()
-        line.append((at, usd))
-
-    # ---- quotas
-
-    def quota(self, region: str, family: str, market: str) -> int:
-        return self.quotas.get((region, family, market), catalog.ENDLESS_QUOTA)
 
     @staticmethod
     def usage(state: RegionState, family: str, market: str) -> int:
@@ -106,3 +56,7 @@ class Market:
             "instance type belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request to request "
             "an adjustment to this limit.",
         )
+
+
+def _first_usd(zone: str, kind: str) -> float:
+    return round(catalog.on_demand_usd(kind, catalog.region_of(zone)) * catalog.SPOT_SHARE[zone[-1]], 4)

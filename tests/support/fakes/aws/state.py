@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.support.fakes.aws.catalog import ACCOUNT, TYPES
+from tests.support.fakes.kit import machines as kit
+from tests.support.fakes.kit.machines import Seen as Seen
 
 CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
@@ -18,18 +20,6 @@ def iso(at: float) -> str:
 
 def when(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC).replace(tzinfo=None, microsecond=0)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """An instance's state from some time on."""
-
-    at: float
-    name: str
-    code: str = ""  # code of StateReason
-    message: str = ""
-    transition: str = ""  # StateTransitionReason
-    public_ip: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,41 +38,32 @@ class MotoState:
         self.name, self.code = name, CODES[name]
 
 
-class Machine:
+class Machine(kit.Machine):
     """An instance. Has what moto's interfaces, volumes and addresses ask of theirs."""
 
     source_dest_check = True
 
     def __init__(self, id: str, backend: Any, order: Order, at: float) -> None:
-        self.id, self.ec2_backend, self.order, self.born = id, backend, order, at
+        super().__init__(id, at)
+        self.ec2_backend, self.order = backend, order
         self.owner_id = ACCOUNT
         self.nics: dict[int, Any] = {}
         self.block_device_mapping: dict[str, Any] = {}
         self.had: tuple[dict[int, Any], dict[str, Any]] = {}, {}  # interfaces and devices, at its end
         self.request: SpotRequest | None = None
         self.fleet_id, self.reservation_id, self.launch_index = "", "", 0
-        self.launched = at  # anew at each start
-        self.run = 0
-        self.history: list[Seen] = []
-        self.notice: tuple[str, float] | None = None  # what EC2 will do, and when
         self.rebalance_at: float | None = None
         self.events: list[dict[str, Any]] = []
         self.deaf = False  # its metadata does not answer
         self.tokens: dict[str, float] = {}  # tokens of the metadata, with their ends
         self.password = ""  # makes credentials of its role
-        self.ended_at: float | None = None
         self.data_lost = False
-        self.room_held = False
 
     # ---- what moto asks
 
     @property
     def _state(self) -> MotoState:
         return MotoState(self.state)
-
-    @property
-    def state(self) -> str:
-        return self.history[-1].name
 
     @property
     def security_groups(self) -> list[Any]:
@@ -101,10 +82,6 @@ class Machine:
         return dict(self.ec2_backend.tags.get(self.id, {}))
 
     @property
-    def living(self) -> bool:
-        return self.state != "terminated"
-
-    @property
     def market(self) -> str:
         return self.order.market
 
@@ -115,10 +92,6 @@ class Machine:
     @property
     def vcpus(self) -> int:
         return TYPES[self.order.type].vcpus
-
-    def seen(self, at: float) -> Seen:
-        """Its state then."""
-        return next((s for s in reversed(self.history) if s.at <= at), self.history[0])
 
     def public_ip(self) -> str:
         return (self.nics[0].public_ip or "") if 0 in self.nics else ""

@@ -31,7 +31,10 @@ from spotfleet.matching import meets
 from spotfleet.model import BillingRules, CloudHost, CloudState, FleetSpec, Market, Need, Offer, PricePoint, Role, Run
 from spotfleet.plugins import FileFacts, Machines, Note, Traits
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.plugin import AccountKey, BasePlugin, Config, RegionRow
+from spotfleet.providers.kit.mapping.prices import in_force
+from spotfleet.providers.kit.offers import RegionChoice, RegionPrice, cheapest_region, region_price
+from spotfleet.providers.kit.plugin import RegionalPlugin
+from spotfleet.providers.plugin import AccountKey, Config
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -120,9 +123,7 @@ class ToyProvider:
             found = []
             for offer in (o for o in sold() if o.pool in pools):
                 steps = [(0.0, offer.price_micros_h), *map(tuple, state["prices"].get(offer.pool, []))]
-                first = max(i for i, (at, _) in enumerate(steps) if at <= since)
-                found += [PricePoint(offer.pool, max(at, since) if i == first else at, micros_h)
-                          for i, (at, micros_h) in enumerate(steps) if i >= first]
+                found += [PricePoint(offer.pool, at, micros_h) for at, micros_h in in_force(steps, since)]
             return found
 
         return self._call("prices", read)
@@ -206,6 +207,17 @@ class ToyProvider:
 
         return self._call("boot_files", read)
 
+    def cheapest_region(self, any_of: Sequence[Need], dispatcher: Need, hosts: int = 1) -> RegionChoice:
+        def row(region: str) -> RegionPrice:
+            pools, own = ([o for need in needs for o in self.offers(need) if o.region == region]
+                          for needs in (any_of, [dispatcher]))
+            return region_price(region, pools, own, hosts)
+
+        return cheapest_region(self.name, self.regions, row, lambda: self.unknown([*any_of, dispatcher]))
+
+    def all_regions(self) -> tuple[str, ...]:
+        return tuple(REGIONS)
+
     def unknown(self, needs: Sequence[Need]) -> str:
         return "; ".join(f"instance_type '{n.instance_type}' is unknown; there is {', '.join(TYPES)}"
                          for n in needs if n.instance_type and n.instance_type not in TYPES)
@@ -232,7 +244,7 @@ def _free_port(address: str) -> int:
         return one.getsockname()[1]
 
 
-class ToyPlugin(BasePlugin):
+class ToyPlugin(RegionalPlugin):
     name = "toy"
     traits = Traits(Machines.HERE, settles_region=True, poll_s=0.25, notice_poll_s=0.5, boot_limit_s=600.0)
 
@@ -263,30 +275,6 @@ class ToyPlugin(BasePlugin):
 
     def notices(self, metadata_url: str) -> FolderSource:
         return FolderSource(metadata_url)
-
-    def moved(self, config: Config, spec: FleetSpec) -> Config:
-        return {**config, "section": {**spec.section, "regions": config["section"]["regions"]}}
-
-    def settle(self, provider: Any, config: Config, spec: FleetSpec, hosts: int,
-               region: str) -> tuple[Config, tuple[RegionRow, ...]]:
-        def row(name: str) -> RegionRow:
-            each, own = (min(o.price_micros_h for o in provider.offers(need) if o.region == name)
-                         for need in (spec.any_of[0], spec.dispatcher))
-            return RegionRow(name, each, own, hosts * each + own, "")
-
-        if region:
-            return self._in(config, region), ()
-        rows = sorted(map(row, config["section"]["regions"]), key=lambda r: r.total_micros_h)
-        return self._in(config, rows[0].region), (replace(rows[0], why="chosen"), *(
-            replace(r, why="dearer") for r in rows[1:]))
-
-    @staticmethod
-    def _in(config: Config, region: str) -> Config:
-        return {**config, "section": {**config["section"], "regions": [region]}}
-
-    def region(self, config: Config) -> str:
-        regions = config["section"]["regions"]
-        return regions[0] if len(regions) == 1 else ""
 
     def account_key(self, config: Config) -> AccountKey:
         return (("account", (config.get("section") or {}).get("account", "")),)

@@ -1,4 +1,4 @@
-"""User data of an EC2 machine: made for a launch, and read back."""
+"""User data of a machine that a launch makes: made for the launch, and read back from it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,43 @@ import gzip
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from spotfleet.bootstrap import HostPlan, cloud_init, gang, script, wheel
 from spotfleet.errors import UsageError
-from spotfleet.model import Role
+from spotfleet.model import EnvironmentSpec, Role
 from spotfleet.providers import LaunchRequest
-from spotfleet.providers.aws.mapping import names
-from spotfleet.providers.aws.session import Settings
+from spotfleet.providers.kit.mapping import names
 from spotfleet.ssh.keys import derived_host_key, pinned
 
 SAME_ON_EVERY_HOST = {*script.SCRIPTS, script.SETTINGS, "packages.txt"}  # no files of its Boot
 
 
-def user_data(settings: Settings, requests: Sequence[LaunchRequest]) -> bytes:
-    """Return the user data of one machine, or of a gang, in EC2's format; UsageError if it is too large."""
-    plans = [_plan(settings, request) for request in requests]
-    keys = [derived_host_key(settings.secret, r.request_id) if settings.secret else None for r in requests]
-    admitted, pair = [settings.public_key] if settings.public_key else [], bool(settings.spec.key_pair)
+@dataclass(frozen=True)
+class MachineSetup:
+    """Contents of user data besides the launch request."""
+
+    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
+    public_key: str = ""  # the fleet's; may log in
+    secret: str = field(default="", repr=False)  # the fleet's; makes the host key
+    user: str = "ubuntu"
+    key_pair: bool = False  # the cloud installs a key of the user's, too
+    metadata_url: str = ""
+    extras: tuple[str, ...] = ()  # extras of our wheel on the dispatcher, which calls the cloud
+    modules: tuple[str, ...] = ()  # modules of these extras: a ready image must have them
+
+
+def user_data(setup: MachineSetup, requests: Sequence[LaunchRequest]) -> bytes:
+    """Return the user data of one machine, or of a gang, packed; UsageError if it is too large."""
+    plans = [_plan(setup, request) for request in requests]
+    keys = [derived_host_key(setup.secret, r.request_id) if setup.secret else None for r in requests]
+    admitted, pair = [setup.public_key] if setup.public_key else [], setup.key_pair
     if len(plans) > 1:
-        text = gang.user_data(plans, user=settings.spec.user, authorized_keys=admitted, host_keys=keys,
+        text = gang.user_data(plans, user=setup.user, authorized_keys=admitted, host_keys=keys,
                               key_pair=pair)
         return gang.packed(text, len(plans))
-    text = cloud_init.user_data(plans[0], user=settings.spec.user, authorized_keys=admitted, host_key=keys[0],
+    text = cloud_init.user_data(plans[0], user=setup.user, authorized_keys=admitted, host_key=keys[0],
                                 key_pair=pair)
     return cloud_init.packed(text)
 
@@ -61,12 +74,12 @@ def lifetime_s(request: LaunchRequest) -> float:
         return 0.0
 
 
-def _plan(settings: Settings, request: LaunchRequest) -> HostPlan:
+def _plan(setup: MachineSetup, request: LaunchRequest) -> HostPlan:
     code, dispatcher = wheel.running(), request.role is Role.DISPATCHER
-    environment = replace(settings.environment, packages=()) if dispatcher else settings.environment  # it runs no job
+    environment = replace(setup.environment, packages=()) if dispatcher else setup.environment  # it runs no job
     return HostPlan(
         request.request_id, request.fleet, request.role, request.boot.module, request.boot.files, code.name,
         code.sha256, environment, port=names.DISPATCHER_PORT if dispatcher else 0,
-        metadata_url=names.METADATA_URL, power_off=True,
+        metadata_url=setup.metadata_url, power_off=True,
         gpus=request.offer.slots if request.offer.accelerator and not dispatcher else 0,
-        extras=("aws",) if dispatcher else (), modules=("boto3",) if dispatcher else ())
+        extras=setup.extras if dispatcher else (), modules=setup.modules if dispatcher else ())
