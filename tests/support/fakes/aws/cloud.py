@@ -135,6 +135,7 @@ class AwsCloud(Controls):
             self.runner: Any = None
             self.runner_errors: list[str] = []
             self.bugs: list[str] = []  # tracebacks of the fake's own
+            self.findings: list[str] = []  # what botocore's models refuse in requests and answers that went well
             self.before: Callable[[Call], None] | None = None
             self.after: Callable[[Call], None] | None = None
             self.rights, self.market = Rights(), Market(self.clock())
