@@ -35,8 +35,8 @@ LACKING = {
     "GetEbsDefaultKmsKeyId": "<kmsKeyId>alias/aws/ebs</kmsKeyId>",
     "DescribePlacementGroups": "<placementGroupSet/>",
 }
-NO_TEMPLATE = ("<Response><Errors><Error><Code>InvalidLaunchTemplateName.NotFoundException</Code><Message>The "
-               "specified launch template does not exist.</Message></Error></Errors><RequestID>r</RequestID></Response>")
+NO_TEMPLATE = ("<Response><Errors><Error><Code>InvalidLaunchTemplateName.NotFoundException</Code><Message>"
+               "The launch template does not exist.</Message></Error></Errors><RequestID>r</RequestID></Response>")
 Start = Callable[..., Any]
 
 

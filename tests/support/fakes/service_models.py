@@ -19,6 +19,7 @@ FILTER_VALUES = 200  # EC2's maximum per request
 # Values that services use though an enum lacks them: new instance types, a feature of them in EC2's recorded
 # descriptions, and the state of an attached internet gateway (API reference, "InternetGatewayAttachment").
 OPEN_ENUMS = {"InstanceType"}
+UNDOCUMENTED = {("DescribeVpcs", "isDefault")}  # Terraform's provider finds the default VPC of every account by it
 UNLISTED = {("SupportedAdditionalProcessorFeature", "metal-compatibility"), ("AttachmentStatus", "available")}
 
 
@@ -132,7 +133,7 @@ def _filters(shape: Any, name: str, params: dict[str, Any]) -> list[str]:
 
 def _documented(name: str, wanted: str) -> bool:
     known = _filter_names(name)
-    return not known or wanted in known or (
+    return not known or wanted in known or (name, wanted) in UNDOCUMENTED or (
         wanted.startswith("tag:") and any(k.startswith("tag:") or k == "tag" for k in known))
 
 
