@@ -26,8 +26,9 @@ def user_data(settings: Settings, requests: Sequence[LaunchRequest]) -> bytes:
     keys = [derived_host_key(settings.secret, r.request_id) if settings.secret else None for r in requests]
     admitted, pair = [settings.public_key] if settings.public_key else [], bool(settings.spec.key_pair)
     if len(plans) > 1:
-        text = gang.user_data(plans, user=settings.spec.user, authorized_keys=admitted, host_keys=keys,
-                              key_pair=pair)
+        fetched = settings.secret and all(r.boot.token for r in requests)
+        text = gang.user_data(plans, user=settings.spec.user, authorized_keys=admitted, host_keys=keys, key_pair=pair,
+                              tokens=[r.boot.token for r in requests] if fetched else (), secret=settings.secret)
         return gang.packed(text, len(plans))
     text = cloud_init.user_data(plans[0], user=settings.spec.user, authorized_keys=admitted, host_key=keys[0],
                                 key_pair=pair)
