@@ -2,17 +2,23 @@
 
 All machines get the same text. ROOT/gang holds the common files, and `members.json` there what differs: one text of
 each other file, in which HOST stands for the host's name and which is cut where members differ, and for each member
-its pieces and the 64 bytes of its host key. About a hundred bytes for each machine are thus left. The first command,
-gang_place.py, makes the host's folder from both, continues like a single machine and removes ROOT/gang. A reader of
-the user data of one machine has the tokens of all: they come and go together.
+its pieces. The first command, gang_place.py, makes the host's folder from both, continues like a single machine and
+removes ROOT/gang.
+
+A member's token and host key are not in the text, whose length clouds limit: the machine fetches both from its
+dispatcher (POST /v1/gangs/HOST) with the gang's token. A reader of the user data of one machine can do so too, until
+that member has joined: the members come and go together. Without a dispatcher that knows the secret, the text has both.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from spotfleet.bootstrap import HostPlan, cloud_init, script
@@ -21,13 +27,21 @@ from spotfleet.ssh.keys import KeyPair
 
 GANG = "gang"  # used instead of a request_id
 HOST = "@SPOTFLEET_HOST@"  # stands for the request_id in what is common
+TOKEN = "@SPOTFLEET_TOKEN@"  # stands for the token that a member fetches
 PLACE, MEMBERS = "gang_place.py", "members.json"
 HEAD = "#cloud-config\n"
 
 
 def user_data(plans: Sequence[HostPlan], *, user: str, authorized_keys: Sequence[str],
-              host_keys: Sequence[KeyPair | None], key_pair: bool = False) -> str:
-    """Merge the `cloud_init.user_data` of all plans; the machine at place I becomes the host of plan I."""
+              host_keys: Sequence[KeyPair | None], key_pair: bool = False, tokens: Sequence[str] = (),
+              secret: str = "") -> str:
+    """Merge the `cloud_init.user_data` of all plans; the machine at place I becomes the host of plan I.
+
+    With the `tokens` of all members and the fleet's `secret`, each member fetches its token and host key.
+    """
+    if tokens:
+        plans = [replace(plan, files={name: text.replace(token, TOKEN) for name, text in plan.files.items()})
+                 for plan, token in zip(plans, tokens, strict=True)]
     each = [parsed(cloud_init.user_data(plan, user=user, authorized_keys=authorized_keys, host_key=key,
                                         key_pair=key_pair))
             for plan, key in zip(plans, host_keys, strict=True)]
@@ -46,7 +60,8 @@ def user_data(plans: Sequence[HostPlan], *, user: str, authorized_keys: Sequence
         "run": json.loads(json.dumps(each[0]["runcmd"]).replace(first.request_id, HOST)),
         "files": [[path, modes[path], before, after] for path, before, after in cut],
         "own": [[of[path][len(before):len(of[path]) - len(after)] for path, before, after in cut] for of in named],
-        "keys": ["" if key is None else _raw(key) for key in host_keys],
+        "keys": ["" if key is None or tokens else raw_key(key) for key in host_keys],
+        "gang": gang_token(secret, [p.request_id for p in plans]) if tokens else "",
         "comment": "" if host_keys[0] is None else host_keys[0].public.split(" ", 2)[2].replace(first.request_id, HOST),
     }
     command = ["python3", f"{folder}/{PLACE}", first.metadata_url]
@@ -63,6 +78,11 @@ def user_data(plans: Sequence[HostPlan], *, user: str, authorized_keys: Sequence
         "runcmd": [command],
     }
     return HEAD + cloud_init.to_yaml(whole)
+
+
+def gang_token(secret: str, hosts: Sequence[str]) -> str:
+    """Return the token that lets each of `hosts` fetch its own: HMAC-SHA256(secret, "spotfleet gang HOST HOST ...")."""
+    return hmac.new(secret.encode(), f"spotfleet gang {' '.join(hosts)}".encode(), hashlib.sha256).hexdigest()
 
 
 def packed(text: str, hosts: int) -> bytes:
@@ -121,7 +141,7 @@ def _beginning(texts: Sequence[str]) -> str:
                        min(len(first), len(last)))]
 
 
-def _raw(key: KeyPair) -> str:
+def raw_key(key: KeyPair) -> str:
     """Return seed and public key, in base64."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat

@@ -1,5 +1,7 @@
 """`python3 gang_place.py METADATA_URL` in ROOT/gang: become the host of this machine's place. Run as root.
 
+The machine fetches its token and its host key from the dispatcher in its boot.json, where the gang has a token for it.
+
 The tag `spotfleet-member`, which the launching process sets, holds the place, or "index" for the launch index. Without
 the tag it is the launch index after TAG_S.
 
@@ -10,10 +12,12 @@ from __future__ import annotations
 
 import base64
 import glob
+import http.client
 import json
 import os
 import shutil
 import signal
+import ssl
 import struct
 import subprocess
 import sys
@@ -24,8 +28,10 @@ from contextlib import suppress
 from pathlib import Path
 
 LIMIT_S, PAUSE_S = 300.0, 1.0  # for a metadata server that does not answer yet
+FETCH_S = float(os.environ.get("SPOTFLEET_FETCH_S", "900"))  # for a dispatcher that does not answer
 TAG_S = float(os.environ.get("SPOTFLEET_TAG_S", "60"))
 HOST = "@SPOTFLEET_HOST@"  # stands for the host's name
+TOKEN = "@SPOTFLEET_TOKEN@"  # stands for the host's token
 TAG, BY_INDEX = "tags/instance/spotfleet-member", "index"
 SSHD, RUN = os.environ.get("SPOTFLEET_SSHD", "/etc/ssh"), os.environ.get("SPOTFLEET_RUN", "/run")
 
@@ -39,14 +45,42 @@ def main() -> int:
     for path in gang.iterdir():
         if path.name not in ("members.json", "gang_place.py"):
             shutil.copy2(path, host / path.name)
-    for (path, mode, before, after), own in zip(members["files"], members["own"][mine], strict=True):
-        write(Path(path.replace(HOST, name)), (before + own + after).replace(HOST, name), int(mode, 8))
-    if members["keys"][mine]:
-        show(base64.b64decode(members["keys"][mine]), members["comment"].replace(HOST, name))
+    texts = {path.replace(HOST, name): ((before + own + after).replace(HOST, name), int(mode, 8))
+             for (path, mode, before, after), own in zip(members["files"], members["own"][mine], strict=True)}
+    token, key = "", members["keys"][mine]
+    if members.get("gang"):
+        boot = json.loads(next(text for path, (text, _) in texts.items() if path.endswith("/boot.json")))
+        token, key = fetched(boot, members["gang"], members["hosts"], name)
+    for path, (text, mode) in texts.items():
+        write(Path(path), text.replace(TOKEN, token), mode)
+    if key:
+        show(base64.b64decode(key), members["comment"].replace(HOST, name))
     for command in members["run"]:
         subprocess.run([word.replace(HOST, name) for word in command], check=True)
     shutil.rmtree(gang)
     return 0
+
+
+def fetched(boot: dict[str, str], gang: str, hosts: list[str], name: str) -> tuple[str, str]:
+    """Return this member's token and host key, from the dispatcher; it may not have begun to answer yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # this authority signs only the dispatcher
+    context.load_verify_locations(cadata=boot["ca"])
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    request = urllib.request.Request(f"{boot['dispatcher'].rstrip('/')}/v1/gangs/{name}", method="POST",
+                                     data=json.dumps({"hosts": hosts}).encode(),
+                                     headers={"Authorization": f"Bearer {gang}", "Content-Type": "application/json"})
+    begun = time.monotonic()
+    while True:
+        try:
+            with direct.open(request, timeout=15) as answer:
+                found = json.loads(answer.read())
+                return found["token"], found["host_key"]
+        except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
+            if time.monotonic() - begun > FETCH_S:
+                sys.exit(f"{boot['dispatcher']} does not give this machine its token: {error}")
+        time.sleep(PAUSE_S)
 
 
 def place(url: str) -> int:

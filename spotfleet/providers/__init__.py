@@ -38,6 +38,9 @@ class Boot:
 
     module: str
     files: dict[str, str] = field(default_factory=dict, repr=False)
+    # The host's token, as it stands in `files`: with it a provider may let the host fetch it from its dispatcher
+    # (`bootstrap/gang.py`) instead of putting it into the text that all machines of a launch get.
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ from spotfleet.bootstrap import HostPlan, cloud_init, gang
 from spotfleet.errors import UsageError
 from spotfleet.model import EnvironmentSpec, Role
 from spotfleet.ssh.keys import derived_host_key
+from spotfleet.transport import certs
 
 STARTED = "#!/bin/sh\necho \"$@\" >>\"$(dirname \"$0\")/started\"\n"
 
@@ -37,8 +39,9 @@ def plans(root: Path, count: int, url: str = "http://169.254.169.254", **more) -
                      "0" * 64, root=str(root), metadata_url=url, power_off=True, **more) for n in range(count)]
 
 
-def text_of(hosts: list[HostPlan], secret: str = "s") -> str:
-    return gang.user_data(hosts, user="ubuntu", authorized_keys=["ssh-ed25519 AAAA"],
+def text_of(hosts: list[HostPlan], secret: str = "s", fetched: bool = False) -> str:
+    tokens = [token(n) for n in range(len(hosts))] if fetched else ()
+    return gang.user_data(hosts, user="ubuntu", authorized_keys=["ssh-ed25519 AAAA"], tokens=tokens, secret=secret,
                           host_keys=[derived_host_key(secret, p.request_id) for p in hosts])
 
 
@@ -214,6 +217,69 @@ def test_what_each_host_was_told_is_read_back():
     assert gang.files_of(alone, "f-1") == {}
 
 
+def test_what_a_member_fetches_is_not_in_the_text_of_all():
+    hosts = plans(Path("/root/.spotfleet-host"), 3)
+    text = text_of(hosts, fetched=True)
+    assert not any(token(n) in text or token(n).partition(".")[2] in text for n in range(3))
+    assert json.loads(gang.parsed(text)["write_files"][-2]["content"])["keys"] == ["", "", ""]
+    assert gang.gang_token("s", ["f-0", "f-1", "f-2"]) in text and "one-for-all" in text
+
+
+def test_a_member_fetches_its_token_and_host_key_from_its_dispatcher(tmp_path, monkeypatch, each_boot):
+    made = certs.make("f", time.time())
+    key = gang.raw_key(derived_host_key("s", "f-1"))
+    said = {"token": token(1), "host_key": key}
+    with metadata_server(0, "1") as url, dispatcher(tmp_path, made, said) as (at, requests):
+        hosts = plans(tmp_path / "root", 3, url)
+        for number, plan in enumerate(hosts):
+            plan.files["boot.json"] = json.dumps({"host": f"f-{number}", "token": token(number), "ca": made.ca,
+                                                  "dispatcher": at})
+        done = Machine(tmp_path, text_of(hosts, fetched=True), monkeypatch).run()
+    assert done.returncode == 0, done.stderr
+    boot = json.loads((tmp_path / "root" / "f-1" / "boot.json").read_text())
+    assert (boot["host"], boot["token"]) == ("f-1", token(1))
+    public = (tmp_path / "ssh" / "ssh_host_ed25519_key.pub").read_text().split()[1]
+    assert public == derived_host_key("s", "f-1").public.split()[1]
+    assert set(requests) == {("/v1/gangs/f-1", f"Bearer {gang.gang_token('s', ['f-0', 'f-1', 'f-2'])}",
+                              '{"hosts": ["f-0", "f-1", "f-2"]}')}
+    assert len(requests) == 2  # the first answer was no answer
+
+
+@contextmanager
+def dispatcher(top: Path, made: certs.FleetCertificates, said: dict[str, str],
+               ) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
+    """It fails at first. Yields its URL and the requests that it got."""
+    cert, key = top / "cert", top / "key"
+    cert.write_text(made.cert)
+    key.write_text(made.key)
+    requests: list[tuple[str, str, str]] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            requests.append((self.path, self.headers["Authorization"], body))
+            if len(requests) == 1:
+                return self.send_error(503)
+            answer = json.dumps(said).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        server.socket = certs.server_context(cert, key).wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.server_port}", requests
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.mark.parametrize("text", ["#!/bin/sh\n", "#cloud-config\n: [", "#cloud-config\n{}"])
 def test_user_data_of_somebody_else_is_refused(text):
     with pytest.raises(UsageError, match="its user data is none of ours"):
@@ -223,8 +289,8 @@ def test_user_data_of_somebody_else_is_refused(text):
 def test_as_many_hosts_as_fit_are_launched_together_and_more_are_refused_with_the_fix():
     environment = EnvironmentSpec(packages=("torch==2.13.0",))
     root = Path("/root/.spotfleet-host")
-    fits = text_of(plans(root, 20, environment=environment))
-    assert gang.packed(fits, 20) and fits.count("one-for-all") == 1
+    fits = text_of(plans(root, 100, environment=environment), fetched=True)
+    assert gang.packed(fits, 100) and fits.count("one-for-all") == 1
     with pytest.raises(UsageError, match=r"80 hosts at once are too many: user data has .* bytes packed") as caught:
         gang.packed(text_of(plans(root, 80, environment=environment)), 80)
     assert "all_or_nothing: false" in caught.value.hint

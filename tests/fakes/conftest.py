@@ -30,6 +30,7 @@ def cloud(server: AwsCloud) -> Iterator[AwsCloud]:
     server.reset()
     yield server
     assert not server.bugs, server.bugs[0]
+    assert not server.findings, server.findings[:10]
     server.reset()
 
 

@@ -131,6 +131,7 @@ def nothing_is_left(world: AwsWorld, _jobs: int) -> None:
         ends = Counter(type(e) for e in read_events(life.ledger))[FleetDown]
         assert ends == 1, f"down {ends} times"
     assert not world.aws.bugs, world.aws.bugs[0]
+    assert not world.aws.findings, world.aws.findings[:10]
 
 
 def sweep(flows: Sequence[Flow], most: int, tell: Callable[[object], None], lags_s: Sequence[float] = LAGS_S,

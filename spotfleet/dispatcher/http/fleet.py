@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hmac
 import time
 
 from aiohttp import web
 
+from spotfleet.bootstrap import gang
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.http import revocation
+from spotfleet.dispatcher.http.auth import bearer, host_token
 from spotfleet.dispatcher.http.requests import CORE, FLEET, LONGEST_WAIT_S, body, number, whole
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import event_to_json
 from spotfleet.model import SPOT_POLICIES, Nodes, PolicySpec
+from spotfleet.ssh.keys import derived_host_key
 
 EVENTS_AT_ONCE = 1000
 MOST_HOSTS = 10_000
 LONGEST_NOTICE_S = 86_400.0
 WHY_CHARS = 500
+GANG_BYTES = 1 << 16  # the largest request of a machine that has no token yet
 LARGEST = 1e15  # for every number of a policy, such as micro-dollars
 
 
@@ -74,6 +79,26 @@ async def post_revoke(request: web.Request) -> web.Response:
         raise UsageError(f"why: expected at most {WHY_CHARS} characters")
     await revocation.revoke(request.app[CORE], request.match_info["host"], why or "asked by `spotfleet revoke`")
     return web.json_response({})
+
+
+async def member_secrets(request: web.Request) -> web.Response:
+    """Send token and host key of one of the hosts that were launched together, to the holder of their gang's token.
+
+    Once the host has joined, nobody gets them any more.
+    """
+    core, host = request.app[CORE], request.match_info["host"]
+    if (request.content_length or 0) > GANG_BYTES:
+        raise web.HTTPRequestEntityTooLarge(GANG_BYTES, request.content_length or 0)
+    hosts, secret = (await body(request)).get("hosts", []), core.boot.fleet_secret
+    if not isinstance(hosts, list) or len(hosts) > MOST_HOSTS or not all(isinstance(h, str) for h in hosts):
+        raise UsageError("hosts: expected a list of names")
+    given = bearer(request.headers.get("Authorization", ""))
+    if not hmac.compare_digest(given.encode(), gang.gang_token(secret, hosts).encode()) or host not in hosts:
+        raise web.HTTPUnauthorized(text="the token is missing or belongs to no gang of this host")
+    if not revocation.is_trusted(core, host) or host in core.connections:
+        raise web.HTTPForbidden(text=f"{host} has joined, has ended, or is none of this fleet's hosts")
+    return web.json_response({"token": host_token(secret, host),
+                              "host_key": gang.raw_key(derived_host_key(secret, host))})
 
 
 async def down(request: web.Request) -> web.Response:

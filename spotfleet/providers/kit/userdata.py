@@ -39,8 +39,9 @@ def user_data(setup: MachineSetup, requests: Sequence[LaunchRequest]) -> bytes:
     keys = [derived_host_key(setup.secret, r.request_id) if setup.secret else None for r in requests]
     admitted, pair = [setup.public_key] if setup.public_key else [], setup.key_pair
     if len(plans) > 1:
-        text = gang.user_data(plans, user=setup.user, authorized_keys=admitted, host_keys=keys,
-                              key_pair=pair)
+        fetched = setup.secret and all(r.boot.token for r in requests)
+        text = gang.user_data(plans, user=setup.user, authorized_keys=admitted, host_keys=keys, key_pair=pair,
+                              tokens=[r.boot.token for r in requests] if fetched else (), secret=setup.secret)
         return gang.packed(text, len(plans))
     text = cloud_init.user_data(plans[0], user=setup.user, authorized_keys=admitted, host_key=keys[0],
                                 key_pair=pair)

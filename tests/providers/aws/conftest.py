@@ -29,12 +29,13 @@ def shared_cloud() -> Iterator[Any]:
 
 
 @pytest.fixture
-def cloud(shared_cloud: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def cloud(shared_cloud: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """As new; whoever asks for credentials gets those of the account's owner."""
     shared_cloud.reset()
     for name, value in shared_cloud.environ().items():
         monkeypatch.setenv(name, value)
-    return shared_cloud
+    yield shared_cloud
+    assert not shared_cloud.findings, shared_cloud.findings[:10]
 
 
 @pytest.fixture

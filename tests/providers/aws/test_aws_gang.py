@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
+import json
+
 import pytest
 
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
+from spotfleet.providers import Boot
 from spotfleet.providers.aws.mapping import names
 from spotfleet.providers.aws.section.spec import AwsNetwork
 from tests.support.aws.aws_hosts import A, B, asked, dispatcher, hosts_things, pool, prepared, raw, request, requests
@@ -123,3 +129,23 @@ def test_of_a_gang_that_ec2_stops_each_host_has_a_request_of_its_own(provider, c
     assert [r["State"] for r in requests(cloud)] == ["active"]
     provider.terminate("f-3")
     assert requests(cloud) == [] and hosts_things(cloud) == []
+
+
+def test_sixty_four_hosts_come_together_and_their_user_data_names_no_secret_of_any(aws, cloud):
+    """Each gets its own from the dispatcher: 64 tokens and keys would be longer than EC2's 16 KiB."""
+    provider = prepared(aws, secret="s")
+    hosts = [f"f-{n}" for n in range(100, 164)]
+    tokens = {h: f"{h}.{hashlib.sha256(h.encode()).hexdigest()}" for h in hosts}
+    authority = "".join(f"{hashlib.sha256(str(n).encode()).hexdigest()}\n" for n in range(12))
+    provider.launch_together([request(A, h, boot=Boot("spotfleet.agent", {"boot.json": json.dumps(
+        {"host": h, "token": tokens[h], "ca": authority, "dispatcher": "https://172.31.0.9:7443"})}, tokens[h]))
+        for h in hosts])
+    lines = provider.hosts("f")
+    assert [h.request_id for h in lines] == hosts
+    assert len({h.provider_id for h in lines}) == len({h.ssh.host_keys for h in lines}) == 64
+    data = base64.b64decode(cloud.client("ec2", "us-east-1").describe_instance_attribute(
+        InstanceId=lines[0].provider_id, Attribute="userData")["UserData"]["Value"])
+    text = gzip.decompress(data).decode()
+    assert len(data) < 16_384 and not any(t in text or t.partition(".")[2] in text for t in tokens.values())
+    provider.terminate("f-130")
+    assert sum(h.state.value == "running" for h in provider.hosts("f")) == 63

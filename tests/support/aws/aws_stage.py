@@ -60,6 +60,7 @@ class AwsStage:
             stage.write("counting.py", COUNTING)
             yield stage
             assert cloud.runner_errors == [], stage.story()
+            assert not cloud.findings, cloud.findings[:10]
 
     # ---- what a user does
 

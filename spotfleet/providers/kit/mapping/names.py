@@ -19,22 +19,41 @@ SINCE = "spotfleet-since"  # Unix seconds; on resources whose age the cloud does
 TAKEN = "spotfleet-taken"  # on machines that `chaos` ended: they count as taken, and are paid
 MEMBER = "spotfleet-member"  # on machines launched together: the place in the HOST tag, or BY_INDEX
 BY_INDEX = "index"  # the place is the cloud's own number of the machine in its launch
+TAG_LENGTH = 256  # maximum of the HOST tag; EC2's
 DISPATCHER_PORT = 7443  # where every dispatcher listens
 
 
 def together(request_ids: Sequence[str]) -> str:
-    """Return the HOST tag of machines launched by one call: "F-3" for one, "F- 3 4 5" for several."""
+    """Return the HOST tag of machines launched by one call: "F-3" for one, "F- 3 4 5" for several.
+
+    Numbers that follow each other are written as "3..66" where the tag would be too long otherwise.
+    """
     if len(request_ids) == 1:
         return request_ids[0]
     begin = "".join(request_ids[0].rpartition("-")[:2])
     assert all(i.startswith(begin) for i in request_ids), f"{request_ids} are not of one fleet"
-    return " ".join([begin, *(i.removeprefix(begin) for i in request_ids)])
+    ends = [i.removeprefix(begin) for i in request_ids]
+    text = " ".join([begin, *ends])
+    if len(text) <= TAG_LENGTH or not all(e.isdigit() and str(int(e)) == e for e in ends):
+        return text
+    runs: list[list[int]] = []
+    for number in map(int, ends):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join([begin, *(f"{a}..{b}" if a < b else str(a) for a, b in runs)])
 
 
 def members(host: str) -> list[str]:
     """Return the request_ids in a HOST tag, by place."""
     begin, *ends = host.split(" ")
-    return [begin + end for end in ends] or [host]
+    return [begin + one for end in ends for one in _run(end)] or [host]
+
+
+def _run(end: str) -> list[str]:
+    first, between, last = end.partition("..")
+    return [str(n) for n in range(int(first), int(last) + 1)] if between else [end]
 
 
 def token(secret: str, host: str, attempt: int = 0) -> str:

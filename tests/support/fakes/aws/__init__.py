@@ -94,6 +94,8 @@ dry_run)`; `action` as in a policy ("ec2:RunInstances"), `code` "" if it went we
     cloud.spot_role = False                           before the first use of spot: its service-linked role is missing
     cloud.parameters, cloud.images, cloud.image_gone  of SSM and images; cloud.add_image("ami-..."): the account's own
     cloud.bugs                                        tracebacks of the fake's own mistakes (answered as InternalError)
+    cloud.findings                                    what botocore's models refuse in a request or answer that went
+                                                      well: lengths, patterns, enums, unknown members, filters
 
 WHAT IS THERE. `cloud.everything(owned=True) -> list[Thing(kind, region, id, name, tags)]`: straight from the state, not
 through the API: instances that are not terminated, live spot requests, fleets with instances, launch templates,

@@ -115,6 +115,7 @@ class AwsCloud(Controls, FiniteCloud):
             self.score_questions: set[Any] = set()
             self.forget_time()
             self.bugs: list[str] = []  # tracebacks of the fake's own
+            self.findings: list[str] = []  # what botocore's models refuse in requests and answers that went well
             self.before: Callable[[Call], None] | None = None
             self.after: Callable[[Call], None] | None = None
             self.rights, self.market = Rights(), Market(self.clock())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 from wsgiref.handlers import format_date_time
 
+from tests.support.fakes import service_models
 from tests.support.fakes.aws import ordering
 from tests.support.fakes.aws.errors import AwsError, Lost, answer
 from tests.support.fakes.aws.operations import OPERATIONS, Context
@@ -96,6 +97,9 @@ class Gate(RequestScript):
             if cloud.throttles:
                 self._spend(call)
             status, headers, answered = self._act(environ, call, key, region, protocol)
+            if not call.code and protocol != "rest-xml":
+                cloud.findings += service_models.refused(service, name, params)
+                cloud.findings += service_models.unknown(service, name, answered) if protocol != "json" else []
             self.after(fault)
             if cloud.after:
                 cloud.after(call)
@@ -105,6 +109,8 @@ class Gate(RequestScript):
         except AwsError as error:
             status, headers, answered = answer(error, protocol, request_id)
             call.code = error.code
+            if call.code == "DryRunOperation":
+                cloud.findings += service_models.refused(service, name, params)
         except Exception as error:  # noqa: BLE001 - a bug of the fake, told to whoever asked
             cloud.bugs.append(traceback.format_exc())
             bug = AwsError("InternalError", f"bug of the fake: {error!r}; see cloud.bugs")
@@ -141,6 +147,7 @@ class Gate(RequestScript):
                 state = cloud.regions.get(region) or next(iter(cloud.regions.values()))
                 result = known(Context(cloud, state, call.principal, cloud.now()), call.params)
                 cloud.noted(call)
+                cloud.findings += service_models.unknown_members(call.service, call.action.partition(":")[2], result)
                 return _serialized(call.service, call.action.partition(":")[2], protocol, result)
             status, headers, answered = self._ask_moto(environ)
             call.code = _code_in(answered, protocol) if status >= 300 else ""

@@ -300,6 +300,7 @@ def describe_instance_attribute(ctx: Context, p: dict[str, Any]) -> dict[str, An
         "instanceType": ("InstanceType", order_.type),
         "instanceInitiatedShutdownBehavior": ("InstanceInitiatedShutdownBehavior", order_.shutdown),
         "disableApiTermination": ("DisableApiTermination", order_.protected),
+        "disableApiStop": ("DisableApiStop", False),
         "rootDeviceName": ("RootDeviceName", ctx.cloud.images[order_.image].root),
         "ebsOptimized": ("EbsOptimized", order_.ebs_optimized),
     }
