@@ -12,6 +12,7 @@ import torch
 
 from spotfleet.errors import SpotfleetError, UsageError, is_full
 from spotfleet.protocol.messages import Checkpoint
+from spotfleet.protocol.proofs import MemberProof
 from spotfleet.train.checkpoint import format, store_folder
 from spotfleet.train.checkpoint.file import digest_of
 from spotfleet.train.state.state import Copy
@@ -29,6 +30,7 @@ FULL_S = 20.0  # wait for a full disk of this host, before it is blamed
 RETRY_S = 1.0
 REPORT_S = 1.0
 BRIEF_CHARS = 300
+MOST_NAMED = 5
 
 class CheckpointDamaged(SpotfleetError):
     """The file is not the named one. The script is not at fault: another start fetches it again."""
@@ -109,7 +111,7 @@ def _brief(error: Exception) -> str:
     return str(error).partition("\n")[0][:BRIEF_CHARS].rstrip(".")
 
 
-def restore(control: AgentLine, state: State, work: Path) -> None:
+def restore(control: AgentLine, state: State, work: Path, proof: MemberProof = MemberProof()) -> None:
     """Load the checkpoint that the orders name, if they name one.
 
         named --fetched--> installed
@@ -133,7 +135,8 @@ def restore(control: AgentLine, state: State, work: Path) -> None:
                 raise
             print(f"spotfleet: {error}; waiting for orders to take another one", flush=True)
             refused = named
-            control.update(**_newest_beside(named), damaged=named, damaged_why=_brief(error.__cause__ or error))
+            beside, refused = _newest_beside(named, proof)
+            control.update(**beside, damaged=named, damaged_why=_brief(error.__cause__ or error) + refused)
 
 
 def _wait_named(control: AgentLine, refused: Checkpoint | None) -> Checkpoint | None:
@@ -151,13 +154,16 @@ def _wait_named(control: AgentLine, refused: Checkpoint | None) -> Checkpoint | 
         return control.orders.restore
 
 
-def _newest_beside(named: Checkpoint) -> dict[str, Checkpoint]:
+def _newest_beside(named: Checkpoint, proof: MemberProof) -> tuple[dict[str, Checkpoint], str]:
+    """Return the field of the report about the newest one beside `named`, and a clause about newer ones that are
+    refused."""
     try:
-        found = store_folder.newest(named.url.rpartition("/")[0], named)
+        found, refused = store_folder.newest(named.url.rpartition("/")[0], named, proof)
     except OSError as error:
         print(f"spotfleet: what lies beside {named.url} cannot be listed: {error}", flush=True)
-        return {}
-    return {"checkpoint": found} if found is not None else {}
+        return {}, ""
+    why = f"; {', '.join(refused[:MOST_NAMED])} beside it: no mark of a worker of this job" if refused else ""
+    return {"checkpoint": found} if found is not None else {}, why
 
 
 class _Progress:

@@ -1,7 +1,8 @@
 """Checkpoints in an object store, written and read by workers through obstore, which is imported on first use.
 
     URL/VERSION-GENERATION/__R_0.distcp    by rank R, streamed: one item at a time is in memory
-                           manifest.json   sizes and sha256 of all files, by rank 0; its own sha256 is reported
+                           manifest.json   sizes and sha256 of all files, by rank 0, with the mark of a member
+                                           (`protocol/proofs.py`); its own sha256 is reported
                            .metadata       written last: a folder without it is no checkpoint
 
     begun --every rank's file is there--> manifest --> .metadata: whole --newer ones are--> removed, .metadata first
@@ -14,24 +15,27 @@ worker's environment, as obstore reads it: AWS_*, GOOGLE_*, AZURE_*. `file:///` 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import importlib
 import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Checkpoint
+from spotfleet.protocol.proofs import MemberProof
 from spotfleet.storage.object_store import open_store
 from spotfleet.train.checkpoint import format
 from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.file import Times, check_parts
 from spotfleet.train.checkpoint.format import METADATA, Shard
 
-MANIFEST = "manifest.json"
+MANIFEST, MARK = "manifest.json", "mark"
 _NAME = re.compile(r"(\d{1,15})-(\d{1,15})/(.+)")
 
 
@@ -112,15 +116,15 @@ class CheckpointFolder:
 
 
 def write(shard: Shard, url: str, others: Callable[[float], list[PartReport]],
-          times: Times | None = None) -> tuple[Checkpoint | None, PartReport]:
+          times: Times | None = None, proof: MemberProof = MemberProof()) -> tuple[Checkpoint | None, PartReport]:
     """Write this rank's share to `url`; rank 0 completes the checkpoint and returns it.
 
     OSError as in CheckpointFolder, and the exceptions of `others`.
     """
     times, folder = times or Times(), CheckpointFolder(url)
     under = f"{shard.version}-{shard.generation}"
-    if shard.rank == 0 and folder.has(f"{under}/{METADATA}"):
-        return _found(shard, folder, url), PartReport(0, shard.version)
+    if shard.rank == 0 and (found := _found(shard, folder, url, proof)) is not None:
+        return found, PartReport(0, shard.version)
     items = format.items_of(shard)
     begun = time.monotonic()
     size, digest = folder.put(f"{under}/{format.file_name(shard.rank)}", items.chunks())
@@ -135,16 +139,25 @@ def write(shard: Shard, url: str, others: Callable[[float], list[PartReport]],
     metadata = format.metadata(shard, items, [t.lengths for t in reports[1:]])
     files = {format.file_name(rank): {"bytes": t.bytes, "sha256": t.digest} for rank, t in enumerate(reports)}
     files[METADATA] = {"bytes": len(metadata), "sha256": hashlib.sha256(metadata).hexdigest()}
-    manifest = json.dumps({"version": shard.version, "generation": shard.generation, "files": files}, indent=1).encode()
+    about = {"version": shard.version, "generation": shard.generation, "files": files, "grant": proof.grant}
+    manifest = json.dumps({**about, MARK: proof.of_manifest(about)}, indent=1).encode()
     folder.put(f"{under}/{MANIFEST}", [manifest])
     folder.put(f"{under}/{METADATA}", [metadata])
     times.sync_s = time.monotonic() - begun
     return _checkpoint(shard, url, manifest, files), own
 
 
-def _found(shard: Shard, folder: CheckpointFolder, url: str) -> Checkpoint:
-    manifest = folder.get(f"{shard.version}-{shard.generation}/{MANIFEST}")
-    return _checkpoint(shard, url, manifest, json.loads(manifest)["files"])
+def _found(shard: Shard, folder: CheckpointFolder, url: str, proof: MemberProof) -> Checkpoint | None:
+    """Return the whole checkpoint that a member of the job has written there; None for none, or another's."""
+    under = f"{shard.version}-{shard.generation}"
+    if not folder.has(f"{under}/{METADATA}"):
+        return None
+    try:
+        manifest = folder.get(f"{under}/{MANIFEST}")
+        about = json.loads(manifest)
+        return _checkpoint(shard, url, manifest, about["files"]) if not proof.key or _is_marked(about, proof) else None
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return None  # not a manifest of this format: it is written again
 
 
 def _checkpoint(shard: Shard, url: str, manifest: bytes, files: dict[str, Any]) -> Checkpoint:
@@ -170,25 +183,39 @@ def prune(url: str, newest: Checkpoint, keep: int) -> None:
             folder.drop(f"{version}-{generation}/{name}")
 
 
-def newest(url: str, but: Checkpoint) -> Checkpoint | None:
-    """Return the newest whole checkpoint in `url` besides `but`.
+def newest(url: str, but: Checkpoint, proof: MemberProof) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest whole checkpoint in `url` besides `but` that a member of the job wrote, and the names of newer
+    ones that do not show it.
 
     Workers that have lost their dispatcher write on, remove the checkpoints that it knows of, and cannot report theirs.
+    Anybody with the store's credentials could put one there. If `but` has no seal, the job comes from a release
+    without marks, and none is required.
     """
+    refused: list[str] = []
     folder = CheckpointFolder(url)
     found = {name.rpartition("/")[0] for name in folder.names() if name.endswith(f"/{METADATA}")}
     ages = {(int(m[2]), int(m[1])): name for name in found if (m := _NAME.fullmatch(f"{name}/x"))}
     for (generation, version), name in sorted(ages.items(), reverse=True):
         try:
             manifest = folder.get(f"{name}/{MANIFEST}")
-            files = json.loads(manifest)["files"]
-            size = len(manifest) + sum(entry["bytes"] for entry in files.values())
+            about = json.loads(manifest)
+            size = len(manifest) + sum(entry["bytes"] for entry in about["files"].values())
+            made_here = (about["version"], about["generation"]) == (version, generation) and _is_marked(about, proof)
+            grant = str(about.get("grant", ""))
         except (FileNotFoundError, ValueError, LookupError, TypeError):
             continue  # not a manifest of this format
         digest = hashlib.sha256(manifest).hexdigest()
-        if digest != but.digest:
-            return Checkpoint(version, digest, size, generation, url=f"{url.rstrip('/')}/{name}")
-    return None
+        if digest == but.digest:
+            continue
+        if made_here or not but.seal:
+            found = Checkpoint(version, digest, size, generation, url=f"{url.rstrip('/')}/{name}")
+            return replace(proof, grant=grant).marked(found), refused
+        refused.append(name)
+    return None, refused
+
+
+def _is_marked(about: dict[str, Any], proof: MemberProof) -> bool:
+    return bool(proof.key) and hmac.compare_digest(str(about.get(MARK, "")), proof.of_manifest(about))
 
 
 def fetch(named: Checkpoint, into: Path, progress: Callable[[int], None] = lambda size: None) -> None:

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Checkpoint, WorkerOrders
+from spotfleet.protocol.proofs import MemberProof
 from spotfleet.train.checkpoint import entries, file, format, restore
 from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.restore import CheckpointDamaged
@@ -250,6 +251,7 @@ class Leader:
     generation: int = 1
     place: RankInfo = field(default_factory=RankInfo)
     group: None = None
+    proof: MemberProof = field(default_factory=MemberProof)
 
 
 def test_a_checkpoint_ordered_while_another_is_written_follows_it_at_once(alone, tmp_path, monkeypatch):

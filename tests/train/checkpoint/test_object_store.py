@@ -17,6 +17,7 @@ import torch
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Checkpoint, WorkerOrders
+from spotfleet.protocol.proofs import MemberProof
 from spotfleet.storage import object_store
 from spotfleet.train.checkpoint import entries, restore, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport
@@ -24,6 +25,8 @@ from spotfleet.train.checkpoint.restore import CheckpointDamaged
 from spotfleet.train.checkpoint.store_folder import METADATA, CheckpointFolder
 from tests.train.checkpoint.test_checkpoint_files import by_torch, held_state, odd_state
 from tests.train.state.test_state import build, train
+
+NO_PROOF = MemberProof()
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +48,12 @@ def test_memory_holds_what_was_put_there_until_it_is_reset(url):
     assert not object_store.open_store(url)[0].list().collect()
 
 
-def write(state, url: str, world: int = 1, generation: int = 1) -> Checkpoint:
+def write(state, url: str, world: int = 1, generation: int = 1, proof: MemberProof = NO_PROOF) -> Checkpoint:
     """What `world` ranks that hold `state` write there."""
     told: list[PartReport] = []
     for rank in [*range(1, world), 0]:
         shard = entries.rank_shard(state, generation, rank, world, state.tensors())
-        done, said = store_folder.write(shard, url, lambda own_s, told=told: told)
+        done, said = store_folder.write(shard, url, lambda own_s, told=told: told, proof=proof)
         told += [said] if rank else []
     assert done is not None
     return done
@@ -239,6 +242,40 @@ def test_one_that_is_gone_because_workers_without_a_dispatcher_wrote_on_is_told_
     control = Control(WorkerOrders(restore=known), on_damaged=order_what_was_found)
     restore.restore(control, state, tmp_path)
     assert (control.told, control.beside, state.version) == ([known], left, 2)
+
+
+MEMBER, OTHERS = MemberProof("job-1", "its key", "a grant"), MemberProof("job-2", "another key", "a grant")
+
+
+def test_beside_a_damaged_one_only_what_a_member_of_the_job_wrote_counts_and_the_rest_is_named(alone, url, tmp_path):
+    model, optimizer, state = held_state(alone, 1)
+    true = write(state, url, proof=MEMBER)
+    train(model, optimizer, 1)
+    damaged = replace(write(state, url, proof=MEMBER), seal="by the dispatcher")
+    folder = CheckpointFolder(url)
+    for version, proof in ((7, NO_PROOF), (8, OTHERS)):
+        train(model, optimizer, 1)
+        planted = write(state, url, generation=version, proof=proof)
+        assert planted.version > true.version
+    folder.put("9-9/manifest.json", [folder.get("1-1/manifest.json")])  # a true one, under another name
+    folder.put("9-9/.metadata", [b""])
+    folder.drop("2-1/__0_0.distcp")
+
+    def order_what_was_found(control: Control) -> None:
+        control.orders = replace(control.orders, restore=control.beside)
+
+    control = Control(WorkerOrders(restore=damaged), on_damaged=order_what_was_found)
+    restore.restore(control, state, tmp_path, MEMBER)
+    assert (control.beside, state.version) == (MEMBER.marked(true), 1)
+    assert control.why == ("__0_0.distcp is not there; 9-9, 4-8, 3-7 beside it: no mark of a worker of this job")
+
+
+def test_what_others_put_under_the_next_name_is_written_over(alone, url, tmp_path):
+    _, _, state = held_state(alone, 1)
+    planted = write(state, url, proof=OTHERS)
+    made = write(state, url, proof=MEMBER)
+    assert made.digest != planted.digest and same(state, restore.read_url(made, tmp_path))
+    assert write(state, url, proof=MEMBER) == made
 
 
 def test_while_it_comes_that_is_told(alone, url, tmp_path, monkeypatch):
