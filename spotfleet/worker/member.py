@@ -53,6 +53,7 @@ class Member(Generic[W]):
         self.job = environ.get("SPOTFLEET_JOB", "local")
         self.address = environ.get("SPOTFLEET_ADDRESS", "127.0.0.1")
         self.work = environ.get("SPOTFLEET_WORK", "")
+        self.shared = environ.get("SPOTFLEET_FETCHED", self.work)  # folder of the job for all its workers here
         self._key = environ.get(JOB_KEY, "")
         self.place = RankInfo()
         self.placed = False  # `place` belongs to a generation and is not provisional

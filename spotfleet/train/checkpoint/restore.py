@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from spotfleet.protocol.messages import Checkpoint
 from spotfleet.protocol.proofs import MemberProof
 from spotfleet.train.checkpoint import format, store_folder
 from spotfleet.train.checkpoint.file import digest_of
+from spotfleet.train.checkpoint.host_copy import HostCopy, HostFolder
 from spotfleet.train.state.state import Copy
 
 if TYPE_CHECKING:
@@ -65,25 +65,25 @@ def read(named: Checkpoint, progress: Callable[[int], None] = lambda size: None)
     return Copy(held.version, held.position, held.schema, held.tensors)
 
 
-def read_url(named: Checkpoint, work: Path, progress: Callable[[int], None] = lambda size: None) -> Copy:
-    """Read the copy, as `read` does, from an object store by way of a folder in `work`.
+def read_url(named: Checkpoint, place: HostFolder, progress: Callable[[int], None] = lambda size: None) -> Copy:
+    """Read the copy, as `read` does, from an object store by way of one copy for this host.
 
     OSError when the store does not answer. `progress` is called with the size of each piece received.
     """
-    work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="restore-", dir=work) as folder:
-        try:
-            store_folder.fetch(named, Path(folder), progress)
-        except store_folder.WrongObject as error:
-            raise CheckpointDamaged(
-                f"checkpoint of version {named.version} at {named.url} is not the one that was kept: {error}",
-                hint="check that folder; without a whole checkpoint in it, `spotfleet train` again starts from step 0",
-            ) from error
-        try:
-            with format.in_folder(folder) as open_member:
-                held = format.read(open_member)
-        except format.UNREADABLE as error:
-            raise _unreadable(named.url, named, error) from error
+    copy = HostCopy(place.folder, named, place.readers)
+    try:
+        with copy.opened(lambda into, moved: store_folder.fetch(named, into, moved),
+                         lambda folder: store_folder.is_whole(named, folder, progress), progress) as folder:
+            try:
+                with format.in_folder(folder) as open_member:
+                    held = format.read(open_member)
+            except format.UNREADABLE as error:
+                raise _unreadable(named.url, named, error) from error
+    except store_folder.WrongObject as error:
+        raise CheckpointDamaged(
+            f"checkpoint of version {named.version} at {named.url} is not the one that was kept: {error}",
+            hint="check that folder; without a whole checkpoint in it, `spotfleet train` again starts from step 0",
+        ) from error
     return Copy(held.version, held.position, held.schema, held.tensors)
 
 
@@ -93,10 +93,10 @@ def _unreadable(name: str, named: Checkpoint, error: Exception) -> UsageError:
                       f"({torch.__version__} here) and of the script's own classes that wrote it. {RESTART}")
 
 
-def install(state: State, named: Checkpoint, work: Path = Path(),
+def install(state: State, named: Checkpoint, place: HostFolder = HostFolder(),
             progress: Callable[[int], None] = lambda size: None) -> None:
     """Load the named checkpoint into `state`; errors as in `read`, and UsageError when the script builds another."""
-    held = read_url(named, work, progress) if named.url else read(named, progress)
+    held = read_url(named, place, progress) if named.url else read(named, progress)
     try:
         state.install(held)
         state.mark(made_in=named.generation)
@@ -111,8 +111,9 @@ def _brief(error: Exception) -> str:
     return str(error).partition("\n")[0][:BRIEF_CHARS].rstrip(".")
 
 
-def restore(control: AgentLine, state: State, work: Path, proof: MemberProof = MemberProof()) -> None:
-    """Load the checkpoint that the orders name, if they name one.
+def restore(control: AgentLine, state: State, folder: Path, proof: MemberProof = MemberProof()) -> None:
+    """Load the checkpoint that the orders name, if they name one; from an object store by way of `folder`, which the
+    job's workers on this host share.
 
         named --fetched--> installed
           |-- damaged at its url: reported; orders for another one are awaited for OTHER_LIMIT_S
@@ -128,15 +129,15 @@ def restore(control: AgentLine, state: State, work: Path, proof: MemberProof = M
         if named is None:
             return
         try:
-            _install_with_retries(control, state, named, work)
+            _install_with_retries(control, state, named, folder)
             return
         except CheckpointDamaged as error:
             if not named.url or named == refused:
                 raise
             print(f"spotfleet: {error}; waiting for orders to take another one", flush=True)
             refused = named
-            beside, refused = _newest_beside(named, proof)
-            control.update(**beside, damaged=named, damaged_why=_brief(error.__cause__ or error) + refused)
+            beside, foreign = _newest_beside(named, proof)
+            control.update(**beside, damaged=named, damaged_why=_brief(error.__cause__ or error) + foreign)
 
 
 def _wait_named(control: AgentLine, refused: Checkpoint | None) -> Checkpoint | None:
@@ -155,14 +156,14 @@ def _wait_named(control: AgentLine, refused: Checkpoint | None) -> Checkpoint | 
 
 
 def _newest_beside(named: Checkpoint, proof: MemberProof) -> tuple[dict[str, Checkpoint], str]:
-    """Return the field of the report about the newest one beside `named`, and a clause about newer ones that are
-    refused."""
+    """Return the field of the report about the newest one beside `named`, and a clause about newer ones that
+    do not count."""
     try:
-        found, refused = store_folder.newest(named.url.rpartition("/")[0], named, proof)
+        found, foreign = store_folder.newest(named.url.rpartition("/")[0], named, proof)
     except OSError as error:
         print(f"spotfleet: what lies beside {named.url} cannot be listed: {error}", flush=True)
         return {}, ""
-    why = f"; {', '.join(refused[:MOST_NAMED])} beside it: no mark of a worker of this job" if refused else ""
+    why = f"; {', '.join(foreign[:MOST_NAMED])} beside it: no mark of a worker of this job" if foreign else ""
     return {"checkpoint": found} if found is not None else {}, why
 
 
@@ -187,13 +188,13 @@ class _Progress:
             self._control.update(fetched=self._most)
 
 
-def _install_with_retries(control: AgentLine, state: State, named: Checkpoint, work: Path) -> None:
+def _install_with_retries(control: AgentLine, state: State, named: Checkpoint, folder: Path) -> None:
     """Install the checkpoint; retry a store that does not answer until FETCH_LIMIT_S pass without progress."""
-    progress, full_since = _Progress(control), None
+    progress, full_since, place = _Progress(control), None, control.orders.assignment
     while True:
         progress.restart()
         try:
-            install(state, named, work, progress.received)
+            install(state, named, HostFolder(folder, place.local_size if place is not None else 1), progress.received)
             return
         except OSError as error:
             if is_full(error):

@@ -360,4 +360,4 @@ class Checkpointer:
         """Load the checkpoint that the orders name, if they name one."""
         control = self._runtime.control
         assert control is not None
-        restore.restore(control, state, Path(self._runtime.work or "."), self._runtime.proof)
+        restore.restore(control, state, Path(self._runtime.shared or "."), self._runtime.proof)
