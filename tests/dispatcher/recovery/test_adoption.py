@@ -111,7 +111,7 @@ def test_of_a_job_that_hosts_brought_checkpoints_of_ordered_generations_alone_ar
             path = f"/v1/jobs/{job}/checkpoints/{1000 * generation}?generation={generation}&digest={digest}"
             answer = await stage.call("PUT", path, token=stage.token("f-0"), data=data, ok=False)
             assert answer[0] == expected, answer
-        (lost,) = await stage.events("CheckpointLost")
+        (lost,) = await stage.until("the event", lambda: stage.events("CheckpointLost"))
         assert "no dispatcher of this fleet has ordered its generation" in lost["why"]
 
     play(scene, spec(1))
