@@ -1,16 +1,18 @@
 """One copy of a checkpoint per host, fetched from its store by one worker for all workers of the job there.
 
     FOLDER/lock                          held while the copy changes, shared by those that read it; freed by the kernel
-    FOLDER/VERSION-GENERATION-DIGEST/    its files, whole: renamed once the digest of each has been compared
+    FOLDER/VERSION-GENERATION-DIGEST/    its files, whole: renamed once the digest of each has been compared; in STATES
+                                         the size and time of each by then
     FOLDER/VERSION-GENERATION-DIGEST.part    what has come so far; the next worker goes on with the files that are whole
     FOLDER/VERSION-GENERATION-DIGEST.read.PID    by each worker that has read it: the last one removes all
 
 A worker that waits for another one's fetch reports that one's progress as its own. One that is killed frees the lock,
-and another one goes on. Each worker compares the digests again before it opens a file that another one fetched.
+and another one goes on. Digests are compared once per host: the others compare sizes and times.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -27,6 +29,7 @@ from spotfleet.storage import atomic, locks, private
 
 POLL_S = 0.1
 DIGEST_CHARS = 16
+STATES = "states.json"
 OURS = re.compile(rf"\d+-\d+-[0-9a-f]{{{DIGEST_CHARS}}}(\.part|\.read\.\d+)?")
 
 Fetch = Callable[[Path, Callable[[int], None]], None]  # into a folder, with a callback for the bytes that have come
@@ -53,15 +56,16 @@ class HostCopy:
         self._whole, self._part = folder / name, folder / f"{name}.part"
 
     @contextmanager
-    def opened(self, fetch: Fetch, is_whole: Callable[[Path], bool], progress: Callable[[int], None]) -> Iterator[Path]:
+    def opened(self, fetch: Fetch, progress: Callable[[int], None]) -> Iterator[Path]:
         """Yield the folder with the copy, which nobody changes meanwhile.
 
-        `fetch` is called if no worker has fetched it, and keeps the files that are whole already. Raises its errors,
-        and CopyChanged if `is_whole` is false for a copy that another worker fetched.
+        `fetch` is called if no worker has fetched it; it compares digests, and keeps the files that are whole already.
+        Raises its errors, and CopyChanged where a file has changed since.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with private.open_file(self._folder / "lock", "a") as lock:
-            if not self._fetched(lock, fetch, progress) and not is_whole(self._whole):
+            self._bring(lock, fetch, progress)
+            if not _is_unchanged(self._whole):
                 if locks.take(lock, wait=True):
                     shutil.rmtree(self._whole, ignore_errors=True)
                 raise CopyChanged(f"{self._whole} has changed on this host's disk")
@@ -70,12 +74,10 @@ class HostCopy:
             if len(self._marks()) >= self._readers and locks.take(lock, wait=True):  # nobody reads any more
                 self._clear()
 
-    def _fetched(self, lock: IO[str], fetch: Fetch, progress: Callable[[int], None]) -> bool:
-        """Return with the lock shared and the copy there; True if this worker has fetched it."""
-        seen, fetched = 0, False
-        while True:
-            if locks.take(lock, shared=True) and self._whole.is_dir():
-                return fetched
+    def _bring(self, lock: IO[str], fetch: Fetch, progress: Callable[[int], None]) -> None:
+        """Return with the lock shared and the copy there."""
+        seen = 0
+        while not (locks.take(lock, shared=True) and self._whole.is_dir()):
             if locks.take(lock):
                 if not self._whole.is_dir():
                     self._clear(but=self._part)
@@ -86,8 +88,8 @@ class HostCopy:
                         if is_full(error):  # others may need the room
                             shutil.rmtree(self._part, ignore_errors=True)
                         raise
+                    (self._part / STATES).write_text(json.dumps(_states(self._part)))
                     atomic.rename(self._part, self._whole, sync=False)  # the store has it
-                    fetched = True
                 continue
             now = _bytes_in(self._part)
             if now > seen:
@@ -107,6 +109,19 @@ class HostCopy:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _states(folder: Path) -> dict[str, list[int]]:
+    """Return the size of each file, and the time of its last change, in ns."""
+    found = {path.name: path.stat() for path in folder.iterdir() if path.name != STATES}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
+
+
+def _is_unchanged(folder: Path) -> bool:
+    try:
+        return json.loads((folder / STATES).read_text()) == _states(folder)
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _bytes_in(folder: Path) -> int:

@@ -72,8 +72,7 @@ def read_url(named: Checkpoint, place: HostFolder, progress: Callable[[int], Non
     """
     copy = HostCopy(place.folder, named, place.readers)
     try:
-        with copy.opened(lambda into, moved: store_folder.fetch(named, into, moved),
-                         lambda folder: store_folder.is_whole(named, folder, progress), progress) as folder:
+        with copy.opened(lambda into, moved: store_folder.fetch(named, into, moved), progress) as folder:
             try:
                 with format.in_folder(folder) as open_member:
                     held = format.read(open_member)

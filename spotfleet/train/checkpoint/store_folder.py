@@ -174,7 +174,6 @@ def fetch(named: Checkpoint, into: Path, progress: Callable[[int], None] = lambd
         raise WrongObject(f"{MANIFEST} is not there") from error
     _compare(MANIFEST, hashlib.sha256(manifest).hexdigest(), named.digest)
     into.mkdir(parents=True, exist_ok=True)
-    (into / MANIFEST).write_bytes(manifest)
     for name, entry in json.loads(manifest)["files"].items():
         if _digest(into, name, progress) == entry["sha256"]:
             continue
@@ -188,16 +187,6 @@ def fetch(named: Checkpoint, into: Path, progress: Callable[[int], None] = lambd
         except FileNotFoundError as error:
             raise WrongObject(f"{name} is not there") from error
         _compare(name, digest.hexdigest(), entry["sha256"])
-
-
-def is_whole(named: Checkpoint, folder: Path, progress: Callable[[int], None] = lambda size: None) -> bool:
-    """Return whether `folder` has all files of the checkpoint, as `fetch` left them."""
-    try:
-        manifest = (folder / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        return False
-    return hashlib.sha256(manifest).hexdigest() == named.digest and all(
-        _digest(folder, name, progress) == entry["sha256"] for name, entry in json.loads(manifest)["files"].items())
 
 
 def _digest(folder: Path, name: str, progress: Callable[[int], None]) -> str:
