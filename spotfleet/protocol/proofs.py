@@ -23,7 +23,7 @@ def proof(key: bytes, *content: Any) -> str:
 
 
 def is_proof(found: str, key: bytes, *content: Any) -> bool:
-    return hmac.compare_digest(found.encode(), proof(key, *content).encode())
+    return hmac.compare_digest(found.encode(errors="replace"), proof(key, *content).encode())
 
 
 def identity(checkpoint: Checkpoint) -> list[Any]:
@@ -50,6 +50,13 @@ class MemberProof:
         return bool(self.key) and is_proof(made.mark, self.key.encode(), "checkpoint", self.job, identity(made))
 
     def of_manifest(self, manifest: Mapping[str, Any]) -> str:
-        """Return the mark of a manifest in an object store, without its own field `mark`."""
-        content = {name: value for name, value in manifest.items() if name != "mark"}
-        return proof(self.key.encode(), "manifest", self.job, content) if self.key else ""
+        """Return the mark of a manifest in an object store; its own field `mark` does not count."""
+        return proof(self.key.encode(), "manifest", self.job, _content(manifest)) if self.key else ""
+
+    def has_manifest(self, manifest: Mapping[str, Any], mark: str) -> bool:
+        """Return whether a member of this job wrote the manifest."""
+        return bool(self.key) and is_proof(mark, self.key.encode(), "manifest", self.job, _content(manifest))
+
+
+def _content(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in manifest.items() if name != "mark"}

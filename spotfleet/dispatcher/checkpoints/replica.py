@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from spotfleet.codec import from_json, parse, to_json
 from spotfleet.dispatcher.checkpoints.seals import JobSeals
-from spotfleet.dispatcher.checkpoints.store import CheckpointStore
+from spotfleet.dispatcher.checkpoints.store import SHA256, CheckpointStore
 from spotfleet.dispatcher.disk.records import age, digest_of, name_of, named
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import atomic
@@ -205,12 +205,13 @@ class TargetFolder:
         return self._read(self._name(checkpoint, "json"))
 
     def _read(self, name: str) -> Checkpoint | None:
-        """Read a record; None if there is none, or other bytes."""
+        """Read a record; None if there is none, or one that no dispatcher or host of ours has written."""
         try:
             data = b"".join(self._durable.get(name, end=RECORD_BYTES))
-            return from_json(Checkpoint, parse(data.decode()))
+            found = from_json(Checkpoint, parse(data.decode()))
         except (FileNotFoundError, ValueError):
             return None
+        return found if SHA256.fullmatch(found.digest) and named(name_of(found)) is not None else None
 
     def _name(self, checkpoint: Checkpoint, ending: str = "ckpt") -> str:
         name = checkpoint_name(self._job, checkpoint.version, checkpoint.generation)

@@ -15,7 +15,6 @@ worker's environment, as obstore reads it: AWS_*, GOOGLE_*, AZURE_*. `file:///` 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import importlib
 import json
 import re
@@ -158,7 +157,7 @@ def newest(url: str, but: Checkpoint, proof: MemberProof) -> tuple[Checkpoint | 
 
 
 def _is_marked(about: dict[str, Any], proof: MemberProof) -> bool:
-    return bool(proof.key) and hmac.compare_digest(str(about.get(MARK, "")), proof.of_manifest(about))
+    return proof.has_manifest(about, str(about.get(MARK, "")))
 
 
 def fetch(named: Checkpoint, into: Path, progress: Callable[[int], None] = lambda size: None) -> None:

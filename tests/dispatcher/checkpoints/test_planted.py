@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from spotfleet.codec import to_json
 from spotfleet.dispatcher.checkpoints.ledger_restore import SealedJob, _trained
 from spotfleet.dispatcher.checkpoints.replica import Replica
 from spotfleet.dispatcher.checkpoints.seals import PER_MACHINE, JobSeals, SealKey
@@ -199,6 +200,22 @@ def test_what_a_host_puts_at_the_target_is_refused_and_the_version_before_is_tak
     found, lost = site.successor().restore()
     assert (found, [v for v, _ in lost]) == (version, [refused])
     assert why in lost[0][1]
+
+
+@pytest.mark.parametrize(("name", "record"), [
+    ("\u00b2-1", {}), ("9" * 200 + "-1", {}), ("90-5", {"mark": "\ud800", "seal": "\ud800"}),
+    ("90-5", {"digest": "\x1b[2J"}), ("90-5", {"digest": "x" * 100_000}), ("90-5", {"serial": 10**1000}),
+    ("90-5", {"part": -1, "parts": -7}),
+])
+@pytest.mark.parametrize("folder", ["checkpoints", "quarantine"])
+def test_no_name_or_record_at_the_target_stops_the_dispatcher(site: Site, name: str, record: dict, folder: str):
+    stem = f"jobs/a-1/{folder}/{name}"
+    site.there.put(f"{stem}.ckpt", [data_of(90)])
+    site.there.put(f"{stem}.json", [json.dumps({**to_json(of(90)), **record}).encode()])
+    later = site.successor()
+    assert later.restore()[0] == 30
+    later.keep(40)
+    assert later.successor().restore()[0] == 40
 
 
 @pytest.mark.parametrize(("removed", "version"), [((30,), 20), ((20, 30), 0)])
