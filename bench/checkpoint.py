@@ -6,7 +6,7 @@ The workers are processes that hold the same parameters, as data-parallel ranks 
 begin together. Each system writes the whole state and syncs it, then every worker restores all of it:
 
 - parts: each rank's share as a file for the agent, as without a target; then joined as on the dispatcher. Restored from
-  the joined file, which every worker compares with its sha256
+  a copy that one process of the host makes of the joined file, comparing its sha256, as the agent does
 - store: each rank's share into a folder of pieces with the manifest last, as in an object store. Restored through the
   one copy that a worker fetches for all of its host
 - dcp: `torch.distributed.checkpoint.save` and `load`; *async* is the pause of its `async_save`
@@ -41,6 +41,8 @@ import torch.distributed.checkpoint as dcp
 
 from spotfleet.dispatcher.checkpoints import parts
 from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage import verified
+from spotfleet.storage.folder import FolderStore, read_range
 from spotfleet.train.checkpoint import file, restore, shards, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.format import Shard
@@ -144,7 +146,13 @@ class Worker:
     # ---- restoring; each leaves all values in `into`
 
     def restore_parts(self, into: list[torch.Tensor]) -> None:
-        self.install(restore.read(self.made["parts"]).tensors, into)
+        named = self.made["parts"]
+        here = Path(named.path).with_name("restored")
+        if self.rank == 0:
+            assert FolderStore(here.parent).put(here.name, read_range(Path(named.path))) == named.digest
+            verified.note(here, named.digest)
+        dist.barrier()
+        self.install(restore.read(replace(named, path=str(here))).tensors, into)
 
     def restore_store(self, into: list[torch.Tensor]) -> None:
         place = HostFolder(self.place("store").with_name(f"host-{self.turn}"), self.world)
