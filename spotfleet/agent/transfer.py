@@ -169,8 +169,9 @@ class Transfers:
         """Upload the checkpoint `made`, whole or one part; return the status. `opened` receives the open file, whose
         position is the progress."""
         part = {"part": made.part, "parts": made.parts} if made.parts > 1 else {}
+        grant = {"grant": made.grant} if made.grant else {}
         url = self._url("jobs", job, "checkpoints", str(made.version), generation=made.generation, digest=made.digest,
-                        **part)
+                        **part, **grant)
         return await self._put(url, file, opened)
 
     async def post_output(self, job: str, worker: str, body: bytes) -> tuple[int, dict[str, Any]]:

@@ -50,6 +50,10 @@ class Checkpoint:
     part: int = 0  # index of this file among `parts`
     parts: int = 1  # 1: whole
     url: str = ""  # the folder in an object store, for instance "s3://bucket/prefix/JOB/VERSION-GENERATION"
+    grant: str = ""  # that of the assignment under which it was made; empty: from an earlier release, or once sealed
+    mark: str = ""  # by the worker that made it: see proofs.py
+    serial: int = 0  # number of the seal; grows with each checkpoint of the job
+    seal: str = ""  # by the dispatcher that keeps it: see dispatcher/checkpoints/seals.py
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class Assignment:
     local_rank: int = 0
     local_size: int = 1
     urgent: bool = False  # True: abort the current group. False: change at the next step boundary
+    grant: str = ""  # proof, for a later dispatcher, that this generation was ordered; only dispatchers can read it
 
     @property
     def world_size(self) -> int:

@@ -1,13 +1,14 @@
 """Checkpoint target: a folder that outlives the dispatcher's machine, such as a mounted file system.
 
     TARGET/FLEET-FINGERPRINT/ledger, jobs/JOB/sealed, bundles    see `dispatcher/checkpoints/backup.py`
-    TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.ckpt    with its digest in a .json beside it
-    TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.parts/PART-PARTS-SHA256    see `part_name`
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.ckpt    with its sealed record in a .json beside it
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/quarantine/VERSION-GENERATION.ckpt     by a host without a dispatcher
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/quarantine/VERSION-GENERATION.parts/PART-PARTS-SHA256    see `quarantine_name`
     TARGET/FLEET-FINGERPRINT/jobs/JOB/left/WORKER.tar.gz    output and log of a worker whose host ended itself
 
 The fingerprint is that of the fleet's own certificate, so that a later fleet of the same name finds nothing of an
-earlier one. Dispatcher and hosts write here. A file appears whole or not at all, and is replaced, never changed in
-place.
+earlier one. Dispatcher and hosts write here, so a checkpoint counts only with the proofs of
+`dispatcher/checkpoints/seals.py`. A file appears whole or not at all, and is replaced, never changed in place.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from spotfleet.storage.store import CHUNK_BYTES, StoreEntry, check_key
 
 FINGERPRINT_CHARS = 12
 OF_CHECKPOINT = re.compile(r"(?:.*/)?(\d{1,15})-(\d{1,15})\.parts/(\d{1,4})-(\d{1,4})-([0-9a-f]{64})")
+QUARANTINE = "quarantine"
 PART = re.compile(r"\..+\.\d+\.part")
 STALE_S = 3600.0  # age after which an unfinished file counts as abandoned
 
@@ -112,17 +114,23 @@ def checkpoint_name(job: str, version: int, generation: int) -> str:
     return f"jobs/{job}/checkpoints/{version}-{generation}.ckpt"
 
 
-def part_name(job: str, part: Checkpoint) -> str:
-    """Return the file name of one rank's part of a checkpoint, stored by a host that has lost its dispatcher.
+def quarantine_name(job: str, made: Checkpoint) -> str:
+    """Return the file name of a checkpoint, or of one rank's part of it, stored by a host that has lost its dispatcher.
 
-    The hosts with the other parts do the same. A reader that finds all of them joins them in order.
+    Its `messages.Checkpoint` follows under `record_name`. The hosts with the other parts do the same; a dispatcher that
+    finds all of them judges them and joins them in order.
     """
-    folder = checkpoint_name(job, part.version, part.generation).removesuffix("ckpt")
-    return f"{folder}parts/{part.part}-{part.parts}-{part.digest}"
+    stem = f"jobs/{job}/{QUARANTINE}/{made.version}-{made.generation}"
+    return f"{stem}.parts/{made.part}-{made.parts}-{made.digest}" if made.parts > 1 else f"{stem}.ckpt"
+
+
+def record_name(name: str) -> str:
+    """Return the name of the record of a checkpoint's file, or of a part."""
+    return f"{name.removesuffix('.ckpt')}.json"
 
 
 def part_called(name: str) -> Checkpoint | None:
-    """Parse a name made by `part_name`; fields that the name does not hold stay at their defaults."""
+    """Parse the name of a part in `quarantine_name`; fields that the name does not hold stay at their defaults."""
     found = OF_CHECKPOINT.fullmatch(name)
     if found is None or not 0 <= int(found[3]) < int(found[4]):
         return None

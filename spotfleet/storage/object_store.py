@@ -77,6 +77,9 @@ class ObjectStore:
         under = self._path(prefix) if prefix else self._prefix
         with self._explained():
             found = [meta for batch in self._obstore.list(self._store, under or None) for meta in batch]
+            if prefix:  # the store lists what lies below it alone
+                with suppress(FileNotFoundError):
+                    found.append(self._obstore.head(self._store, under))
             for meta in sorted(found, key=lambda meta: meta["path"]):
                 key = meta["path"].removeprefix(f"{self._prefix}/" if self._prefix else "")
                 yield StoreEntry(key, meta["size"], mtime=meta["last_modified"].timestamp())

@@ -27,6 +27,7 @@ from typing import Any, Generic
 
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import JOB_KEY, Assignment, RankInfo, Stage, WorkerOrders, WorkerReport
+from spotfleet.protocol.proofs import MemberProof
 from spotfleet.worker.control import AgentLine, silence
 from spotfleet.worker.device_errors import is_lost
 from spotfleet.worker.errors import CommBroken
@@ -52,11 +53,13 @@ class Member(Generic[W]):
         self.job = environ.get("SPOTFLEET_JOB", "local")
         self.address = environ.get("SPOTFLEET_ADDRESS", "127.0.0.1")
         self.work = environ.get("SPOTFLEET_WORK", "")
+        self.shared = environ.get("SPOTFLEET_FETCHED", self.work)  # folder of the job for all its workers here
         self._key = environ.get(JOB_KEY, "")
         self.place = RankInfo()
         self.placed = False  # `place` belongs to a generation and is not provisional
         self.reads = PlaceReads()  # numbers of a provisional place
         self.generation = 0  # the newest one entered or tried
+        self._grant = ""  # that of `generation`
         self.group: W | None = None
         self.retiring: W | None = None  # left by a planned change; kept until the next one has formed
         self.initialized = False
@@ -70,6 +73,11 @@ class Member(Generic[W]):
     def live(self) -> dict[str, Any]:
         """Return the fields of the report that change continuously."""
         return {}
+
+    @property
+    def proof(self) -> MemberProof:
+        """Proof for checkpoints that this worker writes in its newest generation."""
+        return MemberProof(self.job, self._key, self._grant)
 
     def has_formed(self, group: W) -> None:
         """Act on a group that has just formed. For engines."""
@@ -161,7 +169,7 @@ class Member(Generic[W]):
             if a is None or a.generation <= self.generation or a.rank < 0:
                 return False
             self.reads.check(a.place)
-            self.generation, self.place, self.placed = a.generation, a.place, True
+            self.generation, self.place, self.placed, self._grant = a.generation, a.place, True, a.grant
             # The lock is held, since orders may abort it.
             self.group = self._make_world(a, self.address)
             self.group.listens = self.control.report.store

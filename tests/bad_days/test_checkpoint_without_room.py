@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from spotfleet.protocol.messages import WorkerOrders
+from spotfleet.protocol.proofs import MemberProof
 from spotfleet.train.checkpoint import entries, file, writer
 from spotfleet.train.checkpoint.file import write
 from spotfleet.train.checkpoint.format import Shard
@@ -52,7 +53,7 @@ def test_training_goes_on_and_the_next_is_tried_soon(tmp_path: Path, monkeypatch
     control = SimpleNamespace(orders=WorkerOrders(checkpoint_every_s=3600.0),
                               update=lambda **changes: reported.append(changes["checkpoint"].version))
     runtime = SimpleNamespace(control=control, place=SimpleNamespace(rank=0), work=str(tmp_path), generation=1,
-                              group=None)
+                              group=None, proof=MemberProof())
     saver, state = Checkpointer(runtime), SimpleNamespace(step_mode=True, version=0)
     monkeypatch.setattr(entries, "sources", lambda state: [NUMBERS])
     monkeypatch.setattr(entries, "rank_shard", lambda *_: HELD)

@@ -40,6 +40,7 @@ def test_keys_are_listed_in_order_below_a_folder(store: DurableStore):
         store.put(key, [DATA])
     assert [(e.key, e.bytes) for e in store.list()] == [(key, 10) for key in ("a/1", "a/2", "ab", "b")]
     assert [e.key for e in store.list("a")] == ["a/1", "a/2"] and all(e.mtime > 0 for e in store.list())
+    assert [(e.key, e.bytes) for e in store.list("a/1")] == [("a/1", 10)]  # the key itself
     assert list(store.list("none")) == []
 
 

@@ -16,6 +16,7 @@ from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, RETRYABLE,
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.protocol.messages import Checkpoint, DamagedCheckpoint, WorkerOrders
 from spotfleet.retry import Backoff
+from spotfleet.storage import verified
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -126,6 +127,7 @@ class CheckpointDownloads:
                         left.unlink(missing_ok=True)  # the beginning of another one
                 await self._transfers.checkpoint(job, wanted.version, wanted.digest, target, on_bytes)
                 state = _file_state(target)
+                _note(target, wanted.digest)
                 break
             except RETRYABLE as error:
                 log.warning("checkpoint %s of %s: %s; trying again", wanted.version, job, error)
@@ -154,8 +156,16 @@ class CheckpointDownloads:
         for entries in (self._damaged, self._full, self._received):
             entries.pop(job, None)
         if older and older[1] != target:
-            older[1].unlink(missing_ok=True)
+            verified.remove(older[1])
         self._changed()
+
+
+def _note(target: Path, digest: str) -> None:
+    """Spare the workers here the comparison of the digest; without a note each compares it."""
+    try:
+        verified.note(target, digest)
+    except OSError as error:
+        log.warning("%s: %s", target, error)
 
 
 def _same(one: Checkpoint, other: Checkpoint) -> bool:

@@ -30,6 +30,11 @@ class WorkerPaths:
         return self.folder / "work"
 
     @property
+    def fetched(self) -> Path:
+        """Folder of all workers of the job on this host, for a checkpoint that one of them fetches."""
+        return self.folder.parents[1] / "fetched"
+
+    @property
     def output(self) -> Path:
         return self.folder / "output"
 
@@ -63,6 +68,7 @@ def worker_env(base: dict[str, str], launch: WorkerLaunch, place: WorkerPaths) -
         "SPOTFLEET_JOB": place.job,
         "SPOTFLEET_ADDRESS": place.address,
         "SPOTFLEET_WORK": str(place.work),
+        "SPOTFLEET_FETCHED": str(place.fetched),
         "SPOTFLEET_OUTPUT": str(place.output),
         "SPOTFLEET_RESIZE": to_text(launch.spec.resize),
         "SPOTFLEET_WORKERS": f"{launch.spec.min_workers}:{launch.spec.max_workers}",

@@ -5,8 +5,8 @@
 Where several ranks write one checkpoint, each host has its workers' parts. The newest two versions of them are kept,
 because the other parts of the newest may be lost with their hosts. The folder keeps its name for compatibility.
 
-In the target (see `storage/folder.py`) a checkpoint has the name under which a dispatcher finds it. The output folder
-and log of an ended worker become jobs/JOB/left/WORKER.tar.gz.
+In the target (see `storage/folder.py`) a checkpoint lies in quarantine until a dispatcher has judged it. The output
+folder and log of an ended worker become jobs/JOB/left/WORKER.tar.gz.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spotfleet.agent.files.bundles import folder_name
 from spotfleet.codec import from_json, to_json
 from spotfleet.protocol.messages import Checkpoint, dump
 from spotfleet.storage import atomic, json_file
-from spotfleet.storage.folder import FolderStore, checkpoint_name, fleet_store, part_name, read_range
+from spotfleet.storage.folder import FolderStore, fleet_store, quarantine_name, read_range, record_name
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -154,12 +154,8 @@ class CheckpointStash:
                       "its target cannot be written" if self._durable else self._no_target, what)
 
     def _put(self, kept: StashedCheckpoint) -> None:
-        made, durable = kept.checkpoint, self._reachable()
-        if made.parts > 1:
-            if durable.find(part_name(kept.job, made)) is None:
-                durable.put(part_name(kept.job, made), read_range(Path(made.path)))
-        else:
-            _put_whole(durable, kept)
+        durable = self._reachable()
+        _put(durable, kept)
         own = [k for k in self._stored if k.job == kept.job]
         ages = sorted({k.age for k in own} | {kept.age})
         for old in [k for k in own if k.age not in ages[-STORED:]]:
@@ -201,10 +197,11 @@ class CheckpointStash:
         return [k for k in found if Path(k.checkpoint.path).is_file()]
 
 
-def _put_whole(durable: FolderStore, kept: StashedCheckpoint) -> None:
+def _put(durable: FolderStore, kept: StashedCheckpoint) -> None:
+    """Copy a checkpoint, or a part, into quarantine: a dispatcher judges its mark and its grant."""
     made = kept.checkpoint
-    name = checkpoint_name(kept.job, made.version, made.generation)
-    about, record = dump(replace(made, path="")).encode(), str(Path(name).with_suffix(".json"))
+    name = quarantine_name(kept.job, made)
+    about, record = dump(replace(made, path="")).encode(), record_name(name)
     there = durable.find(record)
     if there is None or there.read_bytes() != about or durable.find(name) is None:
         durable.put(name, read_range(Path(made.path)))
@@ -212,11 +209,9 @@ def _put_whole(durable: FolderStore, kept: StashedCheckpoint) -> None:
 
 
 def _drop(durable: FolderStore, old: StashedCheckpoint) -> None:
-    if old.checkpoint.parts > 1:
-        return durable.delete(part_name(old.job, old.checkpoint))
-    name = checkpoint_name(old.job, old.checkpoint.version, old.checkpoint.generation)
-    durable.delete(str(Path(name).with_suffix(".json")))
-    return durable.delete(name)
+    name = quarantine_name(old.job, old.checkpoint)
+    durable.delete(record_name(name))
+    durable.delete(name)
 
 
 def in_thread(work: Callable[[], None], alone: threading.Lock) -> asyncio.Future[None]:

@@ -26,15 +26,16 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.checkpoints.replica import TargetFolder
+from spotfleet.dispatcher.checkpoints.seals import JobSeals, SealKey
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.jobfile import JobRecord
-from spotfleet.dispatcher.disk.records import named
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet.domain.events import FleetCreated
 from spotfleet.fleet.ledger import Ledger, read_events
 from spotfleet.storage import atomic, json_file
-from spotfleet.storage.folder import FolderStore, fleet_store, part_called
+from spotfleet.storage.folder import FolderStore, fleet_store
 from spotfleet.transport.boot import DispatcherBoot
 
 log = logging.getLogger(__name__)
@@ -202,10 +203,11 @@ def sealed_jobs(durable: FolderStore) -> list[str]:
     return [parts[1] for parts in found if len(parts) == 3]
 
 
-def _trained(durable: FolderStore, job: str) -> int:
-    """Return the newest generation with a checkpoint at the target: the copied record may be older."""
-    found = (part_called(n) or named(Path(n).stem) for n in durable.names(f"jobs/{job}/checkpoints"))
-    return max((c.generation for c in found if c is not None), default=0)
+def _trained(durable: FolderStore, boot: DispatcherBoot, job: SealedJob) -> int:
+    """Return the newest generation with a checkpoint that counts at the target: the copied record may be older."""
+    seals = JobSeals(SealKey(boot.fleet_secret), machine_number(boot.host), lambda: job.record, lambda: job.secrets)
+    found = TargetFolder(durable, boot.spec.checkpoint.folder, job.record.job, seals).offers()
+    return max((c.generation for c in found), default=0)
 
 
 def _fetch_job(durable: FolderStore, boot: DispatcherBoot, job: str, place: Path, troubles: list[str]) -> bool:
@@ -216,7 +218,8 @@ def _fetch_job(durable: FolderStore, boot: DispatcherBoot, job: str, place: Path
         record = found.record
         if record.job != job:
             raise ValueError(f"it is that of {record.job}")
-        jobfile.save(place, replace(record, fence=max(record.fence, _trained(durable, job))))
+        trained = _trained(durable, boot, found)
+        jobfile.save(place, replace(record, fence=max(record.fence, trained), ordered=max(record.ordered, trained)))
         if found.secrets:
             jobfile.save_secrets(place, found.secrets)
     except (ValueError, InvalidToken) as error:

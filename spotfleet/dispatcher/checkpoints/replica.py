@@ -2,11 +2,13 @@
 
     kept here, not there --copy--> there, its record last; then all but the newest `keep` are dropped there
     no worker holds the state --look--> a newer one is there --fetch--> checked in transfer; wrong twice: dropped there
+                                   '-- without the proofs of `seals.py`: refused, stays there, and an event names it
 
-A newer one is there if hosts that lost their dispatcher stored it, or if this machine is new. If some checkpoint is
-kept here, a job continues with it despite any problem at the target. If none is kept, the job waits LOOK_LIMIT_S for a
-target that does not answer. It waits without limit for a checkpoint that is, or was, known to be there: room on this
-disk, a target that answers, or `cancel` ends the wait; the job's `why` names it. A copy without progress for STALL_S is
+A newer one is there if hosts that lost their dispatcher left it in quarantine, or if this machine is new. If some
+checkpoint is kept here, a job continues with it despite any problem at the target. If none is kept, the job waits
+LOOK_LIMIT_S for a target that does not answer. It waits without limit for a checkpoint that is, or was, known to be
+there: room on this disk, a target that answers, or `cancel` ends the wait; the job's `why` names it. A copy without
+progress for STALL_S is
 started again. Training waits only for a restore.
 """
 
@@ -24,12 +26,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher.checkpoints.store import CheckpointStore
+from spotfleet.codec import from_json, parse, to_json
+from spotfleet.dispatcher.checkpoints.seals import JobSeals
+from spotfleet.dispatcher.checkpoints.store import SHA256, CheckpointStore
 from spotfleet.dispatcher.disk.records import age, digest_of, name_of, named
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import atomic
-from spotfleet.storage.folder import FolderStore, checkpoint_name, fleet_store, part_called, read_range
+from spotfleet.storage.folder import (
+    QUARANTINE,
+    FolderStore,
+    checkpoint_name,
+    fleet_store,
+    part_called,
+    quarantine_name,
+    read_range,
+    record_name,
+)
 from spotfleet.transport.boot import DispatcherBoot
 
 log = logging.getLogger(__name__)
@@ -38,6 +50,7 @@ STALL_S = 60.0
 AGAIN_S = 10.0  # pause after a copy that failed
 LOOK_AGAIN_S = 1.0
 CHUNK_BYTES = 1 << 20
+RECORD_BYTES = 1 << 16  # a longer record is none
 T = TypeVar("T")
 
 
@@ -61,36 +74,77 @@ def diff(here: Iterable[Checkpoint], remote: Iterable[Checkpoint], names: Iterab
 
 
 class TargetFolder:
-    """Checkpoints of one job at the target. Blocking; any method may raise OSError."""
+    """Checkpoints of one job at the target. Blocking; any method may raise OSError.
 
-    def __init__(self, durable: FolderStore, target: str, job: str) -> None:
-        self._durable, self._target, self._job = durable, target, job
+    Those among `checkpoints` are a dispatcher's, with its seal. Those in quarantine were left by hosts without one;
+    here they have a `mark`.
+    """
+
+    def __init__(self, durable: FolderStore, target: str, job: str, seals: JobSeals | None = None) -> None:
+        """`seals`: None: every record counts, and nothing in quarantine does."""
+        self._durable, self._target, self._job, self._seals = durable, target, job, seals
         self.wrong = ""  # name of the file with another digest that ended the last `fetch`
+        self.refused: list[tuple[Checkpoint, str]] = []  # at the last `offers`, with the reasons
 
     def whole(self) -> list[Checkpoint]:
-        """Return the checkpoints with a record, oldest first."""
-        found = (self._record(c) for c in self.names() if self._durable.find(self._name(c)) is not None)
-        return sorted((c for c in found if c is not None), key=age)
+        """Return the dispatchers' checkpoints that count, oldest first."""
+        return self._judge()[0]
 
     def names(self) -> list[Checkpoint]:
-        """Return all checkpoints there, as parsed from file names."""
+        """Return all checkpoints outside quarantine, as parsed from file names."""
         found = [part_called(n) or named(Path(n).stem) for n in self._all()]
         return [c for c in map(named, sorted({name_of(c) for c in found if c is not None})) if c is not None]
 
-    def parted(self) -> list[list[Checkpoint]]:
-        """Return the checkpoints with all parts there; the parts of each are in order and have paths."""
-        held: dict[tuple[str, int], dict[int, Checkpoint]] = {}
-        for name in self._all():
-            if part := part_called(name):
-                part = replace(part, path=str(self._durable.folder / name))
-                held.setdefault((name_of(part), part.parts), {})[part.part] = part
-        return [[found[part] for part in range(parts)] for (_, parts), found in held.items() if len(found) == parts]
-
     def offers(self) -> list[Checkpoint]:
         """Return the checkpoints that can be fetched, oldest first; with `parts` above 1 in parts, without a digest."""
-        whole = {name_of(c): c for c in self.whole()}
-        joined = {name_of(p[0]): replace(p[0], digest="", part=0, path="") for p in self.parted()}
-        return sorted((joined | whole).values(), key=age)
+        kept, self.refused = self._judge()
+        whole = {name_of(c): c for c in kept}
+        unsealed = self._seals is None or (self._seals.takes_unsealed and not any(c.seal for c in kept))
+        groups = [*self._left(), *(self._parted() if unsealed else ())]
+        found = {name_of(p[0]): replace(p[0], path="", **({"digest": "", "part": 0} if len(p) > 1 else {}))
+                 for p in groups}
+        return sorted((found | whole).values(), key=age)
+
+    def _judge(self) -> tuple[list[Checkpoint], list[tuple[Checkpoint, str]]]:
+        """Return the dispatchers' checkpoints that count, oldest first, and the others with the reasons."""
+        named = {name: c for name in self.names() if self._durable.find(self._name(name)) and (c := self._record(name))}
+        found = [c for name, c in named.items() if name_of(c) == name_of(name)]
+        if self._seals is None:
+            return sorted(found, key=age), []
+        whys = {c: self._seals.problem(c) for c in found}
+        counted = sorted((c for c in found if not whys[c]), key=age)
+        for checkpoint in counted:
+            self._seals.note(checkpoint.serial)
+        if self._seals.takes_unsealed:  # older ones of the release before are no news, and count if there are no others
+            unsealed = [c for c in found if not c.seal and (not counted or age(c) < age(counted[-1]))]
+            whys = {c: why for c, why in whys.items() if c not in unsealed}
+            counted = counted or sorted(unsealed, key=age)
+        others = {at: f"its record is that of {name_of(c)}" for at, c in named.items() if name_of(c) != name_of(at)}
+        return counted, [(c, why) for c, why in (whys | others).items() if why]
+
+    def _parted(self) -> list[list[Checkpoint]]:
+        """Return the checkpoints that hosts of an earlier release left, with all parts there, in order, with paths."""
+        return _complete(replace(part, path=str(self._durable.folder / name))
+                         for name in self._all() if (part := part_called(name)))
+
+    def _left(self) -> list[list[Checkpoint]]:
+        """Return the checkpoints in quarantine that count, as one file or with all parts, in order, with paths; add
+        the others to `refused`."""
+        if self._seals is None:
+            return []
+        found = []
+        for name in self._durable.names(f"jobs/{self._job}/{QUARANTINE}"):
+            made = self._read(name) if name.endswith(".json") else None
+            if made is None or record_name(quarantine_name(self._job, made)) != name:
+                continue  # a file of a checkpoint, or no record of one
+            path = self._durable.find(quarantine_name(self._job, made))
+            if path is None or not 0 <= made.part < made.parts:
+                continue
+            if why := self._seals.problem_in_quarantine(made):
+                self.refused.append((made, why))
+            else:
+                found.append(replace(made, path=str(path)))
+        return _complete(found)
 
     def _all(self) -> list[str]:
         if not Path(self._target).is_dir():
@@ -106,20 +160,26 @@ class TargetFolder:
         return True
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        self._durable.delete(self._name(checkpoint, "json"))
-        self._durable.delete(self._name(checkpoint))
-        parts = self._name(checkpoint, "parts")
-        for name in self._durable.names(parts):
+        stem = f"jobs/{self._job}/{QUARANTINE if checkpoint.mark else 'checkpoints'}/{name_of(checkpoint)}"
+        self._durable.delete(f"{stem}.json")
+        self._durable.delete(f"{stem}.ckpt")
+        for name in self._durable.names(f"{stem}.parts"):
             self._durable.delete(name)
         with contextlib.suppress(FileNotFoundError):
-            (self._durable.folder / parts).rmdir()
+            (self._durable.folder / f"{stem}.parts").rmdir()
+
+    def release(self) -> None:
+        """Empty the quarantine of all that is no newer than the newest kept one."""
+        newest = next(map(age, reversed(self.whole())), (-1, -1))
+        folder = f"jobs/{self._job}/{QUARANTINE}/"
+        for stem in {name.removeprefix(folder).partition(".")[0] for name in self._durable.names(folder[:-1])}:
+            if (left := named(stem)) is not None and age(left) <= newest:
+                self.drop(replace(left, mark=QUARANTINE))
 
     def fetch(self, checkpoint: Checkpoint, file: Path, moved: Callable[[], None]) -> Checkpoint | None:
         """Copy one of `offers` to `file`, joining its parts; return its new record. None, and no file, if its digest is
         wrong."""
-        sources = [replace(checkpoint, path=str(self._durable.folder / self._name(checkpoint)))]
-        if checkpoint.parts > 1:
-            sources = next((p for p in self.parted() if _same(p[0], checkpoint)), [])
+        sources = self._sources(checkpoint)
         part = file.with_name(f".{file.name}.target.part")  # `files.sweep` removes such files
         file.parent.mkdir(parents=True, exist_ok=True)
         whole = hashlib.sha256()
@@ -131,21 +191,39 @@ class TargetFolder:
             if wrong is not None or not sources:
                 return None
             atomic.rename(part, file, sync=False)  # the target has it
-            return replace(checkpoint, digest=whole.hexdigest(), bytes=size, parts=1)
+            return replace(checkpoint, digest=whole.hexdigest(), bytes=size, parts=1, grant="", mark="")
         finally:
             part.unlink(missing_ok=True)
 
+    def _sources(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        if checkpoint.mark or checkpoint.parts > 1:
+            groups = self._left() if checkpoint.mark else self._parted()
+            return next((p for p in groups if _same(p[0], checkpoint)), [])
+        return [replace(checkpoint, path=str(self._durable.folder / self._name(checkpoint)))]
+
     def _record(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        path = self._durable.find(self._name(checkpoint, "json"))
+        return self._read(self._name(checkpoint, "json"))
+
+    def _read(self, name: str) -> Checkpoint | None:
+        """Read a record; None if there is none, or one that no dispatcher or host of ours has written."""
         try:
-            found = from_json(Checkpoint, json.loads(path.read_text())) if path else None
-        except ValueError:
+            data = b"".join(self._durable.get(name, end=RECORD_BYTES))
+            found = from_json(Checkpoint, parse(data.decode()))
+        except (FileNotFoundError, ValueError):
             return None
-        return found if found is not None and name_of(found) == name_of(checkpoint) else None
+        return found if SHA256.fullmatch(found.digest) and named(name_of(found)) is not None else None
 
     def _name(self, checkpoint: Checkpoint, ending: str = "ckpt") -> str:
         name = checkpoint_name(self._job, checkpoint.version, checkpoint.generation)
         return f"{name.removesuffix('ckpt')}{ending}"
+
+
+def _complete(found: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
+    """Return the checkpoints of which all parts were found, the parts of each in order."""
+    held: dict[tuple[str, int], dict[int, Checkpoint]] = {}
+    for part in found:
+        held.setdefault((name_of(part), part.parts), {})[part.part] = part
+    return [[by_part[part] for part in range(parts)] for (_, parts), by_part in held.items() if len(by_part) == parts]
 
 
 def _same(one: Checkpoint, other: Checkpoint) -> bool:
@@ -198,9 +276,10 @@ class Replica:
         """Copy the kept checkpoints to the target; a failure is reported in `store.remark`, and tried again."""
         kept = store.kept
         files = {c: store.path(c) for c in kept}
-        folder = TargetFolder(self._durable, self._target, job)
+        folder = TargetFolder(self._durable, self._target, job, store.seals)
         try:
-            damaged = await asyncio.get_running_loop().run_in_executor(self._out, _bring_up, folder, files, store.keep)
+            damaged, floor = await asyncio.get_running_loop().run_in_executor(
+                self._out, _bring_up, folder, files, store.keep)
         except OSError as error:
             store.remark = f"not copied to {self._target}: {error.strerror or error}"
             log.warning("checkpoints of %s are %s", job, store.remark)
@@ -209,7 +288,7 @@ class Replica:
         for checkpoint in damaged:
             store.recheck(checkpoint)
         if not damaged:
-            self._copied[job], store.remark = kept, ""
+            self._copied[job], store.remark, store.floor = kept, "", floor
 
     # ---- from the target
 
@@ -222,7 +301,7 @@ class Replica:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _search(self, job: str, store: CheckpointStore) -> bool:
-        folder = TargetFolder(self._durable, self._target, job)
+        folder = TargetFolder(self._durable, self._target, job, store.seals)
         try:
             remote = await self._within(LOOK_LIMIT_S, folder.offers)
         except OSError as error:
@@ -231,6 +310,8 @@ class Replica:
             late = time.monotonic() - store.seeks_since >= LOOK_LIMIT_S
             return store.newest is not None or (late and not store.awaited)
         store.remark = ""
+        for refused, why in folder.refused:
+            store.refuse(refused, f"at {self._target} {why}")
         try:
             for checkpoint in reversed(remote):
                 if store.newest is not None and age(checkpoint) <= age(store.newest):
@@ -276,8 +357,8 @@ class Replica:
         self._moved_at = time.monotonic()
 
 
-def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path], keep: int) -> list[Checkpoint]:
-    """Synchronise the target; return our own files that are wrong."""
+def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path], keep: int) -> tuple[list[Checkpoint], int]:
+    """Synchronise the target; return our own files that are wrong, and the lowest serial number there."""
     wanted, damaged = diff(files, folder.whole(), folder.names(), keep), []
     for checkpoint in wanted.copy:
         try:
@@ -290,4 +371,5 @@ def _bring_up(folder: TargetFolder, files: dict[Checkpoint, Path], keep: int) ->
     if not damaged:
         for checkpoint in wanted.drop:
             folder.drop(checkpoint)
-    return damaged
+        folder.release()
+    return damaged, min((c.serial for c in folder.whole()), default=0)

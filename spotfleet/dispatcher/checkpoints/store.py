@@ -29,6 +29,7 @@ from pathlib import Path
 
 from spotfleet.codec import to_json
 from spotfleet.dispatcher.checkpoints.parts import PartDamaged, Parts, join
+from spotfleet.dispatcher.checkpoints.seals import JobSeals, unordered
 from spotfleet.dispatcher.disk.files import receive, write_json
 from spotfleet.dispatcher.disk.records import Seen, age, digest_of, name_of, named, read_record, seen_at
 from spotfleet.errors import DiskFull, SpotfleetError
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 LIMIT_BYTES = 256 << 30
 SHA256 = re.compile("[0-9a-f]{64}")
 DOUBT_S = 30.0  # hosts' reports of damage make us read a file again at most once in this time
+MOST_REFUSALS = 32  # events about refused checkpoints of one job, in this process: a host could invent names
 
 
 class Outdated(SpotfleetError):
@@ -68,6 +70,8 @@ class CheckpointStore:
         self.remark = ""  # message for users about the target
         self.target = ""  # folder where hosts that lost their dispatcher may have stored a newer one
         self.url = ""  # the job's folder in an object store, if workers write there
+        self.seals: JobSeals | None = None  # None: nothing is sealed, and every generation counts
+        self.floor = 0  # see `JobRecord.floor`
         self.awaited = False  # the target had one at the takeover: read it before any restart from scratch
         self.seeking = ""
         self.seeks_since = 0.0  # monotonic
@@ -76,9 +80,17 @@ class CheckpointStore:
         self._checked_at: dict[str, float] = {}
         self._news: list[Callable[[str, float], Event]] = []
         self._useless = {(name_of(c), c.digest) for c in map(read_record, folder.glob("*.json.lost")) if c is not None}
+        self._refused: set[tuple[str, str]] = set()
         self._joining = asyncio.Lock()
         self.parts = Parts(folder)
         self._kept = self._load()
+
+    def use_seals(self, seals: JobSeals) -> None:
+        """Seal what is kept from now on. What is here already is sealed in memory: this disk is ours."""
+        self.seals = seals
+        for kept in self._kept:
+            seals.note(kept.serial)
+        self._kept = [seals.sealed(kept) for kept in self._kept]
 
     def relocate(self, folder: Path) -> None:
         """Use `folder`, to which this one was renamed."""
@@ -136,6 +148,10 @@ class CheckpointStore:
         """Keep `offered` once its bytes are here and have its digest. Raises Outdated for generations below `fence`,
         NoRoom when the disk refuses; then no data remains. The last part returns the whole checkpoint."""
         self._refuse_outdated(offered, fence())
+        if not self._was_ordered(offered):
+            self.refuse(offered, unordered(offered))
+            raise Outdated(f"a checkpoint of generation {offered.generation} is refused: {unordered(offered)}",
+                           hint="the host that sends it may be compromised: `spotfleet revoke HOST`")
         same = next((c for c in self._kept if name_of(c) == name_of(offered)), None)
         if same is not None and self.is_good(same) and (offered.parts > 1 or same.digest == offered.digest):
             async for _ in chunks:  # resent after a lost answer; the sender expects its body to be read
@@ -216,7 +232,12 @@ class CheckpointStore:
         """Process workers' reports about checkpoints in the object store, which repeat. `generation`: the newest."""
         reports = list(reports) if self.url else []
         for made in [r.checkpoint for r in reports if r.checkpoint is not None]:
-            if self._is_news(made, fence) and made.generation <= generation:
+            if not self._is_news(made, fence):
+                continue
+            by_number = self.seals is None or self.seals.takes_unsealed
+            if not (made.generation <= generation if by_number else self._was_ordered(made)):
+                self.refuse(made, unordered(made))
+            else:
                 self._note(replace(made, path="", part=0, parts=1))
         for report in [r for r in reports if r.damaged is not None]:
             for kept in [c for c in self._kept if c.url and _is(c, report.damaged)]:
@@ -227,7 +248,7 @@ class CheckpointStore:
         own = made.url.startswith(f"{self.url}/") and ".." not in made.url and made.parts == 1
         if not own or not SHA256.fullmatch(made.digest) or (name_of(made), made.digest) in self._useless:
             return False
-        overtaken = len(self._kept) >= self.keep and age(made) < age(self._kept[0])
+        overtaken = bool(self._kept) and age(made) < age(self._kept[0])  # its writer is behind, or it was put back
         floor = max(fence, self.newest.generation if self.newest else 0)
         return not overtaken and made.generation >= floor and all(name_of(c) != name_of(made) for c in self._kept)
 
@@ -239,6 +260,9 @@ class CheckpointStore:
             return
         self._news.append(lambda job, unix: CheckpointKept(unix, job, made.version, made.generation, made.digest,
                                                            made.bytes, made.url))
+
+    def _was_ordered(self, made: Checkpoint) -> bool:
+        return self.seals is None or self.seals.was_ordered(made)
 
     def _refuse_outdated(self, offered: Checkpoint, fence: int) -> None:
         newest = self.newest
@@ -255,6 +279,7 @@ class CheckpointStore:
 
     def add(self, kept: Checkpoint) -> None:
         """Add a checkpoint whose verified file is at `path`, or which is in an object store."""
+        kept = self.seals.sealed(kept) if self.seals is not None else kept
         write_json(self._record(kept), to_json(kept))
         self._good[name_of(kept)] = seen_at(self.path(kept)) or (0, 0)
         others = [c for c in self._kept if c.version != kept.version]
@@ -320,6 +345,13 @@ class CheckpointStore:
             record = self._record(checkpoint)
             atomic.rename(record, record.with_suffix(".json.lost"), sync=False)
         self._forget(checkpoint)
+
+    def refuse(self, checkpoint: Checkpoint, why: str) -> None:
+        """Record that a checkpoint which somebody has put forward does not count, once."""
+        key = (name_of(checkpoint), checkpoint.digest)
+        if key not in self._refused and len(self._refused) < MOST_REFUSALS:
+            self._refused.add(key)
+            self.lose(checkpoint, why)
 
     def take_news(self, job: str, unix: float) -> list[Event]:
         """Return the events since the last call: checkpoints set aside, or added in an object store."""

@@ -60,6 +60,9 @@ class JobRecord:
     tail: tuple[str, ...] = ()  # failures of scripts after training, on other ranks than 0
     fetched_at: float = 0.0  # when the last whole download of its outputs began, Unix; 0: there was none
     secrets_digest: str = ""  # digest_of_json of secrets.json; "" once the job has ended, or from an earlier release
+    seals: bool = False  # its checkpoints count only with proofs; False: submitted to a release without `seals.py`
+    ordered: int = 0  # the highest generation that is known to have been ordered by a dispatcher of this fleet
+    floor: int = 0  # the lowest serial number of a seal at the checkpoint target, after the last copy
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from spotfleet.codec import from_json
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import json_file
 
+NAME = re.compile("([0-9]{1,15})-([0-9]{1,15})")
 Seen = tuple[int, int]  # a file's size and the time of its last change, in ns
 
 
@@ -30,8 +32,8 @@ def digest_of(path: Path) -> str:
 
 def named(name: str) -> Checkpoint | None:
     """Parse a file's name into version and generation; None for a foreign one."""
-    version, _, generation = name.partition("-")
-    return Checkpoint(int(version), "", 0, int(generation)) if version.isdigit() and generation.isdigit() else None
+    found = NAME.fullmatch(name)
+    return Checkpoint(int(found[1]), "", 0, int(found[2])) if found else None
 
 
 def read_record(path: Path) -> Checkpoint | None:

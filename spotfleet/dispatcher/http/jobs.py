@@ -147,7 +147,7 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     if part >= parts:
         raise UsageError(f"part: expected a whole number below parts={parts}, got {part}")
     offered = Checkpoint(_version(request), request.query.get("digest", ""), 0, whole(request, "generation"),
-                         part=part, parts=parts)
+                         part=part, parts=parts, grant=request.query.get("grant", ""))
     if not re.fullmatch(r"[0-9a-f]{64}", offered.digest):
         raise UsageError(f"digest: {offered.digest!r} is no sha256 in hex")
     host = host_of(request)

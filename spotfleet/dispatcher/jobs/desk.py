@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 
+from spotfleet.dispatcher.checkpoints.seals import JobSeals, SealKey
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile, space
 from spotfleet.dispatcher.disk.bundles import BundleStore
@@ -50,6 +51,8 @@ def load_job(boot: DispatcherBoot, stored: StoredJob, names: WorkerNames) -> Man
     spec = boot.spec.checkpoint
     job.checkpoints.target = spec.folder
     job.checkpoints.url = spec.url and f"{spec.url}/{name_of_fleet(boot.fleet, boot.ca)}/{job.id}"
+    job.checkpoints.use_seals(JobSeals(SealKey(boot.fleet_secret), names.machine, lambda: job.record,
+                                       lambda: job.secrets))
     return job
 
 
@@ -70,7 +73,8 @@ class JobDesk:
         await asyncio.to_thread(self.bundles.refuse_incomplete, spec.bundle)
         self._check(spec, wait)
         space.refuse_if_full(self._core.home)
-        job = self.add(JobRecord(self.name_for(spec), self._policy.sized(spec), self._core.unix()), secrets)
+        record = JobRecord(self.name_for(spec), self._policy.sized(spec), self._core.unix(), seals=True)
+        job = self.add(record, secrets)
         self._core.step_soon()
         return job.id
 

@@ -256,7 +256,7 @@ class ManagedJob:
                    *self._update_last_copy(context)]
         self._write(version=max(self.membership.version, 0) or self.record.version, repeated=self.progress.repeated,
                     recomputed=self.progress.recomputed, asked=self.sizing.asked, size=self.sizing.size,
-                    outside=self.outside.steps)
+                    outside=self.outside.steps, floor=max(self.record.floor, self.checkpoints.floor))
         # Workers that train alone do not wait for a lost one of their group.
         group = () if self.outside.kind is Outside.ALONE else self._group
         self.workers.forget(lambda w: w.name in group or w.done or context.now - w.ended_at <= restart.TOGETHER_S)
@@ -326,6 +326,7 @@ class ManagedJob:
                 self._cause = change.cause
                 self._group = change.members or self._group
                 self._write(groups=(*self.record.groups, (change.generation, change.members))[-GROUPS:],
+                            ordered=max(self.record.ordered, change.generation),
                             fence=change.generation if fresh else self.record.fence)
             case Formed():
                 self.progress.formed(change, self.checkpoints.newest_version)

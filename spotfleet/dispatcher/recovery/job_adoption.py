@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from spotfleet.dispatcher.disk.jobfile import JobRecord
@@ -27,7 +27,7 @@ from spotfleet.dispatcher.reports import LARGEST, WORKER_NAME
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import Event, JobChanged, JobsPruned, TakenOver
 from spotfleet.model import JobState
-from spotfleet.protocol.messages import AgentReport, HeldJob, WorkerLaunch
+from spotfleet.protocol.messages import AgentReport, Assignment, HeldJob, WorkerLaunch
 from spotfleet.storage.json_file import digest_of_json
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,9 @@ class AdoptedJob:
 class Adoption:
     """Requests to agents about jobs, and their answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, granted: Callable[[str, Assignment], bool] = lambda job, given: False) -> None:
+        """`granted` returns whether a dispatcher of this fleet has ordered an assignment of a job."""
+        self._granted = granted
         self.open_until = 0.0  # Unix; unknown jobs are accepted until then
         self.behind: set[str] = set()  # jobs on our disk that were restored: agents may have newer data
         self.lost: dict[str, frozenset[str]] = {}  # jobs of the ledger that our disk has lost -> their hosts
@@ -90,6 +92,12 @@ class Adoption:
                  for a in held.assignments if a.generation}
         return tuple(sorted(found.items()))
 
+    def ordered(self, job: str, hosts: Collection[str]) -> int:
+        """Return the highest generation that a dispatcher has ordered these hosts to form, by its own grant; 0: none is
+        known."""
+        return max((a.generation for host, held in self._of(job).items() if host in hosts
+                    for a in held.assignments if self._granted(job, a)), default=0)
+
     def holders(self, job: str, spec: object, secrets: dict[str, str]) -> set[str]:
         """Return hosts that were given exactly this job: they hold its secrets."""
         return {host for host, held in self._of(job).items()
@@ -125,10 +133,12 @@ class Adoption:
             return None
         age_s = max(h.launch.age_s for h in held.values() if h.launch is not None)
         own = [w.report for r in reports for w in r.workers if w.report.job == job]
+        given = [a for h in held.values() for a in h.assignments]
         record = JobRecord(job, launch.spec, unix - age_s, JobState.RECOVERING,
                            f"taken over by a new dispatcher from {', '.join(held)}", groups=self.groups(job, held),
                            repeated=max((r.repeated for r in own), default=0),
-                           recomputed=max((r.recomputed for r in own), default=0))
+                           recomputed=max((r.recomputed for r in own), default=0),
+                           seals=not given or any(a.grant for a in given), ordered=self.ordered(job, held))
         return AdoptedJob(record, launch.secrets, tuple(held))
 
     def _of(self, job: str) -> dict[str, HeldJob]:

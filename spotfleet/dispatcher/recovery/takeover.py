@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from spotfleet.dispatcher.checkpoints.seals import SealKey
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.space import is_full
@@ -42,7 +43,8 @@ class Takeover:
         """`lost`: jobs of the ledger without their file, see `lost_jobs.py`."""
         self._core, self._desk, self._lost = core, desk, dict(lost)
         self._missing_bundles: dict[str, tuple[str, ...]] = {}  # host -> bundles to upload now
-        self.adoption = Adoption()
+        key = SealKey(core.boot.fleet_secret)
+        self.adoption = Adoption(lambda job, given: key.has_granted(job, given.generation, given.grant))
         self.adoption.lost = {name: job.hosts for name, job in lost.items()}
         if self.event is not None:
             self.adoption.open_until = self.event.at + ADOPT_S
@@ -120,7 +122,9 @@ class Takeover:
         groups = self.adoption.groups(job.id, holders | set(before.hosts))
         if not groups:
             return
-        job.record = replace(before, groups=merged(before.groups, groups, GROUPS))
+        ordered = self.adoption.ordered(job.id, holders | set(before.hosts))
+        job.record = replace(before, groups=merged(before.groups, groups, GROUPS),
+                             ordered=max(before.ordered, ordered))
         if before.hosts:
             job.record = with_hosts(job.record, holders)
         jobfile.save(job.folder, job.record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,11 @@ import torch
 
 from spotfleet.errors import SpotfleetError, UsageError, is_full
 from spotfleet.protocol.messages import Checkpoint
+from spotfleet.protocol.proofs import MemberProof
+from spotfleet.storage import verified
 from spotfleet.train.checkpoint import format, store_folder
 from spotfleet.train.checkpoint.file import digest_of
+from spotfleet.train.checkpoint.host_copy import HostCopy, HostFolder
 from spotfleet.train.state.state import Copy
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ FULL_S = 20.0  # wait for a full disk of this host, before it is blamed
 RETRY_S = 1.0
 REPORT_S = 1.0
 BRIEF_CHARS = 300
+MOST_NAMED = 5
 
 class CheckpointDamaged(SpotfleetError):
     """The file is not the named one. The script is not at fault: another start fetches it again."""
@@ -43,15 +46,20 @@ class NoRoomHere(SpotfleetError):
 
 
 def read(named: Checkpoint, progress: Callable[[int], None] = lambda size: None) -> Copy:
-    """Read the copy from the file of `named`. `progress` is called with the size of each piece verified.
+    """Read the copy from the file of `named`, whose digest is compared unless the agent has noted that it has done so.
+    `progress` is called with the size of each piece verified.
 
     CheckpointDamaged if it is another file, which is then removed; UsageError if it is the right one but cannot be
     read here.
     """
     path = Path(named.path)
-    found = digest_of(path, progress) if path.is_file() else "no file"
+    if verified.is_noted(path, named.digest):  # the agent has compared it for all workers here
+        found = named.digest
+        progress(path.stat().st_size)
+    else:
+        found = digest_of(path, progress) if path.is_file() else "no file"
     if found != named.digest:
-        path.unlink(missing_ok=True)  # so that the agent fetches it again
+        verified.remove(path)  # so that the agent fetches it again
         raise CheckpointDamaged(f"checkpoint {path.name} of version {named.version} is not the one that was kept: "
                                 f"sha256 {found}, expected {named.digest}",
                                 hint="it was cut short or changed on this host; it is fetched again")
@@ -63,25 +71,24 @@ def read(named: Checkpoint, progress: Callable[[int], None] = lambda size: None)
     return Copy(held.version, held.position, held.schema, held.tensors)
 
 
-def read_url(named: Checkpoint, work: Path, progress: Callable[[int], None] = lambda size: None) -> Copy:
-    """Read the copy, as `read` does, from an object store by way of a folder in `work`.
+def read_url(named: Checkpoint, place: HostFolder, progress: Callable[[int], None] = lambda size: None) -> Copy:
+    """Read the copy, as `read` does, from an object store by way of one copy for this host.
 
     OSError when the store does not answer. `progress` is called with the size of each piece received.
     """
-    work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="restore-", dir=work) as folder:
-        try:
-            store_folder.fetch(named, Path(folder), progress)
-        except store_folder.WrongObject as error:
-            raise CheckpointDamaged(
-                f"checkpoint of version {named.version} at {named.url} is not the one that was kept: {error}",
-                hint="check that folder; without a whole checkpoint in it, `spotfleet train` again starts from step 0",
-            ) from error
-        try:
-            with format.in_folder(folder) as open_member:
-                held = format.read(open_member)
-        except format.UNREADABLE as error:
-            raise _unreadable(named.url, named, error) from error
+    copy = HostCopy(place.folder, named, place.readers)
+    try:
+        with copy.opened(lambda into, moved: store_folder.fetch(named, into, moved), progress) as folder:
+            try:
+                with format.in_folder(folder) as open_member:
+                    held = format.read(open_member)
+            except format.UNREADABLE as error:
+                raise _unreadable(named.url, named, error) from error
+    except store_folder.WrongObject as error:
+        raise CheckpointDamaged(
+            f"checkpoint of version {named.version} at {named.url} is not the one that was kept: {error}",
+            hint="check that folder; without a whole checkpoint in it, `spotfleet train` again starts from step 0",
+        ) from error
     return Copy(held.version, held.position, held.schema, held.tensors)
 
 
@@ -91,10 +98,10 @@ def _unreadable(name: str, named: Checkpoint, error: Exception) -> UsageError:
                       f"({torch.__version__} here) and of the script's own classes that wrote it. {RESTART}")
 
 
-def install(state: State, named: Checkpoint, work: Path = Path(),
+def install(state: State, named: Checkpoint, place: HostFolder = HostFolder(),
             progress: Callable[[int], None] = lambda size: None) -> None:
     """Load the named checkpoint into `state`; errors as in `read`, and UsageError when the script builds another."""
-    held = read_url(named, work, progress) if named.url else read(named, progress)
+    held = read_url(named, place, progress) if named.url else read(named, progress)
     try:
         state.install(held)
         state.mark(made_in=named.generation)
@@ -109,8 +116,9 @@ def _brief(error: Exception) -> str:
     return str(error).partition("\n")[0][:BRIEF_CHARS].rstrip(".")
 
 
-def restore(control: AgentLine, state: State, work: Path) -> None:
-    """Load the checkpoint that the orders name, if they name one.
+def restore(control: AgentLine, state: State, folder: Path, proof: MemberProof = MemberProof()) -> None:
+    """Load the checkpoint that the orders name, if they name one; from an object store by way of `folder`, which the
+    job's workers on this host share.
 
         named --fetched--> installed
           |-- damaged at its url: reported; orders for another one are awaited for OTHER_LIMIT_S
@@ -126,14 +134,15 @@ def restore(control: AgentLine, state: State, work: Path) -> None:
         if named is None:
             return
         try:
-            _install_with_retries(control, state, named, work)
+            _install_with_retries(control, state, named, folder)
             return
         except CheckpointDamaged as error:
             if not named.url or named == refused:
                 raise
             print(f"spotfleet: {error}; waiting for orders to take another one", flush=True)
             refused = named
-            control.update(**_newest_beside(named), damaged=named, damaged_why=_brief(error.__cause__ or error))
+            beside, foreign = _newest_beside(named, proof)
+            control.update(**beside, damaged=named, damaged_why=_brief(error.__cause__ or error) + foreign)
 
 
 def _wait_named(control: AgentLine, refused: Checkpoint | None) -> Checkpoint | None:
@@ -151,13 +160,16 @@ def _wait_named(control: AgentLine, refused: Checkpoint | None) -> Checkpoint | 
         return control.orders.restore
 
 
-def _newest_beside(named: Checkpoint) -> dict[str, Checkpoint]:
+def _newest_beside(named: Checkpoint, proof: MemberProof) -> tuple[dict[str, Checkpoint], str]:
+    """Return the field of the report about the newest one beside `named`, and a clause about newer ones that
+    do not count."""
     try:
-        found = store_folder.newest(named.url.rpartition("/")[0], named)
+        found, foreign = store_folder.newest(named.url.rpartition("/")[0], named, proof)
     except OSError as error:
         print(f"spotfleet: what lies beside {named.url} cannot be listed: {error}", flush=True)
-        return {}
-    return {"checkpoint": found} if found is not None else {}
+        return {}, ""
+    why = f"; {', '.join(foreign[:MOST_NAMED])} beside it: no mark of a worker of this job" if foreign else ""
+    return {"checkpoint": found} if found is not None else {}, why
 
 
 class _Progress:
@@ -181,13 +193,13 @@ class _Progress:
             self._control.update(fetched=self._most)
 
 
-def _install_with_retries(control: AgentLine, state: State, named: Checkpoint, work: Path) -> None:
+def _install_with_retries(control: AgentLine, state: State, named: Checkpoint, folder: Path) -> None:
     """Install the checkpoint; retry a store that does not answer until FETCH_LIMIT_S pass without progress."""
-    progress, full_since = _Progress(control), None
+    progress, full_since, place = _Progress(control), None, control.orders.assignment
     while True:
         progress.restart()
         try:
-            install(state, named, work, progress.received)
+            install(state, named, HostFolder(folder, place.local_size if place is not None else 1), progress.received)
             return
         except OSError as error:
             if is_full(error):

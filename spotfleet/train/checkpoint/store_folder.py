@@ -1,7 +1,8 @@
-"""Checkpoints in an object store, written and read by workers through obstore, which is imported on first use.
+"""Checkpoints in an object store, written and read by workers through `storage/object_store.py`.
 
     URL/VERSION-GENERATION/__R_0.distcp    by rank R, streamed: one item at a time is in memory
-                           manifest.json   sizes and sha256 of all files, by rank 0; its own sha256 is reported
+                           manifest.json   sizes and sha256 of all files, by rank 0, with the mark of a member
+                                           (`protocol/proofs.py`); its own sha256 is reported
                            .metadata       written last: a folder without it is no checkpoint
 
     begun --every rank's file is there--> manifest --> .metadata: whole --newer ones are--> removed, .metadata first
@@ -18,20 +19,22 @@ import importlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Checkpoint
-from spotfleet.storage.object_store import open_store
+from spotfleet.protocol.proofs import MemberProof
+from spotfleet.storage.object_store import ObjectStore
+from spotfleet.storage.store import DurableStore
 from spotfleet.train.checkpoint import format
 from spotfleet.train.checkpoint.exchange import PartReport
-from spotfleet.train.checkpoint.file import Times, check_parts
+from spotfleet.train.checkpoint.file import Times, check_parts, digest_of
 from spotfleet.train.checkpoint.format import METADATA, Shard
 
-MANIFEST = "manifest.json"
+MANIFEST, MARK = "manifest.json", "mark"
 _NAME = re.compile(r"(\d{1,15})-(\d{1,15})/(.+)")
 
 
@@ -48,84 +51,27 @@ def require(url: str) -> None:
                          f"pip install 'obstore>=0.6'") from error
 
 
-class CheckpointFolder:
-    """Files under `url`. Every method raises OSError when the store fails; FileNotFoundError: no such file."""
-
-    def __init__(self, url: str) -> None:
-        require(url)
-        self._obstore = importlib.import_module("obstore")
-        with self._translated_errors():
-            self._store, self._prefix = open_store(url)  # `_prefix` begins all names in the store
-
-    @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except importlib.import_module("obstore.exceptions").BaseError as error:
-            raise OSError(str(error).partition("\n")[0]) from error
-
-    def _path(self, name: str) -> str:
-        return f"{self._prefix}/{name}" if self._prefix else name
-
-    def put(self, name: str, chunks: Iterable[Any]) -> tuple[int, str]:
-        """Write a file and return its size and sha256. It is whole when this returns; on failure there is none."""
-        size, digest = 0, hashlib.sha256()
-
-        def counted() -> Iterator[Any]:
-            nonlocal size
-            for chunk in chunks:
-                size += len(chunk)
-                digest.update(chunk)
-                yield chunk
-
-        with self._translated_errors():
-            self._obstore.put(self._store, self._path(name), counted())
-        return size, digest.hexdigest()
-
-    def get(self, name: str) -> bytes:
-        return b"".join(self.stream(name))
-
-    def stream(self, name: str) -> Iterator[bytes]:
-        with self._translated_errors():
-            for chunk in self._obstore.get(self._store, self._path(name)).stream():
-                yield bytes(chunk)
-
-    def has(self, name: str) -> bool:
-        try:
-            with self._translated_errors():
-                self._obstore.head(self._store, self._path(name))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def names(self) -> list[str]:
-        with self._translated_errors():
-            return sorted(entry["path"] for batch in self._obstore.list(self._store) for entry in batch)
-
-    def drop(self, name: str) -> None:
-        """Remove a file if it exists."""
-        try:
-            with self._translated_errors():
-                self._obstore.delete(self._store, self._path(name))
-        except FileNotFoundError:
-            pass  # a killed process had removed it, or another one removes them now
+def opened(url: str) -> DurableStore:
+    """Open the store at `url`. Its methods raise OSError when it fails; FileNotFoundError: no such file."""
+    require(url)
+    return ObjectStore(url)
 
 
 def write(shard: Shard, url: str, others: Callable[[float], list[PartReport]],
-          times: Times | None = None) -> tuple[Checkpoint | None, PartReport]:
+          times: Times | None = None, proof: MemberProof = MemberProof()) -> tuple[Checkpoint | None, PartReport]:
     """Write this rank's share to `url`; rank 0 completes the checkpoint and returns it.
 
-    OSError as in CheckpointFolder, and the exceptions of `others`.
+    OSError as in `opened`, and the exceptions of `others`.
     """
-    times, folder = times or Times(), CheckpointFolder(url)
+    times, store = times or Times(), opened(url)
     under = f"{shard.version}-{shard.generation}"
-    if shard.rank == 0 and folder.has(f"{under}/{METADATA}"):
-        return _found(shard, folder, url), PartReport(0, shard.version)
+    if shard.rank == 0 and (found := _found(shard, store, url, proof)) is not None:
+        return found, PartReport(0, shard.version)
     items = format.items_of(shard)
     begun = time.monotonic()
-    size, digest = folder.put(f"{under}/{format.file_name(shard.rank)}", items.chunks())
+    digest = store.put(f"{under}/{format.file_name(shard.rank)}", items.chunks())
     times.write_s = time.monotonic() - begun
-    own = PartReport(0, shard.version, size, digest, tuple(items.lengths), format.layout(shard))
+    own = PartReport(0, shard.version, sum(items.lengths), digest, tuple(items.lengths), format.layout(shard))
     if shard.rank != 0:
         return None, own
     begun = time.monotonic()
@@ -135,16 +81,25 @@ def write(shard: Shard, url: str, others: Callable[[float], list[PartReport]],
     metadata = format.metadata(shard, items, [t.lengths for t in reports[1:]])
     files = {format.file_name(rank): {"bytes": t.bytes, "sha256": t.digest} for rank, t in enumerate(reports)}
     files[METADATA] = {"bytes": len(metadata), "sha256": hashlib.sha256(metadata).hexdigest()}
-    manifest = json.dumps({"version": shard.version, "generation": shard.generation, "files": files}, indent=1).encode()
-    folder.put(f"{under}/{MANIFEST}", [manifest])
-    folder.put(f"{under}/{METADATA}", [metadata])
+    about = {"version": shard.version, "generation": shard.generation, "files": files, "grant": proof.grant}
+    manifest = json.dumps({**about, MARK: proof.of_manifest(about)}, indent=1).encode()
+    store.put(f"{under}/{MANIFEST}", [manifest])
+    store.put(f"{under}/{METADATA}", [metadata])
     times.sync_s = time.monotonic() - begun
     return _checkpoint(shard, url, manifest, files), own
 
 
-def _found(shard: Shard, folder: CheckpointFolder, url: str) -> Checkpoint:
-    manifest = folder.get(f"{shard.version}-{shard.generation}/{MANIFEST}")
-    return _checkpoint(shard, url, manifest, json.loads(manifest)["files"])
+def _found(shard: Shard, store: DurableStore, url: str, proof: MemberProof) -> Checkpoint | None:
+    """Return the whole checkpoint that a member of the job has written there; None for none, or another's."""
+    under = f"{shard.version}-{shard.generation}"
+    if not any(store.list(f"{under}/{METADATA}")):
+        return None
+    try:
+        manifest = _read(store, f"{under}/{MANIFEST}")
+        about = json.loads(manifest)
+        return _checkpoint(shard, url, manifest, about["files"]) if not proof.key or _is_marked(about, proof) else None
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return None  # not a manifest of this format: it is written again
 
 
 def _checkpoint(shard: Shard, url: str, manifest: bytes, files: dict[str, Any]) -> Checkpoint:
@@ -155,9 +110,9 @@ def _checkpoint(shard: Shard, url: str, manifest: bytes, files: dict[str, Any]) 
 
 def prune(url: str, newest: Checkpoint, keep: int) -> None:
     """Remove all whole checkpoints but `newest` and the `keep` newest, and incomplete ones begun before `newest`."""
-    folder = CheckpointFolder(url)
+    store = opened(url)
     found: dict[tuple[int, int], list[str]] = {}
-    for name in folder.names():
+    for name in [entry.key for entry in store.list()]:
         if match := _NAME.fullmatch(name):
             found.setdefault((int(match[2]), int(match[1])), []).append(match[3])
     this = (newest.generation, newest.version)
@@ -167,44 +122,64 @@ def prune(url: str, newest: Checkpoint, keep: int) -> None:
     for generation, version in sorted(doomed):
         files = found[generation, version]
         for name in sorted(files, key=lambda name: name != METADATA):
-            folder.drop(f"{version}-{generation}/{name}")
+            store.delete(f"{version}-{generation}/{name}")
 
 
-def newest(url: str, but: Checkpoint) -> Checkpoint | None:
-    """Return the newest whole checkpoint in `url` besides `but`.
+def newest(url: str, but: Checkpoint, proof: MemberProof) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest whole checkpoint in `url` besides `but` that a member of the job wrote, and the names of newer
+    ones that do not show it.
 
     Workers that have lost their dispatcher write on, remove the checkpoints that it knows of, and cannot report theirs.
+    Anybody with the store's credentials could put one there. If `but` has no seal, the job comes from a release
+    without marks, and none is required.
     """
-    folder = CheckpointFolder(url)
-    found = {name.rpartition("/")[0] for name in folder.names() if name.endswith(f"/{METADATA}")}
+    refused: list[str] = []
+    store = opened(url)
+    found = {entry.key.rpartition("/")[0] for entry in store.list() if entry.key.endswith(f"/{METADATA}")}
     ages = {(int(m[2]), int(m[1])): name for name in found if (m := _NAME.fullmatch(f"{name}/x"))}
     for (generation, version), name in sorted(ages.items(), reverse=True):
         try:
-            manifest = folder.get(f"{name}/{MANIFEST}")
-            files = json.loads(manifest)["files"]
-            size = len(manifest) + sum(entry["bytes"] for entry in files.values())
+            manifest = _read(store, f"{name}/{MANIFEST}")
+            about = json.loads(manifest)
+            size = len(manifest) + sum(entry["bytes"] for entry in about["files"].values())
+            made_here = (about["version"], about["generation"]) == (version, generation) and _is_marked(about, proof)
+            grant = str(about.get("grant", ""))
         except (FileNotFoundError, ValueError, LookupError, TypeError):
             continue  # not a manifest of this format
         digest = hashlib.sha256(manifest).hexdigest()
-        if digest != but.digest:
-            return Checkpoint(version, digest, size, generation, url=f"{url.rstrip('/')}/{name}")
-    return None
+        if digest == but.digest:
+            continue
+        if made_here or not but.seal:
+            found = Checkpoint(version, digest, size, generation, url=f"{url.rstrip('/')}/{name}")
+            return replace(proof, grant=grant).marked(found), refused
+        refused.append(name)
+    return None, refused
+
+
+def _is_marked(about: dict[str, Any], proof: MemberProof) -> bool:
+    return proof.has_manifest(about, str(about.get(MARK, "")))
 
 
 def fetch(named: Checkpoint, into: Path, progress: Callable[[int], None] = lambda size: None) -> None:
-    """Fetch all files of the checkpoint at `named.url`; `progress` is called with the size of each piece received.
+    """Fetch all files of the checkpoint at `named.url` that are not whole in `into` already; `progress` is called with
+    the size of each piece received, or read.
 
     WrongObject if a file is missing or has another digest.
     """
-    folder = CheckpointFolder(named.url)
-    manifest = _read_required(folder, MANIFEST)
+    store = opened(named.url)
+    try:
+        manifest = _read(store, MANIFEST)
+    except FileNotFoundError as error:
+        raise WrongObject(f"{MANIFEST} is not there") from error
     _compare(MANIFEST, hashlib.sha256(manifest).hexdigest(), named.digest)
     into.mkdir(parents=True, exist_ok=True)
     for name, entry in json.loads(manifest)["files"].items():
+        if _digest(into, name, progress) == entry["sha256"]:
+            continue
         digest = hashlib.sha256()
         try:
             with open(into / Path(name).name, "wb") as file:
-                for chunk in folder.stream(name):
+                for chunk in store.get(name):
                     digest.update(chunk)
                     file.write(chunk)
                     progress(len(chunk))
@@ -213,11 +188,14 @@ def fetch(named: Checkpoint, into: Path, progress: Callable[[int], None] = lambd
         _compare(name, digest.hexdigest(), entry["sha256"])
 
 
-def _read_required(folder: CheckpointFolder, name: str) -> bytes:
-    try:
-        return folder.get(name)
-    except FileNotFoundError as error:
-        raise WrongObject(f"{name} is not there") from error
+def _digest(folder: Path, name: str, progress: Callable[[int], None]) -> str:
+    """Return the sha256 of a file; "" if there is none."""
+    path = folder / Path(name).name
+    return digest_of(path, progress) if path.is_file() else ""
+
+
+def _read(store: DurableStore, key: str) -> bytes:
+    return b"".join(store.get(key))
 
 
 def _compare(name: str, found: str, expected: str) -> None:

@@ -24,11 +24,12 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotfleet.protocol.messages import WorkerOrders
+from spotfleet.protocol.proofs import MemberProof
 from spotfleet.train.checkpoint import entries, exchange, file, format, restore, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport, PeerFailed, PeerTimeout
 from spotfleet.train.checkpoint.file import Times
@@ -71,6 +72,7 @@ class CheckpointTask:
     turn: int = 0
     memory: ShardMemory = ShardMemory()
     url: str = ""  # the job's folder in an object store
+    proof: MemberProof = field(default_factory=MemberProof)
 
 
 class Checkpointer:
@@ -173,7 +175,7 @@ class Checkpointer:
             memory = ShardMemory(buffer.wait, functools.partial(state._pool.release, buffer))
         self._note_begin()
         task = CheckpointTask(shard, Times(copy_s=time.monotonic() - begun), self._now_ordered, group, self._turn[1],
-                              memory, self._url())
+                              memory, self._url(), self._runtime.proof)
         self._writer = threading.Thread(target=self._write, args=(task,), name="spotfleet-checkpoint")
         self._writer.start()
 
@@ -248,7 +250,7 @@ class Checkpointer:
             self._writer.join()
         self._note_begin()
         self._write(CheckpointTask(entries.whole_shard(state, self._runtime.generation, urgent), Times(), urgent,
-                                   url=self._url()))
+                                   url=self._url(), proof=self._runtime.proof))
 
     def _url(self) -> str:
         """Return the job's folder in an object store, or ""; UsageError, in the script's thread, without obstore."""
@@ -303,7 +305,7 @@ class Checkpointer:
             return self._upload(task)
         done, report = file.write(task.shard, Path(self._runtime.work), functools.partial(self._others, task),
                                   task.times)
-        control.update(checkpoint=done)
+        control.update(checkpoint=task.proof.marked(done))
         self._written = [p for p in self._written if p != Path(done.path)] + [Path(done.path)]
         for old in self._written[:-KEEP]:
             old.unlink(missing_ok=True)
@@ -313,9 +315,10 @@ class Checkpointer:
     def _upload(self, task: CheckpointTask) -> PartReport:
         control = self._runtime.control
         assert control is not None
-        done, report = store_folder.write(task.shard, task.url, functools.partial(self._others, task), task.times)
+        done, report = store_folder.write(task.shard, task.url, functools.partial(self._others, task), task.times,
+                                          task.proof)
         if done is not None:
-            control.update(checkpoint=done)
+            control.update(checkpoint=task.proof.marked(done))
             try:
                 store_folder.prune(task.url, done, control.orders.checkpoint_keep)
             except OSError as error:  # the next one removes more
@@ -357,4 +360,4 @@ class Checkpointer:
         """Load the checkpoint that the orders name, if they name one."""
         control = self._runtime.control
         assert control is not None
-        restore.restore(control, state, Path(self._runtime.work or "."))
+        restore.restore(control, state, Path(self._runtime.shared or "."), self._runtime.proof)

@@ -14,6 +14,7 @@ from spotfleet.agent.files import checkpoint_downloads
 from spotfleet.agent.files.checkpoint_downloads import HOST_TRIES, SPOILT, TRIES, CheckpointDownloads
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.protocol.messages import Assignment, Checkpoint, DamagedCheckpoint, WorkerOrders
+from spotfleet.storage import verified
 
 PLACE = Assignment(2, 0, ("h/0/1",), "127.0.0.1:1")
 
@@ -92,6 +93,17 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[
         asyncio.run(scene(Host(tmp_path)))
 
     return run
+
+
+def test_workers_of_a_host_are_spared_the_comparison_that_its_agent_has_made(play):
+    async def scene(host: Host) -> None:
+        host.dispatcher.files[5], host.dispatcher.files[6] = data_of(5), data_of(6)
+        older = await host.gets(orders(5))
+        assert verified.is_noted(older, kept(5).digest) and not verified.is_noted(older, kept(6).digest)
+        newer = await host.gets(orders(6))
+        assert sorted(p.name for p in newer.parent.iterdir()) == [newer.name, f"{newer.name}.verified"]
+
+    play(scene)
 
 
 def test_what_stays_damaged_is_told_after_a_few_tries_and_fetched_no_more(play):

@@ -48,6 +48,6 @@ def test_an_orphan_has_its_worker_save_is_killed_while_it_stores_and_powers_off_
     assert stage.agent.wait(60) == 0
 
     there, data = fleet_store(str(target), "fleet", stage.dispatcher.ca), b"state 8" * 1000
-    named = load(Checkpoint, there.find("jobs/job/checkpoints/8-1.json").read_bytes())
+    named = load(Checkpoint, there.find("jobs/job/quarantine/8-1.json").read_bytes())
     assert named == Checkpoint(8, hashlib.sha256(data).hexdigest(), len(data), 1)
-    assert there.find("jobs/job/checkpoints/8-1.ckpt").read_bytes() == data
+    assert there.find("jobs/job/quarantine/8-1.ckpt").read_bytes() == data

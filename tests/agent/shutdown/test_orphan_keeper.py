@@ -112,7 +112,7 @@ class Host:
 
     def saved(self, version: int) -> bool:
         """Is this version there, whole, and described as a dispatcher reads it?"""
-        there, stem, data = self.there(), f"jobs/job/checkpoints/{version}-3", self.state(version)
+        there, stem, data = self.there(), f"jobs/job/quarantine/{version}-3", self.state(version)
         return (there.get(f"{stem}.ckpt"), f"{stem}.json" in there and load(Checkpoint, there[f"{stem}.json"])) == (
             data, Checkpoint(version, hashlib.sha256(data).hexdigest(), len(data), 3))
 
@@ -186,7 +186,7 @@ def test_checkpoints_made_while_no_dispatcher_is_there_are_in_the_target_as_they
             host.trains(version, checkpoint=version)
             await host.silence(60)
             await host.until(lambda version=version: host.saved(version))
-        newest = [f"jobs/job/checkpoints/{version}-3.{end}" for version in (40, 50) for end in ("ckpt", "json")]
+        newest = [f"jobs/job/quarantine/{version}-3.{end}" for version in (40, 50) for end in ("ckpt", "json")]
         await host.until(lambda: fleet_store(str(host.target), "f", CA).names() == newest)
         assert not host.asked and host.phase is OrphanPhase.IN_CONTACT
 
@@ -287,9 +287,10 @@ def test_a_part_of_a_checkpoint_is_in_the_target_beside_those_of_the_version_bef
             host.trains(version, checkpoint=version, part=1, parts=3)
             await host.silence(60)
             await host.until(lambda version=version: any(f"/{version}-3.parts" in name for name in host.there()))
-        left = {f"jobs/job/checkpoints/{version}-3.parts/1-3-{hashlib.sha256(host.state(version)).hexdigest()}":
+        left = {f"jobs/job/quarantine/{version}-3.parts/1-3-{hashlib.sha256(host.state(version)).hexdigest()}":
                 host.state(version) for version in (20, 30)}
-        await host.until(lambda: host.there() == left)
+        await host.until(lambda: {n: data for n, data in host.there().items() if not n.endswith(".json")} == left)
+        await host.until(lambda: {f"{name}.json" for name in left} == {n for n in host.there() if n.endswith(".json")})
         host.connected, host.orders_received = True, 1
         await host.until(lambda: host.taken == [20, 30] and not list((host.home / "legacy").iterdir()))
 

@@ -16,6 +16,7 @@ import pytest
 
 from spotfleet.dispatcher.checkpoints import parts
 from spotfleet.dispatcher.checkpoints import store as store_module
+from spotfleet.dispatcher.checkpoints.seals import SealKey
 from spotfleet.dispatcher.checkpoints.store import CheckpointStore, NoRoom, Outdated
 from spotfleet.dispatcher.disk import files
 from spotfleet.dispatcher.jobs.orders import worker_orders
@@ -396,7 +397,8 @@ def test_a_part_that_cannot_be_is_refused_by_field(play):
                              ("digest: the body has sha256", {"digest": "0" * 64})):
             status, said = await send(stage, path, host, point(1, 500), DATA[1], **other)
             assert (status, said["error"][:len(words)]) == (400, words)
-        await send(stage, path, host, Checkpoint(400, sha(b"newer"), 0, 2), b"newer")
+        grant = SealKey(stage.boot.fleet_secret).grant(path.split("/")[3], 2)
+        assert (await send(stage, path, host, Checkpoint(400, sha(b"newer"), 0, 2), b"newer", grant=grant))[0] == 200
         assert (await send(stage, path, host, point(1, 500), DATA[1]))[0] == 409
 
     play(scene, spec(1))

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +17,11 @@ from spotfleet.dispatcher.checkpoints.replica import SyncPlan, diff
 from spotfleet.dispatcher.checkpoints.store import CheckpointStore
 from spotfleet.dispatcher.disk import files
 from spotfleet.model import CheckpointSpec
-from spotfleet.protocol.messages import Checkpoint, dump
-from spotfleet.storage.folder import FolderStore, checkpoint_name, fleet_store, part_name
+from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage.folder import QUARANTINE, checkpoint_name, fleet_store
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
+from tests.support.dispatcher.quarantine import left_there, point, target_folder
 
 LONG = 10_000
 
@@ -80,17 +80,12 @@ def fleet(target: Path):
     return spec(1, checkpoint=CheckpointSpec(target=str(target)))
 
 
-def target_folder(stage: Stage) -> FolderStore:
-    return fleet_store(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
-
-
 def data_of(version: int) -> bytes:
     return b"state %d" % version
 
 
 def of(version: int, generation: int = 1) -> Checkpoint:
-    data = data_of(version)
-    return Checkpoint(version, hashlib.sha256(data).hexdigest(), len(data), generation)
+    return point(version, data_of(version), generation)
 
 
 async def trained(stage: Stage, *versions: int) -> str:
@@ -102,13 +97,6 @@ async def trained(stage: Stage, *versions: int) -> str:
         path = f"/v1/jobs/{job}/checkpoints/{version}?generation=1&digest={of(version).digest}"
         await stage.call("PUT", path, token=stage.token(host), data=data_of(version))
     return job
-
-
-def left_there(stage: Stage, job: str, checkpoint: Checkpoint, data: bytes | None = None) -> None:
-    """By a host that had lost its dispatcher."""
-    name = checkpoint_name(job, checkpoint.version, checkpoint.generation)
-    target_folder(stage).put(name, [data_of(checkpoint.version) if data is None else data])
-    target_folder(stage).put(name.replace("ckpt", "json"), [dump(checkpoint).encode()])
 
 
 def held_there(stage: Stage, job: str) -> list[str]:
@@ -176,10 +164,13 @@ def test_where_this_disk_has_lost_all_the_copy_is_restored(play, target: Path):
 def test_a_newer_one_that_hosts_without_a_dispatcher_left_is_restored_and_a_half_one_is_not(play, target: Path):
     async def scene(stage: Stage) -> None:
         job = await trained(stage, 500)
-        left_there(stage, job, of(600))
-        target_folder(stage).put(checkpoint_name(job, 900, 1), [data_of(900)])  # its host died before the record
+        left_there(stage, job, of(600), data_of(600))
+        half = f"jobs/{job}/{QUARANTINE}/900-1.ckpt"
+        target_folder(stage).put(half, [data_of(900)])  # its host died before the record
         assert await loses_all(stage) == 600
         await stage.until("its start", lambda: stage.world.history[-1][3] == 600)
+        await stage.until("the kept copy", lambda: "600-1.json" in held_there(stage, job))
+        await stage.until("the rest", lambda: target_folder(stage).names(f"jobs/{job}/{QUARANTINE}") == [half])
 
     play(scene, fleet(target))
 
@@ -190,9 +181,8 @@ def test_parts_that_several_hosts_left_are_joined_if_all_are_there_and_right(pla
         for version, parts in ((600, 3), (700, 3), (800, 4)):  # one part of 800 is missing
             for index in range(3):
                 data = data_of(version)[index::3]
-                part = replace(of(version), digest=hashlib.sha256(data).hexdigest(), part=index, parts=parts)
                 wrong = b"?" if (version, index) == (700, 1) else b""
-                target_folder(stage).put(part_name(job, part), [data + wrong])
+                left_there(stage, job, point(version, data, part=index, parts=parts), data + wrong)
         before = hashlib.sha256(b"".join(data_of(600)[index::3] for index in range(3))).hexdigest()
         assert await loses_all(stage) == 600
         assert [e["version"] for e in await stage.events("CheckpointLost")] == [700]
@@ -200,7 +190,7 @@ def test_parts_that_several_hosts_left_are_joined_if_all_are_there_and_right(pla
         assert (kept.digest, kept.parts, kept.bytes) == (before, 1, len(data_of(600)))
         names = ["500-1.ckpt", "500-1.json", "600-1.ckpt", "600-1.json"]
         await stage.until("the whole one there", lambda: set(names) <= set(held_there(stage, job)))
-        assert not any("700-1" in n for n in target_folder(stage).names(f"jobs/{job}/checkpoints"))
+        assert not any("700-1" in n for n in target_folder(stage).names(f"jobs/{job}"))
 
     play(scene, fleet(target))
 
@@ -208,11 +198,11 @@ def test_parts_that_several_hosts_left_are_joined_if_all_are_there_and_right(pla
 def test_of_damaged_copies_the_next_older_is_restored_and_they_are_dropped(play, target: Path):
     async def scene(stage: Stage) -> None:
         job = await trained(stage, 500)
-        left_there(stage, job, of(600))
-        left_there(stage, job, of(700), data=b"state 7")
+        left_there(stage, job, of(600), data_of(600))
+        left_there(stage, job, of(700), b"state 7")
         assert await loses_all(stage) == 600
         assert [e["version"] for e in await stage.events("CheckpointLost")] == [700]
-        assert "700-1.ckpt" not in held_there(stage, job)
+        assert not any("700-1" in n for n in target_folder(stage).names(f"jobs/{job}"))
 
     play(scene, fleet(target))
 
@@ -230,8 +220,8 @@ def test_a_target_that_cannot_be_read_keeps_nobody_from_what_is_kept_here(play, 
 
 def test_with_nothing_kept_here_a_target_that_is_away_is_waited_for_and_not_for_ever(play, target: Path, monkeypatch):
     monkeypatch.setattr(replica, "LOOK_AGAIN_S", 0.05)
-    looks, whole = [], replica.TargetFolder.whole
-    monkeypatch.setattr(replica.TargetFolder, "whole", lambda folder: looks.append(1) or whole(folder))
+    looks, offers = [], replica.TargetFolder.offers
+    monkeypatch.setattr(replica.TargetFolder, "offers", lambda folder: looks.append(1) or offers(folder))
 
     async def scene(stage: Stage) -> None:
         job = await trained(stage, 500)

@@ -96,6 +96,27 @@ def test_a_taken_over_job_survives_deaths_and_another_loss_and_ends_as_it_should
     play(scene)
 
 
+def test_of_a_job_that_hosts_brought_checkpoints_of_ordered_generations_alone_are_taken(play):
+    data = b"state"
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(LONG, (1, 1))
+        await stage.at_version(job, 5)
+        await stage.lose_dispatcher_machine()
+        await stage.start_dispatcher()
+        status = await stage.at_version(job, max(w.version for w in stage.world.workers.values()) + 5)
+        for generation, expected in ((status.generation, 200), (status.generation + 1, 409)):
+            digest = hashlib.sha256(data).hexdigest()
+            path = f"/v1/jobs/{job}/checkpoints/{1000 * generation}?generation={generation}&digest={digest}"
+            answer = await stage.call("PUT", path, token=stage.token("f-0"), data=data, ok=False)
+            assert answer[0] == expected, answer
+        (lost,) = await stage.until("the event", lambda: stage.events("CheckpointLost"))
+        assert "no dispatcher of this fleet has ordered its generation" in lost["why"]
+
+    play(scene, spec(1))
+
+
 def test_a_host_that_cannot_be_told_is_said_and_told_later_and_once(play, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("spotfleet.dispatcher.cloud.endpoint_tag.AGAIN_S", 0.5)
 

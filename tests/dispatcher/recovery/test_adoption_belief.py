@@ -40,6 +40,22 @@ def test_a_job_is_made_of_what_its_hosts_hold_with_the_highest_generation():
     assert found[0].record.groups == ((3, ("f-0/0/1",)), (4, ("f-1/0/1",)))
 
 
+@pytest.mark.parametrize(("grants", "ordered", "seals"), [
+    (("right", ""), 3, True), (("right", "wrong"), 3, True), (("", ""), 0, False)])
+def test_of_the_generations_that_hosts_name_those_count_as_ordered_that_a_dispatcher_granted(
+        grants: tuple[str, str], ordered: int, seals: bool):
+    adoption = Adoption(lambda job, given: given.grant == "right")
+    adoption.open_until = 1000.0
+    for generation, grant in zip((3, 40), grants, strict=True):
+        mine = held(generation=generation)
+        mine = replace(mine, assignments=tuple(replace(a, grant=grant) for a in mine.assignments))
+        said = report(f"f-{generation}", held=(mine,))
+        adoption.receive(replace(said, held=()), {}, 0.0, settled=False)
+        adoption.receive(said, {}, 0.0, settled=False)
+    (found,) = adoption.found((), ("f-3", "f-40"), [], unix=100.0)
+    assert (found.record.ordered, found.record.seals) == (ordered, seals)
+
+
 def test_no_number_of_a_job_is_given_twice_nor_one_that_a_lost_dispatcher_may_have_given():
     assert name_for(JobSpec("my job"), ["a-7", "b-2"], above=0) == "my-job-8"
     assert name_for(JobSpec("j"), [], above=2000) == "j-2001"

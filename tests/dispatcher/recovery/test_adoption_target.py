@@ -16,13 +16,16 @@ import pytest
 from spotfleet.codec import from_json, to_text
 from spotfleet.dispatcher.checkpoints.backup import Backup
 from spotfleet.dispatcher.checkpoints.ledger_restore import SealedJob, lock, sealed_name
+from spotfleet.dispatcher.checkpoints.seals import SealKey
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.model import CheckpointSpec, JobState
-from spotfleet.protocol.messages import Checkpoint, Exit, dump
-from spotfleet.storage.folder import checkpoint_name, fleet_store
+from spotfleet.protocol.messages import JOB_KEY, Checkpoint, Exit
+from spotfleet.protocol.proofs import MemberProof
+from spotfleet.storage.folder import fleet_store
 from tests.dispatcher.recovery.test_adoption import LONG, in_a_hurry, pids
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
+from tests.support.dispatcher.quarantine import left_there
 
 LONGER = pytest.mark.skipif(not os.environ.get("SPOTFLEET_LONG"), reason="with --long only")
 pytestmark = pytest.mark.usefixtures(in_a_hurry.__name__)
@@ -213,10 +216,10 @@ def test_no_generation_of_which_a_checkpoint_is_at_the_target_is_ordered_again(p
         await stage.until("the end of all", lambda: not stage.agents)
         there = fleet_store(stage.boot.spec.checkpoint.target, stage.boot.fleet, stage.boot.ca)
         record, secrets = jobfile.load(stage.home / "jobs" / job)
+        proof = MemberProof(job, secrets[JOB_KEY], SealKey(stage.boot.fleet_secret).grant(job, 40))
         behind = SealedJob(replace(record, state=JobState.QUEUED, groups=(), hosts=(), version=0), secrets)
         there.put(sealed_name(job), [lock(stage.boot.fleet_secret).encrypt(to_text(behind).encode())])
-        there.put(checkpoint_name(job, 500, 40), [data])
-        there.put(checkpoint_name(job, 500, 40).replace("ckpt", "json"), [dump(kept).encode()])
+        left_there(stage, job, kept, data, proof)
         await stage.lose_dispatcher_machine()
         await stage.start_dispatcher()
         assert stage.daemon.dispatcher.core.jobs[job].checkpoints.awaited

@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Checkpoint, WorkerOrders
+from spotfleet.protocol.proofs import MemberProof
+from spotfleet.storage import verified
 from spotfleet.train.checkpoint import entries, file, format, restore
 from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.restore import CheckpointDamaged
@@ -93,12 +95,28 @@ def test_a_checkpoint_brings_back_every_bit(alone, tmp_path):
     fresh_model, fresh_optimizer = build(lr=9.0)
     fresh = hvd.elastic.TorchState(fresh_model, fresh_optimizer, epoch=5)
     fresh.attach(0, -1)
-    verified: list[int] = []
-    fresh.install(restore.read(named, verified.append))
-    assert sum(verified) == named.bytes
+    compared: list[int] = []
+    fresh.install(restore.read(named, compared.append))
+    assert sum(compared) == named.bytes
     assert named.version == 4 and named.generation == 3 and named.bytes == Path(named.path).stat().st_size
     assert all(torch.equal(a, b) for a, b in zip(fresh.tensors(), expected, strict=True))
     assert (fresh.version, fresh.epoch, fresh_optimizer.param_groups[0]["lr"]) == (4, 0, 0.1)
+
+
+def test_what_the_agent_has_compared_is_not_compared_again_unless_it_has_changed(alone, tmp_path, monkeypatch):
+    _, _, state = held_state(alone, 1)
+    named = write(state, tmp_path)
+    verified.note(Path(named.path), named.digest)
+    compared: list[Path] = []
+    monkeypatch.setattr(restore, "digest_of", lambda path, progress: compared.append(path) or file.digest_of(path))
+    progress: list[int] = []
+    assert restore.read(named, progress.append).version == 1
+    assert (compared, progress) == ([], [named.bytes])
+    with open(named.path, "ab") as out:
+        out.write(b"?")
+    with pytest.raises(restore.CheckpointDamaged):
+        restore.read(named)
+    assert compared == [Path(named.path)] and not list(tmp_path.glob("*.verified"))
 
 
 class Odd(nn.Module):
@@ -250,6 +268,7 @@ class Leader:
     generation: int = 1
     place: RankInfo = field(default_factory=RankInfo)
     group: None = None
+    proof: MemberProof = field(default_factory=MemberProof)
 
 
 def test_a_checkpoint_ordered_while_another_is_written_follows_it_at_once(alone, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from torch import nn
 
 import spotfleet.train as hvd
 from spotfleet.protocol.messages import Checkpoint, WorkerOrders
+from spotfleet.protocol.proofs import MemberProof
 from spotfleet.train import runtime
 from spotfleet.train.checkpoint import entries, exchange, file, restore, writer
 from spotfleet.train.checkpoint.exchange import PartReport
@@ -46,6 +47,7 @@ class Worker:
     place: RankInfo
     generation: int = 1
     saver: Checkpointer = None
+    proof: MemberProof = field(default_factory=lambda: MemberProof("job", "the job's key", "a grant"))
 
     def boundary(self) -> None:
         self.saver.at_boundary(self.state)
@@ -106,6 +108,7 @@ def test_one_that_is_due_is_written_by_all_ranks_at_the_boundary_after_the_next_
         (made,) = worker.written()
         kept.take(made)
     assert [(w.control.made[0].part, w.control.made[0].parts) for w in team] == [(2, 3), (0, 3), (1, 3)]
+    assert all(w.proof.has_marked(w.control.made[0]) and w.control.made[0].grant == "a grant" for w in team)
     held = restore.read(kept.newest)
     assert held.version == 2
     assert all(torch.equal(a, b) for a, b in zip(held.tensors, entries.sources(team[0].state), strict=True))

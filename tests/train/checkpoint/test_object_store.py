@@ -9,7 +9,6 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,13 +16,18 @@ import torch
 import spotfleet.train as hvd
 from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Checkpoint, WorkerOrders
+from spotfleet.protocol.proofs import MemberProof
 from spotfleet.storage import object_store
+from spotfleet.storage.object_store import ObjectStore
 from spotfleet.train.checkpoint import entries, restore, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport
+from spotfleet.train.checkpoint.host_copy import HostFolder
 from spotfleet.train.checkpoint.restore import CheckpointDamaged
-from spotfleet.train.checkpoint.store_folder import METADATA, CheckpointFolder
+from spotfleet.train.checkpoint.store_folder import METADATA
 from tests.train.checkpoint.test_checkpoint_files import by_torch, held_state, odd_state
 from tests.train.state.test_state import build, train
+
+NO_PROOF = MemberProof()
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +43,18 @@ def url() -> Iterator[str]:
 
 
 def test_memory_holds_what_was_put_there_until_it_is_reset(url):
-    CheckpointFolder(url).put("name", [b"bytes"])
+    ObjectStore(url).put("name", [b"bytes"])
     assert object_store.open_store(url)[0].list().collect()
     object_store.reset()
     assert not object_store.open_store(url)[0].list().collect()
 
 
-def write(state, url: str, world: int = 1, generation: int = 1) -> Checkpoint:
+def write(state, url: str, world: int = 1, generation: int = 1, proof: MemberProof = NO_PROOF) -> Checkpoint:
     """What `world` ranks that hold `state` write there."""
     told: list[PartReport] = []
     for rank in [*range(1, world), 0]:
         shard = entries.rank_shard(state, generation, rank, world, state.tensors())
-        done, said = store_folder.write(shard, url, lambda own_s, told=told: told)
+        done, said = store_folder.write(shard, url, lambda own_s, told=told: told, proof=proof)
         told += [said] if rank else []
     assert done is not None
     return done
@@ -66,9 +70,9 @@ def test_what_ranks_write_to_a_store_is_restored_and_read_by_torch_where_it_lies
     done = write(state, f"file://{tmp_path}/bucket/job", world)
     folder = tmp_path / "bucket" / "job" / "1-1"
     assert done.url == f"file://{folder}" and done.bytes == sum(p.stat().st_size for p in folder.iterdir())
-    assert same(state, restore.read_url(done, tmp_path))
+    assert same(state, restore.read_url(done, HostFolder(tmp_path / "here")))
     assert by_torch(folder)["epoch"] == 7
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bucket"]  # nothing is left of the restoring
+    assert [p.name for p in (tmp_path / "here").iterdir()] == ["lock"]  # nothing else is left of the restoring
 
 
 @pytest.fixture
@@ -92,10 +96,10 @@ def test_an_s3_bucket_keeps_restores_and_loses_checkpoints_as_said(alone, tmp_pa
         train(model, optimizer, 1)
         last = write(state, bucket, world=2)
         store_folder.prune(bucket, last, keep=2)
-    assert {name.partition("/")[0] for name in CheckpointFolder(bucket).names()} == {"2-1", "3-1"}
-    assert same(state, restore.read_url(last, tmp_path))
+    assert {entry.key.partition("/")[0] for entry in ObjectStore(bucket).list()} == {"2-1", "3-1"}
+    assert same(state, restore.read_url(last, HostFolder(tmp_path)))
     with pytest.raises(CheckpointDamaged, match=r"version 1 at s3://spot/runs/job/1-1 .*manifest\.json is not there"):
-        restore.read_url(first, tmp_path)
+        restore.read_url(first, HostFolder(tmp_path))
 
 
 class Killed(BaseException):
@@ -105,7 +109,7 @@ class Killed(BaseException):
 def test_killed_after_any_write_there_is_the_older_checkpoint_or_the_new_one_and_torch_finds_no_half(
         alone, tmp_path, monkeypatch):
     model, optimizer, state = held_state(alone, 1)
-    put, drop, left = CheckpointFolder.put, CheckpointFolder.drop, itertools.count()
+    put, drop, left = ObjectStore.put, ObjectStore.delete, itertools.count()
 
     def until_killed(do):
         def done(self, *args):
@@ -124,8 +128,8 @@ def test_killed_after_any_write_there_is_the_older_checkpoint_or_the_new_one_and
         train(model, optimizer, 1)
         left = itertools.count()
         with monkeypatch.context() as patch:
-            patch.setattr(CheckpointFolder, "put", until_killed(put))
-            patch.setattr(CheckpointFolder, "drop", until_killed(drop))
+            patch.setattr(ObjectStore, "put", until_killed(put))
+            patch.setattr(ObjectStore, "delete", until_killed(drop))
             try:
                 store_folder.prune(f"file://{where}", write(state, f"file://{where}", 2), keep=1)
             except Killed:
@@ -141,7 +145,7 @@ def test_killed_after_any_write_there_is_the_older_checkpoint_or_the_new_one_and
                                1, url=f"file://{folder}")
             values = state.tensors() if version == state.version else before
             assert all(torch.equal(a, b) for a, b in
-                       zip(restore.read_url(named, tmp_path).tensors, values, strict=True))
+                       zip(restore.read_url(named, HostFolder(tmp_path)).tensors, values, strict=True))
         survived.append(sorted(int(f.name.partition("-")[0]) - older.version for f in whole))
     # two shares and the manifest: the old one; .metadata: both; the old one's .metadata removed: the new one
     assert survived == [[0], [0], [0], [0, 1], [1], [1], [1], [1]]
@@ -149,21 +153,21 @@ def test_killed_after_any_write_there_is_the_older_checkpoint_or_the_new_one_and
 
 def test_rests_of_what_never_became_whole_go_with_the_next_and_newer_ones_stay(alone, url):
     _, _, state = held_state(alone, 5)
-    folder = CheckpointFolder(url)
+    folder = ObjectStore(url)
     for name in ("3-1/__0_0.distcp", "9-1/__1_0.distcp", "4-2/__1_0.distcp", "6-3/__0_0.distcp", "6-3/.metadata",
                  "7-3/__0_0.distcp", "x"):
         folder.put(name, [b"x"])
     store_folder.prune(url, write(state, url, generation=2), keep=1)
-    assert {n.partition("/")[0] for n in folder.names()} == {"5-2", "6-3", "7-3", "x"}
+    assert {e.key.partition("/")[0] for e in folder.list()} == {"5-2", "6-3", "7-3", "x"}
 
 
-def test_a_whole_checkpoint_is_not_written_again(alone, url):
+def test_a_whole_checkpoint_is_not_written_again(alone, url, tmp_path):
     model, optimizer, state = held_state(alone, 2)
     first = write(state, url)
     train(model, optimizer, 1)
     state.mark(version=2)
     assert write(state, url) == first
-    assert restore.read_url(first, Path()).position.round != state._position.round
+    assert restore.read_url(first, HostFolder(tmp_path)).position.round != state._position.round
 
 
 @pytest.mark.parametrize(("name", "content"), [
@@ -173,11 +177,11 @@ def test_a_whole_checkpoint_is_not_written_again(alone, url):
 def test_a_file_that_is_missing_or_changed_is_seen_before_anything_of_it_is_opened(alone, url, tmp_path, name, content):
     _, _, state = held_state(alone, 1)
     named = write(state, url)
-    CheckpointFolder(named.url.replace("/1-1", "")).drop(f"1-1/{name}")
+    ObjectStore(named.url.replace("/1-1", "")).delete(f"1-1/{name}")
     if content is not None:
-        CheckpointFolder(url).put(f"1-1/{name}", [content])
+        ObjectStore(url).put(f"1-1/{name}", [content])
     with pytest.raises(CheckpointDamaged, match=rf"version 1 at {url}/1-1 .*{name} .*"):
-        restore.read_url(named, tmp_path)
+        restore.read_url(named, HostFolder(tmp_path))
 
 
 @dataclass
@@ -209,7 +213,7 @@ def test_a_damaged_one_is_told_and_the_one_that_is_ordered_instead_is_restored(a
     expected = [t.clone() for t in state.tensors()]
     train(model, optimizer, 1)
     newer = write(state, url)
-    CheckpointFolder(url).drop("2-1/__0_0.distcp")
+    ObjectStore(url).delete("2-1/__0_0.distcp")
 
     def order_the_older(control: Control) -> None:
         control.orders = replace(control.orders, restore=older)
@@ -231,7 +235,7 @@ def test_one_that_is_gone_because_workers_without_a_dispatcher_wrote_on_is_told_
     left = write(state, url)
     store_folder.prune(url, left, keep=1)
     for name in ("7-1/__0_0.distcp", "8-1/.metadata", "9-1/.metadata", "9-1/manifest.json"):  # no checkpoints
-        CheckpointFolder(url).put(name, [b"{}"])
+        ObjectStore(url).put(name, [b"{}"])
 
     def order_what_was_found(control: Control) -> None:
         control.orders = replace(control.orders, restore=control.beside)
@@ -239,6 +243,40 @@ def test_one_that_is_gone_because_workers_without_a_dispatcher_wrote_on_is_told_
     control = Control(WorkerOrders(restore=known), on_damaged=order_what_was_found)
     restore.restore(control, state, tmp_path)
     assert (control.told, control.beside, state.version) == ([known], left, 2)
+
+
+MEMBER, OTHERS = MemberProof("job-1", "its key", "a grant"), MemberProof("job-2", "another key", "a grant")
+
+
+def test_beside_a_damaged_one_only_what_a_member_of_the_job_wrote_counts_and_the_rest_is_named(alone, url, tmp_path):
+    model, optimizer, state = held_state(alone, 1)
+    true = write(state, url, proof=MEMBER)
+    train(model, optimizer, 1)
+    damaged = replace(write(state, url, proof=MEMBER), seal="by the dispatcher")
+    folder = ObjectStore(url)
+    for version, proof in ((7, NO_PROOF), (8, OTHERS)):
+        train(model, optimizer, 1)
+        planted = write(state, url, generation=version, proof=proof)
+        assert planted.version > true.version
+    folder.put("9-9/manifest.json", [b"".join(folder.get("1-1/manifest.json"))])  # a true one, under another name
+    folder.put("9-9/.metadata", [b""])
+    folder.delete("2-1/__0_0.distcp")
+
+    def order_what_was_found(control: Control) -> None:
+        control.orders = replace(control.orders, restore=control.beside)
+
+    control = Control(WorkerOrders(restore=damaged), on_damaged=order_what_was_found)
+    restore.restore(control, state, tmp_path, MEMBER)
+    assert (control.beside, state.version) == (MEMBER.marked(true), 1)
+    assert control.why == ("__0_0.distcp is not there; 9-9, 4-8, 3-7 beside it: no mark of a worker of this job")
+
+
+def test_what_others_put_under_the_next_name_is_written_over(alone, url, tmp_path):
+    _, _, state = held_state(alone, 1)
+    planted = write(state, url, proof=OTHERS)
+    made = write(state, url, proof=MEMBER)
+    assert made.digest != planted.digest and same(state, restore.read_url(made, HostFolder(tmp_path)))
+    assert write(state, url, proof=MEMBER) == made
 
 
 def test_while_it_comes_that_is_told(alone, url, tmp_path, monkeypatch):
@@ -255,7 +293,7 @@ def test_a_damaged_one_for_which_no_other_is_ordered_ends_the_wait_and_says_what
     monkeypatch.setattr(restore, "OTHER_LIMIT_S", 0.05)
     _, _, state = held_state(alone, 1)
     named = write(state, url)
-    CheckpointFolder(url).drop("1-1/manifest.json")
+    ObjectStore(url).delete("1-1/manifest.json")
     control = Control(WorkerOrders(restore=named))
     with pytest.raises(CheckpointDamaged, match=r"manifest\.json is not there") as told:
         restore.restore(control, state, tmp_path)
@@ -265,16 +303,16 @@ def test_a_damaged_one_for_which_no_other_is_ordered_ends_the_wait_and_says_what
 def test_a_store_that_does_not_answer_is_asked_again_and_then_the_error_names_what_it_may_lack(
         alone, url, tmp_path, monkeypatch):
     _, _, state = held_state(alone, 1)
-    control, get = Control(WorkerOrders(restore=write(state, url))), CheckpointFolder.get
+    control, get = Control(WorkerOrders(restore=write(state, url))), ObjectStore.get
     monkeypatch.setattr(restore, "RETRY_S", 0.01)
-    answers = iter([OSError("503 Slow Down"), OSError("403 Forbidden"), None])
+    answers = itertools.chain([OSError("503 Slow Down"), OSError("403 Forbidden")], itertools.repeat(None))
 
-    def now_and_then(self, name: str) -> bytes:
+    def now_and_then(self, name: str) -> Iterator[bytes]:
         if (trouble := next(answers)) is not None:
             raise trouble
         return get(self, name)
 
-    monkeypatch.setattr(CheckpointFolder, "get", now_and_then)
+    monkeypatch.setattr(ObjectStore, "get", now_and_then)
     restore.restore(control, state, tmp_path)
     monkeypatch.setattr(restore, "FETCH_LIMIT_S", 0.0)
     answers = itertools.repeat(OSError("403 Forbidden"))
@@ -312,6 +350,6 @@ def test_without_obstore_the_error_says_how_to_get_it(monkeypatch):
 def test_a_manifest_says_what_every_file_must_be(alone, url):
     _, _, state = held_state(alone, 1)
     write(state, url, 2)
-    manifest = json.loads(CheckpointFolder(url).get("1-1/manifest.json"))
+    manifest = json.loads(b"".join(ObjectStore(url).get("1-1/manifest.json")))
     assert sorted(manifest["files"]) == [METADATA, "__0_0.distcp", "__1_0.distcp"]
     assert (manifest["version"], manifest["generation"]) == (1, 1)

@@ -1,0 +1,333 @@
+"""Benchmark of checkpoints: ours beside torch.distributed.checkpoint and torch.save, to the same disk in the same run.
+
+    python bench/checkpoint.py [--megabytes 1000] [--workers 3] [--repeat 3] [--folder DIR] [-o json]
+
+The workers are processes that hold the same parameters, as data-parallel ranks do; a gloo group on loopback lets them
+begin together. Each system writes the whole state and syncs it, then every worker restores all of it:
+
+- parts: each rank's share as a file for the agent, as without a target; then joined as on the dispatcher. Restored from
+  a copy that one process of the host makes of the joined file, comparing its sha256, as the agent does
+- store: each rank's share into a folder of pieces with the manifest last, as in an object store. Restored through the
+  one copy that a worker fetches for all of its host
+- dcp: `torch.distributed.checkpoint.save` and `load`; *async* is the pause of its `async_save`
+- torch.save: rank 0 writes everything; every worker reads it with `torch.load`
+- disk: one process writes and syncs as many bytes, for the disk's own rate
+
+Times are the slowest worker's; *pause* is the time for which a step waits. Peak memory is the sum over the workers of
+what each added to its resident memory. Reads come from the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from spotfleet.dispatcher.checkpoints import parts
+from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage import verified
+from spotfleet.storage.folder import FolderStore, read_range
+from spotfleet.train.checkpoint import file, restore, shards, store_folder
+from spotfleet.train.checkpoint.exchange import PartReport
+from spotfleet.train.checkpoint.format import Shard
+from spotfleet.train.checkpoint.host_copy import HostFolder
+from spotfleet.train.state.copies import Buffer
+
+LIMIT_S = 1800.0
+SIDE = 1024  # rows are tensors of SIDE x SIDE floats: 4 MiB
+SYSTEMS = ("parts", "store", "dcp", "torch.save")
+
+
+def log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# ---- one worker
+
+
+class Worker:
+    """One rank: its state, and what each system does with it."""
+
+    def __init__(self, rank: int, world: int, megabytes: int, folder: Path) -> None:
+        self.rank, self.world, self.folder = rank, world, folder
+        torch.manual_seed(0)
+        count = max(1, round(megabytes * 1e6 / (4 * SIDE * SIDE)))
+        self.tensors = [torch.rand(SIDE, SIDE) for _ in range(count)]
+        self.rows = [shards.TensorRow((("model", f"{n}.weight"),), torch.float32, (SIDE, SIDE), True)
+                     for n in range(count)]
+        self.bytes = sum(t.numel() * t.element_size() for t in self.tensors)
+        self.made: dict[str, Checkpoint] = {}
+        self.turn = 0
+
+    def shard(self) -> Shard:
+        values = [piece.view_of(self.tensors[piece.row]) for piece in shards.plan(self.rows, self.world)[self.rank]]
+        return Shard(1, 1, self.rank, self.world, self.rows, values)
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        return {f"{n}.weight": tensor for n, tensor in enumerate(self.tensors)}
+
+    def place(self, system: str) -> Path:
+        return self.folder / f"{system}-{self.turn}"
+
+    def gather(self, own: Any) -> list[Any]:
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, own)
+        return found
+
+    def reports(self, write: Callable[[Callable[[float], list[PartReport]]], tuple[Any, PartReport]]
+                ) -> tuple[Any, PartReport]:
+        """Write this rank's share; rank 0 gets the others' reports, as over the bootstrap store."""
+        if self.rank == 0:
+            return write(lambda own_s: self.gather(None)[1:])
+        done, report = write(lambda own_s: [])
+        self.gather(report)
+        return done, report
+
+    # ---- writing; each returns the pause in seconds
+
+    def copied(self) -> tuple[Shard, float]:
+        """Copy the share to memory that the product keeps warm; also return how long that took."""
+        live = self.shard()
+        began = time.monotonic()
+        copy = replace(live, values=self.warm.fill(live.values))
+        self.warm.wait()
+        return copy, time.monotonic() - began
+
+    def write_parts(self) -> float:
+        copy, pause_s = self.copied()
+        place = self.place("parts")
+        done, _ = self.reports(lambda others: file.write(copy, place, others))
+        found = sorted(self.gather(done), key=lambda part: part.part)
+        if self.rank == 0:
+            whole = parts.join(found, place / "joined")
+            self.made["parts"] = replace(whole, path=str(place / "joined"))
+        self.made["parts"] = self.gather(self.made.get("parts"))[0]
+        return pause_s
+
+    def write_store(self) -> float:
+        copy, pause_s = self.copied()
+        done, _ = self.reports(lambda others: store_folder.write(copy, f"file://{self.place('store')}", others))
+        os.sync()  # an object store answers once the bytes are safe
+        self.made["store"] = self.gather(done)[0]
+        return pause_s
+
+    def write_dcp(self) -> float:
+        began = time.monotonic()
+        dcp.save(self.state, checkpoint_id=self.place("dcp"))
+        return time.monotonic() - began
+
+    def write_torch(self) -> float:
+        began = time.monotonic()
+        if self.rank == 0:
+            self.place("torch.save").mkdir()
+            with (self.place("torch.save") / "state.pt").open("wb") as out:
+                torch.save(self.state, out)
+                out.flush()
+                os.fsync(out.fileno())
+        return time.monotonic() - began
+
+    # ---- restoring; each leaves all values in `into`
+
+    def restore_parts(self, into: list[torch.Tensor]) -> None:
+        named = self.made["parts"]
+        here = Path(named.path).with_name("restored")
+        if self.rank == 0:
+            assert FolderStore(here.parent).put(here.name, read_range(Path(named.path))) == named.digest
+            verified.note(here, named.digest)
+        dist.barrier()
+        self.install(restore.read(replace(named, path=str(here))).tensors, into)
+
+    def restore_store(self, into: list[torch.Tensor]) -> None:
+        place = HostFolder(self.place("store").with_name(f"host-{self.turn}"), self.world)
+        self.install(restore.read_url(self.made["store"], place).tensors, into)
+
+    def restore_dcp(self, into: list[torch.Tensor]) -> None:
+        dcp.load({f"{n}.weight": tensor for n, tensor in enumerate(into)}, checkpoint_id=self.place("dcp"))
+
+    def restore_torch(self, into: list[torch.Tensor]) -> None:
+        found = torch.load(self.place("torch.save") / "state.pt", weights_only=True)
+        self.install([found[f"{n}.weight"] for n in range(len(into))], into)
+
+    def install(self, found: list[torch.Tensor], into: list[torch.Tensor]) -> None:
+        for tensor, value in zip(into, found, strict=True):
+            tensor.copy_(value)
+
+    # ---- measuring
+
+    def measured(self, work: Callable[[], Any]) -> tuple[float, float, Any]:
+        """Return the seconds that `work` took on this rank, the memory that it added at most, in MB, and its result."""
+        gc.collect()
+        dist.barrier()
+        before = resident_mb()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        began = time.monotonic()
+        result = work()
+        took_s = time.monotonic() - began
+        return took_s, max(0.0, resident_mb("VmHWM") - before), result
+
+    def round(self, turn: int) -> dict[str, dict[str, float]]:
+        self.turn, found = turn, {}
+        writes = {"parts": self.write_parts, "store": self.write_store, "dcp": self.write_dcp,
+                  "torch.save": self.write_torch}
+        restores = {"parts": self.restore_parts, "store": self.restore_store, "dcp": self.restore_dcp,
+                    "torch.save": self.restore_torch}
+        order = SYSTEMS if turn % 2 == 0 else SYSTEMS[::-1]
+        for system in order:
+            if system in ("parts", "store"):
+                self.warm = Buffer(self.shard().values)
+            write_s, write_mb, pause_s = self.measured(writes[system])
+            dist.barrier()
+            self.warm = None  # type: ignore[assignment]
+            into = [torch.zeros_like(t) for t in self.tensors]
+            restore_s, restore_mb, _ = self.measured(lambda system=system, into=into: restores[system](into))
+            assert all(torch.equal(a, b) for a, b in zip(self.tensors, into, strict=True)), f"{system}: other values"
+            found[system] = {"write_s": write_s, "pause_s": pause_s, "write_mb": write_mb, "restore_s": restore_s,
+                             "restore_mb": restore_mb}
+            del into
+            dist.barrier()
+            if self.rank == 0:
+                for path in self.folder.glob(f"*-{turn}"):
+                    shutil.rmtree(path)
+            dist.barrier()
+        found["dcp"]["async_pause_s"] = self.async_pause()
+        return found
+
+    def async_pause(self) -> float:
+        """Return how long `async_save` holds up a step."""
+        dist.barrier()
+        began = time.monotonic()
+        saving = dcp.async_save(self.state, checkpoint_id=self.place("async"))
+        pause_s = time.monotonic() - began
+        saving.result()
+        dist.barrier()
+        if self.rank == 0:
+            shutil.rmtree(self.place("async"))
+        return pause_s
+
+
+def resident_mb(field: str = "VmRSS") -> float:
+    (found,) = re.findall(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found) / 1000
+
+
+def be_worker(rank: int, world: int, megabytes: int, repeat: int, folder: Path) -> None:
+    """Be one rank, and print its figures."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    worker = Worker(rank, world, megabytes, folder)
+    print(json.dumps({"bytes": worker.bytes, "rounds": [worker.round(turn) for turn in range(repeat)]}))
+    dist.destroy_process_group()
+
+
+# ---- all of them
+
+
+def disk_s(folder: Path, size: int) -> float:
+    block = os.urandom(1 << 22)
+    began = time.monotonic()
+    with (folder / "disk").open("wb") as out:
+        for _ in range(size // len(block)):
+            out.write(block)
+        out.flush()
+        os.fsync(out.fileno())
+    took_s = time.monotonic() - began
+    (folder / "disk").unlink()
+    return took_s
+
+
+def measure(megabytes: int, workers: int, repeat: int, under: Path | None) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="spotfleet-checkpoint-", dir=under) as name:
+        began = [sys.executable, __file__, "--megabytes", str(megabytes), "--workers", str(workers), "--repeat",
+                 str(repeat), "--folder", name]
+        children = [subprocess.Popen([*began, "--rank", str(rank)], text=True, stdout=subprocess.PIPE)
+                    for rank in range(workers)]
+        try:
+            outs = [child.communicate(timeout=LIMIT_S)[0] for child in children]
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+        if any(child.returncode for child in children):
+            raise SystemExit(f"workers ended with {[child.returncode for child in children]}")
+        ranks = [json.loads(out.splitlines()[-1]) for out in outs]
+        disk = statistics.median(disk_s(Path(name), ranks[0]["bytes"]) for _ in range(repeat))
+    found: dict[str, Any] = {"megabytes": ranks[0]["bytes"] / 1e6, "workers": workers, "repeat": repeat, "disk_s": disk,
+                             "load_before": load, "load_after": os.getloadavg()[0], "cores": os.cpu_count()}
+    for system in SYSTEMS:
+        rounds = [[rank["rounds"][turn][system] for rank in ranks] for turn in range(repeat)]
+        found[system] = {field: statistics.median(of_all(field, [rank[field] for rank in at]) for at in rounds)
+                         for field in rounds[0][0]}
+    return found
+
+
+def of_all(field: str, ranks: list[float]) -> float:
+    """Return the sum of the workers' memory, or the time of the slowest."""
+    return sum(ranks) if field.endswith("_mb") else max(ranks)
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """Return the rows for RESULTS.md."""
+    rows = ["| system | write s | MB/s | pause s | peak MB | restore s | MB/s | peak MB |",
+            "|---|---|---|---|---|---|---|---|"]
+    megabytes = found["megabytes"]
+    for system in SYSTEMS:
+        at = found[system]
+        rows.append(f"| {system} | {at['write_s']:.1f} | {megabytes / at['write_s']:.0f} | {at['pause_s']:.2f} | "
+                    f"{at['write_mb']:.0f} | {at['restore_s']:.1f} | {megabytes / at['restore_s']:.0f} | "
+                    f"{at['restore_mb']:.0f} |")
+    rows.append(f"| disk alone | {found['disk_s']:.1f} | {megabytes / found['disk_s']:.0f} | | | | | |")
+    dcp_, plain = found["dcp"], found["torch.save"]
+    for system in ("parts", "store"):
+        at = found[system]
+        rows.append("")
+        rows.append(f"{system}: write {dcp_['write_s'] / at['write_s']:.2f} times as fast as dcp and "
+                    f"{plain['write_s'] / at['write_s']:.2f} times torch.save; restore "
+                    f"{dcp_['restore_s'] / at['restore_s']:.2f} and {plain['restore_s'] / at['restore_s']:.2f} times; "
+                    f"pause {at['pause_s'] / dcp_['pause_s']:.3f} of dcp's, "
+                    f"{at['pause_s'] / dcp_['async_pause_s']:.2f} of its async_save's "
+                    f"({dcp_['async_pause_s']:.2f} s), {at['pause_s'] / plain['pause_s']:.3f} of torch.save's.")
+    return [*rows, "", f"{megabytes:.0f} MB, {found['workers']} workers, medians of {found['repeat']}; "
+            f"{found['cores']} cores, load average {found['load_before']:.1f} before and {found['load_after']:.1f} "
+            "after, the benchmark's own processes included."]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", "--size", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=3, help="turns, each of all systems in alternating order")
+    parser.add_argument("--folder", type=Path, help="where to write; default: the folder for temporary files")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank is not None:
+        return be_worker(args.rank, args.workers, args.megabytes, args.repeat, args.folder)
+    found = measure(args.megabytes, args.workers, args.repeat, args.folder)
+    if args.output == "json":
+        print(json.dumps(found, indent=1))
+        return
+    for line in table(found):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
