@@ -158,6 +158,18 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class BootStages:
+    """Parts of one boot of a host, in seconds; None: not measured. The host's own clock measures its own parts, so that
+    no two clocks are compared."""
+
+    whole_s: float | None = None  # from the launch request until its agent connected, by the dispatcher's clock
+    machine_s: float | None = None  # from that request until the cloud had the machine running, by the cloud's clock
+    system_s: float | None = None  # from the start of its kernel until its set-up began
+    setup_s: float | None = None  # from then until its packages were ready
+    agent_s: float | None = None  # from then, or else from the start of the agent's process, until it connected
+
+
+@dataclass(frozen=True)
 class Notice:
     """The cloud's warning that it will take a host."""
 

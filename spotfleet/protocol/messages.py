@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any
 
 from spotfleet.codec import from_json, to_text
-from spotfleet.model import JobSpec, Notice
+from spotfleet.model import BootStages, JobSpec, Notice
 
 JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: workers authenticate each other with it; created at submission
 STUCK_EXIT = 75  # exit status of a worker blocked by a lost peer: handled as the peer's fault, and its slot restarts
@@ -233,6 +233,7 @@ class AgentReport:
     held: tuple[HeldJob, ...] = ()  # one for each job in `AgentOrders.tell`
     clock: float = 0.0  # this host's wall clock, Unix seconds, for a dispatcher that doubts its own; 0: not requested
     unsent: tuple[Unsent, ...] | None = None  # None: an older agent, which does not report it
+    boot: BootStages | None = None  # the parts that the host measures; None: an older agent
 
 
 @dataclass(frozen=True)
