@@ -81,6 +81,11 @@ class Offer:
     def pool(self) -> str:
         return f"{self.provider}/{self.zone}/{self.instance_type}/{self.market.value}"
 
+    @property
+    def kind(self) -> str:
+        """The machine type, wherever and however it is sold."""
+        return f"{self.provider}/{self.instance_type}"
+
 
 @dataclass(frozen=True)
 class Run:

@@ -424,6 +424,15 @@ class UnsentStatus:
 
 
 @dataclass(frozen=True)
+class BootMeasure:
+    """Measured boots of a fleet's hosts."""
+
+    of: str  # a pool, PROVIDER/TYPE, or "" for all
+    seconds: float  # from a launch until its agent had joined: the median
+    boots: int  # the newest ones, of which it is the median
+
+
+@dataclass(frozen=True)
 class FleetStatus:
     """Body of GET /v1/status. `hosts` are the live ones, including the dispatcher."""
 
@@ -444,3 +453,4 @@ class FleetStatus:
     policy: PolicyStatus | None = None  # None: no decision yet
     past_jobs: int = 0  # ended jobs besides `jobs`: their files are on the dispatcher's disk
     unsent: tuple[UnsentStatus, ...] = ()
+    boots: tuple[BootMeasure, ...] = ()  # nothing where no host has booted yet
