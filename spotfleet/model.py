@@ -81,6 +81,11 @@ class Offer:
     def pool(self) -> str:
         return f"{self.provider}/{self.zone}/{self.instance_type}/{self.market.value}"
 
+    @property
+    def kind(self) -> str:
+        """The machine type, wherever and however it is sold."""
+        return f"{self.provider}/{self.instance_type}"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -155,6 +160,18 @@ class Rates:
     region_micros_gib: int = 0  # to another region of the provider
     source: str = ""  # origin of the figures
     as_of: str = ""  # YYYY-MM-DD
+
+
+@dataclass(frozen=True)
+class BootStages:
+    """Parts of one boot of a host, in seconds; None: not measured. The host's own clock measures its own parts, so that
+    no two clocks are compared."""
+
+    whole_s: float | None = None  # from the launch request until its agent connected, by the dispatcher's clock
+    machine_s: float | None = None  # from that request until the cloud had the machine running, by the cloud's clock
+    system_s: float | None = None  # from the start of its kernel until its set-up began
+    setup_s: float | None = None  # from then until its packages were ready
+    agent_s: float | None = None  # from then, or else from the start of the agent's process, until it connected
 
 
 @dataclass(frozen=True)

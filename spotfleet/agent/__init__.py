@@ -2,6 +2,7 @@
 
     daemon.py    creates the components, connects them and runs them; boot.py: configuration of a host
     link.py      connection to the dispatcher: reports out, orders in; endpoint.py: the dispatcher's URL
+    stages.py    durations of the parts of this host's boot
     transfer.py  HTTPS requests for launches, files and logs
     notices.py   watch of the host's metadata server
     address.py   address at which peers reach this host

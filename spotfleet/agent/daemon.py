@@ -21,6 +21,7 @@ from spotfleet.agent.notices import NoticeWatch, tag_reader
 from spotfleet.agent.policy.orphan import OrphanPhase
 from spotfleet.agent.processes.zygote_client import ZygoteClient
 from spotfleet.agent.shutdown.controller import ShutdownController, ShutdownDeps, moment, read_life
+from spotfleet.agent.stages import BootClock
 from spotfleet.agent.transfer import Transfers, open_session
 from spotfleet.agent.workers.sockets import WorkerSockets
 from spotfleet.agent.workers.supervisor import Workers
@@ -50,6 +51,7 @@ class Agent:
         self._zygote = ZygoteClient(self._link.changed)
         self._notices = NoticeWatch(boot.provider, metadata_url(), self._link.changed)
         self._checkpoints = CheckpointShipper(transfers)
+        self._booting = BootClock(home)
         self._workers = Workers(HostContext(
             home, transfers, self._zygote, Bundles(home, transfers), Setups(transfers, self._zygote),
             self._checkpoints, self._link.changed,
@@ -95,7 +97,8 @@ class Agent:
             why="; ".join(filter(None, waits)),
             held=self._workers.held(), damaged=self._workers.damaged(),
             clock=round(time.time(), 1) if self._clock_wanted else 0.0,
-            unsent=self._workers.unsent() + self._checkpoints.unsent(self._shutdown.is_stored))
+            unsent=self._workers.unsent() + self._checkpoints.unsent(self._shutdown.is_stored),
+            boot=self._booting.stages(connected=self._link.orders_received > 0))
 
     def _move(self) -> None:
         """Apply the host's new address: push orders to the workers, and open a new session."""

@@ -9,6 +9,7 @@ All our files lie in one folder of the machine, ROOT (default `~/.spotfleet-host
         bootstrap.sh            makes the environment, then supervises; settings.sh holds its variables
         remove.sh               ends every process of the host, removes all its files and unused environments
         state                   one line `STATE AT WHY`: installing, running, off or failed; AT in Unix seconds
+        stages                  when this boot reached the set-up and its end, for the agent (`agent/stages.py`)
         bootstrap.log           log of the script; console.log: output of the process
         wheel/                  the wheel, if it was copied to the machine
     ROOT/envs/DIGEST/           an isolated environment; the file `complete` in it marks a whole one

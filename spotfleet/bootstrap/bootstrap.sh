@@ -67,6 +67,12 @@ state() { # WORD WHY: a reader sees the old line or the new one; space for it is
   say "$line"
 }
 
+stage() { # NAME: when this boot of the machine reached it first, for the agent's report
+  local boot up
+  read -r boot </proc/sys/kernel/random/boot_id && read -r up _ </proc/uptime || return 0
+  grep -qs "^$1 $boot " "$host/stages" || printf '%s %s %s\n' "$1" "$boot" "$up" 2>/dev/null >>"$host/stages" || :
+}
+
 fail() { # WHY
   state failed "$*"
   exit 1
@@ -356,6 +362,7 @@ run_process() { # becomes the process, which holds its lock as long as it lives,
 
 keep_running() {
   local failures=0 began status
+  stage ready
   trap 'stopping=yes; kill -TERM "$child" 2>/dev/null' TERM INT HUP
   stopping="" child=""
   while [ -z "$stopping" ]; do
@@ -524,10 +531,13 @@ install_all() {
   make_environment
 }
 
+note_begin() { if [ -n "$POWER_OFF" ]; then stage lent; else stage own; fi; }
+
 run_all() {
   take_lock 10 # longer than a `look`, or the children of a killed script
   trap expire EXIT
   ! is off || exit 0
+  note_begin
   state installing "starts"
   [ -e "$host/found.sh" ] || note_surroundings
   if hand_over_to_systemd; then
@@ -545,6 +555,7 @@ supervise() {
   take_lock 30
   trap expire EXIT
   ! is off || exit 0
+  note_begin
   if is_whole; then check_gpus; else install_all; fi
   keep_running
 }

@@ -15,8 +15,8 @@ from spotfleet.model import Role
 SETTINGS = "settings.sh"
 SCRIPTS = ("bootstrap.sh", "remove.sh", "fetch.py", "inherit.py")
 _LAYOUT = 1  # version of an environment's layout: another one is another digest
-_OURS = {SETTINGS, *SCRIPTS, "claim", "listing.json", "state", "found.sh", "wheel", "packages.txt", "console.log",
-         "bootstrap.log"}
+_OURS = {SETTINGS, *SCRIPTS, "claim", "listing.json", "state", "stages", "found.sh", "wheel", "packages.txt",
+         "console.log", "bootstrap.log"}
 
 
 def files(plan: HostPlan) -> dict[str, str]:

@@ -60,7 +60,7 @@ from spotfleet.fleet.domain.events import (
     TokenRevoked,
     event_from_json,
 )
-from spotfleet.model import CloudState, JobState, Nodes, PolicySpec, Role, Run
+from spotfleet.model import BootStages, CloudState, JobState, Nodes, PolicySpec, Role, Run
 from spotfleet.words import clock, counted, dollars, harmless
 
 ROUTINE = ("PriceChanged", "RatesStamped", "JobProgress")  # come every few seconds, for the bill; shown with --all
@@ -186,7 +186,8 @@ def _of_host(event: Event, at_laptop: bool) -> str:
         case HostListed():
             return _listed(event)
         case HostJoined():
-            return f"answers at {event.incarnation}" if "://" in event.incarnation else "is up: its agent has joined"
+            is_up = f"answers at {event.incarnation}" if "://" in event.incarnation else "is up: its agent has joined"
+            return is_up + _boot(event.boot)
         case HostSilent():
             return "does not answer any more" if at_laptop else "is silent: its connection is lost"
         case HostNoticed() if event.notice != "interruption":
@@ -203,6 +204,15 @@ def _of_host(event: Event, at_laptop: bool) -> str:
             return "is trusted no more" + _because(event.why)
         case _:
             raise AssertionError(f"no sentence for {event}")
+
+
+def _boot(boot: BootStages | None) -> str:
+    if boot is None or boot.whole_s is None:
+        return ""
+    parts = (("machine", boot.machine_s), ("system", boot.system_s), ("packages", boot.setup_s),
+             ("agent", boot.agent_s))
+    measured = ", ".join(f"{name} {span(seconds)}" for name, seconds in parts if seconds is not None)
+    return f", {span(boot.whole_s)} after its launch" + (f" ({measured})" if measured else "")
 
 
 def _rates(event: RatesStamped) -> str:
@@ -245,7 +255,11 @@ def _of_job(event: Event) -> str:
             lost = (f", {counted(event.repeated, 'step')} repeated, paused for {event.pause_s * 1e3:.0f} ms"
                     if event.repeated or event.pause_s else "")  # neither when it begins
             lost += f" ({counted(event.recomputed, 'gradient')} computed again)" if event.recomputed else ""
-            return f"generation {event.generation} trains: step {event.version} is done{lost}"
+            firsts = "".join(f"; the first step of {host} came {span(seconds)} after its launch"
+                             for host, seconds in list(event.first_steps.items())[:FEW])
+            more = len(event.first_steps) - FEW
+            firsts += f"; and those of {counted(more, 'more host')}" if more > 0 else ""
+            return f"generation {event.generation} trains: step {event.version} is done{lost}{firsts}"
         case ScriptsRan():
             if not event.workers:
                 return "no worker runs the script outside hvd.elastic.run any more"

@@ -119,6 +119,10 @@ def _estimate(e: Estimate, max_micros: int) -> list[str]:
     spot = "spot hosts" if not e.base else f"spot hosts beside {e.base} on demand"
     costs = f"{dollars(e.spot_micros, 2)} on {spot}, " if e.base < e.hosts else ""
     lines = [f"{span(e.work_s)} of work will cost about {costs}{dollars(e.on_demand_micros, 2)} on demand{between}"]
+    if costs:
+        lines.append(f"in this a boot takes {span(e.boot.seconds)}, " + (
+            f"the median of {counted(e.boot.boots, 'boot')} of this fleet" if e.boot.boots else
+            "which is assumed: no boot of this fleet has been measured"))
     if max_micros and (least := min(e.spot_micros, e.on_demand_micros)) > max_micros:
         lines.append(f"max_cost is too little for it: about {100 * max_micros / least:.0f} % of the work is done by "
                      "then")

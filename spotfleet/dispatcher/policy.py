@@ -30,7 +30,7 @@ from spotfleet.fleet.ledger import Ledger
 from spotfleet.fleet.policy import budget
 from spotfleet.fleet.policy.deadline import impossible
 from spotfleet.fleet.policy.decide import DeadlineJob, PolicyInput, decide, is_plain
-from spotfleet.fleet.policy.lifetimes import boot_s
+from spotfleet.fleet.policy.lifetimes import BootTime, boot_time
 from spotfleet.fleet.policy.mix import apply_choice, on_demand_needs
 from spotfleet.fleet.policy.pools import price_now
 from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
@@ -184,7 +184,7 @@ class PolicyController:
         if spec.deadline_s and kind_missing(traits_of(fleet), fleet.any_of):
             raise UsageError("a deadline is kept by mixing both markets, and the fleet file names no kind of host",
                              hint="name instance_type or accelerators under `resources`, so that both are of one kind")
-        refuse_impossible(self.sized(spec), self._can_use(spec), boot_s(self._state))
+        refuse_impossible(self.sized(spec), self._can_use(spec), boot_time(self._state.history))
 
     # ---- money
 
@@ -277,10 +277,11 @@ class PolicyController:
         return PolicyStatus(self.choice.spot, self.choice.on_demand, self.choice.why, self.choice.rule, for_s, *limits)
 
 
-def refuse_impossible(spec: JobSpec, hosts: int, boots_s: float) -> None:
+def refuse_impossible(spec: JobSpec, hosts: int, boot: BootTime) -> None:
     """Raise UsageError if `work_host_s` cannot be done by `deadline_s` on `hosts` hosts."""
     if not (spec.deadline_s and spec.work_s):
         return
-    why = impossible(DecisionInput(0.0, hosts, left_s=spec.deadline_s, work_s=spec.work_host_s, boot_s=boots_s))
+    why = impossible(DecisionInput(0.0, hosts, left_s=spec.deadline_s, work_s=spec.work_host_s, boot_s=boot.seconds,
+                                   boots=boot.boots))
     if why:
         raise UsageError(f"the deadline is impossible: {why}", hint="allow more time, or more hosts")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from spotfleet.dispatcher.hosts import HostView
 from spotfleet.fleet.domain.state import FleetState
+from spotfleet.fleet.policy.lifetimes import boot_times
 from spotfleet.fleet.policy.pools import price_now
 from spotfleet.model import CloudHost, CloudState, HostState, Nodes
-from spotfleet.protocol.messages import FleetStatus, HostStatus, JobStatus
+from spotfleet.protocol.messages import BootMeasure, FleetStatus, HostStatus, JobStatus
 from spotfleet.words import counted
 
 
@@ -44,7 +45,9 @@ def fleet_status(inputs: StatusInput, now: float) -> FleetStatus:
     age_s = max(0.0, now - inputs.state.created.at) if inputs.state.created else 0.0
     return FleetStatus(inputs.fleet, state, why, nodes.min, nodes.target, nodes.max, hosts, inputs.jobs,
                        sum(h.price_micros_h for h in billed), sum(h.on_demand_micros_h for h in billed),
-                       age_s, ends_in_s=max(0.0, inputs.max_lifetime_s - age_s) if inputs.max_lifetime_s else None)
+                       age_s, ends_in_s=max(0.0, inputs.max_lifetime_s - age_s) if inputs.max_lifetime_s else None,
+                       boots=tuple(BootMeasure(of, round(time.seconds, 2), time.boots)
+                                   for of, time in boot_times(inputs.state.history).items()))
 
 
 NOT_BILLED = "the provider has not listed it yet"

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -181,8 +181,8 @@ def set_aside(path: Path) -> Path:
     return damaged
 
 
-def read_events(path: Path | str) -> list[Event]:
-    """Return the events of a ledger without writers, such as one fetched by `down`."""
+def read_events(path: Path | str, kinds: Sequence[type] = ()) -> list[Event]:
+    """Return the events of a ledger without writers, such as one fetched by `down`; of `kinds` alone, if given."""
     path = Path(path)
     if not path.is_file():
         raise SpotfleetError(f"{path}: there is no ledger", hint="`spotfleet status` lists the fleets that exist")
@@ -191,7 +191,7 @@ def read_events(path: Path | str) -> list[Event]:
         with _explained(path):
             if not db.execute("PRAGMA user_version").fetchone()[0]:
                 return []
-        return [event for _, event in _read(db, path)]
+        return [event for _, event in _read(db, path, kinds=tuple(kind.__name__ for kind in kinds))]
     finally:
         db.close()
 
@@ -243,9 +243,12 @@ def _open(path: Path, target: str) -> sqlite3.Connection:
     return db
 
 
-def _read(db: sqlite3.Connection, path: Path, after: int = 0, limit: int = -1) -> list[tuple[int, Event]]:
+def _read(db: sqlite3.Connection, path: Path, after: int = 0, limit: int = -1,
+          kinds: tuple[str, ...] = ()) -> list[tuple[int, Event]]:
+    alone = f" AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
     with _explained(path):
-        rows = db.execute("SELECT seq, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit)).fetchall()
+        rows = db.execute(f"SELECT seq, body FROM events WHERE seq > ?{alone} ORDER BY seq LIMIT ?",
+                          (after, *kinds, limit)).fetchall()
     events = []
     for seq, body in rows:
         try:

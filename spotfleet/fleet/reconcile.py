@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from spotfleet.errors import DiskFull, NeedsPerson, NoCapacity, SpotfleetError
+from spotfleet.fleet.domain.boots import boot_stages
 from spotfleet.fleet.domain.events import (
     ClockSetBack,
     Event,
@@ -147,7 +148,8 @@ def _observation_events(wanted: Wanted, state: FleetState, observed: Observed, n
         if incarnation is not None:
             back = host.state is HostState.LAUNCHING  # also with the same agent: its machine was merely disconnected
             if incarnation != host.incarnation or host.silent_since is not None or back:
-                events.append(HostJoined(now, host.request_id, incarnation))
+                boot = boot_stages(host, observed.boots.get(host.request_id), now) if back else None
+                events.append(HostJoined(now, host.request_id, incarnation, boot))
         elif host.state is HostState.UP and host.silent_since is None and now >= observed.settle_until:
             events.append(HostSilent(now, host.request_id))
         notice = observed.notices.get(host.request_id)

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any
 
 from spotfleet.codec import from_json, to_text
-from spotfleet.model import JobSpec, Notice
+from spotfleet.model import BootStages, JobSpec, Notice
 
 JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: workers authenticate each other with it; created at submission
 STUCK_EXIT = 75  # exit status of a worker blocked by a lost peer: handled as the peer's fault, and its slot restarts
@@ -238,6 +238,7 @@ class AgentReport:
     held: tuple[HeldJob, ...] = ()  # one for each job in `AgentOrders.tell`
     clock: float = 0.0  # this host's wall clock, Unix seconds, for a dispatcher that doubts its own; 0: not requested
     unsent: tuple[Unsent, ...] | None = None  # None: an older agent, which does not report it
+    boot: BootStages | None = None  # the parts that the host measures; None: an older agent
 
 
 @dataclass(frozen=True)
@@ -428,6 +429,15 @@ class UnsentStatus:
 
 
 @dataclass(frozen=True)
+class BootMeasure:
+    """Measured boots of a fleet's hosts."""
+
+    of: str  # a pool, PROVIDER/TYPE, or "" for all
+    seconds: float  # from a launch until its agent had joined: the median
+    boots: int  # the newest ones, of which it is the median
+
+
+@dataclass(frozen=True)
 class FleetStatus:
     """Body of GET /v1/status. `hosts` are the live ones, including the dispatcher."""
 
@@ -448,3 +458,4 @@ class FleetStatus:
     policy: PolicyStatus | None = None  # None: no decision yet
     past_jobs: int = 0  # ended jobs besides `jobs`: their files are on the dispatcher's disk
     unsent: tuple[UnsentStatus, ...] = ()
+    boots: tuple[BootMeasure, ...] = ()  # nothing where no host has booted yet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spotfleet.fleet.cost.boots import median_s
 from spotfleet.report import cost_tables
 from spotfleet.report.axes import Unit
 from spotfleet.report.charts import Bar, Chart, ChartMark, Curve, Points, SeriesStyle, stacked, step_at, thinned
@@ -223,6 +224,10 @@ def _where(view: CostView) -> SafeHtml:
             f"{percent(wasted, found.total)} into machines that did nothing useful at the time{unknown}; the rest is "
             "what a fleet needs besides. Each bar begins where the one above it ends, and together they are the whole "
             "bill.") if found.total else ""
+    if found.total and view.costs.boots:
+        half = median_s(view.costs.boots)
+        text += (f" {count(len(view.costs.boots), 'boot')} of machines cost {money(found.boot)}"
+                 + (f"; half of them took {span(half)} or less until the machine could work." if half else "."))
     return section("Where the money went", text, bars(rows, found.total, "what it was for"))
 
 

@@ -201,7 +201,7 @@ def _available(pool: PoolResult) -> str:
 
 
 def _times(report: SimulationReport) -> SafeHtml:
-    rows = [["start of a host", span(report.boot_s), "as asked for"],
+    rows = [["start of a host", span(report.boot_s), report.boot_from or "as asked for"],
             ["warning before a loss", span(report.notice_s), "as asked for"],
             *([what, span(seconds), source] for what, seconds, source in report.measured)]
     return table("How long things take", "The times that the simulation reckons with, and where they are from.",

@@ -23,5 +23,5 @@ COMMIT = Figure("one commit in memory, where a job needs a copy", 0.0066, f"{SOU
 
 ALL = (LOSS, LEAVE, JOIN, REDONE, COMMIT)
 
-BOOT_S = 180.0  # from a launch until the host works, paid: as the benchmarks define it; `simulate --boot` overrides it
+BOOT_S = 180.0  # from a launch until the host works, paid: as the benchmarks define it, where none was measured
 NOTICE_S = 120.0  # EC2 User Guide, "Spot Instance interruption notices"

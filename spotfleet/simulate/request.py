@@ -9,12 +9,14 @@ from pathlib import Path
 
 from spotfleet import catalog
 from spotfleet.errors import UsageError
+from spotfleet.fleet.policy.lifetimes import BootTime
 from spotfleet.model import BillingRules, FleetSpec, Need
 from spotfleet.simulate import constants
 from spotfleet.simulate.read import read
 from spotfleet.simulate.run import EVERY_S, PricedTrace, SimulationPlan
 from spotfleet.simulate.tariff import PriceOverrides, tariff
 from spotfleet.simulate.world.world import Setting
+from spotfleet.words import counted
 
 LONGEST_S = 10 * 366 * 86400.0
 
@@ -30,7 +32,8 @@ class SimulationRequest:
     every_s: float = 0.0
     windows: int = 0
     hosts: int = 0
-    boot_s: float = constants.BOOT_S
+    boot_s: float | None = None  # None: `measured`, or else the default
+    measured: BootTime | None = None  # the fleet's own boots
     notice_s: float = constants.NOTICE_S
     each: bool = False
     overrides: PriceOverrides = field(default_factory=PriceOverrides)
@@ -55,7 +58,8 @@ def prepare(spec: FleetSpec, request: SimulationRequest, warn: Callable[[str], N
                          hint="say how long the work takes at full target, such as --work 48h")
     records = _records(spec, request, warn)
     hosts = request.hosts or spec.nodes.target
-    setting = Setting(spec.name, _needs(spec), hosts, request.boot_s, spec.placement, spec.all_or_nothing, policy)
+    boot, boot_from = _boot(request)
+    setting = Setting(spec.name, _needs(spec), hosts, boot.seconds, spec.placement, spec.all_or_nothing, policy)
     if policy.max_micros:
         notes.append("max_cost is not simulated: a window shows what the work costs without a limit")
     if any(not r.trace.capacity for r in records):
@@ -68,8 +72,17 @@ def prepare(spec: FleetSpec, request: SimulationRequest, warn: Callable[[str], N
         notes.append("not every record says when it began: all are laid side by side from their beginnings")
     notes.append("the dispatcher's own machine, disks, addresses and traffic are not counted")
     plan = SimulationPlan(setting, work_s or math.inf, deadline_s or math.inf, 0.0, request.every_s or EVERY_S,
-                          request.windows, request.notice_s, request.each, request.billing)
+                          request.windows, request.notice_s, request.each, request.billing, boot.boots, boot_from)
     return PreparedSimulation(spec.name, plan, records, tuple(dict.fromkeys(notes)))
+
+
+def _boot(request: SimulationRequest) -> tuple[BootTime, str]:
+    """Return the time of a boot, and its source."""
+    if request.boot_s is not None:
+        return BootTime(request.boot_s), "as asked for"
+    if request.measured is not None and request.measured.boots:
+        return request.measured, f"the median of {counted(request.measured.boots, 'boot')} of this fleet"
+    return BootTime(constants.BOOT_S), "assumed: no boot of this fleet has been measured; --boot sets it"
 
 
 def _check(request: SimulationRequest) -> None:
@@ -78,7 +91,7 @@ def _check(request: SimulationRequest) -> None:
     if request.every_s and request.windows:
         raise UsageError("--every and --windows exclude each other", hint="give one of them")
     limits = {"--work": request.work_s, "--deadline": request.deadline_s, "--every": request.every_s,
-              "--boot": request.boot_s, "--notice": request.notice_s}
+              "--boot": request.boot_s or 0.0, "--notice": request.notice_s}
     for name, seconds in limits.items():
         if not 0 <= seconds <= LONGEST_S:
             raise UsageError(f"{name}: {seconds:g} s", hint="durations lie between 0 and ten years")

@@ -56,6 +56,8 @@ class SimulationPlan:
     notice_s: float = constants.NOTICE_S
     each: bool = False  # every record is a market of its own; else all are pools of one fleet
     billing: BillingRules = field(default_factory=BillingRules)
+    boots: int = 0  # the measured ones whose median the setting's `boot_s` is; 0: it was given or is assumed
+    boot_from: str = ""  # its source, for people
 
     @property
     def job(self) -> WindowJob:
@@ -90,7 +92,7 @@ def check(plan: SimulationPlan, records: Sequence[PricedTrace]) -> None:
     if math.isinf(plan.work_s):
         raise UsageError("a deadline needs to know the work", hint="give --work, or `work` in the fleet file")
     moment = DecisionInput(0.0, plan.setting.hosts, left_s=plan.deadline_s, work_s=plan.work_s * plan.setting.hosts,
-                           boot_s=plan.setting.boot_s, stall_s=constants.JOIN.seconds)
+                           boot_s=plan.setting.boot_s, stall_s=constants.JOIN.seconds, boots=plan.boots)
     if why := deadline.impossible(moment):
         raise UsageError(f"the deadline cannot be met: {why}", hint="a later --deadline, less --work, or more hosts")
 
@@ -242,7 +244,7 @@ def simulate(fleet: str, plan: SimulationPlan, records: Sequence[PricedTrace], n
         fleet, tuple(_pool(r) for r in records), not plan.each, plan.setting.hosts, _finite(plan.work_s),
         _finite(plan.deadline_s), inputs[0].length_s, plan.every_s, plan.setting.boot_s, plan.notice_s, full, outcomes,
         tuple(story for _, story in found if story is not None),
-        tuple((f.name, f.seconds, f.source) for f in constants.ALL), tuple(notes))
+        tuple((f.name, f.seconds, f.source) for f in constants.ALL), tuple(notes), plan.boot_from)
 
 
 def _all(plan: SimulationPlan, runs: Sequence[WindowRun], progress: Callable[[float], None],

@@ -54,6 +54,18 @@ def test_an_address_that_the_user_set_wins_and_an_agent_finds_its_own(machine, i
                      "SPOTFLEET_HOST_MARK": F1, **told}
 
 
+@pytest.mark.parametrize(("lent", "name"), [(True, "lent"), (False, "own")])
+def test_the_beginning_and_the_end_of_the_set_up_are_noted_once_in_a_boot(machine, idle_wheel, lent, name):
+    machine.bring(plan(idle_wheel, power_off=lent), idle_wheel)
+    machine.start()
+    os.kill(machine.life()["pid"], signal.SIGKILL)
+    machine.life(1)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    lines = [line.split() for line in (machine.home() / "stages").read_text().splitlines()]
+    assert [line[:2] for line in lines] == [[name, boot], ["ready", boot]]
+    assert 0 < float(lines[0][2]) <= float(lines[1][2]) <= float(Path("/proc/uptime").read_text().split()[0])
+
+
 def test_three_starts_at_once_and_one_later_start_one_process(machine: ExistingMachine, idle_wheel: Wheel):
     machine.bring(plan(idle_wheel), idle_wheel)
     for _ in range(3):

@@ -11,7 +11,19 @@ import pytest
 from spotfleet.api import reports
 from spotfleet.cli import event_text
 from spotfleet.fleet.domain import events as e
-from spotfleet.model import BillingRules, CloudState, JobState, Market, Nodes, Offer, PolicySpec, Rates, Role, Run
+from spotfleet.model import (
+    BillingRules,
+    BootStages,
+    CloudState,
+    JobState,
+    Market,
+    Nodes,
+    Offer,
+    PolicySpec,
+    Rates,
+    Role,
+    Run,
+)
 
 AT = 1795173450.5  # 2026-11-20 11:17:30 UTC
 OFFER = Offer("local", "local", "local-a", "cpu.small", Market.SPOT, 1, 29_300, 85_000)
@@ -45,6 +57,11 @@ SAID = [
     (ended(missing=True),
      "u-0         has ended after 1m32s: ended by its user; the provider does not list it any more"),
     (e.HostJoined(AT, "u-0", "26462b69daf6"), "u-0         is up: its agent has joined"),
+    (e.HostJoined(AT, "u-0", "26462b69daf6", BootStages(195.4, 41.0, 22.5, 110.0, 18.0)),
+     "u-0         is up: its agent has joined, 3m15s after its launch (machine 41s, system 22s, packages 1m50s, agent "
+     "18s)"),
+    (e.HostJoined(AT, "u-0", "26462b69daf6", BootStages(7.0)),
+     "u-0         is up: its agent has joined, 7s after its launch"),
     (e.HostJoined(AT, "u-d-0", "https://127.1.2.3:99"), "u-d-0       answers at https://127.1.2.3:99"),
     (e.HostSilent(AT, "u-0"), "u-0         is silent: its connection is lost"),
     (e.HostNoticed(AT, "u-0", 119.6, "terminate"),
@@ -81,6 +98,11 @@ SAID = [
     (e.JobResized(AT, "d-8", 2, 2, 3, "scale-lr", "learning rates are 3/2 of those for 2 workers"),
      "d-8         2 -> 3 workers: learning rates are 3/2 of those for 2 workers"),
     (e.JobResumed(AT, "d-8", 1, 1, 0, 0.0), "d-8         generation 1 trains: step 1 is done"),
+    (e.JobResumed(AT, "d-8", 1, 1, 0, 0.0, first_steps={"u-0": 240.0}),
+     "d-8         generation 1 trains: step 1 is done; the first step of u-0 came 4m00s after its launch"),
+    (e.JobResumed(AT, "d-8", 1, 1, 0, 0.0, first_steps={f"u-{n}": 9.0 for n in range(6)}),
+     "d-8         generation 1 trains: step 1 is done" + "".join(
+         f"; the first step of u-{n} came 9s after its launch" for n in range(5)) + "; and those of 1 more host"),
     (e.JobResumed(AT, "d-8", 2, 37, 1, 0.1271),
      "d-8         generation 2 trains: step 37 is done, 1 step repeated, paused for 127 ms"),
     (e.JobProgress(AT, "d-8", 96, 0.1043), "d-8         at step 96, 104.3 ms per step"),

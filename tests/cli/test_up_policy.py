@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from spotfleet.api.lifecycle import up as up_module
+from spotfleet.fleet.policy.lifetimes import BootTime, with_boots
 from spotfleet.model import PolicySpec
 
 FILE = "name: digits\nnodes: {min: 2, target: 3}\nresources: {instance_type: cpu.small}\n"
@@ -34,6 +36,17 @@ def test_the_plan_says_what_the_work_will_cost_on_spot_and_on_demand_and_that_a_
     line = next(line for line in said.splitlines() if line.startswith("4d04h of work will cost about $1"))
     assert "$34.00 on demand, or between the two" in line  # 3 hosts and the dispatcher at $0.085 for 100 h
     assert "between" not in plan_of(user, "work: 100h\n")
+
+
+def test_the_price_of_the_work_says_which_boot_is_in_it(user, monkeypatch):
+    said = plan_of(user, "work: 100h\n")
+    assert "\nin this a boot takes 3m00s, which is assumed: no boot of this fleet has been measured\n" in said
+    slow = with_boots({"": BootTime(7200.0, 7)})
+    monkeypatch.setattr(up_module, "measured_boots", lambda _folder, _spec, living: slow)
+    measured = plan_of(user, "work: 100h\n")
+    assert "\nin this a boot takes 2h00m, the median of 7 boots of this fleet\n" in measured
+    assert work_line(measured)[0] > work_line(said)[0] and work_line(measured)[1] == work_line(said)[1]
+    assert "a boot takes" not in plan_of(user, "work: 100h\nspot_policy: on-demand\n")
 
 
 def work_line(said: str) -> tuple[float, float]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from spotfleet.fleet.policy.lifetimes import BootTime
 from spotfleet.model import FleetSpec, Need
 from spotfleet.simulate.request import SimulationRequest, prepare
 from spotfleet.simulate.tariff import PriceOverrides
@@ -20,6 +23,20 @@ def test_another_machine_than_the_records_is_said_once_for_all_records(tmp_path)
     assert asked.notes[0] == "the availability of p3.2xlarge stands in for that of p4d.24xlarge"
     assert len([n for n in asked.notes if "stands in" in n]) == 1
     assert {r.tariff.instance_type for r in asked.records} == {"p4d.24xlarge"}
+
+
+@pytest.mark.parametrize(("given", "seconds", "source"), [
+    ({}, 180.0, "assumed: no boot of this fleet has been measured; --boot sets it"),
+    ({"measured": BootTime()}, 180.0, "assumed: no boot of this fleet has been measured; --boot sets it"),
+    ({"measured": BootTime(240.0, 7)}, 240.0, "the median of 7 boots of this fleet"),
+    ({"measured": BootTime(240.0, 7), "boot_s": 0.0}, 0.0, "as asked for"),
+])
+def test_a_boot_takes_as_long_as_it_was_measured_unless_it_is_given(tmp_path, given, seconds, source):
+    path = tmp_path / "us-west-2a_v100_1.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 100}))
+    spec = FleetSpec("f", "aws", (Need(instance_type="p3.2xlarge"),))
+    plan = prepare(spec, SimulationRequest((str(path),), work_s=3600.0, **given), lambda text: None).plan
+    assert (plan.setting.boot_s, plan.boot_from) == (seconds, source)
 
 
 def test_a_record_of_prices_says_nothing_about_what_could_be_had(tmp_path):

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from spotfleet.errors import UsageError
+from spotfleet.fleet.domain.history import MarketHistory
 from spotfleet.fleet.domain.state import FleetState
 from spotfleet.fleet.planner.plan import Launch, Observed, Wait, Wanted, plan
 from spotfleet.fleet.planner.size import first_workers, hosts_wanted
 from spotfleet.fleet.policy.budget import Budget, describe, too_small
 from spotfleet.fleet.policy.deadline import impossible
 from spotfleet.fleet.policy.decide import DeadlineJob, PolicyInput, decide
-from spotfleet.fleet.policy.lifetimes import BOOT_S, STALL_S, PoolLifetime
+from spotfleet.fleet.policy.lifetimes import STALL_S, BootTime, PoolLifetime, boot_time
 from spotfleet.fleet.policy.mix import apply_choice, on_demand_needs
 from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
 from spotfleet.matching import meets
@@ -46,6 +47,7 @@ class Estimate:
     mixed: bool  # the policy uses on-demand hosts where it must: the cost will be between the two
     base: int = 0  # number of hosts that are always on demand, also in `spot_micros`
     hosts: int = 0
+    boot: BootTime = field(default_factory=BootTime)
 
 
 @dataclass(frozen=True)
@@ -99,25 +101,26 @@ class UpPlan:
 
 
 def preview(spec: FleetSpec, cloud_name: str, change: PlanKind, was: FleetSpec | None, provider: Provider,
-            now: float) -> UpPlan:
-    """Return the plan: the provider's offers, and the planner's actions with them."""
+            now: float, history: MarketHistory = MarketHistory()) -> UpPlan:
+    """Return the plan: the provider's offers, and the planner's actions with them. `history`: the measured boots."""
     plain = spec.policy.spot_policy == "spot" and not spec.policy.on_demand_base and not spec.policy.deadline_s
     offers = _offers(provider, spec.any_of if plain else (*spec.any_of, *on_demand_needs(spec.any_of)))
     slots = min((o.slots for o in offers), default=1)
     hosts = hosts_wanted(spec.nodes, slots, [first_workers(spec.resize)])  # later ones only when a job asks for them
     workers = Wanted(cloud_name, Role.WORKER, hosts, spec.any_of, spec.interruption_behavior,
                      placement=spec.placement, all_or_nothing=spec.all_or_nothing)
-    choice = None if plain else first_choice(spec, hosts, offers, now)
+    choice = None if plain else first_choice(spec, hosts, offers, now, history)
     if choice is not None:
         workers = apply_choice(workers, choice)
     dispatcher = Wanted(cloud_name, Role.DISPATCHER, 1, (spec.dispatcher,))
     actions = plan(dispatcher, FleetState(), _offers(provider, dispatcher.any_of), Observed(), now)
     machine = next((a for a in actions if isinstance(a, Launch)), None)
-    refuse(spec, [o for o in offers if _may_be(spec, o)], machine.offer.price_micros_h if machine else 0)
+    refuse(spec, [o for o in offers if _may_be(spec, o)], machine.offer.price_micros_h if machine else 0,
+           boot_time(history))
     if spec.policy.max_micros_h:
         own = machine.offer.price_micros_h if machine else 0
         workers = replace(workers, max_micros_h=max(1, spec.policy.max_micros_h - own))
-    launches = plan(workers, FleetState(), offers, Observed(), now)
+    launches = plan(workers, FleetState(history=history), offers, Observed(), now)
     changed = [f.name for f in fields(spec) if was and getattr(was, f.name) != getattr(spec, f.name)]
     return UpPlan(
         fleet=spec.name, provider=spec.provider, change=change, nodes=spec.nodes, was=was.nodes if was else None,
@@ -132,7 +135,7 @@ def preview(spec: FleetSpec, cloud_name: str, change: PlanKind, was: FleetSpec |
         unknown="" if offers else _unknown(provider, spec.any_of),
         policy=spec.policy, policy_changed=was is not None and policy_changed(was, spec),
         policy_why=choice.why if choice else "",
-        estimate=_estimate(spec, hosts, provider, machine),
+        estimate=_estimate(spec, hosts, provider, machine, history),
         sure_micros_h=_price_above_limit(spec, offers, machine.offer.price_micros_h if machine else 0),
     )
 
@@ -162,15 +165,16 @@ def _kept_of_policy(was: FleetSpec | None, spec: FleetSpec) -> list[str]:
     return [*(["deadline"] if old.deadline_s != new.deadline_s else []), *(["work"] if work else [])]
 
 
-def first_choice(spec: FleetSpec, hosts: int, offers: Sequence[Offer], now: float) -> MarketTarget:
+def first_choice(spec: FleetSpec, hosts: int, offers: Sequence[Offer], now: float,
+                 history: MarketHistory = MarketHistory()) -> MarketTarget:
     """Return the policy's first decision, as if the fleet file's job were submitted at once."""
     policy = spec.policy
     work_s = policy.work_s * spec.nodes.target if policy.work_s else math.inf
     tasks = (DeadlineJob("a job", policy.deadline_s, work_s),) if policy.deadline_s else ()
-    return decide(PolicyInput(policy, spec.any_of, hosts, tasks, tuple(offers)), FleetState(), now)
+    return decide(PolicyInput(policy, spec.any_of, hosts, tasks, tuple(offers)), FleetState(history=history), now)
 
 
-def refuse(spec: FleetSpec, offers: Sequence[Offer], dispatcher_micros_h: int) -> None:
+def refuse(spec: FleetSpec, offers: Sequence[Offer], dispatcher_micros_h: int, boot: BootTime = BootTime()) -> None:
     """Raise UsageError for limits that no offer can keep, before anything is launched."""
     policy, nodes = spec.policy, spec.nodes
     why = too_small(policy.max_micros_h, nodes, offers, dispatcher_micros_h)
@@ -186,7 +190,7 @@ def refuse(spec: FleetSpec, offers: Sequence[Offer], dispatcher_micros_h: int) -
                              hint="raise max_cost, lower nodes.min, or allow cheaper machines under `resources`")
     if policy.deadline_s and policy.work_s:
         why = impossible(DecisionInput(0.0, nodes.target, left_s=policy.deadline_s,
-                                       work_s=policy.work_s * nodes.target))
+                                       work_s=policy.work_s * nodes.target, boot_s=boot.seconds, boots=boot.boots))
         if why:
             raise UsageError(f"deadline: impossible: {why}", hint="allow more time, or raise nodes.target")
 
@@ -205,7 +209,8 @@ def _may_be(spec: FleetSpec, offer: Offer) -> bool:
     return any(meets(n, offer) for n in (*spec.any_of, *on_demand_needs(spec.any_of)))
 
 
-def _estimate(spec: FleetSpec, hosts: int, provider: Provider, machine: Launch | None) -> Estimate | None:
+def _estimate(spec: FleetSpec, hosts: int, provider: Provider, machine: Launch | None,
+              history: MarketHistory) -> Estimate | None:
     work_s = spec.policy.work_s
     if not work_s or not hosts:
         return None
@@ -214,13 +219,15 @@ def _estimate(spec: FleetSpec, hosts: int, provider: Provider, machine: Launch |
     if not full:
         return None
     own = machine.offer.price_micros_h if machine else 0
-    waste = 1 + (BOOT_S + STALL_S * hosts) / PoolLifetime().expected_s()
+    cheapest = min(spot or full, key=lambda o: o.price_micros_h)
+    boot = boot_time(history, cheapest)
+    waste = 1 + (boot.seconds + STALL_S * hosts) / PoolLifetime().expected_s()
     each = min(o.price_micros_h for o in full)
     base = hosts if not spot or spec.policy.spot_policy == "on-demand" else min(hosts, spec.policy.on_demand_base)
     cheap = own + base * each + (hosts - base) * min((o.price_micros_h for o in spot), default=0)
     hours = work_s / 3600
     return Estimate(work_s, round(cheap * hours * (waste if base < hosts else 1)), round((own + hosts * each) * hours),
-                    base < hosts and spec.policy.spot_policy != "spot", base, hosts)
+                    base < hosts and spec.policy.spot_policy != "spot", base, hosts, boot)
 
 
 def _comparable(spec: FleetSpec) -> FleetSpec:

@@ -12,11 +12,13 @@ from spotfleet.api import cloud
 from spotfleet.api.access import ssh
 from spotfleet.api.home import FleetDir, FleetRecord, Home, Keys
 from spotfleet.api.lifecycle import ssh_machines
+from spotfleet.api.lifecycle.boots import measured_boots
 from spotfleet.api.lifecycle.down import close_if_ended
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan, changes, policy_changed, preview
 from spotfleet.api.machine import DispatcherMachine, Progress, load_provider, provider_config, refuse_machine_in_use
 from spotfleet.config import FleetFile
 from spotfleet.errors import DispatcherUnreachable, NoCapacity, SpotfleetError, UsageError
+from spotfleet.fleet.domain.history import MarketHistory
 from spotfleet.model import FleetSpec, HostState, Role
 from spotfleet.protocol.messages import FleetStatus, HostStatus
 from spotfleet.providers.plugin import makes_machines, plugin_of, traits_of
@@ -39,11 +41,13 @@ class UpResult:
 def plan_up(home: Home, spec: FleetSpec) -> UpPlan:
     """Return what `up` would do; changes nothing. Raises NeedsPerson; UsageError for a change that needs a new fleet.
     """
-    return _planned(home, spec, "")[0]
+    return _planned(home, spec, "", measured_boots(home.folder(spec.name), spec, living=bool(spec.policy.work_s)))[0]
 
 
-def _planned(home: Home, spec: FleetSpec, region: str) -> tuple[UpPlan, FleetRecord]:
-    """Return the plan, and the record of the fleet that it makes. `region`: that of the plan that the user accepted."""
+def _planned(home: Home, spec: FleetSpec, region: str,
+             history: MarketHistory = MarketHistory()) -> tuple[UpPlan, FleetRecord]:
+    """Return the plan, and the record of the fleet that it makes. `region`: that of the plan that the user accepted;
+    `history`: the measured boots, for the plan's prices."""
     folder = home.folder(spec.name)
     _record_end(folder)
     change, was = _change(folder, spec)
@@ -57,7 +61,7 @@ def _planned(home: Home, spec: FleetSpec, region: str) -> tuple[UpPlan, FleetRec
         settled, candidates = cloud.choose_region(provider, record.provider_config, spec, region)
         record = replace(record, provider_config=settled)
         provider = load_provider(record)
-    plan = preview(spec, record.cloud_name, change, was, provider, time.time())
+    plan = preview(spec, record.cloud_name, change, was, provider, time.time(), history)
     if change is PlanKind.NEW and plan.dispatcher is None:
         refuse_machine_in_use(provider, record.cloud_name)
     return replace(plan, region=plugin_of(spec.provider).region(record.provider_config), regions=candidates), record

@@ -107,7 +107,8 @@ def simulate(
     each: Annotated[bool, typer.Option("--each", help="Each record is a market of its own, not a pool.")] = False,
     hosts: Annotated[int | None, typer.Option("--hosts", metavar="N", min=1, show_default=False, help=(
         "Default: the fleet file's target."))] = None,
-    boot: Annotated[str, typer.Option("--boot", metavar="TIME", help="From a launch until a host works, paid.")] = "3m",
+    boot: Annotated[str, typer.Option("--boot", metavar="TIME", show_default=False, help=(
+        "From a launch until a host works, paid; default: the median of this fleet's boots, or else 3m."))] = "",
     notice: Annotated[str, typer.Option("--notice", metavar="TIME", help="Before a host is taken.")] = "2m",
     price: Annotated[str, typer.Option("--price", metavar="USD", show_default=False, help=(
         "Of a spot host per hour; default: the record's, or the catalog's."))] = "",

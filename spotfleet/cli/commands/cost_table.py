@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from spotfleet.cli.render import full, span, unpriced
 from spotfleet.cli.tables import flow, table
+from spotfleet.fleet.cost.boots import BootLine, boots_by_pool, median_s
 from spotfleet.fleet.cost.compare import Difference, Reconciliation
 from spotfleet.fleet.cost.groups import Breakdown, CostGroup, Costs, breakdown
 from spotfleet.fleet.cost.meter import CostReport, HostLine
@@ -34,7 +35,8 @@ def report(found: CostReport, interrupted: Sequence[str], rated: bool = True) ->
     rows.append(("total", "", "", "", "", dollars(found.micros, 6), _on_demand(found)))
     lines = [table(["host", "role", "pool", "billed", "note", "cost", "on demand"], rows,
                    ["billed", "cost", "on demand"], drop=["role", "pool"], words="note"),
-             "", *summary(found.micros, breakdown(found), _saved(found), len(interrupted), found.micros_per_1000_steps),
+             "", *summary(found.micros, breakdown(found), _saved(found), len(interrupted), found.micros_per_1000_steps,
+                          found.boots),
              *_lost((found,)), *([UNRATED.format(of="")] if found.lines and not rated else [])]
     legend = "repeated: steps computed again after a loss; lost: the cost of these and of pauses"
     return flow("\n".join([*lines, "", jobs(found), legend] if found.jobs else lines))
@@ -58,22 +60,40 @@ def costs(found: Costs, groups: Sequence[CostGroup], by: str, times: int) -> str
     lines = [table([by, *(["what"] if detail else []), "machine time", "cost", "on demand"], rows,
                    ["machine time", "cost", "on demand"], drop=["what"]), "",
              *summary(found.micros, found.breakdown, _saved(found), times,
-                      round(found.micros * 1000 / steps) if steps else None), *_lost(f.report for f in found.fleets)]
+                      round(found.micros * 1000 / steps) if steps else None, found.boots),
+             *_lost(f.report for f in found.fleets)]
     if unrated := found.unrated:
         lines.append(UNRATED.format(of="" if len(unrated) == len(found.fleets) else f" of {', '.join(unrated)}"))
     return flow("\n".join([*lines, *(f"incomplete: {line}" for line in found.missing)]))
 
 
-def summary(micros: int, parts: Breakdown, saved: str, times: int, per_1000: int | None) -> list[str]:
-    """Format savings, breakdown, and the cost of interruptions."""
+def summary(micros: int, parts: Breakdown, saved: str, times: int, per_1000: int | None,
+            boots: Sequence[BootLine]) -> list[str]:
+    """Format savings, breakdown, and the cost of boots and of interruptions."""
     lines = [saved]
     if micros:
         rows = [(NAMES.get(name, name), dollars(part, 6), f"{100 * part / micros:.1f} %")
                 for name, part in parts.parts() if part]
-        lines += ["", table(["where the money went", "cost", "share"], rows, ["cost", "share"]), ""]
+        lines += ["", table(["where the money went", "cost", "share"], rows, ["cost", "share"]), "",
+                  *_boots(parts.boot, boots)]
     interruptions = counted(times, "interruption") if times else "no interruptions"
     lines.append(f"{interruptions}; repeated steps and pauses cost {dollars(parts.repeated + parts.pause, 6)}"
                  + (f"; {dollars(per_1000, 6)} per 1000 steps, all included" if per_1000 is not None else ""))
+    return lines
+
+
+def _boots(micros: int, boots: Sequence[BootLine]) -> list[str]:
+    """Format the cost of boots; pool by pool where there are several."""
+    if not boots:
+        return []
+    half = median_s(boots)
+    took = f"; half of them took {span(half)} or less" if half is not None else ""
+    lines = [f"of that {dollars(micros, 6)} in {counted(len(boots), 'boot')} of hosts, until their agents joined{took}"]
+    pools = boots_by_pool(boots)
+    if len(pools) > 1:
+        rows = [(row.pool, row.boots, "-" if row.median_s is None else span(row.median_s), dollars(row.micros, 6))
+                for row in pools]
+        lines += ["", table(["boots in", "boots", "median", "cost"], rows, ["boots", "median", "cost"]), ""]
     return lines
 
 

@@ -10,13 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spotfleet import config, providers
+from spotfleet.api.home import Home
+from spotfleet.api.lifecycle.boots import measured_boots
 from spotfleet.cli.console import print_message
 from spotfleet.cli.render import span
 from spotfleet.cli.tables import flow, table
 from spotfleet.codec import to_json
 from spotfleet.config.values import duration_s
 from spotfleet.errors import UsageError
-from spotfleet.model import BillingRules
+from spotfleet.fleet.policy.lifetimes import BootTime, boot_time
+from spotfleet.model import BillingRules, FleetSpec
 from spotfleet.simulate.request import PreparedSimulation, SimulationRequest, prepare
 from spotfleet.simulate.run import simulate
 from spotfleet.simulate.tariff import PriceOverrides
@@ -35,7 +38,8 @@ def run(file: str, *, traces: list[str], output: str, polarity: str, work: str, 
     between = _some("--every", every, "windows begin at least a minute apart")
     request = SimulationRequest(
         tuple(dict.fromkeys(traces)), polarity, _some("--work", work), _some("--deadline", deadline), between,
-        windows, hosts, _seconds("--boot", boot), _seconds("--notice", notice), each,
+        windows, hosts, _seconds("--boot", boot) if boot else None, None if boot else _measured(spec),
+        _seconds("--notice", notice), each,
         PriceOverrides(_micros("--price", price), _micros("--on-demand-price", on_demand_price)),
         _billing(spec.provider))
     asked = prepare(spec, request, print_message)
@@ -49,6 +53,11 @@ def run(file: str, *, traces: list[str], output: str, polarity: str, work: str, 
         sys.stdout.write(simulation_page(report))
     else:
         print(flow(text(report)))
+
+
+def _measured(spec: FleetSpec) -> BootTime:
+    """Return the boot time of the fleet of this name, or of the one before."""
+    return boot_time(measured_boots(Home().folder(spec.name), spec))
 
 
 def _billing(provider: str) -> BillingRules:
@@ -175,7 +184,8 @@ def _pool_notes(report: SimulationReport) -> list[str]:
     notes = dict.fromkeys(
         f"{p.instance_type or 'a host'} costs {dollars(p.spot_micros_h)}/h on spot (mean) and "
         f"{dollars(p.on_demand_micros_h)}/h on demand, by {p.priced_by}" for p in report.pools)
-    times = f"hosts boot for {span(report.boot_s)} and are warned {span(report.notice_s)} before they are taken; "
+    boots = f"hosts boot for {span(report.boot_s)}" + (f" ({report.boot_from})" if report.boot_from else "")
+    times = f"{boots} and are warned {span(report.notice_s)} before they are taken; "
     pauses = ", ".join(f"{seconds:g} s when {name.partition(' when ')[2]}" for name, seconds, _ in report.measured[:3])
     return [*list(notes)[:6], f"{times}all pause {pauses} ({report.measured[0][2].partition(':')[0]})"]
 

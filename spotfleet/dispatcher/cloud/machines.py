@@ -280,8 +280,9 @@ class HostController:
         if self._events is not None:
             notices = merge_notices(notices, self._events.notices(now))
         settle_until = self._core.unix() + max(0.0, self._settle_until - now)
+        boots = {n: boot for n in joined if (boot := connections[n].report.boot) is not None}
         return Observed(joined, notices, self._released, dict(self._core.drains), self._busy,
-                        settle_until, self._unsent(now))
+                        settle_until, self._unsent(now), boots)
 
     def _unsent(self, now: float) -> dict[str, float]:
         """Return how many more seconds draining hosts may stay for results that have not arrived."""

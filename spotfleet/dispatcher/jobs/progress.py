@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from spotfleet.addresses import host_of
 from spotfleet.dispatcher.jobs.context import JobContext
 from spotfleet.dispatcher.jobs.workers import JobWorkers
@@ -98,6 +100,13 @@ class ProgressTracker:
         if self._lost and self._trained_at is not None:
             pause_s = max(pause_s, context.now - self._trained_at)  # no survivor is left to report it
         event = JobResumed(context.unix, self.job, self._resuming.generation, version, again, pause_s, gradients,
-                           self._lost)
+                           self._lost, _first_steps(self._resuming.members, context))
         self._resuming, self._lost = None, 0
         return [event]
+
+
+def _first_steps(members: Iterable[str], context: JobContext) -> dict[str, float]:
+    """Return the hosts that have made their first step since their boot -> seconds since its launch request."""
+    views = {host: context.hosts.get(host) for host in (member.partition("/")[0] for member in members)}
+    asked = {host: view.host.first_step_from for host, view in views.items() if view is not None}
+    return {host: round(max(0.0, context.unix - at), 2) for host, at in asked.items() if at is not None}

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from spotfleet.fleet.cost.billing import seconds_until
@@ -24,7 +24,7 @@ from spotfleet.fleet.domain.events import (
     LaunchIntended,
     ScriptsRan,
 )
-from spotfleet.model import CloudState, Offer, Role, Run
+from spotfleet.model import BootStages, CloudState, Offer, Role, Run
 
 _ALL_SECONDS = 2**62
 JobCostEvent = JobChanged | GenerationFormed | JobResumed | JobProgress | CheckpointKept
@@ -53,6 +53,9 @@ class CostHost:
     disks: tuple[Disk, ...] = ()
     addresses: int = 0  # public addresses while it runs
     provider_ids: tuple[str, ...] = ()  # ids of its machines
+    asked_at: float = 0.0  # its first launch request
+    boots: dict[float, BootStages] = field(default_factory=dict)  # by the instant of its agent's join
+    stepped_at: tuple[float, ...] = ()  # its first steps after boots
 
     @property
     def region(self) -> str:
@@ -60,9 +63,14 @@ class CostHost:
 
     def boot_seconds(self, run: Run) -> int:
         """Return the seconds of `run` before its agent joined; all of them if it never joined."""
-        ended_at = math.inf if run.ended_at is None else run.ended_at
-        first = next((at for at in self.joined_at if run.started_at <= at <= ended_at), None)
+        first = first_within(self.joined_at, run)
         return _ALL_SECONDS if first is None else seconds_until(run, first)
+
+
+def first_within(instants: Iterable[float], run: Run) -> float | None:
+    """Return the first of `instants` that lies in `run`."""
+    ended_at = math.inf if run.ended_at is None else run.ended_at
+    return next((at for at in instants if run.started_at <= at <= ended_at), None)
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,8 @@ def hosts(events: Iterable[Event]) -> dict[str, CostHost]:
     intents: dict[str, LaunchIntended] = {}
     placed: dict[str, Offer] = {}
     listed: dict[str, list[HostListed]] = {}
-    joined: dict[str, list[float]] = {}
+    joined: dict[str, list[HostJoined]] = {}
+    stepped: dict[str, list[float]] = {}
     for event in events:
         match event:
             case LaunchIntended():
@@ -120,15 +129,20 @@ def hosts(events: Iterable[Event]) -> dict[str, CostHost]:
             case HostListed():
                 listed.setdefault(event.request_id, []).append(event)
             case HostJoined():
-                joined.setdefault(event.request_id, []).append(event.at)
-    return {name: _host(e, placed.get(name, e.offer), listed.get(name, []), tuple(joined.get(name, ())))
-            for name, e in intents.items()}
+                joined.setdefault(event.request_id, []).append(event)
+            case JobResumed():
+                for name in event.first_steps:
+                    stepped.setdefault(name, []).append(event.at)
+    return {name: _host(e, placed.get(name, e.offer), listed.get(name, []), joined.get(name, []),
+                        tuple(stepped.get(name, ()))) for name, e in intents.items()}
 
 
-def _host(intent: LaunchIntended, offer: Offer, listed: list[HostListed], joined: tuple[float, ...]) -> CostHost:
+def _host(intent: LaunchIntended, offer: Offer, listed: list[HostListed], joined: list[HostJoined],
+          stepped_at: tuple[float, ...]) -> CostHost:
     ids = dict.fromkeys(e.provider_id for e in listed if e.provider_id)
-    return CostHost(intent.request_id, intent.role, offer, listed[-1].runs if listed else (), joined, disks(listed),
-                max((e.addresses for e in listed), default=0), tuple(ids))
+    return CostHost(intent.request_id, intent.role, offer, listed[-1].runs if listed else (),
+                    tuple(e.at for e in joined), disks(listed), max((e.addresses for e in listed), default=0),
+                    tuple(ids), intent.at, {e.at: e.boot for e in joined if e.boot is not None}, stepped_at)
 
 
 def disks(listed: Iterable[HostListed]) -> tuple[Disk, ...]:

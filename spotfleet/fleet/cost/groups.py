@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from spotfleet.errors import UsageError
+from spotfleet.fleet.cost.boots import BootLine
 from spotfleet.fleet.cost.meter import CostReport, Meter
 from spotfleet.fleet.domain.events import Event, RatesStamped
 from spotfleet.model import Market
@@ -137,6 +138,10 @@ class Costs:
     @property
     def breakdown(self) -> Breakdown:
         return sum((breakdown(f.report) for f in self.fleets), Breakdown())
+
+    @property
+    def boots(self) -> tuple[BootLine, ...]:
+        return tuple(boot for f in self.fleets for boot in f.report.boots)
 
     @property
     def unrated(self) -> tuple[str, ...]:

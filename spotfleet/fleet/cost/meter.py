@@ -20,8 +20,9 @@ from functools import cached_property
 
 from spotfleet.fleet.cost import extras as cost_extras
 from spotfleet.fleet.cost.billing import PARTS, Bill, PriceBook, round_half_up, seconds_until
+from spotfleet.fleet.cost.boots import BootLine
 from spotfleet.fleet.cost.extras import Crossings, ExtraLine, Metered, RateBook, half_up
-from spotfleet.fleet.cost.facts import CostHost, CostJob, SlotUse, hosts, jobs, slots_of
+from spotfleet.fleet.cost.facts import CostHost, CostJob, SlotUse, first_within, hosts, jobs, slots_of
 from spotfleet.fleet.domain.events import (
     Event,
     FleetCreated,
@@ -92,6 +93,7 @@ class CostReport:
     traffic_micros: int = 0
     extras: tuple[ExtraLine, ...] = ()  # disks, addresses and traffic, line by line
     unknown_micros: int = 0  # jobs' scripts and commands outside training
+    boots: tuple[BootLine, ...] = ()  # `boot_micros`, boot by boot
 
     @property
     def unpriced(self) -> tuple[str, ...]:
@@ -137,6 +139,18 @@ class _Billed:
             self.host.request_id, self.host.role.value, offer.pool, offer.market.value, run.started_at, run.ended_at,
             run.taken, end - begin, round_half_up(self.parts + b) - round_half_up(self.parts + a),
             round_half_up(self.on_demand_parts + full_b) - round_half_up(self.on_demand_parts + full_a))
+
+    def boot(self, since: float, until: float) -> BootLine:
+        """Return the part of the run before its agent joined. It is rounded like the run, so that it costs no more."""
+        run, host, most = self.bill.run, self.host, self.host.boot_seconds(self.bill.run)
+        begin, end = min(most, self.bill.due(since)), min(most, self.bill.due(until))
+        joined_at = first_within(host.joined_at, run)
+        return BootLine(
+            host.request_id, host.offer.pool, host.offer.market.value, host.asked_at if run == host.runs[0] else None,
+            run.started_at, joined_at, None if joined_at is None else first_within(host.stepped_at, run),
+            None if joined_at is None else host.boots.get(joined_at), end - begin,
+            round_half_up(self.parts + self.bill.parts(end)[0])
+            - round_half_up(self.parts + self.bill.parts(begin)[0]))
 
 
 class Meter:
@@ -188,6 +202,13 @@ class Meter:
             lines = [line for line in lines if line.seconds or line.micros or line.on_demand_micros]
         return sorted(lines, key=lambda line: (line.started_at, line.host))
 
+    def boots(self, since: float = BEGINNING, until: float = END) -> list[BootLine]:
+        """Return the boots of worker hosts by start; for a window only those with a part that fell due in it."""
+        lines = [b.boot(since, until) for b in self._billed if b.host.role is Role.WORKER]
+        if (since, until) != (BEGINNING, END):
+            lines = [line for line in lines if line.seconds or line.micros]
+        return sorted(lines, key=lambda line: (line.running_at, line.host))
+
     def extras(self, since: float = BEGINNING, until: float = END) -> list[ExtraLine]:
         lines = [line for metered in self._metered if (line := metered.line(since, until)) is not None]
         for job, found in self._crossings.items():
@@ -201,7 +222,7 @@ class Meter:
 
     def report(self, since: float | None = None, until: float | None = None) -> CostReport:
         low, high = BEGINNING if since is None else since, END if until is None else until
-        lines, extras = self.lines(low, high), self.extras(low, high)
+        lines, extras, boots = self.lines(low, high), self.extras(low, high), self.boots(low, high)
         job_lines = self._job_lines(low, high, extras)
         machines = sum(line.micros for line in lines)
         dispatcher = sum(line.micros for line in lines if line.role == Role.DISPATCHER.value)
@@ -218,7 +239,7 @@ class Meter:
             on_demand_micros=sum(line.on_demand_micros for line in lines) + sum(of.values()),
             dispatcher_micros=dispatcher,
             idle_micros=machines - dispatcher - sum(job.micros for job in job_lines),
-            boot_micros=round_half_up(self._boot_parts(high)) - round_half_up(self._boot_parts(low)),
+            boot_micros=sum(boot.micros for boot in boots),
             repeated_micros=sum(job.repeated_micros for job in job_lines),
             pause_micros=sum(job.pause_micros for job in job_lines),
             useful_steps=steps,
@@ -232,11 +253,8 @@ class Meter:
             traffic_micros=of["traffic"],
             extras=tuple(extras),
             unknown_micros=sum(job.unknown_micros for job in job_lines),
+            boots=tuple(boots),
         )
-
-    def _boot_parts(self, at: float) -> int:
-        return sum(b.bill.parts(min(b.bill.due(at), b.host.boot_seconds(b.bill.run)))[0]
-                   for b in self._billed if b.host.role is Role.WORKER)
 
     def _shares(self, at: float) -> dict[str, tuple[int, int, int]]:
         """Return job -> its whole micro-dollars by `at`, those of the same time on demand, and those of unknown work.

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from spotfleet.fleet.cost.boots import BootLine, boots_by_pool
 from spotfleet.fleet.cost.compare import Difference, Reconciliation
 from spotfleet.fleet.cost.groups import CostGroup, Costs, breakdown
 from spotfleet.fleet.cost.meter import CostReport
@@ -23,6 +24,8 @@ def to_json(report: CostReport) -> dict[str, Any]:
     data["jobs"] = [_with_dollars(asdict(job)) for job in report.jobs]
     data["extras"] = [_with_dollars(asdict(line)) for line in report.extras]
     data["breakdown"] = dict(breakdown(report).parts())
+    data["boots"] = [_with_dollars(asdict(boot) | {"took_s": boot.took_s}) for boot in report.boots]
+    data["boots_by_pool"] = _boots_json(report.boots)
     return data
 
 
@@ -31,7 +34,8 @@ def costs_json(costs: Costs) -> dict[str, Any]:
     totals = {"micros": costs.micros, "on_demand_micros": costs.on_demand_micros}
     return {**_with_dollars(totals), "since": costs.since, "until": costs.until,
             "savings_percent": None if costs.unpriced else round(costs.savings_percent, 2),
-            "breakdown": dict(costs.breakdown.parts()), "missing": list(costs.missing),
+            "breakdown": dict(costs.breakdown.parts()), "boots_by_pool": _boots_json(costs.boots),
+            "missing": list(costs.missing),
             "fleets": [{"fleet": f.fleet, "living": f.living, "missing": f.missing, "rated": f.rated,
                         "report": to_json(f.report)}
                        for f in costs.fleets]}
@@ -48,6 +52,10 @@ def reconciliation_json(found: Reconciliation) -> dict[str, Any]:
         "later_micros": found.later_micros, "earlier_micros": found.earlier_micros, "rows": rows(found.rows),
         "unknown": rows(found.unknown), "missing": rows(found.missing), "left_out": dict(found.left_out),
         "incomplete": list(found.incomplete), "elsewhere": list(found.elsewhere)})
+
+
+def _boots_json(boots: Iterable[BootLine]) -> list[dict[str, Any]]:
+    return [_with_dollars(asdict(row)) for row in boots_by_pool(boots)]
 
 
 def groups_json(groups: Iterable[CostGroup]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spotfleet.model import Need, Notice, Offer, Role
+from spotfleet.model import BootStages, Need, Notice, Offer, Role
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Observed:
     settle_until: float = 0.0  # after the caller's restart: no launch and no end before it, unless all have joined
     # Draining hosts with results that have not arrived -> seconds that they may stay if no more of them arrives.
     unsent: Mapping[str, float] = field(default_factory=dict)
+    boots: Mapping[str, BootStages] = field(default_factory=dict)  # joined hosts, as their agents measured them
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from spotfleet.codec import from_json, to_json
-from spotfleet.model import BillingRules, CloudState, JobState, Nodes, Offer, PolicySpec, Rates, Role, Run
+from spotfleet.model import BillingRules, BootStages, CloudState, JobState, Nodes, Offer, PolicySpec, Rates, Role, Run
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class HostJoined:
     at: float
     request_id: str
     incarnation: str
+    boot: BootStages | None = None  # at the end of a boot, as far as it was measured; None also from earlier releases
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,7 @@ class JobResumed:
     pause_s: float  # longest over the members that were training before, up to their first step in the generation
     recomputed: int = 0  # gradients computed again for the step in flight, in the pause
     lost: int | None = None  # versions among `repeated` that are made again after the pause; None: all
+    first_steps: dict[str, float] = field(default_factory=dict)  # host -> seconds from its launch to its first step
 
     @property
     def after_pause(self) -> int:

@@ -64,6 +64,7 @@ class JobProgressSoFar:
 class MarketHistory:
     availability: AvailabilityHistory = field(default_factory=AvailabilityHistory)
     boots: tuple[float, ...] = ()  # seconds from a launch until the agent joined, newest last
+    boots_of: dict[str, tuple[float, ...]] = field(default_factory=dict)  # the same by `pool` and `kind` of the offer
     stalls: tuple[float, ...] = ()  # seconds for which all hosts of a job waited or repeated
     progress: dict[str, JobProgressSoFar] = field(default_factory=dict)  # by live job; never change it in place
     rates: dict[str, Rates] = field(default_factory=dict)  # by provider/region; never change it in place
@@ -90,7 +91,9 @@ def record(history: MarketHistory, event: Event, observation: HostObservation | 
         case HostJoined() if host is not None and host.state is HostState.LAUNCHING:
             booted_s = max(0.0, event.at - host.since)
             boots = (*history.boots, booted_s)[-KEPT:]
-            return replace(_spot(history, observation, event.at, available=True), boots=boots)
+            of = {key: (*history.boots_of.get(key, ()), booted_s)[-KEPT:] for key in (host.offer.pool, host.offer.kind)}
+            return replace(_spot(history, observation, event.at, available=True), boots=boots,
+                           boots_of={**history.boots_of, **of})
         case LaunchRefused() if host is not None and not host.provider_id:
             return _spot(history, observation, event.at, available=False)
         case HostNoticed() if host is not None and event.notice == "interruption":

@@ -26,6 +26,7 @@ class Host:
     address: str = ""
     port: int = 0
     incarnation: str = ""  # incarnation of the agent that joined last
+    first_step_from: float | None = None  # its last launch, from when it joined until its first step in a job
     silent_since: float | None = None  # its agent is disconnected since then
     missing_since: float | None = None  # the cloud stopped listing it then
     notice_deadline: float | None = None  # when the cloud takes it

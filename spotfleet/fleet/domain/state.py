@@ -30,6 +30,7 @@ from spotfleet.fleet.domain.events import (
     HostNoticed,
     HostPlaced,
     HostSilent,
+    JobResumed,
     JobSubmitted,
     LaunchIntended,
     LaunchRefused,
@@ -55,7 +56,8 @@ MOST_LOST = 1000
 # Events with the writer's own clock as `at`; the other kinds also carry times of clouds and of files.
 TIMED = (LaunchIntended, LaunchRefused, HostListed, HostJoined, HostSilent, HostNoticed, HostDraining,
          TerminateIntended)
-INSTANTS = ("since", "launched_at", "asked_at", "silent_since", "missing_since", "notice_deadline", "terminate_at")
+INSTANTS = ("since", "launched_at", "asked_at", "first_step_from", "silent_since", "missing_since",
+            "notice_deadline", "terminate_at")
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,8 @@ def apply(state: FleetState, event: Event) -> FleetState:
             return _change(state, event.request_id, lambda h: _terminating(h, event))
         case TokenRevoked():
             return _revoked(state, event)
+        case JobResumed() if event.first_steps:
+            return _stepped(state, event)
         case JobSubmitted():
             return replace(state, last_job=max(state.last_job, _number(event.job)))
     return state
@@ -394,10 +398,17 @@ def _noticed(state: FleetState, event: HostNoticed) -> FleetState:
 
 
 def _joined(host: Host, event: HostJoined) -> Host:
-    host = replace(host, incarnation=event.incarnation, silent_since=None)
+    launched_at = host.since if event.boot is not None else host.first_step_from
+    host = replace(host, incarnation=event.incarnation, silent_since=None, first_step_from=launched_at)
     if host.terminate_at is None and host.state in (HostState.LAUNCHING, HostState.STOPPED):
         return replace(host, state=HostState.UP, since=event.at, why="")
     return host
+
+
+def _stepped(state: FleetState, event: JobResumed) -> FleetState:
+    for name in event.first_steps:
+        state = _change(state, name, lambda h: replace(h, first_step_from=None))
+    return state
 
 
 def _draining(host: Host, event: HostDraining) -> Host:

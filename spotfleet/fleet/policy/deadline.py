@@ -159,7 +159,9 @@ def impossible(moment: DecisionInput) -> str:
     if soonest <= moment.left_s:
         return ""
     hosts = f"{moment.hosts} host{'s' * (moment.hosts != 1)}"
-    return f"the work takes {hosts} {_span(soonest)} on demand, and {_span(moment.left_s)} are left: it will be late"
+    boot = f"the median of {moment.boots}" if moment.boots else "assumed"
+    return (f"the work takes {hosts} {_span(soonest)} on demand, with {_span(moment.boot_s)} for a boot ({boot}), and "
+            f"{_span(moment.left_s)} are left: it will be late")
 
 
 def _span(seconds: float) -> str:

@@ -24,7 +24,7 @@ from spotfleet.fleet.domain.copies import replace
 from spotfleet.fleet.domain.host import Host
 from spotfleet.fleet.domain.state import FleetState, cooling_until, scope_keys
 from spotfleet.fleet.policy import deadline
-from spotfleet.fleet.policy.lifetimes import boot_s, stall_s
+from spotfleet.fleet.policy.lifetimes import boot_time, stall_s
 from spotfleet.fleet.policy.mix import on_demand_needs
 from spotfleet.fleet.policy.pools import useful_price_by_pool
 from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
@@ -137,10 +137,11 @@ def decision_input(inputs: PolicyInput, state: FleetState, now: float) -> Decisi
         held = is_available(len(spot), 0, inputs.target)
         availability = observe(availability, now, held or (room != 0 and availability.periods[-1].available))
     on_demand_prices = [o.price_micros_h for o in inputs.offers or () if o.market is Market.ON_DEMAND]
+    boot = boot_time(state.history)
     return DecisionInput(
         now, inputs.target, len(spot), _ready(spot), len(full), _ready(full), room,
-        boot_s=boot_s(state), stall_s=stall_s(state), tick_s=TICK_S, spot_micros_h=min(prices, default=0),
-        on_demand_micros_h=min(on_demand_prices, default=0), availability=availability)
+        boot_s=boot.seconds, stall_s=stall_s(state), tick_s=TICK_S, spot_micros_h=min(prices, default=0),
+        on_demand_micros_h=min(on_demand_prices, default=0), availability=availability, boots=boot.boots)
 
 
 def spot_offers(inputs: PolicyInput) -> list[Offer]:
@@ -251,19 +252,23 @@ def _filled_in(inputs: PolicyInput, state: FleetState, moment: DecisionInput, ba
             why = f"no spot host is offered at the price: {short} on demand fill in"
         elif gives_up:
             why = (f"spot is refused for {about(waited_s)} and likely to be for {about(likely)} more, a boot takes "
-                   f"{about(moment.boot_s)}: {short} on demand fill in")
+                   f"{_boot(moment)}: {short} on demand fill in")
         else:
             why = f"{late} spot hosts boot for more than {about(LATE * moment.boot_s)}: on-demand hosts fill in"
     elif extra:
         why = f"{extra} on demand stay until {wanted} spot hosts have been up for a while"
     elif missing and refused:
-        why = f"spot is refused for {about(waited_s)}: wait, on-demand hosts take {about(moment.boot_s)} to boot"
+        why = f"spot is refused for {about(waited_s)}: wait, on-demand hosts take {_boot(moment)} to boot"
     else:
         why = "spot hosts are available"
     held = 0 if inputs.needed is None else max(0, extra - max(0, inputs.needed - base - moment.spot_ready))
     if held:
         why = f"no job runs or waits, so on-demand hosts fill in up to nodes.min, {inputs.needed}, alone: {why}"
     return MarketTarget(wanted, base + extra - held, why, "auto", held=held)
+
+
+def _boot(moment: DecisionInput) -> str:
+    return about(moment.boot_s) + ("" if moment.boots else " (assumed, none was measured)")
 
 
 def likely_s(availability: AvailabilityHistory, waited_s: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 
+from spotfleet.fleet.domain.history import MarketHistory
 from spotfleet.fleet.domain.state import FleetState
 from spotfleet.model import Offer
 
@@ -50,9 +51,37 @@ def lived(state: FleetState, now: float) -> Mapping[str, PoolLifetime]:
     return found
 
 
-def boot_s(state: FleetState) -> float:
-    """Return the seconds from a launch until its agent has joined: the median of the newest."""
-    return _median(state.history.boots) if state.history.boots else BOOT_S
+@dataclass(frozen=True)
+class BootTime:
+    """Seconds from a launch until its agent has joined."""
+
+    seconds: float = BOOT_S
+    boots: int = 0  # the newest ones measured, whose median this is; 0: assumed
+
+
+def boot_time(history: MarketHistory, offer: Offer | None = None) -> BootTime:
+    """Return the boot time in the pool of `offer`, or else of its machine type, or else of the fleet: the median of the
+    newest boots. It is assumed where the fleet has not booted yet."""
+    of = (history.boots_of.get(offer.pool) or history.boots_of.get(offer.kind)) if offer is not None else None
+    found = of or history.boots
+    return BootTime(_median(found), len(found)) if found else BootTime()
+
+
+def boot_times(history: MarketHistory) -> dict[str, BootTime]:
+    """Return all measured boot times: by pool, by machine type, and under "" of the fleet."""
+    measured = {**history.boots_of, **({"": history.boots} if history.boots else {})}
+    return {of: BootTime(_median(boots), len(boots)) for of, boots in sorted(measured.items())}
+
+
+def with_boots(times: Mapping[str, BootTime]) -> MarketHistory:
+    """Return a history with these boot times alone: as if each of the boots had taken its median."""
+    boots = {of: (time.seconds,) * time.boots for of, time in times.items()}
+    return MarketHistory(boots=boots.pop("", ()), boots_of=boots)
+
+
+def boot_s(state: FleetState, offer: Offer | None = None) -> float:
+    """Return the seconds of `boot_time`."""
+    return boot_time(state.history, offer).seconds
 
 
 def stall_s(state: FleetState) -> float:

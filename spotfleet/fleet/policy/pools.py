@@ -2,9 +2,9 @@
 
     price x (1 + (boot + stall of all hosts) / expected life) + bytes that more edges between zones carry
 
-The expected life follows from the fleet's own hosts, and before them from the interruption band of the offer, see
-`lifetimes.py`. A pool without any data costs its price, and the other pools are scaled relative to it, so that prices
-alone decide where there is no data.
+The boot is the median of those in the pool, else of the machine type, else of the fleet. The expected life follows from
+the fleet's own hosts, and before them from the interruption band of the offer, see `lifetimes.py`. A pool without any
+data costs its price, and the other pools are scaled relative to it, so that prices alone decide where there is no data.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def offer_charges(state: FleetState, offers: Iterable[Offer], now: float) -> dic
 
 def useful_prices(state: FleetState, offers: Iterable[Offer], beside: Sequence[Host], now: float) -> dict[Offer, float]:
     """Return micro-dollars per useful hour of one more host in each pool, beside those that stay."""
-    lives, lost_s = lived(state, now), boot_s(state) + stall_s(state) * (len(beside) + 1)
-    unknown = 1 + lost_s / PoolLifetime().expected_s()
-    return {o: (o.price_micros_h * _waste(lives, o, lost_s) / unknown if _is_known(lives, o)
+    lives, stalls_s = lived(state, now), stall_s(state) * (len(beside) + 1)
+    unknown = 1 + (boot_s(state) + stalls_s) / PoolLifetime().expected_s()
+    return {o: (o.price_micros_h * _waste(lives, o, boot_s(state, o) + stalls_s) / unknown if _is_known(lives, o)
                 else float(o.price_micros_h)) + _traffic(state, o, beside) for o in offers}
 
 
@@ -60,8 +60,8 @@ def _is_known(lives: Mapping[str, PoolLifetime], offer: Offer) -> bool:
 
 def useful_price_by_pool(state: FleetState, offers: Iterable[Offer], hosts: int, now: float) -> dict[str, float]:
     """Return pool -> micro-dollars per useful hour of a host there, one of `hosts`, compared to one never taken."""
-    lives, lost_s = lived(state, now), boot_s(state) + stall_s(state) * hosts
-    return {o.pool: o.price_micros_h * _waste(lives, o, lost_s) for o in offers}
+    lives, stalls_s = lived(state, now), stall_s(state) * hosts
+    return {o.pool: o.price_micros_h * _waste(lives, o, boot_s(state, o) + stalls_s) for o in offers}
 
 
 def _waste(lives: Mapping[str, PoolLifetime], offer: Offer, lost_s: float) -> float:

@@ -27,6 +27,7 @@ class DecisionInput:
     on_demand_micros_h: int = 0
     availability: AvailabilityHistory = field(default_factory=AvailabilityHistory)
     tick_s: float = 10.0  # the longest until the next decision; a loss of hosts brings one at once
+    boots: int = 0  # the measured ones whose median `boot_s` is; 0: it is assumed
 
 
 @dataclass(frozen=True)

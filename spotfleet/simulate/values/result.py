@@ -135,6 +135,7 @@ class SimulationReport:
     stories: tuple[Story, ...]  # one for each strategy, of the window in which our cost was closest to its mean
     measured: tuple[tuple[str, float, str], ...]  # (what, seconds, source)
     notes: tuple[str, ...]  # facts for the reader: substitutions and assumptions
+    boot_from: str = ""  # the source of `boot_s`
 
     @property
     def ours(self) -> StrategyOutcome:

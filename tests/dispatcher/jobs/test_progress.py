@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spotfleet.dispatcher.checkpoints.store import CheckpointStore
+from spotfleet.dispatcher.hosts import HostView
 from spotfleet.dispatcher.jobs.orders import worker_orders
 from spotfleet.dispatcher.jobs.progress import ProgressTracker
 from spotfleet.dispatcher.jobs.workers import JobWorkers
 from spotfleet.fleet.domain.events import JobProgress, JobResumed, StepExplained
+from spotfleet.fleet.domain.host import Host
 from spotfleet.fleet.domain.step_cost import ENOUGH
 from spotfleet.membership import Formed, Orders, Phase
+from spotfleet.model import HostState, Market, Offer, Role
 from spotfleet.protocol.messages import Assignment, StepCost
 
 
@@ -30,6 +33,7 @@ class Group:
 class Context:
     now: float
     unix: float = 0.0
+    hosts: dict[str, HostView] = field(default_factory=dict)
 
 
 def say(workers: JobWorkers, name: str, **report: object) -> None:
@@ -79,6 +83,20 @@ def test_a_gradient_that_is_computed_again_is_no_step_that_is_repeated():
         (event,) = resumed(progress, workers, now=30.0 + generation)
         assert (event.repeated, event.recomputed, event.after_pause) == (0, 1, 0)
     assert (progress.repeated, progress.recomputed) == (0, 2)
+
+
+def test_the_first_steps_of_hosts_that_have_booted_are_named_with_the_time_since_their_launch():
+    offer = Offer("fake", "r", "zone-a", "g5", Market.SPOT, 2, 1, 3)
+    new = Host("b", Role.WORKER, offer, HostState.UP, 90.0, 40.0, 40.0, first_step_from=40.0)
+    hosts = {h.request_id: HostView(h, True, 2) for h in (new, replace(new, request_id="a", first_step_from=None))}
+    progress, workers = trained_to(50)
+    for name in ("a/0/1", "b/0/2", "b/1/3", "gone/0/4"):
+        say(workers, name, resumed=2, version=51)
+    progress.formed(Formed(2, ("a/0/1", "b/0/2", "b/1/3", "gone/0/4"), "join", "", 50), restored=40)
+    context = Context(31.0, 100.25, hosts)
+    (event,) = [e for e in progress.update(workers, Group(version=51), context)  # type: ignore[arg-type]
+                if isinstance(e, JobResumed)]
+    assert event.first_steps == {"b": 60.25}
 
 
 def test_a_second_change_before_the_first_step_hides_none_of_the_steps_that_were_lost():

@@ -8,8 +8,10 @@ from spotfleet.cli import render
 from spotfleet.dispatcher.lifecycle.lifetime import HOST_GRACE_S, Idleness, reason_to_stop, told_to_host
 from spotfleet.dispatcher.status import StatusInput, fleet_status
 from spotfleet.fleet.domain.events import FleetCreated
+from spotfleet.fleet.domain.history import MarketHistory
 from spotfleet.fleet.domain.state import FleetState
 from spotfleet.model import Autostop, BillingRules, CheckpointSpec, FleetSpec, Nodes
+from spotfleet.protocol.messages import BootMeasure
 
 SPEC = FleetSpec("f", autostop=Autostop(idle_s=60.0), max_lifetime_s=1000.0)
 
@@ -51,6 +53,12 @@ def test_a_host_is_told_what_is_left_of_the_lifetime_and_a_little_more_so_that_w
     assert told_to_host(spec, up_since=100.0, now=400.0) == {**told, "lifetime_s": 700.0 + HOST_GRACE_S}
     assert told_to_host(spec, up_since=100.0, now=9000.0) == {**told, "lifetime_s": HOST_GRACE_S}
     assert told_to_host(replace(spec, max_lifetime_s=0.0), up_since=100.0, now=400.0) == {**told, "lifetime_s": 0.0}
+
+
+def test_the_status_has_the_measured_boots():
+    state = FleetState(history=MarketHistory(boots=(90.0, 110.0), boots_of={"fake/a/g5/spot": (90.0,)}))
+    scene = StatusInput("f", state, Nodes(0, 0, 0), None, (), {}, {}, (), "", "")
+    assert fleet_status(scene, 0.0).boots == (BootMeasure("", 100.0, 2), BootMeasure("fake/a/g5/spot", 90.0, 1))
 
 
 def test_the_status_tells_how_long_the_fleet_may_still_live():

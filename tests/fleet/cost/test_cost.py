@@ -8,6 +8,7 @@ import json
 
 from spotfleet.cli.commands import cost_table
 from spotfleet.fleet.cost.billing import PriceBook, pieces
+from spotfleet.fleet.cost.boots import BootLine, PoolBoots, boots_by_pool
 from spotfleet.fleet.cost.groups import breakdown
 from spotfleet.fleet.cost.meter import report
 from spotfleet.fleet.cost.rows import csv_rows, to_json
@@ -26,7 +27,7 @@ from spotfleet.fleet.domain.events import (
     PriceChanged,
     ScriptsRan,
 )
-from spotfleet.model import BillingRules, CloudState, JobState, Market, Nodes, Offer, Role, Run
+from spotfleet.model import BillingRules, BootStages, CloudState, JobState, Market, Nodes, Offer, Role, Run
 from spotfleet.words import exact_dollars
 
 SECOND = 3600  # micro-dollars an hour: one micro-dollar a second
@@ -154,6 +155,52 @@ def test_a_run_is_lost_to_the_boot_until_its_agent_joins():
     assert report(once, 1e6).boot_micros == 20 * 10 + 30 * 10
     never = [created(), *host("f-0", Run(100.0, 200.0))]
     assert report(never, 1e6).boot_micros == 1000
+
+
+OTHER = Offer("fake", "r", "zone-b", "g5", Market.SPOT, 2, 20 * SECOND, 30 * SECOND)
+PARTS = BootStages(35.0, 5.0, 6.0, 20.0, 4.0)
+
+
+def two_pools() -> list[Event]:
+    """A host that boots twice, one in another pool, and one that never joins there."""
+    return [created(), *host("f-0", Run(105.0, 200.0, True), Run(300.0)), *host("f-1", Run(100.0), offer=OTHER),
+            *host("f-2", Run(100.0, 140.0), offer=OTHER), HostJoined(135.0, "f-0", "a", PARTS),
+            HostJoined(160.0, "f-1", "b"), HostJoined(310.0, "f-0", "c"),
+            JobResumed(170.0, "j", 1, 1, 0, 0.0, first_steps={"f-0": 170.0, "f-1": 170.0})]
+
+
+def test_each_boot_has_its_instants_its_parts_and_its_cost():
+    found = report(two_pools(), 400.0)
+    spot = "spot"
+    assert found.boots == (
+        BootLine("f-1", OTHER.pool, spot, 0.0, 100.0, 160.0, 170.0, None, 60, 1200),
+        BootLine("f-2", OTHER.pool, spot, 0.0, 100.0, None, None, None, 40, 800),
+        BootLine("f-0", SPOT.pool, spot, 0.0, 105.0, 135.0, 170.0, PARTS, 30, 300),
+        BootLine("f-0", SPOT.pool, spot, None, 300.0, 310.0, None, None, 10, 100))
+    assert boots_by_pool(found.boots) == (PoolBoots(OTHER.pool, 2, 1, 100, 2000, 160.0),
+                                          PoolBoots(SPOT.pool, 2, 2, 40, 400, 72.5))
+    assert (found.boot_micros, breakdown(found).boot) == (2400, 2400)
+
+
+def test_the_cost_of_boots_is_told_in_all_and_where_there_are_several_pools_by_pool():
+    text = cost_table.report(report(two_pools(), 400.0), [])
+    assert "of that $0.002400 in 4 boots of hosts, until their agents joined; half of them took 2m15s or less" in text
+    [head, first, second] = [line.split() for line in text.partition("boots in")[2].splitlines()[:3]]
+    assert (head, first, second) == (["boots", "median", "cost"], [OTHER.pool, "2", "2m40s", "$0.002000"],
+                                     [SPOT.pool, "2", "1m12s", "$0.000400"])
+    alone = cost_table.report(report([created(), *host("f-0", Run(0.0))], 10.0), [])
+    assert "in 1 boot of hosts, until their agents joined\n" in alone and "boots in" not in alone
+
+
+def test_boots_are_in_the_json_with_their_dollars():
+    data = json.loads(json.dumps(to_json(report(two_pools(), 400.0))))
+    assert data["boots"][2] == {
+        "host": "f-0", "pool": SPOT.pool, "market": "spot", "asked_at": 0.0, "running_at": 105.0, "joined_at": 135.0,
+        "first_step_at": 170.0, "stages": {"whole_s": 35.0, "machine_s": 5.0, "system_s": 6.0, "setup_s": 20.0,
+                                           "agent_s": 4.0},
+        "seconds": 30, "micros": 300, "dollars": "0.000300", "took_s": 135.0}
+    assert [(row["pool"], row["boots"], row["dollars"]) for row in data["boots_by_pool"]] == [
+        (OTHER.pool, 2, "0.002000"), (SPOT.pool, 2, "0.000400")]
 
 
 def test_the_dispatchers_boot_is_no_loss_of_workers():

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotfleet.fleet.cost import meter as meter_module
+from spotfleet.fleet.cost.boots import boots_by_pool
 from spotfleet.fleet.cost.groups import DAY_S, WAYS, Breakdown, FleetLedgers, breakdown, costs, day, grouped
 from spotfleet.fleet.cost.meter import CostReport, Meter, report, spent
 from spotfleet.fleet.cost.series import combined, series
@@ -74,7 +75,8 @@ def trainings(draw, job: str, hosts: list[str]) -> list[Event]:
         workers = tuple(f"{m}/{i}/a" for i, m in enumerate(members))
         events.append(GenerationFormed(at, job, number, workers, "start", "", version))
         version += draw(st.integers(0, 500))
-        events.append(JobResumed(at + 1, job, number, version, draw(st.integers(0, 20)), draw(st.floats(0, 500))))
+        events.append(JobResumed(at + 1, job, number, version, draw(st.integers(0, 20)), draw(st.floats(0, 500)),
+                                 first_steps=dict.fromkeys(members, 1.0) if draw(st.booleans()) else {}))
         events.append(JobProgress(at + 2, job, version, draw(st.floats(0, 10)), draw(st.integers(0, 10**9))))
     if draw(st.booleans()):
         events.append(JobChanged(times[-1] + 100, job, JobState.SUCCEEDED, "", version))
@@ -111,6 +113,8 @@ def lines(found: CostReport) -> dict[tuple, int]:
     rows = [(("run", x.host, x.started_at), x.micros) for x in found.lines]
     rows += [(("seconds", x.host, x.started_at), x.seconds) for x in found.lines]
     rows += [((x.kind, x.name, x.region, x.detail), x.micros) for x in found.extras]
+    rows += [(("boot", x.host, x.running_at, name), getattr(x, name)) for x in found.boots
+             for name in ("micros", "seconds")]
     rows += [(("job", x.job, name), getattr(x, name)) for x in found.jobs
              for name in ("micros", "on_demand_micros", "useful_steps", "repeated_micros", "pause_micros")]
     return dict(rows)
@@ -144,6 +148,25 @@ def test_nothing_is_negative_and_the_breakdown_adds_up_in_every_window(events, o
         assert parts.total == found.micros
         assert min(value for _, value in parts.parts()) >= 0
     assert meter.report().idle_micros >= 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories(), instants, instants)
+def test_boots_cost_no_more_than_their_hosts_and_change_no_total(events, one, other):
+    meter, unjoined = Meter(events, NOW), Meter([e for e in events if not isinstance(e, HostJoined)], NOW)
+    for since, until in ((None, None), (min(one, other), max(one, other))):
+        found = meter.report(since, until)
+        runs = {(x.host, x.started_at): x for x in found.lines}
+        assert all(0 <= b.micros <= runs[b.host, b.running_at].micros for b in found.boots)
+        assert all(0 <= b.seconds <= runs[b.host, b.running_at].seconds for b in found.boots)
+        assert sum(b.micros for b in found.boots) == found.boot_micros
+        pools = boots_by_pool(found.boots)
+        assert sum(p.micros for p in pools) == found.boot_micros and sum(p.boots for p in pools) == len(found.boots)
+        never = unjoined.report(since, until)
+        assert {k: v for k, v in figures(found).items() if k != "boot_micros"} == {
+            k: v for k, v in figures(never).items() if k != "boot_micros"}
+        assert breakdown(found).total == breakdown(never).total == found.micros
+        assert never.boot_micros == found.machine_micros - found.dispatcher_micros
 
 
 @settings(max_examples=60, deadline=None)

@@ -122,4 +122,6 @@ def test_an_impossible_deadline_is_told_with_the_soonest_finish():
     assert soonest_s(40 * H, 4, BOOT_S) == 10 * H + BOOT_S
     assert impossible(moment(BOOT_S, hosts=4)) == ""
     assert impossible(moment(-H, hosts=4)) == (
-        "the work takes 4 hosts 10 h 3 min on demand, and 9 h 0 min are left: it will be late")
+        "the work takes 4 hosts 10 h 3 min on demand, with 3 min for a boot (assumed), and 9 h 0 min are left: it will "
+        "be late")
+    assert "with 3 min for a boot (the median of 7), and" in impossible(moment(-H, hosts=4, boots=7))
