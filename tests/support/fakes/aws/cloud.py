@@ -33,6 +33,7 @@ from tests.support.fakes.aws.inventory import everything
 from tests.support.fakes.aws.life import Life
 from tests.support.fakes.aws.market import Market
 from tests.support.fakes.aws.operations import Context
+from tests.support.fakes.aws.quick_moto import make_moto_quickly
 from tests.support.fakes.aws.rights import OWNER, OWNER_KEY, Rights
 from tests.support.fakes.aws.state import Machine, RegionState, when
 from tests.support.fakes.aws.waiting import look_again
@@ -50,6 +51,7 @@ class AwsCloud(Controls, FiniteCloud):
     def __init__(self, address: str = "127.0.0.1", clock: Callable[[], float] = time.time) -> None:
         _limit_moto()
         make_clients_quickly()
+        make_moto_quickly()
         super().__init__(clock)
         self.address = address
         self._server: Any = None
