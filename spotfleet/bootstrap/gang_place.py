@@ -2,8 +2,9 @@
 
 The machine fetches its token and its host key from the dispatcher in its boot.json, where the gang has a token for it.
 
-The tag `spotfleet-member`, which the launching process sets, holds the place, or "index" for the launch index. Without
-the tag it is the launch index after TAG_S.
+The tag `spotfleet-member`, which the launching process sets, holds the place, or "index" for the launch index. If that
+process was killed in between, the dispatcher sets the tag. Without the tag it is the launch index after TAG_S; after
+ZERO_S where that is 0, as it may be 0 on all of them.
 
 Idempotent: ROOT/gang is removed last. Until then each boot runs this again and starts the host.
 """
@@ -30,6 +31,7 @@ from pathlib import Path
 LIMIT_S, PAUSE_S = 300.0, 1.0  # for a metadata server that does not answer yet
 FETCH_S = float(os.environ.get("SPOTFLEET_FETCH_S", "900"))  # for a dispatcher that does not answer
 TAG_S = float(os.environ.get("SPOTFLEET_TAG_S", "60"))
+ZERO_S = float(os.environ.get("SPOTFLEET_ZERO_S", "900"))
 HOST = "@SPOTFLEET_HOST@"  # stands for the host's name
 TOKEN = "@SPOTFLEET_TOKEN@"  # stands for the host's token
 TAG, BY_INDEX = "tags/instance/spotfleet-member", "index"
@@ -91,8 +93,11 @@ def place(url: str) -> int:
             tag = metadata(url, token, TAG)
             if tag.isdigit():
                 return int(tag)
-            if tag == BY_INDEX or time.monotonic() - begun > TAG_S:
-                return int(metadata(url, token, "ami-launch-index"))
+            waited_s = time.monotonic() - begun
+            if tag == BY_INDEX or waited_s > TAG_S:
+                index = int(metadata(url, token, "ami-launch-index"))
+                if tag == BY_INDEX or index or waited_s > ZERO_S:
+                    return index
         except (OSError, ValueError) as error:
             if time.monotonic() - begun > LIMIT_S:
                 sys.exit(f"the metadata server at {url} does not name this machine's place: {error}")

@@ -132,13 +132,15 @@ def test_each_machine_becomes_the_host_of_its_launch_index(tmp_path, monkeypatch
     assert {stat.S_IMODE(p.stat().st_mode) for p in host.iterdir() if p.name != "started"} == {0o600}
 
 
-@pytest.mark.parametrize(("tags", "wait_s", "host"), [
-    (["2"], "600", "f-2"), (["", "", "2"], "600", "f-2"), (["", "", ""], "0", "f-1")],
-    ids=["tagged", "tagged late", "never tagged"])
+@pytest.mark.parametrize(("index", "tags", "wait_s", "zero_s", "host"), [
+    (1, ["2"], "600", "600", "f-2"), (1, ["", "", "2"], "600", "600", "f-2"), (1, ["", "", ""], "0", "600", "f-1"),
+    (0, ["", "", "", "2"], "0", "600", "f-2"), (0, ["index"], "0", "600", "f-0"), (0, ["", "", ""], "0", "0", "f-0")],
+    ids=["tagged", "tagged late", "never tagged", "index 0, tagged late", "by index 0", "index 0, never tagged"])
 def test_a_tag_decides_which_host_a_machine_becomes_and_the_launch_index_only_without_one(
-        tmp_path, monkeypatch, each_boot, tags, wait_s, host):
+        tmp_path, monkeypatch, each_boot, index, tags, wait_s, zero_s, host):
     monkeypatch.setenv("SPOTFLEET_TAG_S", wait_s)
-    with metadata_server(1, *tags) as url:
+    monkeypatch.setenv("SPOTFLEET_ZERO_S", zero_s)
+    with metadata_server(index, *tags) as url:
         done = Machine(tmp_path, text_of(plans(tmp_path / "root", 3, url)), monkeypatch).run()
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "root" / "claim").read_text() == f"{host}\n"

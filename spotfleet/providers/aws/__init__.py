@@ -94,9 +94,9 @@ class AwsProvider:
         launch.launch_together(self.account, requests)
 
     def hosts(self, fleet: str) -> list[CloudHost]:
-        from spotfleet.providers.aws import describe
+        from spotfleet.providers.aws import describe, launch
 
-        return describe.hosts(self.account, fleet)
+        return describe.hosts(self.account, fleet, None if self.account.settings.laptop else launch.place_untagged)
 
     def terminate(self, request_id: str) -> None:
         from spotfleet.providers.aws.terminate import terminate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -35,9 +35,10 @@ class Described:
         return sorted(found, key=lambda i: i["LaunchTime"])
 
 
-def hosts(account: Account, fleet: str) -> list[CloudHost]:
-    """List the hosts of `fleet`, or of every fleet for ""."""
-    return [line for lines in account.each(lambda region: _in_region(account, region, fleet), account.regions)
+def hosts(account: Account, fleet: str,
+          seen: Callable[[Account, str, Sequence[Mapping[str, Any]]], None] | None = None) -> list[CloudHost]:
+    """List the hosts of `fleet`, or of every fleet for "". `seen` is called with each region and its instances."""
+    return [line for lines in account.each(lambda region: _in_region(account, region, fleet, seen), account.regions)
             for line in lines]
 
 
@@ -97,12 +98,15 @@ def unknown(request_id: str) -> UsageError:
     return UsageError(f"aws: there is no host {request_id}", hint="`spotfleet status` lists them")
 
 
-def _in_region(account: Account, region: str, fleet: str) -> list[CloudHost]:
+def _in_region(account: Account, region: str, fleet: str,
+               seen: Callable[[Account, str, Sequence[Mapping[str, Any]]], None] | None) -> list[CloudHost]:
     ec2 = account.client("ec2", region)
     filters = [{"Name": f"tag:{names.FLEET}", "Values": [fleet]} if fleet else
                {"Name": "tag-key", "Values": [names.FLEET]}]
     asked = list(ec2.pages("describe_spot_instance_requests", "SpotInstanceRequests", Filters=filters))
     instances = _instances(ec2, filters, asked)
+    if seen is not None:
+        seen(account, region, instances)
     return listing.lines(instances, asked, _sight(account, region))
 
 

@@ -69,11 +69,10 @@ def _place_members(account: Account, order: LaunchOrder, instances: Sequence[Map
 
     If that fails, the machines wait for the tag and then use their launch index. Where that would be wrong, they end.
     """
-    untagged = [i for i in instances if names.MEMBER not in listing.tags(i)]
-    if order.count == 1 or not untagged:
+    values = listing.missing_member_tags(instances)
+    if not values:
         return
     ec2 = account.client("ec2", order.offer.region)
-    values = listing.member_tags(instances)
     try:
         account.each(lambda value: _tag_new(ec2, values[value], names.MEMBER, value), list(values))
     except SpotfleetError:
@@ -81,6 +80,16 @@ def _place_members(account: Account, order: LaunchOrder, instances: Sequence[Map
             return
         terminate.end_instances(ec2, [i["InstanceId"] for i in instances])
         raise
+
+
+def place_untagged(account: Account, region: str, instances: Sequence[Mapping[str, Any]]) -> None:
+    """Tag the machines of gangs whose launching process was killed before it had."""
+    ec2 = account.client("ec2", region)
+    for value, ids in listing.missing_member_tags(instances).items():
+        try:
+            ec2.create_tags(Resources=ids, Tags=[{"Key": names.MEMBER, "Value": value}])
+        except SpotfleetError as error:
+            log.warning("machines of a gang are not tagged with their places yet: %s", error)
 
 
 def _tag_new(ec2: AwsClient, ids: Sequence[str], key: str, value: str) -> None:

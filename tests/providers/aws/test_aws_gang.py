@@ -57,6 +57,25 @@ def test_places_that_were_not_tagged_before_a_crash_are_tagged_when_the_launch_i
     assert {i.id: i.tags[names.MEMBER] for i in cloud.instances()} == before
 
 
+def test_a_dispatcher_that_lists_a_gang_tags_what_a_killed_launch_has_not(aws, cloud):
+    provider = prepared(aws)
+    provider.launch_together([request(A, f"f-{n}") for n in (3, 4, 5)])
+    before = {i.id: i.tags[names.MEMBER] for i in cloud.instances()}
+    assert sorted(before.values()) == ["0", "1", "2"]
+    one, *others = sorted(before)
+    cloud.client("ec2", "us-east-1").delete_tags(Resources=others, Tags=[{"Key": names.MEMBER}])
+    listed = {h.provider_id: h.request_id for h in provider.hosts("f")}  # by a laptop, which may not tag
+    assert [i.id for i in cloud.instances() if names.MEMBER in i.tags] == [one]
+    dispatcher_side = aws(side="dispatcher")
+    cloud.fault("ec2:CreateTags", code="RequestLimitExceeded")
+    for _ in range(2):  # the first try fails
+        assert {h.provider_id: h.request_id for h in dispatcher_side.hosts("f")} == listed
+    assert {i.id: i.tags[names.MEMBER] for i in cloud.instances()} == before
+    tagged = asked(cloud, "ec2:CreateTags")
+    dispatcher_side.hosts("f")
+    assert asked(cloud, "ec2:CreateTags") == tagged
+
+
 def test_machines_that_cannot_know_their_places_end(provider, cloud, hurried):
     cloud.fault("ec2:CreateTags", code="RequestLimitExceeded", times=None)
     with pytest.raises(SpotfleetError, match="AWS slows us down"):

@@ -256,6 +256,22 @@ def test_members_of_a_gang_with_one_launch_index_are_told_apart_by_their_tag_or_
     assert {h.provider_id: h.request_id for h in found} == {f"i-{n}": host for n, host in enumerate(order)}
 
 
+def test_missing_places_are_those_of_living_members_of_gangs_that_are_listed_whole():
+    own = OURS | {"spotfleet_host": "f- 3 4 5"}
+
+    def gang(*states: str, tagged: int = 0) -> list[dict]:
+        return [instance(state, InstanceId=f"i-{n}", AmiLaunchIndex=0,
+                         Tags=said(**own, **({"spotfleet_member": str(n)} if n < tagged else {})))
+                for n, state in enumerate(states)]
+
+    missing = listing.missing_member_tags
+    assert missing(gang("running", "pending", "running")) == {"0": ["i-0"], "1": ["i-1"], "2": ["i-2"]}
+    assert missing(gang("running", "running", "terminated", tagged=1)) == {"1": ["i-1"]}
+    assert missing(gang("running", "running")) == {}  # another is not listed yet, and the order may be another
+    assert missing(gang("running", "running", "running", tagged=3)) == {}
+    assert missing([instance(Tags=said(**OURS))]) == {}  # launched alone
+
+
 def test_a_relaunch_without_tags_is_the_member_whose_machine_its_request_had():
     own = said(**OURS | {"spotfleet_host": "f- 3 4"})
     others = said(**OURS | {"spotfleet_host": "f- 3 4", "spotfleet_member": "0"})

@@ -29,6 +29,7 @@ from botocore.httpsession import URLLib3Session
 from spotfleet import providers
 from spotfleet.api import machine as machines
 from spotfleet.api.access import ssh
+from spotfleet.bootstrap.gang_place import TAG_S, ZERO_S
 from spotfleet.dispatcher.cloud import machines as dispatcher_machines
 from spotfleet.dispatcher.cloud.events import CloudEventListener
 from spotfleet.dispatcher.daemon import DispatcherDaemon
@@ -116,6 +117,7 @@ class AwsWorld(World):
         self._folder = tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
         self.root, self.fuse = Path(self._folder.name), AwsFuse()
         self.house = type(self.house)(self.root / "home")
+        self.became: dict[str, str] = {}  # instance of a worker -> its host
         NOW.world, self.aws = self, server()
         self.aws.reset()
         self.aws.pending_s, self.aws.ending_s, self.aws.profile_lag_s = PENDING_S, ENDING_S, PROFILE_S
@@ -176,6 +178,17 @@ class AwsWorld(World):
                     found.append((host, instance, instance.state == "running"))
         return found
 
+    def _became(self, instance: Instance) -> str:
+        """The host that the machine has become, for good, as `bootstrap/gang_place.py` decides; "" while it waits."""
+        if instance.id not in self.became:
+            members, tag = names.members(instance.tags[names.HOST]), instance.tags.get(names.MEMBER, "")
+            index, waited_s = instance.launch_index, self.clock.now - instance.launched
+            if tag.isdigit():
+                self.became[instance.id] = members[int(tag)]
+            elif len(members) == 1 or tag or waited_s > (TAG_S if index else ZERO_S):
+                self.became[instance.id] = members[index]
+        return self.became.get(instance.id, "")
+
     def names(self) -> list[str]:
         """Hosts that have not ended."""
         return sorted(n for n, i, _ in self.running() if i.state in ("pending", "running", "stopping", "stopped"))
@@ -200,10 +213,10 @@ class AwsWorld(World):
             for name, instance, runs in self.running():
                 if instance.tags.get(names.ROLE) == Role.DISPATCHER.value:
                     await self._dispatcher_machine(name, runs)
-                elif runs and self.clock.now - instance.launched >= JOIN_S:
-                    agent = self.agents.setdefault(instance.id, Agent(_as_host(name, instance)))
+                elif runs and self.clock.now - instance.launched >= JOIN_S and (host := self._became(instance)):
+                    agent = self.agents.setdefault(instance.id, Agent(_as_host(host, instance)))
                     fleet = instance.tags[names.FLEET]
-                    agent.live(_as_host(name, instance), self._of(fleet), self.clock.now)
+                    agent.live(_as_host(host, instance), self._of(fleet), self.clock.now)
                 elif not runs and instance.id in self.agents:
                     self.agents.pop(instance.id).end()
             await asyncio.sleep(STEP_S)

@@ -16,7 +16,7 @@ from http.client import HTTPMessage as Message
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from spotfleet import providers
 from spotfleet.api import machine as machines
@@ -28,8 +28,10 @@ from spotfleet.dispatcher.daemon import DispatcherDaemon
 from spotfleet.dispatcher.dispatcher import Dispatcher
 from spotfleet.dispatcher.hosts import AgentConnection
 from spotfleet.dispatcher.http.agents import refuse
+from spotfleet.dispatcher.http.fleet import EVENTS_AT_ONCE
 from spotfleet.dispatcher.lifecycle import shutdown
 from spotfleet.errors import DispatcherUnreachable
+from spotfleet.fleet.domain.events import event_to_json
 from spotfleet.model import CloudHost, CloudState, Nodes, Notice, Role
 from spotfleet.protocol.messages import AgentReport
 from spotfleet.providers import LaunchRequest
@@ -328,6 +330,10 @@ async def _answer(process: Process, route: str, body: bytes) -> Any:
     match route.partition("?")[0]:
         case "GET /healthz":
             return {}
+        case "GET /v1/events":
+            after = int(parse_qs(route.partition("?")[2])["after"][0])
+            page = await dispatcher.core.journal.page(after, EVENTS_AT_ONCE)
+            return {"events": [{"seq": seq, **event_to_json(event)} for seq, event in page]}
         case "GET /v1/status":
             return to_json(dispatcher.fleet_desk.status())
         case "PUT /v1/nodes":

@@ -33,6 +33,7 @@ from spotfleet.providers.kit.mapping.listing import (
 SECOND_S = 1e-3  # EC2 reports whole seconds: a run that began and ended in the same one is longer than nothing
 TAG_LENGTH = 256
 STATES = {"pending": CloudState.PENDING, "stopped": CloudState.STOPPED, "terminated": CloudState.TERMINATED}
+GONE = ("shutting-down", "terminated")
 GOING = ("stopping", "shutting-down")  # no longer billed, but existing
 WAITING = ("open", "active", "disabled")  # states of a spot request that may still launch something
 ORPHANED = "request-canceled-and-instance-running"  # status of one whose instance continues: EC2 shows it for hours
@@ -76,6 +77,23 @@ def member_tags(instances: Iterable[Instance]) -> dict[str, list[str]]:
     if _numbered(machines):
         return {names.BY_INDEX: list(placed)}
     return {str(place): [instance] for instance, place in placed.items()}
+
+
+def missing_member_tags(instances: Iterable[Instance]) -> dict[str, list[str]]:
+    """Map values of the MEMBER tag to the living instances that lack it.
+
+    Left out are launches of which the listing does not have all instances yet: the order of the ids would be another.
+    """
+    launches: dict[str, list[Instance]] = defaultdict(list)
+    for instance in instances:
+        launches[tags(instance).get(names.HOST, "")].append(instance)
+    found: dict[str, list[str]] = defaultdict(list)
+    for host, of in launches.items():
+        lacking = {i["InstanceId"] for i in of if names.MEMBER not in tags(i) and i["State"]["Name"] not in GONE}
+        if lacking and 1 < len(names.members(host)) == len(of):
+            for value, ids in member_tags(of).items():
+                found[value] += [i for i in ids if i in lacking]
+    return {value: ids for value, ids in found.items() if ids}
 
 
 def request_ids(instances: Iterable[Instance], requests: Iterable[Request]) -> dict[str, str]:
