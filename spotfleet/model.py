@@ -143,6 +143,12 @@ class BillingRules:
 
     minimum_s: int = 60
     free_if_taken_within_s: int = 0
+    # In a fleet on several clouds: provider -> its values of the two.
+    of_clouds: dict[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+
+    def of(self, provider: str) -> BillingRules:
+        """Return the rules for hosts of one provider."""
+        return BillingRules(*self.of_clouds.get(provider, (self.minimum_s, self.free_if_taken_within_s)))
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,7 @@ class Need:
     accelerator_count: int = 0
     use_spot: bool = True
     max_micros_h: int = 0  # 0: no limit
+    provider: str = ""  # in a fleet on several clouds: one of them; "": any
 
 
 @dataclass(frozen=True)

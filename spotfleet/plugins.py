@@ -12,7 +12,7 @@ plugins are built on the parser's helpers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from importlib.metadata import entry_points
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 GROUP = "spotfleet.clouds"  # group of the plugins' entry points
+JOINED = "+"  # between the names of a fleet's clouds, where it has several
 Note = Callable[[tuple[str | int, ...], str], None]  # notes a problem of the fleet file: its place, and the text
 
 
@@ -58,6 +59,7 @@ class NamedPlace:
     at: tuple[str | int, ...]  # the place in the file: ("resources",), ("dispatcher",) ...
     region: str
     zone: str
+    provider: str = ""  # the one cloud of several that it is meant for
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class FileFacts:
     all_or_nothing: bool = False
     max_lifetime_s: float = 0.0  # 0: no limit
     tags: dict[str, str] = field(default_factory=dict)
+
+    def of(self, provider: str) -> FileFacts:
+        """Return the facts that concern one cloud of several."""
+        return replace(self, needs=tuple(n for n in self.needs if n.provider in ("", provider)),
+                       places=tuple(p for p in self.places if p.provider in ("", provider)))
 
 
 def kind_missing(traits: Traits, needs: Sequence[Need]) -> bool:
@@ -103,7 +110,13 @@ def names() -> list[str]:
 
 @cache
 def load(name: str) -> Any:
-    """Return the plugin `name`; UsageError for an unknown one, and for one that cannot be loaded."""
+    """Return the plugin `name`; UsageError for an unknown one, and for one that cannot be loaded.
+
+    Several names, joined, are one plugin that the first makes of all.
+    """
+    if JOINED in name:
+        parts = [load(part) for part in name.split(JOINED)]
+        return parts[0].together(parts)
     found = {e.name: e for e in entry_points(group=GROUP)}
     if name not in found:
         raise UsageError(f"unknown provider '{name}'", hint=f"use one of: {', '.join(sorted(found))}")

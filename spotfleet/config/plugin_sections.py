@@ -57,8 +57,9 @@ def read(document: Document, file: FileSection, provider: str, needs: Sequence[N
     """Return the section of the fleet's provider, as its plugin reads it. Notes every problem, also sections and keys
     that only other providers have."""
     plugin: SectionPlugin = plugins.load(provider)
+    clouds = provider.split(plugins.JOINED)
     for name in plugins.names():
-        if name != provider and given(file, name) is not None:
+        if name not in clouds and given(file, name) is not None:
             document.add((name,), f"is for provider {name}, but the fleet's is '{provider}'; write "
                                   f"`provider: {name}`, or remove the section")
     if not plugin.traits.placement:
@@ -66,7 +67,8 @@ def read(document: Document, file: FileSection, provider: str, needs: Sequence[N
     if file.environment is not None and plugin.traits.machines is Machines.HERE:
         document.add(("environment",), f"means nothing for provider {provider}, whose hosts use the Python that runs "
                                        "spotfleet; remove it")
-    return dict(plugin.read_section(given(file, provider), _facts(file, needs), document.add))
+    own: Any = given(file, provider) if len(clouds) == 1 else {name: given(file, name) for name in clouds}
+    return dict(plugin.read_section(own, _facts(file, needs), document.add))
 
 
 def _refuse_placement(document: Document, file: FileSection, provider: str) -> None:
@@ -80,7 +82,7 @@ def _refuse_placement(document: Document, file: FileSection, provider: str) -> N
 def _facts(file: FileSection, needs: Sequence[Need]) -> FileFacts:
     sections = [(("resources",), file.resources), (("dispatcher",), file.dispatcher),
                 *((("resources", "any_of", i), a) for i, a in enumerate(file.resources.any_of or []))]
-    places = tuple(NamedPlace(at, *((one.infra[1], one.infra[2]) if one.infra else (one.region or "", one.zone or "")))
-                   for at, one in sections)
+    places = tuple(NamedPlace(at, *((one.infra[1], one.infra[2]) if one.infra else (one.region or "", one.zone or "")),
+                              one.infra[0] if one.infra else "") for at, one in sections)
     return FileFacts(tuple(needs), places, file.interruption_behavior, file.placement, file.all_or_nothing,
                      file.max_lifetime, file.tags)

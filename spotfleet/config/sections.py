@@ -124,7 +124,7 @@ class FileSection(Section):
     workdir: Text = "."
     num_nodes: Count | None = None
     nodes: Annotated[NodesSection, BeforeValidator(values.nodes)] | None = None
-    provider: Annotated[str, BeforeValidator(values.provider)] | None = None
+    provider: Annotated[str, BeforeValidator(values.providers)] | None = None
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     interruption_behavior: Literal["terminate", "stop"] = "terminate"
     dispatcher: PlaceSection = Field(default_factory=PlaceSection)

@@ -121,6 +121,13 @@ class CloudPlugin(SectionPlugin, Protocol):
         """Return a configuration that lists all these fleets, which have one account; None: the first fleet's own does.
         """
 
+    def parts(self, config: Config) -> list[tuple[str, Config]]:
+        """Return the plugins' names and configurations of all clouds of a fleet: several only where it is on several.
+        """
+
+    def together(self, plugins: Sequence[CloudPlugin]) -> CloudPlugin:
+        """Return one plugin made of several, this one the first."""
+
     def may_have_credentials(self, environ: Mapping[str, str]) -> bool:
         """Return whether environment or files may hold credentials. Sends no request."""
 
@@ -184,6 +191,14 @@ class BasePlugin:
 
     def account_config(self, key: AccountKey, fleets: Sequence[AccountFleet]) -> Config | None:
         return None
+
+    def parts(self, config: Config) -> list[tuple[str, Config]]:
+        return [(self.name, config)]
+
+    def together(self, plugins: Sequence[CloudPlugin]) -> CloudPlugin:
+        from spotfleet.providers.several import SeveralPlugin
+
+        return SeveralPlugin(plugins)
 
     def may_have_credentials(self, environ: Mapping[str, str]) -> bool:
         return True

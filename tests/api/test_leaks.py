@@ -91,6 +91,13 @@ def test_where_not_all_is_listed_only_our_own_fleets_that_are_down_are_judged():
     assert [s.machine for s in judge([DISPATCHER, HOST], {"ghost": down}, NOW, whole=False)] == ["ghost-d-0"]
 
 
+def test_a_dispatcher_in_another_account_guards_the_hosts_of_its_fleet():
+    (found,) = judge([HOST], {}, NOW, others=[DISPATCHER])
+    assert (found.verdict, found.why) == (Ownership.ELSEWHERE,
+                                          "fleet ghost of another machine: its dispatcher lives")
+    assert [s.verdict for s in judge([HOST], {}, NOW, others=[replace(DISPATCHER, fleet="b")])] == [Ownership.LEAK]
+
+
 def test_a_host_whose_dispatcher_has_just_ended_waits_for_the_next_one():
     assert verdicts([ended(DISPATCHER, NOW - 100), HOST]) == [
         ("ghost-0", Ownership.FRESH, "its dispatcher ended 100 s ago and may be replaced")]
