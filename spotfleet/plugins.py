@@ -49,7 +49,6 @@ class Traits:
     boot_limit_s: float = 0.0  # from the launch of a host until it joins; 0: the planner's own limit
     keeps_results_s: float = 0.0  # the dispatcher of a fleet that ended by itself waits so long for `down`
     notice_poll_s: float = 2.0  # period of a host's requests for notices
-    cost_report: bool = False  # `cost --reconcile` compares with its billing exports
 
 
 @dataclass(frozen=True)

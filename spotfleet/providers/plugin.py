@@ -27,6 +27,7 @@ from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
 from spotfleet.plugins import FileFacts, Machines, Note, SectionPlugin, Traits
 from spotfleet.providers import LaunchRequest, Provider
+from spotfleet.providers.billing import CostExport
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -71,6 +72,7 @@ class CloudPlugin(SectionPlugin, Protocol):
     """A provider as the core sees it before it opens it. `BasePlugin` has the defaults."""
 
     policies: Policies | None  # None: the cloud has none that we print
+    cost_export: CostExport | None  # reader of its billing exports, for `cost --reconcile`; None: it has none
     user_key: str  # the key of the fleet file with the login user of its images; for hints
 
     def open(self, config: Config) -> Provider:
@@ -144,6 +146,7 @@ class BasePlugin:
     name = ""
     traits = Traits()
     policies: Policies | None = None
+    cost_export: CostExport | None = None
     user_key = "user"
 
     def section(self) -> type[BaseModel] | None:

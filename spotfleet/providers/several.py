@@ -56,13 +56,14 @@ def merged(traits: Sequence[Traits]) -> Traits:
         Machines.MADE if Machines.MADE in kinds else kinds[0], any(t.settles_region for t in traits),
         any(t.open_ended_types for t in traits), all(t.placement for t in traits), max(t.poll_s for t in traits),
         max(t.boot_limit_s for t in traits), max(t.keeps_results_s for t in traits),
-        min(t.notice_poll_s for t in traits), any(t.cost_report for t in traits))
+        min(t.notice_poll_s for t in traits))
 
 
 class SeveralPlugin:
     """Plugin of several clouds (`CloudPlugin`): each question goes to the parts."""
 
     policies = None  # each cloud prints its own
+    cost_export = None  # and sends its own bill
     user_key = "user"
 
     def __init__(self, parts: Sequence[Any]) -> None:
