@@ -19,9 +19,11 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotfleet.errors import UsageError
-from spotfleet.model import Need
+from spotfleet.model import FleetSpec, Need
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel
 
 GROUP = "spotfleet.clouds"  # group of the plugins' entry points
@@ -72,6 +74,11 @@ class FileFacts:
     all_or_nothing: bool = False
     max_lifetime_s: float = 0.0  # 0: no limit
     tags: dict[str, str] = field(default_factory=dict)
+    nodes_at: tuple[str | int, ...] = ()  # place of the number of hosts; () if the file has none
+    dispatcher_keys: tuple[str, ...] = ()  # keys under `dispatcher`
+    spot_at: tuple[tuple[str | int, ...], ...] = ()  # places of `use_spot: true`
+    local: Callable[[str], Path] | None = None  # resolves a path of the file
+    check_files: bool = False  # files that the section names must exist
 
     def of(self, provider: str) -> FileFacts:
         """Return the facts that concern one cloud of several."""
@@ -100,6 +107,9 @@ class SectionPlugin(Protocol):
 
         `given`: an object of the schema; None for a file without the section. Calls `note` for each problem.
         """
+
+    def adjusted(self, spec: FleetSpec, facts: FileFacts, note: Note) -> FleetSpec:
+        """Return the file's spec, which has the section, with what that decides about the rest of the file."""
 
 
 def names() -> list[str]:

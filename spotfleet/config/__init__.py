@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -53,12 +53,19 @@ from pydantic import BaseModel, ValidationError
 from spotfleet import plugins
 from spotfleet.config import plugin_sections
 from spotfleet.config.document import EXPECTED, Document, Place, read
-from spotfleet.config.machines import environment_spec, ssh_dispatcher, ssh_needs, ssh_nodes, ssh_paths, ssh_spec
 from spotfleet.config.money import policy_spec
-from spotfleet.config.sections import NOT_OURS, AlternativeSection, AutostopSection, FileSection, PlaceSection
+from spotfleet.config.sections import (
+    NOT_OURS,
+    AlternativeSection,
+    AutostopSection,
+    EnvironmentSection,
+    FileSection,
+    PlaceSection,
+)
 from spotfleet.config.values import NAME
 from spotfleet.errors import UsageError
-from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes, ResizeSpec
+from spotfleet.model import Autostop, CheckpointSpec, EnvironmentSpec, FleetSpec, Need, Nodes, ResizeSpec
+from spotfleet.plugins import SectionPlugin
 from spotfleet.words import did_you_mean
 
 
@@ -92,7 +99,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     if section is None:
         document.raise_problems()
         raise AssertionError("a section is missing, yet no problem was found")
-    spec = _spec(document, section, environ)
+    spec = _spec(document, section, environ, lambda text: _local(path, text), check_files=check_files)
     secrets = _resolve_values(document, "secrets", section.secrets, environ)
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
@@ -103,9 +110,6 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     for name, source in ((n, s) for n, s in mounts.items() if isinstance(s, Path)):
         if check_files and not source.exists():
             document.add(("file_mounts", name), f"expected a file or folder, but there is none at {source}")
-    if spec.ssh is not None:
-        local = ssh_paths(document, spec.ssh, lambda text: _local(path, text), check_files=check_files)
-        spec = replace(spec, ssh=local)
     document.raise_problems()
     mounted = {name: str(source) for name, source in mounts.items()}
     return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets)
@@ -213,18 +217,19 @@ def _dotted(place: Place) -> str:
 # --- the spec: rules that involve several keys
 
 
-def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> FleetSpec:
+def _spec(document: Document, file: FileSection, environ: Mapping[str, str], local: Callable[[str], Path], *,
+          check_files: bool) -> FleetSpec:
     provider = _provider(document, file)
-    over_ssh = provider == "ssh"
     clouds = provider.split(plugins.JOINED)
     nodes, needs = _nodes(document, file), _needs(file, several=len(clouds) > 1)
-    return FleetSpec(
+    facts = plugin_sections.facts(file, needs, local, check_files=check_files)
+    spec = FleetSpec(
         name=_name(document, file),
         provider=provider,
-        any_of=ssh_needs(needs) if over_ssh else needs,
-        nodes=ssh_nodes(document, file, nodes) if over_ssh else nodes,
+        any_of=needs,
+        nodes=nodes,
         interruption_behavior=file.interruption_behavior,
-        dispatcher=ssh_dispatcher() if over_ssh else _dispatcher(file, clouds),
+        dispatcher=_dispatcher(file, clouds),
         checkpoint=CheckpointSpec(file.checkpoint.interval, file.checkpoint.keep, file.checkpoint.target),
         resize=_resize(document, file),
         autostop=_autostop(file.autostop or file.resources.autostop),
@@ -236,13 +241,20 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> 
         setup=file.setup, setup_timeout_s=file.setup_timeout,
         run=file.run,
         tags=file.tags,
-        environment=environment_spec(file.environment),
-        ssh=ssh_spec(document, file, provider),
+        environment=_environment(file.environment),
         placement=file.placement,
         all_or_nothing=file.all_or_nothing,
-        section=plugin_sections.read(document, file, provider, needs),
+        section=plugin_sections.read(document, file, provider, facts),
         policy=policy_spec(document, file, provider, nodes, needs),
     )
+    plugin: SectionPlugin = plugins.load(provider)
+    return plugin.adjusted(spec, facts, document.add)
+
+
+def _environment(given: EnvironmentSection | None) -> EnvironmentSpec:
+    if given is None:
+        return EnvironmentSpec()
+    return EnvironmentSpec(given.python, given.packages, given.inherit, given.index_url, given.installer)
 
 
 def _name(document: Document, file: FileSection) -> str:

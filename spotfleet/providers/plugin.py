@@ -9,8 +9,8 @@ A configuration is what a plugin needs to open its provider: plain JSON values, 
 and sent to the dispatcher in boot.json. Only the plugin reads its keys, except that the core adds the fleet's keys:
 `public_key` and `secret`, and for the dispatcher `private_key`. It holds no secret of the user.
 
-Section `ssh`, and `api/lifecycle/ssh_machines.py`, are the core's and no plugin's: machines that exist are entered,
-given keys and cleaned up by means that no cloud has.
+`api/lifecycle/ssh_machines.py` is the core's and no plugin's: machines that exist are entered, given keys and cleaned
+up by means that no cloud has.
 """
 
 from __future__ import annotations
@@ -155,6 +155,9 @@ class BasePlugin:
     def read_section(self, given: BaseModel | None, facts: FileFacts, note: Note) -> Mapping[str, Any]:
         schema = self.section()
         return (given or schema()).model_dump(mode="json") if schema is not None else {}
+
+    def adjusted(self, spec: FleetSpec, facts: FileFacts, note: Note) -> FleetSpec:
+        return spec
 
     def notices(self, metadata_url: str) -> NoticeSource | None:
         return None

@@ -85,6 +85,9 @@ class SeveralPlugin:
         return {CLOUDS: [{"plugin": name, "section": dict(
             part.read_section(sections.get(name), facts.of(name), note))} for name, part in self._parts.items()]}
 
+    def adjusted(self, spec: FleetSpec, facts: FileFacts, note: Note) -> FleetSpec:
+        return spec
+
     def portable(self, spec: FleetSpec) -> FleetSpec:
         return self._sections(spec, lambda part, own: part.portable(own))
 

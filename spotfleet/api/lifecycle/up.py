@@ -18,6 +18,7 @@ from spotfleet.api.machine import DispatcherMachine, Progress, load_provider, pr
 from spotfleet.config import FleetFile
 from spotfleet.errors import DispatcherUnreachable, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, HostState, Role
+from spotfleet.plugins import Machines
 from spotfleet.protocol.messages import FleetStatus, HostStatus
 from spotfleet.providers.plugin import makes_machines, plugin_of, traits_of
 from spotfleet.transport import certs
@@ -133,7 +134,8 @@ def _change(folder: FleetDir, spec: FleetSpec) -> tuple[PlanKind, FleetSpec | No
                              hint=f"`spotfleet down {spec.name}`, then `spotfleet up` again")
     refused = changes(record.spec, spec)
     if refused and not _is_to_be_made_yet(folder, record, refused):
-        script = "; a list that changes is what `ssh.discovery_script` is for" if "ssh" in refused else ""
+        script = ("; a list that changes is what `ssh.discovery_script` is for"
+                  if "section" in refused and _exist(spec) else "")
         keys = ", ".join(_key(field, spec) for field in refused)
         raise UsageError(f"fleet '{spec.name}' is up, and {keys} cannot change while it is",
                          hint=f"`spotfleet down {spec.name}` first, or give the new fleet another name{script}")
@@ -153,7 +155,12 @@ def _key(field: str, spec: FleetSpec) -> str:
 def _is_to_be_made_yet(folder: FleetDir, record: FleetRecord, changed: list[str]) -> bool:
     """Return whether the fleet does not exist on any machine over SSH yet, so that `changed` settings, such as an error
     that stopped the dispatcher's machine, can still be corrected."""
-    return not record.reached and not set(changed) - {"ssh", "environment"} and not DispatcherMachine(folder).left()
+    correctable = {"section", "environment"} if _exist(record.spec) else {"environment"}
+    return not record.reached and not set(changed) - correctable and not DispatcherMachine(folder).left()
+
+
+def _exist(spec: FleetSpec) -> bool:
+    return traits_of(spec).machines is Machines.EXISTING
 
 
 def _make(home: Home, folder: FleetDir, file: FleetFile, record: FleetRecord, progress: Progress) -> None:
