@@ -192,6 +192,8 @@ def _verdict(line: CloudHost, fleet: Sequence[CloudHost], known: KnownFleet | No
         return Ownership.ELSEWHERE, f"fleet {line.fleet} of another machine: its dispatcher lives"
     if not whole and (line.request_id, line.provider_id) not in own:
         return None
+    if known is None and resources.hidden(line.fleet, fleet):
+        return Ownership.ELSEWHERE, resources.unseen(line.fleet)
     if young := _grace(line, now):
         return young
     why = f"fleet {line.fleet} is not known here, and no dispatcher of it is listed"

@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
-from spotfleet import names
+from spotfleet import names, plugins
 from spotfleet.api import cloud
 from spotfleet.api.access import ssh
 from spotfleet.api.home import FleetDir, FleetRecord, Home, Keys
@@ -173,7 +173,8 @@ def _make(home: Home, folder: FleetDir, file: FleetFile, record: FleetRecord, pr
               if names.is_life(file.spec.name, h.fleet)]
     alive = [h.request_id for h in listed if h.state.value != "terminated"]
     if always or listed:
-        record = replace(record, cloud_name=names.life(file.spec.name, secrets.token_hex(2)))
+        record = replace(record, cloud_name=names.life(file.spec.name, secrets.token_hex(2),
+                                                       several=plugins.JOINED in file.spec.provider))
     if alive or (listed and not always):
         whose = "machines of another fleet" if alive else "ended machines of an earlier fleet"
         progress(f"the provider lists {whose} named {file.spec.name}, so this fleet's machines are named "
