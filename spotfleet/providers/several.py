@@ -262,9 +262,16 @@ class SeveralClouds:
         return [line for cloud in self.clouds.values() for line in cloud.hosts(fleet)]
 
     def terminate(self, request_id: str) -> None:
-        """End it wherever it is: a launch that was refused in one cloud may have been repeated in another."""
+        """End it wherever it is. A cloud that does not answer keeps no other one from being asked; then its error is
+        raised, as the host may be there."""
+        troubles: list[SpotfleetError] = []
         for cloud in self.clouds.values():
-            cloud.terminate(request_id)
+            try:
+                cloud.terminate(request_id)
+            except SpotfleetError as error:
+                troubles.append(error)
+        if troubles:
+            raise troubles[0]
 
     def tag(self, request_id: str, tags: dict[str, str]) -> None:
         self._first(lambda cloud: cloud.tag(request_id, tags))

@@ -201,6 +201,15 @@ def test_hosts_of_both_are_listed_tagged_read_and_ended_wherever_they_are(clouds
     assert clouds.living() == [0, 0]
 
 
+def test_a_host_is_ended_while_another_cloud_does_not_answer_and_that_is_told(clouds: Clouds):
+    offer = clouds.provider.offers(EMU)[0]
+    clouds.provider.launch(LaunchRequest("f-1", "f", Role.WORKER, offer, Boot("idle_host")))
+    clouds.toy.lose("terminate", "before")
+    with pytest.raises(SpotfleetError, match="toy: terminate was not answered"):
+        clouds.provider.terminate("f-1")
+    assert clouds.living() == [0, 0]
+
+
 def test_an_offer_of_a_cloud_that_the_fleet_is_not_on_is_refused(clouds: Clouds):
     offer = replace(clouds.provider.offers(TOY)[0], provider="cumulus")
     with pytest.raises(UsageError, match="the fleet is not on cumulus"):
