@@ -9,6 +9,7 @@ def matches(need: Need, offer: Offer) -> bool:
     """Return whether `offer` fits `need`, at any price."""
     market = Market.SPOT if need.use_spot else Market.ON_DEMAND
     return (offer.market is market
+            and need.provider in ("", offer.provider)
             and need.region in ("", offer.region)
             and need.zone in ("", offer.zone)
             and need.instance_type in ("", offer.instance_type)

@@ -148,6 +148,12 @@ class BillingRules:
 
     minimum_s: int = 60
     free_if_taken_within_s: int = 0
+    # In a fleet on several clouds: provider -> its values of the two.
+    of_clouds: dict[str, tuple[int, int]] = field(default_factory=dict, hash=False)
+
+    def of(self, provider: str) -> BillingRules:
+        """Return the rules for hosts of one provider."""
+        return BillingRules(*self.of_clouds.get(provider, (self.minimum_s, self.free_if_taken_within_s)))
 
 
 @dataclass(frozen=True)
@@ -195,6 +201,7 @@ class Need:
     accelerator_count: int = 0
     use_spot: bool = True
     max_micros_h: int = 0  # 0: no limit
+    provider: str = ""  # in a fleet on several clouds: one of them; "": any
 
 
 @dataclass(frozen=True)
@@ -262,47 +269,6 @@ class EnvironmentSpec:
     installer: str = "auto"  # "uv", "pip" or "auto": uv where the machine has it
 
 
-DISPATCHER_TYPE, WORKER_TYPE = "dispatcher", "machine"  # instance types of provider ssh
-
-
-@dataclass(frozen=True)
-class SshMachine:
-    """A machine that exists already."""
-
-    host: str  # name or address, as laptop and dispatcher reach it
-    slots: int = 1
-    port: int = 0  # 0: SshSpec.port
-    user: str = ""  # empty: SshSpec.user
-    host_key: str = ""  # "ssh-ed25519 AAAA..."; empty: from known_hosts
-    address: str = ""  # advertised to other hosts; empty: the source address of its route to the dispatcher
-    accelerator: str = ""
-    price_micros_h: int = 0
-    folder: str = ""  # empty: SshSpec.folder
-
-
-@dataclass(frozen=True)
-class SshSpec:
-    """Section `ssh` of the fleet file, for provider ssh."""
-
-    dispatcher: SshMachine | None = None  # runs the dispatcher and no workers
-    hosts: tuple[SshMachine, ...] = ()
-    user: str = ""  # empty: the user who runs the command line
-    port: int = 22
-    identity_file: str = ""  # on the laptop: used until the fleet's key is installed; empty: ssh-agent and default keys
-    known_hosts: str = ""  # file on the laptop; empty: ~/.ssh/known_hosts
-    discovery_script: str = ""  # file on the laptop, run by laptop and dispatcher; prints `host` or `host:slots` lines
-    discovery_timeout_s: float = 10.0
-    folder: str = "~/.spotfleet-host"  # on each machine: all files of spotfleet
-
-    def machine_name(self, machine: SshMachine) -> str:
-        """Return the machine's unique name: its host, with the port if that is not the fleet's.
-
-        fleet.json and running fleets hold such names, so the format must not change.
-        """
-        port = machine.port or self.port
-        return machine.host if port == self.port else f"[{machine.host}]:{port}"
-
-
 SPOT_POLICIES = ("spot", "auto", "on-demand")
 
 
@@ -342,7 +308,6 @@ class FleetSpec:
     run: str = ""
     tags: dict[str, str] = field(default_factory=dict)
     environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
-    ssh: SshSpec | None = None  # for provider ssh
     placement: str = "spread"  # one of PLACEMENTS: over pools; all in one zone; there in a placement group, with EFA
     all_or_nothing: bool = False  # a fleet without hosts launches all of them at once in one pool, or none
     section: dict[str, Any] = field(default_factory=dict)  # the provider's own: plain JSON that only its plugin reads
@@ -350,9 +315,10 @@ class FleetSpec:
 
     @classmethod
     def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the JSON of a spec in today's form: earlier releases had `section` under the provider's name."""
+        """Return the JSON of a spec in today's form: earlier releases had `section` under the provider's name, that of
+        machines over SSH beside an empty one."""
         name = data.get("provider", "")
-        if "section" in data or name in cls.__dataclass_fields__ or not isinstance(data.get(name), dict):
+        if data.get("section") or name in cls.__dataclass_fields__ or not isinstance(data.get(name), dict):
             return data
         return {**data, "section": data[name]}
 

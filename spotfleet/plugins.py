@@ -12,19 +12,22 @@ plugins are built on the parser's helpers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotfleet.errors import UsageError
-from spotfleet.model import Need
+from spotfleet.model import FleetSpec, Need
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel
 
 GROUP = "spotfleet.clouds"  # group of the plugins' entry points
+JOINED = "+"  # between the names of a fleet's clouds, where it has several
 Note = Callable[[tuple[str | int, ...], str], None]  # notes a problem of the fleet file: its place, and the text
 
 
@@ -48,7 +51,6 @@ class Traits:
     boot_limit_s: float = 0.0  # from the launch of a host until it joins; 0: the planner's own limit
     keeps_results_s: float = 0.0  # the dispatcher of a fleet that ended by itself waits so long for `down`
     notice_poll_s: float = 2.0  # period of a host's requests for notices
-    cost_report: bool = False  # `cost --reconcile` compares with its billing exports
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class NamedPlace:
     at: tuple[str | int, ...]  # the place in the file: ("resources",), ("dispatcher",) ...
     region: str
     zone: str
+    provider: str = ""  # the one cloud of several that it is meant for
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,16 @@ class FileFacts:
     all_or_nothing: bool = False
     max_lifetime_s: float = 0.0  # 0: no limit
     tags: dict[str, str] = field(default_factory=dict)
+    nodes_at: tuple[str | int, ...] = ()  # place of the number of hosts; () if the file has none
+    dispatcher_keys: tuple[str, ...] = ()  # keys under `dispatcher`
+    spot_at: tuple[tuple[str | int, ...], ...] = ()  # places of `use_spot: true`
+    local: Callable[[str], Path] | None = None  # resolves a path of the file
+    check_files: bool = False  # files that the section names must exist
+
+    def of(self, provider: str) -> FileFacts:
+        """Return the facts that concern one cloud of several."""
+        return replace(self, needs=tuple(n for n in self.needs if n.provider in ("", provider)),
+                       places=tuple(p for p in self.places if p.provider in ("", provider)))
 
 
 def kind_missing(traits: Traits, needs: Sequence[Need]) -> bool:
@@ -95,6 +108,9 @@ class SectionPlugin(Protocol):
         `given`: an object of the schema; None for a file without the section. Calls `note` for each problem.
         """
 
+    def adjusted(self, spec: FleetSpec, facts: FileFacts, note: Note) -> FleetSpec:
+        """Return the file's spec, which has the section, with what that decides about the rest of the file."""
+
 
 def names() -> list[str]:
     """List the installed plugins, sorted."""
@@ -103,7 +119,13 @@ def names() -> list[str]:
 
 @cache
 def load(name: str) -> Any:
-    """Return the plugin `name`; UsageError for an unknown one, and for one that cannot be loaded."""
+    """Return the plugin `name`; UsageError for an unknown one, and for one that cannot be loaded.
+
+    Several names, joined, are one plugin that the first makes of all.
+    """
+    if JOINED in name:
+        parts = [load(part) for part in name.split(JOINED)]
+        return parts[0].together(parts)
     found = {e.name: e for e in entry_points(group=GROUP)}
     if name not in found:
         raise UsageError(f"unknown provider '{name}'", hint=f"use one of: {', '.join(sorted(found))}")

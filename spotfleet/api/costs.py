@@ -18,8 +18,9 @@ from spotfleet.api.fleet import Fleet
 from spotfleet.api.home import FleetDir, Home
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.fleet.cost import compare
-from spotfleet.fleet.cost.compare import HOW, Reconciliation
+from spotfleet.fleet.cost.compare import Reconciliation
 from spotfleet.fleet.cost.groups import FleetLedgers
+from spotfleet.providers.billing import CostExport
 from spotfleet.providers.plugin import usable
 
 UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -50,24 +51,45 @@ def whole(name: str = "", home: Path | str | None = None) -> FleetLedgers:
 
 
 def reconcile(file: Path, names: Sequence[str] = (), home: Path | str | None = None) -> Reconciliation:
-    """Compare the ledgers of the fleets of these names, or of all, with a billing export of AWS, CSV or CSV in gzip.
+    """Compare the ledgers of the fleets of these names, or of all, with a cloud's billing export, CSV or CSV in gzip.
 
     Raises UsageError for a file that is no such export.
     """
     ledgers = costs(names, home)
+    how = how_to_export()
     try:
         with _opened(file) as text:
             lines = csv.DictReader(text, strict=True)
             header = list(lines.fieldnames or [])
             if not header:
-                raise UsageError(f"{file} is empty", hint=HOW)
-            senders = [plugin.name for plugin in usable() if plugin.traits.cost_report]
-            return compare.compare(ledgers, header, lines, everything=not names, providers=senders)
+                raise UsageError(f"{file} is empty", hint=how)
+            provider, export = _export_of(header)
+            return compare.compare(ledgers, export, export.lines(header, lines), not names, provider)
     except (OSError, EOFError) as error:
         message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"{file} cannot be read: {message}", hint=HOW) from None
+        raise UsageError(f"{file} cannot be read: {message}", hint=how) from None
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is no CSV file: {error}", hint=HOW) from None
+        raise UsageError(f"{file} is no CSV file: {error}", hint=how) from None
+
+
+def how_to_export() -> str:
+    """Explain how to make a billing export, for each cloud that has one."""
+    return "; ".join(export.how for _, export in _exports())
+
+
+def _exports() -> list[tuple[str, CostExport]]:
+    return [(plugin.name, plugin.cost_export) for plugin in usable() if plugin.cost_export is not None]
+
+
+def _export_of(header: Sequence[str]) -> tuple[str, CostExport]:
+    """Return the provider whose export has this first line, and its reader. The only reader explains what is missing.
+    """
+    exports = _exports()
+    found = [one for one in exports if one[1].reads(header)] or exports
+    if len(found) != 1:
+        raise UsageError(f"the file is no billing export of {' or '.join(export.name for _, export in exports)}",
+                         hint=how_to_export())
+    return found[0]
 
 
 def instant(text: str, now: float | None = None) -> float:
@@ -90,7 +112,7 @@ def _opened(file: Path) -> IO[str]:
     raw.seek(0)
     if begins == PARQUET:
         raw.close()
-        raise UsageError(f"{file} is a Parquet file", hint=HOW)
+        raise UsageError(f"{file} is a Parquet file", hint=how_to_export())
     data = gzip.GzipFile(fileobj=raw) if begins[:2] == b"\x1f\x8b" else raw
     return io.TextIOWrapper(data, encoding="utf-8-sig", newline="")  # type: ignore[arg-type]
 

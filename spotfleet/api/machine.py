@@ -270,8 +270,8 @@ class DispatcherMachine:
 
         config, archive = record.provider_config, str(folder.archive)
         spec = plugin_of(record.spec.provider).portable(record.spec)
-        if spec.ssh is not None:
-            config, archive = ssh_machines.for_dispatcher(config, keys, spec.ssh), ""  # another machine
+        if (machines := ssh_machines.spec_of(record.spec)) is not None:
+            config, archive = ssh_machines.for_dispatcher(config, keys, machines), ""  # another machine
         elif makes_machines(spec):
             config, archive = cloud.for_dispatcher(config, spec, keys), ""
 
@@ -303,7 +303,7 @@ def load_provider(record: FleetRecord, folder: FleetDir | None = None) -> Provid
 
 def config_in_process(record: FleetRecord, folder: FleetDir) -> Config:
     """Return the configuration of an existing fleet with the fleet's own key, for this process."""
-    if record.spec.ssh is not None:
+    if ssh_machines.spec_of(record.spec) is not None:
         return ssh_machines.with_keys(record.provider_config, folder.keys)
     if makes_machines(record.spec):
         return cloud.with_keys(record.provider_config, folder.keys)

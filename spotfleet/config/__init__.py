@@ -26,6 +26,7 @@
     environment: {python: /usr/bin/python3.11, packages: [torch==2.13.0]}
     provider: aws                 # with sections `aws` (every key has a default) and `environment`
     aws: {regions: [us-east-1, us-west-2], profile: research, disk: 200}   # uses the cheapest region
+    provider: [NAME, aws]         # several clouds; `infra: NAME` under `any_of` and `dispatcher` names one of them
     placement: cluster            # over pools (spread), in one zone (zone), or there in a placement group
     all_or_nothing: true          # at its first launch, all hosts at once in one pool, or none
     spot_policy: auto             # on-demand hosts fill in for spot ones; or spot, on-demand: docs/policy.md
@@ -42,21 +43,29 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from spotfleet import plugins
 from spotfleet.config import plugin_sections
 from spotfleet.config.document import EXPECTED, Document, Place, read
-from spotfleet.config.machines import environment_spec, ssh_dispatcher, ssh_needs, ssh_nodes, ssh_paths, ssh_spec
 from spotfleet.config.money import policy_spec
-from spotfleet.config.sections import NOT_OURS, AlternativeSection, AutostopSection, FileSection, PlaceSection
+from spotfleet.config.sections import (
+    NOT_OURS,
+    AlternativeSection,
+    AutostopSection,
+    EnvironmentSection,
+    FileSection,
+    PlaceSection,
+)
 from spotfleet.config.values import NAME
 from spotfleet.errors import UsageError
-from spotfleet.model import Autostop, CheckpointSpec, FleetSpec, Need, Nodes, ResizeSpec
+from spotfleet.model import Autostop, CheckpointSpec, EnvironmentSpec, FleetSpec, Need, Nodes, ResizeSpec
+from spotfleet.plugins import SectionPlugin
 from spotfleet.words import did_you_mean
 
 
@@ -90,7 +99,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     if section is None:
         document.raise_problems()
         raise AssertionError("a section is missing, yet no problem was found")
-    spec = _spec(document, section, environ)
+    spec = _spec(document, section, environ, lambda text: _local(path, text), check_files=check_files)
     secrets = _resolve_values(document, "secrets", section.secrets, environ)
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
@@ -101,9 +110,6 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     for name, source in ((n, s) for n, s in mounts.items() if isinstance(s, Path)):
         if check_files and not source.exists():
             document.add(("file_mounts", name), f"expected a file or folder, but there is none at {source}")
-    if spec.ssh is not None:
-        local = ssh_paths(document, spec.ssh, lambda text: _local(path, text), check_files=check_files)
-        spec = replace(spec, ssh=local)
     document.raise_problems()
     mounted = {name: str(source) for name, source in mounts.items()}
     return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets)
@@ -211,17 +217,19 @@ def _dotted(place: Place) -> str:
 # --- the spec: rules that involve several keys
 
 
-def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> FleetSpec:
+def _spec(document: Document, file: FileSection, environ: Mapping[str, str], local: Callable[[str], Path], *,
+          check_files: bool) -> FleetSpec:
     provider = _provider(document, file)
-    over_ssh = provider == "ssh"
-    nodes, needs = _nodes(document, file), _needs(file)
-    return FleetSpec(
+    clouds = provider.split(plugins.JOINED)
+    nodes, needs = _nodes(document, file), _needs(file, several=len(clouds) > 1)
+    facts = plugin_sections.facts(file, needs, local, check_files=check_files)
+    spec = FleetSpec(
         name=_name(document, file),
         provider=provider,
-        any_of=ssh_needs(needs) if over_ssh else needs,
-        nodes=ssh_nodes(document, file, nodes) if over_ssh else nodes,
+        any_of=needs,
+        nodes=nodes,
         interruption_behavior=file.interruption_behavior,
-        dispatcher=ssh_dispatcher() if over_ssh else _need(PlaceSection(), file.dispatcher, use_spot=False),
+        dispatcher=_dispatcher(file, clouds),
         checkpoint=CheckpointSpec(file.checkpoint.interval, file.checkpoint.keep, file.checkpoint.target),
         resize=_resize(document, file),
         autostop=_autostop(file.autostop or file.resources.autostop),
@@ -233,13 +241,20 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str]) -> 
         setup=file.setup, setup_timeout_s=file.setup_timeout,
         run=file.run,
         tags=file.tags,
-        environment=environment_spec(file.environment),
-        ssh=ssh_spec(document, file, provider),
+        environment=_environment(file.environment),
         placement=file.placement,
         all_or_nothing=file.all_or_nothing,
-        section=plugin_sections.read(document, file, provider, needs),
+        section=plugin_sections.read(document, file, provider, facts),
         policy=policy_spec(document, file, provider, nodes, needs),
     )
+    plugin: SectionPlugin = plugins.load(provider)
+    return plugin.adjusted(spec, facts, document.add)
+
+
+def _environment(given: EnvironmentSection | None) -> EnvironmentSpec:
+    if given is None:
+        return EnvironmentSpec()
+    return EnvironmentSpec(given.python, given.packages, given.inherit, given.index_url, given.installer)
 
 
 def _name(document: Document, file: FileSection) -> str:
@@ -257,8 +272,9 @@ def _provider(document: Document, file: FileSection) -> str:
     others = [(("resources", "infra"), file.resources.infra), (("dispatcher", "infra"), file.dispatcher.infra)]
     others += [(("resources", "any_of", i, "infra"), a.infra) for i, a in enumerate(file.resources.any_of or [])]
     for other, named in others:
-        if named and named[0] and named[0] != chosen:
-            document.add(other, f"names provider '{named[0]}', but the fleet's is '{chosen}'; a fleet has one")
+        if named and named[0] and named[0] not in chosen.split(plugins.JOINED):
+            document.add(other, f"names provider '{named[0]}', but the fleet's is '{chosen}'; for a fleet on several "
+                                f"clouds write `provider: [{chosen.replace(plugins.JOINED, ', ')}, {named[0]}]`")
     return chosen
 
 
@@ -279,19 +295,25 @@ def _nodes(document: Document, file: FileSection) -> Nodes:
     return nodes
 
 
-def _needs(file: FileSection) -> tuple[Need, ...]:
+def _dispatcher(file: FileSection, clouds: Sequence[str]) -> Need:
+    """Return the need of the dispatcher; of several clouds it is on the first, or on the one that the file names."""
+    need = _need(PlaceSection(), file.dispatcher, use_spot=False, several=len(clouds) > 1)
+    return replace(need, provider=need.provider or clouds[0]) if len(clouds) > 1 else need
+
+
+def _needs(file: FileSection, *, several: bool) -> tuple[Need, ...]:
     """Return every alternative: `any_of` on top of the common lines, times the accelerators of each."""
     found: list[Need] = []
     for alternative in file.resources.any_of or [AlternativeSection()]:
         use_spot = next((v for v in (alternative.use_spot, file.resources.use_spot) if v is not None), True)
-        base = _need(file.resources, alternative, use_spot=use_spot)
+        base = _need(file.resources, alternative, use_spot=use_spot, several=several)
         for name, count in alternative.accelerators or file.resources.accelerators or [("", 0)]:
             need = replace(base, accelerator=name, accelerator_count=count)
             found += [] if need in found else [need]
     return tuple(found)
 
 
-def _need(base: PlaceSection, over: PlaceSection, *, use_spot: bool) -> Need:
+def _need(base: PlaceSection, over: PlaceSection, *, use_spot: bool, several: bool) -> Need:
     infra = over.infra or base.infra or ("", "", "")
     return Need(
         region=over.region or infra[1] or base.region or "",
@@ -299,6 +321,7 @@ def _need(base: PlaceSection, over: PlaceSection, *, use_spot: bool) -> Need:
         instance_type=over.instance_type or base.instance_type or "",
         use_spot=use_spot,
         max_micros_h=over.max_hourly_cost or base.max_hourly_cost or 0,
+        provider=infra[0] if several else "",
     )
 
 

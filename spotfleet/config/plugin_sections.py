@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, create_model
@@ -53,12 +54,13 @@ def given(file: FileSection, name: str) -> BaseModel | None:
     return None if name in FileSection.model_fields else getattr(file, name, None)
 
 
-def read(document: Document, file: FileSection, provider: str, needs: Sequence[Need]) -> dict[str, Any]:
+def read(document: Document, file: FileSection, provider: str, facts: FileFacts) -> dict[str, Any]:
     """Return the section of the fleet's provider, as its plugin reads it. Notes every problem, also sections and keys
     that only other providers have."""
     plugin: SectionPlugin = plugins.load(provider)
+    clouds = provider.split(plugins.JOINED)
     for name in plugins.names():
-        if name != provider and given(file, name) is not None:
+        if name not in clouds and given(file, name) is not None:
             document.add((name,), f"is for provider {name}, but the fleet's is '{provider}'; write "
                                   f"`provider: {name}`, or remove the section")
     if not plugin.traits.placement:
@@ -66,7 +68,8 @@ def read(document: Document, file: FileSection, provider: str, needs: Sequence[N
     if file.environment is not None and plugin.traits.machines is Machines.HERE:
         document.add(("environment",), f"means nothing for provider {provider}, whose hosts use the Python that runs "
                                        "spotfleet; remove it")
-    return dict(plugin.read_section(given(file, provider), _facts(file, needs), document.add))
+    own: Any = given(file, provider) if len(clouds) == 1 else {name: given(file, name) for name in clouds}
+    return dict(plugin.read_section(own, facts, document.add))
 
 
 def _refuse_placement(document: Document, file: FileSection, provider: str) -> None:
@@ -77,10 +80,17 @@ def _refuse_placement(document: Document, file: FileSection, provider: str) -> N
                                  f"`provider: {able[0]}`, or remove this")
 
 
-def _facts(file: FileSection, needs: Sequence[Need]) -> FileFacts:
+def facts(file: FileSection, needs: Sequence[Need], local: Callable[[str], Path], *, check_files: bool) -> FileFacts:
+    """Return what a plugin may check besides its section. `local` resolves a path of the file."""
     sections = [(("resources",), file.resources), (("dispatcher",), file.dispatcher),
                 *((("resources", "any_of", i), a) for i, a in enumerate(file.resources.any_of or []))]
-    places = tuple(NamedPlace(at, *((one.infra[1], one.infra[2]) if one.infra else (one.region or "", one.zone or "")))
-                   for at, one in sections)
-    return FileFacts(tuple(needs), places, file.interruption_behavior, file.placement, file.all_or_nothing,
-                     file.max_lifetime, file.tags)
+    places = tuple(NamedPlace(at, *((one.infra[1], one.infra[2]) if one.infra else (one.region or "", one.zone or "")),
+                              one.infra[0] if one.infra else "") for at, one in sections)
+    markets = [(("resources", "use_spot"), file.resources.use_spot),
+               *((("resources", "any_of", i, "use_spot"), a.use_spot)
+                 for i, a in enumerate(file.resources.any_of or []))]
+    nodes_at = ("nodes", "min") if file.nodes is not None else ("num_nodes",) if file.num_nodes is not None else ()
+    return FileFacts(
+        tuple(needs), places, file.interruption_behavior, file.placement, file.all_or_nothing, file.max_lifetime,
+        file.tags, nodes_at, tuple(file.dispatcher.model_fields_set), tuple(at for at, use_spot in markets if use_spot),
+        local, check_files)

@@ -84,33 +84,6 @@ class ResizeSection(Section):
     every: Duration = 0.0
 
 
-class MachineSection(Section):
-    """A machine that exists already."""
-
-    host: MachineName
-    slots: Slots = 1
-    port: Port = 0
-    user: User = ""
-    host_key: Annotated[str, BeforeValidator(machine_values.host_key)] = ""
-    address: Annotated[str, BeforeValidator(machine_values.address)] = ""
-    accelerator: Annotated[str, BeforeValidator(machine_values.accelerator)] = ""
-    hourly_cost: Price = 0
-    folder: HostFolder = ""
-
-
-class SshSection(Section):
-    dispatcher: Annotated[MachineSection, BeforeValidator(machine_values.dispatcher)] | None = None
-    hosts: Annotated[list[Annotated[MachineSection, BeforeValidator(machine_values.machine)]],
-                     BeforeValidator(machine_values.machine_list)] = Field(default_factory=list)
-    user: User = ""
-    port: Port = 22
-    identity_file: Text = ""
-    known_hosts: Text = ""
-    discovery_script: Text = ""
-    discovery_timeout: Annotated[float, BeforeValidator(machine_values.timeout)] = 10.0
-    folder: HostFolder = "~/.spotfleet-host"
-
-
 class EnvironmentSection(Section):
     python: Annotated[str, BeforeValidator(machine_values.python)] = "python3"
     packages: Annotated[tuple[str, ...], BeforeValidator(machine_values.packages)] = ()
@@ -124,7 +97,7 @@ class FileSection(Section):
     workdir: Text = "."
     num_nodes: Count | None = None
     nodes: Annotated[NodesSection, BeforeValidator(values.nodes)] | None = None
-    provider: Annotated[str, BeforeValidator(values.provider)] | None = None
+    provider: Annotated[str, BeforeValidator(values.providers)] | None = None
     resources: ResourcesSection = Field(default_factory=ResourcesSection)
     interruption_behavior: Literal["terminate", "stop"] = "terminate"
     dispatcher: PlaceSection = Field(default_factory=PlaceSection)
@@ -140,7 +113,6 @@ class FileSection(Section):
     setup_timeout: Duration = 1800.0
     run: Text = ""
     tags: Annotated[dict[str, str], BeforeValidator(values.tags)] = Field(default_factory=dict)
-    ssh: SshSection | None = None
     placement: Literal["spread", "zone", "cluster"] = "spread"
     all_or_nothing: Flag = False
     environment: EnvironmentSection | None = None

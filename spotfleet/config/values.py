@@ -173,6 +173,17 @@ def autostop(value: Any) -> Any:
     return value
 
 
+def providers(value: Any) -> Any:
+    """Check one provider, or a list of clouds; returns their names joined."""
+    if not isinstance(value, list):
+        return provider(value)
+    if not value:
+        raise _wrong("a provider, or a list of clouds", value)
+    if twice := next((v for v in value if value.count(v) > 1), ""):
+        raise ValueError(f"{twice} is here twice")
+    return plugins.JOINED.join(map(provider, value))
+
+
 def provider(value: Any) -> Any:
     known = plugins.names()
     if value not in known:

@@ -205,11 +205,11 @@ def _rates(state: FleetState, provider: Provider, listed: dict[str, CloudHost], 
         first, last = state.first_rates.get(place), state.rates.get(place)
         if last is None or first is None:
             if (rates := provider.rates(name)) != Rates():
-                stamps.append(RatesStamped(since, provider.name, name, rates))
+                stamps.append(RatesStamped(since, place.partition("/")[0], name, rates))
         elif since < first.at:
             stamps.append(replace(first, at=since))
         elif now - last.at >= RATES_S and not _same_rates(rates := provider.rates(name), last.rates):
-            stamps.append(RatesStamped(now, provider.name, name, rates))
+            stamps.append(RatesStamped(now, place.partition("/")[0], name, rates))
     return stamps
 
 

@@ -7,14 +7,18 @@ environment may lack.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from spotfleet.codec import to_json
 from spotfleet.model import FleetSpec
-from spotfleet.plugins import Machines, Traits
+from spotfleet.plugins import FileFacts, Machines, Note, Traits
 from spotfleet.providers import Provider
 from spotfleet.providers.plugin import BasePlugin, Config
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from spotfleet.interruptions import NoticeSource
 
 LOCAL_CLOUD = "SPOTFLEET_LOCAL_CLOUD"  # another home whose emulated cloud is used: that of a second laptop's account
@@ -50,6 +54,36 @@ class SshPlugin(BasePlugin):
     name = "ssh"
     # A listing sends a request to every machine. Making an environment is slow, and each step of it has a limit.
     traits = Traits(Machines.EXISTING, poll_s=1.0, boot_limit_s=3600.0, notice_poll_s=0.5)
+
+    def section(self) -> type[BaseModel] | None:
+        from spotfleet.providers.ssh.section.schema import SshSection
+
+        return SshSection
+
+    def read_section(self, given: BaseModel | None, facts: FileFacts, note: Note) -> Mapping[str, Any]:
+        from spotfleet.providers.ssh.section import reader
+        from spotfleet.providers.ssh.section.schema import SshSection
+
+        found = reader.read(given if isinstance(given, SshSection) else None, facts, note)
+        return to_json(found) if found is not None else {}
+
+    def adjusted(self, spec: FleetSpec, facts: FileFacts, note: Note) -> FleetSpec:
+        from spotfleet.providers.ssh.section import reader
+        from spotfleet.providers.ssh.section.spec import parsed
+
+        nodes = reader.nodes(parsed(spec.section), spec.nodes, facts, note) if spec.section else spec.nodes
+        return replace(spec, nodes=nodes, any_of=reader.workers(spec.any_of), dispatcher=reader.dispatcher())
+
+    def portable(self, spec: FleetSpec) -> FleetSpec:
+        from spotfleet.providers.ssh.section.spec import parsed
+
+        if not spec.section:
+            return spec
+        own = replace(parsed(spec.section), identity_file="", known_hosts="", discovery_script="")
+        return replace(spec, section=to_json(own))
+
+    def with_access(self, spec: FleetSpec, asked: FleetSpec) -> FleetSpec:
+        return replace(spec, section=asked.section)
 
     def open(self, config: Config) -> Provider:
         from spotfleet.providers.ssh import SshProvider

@@ -9,8 +9,8 @@ A configuration is what a plugin needs to open its provider: plain JSON values, 
 and sent to the dispatcher in boot.json. Only the plugin reads its keys, except that the core adds the fleet's keys:
 `public_key` and `secret`, and for the dispatcher `private_key`. It holds no secret of the user.
 
-Section `ssh`, and `api/lifecycle/ssh_machines.py`, are the core's and no plugin's: machines that exist are entered,
-given keys and cleaned up by means that no cloud has.
+`api/lifecycle/ssh_machines.py` is the core's and no plugin's: machines that exist are entered, given keys and cleaned
+up by means that no cloud has.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
 from spotfleet.plugins import FileFacts, Machines, Note, SectionPlugin, Traits
 from spotfleet.providers import LaunchRequest, Provider
+from spotfleet.providers.billing import CostExport
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -71,6 +72,7 @@ class CloudPlugin(SectionPlugin, Protocol):
     """A provider as the core sees it before it opens it. `BasePlugin` has the defaults."""
 
     policies: Policies | None  # None: the cloud has none that we print
+    cost_export: CostExport | None  # reader of its billing exports, for `cost --reconcile`; None: it has none
     user_key: str  # the key of the fleet file with the login user of its images; for hints
 
     def open(self, config: Config) -> Provider:
@@ -121,6 +123,13 @@ class CloudPlugin(SectionPlugin, Protocol):
         """Return a configuration that lists all these fleets, which have one account; None: the first fleet's own does.
         """
 
+    def parts(self, config: Config) -> list[tuple[str, Config]]:
+        """Return the plugins' names and configurations of all clouds of a fleet: several only where it is on several.
+        """
+
+    def together(self, plugins: Sequence[CloudPlugin]) -> CloudPlugin:
+        """Return one plugin made of several, this one the first."""
+
     def may_have_credentials(self, environ: Mapping[str, str]) -> bool:
         """Return whether environment or files may hold credentials. Sends no request."""
 
@@ -137,6 +146,7 @@ class BasePlugin:
     name = ""
     traits = Traits()
     policies: Policies | None = None
+    cost_export: CostExport | None = None
     user_key = "user"
 
     def section(self) -> type[BaseModel] | None:
@@ -145,6 +155,9 @@ class BasePlugin:
     def read_section(self, given: BaseModel | None, facts: FileFacts, note: Note) -> Mapping[str, Any]:
         schema = self.section()
         return (given or schema()).model_dump(mode="json") if schema is not None else {}
+
+    def adjusted(self, spec: FleetSpec, facts: FileFacts, note: Note) -> FleetSpec:
+        return spec
 
     def notices(self, metadata_url: str) -> NoticeSource | None:
         return None
@@ -184,6 +197,14 @@ class BasePlugin:
 
     def account_config(self, key: AccountKey, fleets: Sequence[AccountFleet]) -> Config | None:
         return None
+
+    def parts(self, config: Config) -> list[tuple[str, Config]]:
+        return [(self.name, config)]
+
+    def together(self, plugins: Sequence[CloudPlugin]) -> CloudPlugin:
+        from spotfleet.providers.several import SeveralPlugin
+
+        return SeveralPlugin(plugins)
 
     def may_have_credentials(self, environ: Mapping[str, str]) -> bool:
         return True

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +22,8 @@ from spotfleet.fleet.cost.groups import costs as sum_costs
 from spotfleet.fleet.domain.events import Event, FleetCreated, FleetDown, HostListed, LaunchIntended
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import BillingRules, CloudState, FleetSpec, Market, Nodes, Offer, Role, Run
+from spotfleet.providers.aws.mapping.cost_export import AwsCostExport
+from spotfleet.providers.billing import BilledLine
 
 T = 1_800_000_000.0
 SECOND = 3600
@@ -152,6 +157,33 @@ def test_a_billing_export_is_read_as_it_is_or_compressed(house, tmp_path, pack):
     assert (row.resource, row.host, row.micros, row.their_micros) == ("i-digits-0", "digits-0", 1000, 1000)
 
 
+class OtherExport:
+    """Exports of another cloud: resource and dollars in each line."""
+
+    name, how, lag, untagged = "Cumulus", "ask Cumulus", "later", "no tags"
+
+    def reads(self, header: Sequence[str]) -> bool:
+        return "vm" in header
+
+    def lines(self, header: Sequence[str], rows: Iterable[dict[str, str]]) -> Iterator[BilledLine]:
+        for row in rows:
+            yield BilledLine(row["vm"], "machine", "", T, T + 3600.0, "", "", lambda row=row: Decimal(row["usd"]))
+
+
+def test_an_export_is_read_by_the_cloud_whose_first_line_it_has(house, tmp_path, monkeypatch):
+    plugins = [SimpleNamespace(name="aws", cost_export=AwsCostExport()), SimpleNamespace(name="toy", cost_export=None),
+               SimpleNamespace(name="cumulus", cost_export=OtherExport())]
+    monkeypatch.setattr(costs_module, "usable", lambda: plugins)
+    fleet(house, "digits")
+    for number, text in enumerate((HEADER + LINE, "vm,usd\ni-digits-0,0.002\n")):
+        (tmp_path / f"{number}.csv").write_text(text)
+    found = [reconcile(tmp_path / f"{number}.csv", home=house.path) for number in range(2)]
+    assert [(r.cloud, r.rows[0].their_micros) for r in found] == [("AWS", 1000), ("Cumulus", 2000)]
+    (tmp_path / "other.csv").write_text("host,dollars\na,1\n")
+    with pytest.raises(UsageError, match="is no billing export of AWS or Cumulus"):
+        reconcile(tmp_path / "other.csv", home=house.path)
+
+
 @pytest.mark.parametrize(("data", "said"), [
     (None, "cannot be read: No such file"), (b"", "is empty"), (b"PAR1....", "is a Parquet file"),
     (b"\xff\xfe\x00a", "is no CSV file"), (gzip.compress(HEADER.encode() * 99)[:40], "cannot be read"),
@@ -163,7 +195,7 @@ def test_a_file_that_is_no_billing_export_is_refused_with_how_to_get_one(house, 
         file.write_bytes(data)
     with pytest.raises(UsageError, match=said) as raised:
         reconcile(file, home=house.path)
-    assert raised.value.hint == costs_module.HOW
+    assert raised.value.hint == costs_module.how_to_export()
 
 
 @pytest.mark.parametrize(("text", "at"), [

@@ -14,6 +14,7 @@ from spotfleet.api.account import leaks
 from spotfleet.api.account.leaks import FRESH_S, KnownFleet, Ownership, Suspect, judge
 from spotfleet.api.home import Home
 from spotfleet.model import CloudHost, CloudState, Market, Need, Offer, Role, Run
+from spotfleet.names import is_life, life, on_several
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.local.inprocess import InProcessProvider
 from tests.support.cli.cli_cloud import FakeDispatcher
@@ -89,6 +90,25 @@ def test_where_not_all_is_listed_only_our_own_fleets_that_are_down_are_judged():
     assert judge([HOST], {}, NOW, whole=False) == []
     down = KnownFleet(down_at=NOW - 3600, machines=frozenset({("ghost-d-0", "i-d")}))
     assert [s.machine for s in judge([DISPATCHER, HOST], {"ghost": down}, NOW, whole=False)] == ["ghost-d-0"]
+
+
+def test_a_dispatcher_in_another_account_guards_the_hosts_of_its_fleet():
+    (found,) = judge([HOST], {}, NOW, others=[DISPATCHER])
+    assert (found.verdict, found.why) == (Ownership.ELSEWHERE,
+                                          "fleet ghost of another machine: its dispatcher lives")
+    assert [s.verdict for s in judge([HOST], {}, NOW, others=[replace(DISPATCHER, fleet="b")])] == [Ownership.LEAK]
+
+
+def test_a_host_of_a_fleet_on_several_clouds_is_no_leak_while_its_dispatcher_may_be_out_of_sight():
+    name = life("ghost", "01a2", several=True)
+    host, head = replace(HOST, fleet=name), ended(replace(DISPATCHER, fleet=name), NOW - 7200)
+    assert (name, is_life("ghost", name), on_several(name), on_several(life("ghost", "01a2"))) == (
+        "ghost-m1a2", True, True, False)
+    assert [(v, why) for _, v, why in verdicts([host])] == [
+        (Ownership.ELSEWHERE, f"fleet {name} is on several clouds, and its dispatcher may be in one that is not listed "
+                              "here")]
+    assert [v for _, v, _ in verdicts([head, host])] == [Ownership.LEAK]
+    assert [v for _, v, _ in verdicts([host], {name: KnownFleet(down_at=NOW - 7200)})] == [Ownership.LEAK]
 
 
 def test_a_host_whose_dispatcher_has_just_ended_waits_for_the_next_one():

@@ -22,13 +22,14 @@ from spotfleet.api.lifecycle.preview import changes
 from spotfleet.api.machine import load_provider
 from spotfleet.codec import from_json, to_json
 from spotfleet.config import parse
-from spotfleet.model import EnvironmentSpec, FleetSpec, Need, Role, SshMachine, SshSpec
+from spotfleet.model import EnvironmentSpec, FleetSpec, Need, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.aws import AwsProvider
 from spotfleet.providers.aws.plugin import AWS
 from spotfleet.providers.aws.section.spec import AwsNetwork, AwsSpec, parsed
 from spotfleet.providers.local.inprocess import InProcessProvider, ManualClock
 from spotfleet.providers.ssh.inventory import inventory_of
+from spotfleet.providers.ssh.section.spec import SshMachine, SshSpec
 from spotfleet.transport.boot import read_boot
 
 OLDER = Path(__file__).parents[1] / "support" / "older"
@@ -124,3 +125,15 @@ def test_machines_over_ssh_of_an_older_fleet_are_known():
     older = {"ssh": json.dumps(to_json(spec)), "environment": json.dumps(to_json(TORCH)), "side": "dispatcher"}
     found = inventory_of(older)
     assert (found.spec, found.environment) == (spec, TORCH)
+
+
+@pytest.mark.parametrize("section", [{}, {"section": {}}], ids=["without-a-section", "beside-an-empty-one"])
+def test_the_machines_of_an_older_fleet_become_its_section(section: dict[str, Any]):
+    machines = to_json(SshSpec(SshMachine("head"), (SshMachine("node1", 2),), identity_file="/here/id"))
+    older = from_json(FleetSpec, {"name": "f", "provider": "ssh", "ssh": machines, **section})
+    assert older == FleetSpec("f", provider="ssh", section=machines)
+    today = parse("name: f\nprovider: ssh\nssh: {dispatcher: head, hosts: ['node1:2'], identity_file: other}",
+                  Path("/work/f.yaml"), {}).spec
+    assert changes(replace(today, section=older.section), today) == []
+    assert changes(replace(today, section={**machines, "port": 2222}), today) == ["section"]
+    assert from_json(FleetSpec, {"name": "f", "provider": "local", "ssh": None}) == FleetSpec("f")

@@ -10,7 +10,7 @@ import pytest
 
 from spotfleet.api.lifecycle.host_keys import pinned
 from spotfleet.errors import NeedsPerson
-from spotfleet.model import SshMachine, SshSpec
+from spotfleet.providers.ssh.section.spec import SshMachine, SshSpec
 from spotfleet.ssh.known_hosts import known_keys
 
 

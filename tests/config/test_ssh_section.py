@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from spotfleet.codec import to_json
 from spotfleet.config import load, parse
 from spotfleet.config.machine_values import line
 from spotfleet.errors import UsageError
-from spotfleet.model import EnvironmentSpec, FleetSpec, Need, Nodes, SshMachine, SshSpec
+from spotfleet.model import EnvironmentSpec, FleetSpec, Need, Nodes
+from spotfleet.providers.ssh.section.spec import SshMachine, SshSpec, parsed
 
 FILE = Path("/work/fleet.yaml")
 KEY = "ssh-ed25519 " + base64.b64encode(
@@ -56,12 +58,12 @@ environment: {{python: /usr/bin/python3.11, packages: [torch==2.13.0], inherit: 
         dispatcher=Need(instance_type="dispatcher", use_spot=False),
         environment=EnvironmentSpec("/usr/bin/python3.11", ("torch==2.13.0",), True,
                                     "https://pypi.example.com/simple", "pip"),
-        ssh=SshSpec(
+        section=to_json(SshSpec(
             dispatcher=SshMachine("head", address="10.1.0.1", host_key=KEY),
             hosts=(SshMachine("node1"), SshMachine("node2", 8), SshMachine("fd00::1", 8),
                    SshMachine("10.0.0.7", 4, 2222, "root", KEY, "10.1.0.7", "A100", 1_200_000, "/scratch/sf")),
             user="ubuntu", port=2200, identity_file="/work/keys/id", known_hosts="/work/known",
-            discovery_script="/work/find.sh", discovery_timeout_s=30.0, folder="~/ours"),
+            discovery_script="/work/find.sh", discovery_timeout_s=30.0, folder="~/ours")),
     )
 
 
@@ -82,8 +84,8 @@ def test_a_line_that_is_no_machine_is_refused(given):
 
 
 def test_two_sshds_at_one_address_are_two_machines():
-    found = spec(HEAD + "  hosts: [a, {host: a, port: 2222}, {host: head, port: 2222}]").ssh
-    assert found is not None and [(m.host, m.port) for m in found.hosts] == [("a", 0), ("a", 2222), ("head", 2222)]
+    found = spec(HEAD + "  hosts: [a, {host: a, port: 2222}, {host: head, port: 2222}]").section
+    assert [(m.host, m.port) for m in parsed(found).hosts] == [("a", 0), ("a", 2222), ("head", 2222)]
 
 
 def test_without_nodes_all_machines_of_the_list_are_wanted():
@@ -196,5 +198,4 @@ def test_files_on_this_machine_must_be_there_and_of_use(tmp_path):
         f"7: ssh.discovery_script: {tmp_path}/find.sh is not executable; `chmod +x {tmp_path}/find.sh`"]
     (tmp_path / "id").chmod(0o600)
     (tmp_path / "find.sh").chmod(0o755)
-    found = load(file, {}).spec.ssh
-    assert found is not None and found.identity_file == str(tmp_path / "id")
+    assert parsed(load(file, {}).spec.section).identity_file == str(tmp_path / "id")

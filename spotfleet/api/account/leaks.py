@@ -82,14 +82,17 @@ def search(home: Home, everywhere: bool = False) -> LeakSearch:
     things: list[ResourceItem] = []
     for account, found in accounts.items():
         records, machines = known(home, account, found.lines, notes), found.machines
-        here = judge(machines, records, time.time(), whole=found.whole)
+        others = [h for other in accounts.values() if other is not found for h in other.machines
+                  if h.role is Role.DISPATCHER]
+        here = judge(machines, records, time.time(), whole=found.whole, others=others)
         if any(s.verdict is Ownership.LEAK for s in here):  # it may have ended during the search
             alive = {(h.request_id, h.provider_id) for h in found.provider.hosts("") if lives(h)}
             here = [s for s in here if (s.machine, s.provider_id) in alive]
         shown = {(s.provider, s.machine, s.provider_id) for s in suspects}
         suspects += [s for s in here if (s.provider, s.machine, s.provider_id) not in shown]
         doomed = frozenset(s.machine for s in here if s.verdict is Ownership.LEAK)
-        things += resources.judge(account[0], found.resources, machines, records, doomed, time.time(), FRESH_S)
+        things += resources.judge(account[0], found.resources, [*machines, *others], records, doomed, time.time(),
+                                  FRESH_S)
     living = {(a[0] if is_over_ssh(a[0]) else a, h.request_id) for a, found in accounts.items()
               for h in found.machines if lives(h)}
     return LeakSearch(tuple(suspects), len(living), tuple(notes), tuple(things))
@@ -155,18 +158,23 @@ def _clean_up(home: Home, accounts: Mapping[Account, AccountListing], ended: Seq
 
 
 def judge(lines: Iterable[CloudHost], known: Mapping[str, KnownFleet], now: float, *,
-          whole: bool = True) -> list[Suspect]:
+          whole: bool = True, others: Iterable[CloudHost] = ()) -> list[Suspect]:
     """Return the machines of one account that are leaks, may be, or belong to another machine's fleets. Pure.
 
     `whole`: the whole account is listed. Otherwise an unlisted dispatcher may be running, and its hosts are left out.
+    `others`: dispatchers in other accounts, as a fleet may be on several clouds.
     """
+    guards: dict[str, list[CloudHost]] = {}
+    for line in others:
+        guards.setdefault(line.fleet, []).append(line)
     fleets: dict[str, dict[str, CloudHost]] = {}
     for line in lines:  # the last of repeated lines
         fleets.setdefault(line.fleet, {})[line.request_id] = line
     suspects = []
     for fleet, hosts in sorted(fleets.items()):
         for line in hosts.values():
-            if lives(line) and (found := _verdict(line, list(hosts.values()), known.get(fleet), now, whole)):
+            if lives(line) and (found := _verdict(
+                    line, [*hosts.values(), *guards.get(fleet, ())], known.get(fleet), now, whole)):
                 suspects.append(_suspect(line, *found))
     return suspects
 
@@ -184,6 +192,8 @@ def _verdict(line: CloudHost, fleet: Sequence[CloudHost], known: KnownFleet | No
         return Ownership.ELSEWHERE, f"fleet {line.fleet} of another machine: its dispatcher lives"
     if not whole and (line.request_id, line.provider_id) not in own:
         return None
+    if known is None and resources.hidden(line.fleet, fleet):
+        return Ownership.ELSEWHERE, resources.unseen(line.fleet)
     if young := _grace(line, now):
         return young
     why = f"fleet {line.fleet} is not known here, and no dispatcher of it is listed"

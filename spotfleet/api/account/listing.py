@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from spotfleet import providers
-from spotfleet.api.home import FleetDir, Home
-from spotfleet.api.machine import DispatcherMachine, load_provider, provider_config
+from spotfleet import plugins, providers
+from spotfleet.api.home import FleetDir, FleetRecord, Home
+from spotfleet.api.machine import DispatcherMachine, config_in_process, provider_config
 from spotfleet.api.reports import laptop_events
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.fleet.domain.state import fold
@@ -66,13 +66,14 @@ def listed(home: Home, notes: list[str], everywhere: bool = False) -> dict[Accou
     used: dict[Account, list[FleetDir]] = {}
     for folder in folders(home):
         try:
-            account = account_of(folder.record.spec.provider, folder.record.provider_config)
+            accounts = accounts_of(folder.record)
         except UsageError as error:  # its plugin is not installed any more
             if not folder.is_down:
                 raise
             notes.append(f"fleet {folder.name} has been on {folder.record.spec.provider}, which was not asked: {error}")
             continue
-        used.setdefault(account, []).append(folder)
+        for account in accounts:
+            used.setdefault(account, []).append(folder)
     found: dict[Account, AccountListing] = {}
     for account, folders_of_account in sorted(used.items(), key=lambda pair: pair[0]):
         try:
@@ -102,6 +103,12 @@ def account_of(provider: str, config: Config) -> Account:
     return provider, plugin_of(provider).account_key(config)
 
 
+def accounts_of(record: FleetRecord) -> dict[Account, Config]:
+    """Return the accounts of a fleet, one for each of its clouds, with the configuration there."""
+    return {account_of(name, config): config
+            for name, config in plugin_of(record.spec.provider).parts(record.provider_config)}
+
+
 def folders(home: Home) -> list[FleetDir]:
     """Return the folders of all fleets of this machine, including ended ones whose name is used again."""
     return [*home.fleets(), *(FleetDir(p.parent) for p in sorted((home.path / "old").glob("*/fleet.json")))]
@@ -111,12 +118,14 @@ def folders(home: Home) -> list[FleetDir]:
 
 
 def _provider(account: Account, folders_of_account: Sequence[FleetDir]) -> Provider:
-    fleets = [AccountFleet(folder.record.provider_config, folder.record.spec) for folder in folders_of_account]
+    fleets = [AccountFleet(accounts_of(folder.record)[account], folder.record.spec) for folder in folders_of_account]
     whole = plugin_of(account[0]).account_config(account[1], fleets)
     if whole is not None:
         return providers.load(account[0], whole)
     first = folders_of_account[0]
-    return load_provider(first.record, first if first.readable else None)
+    record = first.record
+    config = config_in_process(record, first) if first.readable else record.provider_config
+    return providers.load(account[0], dict(plugin_of(record.spec.provider).parts(config))[account[0]])
 
 
 def _is_cloud(provider: str) -> bool:
@@ -175,9 +184,9 @@ def known(home: Home, account: Account, lines: Sequence[CloudHost], notes: list[
     found: dict[str, KnownFleet] = {}
     for folder in folders(home):
         record = folder.record
-        if account[0] != record.spec.provider:
+        if account[0] not in record.spec.provider.split(plugins.JOINED):
             continue
-        if not is_over_ssh(account[0]) and account_of(record.spec.provider, record.provider_config) != account:
+        if not is_over_ssh(account[0]) and account not in accounts_of(record):
             continue
         ended = fold(laptop_events(folder))
         machines = frozenset((h.request_id, h.provider_id) for h in [*ended.hosts, *ended.ended.values()])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from spotfleet import names
 from spotfleet.api.account.listing import KnownFleet, lives
 from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.model import CloudHost, CloudState, Role
@@ -157,6 +158,8 @@ def _verdict(thing: Resource, fleet: Sequence[CloudHost], known: KnownFleet | No
         return None  # it is being made here
     if now - thing.since < fresh_s:
         return Ownership.FRESH, f"it was made {max(now - thing.since, 0.0):.0f} s ago"
+    if known is None and hidden(thing.fleet, fleet):
+        return Ownership.ELSEWHERE, unseen(thing.fleet)
     if known is None:
         why = f"fleet {thing.fleet} is not known here, and no machine of it lives"
     elif known.down_at:
@@ -171,6 +174,15 @@ def _verdict(thing: Resource, fleet: Sequence[CloudHost], known: KnownFleet | No
     if any(h.state is not CloudState.TERMINATED for h in fleet):
         why += "; what of it lives is a leak"
     return Ownership.LEAK, why
+
+
+def hidden(name: str, fleet: Sequence[CloudHost]) -> bool:
+    """Return whether the dispatcher of a fleet on several clouds may be in an account that is not listed here."""
+    return names.on_several(name) and not any(h.role is Role.DISPATCHER for h in fleet)
+
+
+def unseen(name: str) -> str:
+    return f"fleet {name} is on several clouds, and its dispatcher may be in one that is not listed here"
 
 
 # ---- words

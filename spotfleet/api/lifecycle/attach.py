@@ -47,7 +47,7 @@ def attach(home: Home, name: str, provider_name: str, asked: FleetSpec | None = 
     """
     asked = asked or FleetSpec(name or "any", provider=provider_name)
     plugin = plugin_of(provider_name)
-    if plugin.traits.machines is Machines.EXISTING and asked.ssh is None:
+    if plugin.traits.machines is Machines.EXISTING and not asked.section:
         raise UsageError("machines over SSH are found by the fleet's file only",
                          hint=f"spotfleet attach NAME --provider {provider_name} --file FLEET.yaml")
     near = provider_config(home, asked)
@@ -76,10 +76,9 @@ def attach(home: Home, name: str, provider_name: str, asked: FleetSpec | None = 
 def _from_here(home: Home, boot: DispatcherBoot, asked: FleetSpec) -> tuple[FleetSpec, Config]:
     """Return the fleet's spec and its provider's configuration, with this machine's access settings."""
     plugin = plugin_of(boot.spec.provider)
-    if plugin.traits.machines is Machines.EXISTING:
-        spec = replace(boot.spec, ssh=asked.ssh)
-        return spec, provider_config(home, spec)
     spec = plugin.with_access(boot.spec, asked)
+    if plugin.traits.machines is Machines.EXISTING:
+        return spec, provider_config(home, spec)
     return spec, plugin.moved(cloud.without_keys(boot.provider_config), spec)
 
 

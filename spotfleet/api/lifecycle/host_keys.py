@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spotfleet.errors import NeedsPerson, UsageError
-from spotfleet.model import SshMachine, SshSpec
+from spotfleet.providers.ssh.section.spec import SshMachine, SshSpec
 from spotfleet.ssh.known_hosts import entry, known_keys
 
 DEFAULT = "~/.ssh/known_hosts"

@@ -232,9 +232,7 @@ def _estimate(spec: FleetSpec, hosts: int, provider: Provider, machine: Launch |
 
 def _comparable(spec: FleetSpec) -> FleetSpec:
     """Return `spec` without the settings that hold only for this machine: access to SSH machines and to an account."""
-    spec = plugin_of(spec.provider).portable(spec)
-    return spec if spec.ssh is None else replace(spec, ssh=replace(spec.ssh, identity_file="", known_hosts="",
-                                                                   discovery_script=""))
+    return plugin_of(spec.provider).portable(spec)
 
 
 def _offers(provider: Provider, needs: Sequence[Need]) -> list[Offer]:

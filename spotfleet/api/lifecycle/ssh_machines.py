@@ -13,10 +13,12 @@ from spotfleet.api.home import FleetDir, Keys
 from spotfleet.api.lifecycle import host_keys
 from spotfleet.codec import to_json
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
-from spotfleet.model import FleetSpec, SshMachine, SshSpec
+from spotfleet.model import FleetSpec
+from spotfleet.plugins import Machines
 from spotfleet.providers import ExistingMachines, Provider
-from spotfleet.providers.plugin import Config
+from spotfleet.providers.plugin import Config, traits_of
 from spotfleet.providers.ssh.machines import spec_in as ssh_spec_in
+from spotfleet.providers.ssh.section.spec import SshMachine, SshSpec, parsed
 from spotfleet.ssh.keys import make as make_pair
 
 Progress = Callable[[str], None]
@@ -32,15 +34,22 @@ def config(spec: FleetSpec) -> Config:
 
     Raises NeedsPerson for a machine whose host key is not pinned.
     """
-    if spec.ssh is None:
+    own = spec_of(spec)
+    if own is None:
         return {}
     return {
-        "ssh": to_json(spec.ssh),
+        "ssh": to_json(own),
         "environment": to_json(spec.environment),
-        "known_hosts": host_keys.pinned(spec.ssh, host_keys.read(spec.ssh)),
-        "script": _script(spec.ssh),
+        "known_hosts": host_keys.pinned(own, host_keys.read(own)),
+        "script": _script(own),
         "side": "laptop",
     }
+
+
+def spec_of(spec: FleetSpec) -> SshSpec | None:
+    """Return the machines of a fleet whose machines exist; None for another fleet, or without its file."""
+    exist = traits_of(spec).machines is Machines.EXISTING
+    return parsed(spec.section) if exist and spec.section else None
 
 
 def _script(spec: SshSpec) -> str:
@@ -87,13 +96,13 @@ def install_key(provider: Provider, folder: FleetDir, progress: Progress, *, new
     than `nodes.min` machines are left.
     """
     record = folder.record
-    spec = record.spec
-    if spec.ssh is None or not isinstance(provider, ExistingMachines):
+    spec, ssh = record.spec, spec_of(record.spec)
+    if ssh is None or not isinstance(provider, ExistingMachines):
         return
-    own = spec.ssh.machine_name(spec.ssh.dispatcher) if spec.ssh.dispatcher else ""
-    in_file = {own, *map(spec.ssh.machine_name, spec.ssh.hosts)}
+    own = ssh.machine_name(ssh.dispatcher) if ssh.dispatcher else ""
+    in_file = {own, *map(ssh.machine_name, ssh.hosts)}
     failed = provider.install_key(record.cloud_name, folder.keys.ssh_public)
-    discovered = set(provider.machines()) - in_file if spec.ssh.discovery_script else set()
+    discovered = set(provider.machines()) - in_file if ssh.discovery_script else set()
     folder.update(shut=tuple(m for m in failed if new_fleet or m in record.shut),
                   met=tuple(sorted({*record.met, *(discovered - failed.keys())})))
     if own in failed:
@@ -101,9 +110,9 @@ def install_key(provider: Provider, folder: FleetDir, progress: Progress, *, new
                           hint="nothing was started; `spotfleet up` again once that is fixed")
     for machine, why in failed.items():
         progress(f"warning: {machine}: {why}; the fleet goes on without it until `spotfleet up` is asked again")
-    good = len(spec.ssh.hosts) - len(failed)
-    if not spec.ssh.discovery_script and good < spec.nodes.min:
-        raise NoCapacity(f"{good} of {len(spec.ssh.hosts)} machines can be used, and nodes.min is {spec.nodes.min}",
+    good = len(ssh.hosts) - len(failed)
+    if not ssh.discovery_script and good < spec.nodes.min:
+        raise NoCapacity(f"{good} of {len(ssh.hosts)} machines can be used, and nodes.min is {spec.nodes.min}",
                          hint="nothing was started; fix the machines above, or ask for fewer")
 
 
@@ -137,7 +146,7 @@ def _with_all_discovered(provider: ExistingMachines, folder: FleetDir) -> Existi
     """Return a provider that also knows machines which the discovery script no longer names."""
     record = folder.record
     forgotten = sorted(set(record.met) - set(provider.machines()))
-    if not forgotten or record.spec.ssh is None:
+    if not forgotten or spec_of(record.spec) is None:
         return provider
     spec = ssh_spec_in(record.provider_config)
     spec = replace(spec, hosts=(*spec.hosts, *(SshMachine(host) for host in forgotten)))

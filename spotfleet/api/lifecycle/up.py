@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
-from spotfleet import names
+from spotfleet import names, plugins
 from spotfleet.api import cloud
 from spotfleet.api.access import ssh
 from spotfleet.api.home import FleetDir, FleetRecord, Home, Keys
@@ -20,6 +20,7 @@ from spotfleet.config import FleetFile
 from spotfleet.errors import DispatcherUnreachable, NoCapacity, SpotfleetError, UsageError
 from spotfleet.fleet.domain.history import MarketHistory
 from spotfleet.model import FleetSpec, HostState, Role
+from spotfleet.plugins import Machines
 from spotfleet.protocol.messages import FleetStatus, HostStatus
 from spotfleet.providers.plugin import makes_machines, plugin_of, traits_of
 from spotfleet.transport import certs
@@ -137,7 +138,8 @@ def _change(folder: FleetDir, spec: FleetSpec) -> tuple[PlanKind, FleetSpec | No
                              hint=f"`spotfleet down {spec.name}`, then `spotfleet up` again")
     refused = changes(record.spec, spec)
     if refused and not _is_to_be_made_yet(folder, record, refused):
-        script = "; a list that changes is what `ssh.discovery_script` is for" if "ssh" in refused else ""
+        script = ("; a list that changes is what `ssh.discovery_script` is for"
+                  if "section" in refused and _exist(spec) else "")
         keys = ", ".join(_key(field, spec) for field in refused)
         raise UsageError(f"fleet '{spec.name}' is up, and {keys} cannot change while it is",
                          hint=f"`spotfleet down {spec.name}` first, or give the new fleet another name{script}")
@@ -157,7 +159,12 @@ def _key(field: str, spec: FleetSpec) -> str:
 def _is_to_be_made_yet(folder: FleetDir, record: FleetRecord, changed: list[str]) -> bool:
     """Return whether the fleet does not exist on any machine over SSH yet, so that `changed` settings, such as an error
     that stopped the dispatcher's machine, can still be corrected."""
-    return not record.reached and not set(changed) - {"ssh", "environment"} and not DispatcherMachine(folder).left()
+    correctable = {"section", "environment"} if _exist(record.spec) else {"environment"}
+    return not record.reached and not set(changed) - correctable and not DispatcherMachine(folder).left()
+
+
+def _exist(spec: FleetSpec) -> bool:
+    return traits_of(spec).machines is Machines.EXISTING
 
 
 def _make(home: Home, folder: FleetDir, file: FleetFile, record: FleetRecord, progress: Progress) -> None:
@@ -170,7 +177,8 @@ def _make(home: Home, folder: FleetDir, file: FleetFile, record: FleetRecord, pr
               if names.is_life(file.spec.name, h.fleet)]
     alive = [h.request_id for h in listed if h.state.value != "terminated"]
     if always or listed:
-        record = replace(record, cloud_name=names.life(file.spec.name, secrets.token_hex(2)))
+        record = replace(record, cloud_name=names.life(file.spec.name, secrets.token_hex(2),
+                                                       several=plugins.JOINED in file.spec.provider))
     if alive or (listed and not always):
         whose = "machines of another fleet" if alive else "ended machines of an earlier fleet"
         progress(f"the provider lists {whose} named {file.spec.name}, so this fleet's machines are named "

@@ -131,7 +131,7 @@ def reconciled(found: Reconciliation) -> str:
     lines += [f"not compared: {dollars(micros, 6)} reckoned here {when} what the export covers"
               for micros, when in ((found.earlier_micros, "before"), (found.later_micros, "after")) if micros]
     lines += [f"not compared: {dollars(micros, 6)} of {name}" for name, micros in found.left_out]
-    lines += [f"not compared: {', '.join(found.elsewhere)}, not on AWS"] if found.elsewhere else []
+    lines += [f"not compared: {', '.join(found.elsewhere)}, not on {found.cloud}"] if found.elsewhere else []
     return flow("\n".join([*lines, *(f"incomplete: {line}" for line in found.incomplete)]))
 
 

@@ -301,7 +301,7 @@ class HostController:
         born_at = now - self._core.clock.age_s(self._core.fleet_clock.passed())
         self._launched(host)
         token = host_token(boot.fleet_secret, host)
-        boot_data = {"fleet": boot.fleet, "host": host, "provider": boot.spec.provider, "slots": offer.slots,
+        boot_data = {"fleet": boot.fleet, "host": host, "provider": offer.provider, "slots": offer.slots,
                 "dispatcher": self._core.url, "ca": boot.ca, "token": token,
                 **lifetime.told_to_host(boot.spec, born_at, now)}
         return Boot("spotfleet.agent", {"boot.json": json.dumps(to_json(boot_data))}, token)

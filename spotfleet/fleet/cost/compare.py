@@ -1,38 +1,20 @@
-"""Comparison of our bill with the cloud's: a billing export of AWS, line by line against the ledgers. Pure.
+"""Comparison of our bill with the cloud's: a billing export, line by line against the ledgers. Pure.
 
-Two formats: the legacy Cost and Usage Report (`lineItem/ResourceId`, tags as columns `resourceTags/user:KEY`) and
-CUR 2.0 of Data Exports (`line_item_resource_id`, tags as one JSON map in `resource_tags`). Machines are matched by
-their id in the ledger; disks and addresses by the tags of their host, which an account must have activated as cost
-allocation tags. Only the time that the export covers is compared. Sources: AWS Data Exports User Guide, "Line item
-details", "Line item columns", "Resource tags columns".
+Machines are matched by their id in the ledger; disks and addresses by the tags of their host. Only the time that the
+export covers is compared. The cloud's plugin reads the export (`CloudPlugin.cost_export`).
 """
 
 from __future__ import annotations
 
-import calendar
-import json
 import math
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 
-from spotfleet.errors import UsageError
 from spotfleet.fleet.cost.groups import FleetLedgers
 from spotfleet.fleet.cost.meter import Meter
-
-FLEET_TAG, HOST_TAG = "spotfleet", "spotfleet-host"
-NEEDED = ("ResourceId", "UsageStartDate", "UsageType", "UnblendedCost")
-USEFUL = ("UsageEndDate", "LineItemType", "CurrencyCode")
-USAGE = ("", "Usage", "DiscountedUsage", "SavingsPlanCoveredUsage")  # other types are taxes, credits, fees
-KINDS = (("machine", "BoxUsage|SpotUsage|HeavyUsage|DedicatedUsage"), ("disk", "EBS:Volume"),
-         ("address", "PublicIPv4|ElasticIP"), ("traffic", "DataTransfer|-Bytes"))
-HOUR_S = 3600.0
-MOST_DIGITS = 15  # digits of dollars on one line, before the point
-LAG = "exports lag behind by up to 24 hours"
-HOW = ("in AWS: Billing and Cost Management, Data Exports, Create: CUR 2.0, with resource IDs, by the hour, as "
-       f"text/csv; under Cost allocation tags activate {FLEET_TAG} and {HOST_TAG}")
+from spotfleet.plugins import JOINED
+from spotfleet.providers.billing import BilledLine, CostExport
 
 
 @dataclass(frozen=True)
@@ -69,7 +51,8 @@ class Reconciliation:
     earlier_micros: int = 0  # in our bill, before that time
     left_out: tuple[tuple[str, int], ...] = ()  # taxes, credits, fees on our resources: (type, micro-dollars)
     incomplete: tuple[str, ...] = ()  # fleets whose ledgers could not be read
-    elsewhere: tuple[str, ...] = ()  # fleets outside AWS, which are not compared
+    elsewhere: tuple[str, ...] = ()  # fleets on other clouds, which are not compared
+    cloud: str = ""  # whose export it is
 
     @property
     def micros(self) -> int:
@@ -80,40 +63,11 @@ class Reconciliation:
         return sum(d.their_micros for d in (*self.rows, *self.unknown))
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Column names of an export."""
-
-    at: Mapping[str, str]  # our name -> its column
-    tags: Mapping[str, str] = field(default_factory=dict)  # tag -> its column
-    tag_map: str = ""  # the column that has all tags
-
-    def tag(self, row: Mapping[str, str], key: str) -> str:
-        if self.tag_map:
-            return _tags(row.get(self.tag_map) or "").get(_plain(key), "")
-        return row.get(self.tags.get(key, ""), "") or ""
-
-
-def columns(header: Sequence[str]) -> Columns:
-    """Return the columns of an export with this first line. Raises UsageError, naming the missing column."""
-    plain = {_plain(name): name for name in header}
-    found = {word: plain[key] for word in (*NEEDED, *USEFUL) if (key := "lineitem" + _plain(word)) in plain}
-    missing_columns = [word for word in NEEDED if word not in found]
-    if missing_columns:
-        first = missing_columns[0]
-        legacy = any("/" in name for name in header)
-        name = f"lineItem/{first}" if legacy else f"line_item_{_snake(first)}"
-        known = "; it has no column of a Cost and Usage Report" if not found else ""
-        raise UsageError(f"the billing export lacks the column {name}{known}", hint=HOW)
-    tags = {key: plain[p] for key in (FLEET_TAG, HOST_TAG) if (p := "resourcetagsuser" + _plain(key)) in plain}
-    return Columns(found, tags, plain.get("resourcetags", ""))
-
-
 class BilledByCloud:
     """Costs in an export for the hosts of these ledgers, and for other resources with our tag."""
 
-    def __init__(self, ledgers: Sequence[FleetLedgers], header: Sequence[str], everything: bool) -> None:
-        self._columns, self._everything = columns(header), everything
+    def __init__(self, ledgers: Sequence[FleetLedgers], everything: bool) -> None:
+        self._everything = everything
         self.meters = {b.fleet: Meter(b.events, b.now) for b in ledgers}
         self._hosts = {host: (fleet, host) for fleet, meter in self.meters.items() for host in meter.hosts}
         self._ids = {machine: (fleet, name) for fleet, meter in self.meters.items()
@@ -124,88 +78,72 @@ class BilledByCloud:
         self.resources: dict[tuple[str, str, str], dict[str, None]] = {}
         self.left_out: dict[str, Decimal] = {}
 
-    def take(self, row: Mapping[str, str], number: int) -> None:
-        """Add one line of the export, the `number`th. Raises UsageError if it cannot be understood."""
-        at = self._columns.at
-        kind = kind_of(row[at["UsageType"]] or "")
-        what = row[at["LineItemType"]] or "" if "LineItemType" in at else ""
-        if kind and what in USAGE:
-            begun = _instant(row[at["UsageStartDate"]], number, at["UsageStartDate"])
-            ended = _instant(row[at["UsageEndDate"]], number, at["UsageEndDate"]) if "UsageEndDate" in at else 0.0
-            self.since = min(self.since, begun)
-            self.until = max(self.until, ended or begun + HOUR_S)
-        resource = (row[at["ResourceId"]] or "").rpartition("/")[2]
-        tag = self._columns.tag(row, FLEET_TAG)
-        known = self._ids.get(resource) or self._hosts.get(self._columns.tag(row, HOST_TAG))
-        if known is None and (not tag or (not self._everything and tag not in self._names)):
+    def take(self, line: BilledLine) -> None:
+        """Add one line of the export. Raises UsageError if its amount cannot be understood."""
+        if not line.left_out:
+            self.since, self.until = min(self.since, line.since), max(self.until, line.until)
+        known = self._ids.get(line.resource) or self._hosts.get(line.host)
+        if known is None and (not line.fleet or (not self._everything and line.fleet not in self._names)):
             return
-        currency = row[at["CurrencyCode"]] if "CurrencyCode" in at else "USD"
-        if currency not in ("", "USD"):
-            raise UsageError(f"line {number} of the billing export is in {currency}",
-                             hint="the ledger is in US dollars: compare an export that is, too")
-        dollars = _dollars(row[at["UnblendedCost"]], number, at["UnblendedCost"])
-        if not kind or what not in USAGE:
-            name = what if what not in USAGE else row[at["UsageType"]]
-            self.left_out[name] = self.left_out.get(name, Decimal(0)) + dollars
+        dollars = line.dollars()
+        if line.left_out:
+            self.left_out[line.left_out] = self.left_out.get(line.left_out, Decimal(0)) + dollars
             return
-        fleet, host = known or (self._names.get(tag, tag), "")
-        key = (fleet, host or resource, kind)
+        fleet, host = known or (self._names.get(line.fleet, line.fleet), "")
+        key = (fleet, host or line.resource, line.kind)
         self.found[key] = self.found.get(key, Decimal(0)) + dollars
-        self.resources.setdefault(key, {})[resource] = None
+        self.resources.setdefault(key, {})[line.resource] = None
 
 
-def compare(ledgers: Sequence[FleetLedgers], header: Sequence[str], rows: Iterable[Mapping[str, str]],
-            everything: bool = True, providers: Collection[str] | None = None) -> Reconciliation:
-    """Compare the ledgers with `rows`, the export's lines after its header. Raises UsageError for any other file.
+def compare(ledgers: Sequence[FleetLedgers], export: CostExport, lines: Iterable[BilledLine],
+            everything: bool = True, provider: str = "") -> Reconciliation:
+    """Compare the ledgers with an export's lines.
 
     Without `everything`, a resource with our tag that is no host of these ledgers counts only if the tag names one of
-    their fleets. `providers`: those that send such exports; None: all.
+    their fleets. `provider`: the one that sends such exports; "": all hosts are compared.
     """
-    billed = BilledByCloud(ledgers, header, everything)
-    for number, row in enumerate(rows, 2):
-        if None in row or None in row.values():
-            raise UsageError(f"line {number} of the billing export has not as many fields as its first line", hint=HOW)
-        billed.take(row, number)
+    billed = BilledByCloud(ledgers, everything)
+    for line in lines:
+        billed.take(line)
     if billed.since > billed.until:
         return Reconciliation(None, None, incomplete=_incomplete(ledgers))
-    elsewhere = _elsewhere(billed, providers) if providers is not None else ()
+    elsewhere = _elsewhere(billed, provider) if provider else ()
     compared = {fleet: meter for fleet, meter in billed.meters.items() if fleet not in elsewhere}
     own = {key: micros for fleet, meter in compared.items()
-            for key, micros in _own_bill(fleet, meter, billed.since, billed.until).items()}
+            for key, micros in _own_bill(fleet, meter, billed.since, billed.until, provider).items()}
     found = _with_traffic(billed)
     rows_, unknown, missing = [], [], []
     for key in dict.fromkeys((*found, *own)):
         fleet, host, kind = key
         ids = ", ".join(billed.resources.get(key, ())) or host
         known = host in billed.meters[fleet].hosts or kind == "traffic" if fleet in billed.meters else False
-        line = Difference(ids, kind, fleet, host if known else "", own.get(key, 0),
-                          _micros(found.get(key, Decimal(0))), _note(kind, key in found, known))
+        difference = Difference(ids, kind, fleet, host if known else "", own.get(key, 0),
+                                _micros(found.get(key, Decimal(0))), _note(export, kind, key in found, known))
         if not known:
-            unknown.append(line)
+            unknown.append(difference)
         elif key in found:
-            rows_.append(line)
-        elif line.micros:
-            missing.append(line)
+            rows_.append(difference)
+        elif difference.micros:
+            missing.append(difference)
     meters = compared.values()
     return Reconciliation(
         billed.since, billed.until, tuple(sorted(rows_, key=lambda d: -abs(d.difference))),
         tuple(sorted(unknown, key=lambda d: -d.their_micros)), tuple(sorted(missing, key=lambda d: -d.micros)),
         sum(m.micros(billed.until) for m in meters), sum(m.micros(until=billed.since) for m in meters),
         tuple((name, _micros(dollars)) for name, dollars in sorted(billed.left_out.items())), _incomplete(ledgers),
-        elsewhere)
+        elsewhere, export.name)
 
 
-def kind_of(usage_type: str) -> str:
-    """Return "machine", "disk", "address", "traffic", or "" for a kind that no ledger counts, such as snapshots."""
-    return next((kind for kind, words in KINDS if re.search(words, usage_type)), "")
-
-
-def _own_bill(fleet: str, meter: Meter, since: float, until: float) -> dict[tuple[str, str, str], int]:
+def _own_bill(fleet: str, meter: Meter, since: float, until: float, provider: str) -> dict[tuple[str, str, str], int]:
+    """Return our bill by host and kind; of a fleet on several clouds, that of hosts on `provider`."""
     found: dict[tuple[str, str, str], int] = {}
+    several = provider and meter.created is not None and JOINED in meter.created.provider
     lines = [(line.host, "machine", line.micros) for line in meter.lines(since, until)]
     lines += [("" if e.kind == "traffic" else e.name, e.kind, e.micros) for e in meter.extras(since, until)]
     for host, kind, micros in lines:
-        found[fleet, host, kind] = found.get((fleet, host, kind), 0) + micros
+        there = meter.hosts.get(host) if several else None
+        if there is None or there.offer.provider == provider:
+            found[fleet, host, kind] = found.get((fleet, host, kind), 0) + micros
     return found
 
 
@@ -220,12 +158,12 @@ def _with_traffic(billed: BilledByCloud) -> dict[tuple[str, str, str], Decimal]:
     return found
 
 
-def _note(kind: str, billed: bool, known: bool) -> str:
+def _note(export: CostExport, kind: str, billed: bool, known: bool) -> str:
     if not known:
         return "has our tag, but is in no record here"
     if not billed:
-        untagged = f"; or {FLEET_TAG} and {HOST_TAG} are no cost allocation tags" if kind in ("disk", "address") else ""
-        return f"not in the export: perhaps not billed yet ({LAG}){untagged}"
+        untagged = f"; or {export.untagged}" if kind in ("disk", "address") else ""
+        return f"not in the export: perhaps not billed yet ({export.lag}){untagged}"
     return "ours is an estimate, of the steps between zones alone" if kind == "traffic" else ""
 
 
@@ -233,48 +171,11 @@ def _incomplete(ledgers: Sequence[FleetLedgers]) -> tuple[str, ...]:
     return tuple(f"{b.fleet}: {b.missing}" for b in ledgers if b.missing)
 
 
-def _elsewhere(billed: BilledByCloud, providers: Collection[str]) -> tuple[str, ...]:
-    """Return the fleets that the export does not concern: of other providers, without any item in it."""
+def _elsewhere(billed: BilledByCloud, provider: str) -> tuple[str, ...]:
+    """Return the fleets that the export does not concern: on other clouds alone, without any item in it."""
     fleets = {fleet for fleet, _, _ in billed.found}
     return tuple(fleet for fleet, meter in billed.meters.items()
-                 if meter.created and meter.created.provider not in providers and fleet not in fleets)
-
-
-def _tags(text: str) -> dict[str, str]:
-    """Parse a map column: JSON, its keys with or without the prefix "user:"."""
-    try:
-        data = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    return {_plain(str(k)).removeprefix("user"): str(v) for k, v in data.items()}
-
-
-def _plain(name: str) -> str:
-    """Return a column's name as it is in both formats: letters and digits only."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
-def _dollars(text: str, number: int, column: str) -> Decimal:
-    with suppress(InvalidOperation):
-        found = Decimal(text or "0")
-        if found.is_finite() and (not found or found.adjusted() < MOST_DIGITS):
-            return found
-    raise UsageError(f"line {number} of the billing export: {column} is {text!r}, no number of dollars", hint=HOW)
-
-
-def _instant(text: str, number: int, column: str) -> float:
-    found = re.match(r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d))?)?", text or "")
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()) if found else [0] * 6
-    if year and 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year, month)[1] and (
-            hour < 24 and minute < 60 and second < 60):
-        return float(calendar.timegm((year, month, day, hour, minute, second)))
-    raise UsageError(f"line {number} of the billing export: {column} is {text!r}, no time", hint=HOW)
+                 if meter.created and provider not in meter.created.provider.split(JOINED) and fleet not in fleets)
 
 
 def _micros(dollars: Decimal) -> int:

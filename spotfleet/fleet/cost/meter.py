@@ -164,15 +164,16 @@ class Meter:
         self._rates = RateBook(e for e in self.events if isinstance(e, RatesStamped))
         self.hosts = hosts(self.events)
         self._billed: list[_Billed] = [b for host in self.hosts.values() for b in self._bills(host)]
-        self._metered: list[Metered] = [m for host in self.hosts.values()
-                                        for m in cost_extras.metered(host, self._rates, self._rules, now)]
+        self._metered: list[Metered] = [
+            m for host in self.hosts.values()
+            for m in cost_extras.metered(host, self._rates, self._rules.of(host.offer.provider), now)]
 
     def _bills(self, host: CostHost) -> Iterator[_Billed]:
         parts = full_parts = 0
         for run in host.runs:
             ended_at = self.now if run.ended_at is None else run.ended_at
             history = self._prices.history(host.offer, run.started_at, ended_at)
-            bill = Bill(run, history, self._rules, self.now)
+            bill = Bill(run, history, self._rules.of(host.offer.provider), self.now)
             yield _Billed(host, bill, parts, full_parts)
             more, more_full = bill.parts(bill.seconds)
             parts, full_parts = parts + more, full_parts + more_full

@@ -35,6 +35,7 @@ from spotfleet.providers.aws.mapping.template import Facts, LaunchOrder
 from spotfleet.providers.aws.session import Account, AwsClient
 from spotfleet.providers.kit import launching, userdata
 from spotfleet.providers.kit.launching import PAUSE_S, VISIBLE_S, LaunchSteps
+from spotfleet.providers.kit.requests import until_known
 
 log = logging.getLogger(__name__)
 PROFILE_S, PROFILE_PAUSE_S = 120.0, 2.0  # the same for an instance profile, which IAM passes on: as Terraform waits
@@ -94,15 +95,8 @@ def place_untagged(account: Account, region: str, instances: Sequence[Mapping[st
 
 def _tag_new(ec2: AwsClient, ids: Sequence[str], key: str, value: str) -> None:
     """Tag instances that EC2 may not know yet."""
-    deadline = time.monotonic() + VISIBLE_S
-    while True:
-        try:
-            ec2.create_tags(Resources=list(ids), Tags=[{"Key": key, "Value": value}])
-            return
-        except SpotfleetError as error:
-            if errors.code(error) not in terminate.ABSENT or time.monotonic() > deadline:
-                raise
-        time.sleep(PAUSE_S)
+    until_known(lambda: ec2.create_tags(Resources=list(ids), Tags=[{"Key": key, "Value": value}]),
+                lambda error: errors.code(error) in terminate.ABSENT, VISIBLE_S, PAUSE_S)
 
 
 def _exists(account: Account, request: LaunchRequest) -> bool:

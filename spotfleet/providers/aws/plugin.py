@@ -22,8 +22,10 @@ from spotfleet.plugins import FileFacts, Machines, Note, Traits
 from spotfleet.providers import LaunchRequest, Provider
 from spotfleet.providers.aws import AwsProvider
 from spotfleet.providers.aws.mapping import names, policies
+from spotfleet.providers.aws.mapping.cost_export import AwsCostExport
 from spotfleet.providers.aws.section.spec import AwsSpec, parsed, spec_in, with_spec
 from spotfleet.providers.aws.section.values import region_of
+from spotfleet.providers.billing import CostExport
 from spotfleet.providers.kit.plugin import RegionalPlugin
 from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, Policies, RegionRow
 
@@ -91,8 +93,9 @@ class AwsPlugin(RegionalPlugin):
 
     name = "aws"
     traits = Traits(Machines.MADE, settles_region=True, open_ended_types=True, placement=True, boot_limit_s=1800.0,
-                    keeps_results_s=86_400.0, cost_report=True)
+                    keeps_results_s=86_400.0)
     policies: Policies | None = AwsPolicies()
+    cost_export: CostExport | None = AwsCostExport()
     user_key = "aws.user"
     scored = "EC2 scores its capacity"
 

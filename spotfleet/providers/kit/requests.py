@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from spotfleet.errors import SpotfleetError
+
 AT_ONCE = 8
 
 A = TypeVar("A")
@@ -21,6 +23,23 @@ def each(do: Callable[[A], T], things: Sequence[A]) -> list[T]:
         return [do(thing) for thing in things]
     with ThreadPoolExecutor(min(len(things), AT_ONCE), thread_name_prefix="cloud") as threads:
         return list(threads.map(do, things))
+
+
+def until_known(call: Callable[[], T], unknown: Callable[[SpotfleetError], bool], limit_s: float, pause_s: float,
+                waiting: Callable[[], None] = lambda: None) -> T:
+    """Repeat `call` while it fails as the cloud does not know yet what was just made, or still knows what was removed.
+
+    Raises its last error after `limit_s`. `waiting` is called before each pause.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            return call()
+        except SpotfleetError as error:
+            if not unknown(error) or time.monotonic() > deadline:
+                raise
+        waiting()
+        time.sleep(pause_s)
 
 
 class RequestPace:

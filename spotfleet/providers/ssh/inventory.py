@@ -19,13 +19,14 @@ from threading import Lock, RLock, Thread
 from typing import Any
 
 from spotfleet.errors import NeedsPerson, SpotfleetError, UsageError
-from spotfleet.model import CloudHost, CloudState, EnvironmentSpec, Role, SshSpec
+from spotfleet.model import CloudHost, CloudState, EnvironmentSpec, Role
 from spotfleet.providers.ssh import listing, scripts
 from spotfleet.providers.ssh.diagnosis import Diagnosis, MachineError, of_output
 from spotfleet.providers.ssh.discovery import Discovery
 from spotfleet.providers.ssh.listing import ListedHost, Report
 from spotfleet.providers.ssh.machines import ResolvedMachine, environment_in, machines, spec_in
 from spotfleet.providers.ssh.poller import MachinePoller, MachineView
+from spotfleet.providers.ssh.section.spec import SshSpec
 from spotfleet.providers.ssh.transport import Keyring, LocalTransport, SshTransport, Transport
 from spotfleet.retry import growing_s
 

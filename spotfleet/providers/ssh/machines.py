@@ -13,18 +13,8 @@ from typing import Any
 
 from spotfleet.codec import from_json
 from spotfleet.matching import meets
-from spotfleet.model import (
-    DISPATCHER_TYPE,
-    WORKER_TYPE,
-    EnvironmentSpec,
-    Market,
-    Need,
-    Offer,
-    Role,
-    SshAccess,
-    SshMachine,
-    SshSpec,
-)
+from spotfleet.model import EnvironmentSpec, Market, Need, Offer, Role, SshAccess
+from spotfleet.providers.ssh.section.spec import DISPATCHER_TYPE, WORKER_TYPE, SshMachine, SshSpec
 from spotfleet.ssh.known_hosts import known_keys
 
 PROVIDER = "ssh"

@@ -11,12 +11,14 @@ import pytest
 
 from spotfleet.cli.commands.cost_table import reconciled
 from spotfleet.errors import UsageError
-from spotfleet.fleet.cost.compare import LAG, Difference, Reconciliation, columns, compare, kind_of
+from spotfleet.fleet.cost.compare import Difference, Reconciliation, compare
 from spotfleet.fleet.cost.groups import FleetLedgers
 from spotfleet.fleet.cost.rows import reconciliation_json
 from spotfleet.fleet.domain.events import Event, FleetCreated, HostListed, LaunchIntended, RatesStamped
 from spotfleet.model import BillingRules, CloudState, Market, Nodes, Offer, Rates, Role, Run
+from spotfleet.providers.aws.mapping.cost_export import AwsCostExport, columns, kind_of
 
+AWS = AwsCostExport()
 T = 1_700_006_400.0  # 2023-11-15 00:00:00 UTC
 HOUR = 3600.0
 SPOT = Offer("aws", "us-east-1", "us-east-1a", "g5.xlarge", Market.SPOT, 1, 400_000, 1_006_000, "A10G")
@@ -69,7 +71,7 @@ def text(header: tuple[str, ...], rows: list[list[str]]) -> str:
 
 def compared(export: str, *ours: FleetLedgers, everything: bool = True) -> Reconciliation:
     lines = csv.DictReader(io.StringIO(export))
-    return compare(ours, list(lines.fieldnames or []), lines, everything, ["aws"])
+    return compare(ours, AWS, AWS.lines(list(lines.fieldnames or []), lines), everything, "aws")
 
 
 ONE = books(("f-a1b2-0", "i-1", 2.0))
@@ -87,9 +89,19 @@ def test_machines_match_by_id_and_what_hangs_on_them_by_the_tags_of_their_host(e
     assert found == Reconciliation(T, T + 2 * HOUR, rows=(
         Difference("i-1", "machine", "f", "f-a1b2-0", 800_000, 810_000),
         Difference("vol-1", "disk", "f", "f-a1b2-0", 2_000_000, 2_000_000),
-        Difference("eni-1", "address", "f", "f-a1b2-0", 100_000, 100_000)))
+        Difference("eni-1", "address", "f", "f-a1b2-0", 100_000, 100_000)), cloud="AWS")
     assert [(d.difference, d.percent) for d in found.rows] == [(10_000, 1.25), (0, 0.0), (0, 0.0)]
     assert (found.micros, found.their_micros) == (2_900_000, 2_910_000)
+
+
+def test_of_a_fleet_on_several_clouds_the_hosts_of_one_are_compared_with_its_bill():
+    both = books(("f-a1b2-0", "i-1", 1.0), ("f-a1b2-1", "vm-1", 1.0))
+    events = [replace(e, provider="other+aws") if isinstance(e, FleetCreated) else
+              replace(e, offer=replace(SPOT, provider="other")) if isinstance(e, LaunchIntended) and
+              e.request_id == "f-a1b2-1" else e for e in both.events]
+    found = compared(legacy(item("i-1", "SpotUsage:g5.xlarge", "0.4")), replace(both, events=tuple(events)))
+    assert ([d.host for d in found.rows], {d.host for d in found.missing}) == (["f-a1b2-0"], {"f-a1b2-0"})
+    assert found.elsewhere == ()
 
 
 def test_only_the_time_that_the_export_covers_is_compared():
@@ -105,7 +117,7 @@ def test_what_they_have_not_billed_is_listed_with_the_likely_reason():
         ("f-a1b2-0", "disk", "f-a1b2-0", 2_000_000, 0), ("f-a1b2-1", "disk", "f-a1b2-1", 1_000_000, 0),
         ("f-a1b2-1", "machine", "f-a1b2-1", 400_000, 0), ("f-a1b2-0", "address", "f-a1b2-0", 100_000, 0),
         ("f-a1b2-1", "address", "f-a1b2-1", 50_000, 0)]
-    assert found.missing[2].note == f"not in the export: perhaps not billed yet ({LAG})"
+    assert found.missing[2].note == f"not in the export: perhaps not billed yet ({AWS.lag})"
     assert found.missing[0].note.endswith("or spotfleet and spotfleet-host are no cost allocation tags")
 
 

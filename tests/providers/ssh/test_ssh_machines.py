@@ -7,12 +7,13 @@ import json
 import pytest
 
 from spotfleet.codec import to_json
-from spotfleet.model import Market, Need, Offer, Role, SshAccess, SshMachine, SshSpec
+from spotfleet.model import Market, Need, Offer, Role, SshAccess
 from spotfleet.providers import UNLISTED
 from spotfleet.providers.ssh import SshProvider
 from spotfleet.providers.ssh.diagnosis import Diagnosis, MachineError
 from spotfleet.providers.ssh.inventory import MachineInventory
 from spotfleet.providers.ssh.machines import ResolvedMachine, machines, offers
+from spotfleet.providers.ssh.section.spec import SshMachine, SshSpec
 from spotfleet.providers.ssh.transport import CommandResult
 from spotfleet.ssh.known_hosts import known_keys
 

@@ -12,10 +12,11 @@ import paramiko
 import pytest
 
 from spotfleet.errors import NeedsPerson, NoCapacity
-from spotfleet.model import CloudState, Market, Need, Offer, Role, SshSpec
+from spotfleet.model import CloudState, Market, Need, Offer, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.ssh import SshProvider, diagnosis, poller, transport
 from spotfleet.providers.ssh.diagnosis import Diagnosis
+from spotfleet.providers.ssh.section.spec import SshSpec
 from tests.support.ssh_provider.sshd_machines import Machines, idle_hosts, user, wait
 
 pytestmark = pytest.mark.processes

@@ -29,8 +29,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from spotfleet.bootstrap import MARK, script
 from spotfleet.codec import to_json
-from spotfleet.model import EnvironmentSpec, SshMachine, SshSpec
+from spotfleet.model import EnvironmentSpec
 from spotfleet.providers.ssh import inventory
+from spotfleet.providers.ssh.section.spec import SshMachine, SshSpec
 from tests.support.machine_group import MachineGroup
 
 SSHD = "/usr/sbin/sshd"

@@ -16,6 +16,7 @@ from spotfleet.providers import CloudEvent, Resource
 from spotfleet.providers.aws.account import event_parser
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.session import Account, AwsClient
+from spotfleet.providers.kit.requests import until_known
 
 QUEUE, RULE = "sqs-queue", "eventbridge-rule"  # kinds of Resource
 PREFIX = "spotfleet-"
@@ -82,17 +83,10 @@ def partition(region: str) -> str:
 
 def _create(sqs: AwsClient, name: str, attributes: Mapping[str, str], tags: Mapping[str, str],
             progress: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + DELETED_S
-    while True:
-        try:
-            sqs.create_queue(QueueName=name, Attributes=dict(attributes), tags=dict(tags))
-            return
-        except SpotfleetError as error:
-            if errors.code(error) not in JUST_DELETED or time.monotonic() >= deadline:
-                raise
-        progress(f"queue {name} was removed a moment ago, SQS makes no other for a minute; tried again in "
-                 f"{AGAIN_S:.0f} s")
-        time.sleep(AGAIN_S)
+    until_known(lambda: sqs.create_queue(QueueName=name, Attributes=dict(attributes), tags=dict(tags)),
+                lambda error: errors.code(error) in JUST_DELETED, DELETED_S, AGAIN_S,
+                lambda: progress(f"queue {name} was removed a moment ago, SQS makes no other for a minute; tried again "
+                                 f"in {AGAIN_S:.0f} s"))
 
 
 def listed(account: Account, region: str, fleet: str) -> list[Resource]:
