@@ -93,6 +93,7 @@ TYPES = {
         Type("gr6.4xlarge", 1.5392, "bc"),
         Type("p4d.24xlarge", 32.7726, "ab", ("us-east-1", "us-west-2")),
         Type("p5.48xlarge", 98.32, "a", ("us-east-1",)),
+        Type("p6-b300.48xlarge", 142.42, "b", ("us-west-2",)),
     )
 }
 
