@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from spotfleet.bootstrap import HostPlan, cloud_init, gang, script, wheel
 from spotfleet.errors import UsageError
-from spotfleet.model import Role
+from spotfleet.model import EnvironmentSpec, Role
 from spotfleet.providers import LaunchRequest
 from spotfleet.providers.aws.mapping import names
 from spotfleet.providers.aws.session import Settings
@@ -62,9 +62,18 @@ def lifetime_s(request: LaunchRequest) -> float:
         return 0.0
 
 
+def _of_dispatcher(settings: Settings) -> EnvironmentSpec:
+    """Return the environment of a dispatcher, which runs no job. Where hosts alone have an image that the user named,
+    `python` and `inherit` are about that image, and the dispatcher's is plain Ubuntu."""
+    environment, spec = replace(settings.environment, packages=()), settings.spec
+    if spec.image and not spec.dispatcher_image:
+        return replace(environment, python=EnvironmentSpec().python, inherit=False)
+    return environment
+
+
 def _plan(settings: Settings, request: LaunchRequest) -> HostPlan:
     code, dispatcher = wheel.running(), request.role is Role.DISPATCHER
-    environment = replace(settings.environment, packages=()) if dispatcher else settings.environment  # it runs no job
+    environment = _of_dispatcher(settings) if dispatcher else settings.environment
     return HostPlan(
         request.request_id, request.fleet, request.role, request.boot.module, request.boot.files, code.name,
         code.sha256, environment, port=names.DISPATCHER_PORT if dispatcher else 0,
