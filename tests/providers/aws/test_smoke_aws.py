@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import smoke_aws
 import smoke_notice
+import smoke_parts
 from smoke_report import hide
 
 from tests.support.aws import smoke_cli
@@ -72,6 +73,7 @@ def smoke(cloud: Any, fis: list[str], tmp_path: Path, monkeypatch: pytest.Monkey
     """smoke(trouble, options...) -> (exit code, report); `price` of the machines, $/h."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setattr(smoke_notice, "POLL_S", 0.1)
+    monkeypatch.setattr(smoke_parts, "RETURN_S", 60.0)
     real = smoke_aws.prepared
 
     def run(trouble: str = "", *options: str, price: float = 0.1, kind: type = InProcess) -> tuple[int, str]:
