@@ -32,6 +32,7 @@ import smoke_notice
 from botocore.exceptions import BotoCoreError, ClientError
 from smoke_file import prepared
 from smoke_notice import Notices
+from smoke_parts import PARTS, Part, table
 from smoke_report import Report
 
 from spotfleet import Fleet, __version__
@@ -39,7 +40,6 @@ from spotfleet.errors import SpotfleetError
 from spotfleet.providers.aws.mapping import names
 
 BESIDES_USD_H = 0.04  # 110 GiB of gp3, three public addresses
-EXPECTED_H = 0.6  # the whole of it
 UP_S, TRAIN_S, NOTICE_S, REPLACED_S, DOWN_S, QUICK_S = 1800.0, 900.0, 300.0, 1500.0, 900.0, 120.0
 POLL_S = 5.0
 STEPS = 20  # that show that training goes on
@@ -78,6 +78,7 @@ class Smoke:
     fis: bool = True
     poll_s: float = POLL_S
     command: Sequence[str] = (sys.executable, "-m", "spotfleet.cli")
+    part: Part = PARTS["basic"]
     price_usd_h: Callable[[Path], float] | None = None  # price of the machines; None: the plan's
     usd_h: float = 0.0
     begun: float | None = None  # `up`, on the monotonic clock
@@ -112,9 +113,13 @@ class Smoke:
         with self.report.step("train"):
             self.cli("train", "digits.py", "--np", "1:2", "-d", "-c", self.name, "--", "--epochs", "100000",
                      "--step-delay", "0.2")
-            self.until("two workers train", lambda s: _trains(s, 2), TRAIN_S)
-        with self.report.step("interruption notice" if self.fis else "loss without a notice (--no-fis)"):
-            self._lose_one()
+            self.until("two workers train", lambda s: self.trains(s, 2), TRAIN_S)
+        if self.part.proof is not None:
+            with self.report.step(self.part.about):
+                self.part.proof(self)
+        else:
+            with self.report.step("interruption notice" if self.fis else "loss without a notice (--no-fis)"):
+                self._lose_one()
         with self.report.step("cost"):
             self.cli("cost", self.name)
         with self.report.step("cancel"):
@@ -122,9 +127,10 @@ class Smoke:
 
     def _plan(self, file: Path) -> None:
         self.usd_h = (self.price_usd_h or _planned)(file)
-        expected = EXPECTED_H * (self.usd_h + BESIDES_USD_H) + (smoke_notice.USD if self.fis else 0.0)
-        self.report.say(f"machines ${self.usd_h:.4f}/h; all of it about ${expected:.2f}, "
-                        f"stopped at ${self.max_usd:.2f}")
+        hours = self.part.minutes / 60
+        expected = hours * (self.usd_h + BESIDES_USD_H) + (smoke_notice.USD if self.fis and self.part.fis else 0.0)
+        self.report.say(f"machines ${self.usd_h:.4f}/h; all of it about {self.part.minutes} minutes and "
+                        f"${expected:.2f}, stopped at ${self.max_usd:.2f}")
         if expected > self.max_usd:
             raise Stopped(f"about ${expected:.2f} are expected: give --max-usd {expected * 1.5:.1f}, or another --type")
 
@@ -151,16 +157,16 @@ class Smoke:
     def _replaced(self, victim: str, before: dict[str, Any], began: float) -> None:
         if self.fis:
             self.until(f"{victim} hears the notice", lambda s: _noticed(s, victim), NOTICE_S)
-            self._measure("until the notice was heard", began)
+            self.measure("until the notice was heard", began)
         self.until(f"{victim} is gone", lambda s: victim not in [h["host"] for h in s["hosts"]], REPLACED_S)
-        self._measure("until the host was gone", began)
+        self.measure("until the host was gone", began)
         steps = _job(self.status())["version"]
         self.report.say(f"step {_job(before)['version']} before, {steps} when it was gone")
-        self.until("a replacement trains too", lambda s: _trains(s, 2, steps), REPLACED_S)
-        self._measure("until its replacement trained", began)
+        self.until("a replacement trains too", lambda s: self.trains(s, 2, steps), REPLACED_S)
+        self.measure("until its replacement trained", began)
         self.report.say(f"{_job(self.status())['repeated']} steps were repeated")
 
-    def _measure(self, what: str, began: float) -> None:
+    def measure(self, what: str, began: float) -> None:
         self.measured[what] = time.monotonic() - began
         self.report.say(f"{self.measured[what]:.0f} s {what}")
 
@@ -238,6 +244,13 @@ class Smoke:
             time.sleep(self.poll_s)
         self.report.say(f"  {what}: {_short(status)}")
 
+    @staticmethod
+    def trains(status: dict[str, Any], workers: int, since: int = 0) -> bool:
+        jobs = status["jobs"]
+        if jobs and jobs[-1]["state"] in ("failed", "cancelled"):
+            raise Stopped(f"the job {jobs[-1]['state']}: {jobs[-1]['why']}: {jobs[-1]['error'][-2000:]}")
+        return bool(jobs) and jobs[-1]["world_size"] == workers and jobs[-1]["version"] >= since + STEPS
+
     def cli(self, *words: str, ok: bool = True, shown: bool = True, limit_s: float = QUICK_S) -> Done:
         """One command of spotfleet, seen by the user and written down. It is ended when the money is."""
         if shown:
@@ -283,13 +296,6 @@ def _job(status: dict[str, Any]) -> dict[str, Any]:
     return status["jobs"][-1]
 
 
-def _trains(status: dict[str, Any], workers: int, since: int = 0) -> bool:
-    jobs = status["jobs"]
-    if jobs and jobs[-1]["state"] in ("failed", "cancelled"):
-        raise Stopped(f"the job {jobs[-1]['state']}: {jobs[-1]['why']}: {jobs[-1]['error'][-2000:]}")
-    return bool(jobs) and jobs[-1]["world_size"] == workers and jobs[-1]["version"] >= since + STEPS
-
-
 def _noticed(status: dict[str, Any], host: str) -> bool:
     """Or it is gone already."""
     found = next((h for h in status["hosts"] if h["host"] == host), None)
@@ -307,9 +313,16 @@ def _planned(file: Path) -> float:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/smoke-aws", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="scripts/smoke-aws", description=__doc__.splitlines()[0], epilog=table(),
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--region", help="where; one in which you have a quota (`spotfleet check aws`)")
-    parser.add_argument("--max-usd", type=float, default=2.0, help="stop when the running estimate reaches it")
+    parser.add_argument("--max-usd", type=float, default=2.0, help="stop when the running estimate of all is there")
+    parser.add_argument("--part", action="append", choices=[*PARTS, "all"], default=[],
+                        help="what to try, again and again; default: basic. all: each that has what it needs")
+    parser.add_argument("--kms-key", default="", help="key: ARN or alias of a customer key of the region")
+    parser.add_argument("--subnets", default="", help="private: ids of private subnets with a NAT, one per zone, "
+                        "separated by commas")
+    parser.add_argument("--ssh-from", default="10.0.0.0/8", help="private: network from which this laptop comes")
     parser.add_argument("--type", default="", help="of hosts: g5.xlarge; default: the cheapest small CPU spot type")
     parser.add_argument("--torch", default="", help="requirement; default: PyTorch's CPU wheel, or PyPI's with --type")
     parser.add_argument("--with", dest="more", default="", metavar="FILE",
@@ -323,7 +336,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parsed = parser.parse_args(argv)
     if not parsed.policy and not parsed.region:
         parser.error("the following arguments are required: --region")
+    lacking = [p for p in parsed.part if p != "all" and PARTS[p].needs and not _given(parsed, PARTS[p])]
+    if lacking:
+        parser.error(f"--part {lacking[0]} needs {PARTS[lacking[0]].needs}")
+    everything = [p for p in PARTS if _given(parsed, PARTS[p])]
+    parsed.part = everything if "all" in parsed.part else list(dict.fromkeys(parsed.part)) or ["basic"]
     return parsed
+
+
+def _given(parsed: argparse.Namespace, part: Part) -> bool:
+    return not part.needs or bool(getattr(parsed, part.needs.removeprefix("--").replace("-", "_")))
 
 
 def main(argv: Sequence[str] | None = None, kind: type[Smoke] = Smoke, **options: Any) -> int:
@@ -333,30 +355,47 @@ def main(argv: Sequence[str] | None = None, kind: type[Smoke] = Smoke, **options
         print(json.dumps(smoke_notice.EXTRA, indent=2))
         return 0
     report = Report(Path(args.report or f"smoke-aws-{time.strftime('%Y%m%d-%H%M%S')}.txt").absolute())
+    report.say(f"spotfleet {__version__}, boto3 {boto3.__version__}, Python {platform.python_version()}, "
+               f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {args.region}; {', '.join(args.part)}: about "
+               f"{sum(PARTS[p].minutes for p in args.part)} minutes")
+    went, spent_usd = True, 0.0
+    for part in args.part:
+        well, spent = _try(part, args, args.max_usd - spent_usd, report, kind, options)
+        went, spent_usd = went and well is True, spent_usd + spent
+        if well is None:  # Ctrl-C
+            break
+    report.say(f"estimate ${spent_usd:.2f}")
+    went = went and not report.failed
+    report.say("ALL WENT WELL" if went else f"NOT ALL WENT WELL: {', '.join(report.failed) or 'see above'}")
+    print(f"report: {report.path}   (no account number, key, user or public address in it; read it, then send it)",
+          file=sys.stderr)
+    return 0 if went else 1
+
+
+def _try(part: str, args: argparse.Namespace, max_usd: float, report: Report, kind: type[Smoke],
+         options: dict[str, Any]) -> tuple[bool | None, float]:
+    """Run one part. Return whether it went well and nothing is left, None after Ctrl-C; and the estimate in dollars."""
+    went: bool | None = False
     with tempfile.TemporaryDirectory(prefix="spotfleet-smoke-") as folder:
-        name = prepared(args, Path(folder))
-        report.say(f"spotfleet {__version__}, boto3 {boto3.__version__}, Python {platform.python_version()}, "
-                   f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, {args.region}, fleet {name}")
-        smoke = kind(name, args.region, args.max_usd, Path(folder), report, boto3.Session(), args.role,
-                     not args.no_fis, **options)
-        went = False
+        name = prepared(args, Path(folder), part, PARTS[part].over(args))
+        report.say(f"=== part {part}: {PARTS[part].about}; fleet {name}")
+        smoke = kind(name, args.region, max_usd, Path(folder), report, boto3.Session(), args.role,
+                     not args.no_fis, part=PARTS[part], **options)
         try:
             smoke.run()
             went = True
         except FAILURES as error:
             report.say(f"stopped: {type(error).__name__}: {error}")
         except KeyboardInterrupt:
+            went = None
             report.say("interrupted: the fleet is taken down first; a second Ctrl-C does not hurry that")
         finally:
             before = signal.signal(signal.SIGINT, lambda *_: print("taking the fleet down ...", file=sys.stderr))
             gone = smoke.clean_up()
             signal.signal(signal.SIGINT, before)
-    report.say(f"estimate ${smoke.spent_usd:.2f}; " + "; ".join(f"{s:.0f} s {w}" for w, s in smoke.measured.items()))
-    went = went and gone and not report.failed
-    report.say("ALL WENT WELL" if went else f"NOT ALL WENT WELL: {', '.join(report.failed) or 'see above'}")
-    print(f"report: {report.path}   (no account number, key, user or public address in it; read it, then send it)",
-          file=sys.stderr)
-    return 0 if went else 1
+    report.say(f"part {part}: estimate ${smoke.spent_usd:.2f}; "
+               + "; ".join(f"{s:.0f} s {w}" for w, s in smoke.measured.items()))
+    return went and gone, smoke.spent_usd
 
 
 if __name__ == "__main__":

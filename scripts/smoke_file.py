@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,14 @@ workdir: .
 """
 
 
-def prepared(args: argparse.Namespace, folder: Path) -> str:
-    """Fleet file and script in `folder`; the fleet's name."""
-    name = args.name or f"smoke-{secrets.token_hex(2)}"
+def prepared(args: argparse.Namespace, folder: Path, part: str = "basic", over: Mapping[str, Any] | None = None) -> str:
+    """Fleet file and script of a part in `folder`, with what it lays `over` the file; the fleet's name."""
+    name = (args.name or f"smoke-{secrets.token_hex(2)}") + ("" if part == "basic" else f"-{part}")
     torch = args.torch or (GPU_TORCH if args.type else CPU_TORCH)
     wanted = f", instance_type: {args.type}" if args.type else ""
     text = FILE.format(name=name, region=args.region, wanted=wanted, torch=torch, disk=100 if args.type else 30)
+    if over:
+        text = yaml.safe_dump(_over(yaml.safe_load(text), dict(over)), sort_keys=False)
     if args.more:
         text = yaml.safe_dump(_over(yaml.safe_load(text), yaml.safe_load(Path(args.more).read_text())), sort_keys=False)
     (folder / "fleet.yaml").write_text(text)

@@ -61,6 +61,7 @@ def user_data(plans: Sequence[HostPlan], *, user: str, authorized_keys: Sequence
         "files": [[path, modes[path], before, after] for path, before, after in cut],
         "own": [[of[path][len(before):len(of[path]) - len(after)] for path, before, after in cut] for of in named],
         "keys": ["" if key is None or tokens else raw_key(key) for key in host_keys],
+        "power_off": first.power_off,
         "gang": gang_token(secret, [p.request_id for p in plans]) if tokens else "",
         "comment": "" if host_keys[0] is None else host_keys[0].public.split(" ", 2)[2].replace(first.request_id, HOST),
     }

@@ -6,7 +6,8 @@ The tag `spotfleet-member`, which the launching process sets, holds the place, o
 process was killed in between, the dispatcher sets the tag. Without the tag it is the launch index after TAG_S; after
 ZERO_S where that is 0, as it may be 0 on all of them.
 
-Idempotent: ROOT/gang is removed last. Until then each boot runs this again and starts the host.
+Idempotent: ROOT/gang is removed last. Until then each boot runs this again and starts the host. A machine that finds no
+place or gets no token powers itself off, as a host does that fails.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 LIMIT_S, PAUSE_S = 300.0, 1.0  # for a metadata server that does not answer yet
 FETCH_S = float(os.environ.get("SPOTFLEET_FETCH_S", "900"))  # for a dispatcher that does not answer
@@ -38,9 +40,33 @@ TAG, BY_INDEX = "tags/instance/spotfleet-member", "index"
 SSHD, RUN = os.environ.get("SPOTFLEET_SSHD", "/etc/ssh"), os.environ.get("SPOTFLEET_RUN", "/run")
 
 
+class GaveUp(Exception):
+    """This machine becomes no host."""
+
+
 def main() -> int:
     gang = Path(__file__).resolve().parent
-    members, mine = json.loads((gang / "members.json").read_text()), place(sys.argv[1])
+    members = json.loads((gang / "members.json").read_text())
+    try:
+        become(gang, members)
+    except GaveUp as error:
+        print(error, file=sys.stderr, flush=True)
+        if members.get("power_off"):
+            switch_off()
+        return 1
+    return 0
+
+
+def switch_off() -> None:
+    """Power the machine off: a machine without an agent would be paid until somebody notices."""
+    for command in (["systemctl", "poweroff"], ["shutdown", "-h", "now"], ["poweroff", "-f"]):
+        with suppress(OSError):
+            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                return
+
+
+def become(gang: Path, members: dict[str, Any]) -> None:
+    mine = place(sys.argv[1])
     name = members["hosts"][mine]
     host = gang.parent / name
     host.mkdir(mode=0o700, exist_ok=True)
@@ -60,7 +86,6 @@ def main() -> int:
     for command in members["run"]:
         subprocess.run([word.replace(HOST, name) for word in command], check=True)
     shutil.rmtree(gang)
-    return 0
 
 
 def fetched(boot: dict[str, str], gang: str, hosts: list[str], name: str) -> tuple[str, str]:
@@ -81,7 +106,7 @@ def fetched(boot: dict[str, str], gang: str, hosts: list[str], name: str) -> tup
                 return found["token"], found["host_key"]
         except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
             if time.monotonic() - begun > FETCH_S:
-                sys.exit(f"{boot['dispatcher']} does not give this machine its token: {error}")
+                raise GaveUp(f"{boot['dispatcher']} does not give this machine its token: {error}") from error
         time.sleep(PAUSE_S)
 
 
@@ -100,7 +125,7 @@ def place(url: str) -> int:
                     return index
         except (OSError, ValueError) as error:
             if time.monotonic() - begun > LIMIT_S:
-                sys.exit(f"the metadata server at {url} does not name this machine's place: {error}")
+                raise GaveUp(f"the metadata server at {url} does not name this machine's place: {error}") from error
         time.sleep(PAUSE_S)
 
 

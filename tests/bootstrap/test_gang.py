@@ -247,6 +247,20 @@ def test_a_member_fetches_its_token_and_host_key_from_its_dispatcher(tmp_path, m
     assert len(requests) == 2  # the first answer was no answer
 
 
+def test_a_member_that_gets_no_token_powers_its_machine_off(tmp_path, monkeypatch, each_boot):
+    monkeypatch.setenv("SPOTFLEET_FETCH_S", "0")
+    made = certs.make("f", time.time())
+    with metadata_server(0, "1") as url:
+        hosts = plans(tmp_path / "root", 3, url)
+        for number, plan in enumerate(hosts):
+            plan.files["boot.json"] = json.dumps({"host": f"f-{number}", "token": token(number), "ca": made.ca,
+                                                  "dispatcher": "https://127.0.0.1:9"})
+        done = Machine(tmp_path, text_of(hosts, fetched=True), monkeypatch).run()
+    assert done.returncode == 1 and "https://127.0.0.1:9 does not give this machine its token" in done.stderr
+    assert (tmp_path / "asked").read_text() == "poweroff\n"
+    assert not (tmp_path / "root" / "f-1" / "boot.json").exists()
+
+
 @contextmanager
 def dispatcher(top: Path, made: certs.FleetCertificates, said: dict[str, str],
                ) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:

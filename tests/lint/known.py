@@ -11,13 +11,10 @@ FAULTS_KILLED_OUTSIDE_CORE = frozenset({  # seeded faults, by name
     "hosts are leaks while their dispatcher's region does not answer",
     "leaks removes what was not shown",
     "one region that refuses hides all others",
-    "the smoke test spends more than it was given",
-    "the smoke test's fleet stays up after a failure",
     "the way to end a fleet names it as the cloud does",
     "what a fleet has that is being made is a leak",
     "what a living fleet has is a leak",
     "what another laptop is just making is removed",
-    "what the smoke test made for FIS stays in the account",
     "who may not remove something is asked again for ever",
     "who refuses a connection cannot be reached",
 })

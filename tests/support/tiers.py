@@ -49,6 +49,7 @@ PLACES = {
 # Code that is one tier's own: a change to it always runs that tier, so its tests may be in it.
 OWN_CODE = {
     "bench/gpu/": "machines",
+    "scripts/smoke_": "clouds",
     "spotfleet/bootstrap/": "machines",
     "spotfleet/providers/aws/": "clouds",
     "spotfleet/providers/kit/": "clouds",

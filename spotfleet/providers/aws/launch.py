@@ -359,7 +359,7 @@ def _facts(account: Account, order: LaunchOrder) -> Facts:
         _subnets(account, order),
         network.groups(account, region, order.fleet, order.role), spec.public_addresses,
         identity.profile(account, order.fleet, order.role), spec.key_pair, spec.kms_key, group,
-        _efa_cards(account, order) if group else 0)
+        _efa_cards(account, order) if group else ())
 
 
 def _subnets(account: Account, order: LaunchOrder) -> dict[str, tuple[str, ...]]:
@@ -376,15 +376,16 @@ def _subnets(account: Account, order: LaunchOrder) -> dict[str, tuple[str, ...]]
     return found
 
 
-def _efa_cards(account: Account, order: LaunchOrder) -> int:
+def _efa_cards(account: Account, order: LaunchOrder) -> tuple[int, ...]:
     """Return the EFA cards of an order's machines, which are of one type in a placement group."""
     kind = order.offer.instance_type
     facts = types.facts(account, order.offer.region, [kind]).get(kind)
-    cards = min(facts.efa_interfaces, facts.network_cards) if facts else 0
+    cards = facts.efa_cards if facts else ()
     spec = account.settings.spec
     named = any(n.region == order.offer.region and n.subnets for n in spec.networks)
-    if cards > 1 and spec.public_addresses and not named:
+    if set(cards) - {0} and spec.public_addresses and not named:
         raise NeedsPerson(
-            f"aws {order.where}: it has {cards} network cards for EFA, and EC2 gives a machine with several no public "
-            "address: it would reach nothing outside", hint="name subnets with a way out (NAT) under `aws.networks`")
+            f"aws {order.where}: it has {len(cards)} network cards for EFA, and EC2 gives a machine with several no "
+            "public address: it would reach nothing outside",
+            hint="name subnets with a way out (NAT) under `aws.networks`")
     return cards

@@ -67,7 +67,8 @@ class Settings:
     @property
     def machine(self) -> MachineSetup:
         """Return what user data of a machine holds besides its launch request."""
-        return MachineSetup(self.environment, self.public_key, self.secret, self.spec.user, bool(self.spec.key_pair),
+        return MachineSetup(self.environment, bool(self.spec.image) and not self.spec.dispatcher_image,
+                            self.public_key, self.secret, self.spec.user, bool(self.spec.key_pair),
                             names.METADATA_URL, ("aws",), ("boto3",))
 
 

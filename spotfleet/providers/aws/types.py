@@ -38,8 +38,7 @@ MEMORY_GB = {"A100": 40, "V100": 16}  # for the accelerator with the bare name; 
 class TypeFacts(OfferedType):
     """Facts about one instance type. `clusters`: it may join a cluster placement group."""
 
-    efa_interfaces: int = 0  # 0: no EFA
-    network_cards: int = 1
+    efa_cards: tuple[int, ...] = ()  # indexes of the network cards that take one EFA interface each
     burstable: bool = False  # its CPU credits may cost extra
 
     @property
@@ -63,14 +62,20 @@ def parsed(item: Mapping[str, Any]) -> TypeFacts:
         architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", [])),
         markets=tuple(m for m in Market if m.value in usage),
         clusters="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", []),
-        efa_interfaces=_efa_interfaces(network),
-        network_cards=network.get("MaximumNetworkCards", 1),
+        efa_cards=_efa_cards(network),
         burstable=item.get("BurstablePerformanceSupported", False),
     )
 
 
-def _efa_interfaces(network: Mapping[str, Any]) -> int:
-    return max(1, network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)) if network.get("EfaSupported") else 0
+def _efa_cards(network: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the cards for EFA, as EC2 describes each: card 0 of a p6-b300 takes none, and an i7ie has two cards for
+    one interface. Without descriptions of cards it is the first ones."""
+    if not network.get("EfaSupported"):
+        return ()
+    most = max(1, network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1))
+    cards = [c for c in network.get("NetworkCards") or () if "InterfaceTypes" in c]
+    able = sorted(c["NetworkCardIndex"] for c in cards if {"efa", "efa-only"} & set(c["InterfaceTypes"]))
+    return tuple(able[:most]) if cards else tuple(range(min(most, network.get("MaximumNetworkCards", 1))))
 
 
 def accelerator_name(device: Mapping[str, Any]) -> str:

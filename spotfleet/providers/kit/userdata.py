@@ -24,6 +24,7 @@ class MachineSetup:
     """Contents of user data besides the launch request."""
 
     environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
+    plain_dispatcher: bool = False  # the hosts' image is the user's, the dispatcher's is not
     public_key: str = ""  # the fleet's; may log in
     secret: str = field(default="", repr=False)  # the fleet's; makes the host key
     user: str = "ubuntu"
@@ -75,9 +76,17 @@ def lifetime_s(request: LaunchRequest) -> float:
         return 0.0
 
 
+def _of_dispatcher(setup: MachineSetup) -> EnvironmentSpec:
+    """Return the environment of a dispatcher, which runs no job. `python` and `inherit` are about the hosts' image."""
+    environment = replace(setup.environment, packages=())
+    if setup.plain_dispatcher:
+        return replace(environment, python=EnvironmentSpec().python, inherit=False)
+    return environment
+
+
 def _plan(setup: MachineSetup, request: LaunchRequest) -> HostPlan:
     code, dispatcher = wheel.running(), request.role is Role.DISPATCHER
-    environment = replace(setup.environment, packages=()) if dispatcher else setup.environment  # it runs no job
+    environment = _of_dispatcher(setup) if dispatcher else setup.environment
     return HostPlan(
         request.request_id, request.fleet, request.role, request.boot.module, request.boot.files, code.name,
         code.sha256, environment, port=names.DISPATCHER_PORT if dispatcher else 0,

@@ -38,12 +38,12 @@ def test_accelerators_are_counted_and_called_as_users_call_them(kind, gpus, acce
 def test_the_facts_of_a_big_machine_are_whole():
     assert parsed(everything()["p4d.24xlarge"]) == TypeFacts(
         "p4d.24xlarge", 96, 1_179_648, 8, "A100", ("x86_64",), (Market.SPOT, Market.ON_DEMAND), clusters=True,
-        efa_interfaces=4, network_cards=4)
+        efa_cards=(0, 1, 2, 3))
 
 
 def test_a_small_machine_has_no_efa_and_stands_in_no_cluster():
     facts = parsed(everything()["t3.small"])
-    assert (facts.vcpus, facts.efa_interfaces, facts.clusters, facts.burstable) == (2, 0, False, True)
+    assert (facts.vcpus, facts.efa_cards, facts.clusters, facts.burstable) == (2, (), False, True)
 
 
 def test_every_type_that_ec2_has_can_be_read():

@@ -125,6 +125,19 @@ def test_a_tightly_coupled_fleet_stands_in_its_placement_group_with_efa(aws, clo
     assert not raw(cloud, tag__spotfleet_role="dispatcher")[0]["Placement"].get("GroupName")
 
 
+def test_efa_is_on_the_network_cards_that_take_it(aws, cloud):
+    """The first card of a p6-b300 is for other traffic: EC2 describes 16 of its 17 cards as able."""
+    subnets = cloud.client("ec2", "us-west-2").describe_subnets()["Subnets"]
+    here = next(s["SubnetId"] for s in subnets if s["AvailabilityZone"] == "us-west-2b")
+    provider = prepared(aws, placement="cluster", regions=("us-west-2",),
+                        networks=(AwsNetwork("us-west-2", subnets=(here,)),))
+    provider.launch(request(pool("us-west-2b", "p6-b300.48xlarge", slots=8, accelerator="B300")))
+    (made,) = raw(cloud, "us-west-2")
+    assert sorted((i["Attachment"]["NetworkCardIndex"], i["Attachment"]["DeviceIndex"], i["InterfaceType"])
+                  for i in made["NetworkInterfaces"]) == [
+        (0, 0, "interface"), *((card, 1, "efa-only") for card in range(1, 17))]
+
+
 def test_many_network_cards_without_a_way_out_need_a_person(aws, cloud):
     provider = prepared(aws, placement="cluster")
     with pytest.raises(NeedsPerson, match=r"p4d.24xlarge spot: it has 4 network cards for EFA") as caught:

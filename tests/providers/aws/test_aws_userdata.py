@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.providers.aws.session import Settings
 from spotfleet.providers.kit import userdata
 from spotfleet.ssh.keys import derived_host_key, pinned
-from tests.support.aws.aws_hosts import A, dispatcher, pool, request
+from tests.support.aws.aws_hosts import A, dispatcher, pool, prepared, raw, request
 
 TORCH = EnvironmentSpec(packages=("torch==2.13.0",))
 SETTINGS = Settings(AwsSpec(user="admin"), TORCH, public_key="ssh-ed25519 AAAA fleet", secret="the fleet's")
@@ -46,6 +47,33 @@ def test_a_worker_trains_and_a_dispatcher_asks_the_cloud_and_both_power_their_ma
 
 def test_the_packages_of_jobs_are_for_those_who_run_jobs():
     assert [text_of(told(r), "packages.txt") for r in (request(A), dispatcher())] == ["torch==2.13.0\n", ""]
+
+
+READY = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
+INHERITED = EnvironmentSpec("/opt/pytorch/bin/python", ("aiohttp", "fabric"), inherit=True)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["an image of its own", "the hosts' image"])
+def test_hosts_of_awss_pytorch_image_use_its_torch_and_their_dispatcher_a_plain_python(own):
+    settings = replace(SETTINGS, spec=AwsSpec(image=READY, dispatcher_image="" if own else READY),
+                       environment=INHERITED)
+    worker, head = told(request(A), settings), told(dispatcher(), settings)
+    assert (setting(worker, "PYTHON"), setting(worker, "INHERIT")) == ("/opt/pytorch/bin/python", "yes")
+    assert text_of(worker, "packages.txt") == "aiohttp\nfabric\n" and "packages" not in worker
+    assert (setting(head, "PYTHON"), setting(head, "INHERIT")) == (
+        ("python3", "") if own else ("/opt/pytorch/bin/python", "yes"))
+    assert (head.get("packages") == ["python3-venv"]) is own
+
+
+def test_awss_pytorch_image_is_launched_by_its_parameter_with_a_disk_that_holds_it(aws, cloud):
+    provider = prepared(aws, image=READY, disk_gib=30)
+    provider.launch(request(A))
+    (machine,) = raw(cloud)
+    assert machine["ImageId"] == cloud.parameters[READY] not in (cloud.UBUNTU, cloud.DEEP_LEARNING)
+    disk = cloud.client("ec2").describe_volumes(VolumeIds=[machine["BlockDeviceMappings"][0]["Ebs"]["VolumeId"]])
+    assert disk["Volumes"][0]["Size"] == 75
+    provider.launch(dispatcher())
+    assert raw(cloud, tag__spotfleet_role="dispatcher")[0]["ImageId"] == cloud.UBUNTU
 
 
 def test_hosts_get_the_very_code_that_their_dispatcher_was_made_with(tmp_path, monkeypatch):

@@ -13,12 +13,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import smoke_aws
 import smoke_notice
+import smoke_parts
 from smoke_report import hide
 
 from tests.support.aws import smoke_cli
@@ -71,13 +73,13 @@ def smoke(cloud: Any, fis: list[str], tmp_path: Path, monkeypatch: pytest.Monkey
     """smoke(trouble, options...) -> (exit code, report); `price` of the machines, $/h."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setattr(smoke_notice, "POLL_S", 0.1)
+    monkeypatch.setattr(smoke_parts, "RETURN_S", 60.0)
+    real = smoke_aws.prepared
 
     def run(trouble: str = "", *options: str, price: float = 0.1, kind: type = InProcess) -> tuple[int, str]:
-        real = smoke_aws.prepared
-
-        def prepared(args: Any, folder: Path) -> str:
+        def prepared(args: Any, folder: Path, *part: Any) -> str:
             (folder / "trouble").write_text(trouble)
-            return real(args, folder)
+            return real(args, folder, *part)
 
         monkeypatch.setattr(smoke_aws, "prepared", prepared)
         report = tmp_path / "report.txt"
@@ -149,7 +151,7 @@ def test_more_than_the_limit_is_not_begun(cloud, smoke):
 
 
 def test_when_the_money_is_spent_it_stops_in_the_middle_of_a_command(cloud, smoke, monkeypatch):
-    monkeypatch.setattr(smoke_aws, "EXPECTED_H", 0.0)
+    monkeypatch.setitem(smoke_aws.PARTS, "basic", replace(smoke_aws.PARTS["basic"], minutes=0))
     begun = time.monotonic()
     code, report = smoke("slow", "--no-fis", "--max-usd", "1", price=3600.0, kind=smoke_aws.Smoke)
     assert code == 1 and "the estimate has reached --max-usd 1" in report
@@ -161,6 +163,70 @@ def test_without_fis_a_host_is_ended_by_our_own_means(cloud, smoke, fis):
     assert fis == [] and "$ spotfleet chaos kill" in report
 
 
+def part(report: str) -> list[str]:
+    return re.findall(r"=== part (\w+):", report)
+
+
+def test_two_spot_hosts_of_one_call_are_shown_with_their_launch_indexes_and_places(cloud, smoke):
+    code, report = smoke("", "--part", "gang")
+    assert code == 0, report
+    assert part(report) == ["gang"] and "== ok after 0 s: two spot hosts by one call" in report
+    assert len(re.findall(r"launch index 0, place '[01]'", report)) == 2 and left(cloud) == []
+    assert "all of it about 15 minutes and $" in report
+
+
+def test_hosts_that_were_launched_one_by_one_are_no_gang(cloud, smoke):
+    code, report = smoke("one by one", "--part", "gang")
+    assert code == 1 and "NOT ALL WENT WELL: two spot hosts by one call" in report and left(cloud) == []
+
+
+def test_disks_of_another_key_than_the_customers_are_found(cloud, smoke):
+    kms = cloud.client("kms")
+    key = kms.create_key(Description="disks")["KeyMetadata"]["Arn"]
+    kms.create_grant(KeyId=key, GranteePrincipal=f"arn:aws:iam::{cloud.ACCOUNT}:role/aws-service-role/"
+                     "spot.amazonaws.com/AWSServiceRoleForEC2Spot", Operations=["CreateGrant", "Decrypt"])
+    code, report = smoke("", "--part", "key", "--kms-key", key)
+    assert code == 0, report
+    assert "3 disks of 3 machines, encrypted by arn:aws:kms:us-east-1:ACCOUNT:key/" in report
+    code, report = smoke("plain disks", "--part", "key", "--kms-key", key)
+    assert code == 1 and "every disk was expected to be encrypted by the one key" in report and left(cloud) == []
+
+
+def test_machines_of_private_subnets_have_no_public_address(cloud, smoke):
+    subnet = cloud.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
+    code, report = smoke("", "--part", "private", "--subnets", subnet)
+    assert code == 0 and "no machine has a public address" in report, report
+    code, report = smoke("public", "--part", "private", "--subnets", subnet)
+    assert code == 1 and "have public addresses" in report and left(cloud) == []
+
+
+def test_a_host_that_ec2_stops_comes_back_as_the_same_machine(cloud, smoke, fis):
+    code, report = smoke("", "--part", "stop")
+    assert code == 0, report
+    assert len(fis) == 1 and "s until EC2 had started the stopped host again" in report and left(cloud) == []
+
+
+def test_a_host_that_ec2_ends_instead_of_stopping_it_is_a_finding(cloud, smoke, fis):
+    code, report = smoke("one-time", "--part", "stop")
+    assert code == 1 and "instead of stopping it" in report and left(cloud) == []
+
+
+def test_all_parts_that_have_what_they_need_run_one_after_the_other_for_one_limit(cloud, smoke, fis):
+    code, report = smoke("", "--part", "all")
+    assert code == 0, report
+    assert part(report) == ["basic", "gang", "stop"] and "about 70 minutes" in report
+    assert left(cloud) == []
+    code, report = smoke("", "--part", "all", "--max-usd", "0.7")
+    assert code == 1 and part(report) == ["basic", "gang", "stop"]
+    assert "== FAILED after 0 s: plan" in report.partition("=== part stop")[2] and left(cloud) == []
+
+
+def test_a_part_without_what_it_needs_is_refused(cloud, capsys):
+    with pytest.raises(SystemExit):
+        smoke_aws.main(["--region", "us-east-1", "--part", "key"])
+    assert "--part key needs --kms-key" in capsys.readouterr().err
+
+
 @LONG  # two processes of their own; that any end takes it down is seen by the tests around
 def test_ctrl_c_takes_the_fleet_down_first(cloud, tmp_path, monkeypatch):
     """In a process of its own, as a user's."""
@@ -168,7 +234,8 @@ def test_ctrl_c_takes_the_fleet_down_first(cloud, tmp_path, monkeypatch):
     report = tmp_path / "report.txt"
     script = (f"import sys; sys.path.insert(0, {str(TOP / 'scripts')!r}); import smoke_aws\n"
               f"real = smoke_aws.prepared\n"
-              f"def prepared(args, folder):\n    (folder / 'trouble').write_text('slow'); return real(args, folder)\n"
+              f"def prepared(args, folder, *part):\n    (folder / 'trouble').write_text('slow')\n"
+              f"    return real(args, folder, *part)\n"
               f"smoke_aws.prepared = prepared\n"
               f"sys.exit(smoke_aws.main(['--region', 'us-east-1', '--report', {str(report)!r}], "
               f"command={STAND_IN!r}, poll_s=0.1, price_usd_h=lambda f: 0.1))")

@@ -312,9 +312,9 @@ def _efa(account: Account, want: CheckRequest) -> Iterator[Finding]:
     if account.settings.placement != "cluster" or not want.hosts:
         return
     kinds = catalog.facts(account, want.region, {o.instance_type for o in want.hosts})
-    if able := sorted(name for name, facts in kinds.items() if facts.efa_interfaces):
+    if able := sorted(name for name, facts in kinds.items() if facts.efa_cards):
         yield Finding(f"{want.region}: {', '.join(able)} with EFA")
-    if unable := sorted(name for name, facts in kinds.items() if not facts.efa_interfaces):
+    if unable := sorted(name for name, facts in kinds.items() if not facts.efa_cards):
         yield Finding(f"`placement: cluster`, but {', '.join(unable)} has no EFA: workers there speak over TCP",
                       "warning", "name a type with EFA (g6.8xlarge and larger, p4d, p5 ...), if traffic matters")
 

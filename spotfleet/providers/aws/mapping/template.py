@@ -83,7 +83,7 @@ class Facts:
     key_pair: str = ""
     kms_key: str = ""
     placement_group: str = ""
-    efa_cards: int = 0  # network cards with EFA; 0 if it is not used
+    efa_cards: tuple[int, ...] = ()  # network cards that get an EFA interface; () if it is not used
 
 
 def order_tags(order: LaunchOrder, pools: str) -> dict[str, str]:
@@ -191,14 +191,20 @@ def _data(order: LaunchOrder, facts: Facts, tags: Mapping[str, str], user_data: 
 
 
 def _interfaces(facts: Facts, subnet: str) -> list[dict[str, Any]]:
-    """Return one interface, or one per network card for EFA. EC2 gives a public address only to a single interface."""
+    """Return the primary interface and one for each other network card with EFA.
+
+    The primary one is on card 0, and carries EFA where that card does. EC2 gives a public address only to a single
+    interface.
+    """
     first: dict[str, Any] = {"DeviceIndex": 0, "Groups": list(facts.groups), "DeleteOnTermination": True}
     if facts.efa_cards:
-        first |= {"InterfaceType": "efa", "NetworkCardIndex": 0}
-    if facts.efa_cards <= 1:
-        first["AssociatePublicIpAddress"] = facts.public_address
+        first["NetworkCardIndex"] = 0
+    if 0 in facts.efa_cards:
+        first["InterfaceType"] = "efa"
     more = [{"DeviceIndex": 1, "NetworkCardIndex": card, "InterfaceType": "efa-only", "Groups": list(facts.groups),
-             "DeleteOnTermination": True} for card in range(1, facts.efa_cards)]
+             "DeleteOnTermination": True} for card in facts.efa_cards if card]
+    if not more:
+        first["AssociatePublicIpAddress"] = facts.public_address
     return [interface | ({"SubnetId": subnet} if subnet else {}) for interface in (first, *more)]
 
 

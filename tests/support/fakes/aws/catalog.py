@@ -14,11 +14,13 @@ DEARER = {"us-east-1": 1.0, "us-west-2": 1.0, "eu-west-1": 1.12}  # on-demand pr
 SPOT_SHARE = {"a": 0.35, "b": 0.31, "c": 0.40}  # share of the on-demand price, at first
 UBUNTU = "ami-0aaaaaaaaaaaa2404"
 DEEP_LEARNING = "ami-0bbbbbbbbbbbb2404"
+PYTORCH = "ami-0dddddddddddd2404"
 AMAZON_LINUX = "ami-0cccccccccccc2023"
 PARAMETERS = {
     "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id": UBUNTU,
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id": DEEP_LEARNING,
     "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id": DEEP_LEARNING,
+    "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id": PYTORCH,
     "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64": AMAZON_LINUX,
 }
 FAMILIES = ("G", "P", "P5", "Standard")
@@ -93,6 +95,7 @@ TYPES = {
         Type("gr6.4xlarge", 1.5392, "bc"),
         Type("p4d.24xlarge", 32.7726, "ab", ("us-east-1", "us-west-2")),
         Type("p5.48xlarge", 98.32, "a", ("us-east-1",)),
+        Type("p6-b300.48xlarge", 142.42, "b", ("us-west-2",)),
     )
 }
 
@@ -112,6 +115,7 @@ IMAGES = {
     for i in (
         Image(UBUNTU, "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20261101"),
         Image(DEEP_LEARNING, "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261106", size_gib=50),
+        Image(PYTORCH, "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20261106", size_gib=75),
         Image(AMAZON_LINUX, "al2023-ami-2023.9.20261101.0-kernel-6.1-x86_64", root="/dev/xvda"),
     )
 }

@@ -240,6 +240,16 @@ def _interfaces(ctx: Context, p: dict[str, Any], kind: catalog.Type) -> list[dic
         raise AwsError("InvalidParameterCombination", f"EFA interfaces are not supported on {kind.name}")
     if len(efas) > (network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0):
         raise AwsError("AttachmentLimitExceeded", f"{kind.name} has no room for {len(efas)} EFA interfaces")
+    cards = {c["NetworkCardIndex"]: c for c in network["NetworkCards"]}
+    for card in {int(n.get("NetworkCardIndex", 0)) for n in interfaces} & set(cards):
+        on = [n for n in interfaces if int(n.get("NetworkCardIndex", 0)) == card]
+        if {n.get("InterfaceType", "interface") for n in on} - set(cards[card]["InterfaceTypes"]):
+            raise AwsError("InvalidParameterCombination", f"EFA interfaces are not supported on network card {card} of "
+                                                          f"{kind.name}")  # fmt: skip
+        if len(on) > cards[card]["MaximumNetworkInterfaces"] or sum("InterfaceType" in n for n in on) > 1:
+            raise AwsError("AttachmentLimitExceeded", f"Too many network interfaces on network card {card}")
+    if any(n.get("InterfaceType") == "efa-only" and int(n.get("DeviceIndex", -1)) == 0 for n in interfaces):
+        raise AwsError("InvalidParameterCombination", "The primary network interface cannot be EFA-only")
     if any(int(n.get("NetworkCardIndex", 0)) >= network["MaximumNetworkCards"] for n in interfaces):
         raise AwsError("InvalidParameterValue", f"The network card index exceeds those of {kind.name}")
     if not any(int(n.get("DeviceIndex", -1)) == 0 and int(n.get("NetworkCardIndex", 0)) == 0 for n in interfaces):
