@@ -13,8 +13,9 @@ begin together. Each system writes the whole state and syncs it, then every work
 - torch.save: rank 0 writes everything; every worker reads it with `torch.load`
 - disk: one process writes and syncs as many bytes, for the disk's own rate
 
-Times are the slowest worker's; *pause* is the time for which a step waits. Peak memory is the sum over the workers of
-what each added to its resident memory. Reads come from the page cache.
+Times are the slowest worker's; *pause* is the time for which a step waits. CPU is the sum of the workers' processor
+time, which other work on the machine disturbs least. Peak memory is the sum over the workers of what each added to its
+resident memory. Reads come from the page cache.
 """
 
 from __future__ import annotations
@@ -171,16 +172,17 @@ class Worker:
 
     # ---- measuring
 
-    def measured(self, work: Callable[[], Any]) -> tuple[float, float, Any]:
-        """Return the seconds that `work` took on this rank, the memory that it added at most, in MB, and its result."""
+    def measured(self, what: str, work: Callable[[], Any]) -> tuple[dict[str, float], Any]:
+        """Return the seconds that `work` took on this rank, those of the processor, the memory that it added at most
+        (MB), and its result."""
         gc.collect()
         dist.barrier()
         before = resident_mb()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        began = time.monotonic()
+        began, cpu_began = time.monotonic(), time.process_time()
         result = work()
-        took_s = time.monotonic() - began
-        return took_s, max(0.0, resident_mb("VmHWM") - before), result
+        took = {f"{what}_s": time.monotonic() - began, f"{what}_cpu_s": time.process_time() - cpu_began}
+        return took | {f"{what}_mb": max(0.0, resident_mb("VmHWM") - before)}, result
 
     def round(self, turn: int) -> dict[str, dict[str, float]]:
         self.turn, found = turn, {}
@@ -192,14 +194,13 @@ class Worker:
         for system in order:
             if system in ("parts", "store"):
                 self.warm = Buffer(self.shard().values)
-            write_s, write_mb, pause_s = self.measured(writes[system])
+            write, pause_s = self.measured("write", writes[system])
             dist.barrier()
             self.warm = None  # type: ignore[assignment]
             into = [torch.zeros_like(t) for t in self.tensors]
-            restore_s, restore_mb, _ = self.measured(lambda system=system, into=into: restores[system](into))
+            restored, _ = self.measured("restore", lambda system=system, into=into: restores[system](into))
             assert all(torch.equal(a, b) for a, b in zip(self.tensors, into, strict=True)), f"{system}: other values"
-            found[system] = {"write_s": write_s, "pause_s": pause_s, "write_mb": write_mb, "restore_s": restore_s,
-                             "restore_mb": restore_mb}
+            found[system] = {"pause_s": pause_s, **write, **restored}
             del into
             dist.barrier()
             if self.rank == 0:
@@ -280,21 +281,21 @@ def measure(megabytes: int, workers: int, repeat: int, under: Path | None) -> di
 
 
 def of_all(field: str, ranks: list[float]) -> float:
-    """Return the sum of the workers' memory, or the time of the slowest."""
-    return sum(ranks) if field.endswith("_mb") else max(ranks)
+    """Return the sum of the workers' memory or processor time, or the time of the slowest."""
+    return sum(ranks) if field.endswith(("_mb", "_cpu_s")) else max(ranks)
 
 
 def table(found: dict[str, Any]) -> list[str]:
     """Return the rows for RESULTS.md."""
-    rows = ["| system | write s | MB/s | pause s | peak MB | restore s | MB/s | peak MB |",
-            "|---|---|---|---|---|---|---|---|"]
+    rows = ["| system | write s | MB/s | CPU s | pause s | peak MB | restore s | MB/s | CPU s | peak MB |",
+            "|---|---|---|---|---|---|---|---|---|---|"]
     megabytes = found["megabytes"]
     for system in SYSTEMS:
         at = found[system]
-        rows.append(f"| {system} | {at['write_s']:.1f} | {megabytes / at['write_s']:.0f} | {at['pause_s']:.2f} | "
-                    f"{at['write_mb']:.0f} | {at['restore_s']:.1f} | {megabytes / at['restore_s']:.0f} | "
-                    f"{at['restore_mb']:.0f} |")
-    rows.append(f"| disk alone | {found['disk_s']:.1f} | {megabytes / found['disk_s']:.0f} | | | | | |")
+        rows.append(f"| {system} | {at['write_s']:.1f} | {megabytes / at['write_s']:.0f} | {at['write_cpu_s']:.1f} | "
+                    f"{at['pause_s']:.2f} | {at['write_mb']:.0f} | {at['restore_s']:.1f} | "
+                    f"{megabytes / at['restore_s']:.0f} | {at['restore_cpu_s']:.1f} | {at['restore_mb']:.0f} |")
+    rows.append(f"| disk alone | {found['disk_s']:.1f} | {megabytes / found['disk_s']:.0f} | | | | | | | |")
     dcp_, plain = found["dcp"], found["torch.save"]
     for system in ("parts", "store"):
         at = found[system]

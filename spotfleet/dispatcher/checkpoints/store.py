@@ -248,7 +248,7 @@ class CheckpointStore:
         own = made.url.startswith(f"{self.url}/") and ".." not in made.url and made.parts == 1
         if not own or not SHA256.fullmatch(made.digest) or (name_of(made), made.digest) in self._useless:
             return False
-        overtaken = bool(self._kept) and age(made) < age(self._kept[0])  # its writer is behind, or it was put back
+        overtaken = len(self._kept) >= self.keep and age(made) < age(self._kept[0])
         floor = max(fence, self.newest.generation if self.newest else 0)
         return not overtaken and made.generation >= floor and all(name_of(c) != name_of(made) for c in self._kept)
 
@@ -351,18 +351,18 @@ class CheckpointStore:
         key = (name_of(checkpoint), checkpoint.digest)
         if key not in self._refused and len(self._refused) < MOST_REFUSALS:
             self._refused.add(key)
-            self.lose(checkpoint, why)
+            self.lose(checkpoint, why, "is refused:")
 
     def take_news(self, job: str, unix: float) -> list[Event]:
         """Return the events since the last call: checkpoints set aside, or added in an object store."""
         news, self._news = self._news, []
         return [event(job, unix) for event in news]
 
-    def lose(self, checkpoint: Checkpoint, why: str) -> None:
+    def lose(self, checkpoint: Checkpoint, why: str, verdict: str = "was set aside, for") -> None:
         """Record the loss of a checkpoint, as event and as message."""
         newest = self.newest
         then = f"{newest.version} is the newest whole one" if newest else "no whole one is left"
-        self.problem = f"checkpoint {checkpoint.version} was set aside, for {why}; {then}"
+        self.problem = f"checkpoint {checkpoint.version} {verdict} {why}; {then}"
         self._news.append(lambda job, unix: CheckpointLost(unix, job, checkpoint.version, checkpoint.generation,
                                                            checkpoint.digest, why))
         log.error("%s: %s", self.folder, self.problem)

@@ -368,7 +368,8 @@ class TargetChanged:
 
 @dataclass(frozen=True)
 class CheckpointLost:
-    """A kept checkpoint became unusable: it has been set aside, and the next older one replaces it."""
+    """A kept checkpoint became unusable and has been set aside, or one that somebody else put forward was refused: the
+    next older one counts."""
 
     at: float
     job: str

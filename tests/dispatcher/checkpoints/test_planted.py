@@ -202,6 +202,15 @@ def test_what_a_host_puts_at_the_target_is_refused_and_the_version_before_is_tak
     assert why in lost[0][1]
 
 
+def test_a_refusal_is_a_message_for_people_until_the_next_checkpoint_is_kept(site: Site):
+    planted(site)
+    later = site.successor()
+    later.store.refuse(of(90), "it carries no mark")
+    assert later.store.problem == "checkpoint 90 is refused: it carries no mark; no whole one is left"
+    later.keep(40)
+    assert later.store.problem == ""
+
+
 @pytest.mark.parametrize(("name", "record"), [
     ("\u00b2-1", {}), ("9" * 200 + "-1", {}), ("90-5", {"mark": "\ud800", "seal": "\ud800"}),
     ("90-5", {"digest": "\x1b[2J"}), ("90-5", {"digest": "x" * 100_000}), ("90-5", {"serial": 10**1000}),
@@ -319,7 +328,6 @@ def test_of_a_generation_that_was_never_ordered_nothing_counts_in_an_object_stor
 
     report(of(20))
     report(of(90, NEWEST + 1))
-    report(of(10))  # put back, or from a writer that is behind
     assert [c.version for c in site.store.kept] == [20]
     assert [e.version for e in site.store.take_news("a-1", 1.0) if isinstance(e, CheckpointLost)] == [90]
     report(site.member(NEWEST + 1).marked(of(95, NEWEST + 1)))
