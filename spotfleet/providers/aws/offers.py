@@ -13,7 +13,7 @@ from spotfleet.catalog import load
 from spotfleet.catalog.pricing.useful import expected_lifetime_s
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import Market, Need, Offer
-from spotfleet.providers.aws import prices
+from spotfleet.providers.aws import prices, reserved
 from spotfleet.providers.aws import types as instance_types
 from spotfleet.providers.aws.account import network
 from spotfleet.providers.aws.mapping import errors
@@ -35,6 +35,7 @@ class RegionPrice:
     total_micros_h: int = 0  # for all hosts wanted and the dispatcher
     score: int = 0  # EC2's spot placement score for the hosts, 1 to 10; 0: not known
     why: str = ""  # reason for its exclusion
+    reserved: bool = False  # it has reserved capacity for the hosts
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ def offers(account: Account, need: Need) -> list[Offer]:
 
 
 def _in_region(account: Account, region: str, need: Need) -> list[Offer] | SpotfleetError:
+    """Return the pools of a region, reserved capacity first; a region in trouble offers what is reserved there."""
+    own, sold = reserved.offers(account, region, need), _sold(account, region, need)
+    return [*own, *sold] if not isinstance(sold, SpotfleetError) else own or sold
+
+
+def _sold(account: Account, region: str, need: Need) -> list[Offer] | SpotfleetError:
     try:
         places = network.zones(account, region)
         if need.zone:
@@ -120,7 +127,8 @@ def _usable(account: Account, types: dict[str, TypeFacts], need: Need) -> dict[s
 
 
 def cheapest_region(account: Account, any_of: Sequence[Need], dispatcher: Need, hosts: int = 1) -> RegionChoice:
-    """Choose the region where `hosts` hosts and the dispatcher together cost least now, among those that sell both.
+    """Choose the region where `hosts` hosts and the dispatcher together cost least now, among those that sell both; one
+    with reserved capacity before all others.
 
     Raises UsageError for words that match nothing, NoCapacity if no region sells both, NeedsPerson if a person must
     act in each.
@@ -134,7 +142,7 @@ def cheapest_region(account: Account, any_of: Sequence[Need], dispatcher: Need, 
             rows.append(RegionPrice(region, why=str(row)))
         else:
             rows.append(row)
-    rows.sort(key=lambda r: (bool(r.why), r.total_micros_h, -r.score, r.region))
+    rows.sort(key=lambda r: (bool(r.why), not r.reserved, r.total_micros_h, -r.score, r.region))
     if not rows[0].why:
         return RegionChoice(rows[0].region, tuple(rows))
     if troubles and len(troubles) == len(rows):
@@ -169,7 +177,7 @@ def _row(account: Account, region: str, any_of: Sequence[Need], dispatcher: Need
         why = ""
     total = (hosts * cheapest.price_micros_h + own.price_micros_h) if cheapest and own else 0
     score = placement_score(account, region, list(found.values()), hosts) if not why else 0
-    return RegionPrice(region, cheapest, own, len(found), total, score, why)
+    return RegionPrice(region, cheapest, own, len(found), total, score, why, any(o.reserved for o in found.values()))
 
 
 def _enabled(account: Account) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import Market, PricePoint
+from spotfleet.providers.aws.mapping.names import BLOCK
 from spotfleet.providers.aws.session import Account
 
 LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")  # EC2 answers with either or both
@@ -70,7 +71,11 @@ def prices(account: Account, pools: Sequence[str], since: float) -> list[PricePo
     groups: dict[tuple[str, Market], list[tuple[str, str, str]]] = {}
     for pool in dict.fromkeys(pools):
         _, zone, kind, market = pool.split("/")
-        groups.setdefault((region_of(account, zone), Market(market)), []).append((pool, zone, kind))
+        if market.startswith(BLOCK):
+            points.append(PricePoint(pool, since, 0))  # paid in advance
+            continue
+        sold = Market.SPOT if market == Market.SPOT.value else Market.ON_DEMAND  # a reservation costs as on demand
+        groups.setdefault((region_of(account, zone), sold), []).append((pool, zone, kind))
     for (region, market), members in groups.items():
         types = tuple(sorted({kind for _, _, kind in members}))
         if market is Market.SPOT:

@@ -21,7 +21,7 @@ from typing import Any
 from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Finding
-from spotfleet.providers.aws import describe, images, offers
+from spotfleet.providers.aws import describe, images, offers, reserved
 from spotfleet.providers.aws import types as catalog
 from spotfleet.providers.aws.account import disk_key, identity, network, permissions, quotas, ssh_ingress
 from spotfleet.providers.aws.mapping import errors, names
@@ -64,7 +64,8 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
                   start("spot role", lambda: _spot_role(account)),
                   start("named things", lambda: _named(account)),
                   start("checkpoints", lambda: _bucket(account)),
-                  start("notices", lambda: _notices(account))]
+                  start("notices", lambda: _notices(account)),
+                  start("reserved", lambda: reserved.findings(account, spec.any_of if spec else ()))]
         local = {region: [start(about, lambda ask=ask, want=want: ask(account, want.result()))  # type: ignore[misc]
                           for about, ask in REGIONAL.items()] for region, want in wants.items()}
         for future in shared:
@@ -271,7 +272,7 @@ def _pools(account: Account, want: CheckRequest) -> Iterator[Finding]:
         best = min(found, key=lambda o: o.price_micros_h)
         pools = "1 pool" if len(found) == 1 else f"{len(found)} pools"
         yield Finding(f"{want.region}: {pools} for {what}, the cheapest {best.instance_type} in {best.zone}, "
-                      f"{best.market.value}, ${best.price_micros_h / 1e6:.4f}/h")
+                      f"{best.sold}, ${best.price_micros_h / 1e6:.4f}/h")
 
 
 def _network(account: Account, want: CheckRequest) -> Iterator[Finding]:
@@ -357,8 +358,8 @@ def _efa(account: Account, want: CheckRequest) -> Iterator[Finding]:
 
 REGIONAL: dict[str, Callable[[Account, CheckRequest], Iterable[Finding]]] = {
     "region": _enabled, "pools": _pools,
-    "vCPU quota": lambda account, want: quotas.findings(account, want.region, want.hosts, want.dispatcher, want.nodes,
-                                                        want.fleet),
+    "vCPU quota": lambda account, want: quotas.findings(
+        account, want.region, tuple(o for o in want.hosts if not o.reserved), want.dispatcher, want.nodes, want.fleet),
     "network": _network, "image": _image, "disk key": lambda account, want: disk_key.findings(account, want.region),
     "SSH": _door, "EFA": _efa,
 }  # fmt: skip

@@ -25,6 +25,7 @@ from spotfleet.providers.aws.mapping import errors, names
 
 SECOND_S = 1e-3  # EC2 reports whole seconds: a run that began and ended in the same one is longer than nothing
 TAG_LENGTH = 256
+FOR_SPOT = "for-spot"  # in a reserved host's POOL tag: it meets a need of spot hosts
 STATES = {"pending": CloudState.PENDING, "stopped": CloudState.STOPPED, "terminated": CloudState.TERMINATED}
 GOING = ("stopping", "shutting-down")  # no longer billed, but existing
 WAITING = ("open", "active", "disabled")  # states of a spot request that may still launch something
@@ -58,6 +59,8 @@ def pools_tag(pools: Sequence[Offer]) -> str:
         if len(text) + len(more) > TAG_LENGTH:
             break
         text += more
+    if first.reserved and first.market is Market.SPOT and len(text) + len(FOR_SPOT) < TAG_LENGTH:
+        text += f" {FOR_SPOT}"
     return text
 
 
@@ -170,6 +173,14 @@ def spot(instance: Instance) -> bool:
     return instance.get("InstanceLifecycle") == "spot"
 
 
+def reserved(instance: Instance) -> str:
+    """Return `Offer.reserved` of an instance that targets a reservation. One that merely matches an open reservation is
+    an on-demand instance."""
+    target = (instance.get("CapacityReservationSpecification") or {}).get("CapacityReservationTarget") or {}
+    block = names.BLOCK if instance.get("InstanceLifecycle") == "capacity-block" else ""
+    return f"{block}{target['CapacityReservationId']}" if target.get("CapacityReservationId") else ""
+
+
 def _line(host: str, instance: Instance, request: Request, own: Mapping[str, str], sight: ListingContext) -> CloudHost:
     state = STATES.get(instance.get("State", {}).get("Name", ""), CloudState.RUNNING)
     role = _role(own)
@@ -187,10 +198,11 @@ def _offer(instance: Instance, own: Mapping[str, str], sight: ListingContext) ->
     """Return the host's offer, with the price at launch if the tag holds it."""
     zone, kind = instance.get("Placement", {}).get("AvailabilityZone", ""), instance.get("InstanceType", "")
     slots, accelerator, *priced = [*own.get(names.POOL, "").split(" "), "", ""]
-    market = Market.SPOT if spot(instance) else Market.ON_DEMAND
+    held = reserved(instance)
+    market = Market.SPOT if spot(instance) or (held and FOR_SPOT in priced) else Market.ON_DEMAND
     bare = Offer("aws", sight.region, zone, kind, market, int(slots) if slots.isdigit() else 1, 0, 0,
                  "" if accelerator == "-" else accelerator.replace("_", " "),
-                 quota=errors.quota(f"{kind} {market.value}"))
+                 quota="" if held else errors.quota(f"{kind} {market.value}"), reserved=held)
     for entry in priced:
         pool, _, price = entry.partition("=")
         now, _, on_demand = price.partition("/")

@@ -18,6 +18,7 @@ TAKEN = "spotfleet-taken"  # on instances that `chaos` ended: they count as take
 MEMBER = "spotfleet-member"  # on instances launched together: the place in the HOST tag, or BY_INDEX
 BY_INDEX = "index"  # the place is the launch index
 REGION = "spotfleet-region"  # on roles and profiles, which have none: fleets of one name may be in several
+BLOCK = "block-"  # before a capacity block's id in `Offer.reserved`: its price is no on-demand price
 DISPATCHER_PORT = 7443  # where every dispatcher listens
 METADATA_URL = "http://169.254.169.254"
 PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov", "us-iso-": "aws-iso", "us-isob-": "aws-iso-b",

@@ -35,7 +35,7 @@ from tests.support.fakes.aws.errors import AwsError
 from tests.support.fakes.aws.gate import Call, Gate
 from tests.support.fakes.aws.inventory import everything
 from tests.support.fakes.aws.life import Life
-from tests.support.fakes.aws.market import Market
+from tests.support.fakes.aws.market import CapacityReservation, Market
 from tests.support.fakes.aws.operations import Context
 from tests.support.fakes.aws.rights import OWNER, OWNER_KEY, Rights
 from tests.support.fakes.aws.state import Machine, RegionState, when
@@ -139,6 +139,7 @@ class AwsCloud(Controls):
             self.after: Callable[[Call], None] | None = None
             self.rights, self.market = Rights(), Market(self.clock())
             self.life, self.bus = Life(self), Bus(self)
+            self.reservations: dict[str, CapacityReservation] = {}
             self.regions = {name: RegionState(name) for name in REGIONS}
             self.furnished: set[str] = set()
             self.images: dict[str, Image] = dict(catalog.IMAGES)
