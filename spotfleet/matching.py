@@ -18,5 +18,7 @@ def matches(need: Need, offer: Offer) -> bool:
 
 
 def meets(need: Need, offer: Offer) -> bool:
-    """Return whether `offer` fits `need` and its price limit (0: no limit)."""
-    return matches(need, offer) and (not need.max_micros_h or offer.price_micros_h <= need.max_micros_h)
+    """Return whether `offer` fits `need` and its price limit (0: no limit). Reserved capacity has a price in any case.
+    """
+    return matches(need, offer) and (not need.max_micros_h or bool(offer.reserved)
+                                     or offer.price_micros_h <= need.max_micros_h)

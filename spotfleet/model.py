@@ -76,10 +76,18 @@ class Offer:
     room: int = 0  # number of further hosts that fit; 0: unknown
     life_s: float = 0.0  # expected life of a spot host, from the cloud's published interruption rate; 0: unknown
     quota: str = ""  # name of the region's quota that counts it; "" if the provider names none
+    # The provider's id of reserved capacity, which costs whether it is used or not, so that it is used first. `market`
+    # is that of the need which it meets.
+    reserved: str = ""
 
     @cached_property
     def pool(self) -> str:
-        return f"{self.provider}/{self.zone}/{self.instance_type}/{self.market.value}"
+        return f"{self.provider}/{self.zone}/{self.instance_type}/{self.reserved or self.market.value}"
+
+    @property
+    def sold(self) -> str:
+        """How it is sold, for people and for cooldowns: its market, or "reserved"."""
+        return "reserved" if self.reserved else self.market.value
 
     @property
     def kind(self) -> str:

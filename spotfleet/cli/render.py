@@ -158,7 +158,7 @@ def _more(found: Sequence[Offer]) -> str:
 
 
 def _launch(offer: Offer) -> tuple[str, str, str, str, str]:
-    return (offer.instance_type, offer.market.value, offer.zone, str(offer.slots), dollars(offer.price_micros_h))
+    return (offer.instance_type, offer.sold, offer.zone, str(offer.slots), dollars(offer.price_micros_h))
 
 
 def fleet_status(status: FleetStatus) -> str:

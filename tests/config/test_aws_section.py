@@ -64,6 +64,7 @@ aws:
   host_profile: hosts
   event_queue: true
   permissions_boundary: arn:aws:iam::123456789012:policy/research-boundary
+  capacity_reservation: cr-0a1b2c3d4e5f60718
 environment: {python: python3.12, packages: [torch==2.13.0]}
 """) == FleetSpec(
         name="fleet", provider="aws", workdir="/work", nodes=Nodes(2, 4, 4),
@@ -80,7 +81,8 @@ environment: {python: python3.12, packages: [torch==2.13.0]}
             dispatcher_image="/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
             user="admin", disk_gib=200, dispatcher_disk_gib=40, kms_key="alias/ours", key_pair="My key",
             dispatcher_profile="dispatchers", host_profile="hosts", event_queue=True,
-            permissions_boundary="arn:aws:iam::123456789012:policy/research-boundary")),
+            permissions_boundary="arn:aws:iam::123456789012:policy/research-boundary",
+            capacity_reservations=("cr-0a1b2c3d4e5f60718",))),
     )
 
 
@@ -128,7 +130,11 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
     (AWS + "aws:\n  vpc: a", "3: aws.vpc: unknown key; expected one of regions, joined, networks, profile, "
                              "public_addresses, ssh_from, image, dispatcher_image, user, disk, dispatcher_disk, "
                              "kms_key, key_pair, dispatcher_profile, host_profile, event_queue, "
-                             "permissions_boundary"),
+                             "permissions_boundary, capacity_reservation"),
+    (AWS + "aws:\n  capacity_reservation: [cr-01234567, cr-01234567]", "3: aws.capacity_reservation: cr-01234567 is "
+     "here twice"),
+    (AWS + "aws:\n  capacity_reservation: mine", "3: aws.capacity_reservation: expected the id of a capacity "
+     "reservation such as cr-0a1b2c3d4e5f67890, got 'mine'"),
     (AWS + "aws:\n  networks:\n    us-east-1: {subnet: subnet-01234567}",
      "4: aws.networks.us-east-1.subnet: unknown key; did you mean 'subnets'?"),
     (AWS + "aws:\n  networks:\n    us-east-1: 7",

@@ -37,7 +37,7 @@ def report(found: CostReport, interrupted: Sequence[str], rated: bool = True) ->
                    ["billed", "cost", "on demand"], drop=["role", "pool"], words="note"),
              "", *summary(found.micros, breakdown(found), _saved(found), len(interrupted), found.micros_per_1000_steps,
                           found.boots),
-             *_lost((found,)), *([UNRATED.format(of="")] if found.lines and not rated else [])]
+             *_lost((found,)), *_reserved((found,)), *([UNRATED.format(of="")] if found.lines and not rated else [])]
     legend = "repeated: steps computed again after a loss; lost: the cost of these and of pauses"
     return flow("\n".join([*lines, "", jobs(found), legend] if found.jobs else lines))
 
@@ -61,7 +61,7 @@ def costs(found: Costs, groups: Sequence[CostGroup], by: str, times: int) -> str
                    ["machine time", "cost", "on demand"], drop=["what"]), "",
              *summary(found.micros, found.breakdown, _saved(found), times,
                       round(found.micros * 1000 / steps) if steps else None, found.boots),
-             *_lost(f.report for f in found.fleets)]
+             *_lost(f.report for f in found.fleets), *_reserved(f.report for f in found.fleets)]
     if unrated := found.unrated:
         lines.append(UNRATED.format(of="" if len(unrated) == len(found.fleets) else f" of {', '.join(unrated)}"))
     return flow("\n".join([*lines, *(f"incomplete: {line}" for line in found.missing)]))
@@ -160,6 +160,12 @@ def _on_demand(found: CostReport | Costs) -> str:
 def _lost(reports: Iterable[CostReport]) -> list[str]:
     return [f"records were lost at {_when(r.missing_before)} UTC: machines and jobs that had ended before may be "
             "missing here" for r in reports if r.missing_before is not None]
+
+
+def _reserved(reports: Iterable[CostReport]) -> list[str]:
+    pools = dict.fromkeys(line.pool for r in reports for line in r.lines if line.market == "reserved")
+    return [f"reserved capacity costs whether it is used or not: what {', '.join(pools)} cost without these hosts, and "
+            "what was paid in advance, is not counted"] if pools else []
 
 
 def _when(at: float) -> str:

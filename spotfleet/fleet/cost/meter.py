@@ -136,7 +136,7 @@ class _Billed:
         (a, full_a), (b, full_b) = self.bill.parts(begin), self.bill.parts(end)
         run, offer = self.bill.run, self.host.offer
         return HostLine(
-            self.host.request_id, self.host.role.value, offer.pool, offer.market.value, run.started_at, run.ended_at,
+            self.host.request_id, self.host.role.value, offer.pool, offer.sold, run.started_at, run.ended_at,
             run.taken, end - begin, round_half_up(self.parts + b) - round_half_up(self.parts + a),
             round_half_up(self.on_demand_parts + full_b) - round_half_up(self.on_demand_parts + full_a))
 
@@ -146,7 +146,7 @@ class _Billed:
         begin, end = min(most, self.bill.due(since)), min(most, self.bill.due(until))
         joined_at = first_within(host.joined_at, run)
         return BootLine(
-            host.request_id, host.offer.pool, host.offer.market.value, host.asked_at if run == host.runs[0] else None,
+            host.request_id, host.offer.pool, host.offer.sold, host.asked_at if run == host.runs[0] else None,
             run.started_at, joined_at, None if joined_at is None else first_within(host.stepped_at, run),
             None if joined_at is None else host.boots.get(joined_at), end - begin,
             round_half_up(self.parts + self.bill.parts(end)[0])

@@ -86,7 +86,7 @@ def _hosts(meter: Meter, since: float, until: float) -> tuple[HostCountPoint, ..
     for host in meter.hosts.values():
         if host.role is not Role.WORKER:
             continue
-        spot = host.offer.market is Market.SPOT
+        spot = host.offer.sold == Market.SPOT.value
         for run in host.runs:
             ended = math.inf if run.ended_at is None else run.ended_at
             changes += [(run.started_at, spot, not spot), (ended, -spot, -(not spot))]

@@ -59,7 +59,7 @@ class Host:
     @property
     def has_run_on_spot(self) -> bool:
         """Whether it is a spot host for workers that has run."""
-        return bool(self.runs) and self.role is Role.WORKER and self.offer.market is Market.SPOT
+        return bool(self.runs) and self.role is Role.WORKER and self.offer.sold == Market.SPOT.value
 
     def ran_s(self, now: float) -> float:
         """Return how many seconds it has run, a current run counted until `now`."""

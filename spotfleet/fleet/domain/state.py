@@ -204,10 +204,10 @@ def scope_keys(offer: Offer) -> Mapping[str, str]:
     place = f"{offer.provider}/{offer.region}"
     return {
         "pool": f"pool {offer.pool}",
-        "type": f"type {place}/{offer.instance_type}/{offer.market.value}",
+        "type": f"type {place}/{offer.instance_type}/{offer.sold}",
         **({"quota": f"{QUOTA}{place} {offer.quota}"} if offer.quota else {}),
-        "region": f"region {place}/{offer.market.value}",
-        "account": f"account {offer.provider}/{offer.market.value}",
+        "region": f"region {place}/{offer.sold}",
+        "account": f"account {offer.provider}/{offer.sold}",
     }
 
 

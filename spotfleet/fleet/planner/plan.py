@@ -162,7 +162,7 @@ def _drained(wanted: Wanted, host: Host, observed: Observed, now: float, free_s:
 
 def _free_if_taken(host: Host, deadline: float, free_s: float) -> bool:
     """Return whether the cloud would not bill the current run if it ends the host at `deadline`; it bills our end."""
-    return (bool(host.runs) and host.offer.market is Market.SPOT and deadline - host.runs[-1].started_at <= free_s
+    return (bool(host.runs) and host.offer.sold == Market.SPOT.value and deadline - host.runs[-1].started_at <= free_s
             and deadline - host.since <= SOON_S)
 
 
@@ -192,10 +192,11 @@ def _refused_of(wanted: Wanted, state: FleetState, host: Host) -> str:
 def _surplus(wanted: Wanted, state: FleetState, staying: list[Host], observed: Observed) -> list[Drain | Terminate]:
     """Return the ends of hosts beyond the number of their kind, and of hosts that exceed the limit on the price.
 
-    Hosts without work go first, then those with a hint of interruption, the most expensive, the newest.
+    Hosts without work go first, then those with a hint of interruption, the most expensive, the newest. Those in
+    reserved capacity stay longest: it costs as much without them.
     """
     def worth(host: Host) -> tuple:
-        return (host.request_id in observed.busy, host.state is HostState.UP, not host.hint,
+        return (host.request_id in observed.busy, bool(host.offer.reserved), host.state is HostState.UP, not host.hint,
                 -host.offer.price_micros_h, -host.since, host.request_id)
 
     extra: dict[str, tuple[Host, str]] = {}

@@ -196,6 +196,8 @@ class _Cost:
 
     def reason(self, offer: Offer, load: Counter[str]) -> str:
         """Return why this pool was chosen; "" if there is no other. `load` is the one before the choice."""
+        if offer.reserved:
+            return "reserved capacity, which costs whether it is used or not"
         others = [o for o in self.usable if o is not offer]
         if not others or not any(o.price_micros_h for o in self.usable):
             return ""
@@ -214,7 +216,8 @@ class _Cost:
     @property
     def differs_from_price(self) -> bool:
         """Return whether any pool's cost of useful work differs from its price by more than 1 %."""
-        return any(abs(w - o.price_micros_h) > 0.01 * o.price_micros_h for o, w in self.worth.items())
+        return any(abs(w - o.price_micros_h) > 0.01 * o.price_micros_h for o, w in self.worth.items()
+                   if not o.reserved)
 
 
 def _best(usable: dict[Offer, int], cost: _Cost) -> Offer:
@@ -246,7 +249,8 @@ def _alternatives(chosen: Sequence[Offer], usable: dict[Offer, int], cost: _Cost
     reclaimed recently, and without a known limit of room.
     """
     taken, load = {o.pool for o in chosen}, cost.load
-    free = sorted((o for o in cost.in_band(usable, usable)
+    market = [o for o in usable if not o.reserved]
+    free = sorted((o for o in (cost.in_band(market, market) if market else ())
                    if o.pool not in taken and not o.room and not cost.is_reclaimed(o)), key=cost)
     named: list[list[Offer]] = [[] for _ in chosen]
     for offer in free:
@@ -259,8 +263,8 @@ def _alternatives(chosen: Sequence[Offer], usable: dict[Offer, int], cost: _Cost
 
 def _alike(own: Offer, other: Offer) -> bool:
     """Return whether one boot text fits machines of both kinds."""
-    return ((own.provider, own.region, own.market, own.slots, bool(own.accelerator))
-            == (other.provider, other.region, other.market, other.slots, bool(other.accelerator)))
+    return ((own.provider, own.region, own.sold, own.slots, bool(own.accelerator))
+            == (other.provider, other.region, other.sold, other.slots, bool(other.accelerator)))
 
 
 def _preference(wanted: Wanted, offer: Offer) -> int:

@@ -225,7 +225,7 @@ def expensive_pools(inputs: PolicyInput, state: FleetState, now: float) -> dict[
     """
     last = state.history.decided.shun if state.history.decided else ()
     beside = inputs.beside
-    compared = [o for o in inputs.taken if o.pool in beside]
+    compared = [o for o in inputs.taken if o.pool in beside and not o.reserved]
     use = useful_price_by_pool(state, compared, inputs.target, now) if compared else {}
     return {pool: Expensive(round(micros), beside[pool]) for pool, micros in use.items()
             if micros >= beside[pool] * (CHEAPER if pool in last else 1.0)}

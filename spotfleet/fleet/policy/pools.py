@@ -5,6 +5,7 @@
 The boot is the median of those in the pool, else of the machine type, else of the fleet. The expected life follows from
 the fleet's own hosts, and before them from the interruption band of the offer, see `lifetimes.py`. A pool without any
 data costs its price, and the other pools are scaled relative to it, so that prices alone decide where there is no data.
+Reserved capacity costs nothing here: its price is due in any case.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def useful_prices(state: FleetState, offers: Iterable[Offer], beside: Sequence[H
     """Return micro-dollars per useful hour of one more host in each pool, beside those that stay."""
     lives, stalls_s = lived(state, now), stall_s(state) * (len(beside) + 1)
     unknown = 1 + (boot_s(state) + stalls_s) / PoolLifetime().expected_s()
-    return {o: (o.price_micros_h * _waste(lives, o, boot_s(state, o) + stalls_s) / unknown if _is_known(lives, o)
-                else float(o.price_micros_h)) + _traffic(state, o, beside) for o in offers}
+    return {o: 0.0 if o.reserved else (
+        o.price_micros_h * _waste(lives, o, boot_s(state, o) + stalls_s) / unknown if _is_known(lives, o)
+        else float(o.price_micros_h)) + _traffic(state, o, beside) for o in offers}
 
 
 def _is_known(lives: Mapping[str, PoolLifetime], offer: Offer) -> bool:

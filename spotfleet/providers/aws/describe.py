@@ -153,6 +153,8 @@ def _priced(account: Account, region: str, bare: Offer) -> Offer:
         return bare
     if facts is None:
         return bare
-    now = spot if bare.market is Market.SPOT else regular
+    if bare.reserved.startswith(names.BLOCK):
+        return replace(bare, slots=facts.slots, accelerator=facts.accelerator)
+    now = spot if bare.sold == Market.SPOT.value else regular
     return replace(bare, slots=facts.slots, accelerator=facts.accelerator, price_micros_h=now,
                    on_demand_micros_h=regular)

@@ -7,7 +7,7 @@
 
     spot, terminated when taken    CreateFleet, type instant, in the best of all equal pools
     spot, stopped when taken       RunInstances, a persistent request
-    on demand; a gang              RunInstances
+    on demand; reserved; a gang    RunInstances
 
 The machines of a gang share their user data. A tag tells each machine which of the hosts it is, as EC2 documents no
 launch index for spot.
@@ -111,7 +111,7 @@ def _order(account: Account, requests: Sequence[LaunchRequest]) -> LaunchOrder:
         raise UsageError("hosts that are launched together must be alike", hint="launch them one by one")
     asked = first.offer  # the host gets its slots before its pool is known
     pools = [o for o in (asked, *first.alternatives)
-             if (o.region, o.market, o.slots) == (asked.region, asked.market, asked.slots)
+             if (o.region, o.market, o.slots, o.reserved) == (asked.region, asked.market, asked.slots, asked.reserved)
              and template.burstable(o) == template.burstable(asked)]  # one template: CPU credits for all or for none
     if account.settings.placement == "cluster":  # a placement group is in one zone
         pools = [o for o in pools if o.zone == asked.zone]
@@ -268,7 +268,7 @@ class _Launching(LaunchSteps):
 
     def _check_market(self, made: set[str], ids: Sequence[str]) -> None:
         """End hosts of the wrong market or number: they cost more, or may be taken away."""
-        wanted = self.order.offer.market.value
+        wanted = "spot" if self.order.spot else "on-demand"
         if made - {wanted} or len(ids) != self.order.count:
             terminate.end_instances(self.ec2, ids)
             self.served()
@@ -350,7 +350,9 @@ def _facts(account: Account, order: LaunchOrder) -> Facts:
     spec, region = account.settings.spec, order.offer.region
     dispatcher = order.role is Role.DISPATCHER
     image = images.image(account, region, images.wanted(account, order.role, order.offer))
-    group = "" if dispatcher else network.placement_group(account, order.fleet, order.offer.zone)
+    held = order.offer.reserved  # a placement group of ours has none of its capacity
+    group = "" if dispatcher or held else network.placement_group(account, order.fleet, order.offer.zone)
+    close = bool(group) or (bool(held) and account.settings.placement == "cluster")
     if group and order.lasting:
         raise UsageError("EC2 stops no spot host that is in a placement group",
                          hint="interruption_behavior: terminate, or placement: zone")
@@ -359,7 +361,7 @@ def _facts(account: Account, order: LaunchOrder) -> Facts:
         _subnets(account, order),
         network.groups(account, region, order.fleet, order.role), spec.public_addresses,
         identity.profile(account, order.fleet, order.role), spec.key_pair, spec.kms_key, group,
-        _efa_cards(account, order) if group else ())
+        _efa_cards(account, order) if close else ())
 
 
 def _subnets(account: Account, order: LaunchOrder) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.model import Market, Need, Offer
-from spotfleet.providers.aws import prices
+from spotfleet.providers.aws import prices, reserved
 from spotfleet.providers.aws import types as instance_types
 from spotfleet.providers.aws.account import network
 from spotfleet.providers.aws.mapping import errors
@@ -44,6 +44,17 @@ def offers(account: Account, need: Need) -> list[Offer]:
 
 
 def _in_region(account: Account, region: str, need: Need) -> list[Offer]:
+    """Return the pools of a region, reserved capacity first; a region in trouble offers what is reserved there."""
+    own = reserved.offers(account, region, need)
+    try:
+        return [*own, *_sold(account, region, need)]
+    except SpotfleetError:
+        if not own:
+            raise
+        return own
+
+
+def _sold(account: Account, region: str, need: Need) -> list[Offer]:
     places = network.zones(account, region)
     if need.zone:
         places &= {need.zone}

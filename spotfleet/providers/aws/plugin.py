@@ -62,7 +62,7 @@ class AwsPolicies:
             return _fitting(policies.laptop(policies.Scope(
                 partition=partition, kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue,
                 dispatcher_profile=aws.dispatcher_profile, host_profile=aws.host_profile,
-                boundary=aws.permissions_boundary)))
+                boundary=aws.permissions_boundary, reserved=bool(aws.capacity_reservations))))
         if not cloud_name:
             raise UsageError("a dispatcher's permissions are limited to its fleet, and none is named",
                              hint=A_FILE.format(role=role))
@@ -72,7 +72,8 @@ class AwsPolicies:
         return policies.dispatcher(policies.Scope(
             cloud_name, regions, partition=partition,
             host_role=host_role if target.startswith("s3://") or aws.host_profile else "",
-            kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue))
+            kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue,
+            reserved=bool(aws.capacity_reservations)))
 
 
 def _fitting(document: dict[str, Any]) -> dict[str, Any]:

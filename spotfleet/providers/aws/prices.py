@@ -16,6 +16,7 @@ from typing import Any
 
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import PricePoint
+from spotfleet.providers.aws.mapping.names import BLOCK
 from spotfleet.providers.aws.session import Account
 from spotfleet.providers.kit.mapping.prices import micros, price_points
 
@@ -58,8 +59,10 @@ def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str,
 
 def prices(account: Account, pools: Sequence[str], since: float) -> list[PricePoint]:
     """Return the price in force at `since` and every later change, oldest first, per pool; none for unsold pools."""
-    return price_points(
-        pools, since, lambda zone: region_of(account, zone),
+    blocks = [pool for pool in dict.fromkeys(pools) if pool.rpartition("/")[2].startswith(BLOCK)]
+    paid_ahead = [PricePoint(pool, since, 0) for pool in blocks]
+    return paid_ahead + price_points(
+        [pool for pool in pools if pool not in blocks], since, lambda zone: region_of(account, zone),
         lambda region, types: _histories(account, region, types, since),
         lambda region, types: {k: price for (_, k), price in on_demand(account, types, [region]).micros_h.items()})
 

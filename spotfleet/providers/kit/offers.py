@@ -82,6 +82,7 @@ class RegionPrice:
     total_micros_h: int = 0  # for all hosts wanted and the dispatcher
     score: int = 0  # the cloud's estimate of its capacity for the hosts, 1 to 10; 0: not known
     why: str = ""  # reason for its exclusion
+    reserved: bool = False  # it has reserved capacity for the hosts
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,13 @@ def region_price(region: str, pools: Sequence[Offer], for_dispatcher: Sequence[O
         missing = [what for what, offer in (("hosts", cheapest), ("the dispatcher", own)) if offer is None]
         return RegionPrice(region, cheapest, own, len(pools), why=f"nothing on offer for {' and '.join(missing)}")
     total = hosts * cheapest.price_micros_h + own.price_micros_h
-    return RegionPrice(region, cheapest, own, len(pools), total, score())
+    return RegionPrice(region, cheapest, own, len(pools), total, score(), reserved=any(o.reserved for o in pools))
 
 
 def cheapest_region(cloud: str, regions: Sequence[str], row: Callable[[str], RegionPrice],
                     unknown: Callable[[], str]) -> RegionChoice:
-    """Choose the region where all hosts and the dispatcher together cost least now, among those that sell both.
+    """Choose the region where all hosts and the dispatcher together cost least now, among those that sell both; one
+    with reserved capacity before all others.
 
     `unknown` names words of the fleet file that match nothing on sale. Raises UsageError for them, NoCapacity if no
     region sells both, NeedsPerson if a person must act in each.
@@ -121,7 +123,7 @@ def cheapest_region(cloud: str, regions: Sequence[str], row: Callable[[str], Reg
     troubles = [answer for answer in answers if isinstance(answer, SpotfleetError)]
     rows = [RegionPrice(region, why=str(answer)) if isinstance(answer, SpotfleetError) else answer
             for region, answer in zip(regions, answers, strict=True)]
-    rows.sort(key=lambda r: (bool(r.why), r.total_micros_h, -r.score, r.region))
+    rows.sort(key=lambda r: (bool(r.why), not r.reserved, r.total_micros_h, -r.score, r.region))
     if not rows[0].why:
         return RegionChoice(rows[0].region, tuple(rows))
     if troubles and len(troubles) == len(rows):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.aws.aws_world import AwsWorld
+from tests.support.contract.lambda_world import LambdaWorld
 from tests.support.contract.provider_worlds import InProcessWorld, LocalWorld, SshWorld, World
 from tests.support.toy.toy_world import ToyWorld
 
@@ -15,6 +16,7 @@ WORLDS = {
     "ssh": SshWorld,
     "aws": AwsWorld,
     "toy": ToyWorld,
+    "lambda": LambdaWorld,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import BillingRules, CloudHost, CloudState, Market, Need, Offer, Role
 from spotfleet.providers import DISPATCHER_TAG, Boot, CloudClock
-from tests.support.contract.provider_worlds import World, request, until
+from tests.support.contract.provider_worlds import World, needs, request, until
 
 
 def an_offer(world: World) -> Offer:
@@ -218,6 +218,7 @@ def test_terminating_one_host_leaves_the_others(world: World):
 
 
 def test_prices_begin_with_the_one_in_force_and_list_later_changes_oldest_first(world: World):
+    needs(world, "past prices")
     line = launched(world)
     since = line.runs[-1].started_at
     world.let_pass(0.2)
@@ -246,6 +247,7 @@ def test_prices_are_told_for_each_pool_that_is_asked_for(world: World):
 
 
 def test_a_price_once_told_does_not_change(world: World):
+    needs(world, "past prices")
     line = launched(world)
     since, pool = line.runs[-1].started_at, line.offer.pool
     before = world.provider().prices([pool], since)
@@ -257,6 +259,7 @@ def test_a_price_once_told_does_not_change(world: World):
 
 
 def test_what_one_client_launched_another_sees_interrupts_and_ends(world: World):
+    needs(world, "interruptions")
     launched(world, "f-1")
     launched(world, "f-2")
     stranger = world.provider()
@@ -267,6 +270,7 @@ def test_what_one_client_launched_another_sees_interrupts_and_ends(world: World)
 
 
 def test_an_interrupted_host_runs_through_its_notice_and_is_taken(world: World):
+    needs(world, "interruptions")
     line = launched(world)
     world.provider().interrupt("f-1", 1.0)
     assert the_line(world).state is CloudState.RUNNING
@@ -277,6 +281,7 @@ def test_an_interrupted_host_runs_through_its_notice_and_is_taken(world: World):
 
 
 def test_a_host_interrupted_without_notice_is_gone_at_once(world: World):
+    needs(world, "interruptions")
     launched(world)
     world.provider().interrupt("f-1", None)
     assert ended(world).runs[-1].taken and world.machines() == []
@@ -301,6 +306,7 @@ def test_interrupting_a_host_that_does_not_exist_is_an_error(world: World):
 
 
 def test_a_host_keeps_what_it_was_told_at_birth(world: World):
+    needs(world, "boot files")
     offer = an_offer(world)
     told = replace(request(offer), boot=Boot("idle_host", {"boot.json": '{"a": 1}'}))
     world.provider().launch(told)
@@ -309,6 +315,7 @@ def test_a_host_keeps_what_it_was_told_at_birth(world: World):
 
 
 def test_tags_are_set_beside_those_that_are_there(world: World):
+    needs(world, "tags after a launch")
     launched(world, tags={"team": "vision"})
     world.provider().tag("f-1", {DISPATCHER_TAG: "https://10.0.0.1:1"})
     world.provider().tag("f-1", {"more": "x"})

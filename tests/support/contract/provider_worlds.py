@@ -61,6 +61,12 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
+def needs(world: World, ability: str) -> None:
+    """Skip the test where the world's cloud has no such ability: its `lacks` names it."""
+    if ability in getattr(world, "lacks", ()):
+        pytest.skip(f"does not apply: this cloud has no {ability}")
+
+
 def request(offer: Offer, request_id: str = "f-1", fleet: str = "f", **more: object) -> LaunchRequest:
     return LaunchRequest(request_id, fleet, Role.WORKER, offer, Boot("idle_host"), **more)
 

@@ -19,7 +19,7 @@ from typing import Any
 from spotfleet.errors import NeedsPerson, SpotfleetError
 from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Finding
-from spotfleet.providers.aws import describe, images, offers
+from spotfleet.providers.aws import describe, images, offers, reserved
 from spotfleet.providers.aws import types as catalog
 from spotfleet.providers.aws.account import disk_key, identity, network, permissions, quotas, ssh_ingress
 from spotfleet.providers.aws.mapping import errors, names
@@ -56,7 +56,8 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
     yield from checks.findings(
         {"permissions": lambda: permissions.findings(account, spec), "spot role": lambda: _spot_role(account),
          "named things": lambda: _named(account), "checkpoints": lambda: _bucket(account),
-         "notices": lambda: _notices(account)},
+         "notices": lambda: _notices(account),
+         "reserved": lambda: reserved.findings(account, spec.any_of if spec else ())},
         account.regions, lambda region: _want(account, spec, region),
         {about: lambda want, ask=ask: ask(account, want) for about, ask in REGIONAL.items()},  # type: ignore[misc]
         lambda error: errors.code(error) in ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"))
@@ -235,7 +236,7 @@ def _pools(account: Account, want: CheckRequest) -> Iterator[Finding]:
         best = min(found, key=lambda o: o.price_micros_h)
         pools = "1 pool" if len(found) == 1 else f"{len(found)} pools"
         yield Finding(f"{want.region}: {pools} for {what}, the cheapest {best.instance_type} in {best.zone}, "
-                      f"{best.market.value}, ${best.price_micros_h / 1e6:.4f}/h")
+                      f"{best.sold}, ${best.price_micros_h / 1e6:.4f}/h")
 
 
 def _network(account: Account, want: CheckRequest) -> Iterator[Finding]:
@@ -321,8 +322,8 @@ def _efa(account: Account, want: CheckRequest) -> Iterator[Finding]:
 
 REGIONAL: dict[str, Callable[[Account, CheckRequest], Iterable[Finding]]] = {
     "region": _enabled, "pools": _pools,
-    "vCPU quota": lambda account, want: quotas.findings(account, want.region, want.hosts, want.dispatcher, want.nodes,
-                                                        want.fleet),
+    "vCPU quota": lambda account, want: quotas.findings(
+        account, want.region, tuple(o for o in want.hosts if not o.reserved), want.dispatcher, want.nodes, want.fleet),
     "network": _network, "image": _image, "disk key": lambda account, want: disk_key.findings(account, want.region),
     "SSH": _door, "EFA": _efa,
 }  # fmt: skip

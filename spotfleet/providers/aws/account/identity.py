@@ -58,7 +58,7 @@ def prepare(account: Account, fleet: str, tags: Mapping[str, str], progress: Pro
     if not spec.dispatcher_profile:
         scope = policies.Scope(fleet, account.regions, number, partition, host_role, spec.kms_key,
                              _own_parameter(spec.image), account.settings.target, spec.event_queue,
-                             default_keys=disk_key.defaults(account))
+                             reserved=bool(spec.capacity_reservations), default_keys=disk_key.defaults(account))
         _make(iam, made, _name(account, fleet, DISPATCHER), policies.dispatcher(scope), partition)
 
 

@@ -64,7 +64,8 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
         regions=account.regions, account=number, partition=arn.split(":")[1], kms_key=settings.spec.kms_key,
         default_keys=keys,
         target=settings.target, queue=settings.spec.event_queue, dispatcher_profile=settings.spec.dispatcher_profile,
-        host_profile=settings.spec.host_profile, boundary=settings.spec.permissions_boundary))
+        host_profile=settings.spec.host_profile, boundary=settings.spec.permissions_boundary,
+        reserved=bool(settings.spec.capacity_reservations)))
     needed = needs(document, settings.spec, spec)
     tried = dry_run(account, needed, spec)
     open_ones = needed - tried.allowed - tried.denied - tried.forbidden.keys()

@@ -32,6 +32,7 @@ from spotfleet.providers.kit.mapping.listing import (
 
 SECOND_S = 1e-3  # EC2 reports whole seconds: a run that began and ended in the same one is longer than nothing
 TAG_LENGTH = 256
+FOR_SPOT = "for-spot"  # in a reserved host's POOL tag: it meets a need of spot hosts
 STATES = {"pending": CloudState.PENDING, "stopped": CloudState.STOPPED, "terminated": CloudState.TERMINATED}
 GONE = ("shutting-down", "terminated")
 GOING = ("stopping", "shutting-down")  # no longer billed, but existing
@@ -47,7 +48,10 @@ Request = Mapping[str, Any]  # an item of DescribeSpotInstanceRequests
 
 
 def pools_tag(pools: Sequence[Offer]) -> str:
-    return pools_text(pools, TAG_LENGTH)
+    text, first = pools_text(pools, TAG_LENGTH), pools[0]
+    if first.reserved and first.market is Market.SPOT and len(text) + len(FOR_SPOT) < TAG_LENGTH:
+        text += f" {FOR_SPOT}"
+    return text
 
 
 def tags(thing: Mapping[str, Any]) -> dict[str, str]:
@@ -176,6 +180,14 @@ def spot(instance: Instance) -> bool:
     return instance.get("InstanceLifecycle") == "spot"
 
 
+def reserved(instance: Instance) -> str:
+    """Return `Offer.reserved` of an instance that targets a reservation. One that merely matches an open reservation is
+    an on-demand instance."""
+    target = (instance.get("CapacityReservationSpecification") or {}).get("CapacityReservationTarget") or {}
+    block = names.BLOCK if instance.get("InstanceLifecycle") == "capacity-block" else ""
+    return f"{block}{target['CapacityReservationId']}" if target.get("CapacityReservationId") else ""
+
+
 def _line(host: str, instance: Instance, request: Request, own: Mapping[str, str], sight: ListingContext) -> CloudHost:
     state = STATES.get(instance.get("State", {}).get("Name", ""), CloudState.RUNNING)
     return machine_line(host, MachineFacts(
@@ -187,8 +199,11 @@ def _line(host: str, instance: Instance, request: Request, own: Mapping[str, str
 def _offer(instance: Instance, own: Mapping[str, str], sight: ListingContext) -> Offer:
     """Return the host's offer, with the price at launch if the tag holds it."""
     zone, kind = instance.get("Placement", {}).get("AvailabilityZone", ""), instance.get("InstanceType", "")
-    market = Market.SPOT if spot(instance) else Market.ON_DEMAND
-    bare = Offer("aws", sight.region, zone, kind, market, 1, 0, 0, quota=errors.quota(f"{kind} {market.value}"))
+    held = reserved(instance)
+    for_spot = held and FOR_SPOT in own.get(names.POOL, "").split(" ")
+    market = Market.SPOT if spot(instance) or for_spot else Market.ON_DEMAND
+    bare = Offer("aws", sight.region, zone, kind, market, 1, 0, 0,
+                 quota="" if held else errors.quota(f"{kind} {market.value}"), reserved=held)
     return offer_of(bare, own, sight.priced)
 
 

@@ -23,6 +23,7 @@ from spotfleet.providers.kit.mapping.names import together as together
 from spotfleet.providers.kit.mapping.names import token as token
 
 REGION = "spotfleet-region"  # on roles and profiles, which have none: fleets of one name may be in several
+BLOCK = "block-"  # before a capacity block's id in `Offer.reserved`: its price is no on-demand price
 METADATA_URL = "http://169.254.169.254"
 PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov", "us-iso-": "aws-iso", "us-isob-": "aws-iso-b",
               "us-isof-": "aws-iso-f", "eu-isoe-": "aws-iso-e", "eusc-": "aws-eusc"}  # as in botocore's partitions.json

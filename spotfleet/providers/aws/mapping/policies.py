@@ -49,6 +49,7 @@ class Scope:
     dispatcher_profile: str = ""  # named profiles; their roles are unknown here
     host_profile: str = ""
     boundary: str = ""  # ARN of the policy that bounds every role that is made
+    reserved: bool = False  # hosts are launched into capacity reservations
     default_keys: tuple[str, ...] = ()  # ARNs of the account's default keys for volumes, where `kms_key` is empty
 
     @property
@@ -103,7 +104,8 @@ def laptop(scope: Scope) -> dict[str, Any]:
     """Return the policy of a user who makes, uses and removes fleets."""
     own = scope.resource_tag
     return _document([
-        _allow("Look", [*_ec2(*READ_ACTIONS, *READ_ACTIONS_ON_LAPTOP, "GetSpotPlacementScores"), "kms:DescribeKey",
+        _allow("Look", [*_ec2(*READ_ACTIONS, *READ_ACTIONS_ON_LAPTOP, *_reading(scope), "GetSpotPlacementScores"),
+                        "kms:DescribeKey",
                         "kms:ListGrants", "pricing:GetProducts", "servicequotas:ListAWSDefaultServiceQuotas",
                         "servicequotas:ListServiceQuotas"]),
         _allow("LookUpImages", ["ssm:GetParameter"], _parameters(scope)),
@@ -144,7 +146,7 @@ def dispatcher(scope: Scope) -> dict[str, Any]:
     """Return the policy of a fleet's dispatcher: read, and launch, tag and end hosts of its fleet."""
     region = {"StringEquals": {"aws:RequestedRegion": list(scope.regions)}} if scope.regions else {}
     return _document([
-        _allow("Look", _ec2(*READ_ACTIONS), condition=region),
+        _allow("Look", _ec2(*READ_ACTIONS, *_reading(scope)), condition=region),
         _allow("LookAtPrices", ["pricing:GetProducts"]),
         _allow("LookUpImages", ["ssm:GetParameter"], _parameters(scope)),
         *_launching(scope, "RunInstances", "CreateFleet"),
@@ -211,6 +213,11 @@ def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
 # ---- statements
 
 
+def _reading(scope: Scope) -> tuple[str, ...]:
+    """Return the read-only actions that not every fleet needs."""
+    return ("DescribeCapacityReservations",) if scope.reserved else ()
+
+
 def _launching(scope: Scope, *ways: str) -> list[dict[str, Any]]:
     """Return the launch statements. Each way needs rights on every resource that a launch makes or uses."""
     made = MADE_BY_LAUNCH if "CreateFleet" in ways else tuple(k for k in MADE_BY_LAUNCH if k != "fleet")
@@ -218,7 +225,8 @@ def _launching(scope: Scope, *ways: str) -> list[dict[str, Any]]:
     return [
         _allow("Launch", _ec2(*ways, "CreateLaunchTemplate"), scope.ec2(*made), scope.request_tag),
         _allow("LaunchBy", _ec2(*ways), scope.ec2("launch-template"), scope.resource_tag),
-        _allow("LaunchWith", _ec2(*ways), [*scope.images, *scope.ec2(*USED_BY_LAUNCH)]),
+        _allow("LaunchWith", _ec2(*ways), [*scope.images, *scope.ec2(
+            *USED_BY_LAUNCH, *(["capacity-reservation"] if scope.reserved else []))]),
         _allow("TagAtLaunch", _ec2("CreateTags"), scope.ec2(*made),
                _both(scope.request_tag, {"StringEquals": creates})),
     ]

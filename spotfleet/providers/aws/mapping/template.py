@@ -41,7 +41,7 @@ class LaunchOrder:
 
     @property
     def spot(self) -> bool:
-        return self.offer.market is Market.SPOT
+        return self.offer.sold == Market.SPOT.value
 
     @property
     def lasting(self) -> bool:
@@ -66,7 +66,7 @@ class LaunchOrder:
     def where(self) -> str:
         """Return place, type and market, for messages."""
         many = f"{self.count} x " if self.count > 1 else ""
-        return f"{self.offer.region}/{self.offer.zone} {many}{self.offer.instance_type} {self.offer.market.value}"
+        return f"{self.offer.region}/{self.offer.zone} {many}{self.offer.instance_type} {self.offer.sold}"
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ def instances(order: LaunchOrder, facts: Facts, subnet: str, token: str) -> dict
         "MaxCount": order.count,
         "NetworkInterfaces": _interfaces(facts, subnet),
         **({"InstanceMarketOptions": _market(order)} if order.spot and not order.dated else {}),
+        **_reserved(order),
     }
 
 
@@ -216,6 +217,16 @@ def _market(order: LaunchOrder) -> dict[str, Any]:
         if order.dated:
             kind["ValidUntil"] = int(order.until)
     return {"MarketType": "spot", "SpotOptions": kind}
+
+
+def _reserved(order: LaunchOrder) -> dict[str, Any]:
+    """Return the reservation that the launch targets. EC2 then makes no ordinary on-demand instance in its place."""
+    reserved = order.offer.reserved
+    if not reserved:
+        return {}
+    target = {"CapacityReservationTarget": {"CapacityReservationId": reserved.removeprefix(names.BLOCK)}}
+    block = {"InstanceMarketOptions": {"MarketType": "capacity-block"}} if reserved.startswith(names.BLOCK) else {}
+    return {"CapacityReservationSpecification": target, **block}
 
 
 def _tagged(kind: str, tags: Mapping[str, str]) -> dict[str, Any]:

@@ -39,3 +39,4 @@ class AwsSection(Section):
     host_profile: InstanceProfile = ""
     event_queue: Flag = False
     permissions_boundary: Annotated[str, BeforeValidator(values.policy)] = ""
+    capacity_reservation: Annotated[tuple[str, ...], BeforeValidator(values.reservations)] = ()

@@ -145,6 +145,14 @@ def policy(value: Any) -> Any:
     return value
 
 
+def reservations(value: Any) -> Any:
+    """Check a list of capacity reservations, or a single one."""
+    found = _ids("cr", value, "the id of a capacity reservation")
+    if twice := next((r for r in found if found.count(r) > 1), ""):
+        raise ValueError(f"{twice} is here twice")
+    return found
+
+
 def wrong_tags(tags: dict[str, str]) -> list[tuple[str, str]]:
     """Return (name, problem) for tags that EC2 would reject or that are reserved; "" stands for all tags."""
     found = [("", f"are {len(tags)}; an instance takes {TAGS} beside ours")] if len(tags) > TAGS else []

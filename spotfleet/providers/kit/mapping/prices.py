@@ -40,7 +40,8 @@ def price_points(pools: Sequence[str], since: float, region_of: Callable[[str], 
     groups: dict[tuple[str, Market], list[tuple[str, str, str]]] = {}
     for pool in dict.fromkeys(pools):
         _, zone, kind, market = pool.split("/")
-        groups.setdefault((region_of(zone), Market(market)), []).append((pool, zone, kind))
+        sold = Market.SPOT if market == Market.SPOT.value else Market.ON_DEMAND  # a reservation costs as on demand
+        groups.setdefault((region_of(zone), sold), []).append((pool, zone, kind))
     for (region, market), members in groups.items():
         types = tuple(sorted({kind for _, _, kind in members}))
         if market is Market.SPOT:

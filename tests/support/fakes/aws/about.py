@@ -81,6 +81,7 @@ def launching(
             (f"arn:aws:ec2:{region}::image/{made.image}", made.image)]  # fmt: skip
     used += [(_ec2(region, "key-pair", made.key_name), made.key_name)] if made.key_name else []
     used += [(_ec2(region, "placement-group", made.placement_group), "")] if made.placement_group else []
+    used += [(_ec2(region, "capacity-reservation", made.reservation), "")] if made.targeted else []
     used += [(_ec2(region, "launch-template", made.template[0]), made.template[0])] if made.template else []
     of |= {arn: _resource_tags(cloud.backend(region).tags.get(id, {})) for arn, id in used}
     where = {"aws:RequestedRegion": region}

@@ -31,7 +31,7 @@ from tests.support.fakes.aws.errors import AwsError
 from tests.support.fakes.aws.gate import Gate
 from tests.support.fakes.aws.inventory import everything
 from tests.support.fakes.aws.life import Life
-from tests.support.fakes.aws.market import Market
+from tests.support.fakes.aws.market import CapacityReservation, Market
 from tests.support.fakes.aws.operations import Context
 from tests.support.fakes.aws.quick_moto import make_moto_quickly
 from tests.support.fakes.aws.rights import OWNER, OWNER_KEY, Rights
@@ -122,6 +122,7 @@ class AwsCloud(Controls, FiniteCloud):
             self.after: Callable[[Call], None] | None = None
             self.rights, self.market = Rights(), Market(self.clock())
             self.life, self.bus = Life(self), Bus(self)
+            self.reservations: dict[str, CapacityReservation] = {}
             self.regions = {name: RegionState(name) for name in REGIONS}
             self.furnished: set[str] = set()
             self.images: dict[str, Image] = dict(catalog.IMAGES)

@@ -10,6 +10,7 @@ from tests.support.fakes.aws import catalog, imds
 from tests.support.fakes.aws.birth import new_id, user_data
 from tests.support.fakes.aws.catalog import ACCOUNT, Image, region_of
 from tests.support.fakes.aws.inventory import Thing, everything
+from tests.support.fakes.aws.market import CapacityReservation
 from tests.support.fakes.aws.state import Machine, Seen, SpotRequest
 from tests.support.fakes.kit.requests import Call, Fault
 
@@ -107,6 +108,12 @@ class Controls:
 
     def room(self, zone: str, type: str, market: str = "spot") -> int | None:
         return self.market.room((zone, type, market))
+
+    def reserve(self, id: str, zone: str, type: str, total: int, **more: Any) -> None:
+        """A capacity reservation; `more` are fields of `CapacityReservation`."""
+        with self.lock:
+            made = self.reservations[id] = CapacityReservation(id, zone, type, total, **more)
+            self.market.set_room(made.pool, total)
 
     def set_price(self, zone: str, type: str, usd: float) -> None:
         with self.lock:

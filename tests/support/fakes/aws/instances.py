@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.support.fakes.aws import catalog
 from tests.support.fakes.aws.errors import AwsError
+from tests.support.fakes.aws.market import opened
 from tests.support.fakes.aws.operations import Context, filtered, once, operation, page, remember, tags
 from tests.support.fakes.aws.ordering import merged, order
 from tests.support.fakes.aws.state import CODES, Machine, when
@@ -32,7 +33,7 @@ def run_instances(ctx: Context, p: dict[str, Any]) -> dict[str, Any]:
     both, used = merged(ctx, p)
     if most > 1 and any(n.get("PrivateIpAddress") for n in both.get("NetworkInterfaces", [])):
         raise AwsError("InvalidParameterCombination", "An address can be given to one instance only")
-    wanted = order(ctx, both, used)
+    wanted = opened(ctx, order(ctx, both, used), most)
     try:
         machines = ctx.cloud.life.launch(wanted, least, most)
     except AwsError:
@@ -62,6 +63,14 @@ def told(ctx: Context, machine: Machine, fresh: bool = False) -> dict[str, Any]:
     }
     if order_.key_name:
         said["KeyName"] = order_.key_name
+    if order_.block:
+        said["InstanceLifecycle"] = "capacity-block"
+    if order_.reservation:
+        said["CapacityReservationId"] = order_.reservation
+    target = {"CapacityReservationId": order_.reservation}
+    said["CapacityReservationSpecification"] = (
+        {"CapacityReservationTarget": target} if order_.targeted else {"CapacityReservationPreference": "open"}
+    )
     if order_.market == "spot":
         said["InstanceLifecycle"] = "spot"
         said["SpotInstanceRequestId"] = machine.request.id if machine.request else ""

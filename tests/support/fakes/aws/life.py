@@ -9,6 +9,7 @@ from tests.support.fakes.aws import birth, keys
 from tests.support.fakes.aws.birth import new_id
 from tests.support.fakes.aws.catalog import region_of
 from tests.support.fakes.aws.errors import AwsError
+from tests.support.fakes.aws.market import EXCEEDED
 from tests.support.fakes.aws.state import Machine, Order, RegionState, SpotRequest, iso
 from tests.support.fakes.kit.machines import MachineLife
 
@@ -43,12 +44,15 @@ class Life(MachineLife):
                     f"Your Spot request price of {order.spot['MaxPrice']} is lower than the "
                     f"minimum required Spot request fulfillment price of {price}.",
                 )
-        market.within_quota(state, order.type, order.market, least)
-        room = market.room((order.zone, order.type, order.market))
+        if not order.reservation:  # a reservation counts as a whole, whether it is used or not
+            market.within_quota(state, order.type, order.market, least)
+        room = market.room((order.zone, order.type, order.reservation or order.market))
+        if order.reservation and (room or 0) < least:
+            raise AwsError("ReservationCapacityExceeded", EXCEEDED)
         if room is not None and room < least:
             raise AwsError("InsufficientInstanceCapacity", NO_ROOM.format(kind=order.type, zone=order.zone))
         count = most if room is None else min(most, room)
-        while count > least:
+        while count > least and not order.reservation:
             try:
                 market.within_quota(state, order.type, order.market, count)
                 break

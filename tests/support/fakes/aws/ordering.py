@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.support.fakes.aws import about, catalog
 from tests.support.fakes.aws.errors import AwsError
+from tests.support.fakes.aws.market import targeted
 from tests.support.fakes.aws.operations import Context, tags_by_type
 from tests.support.fakes.aws.state import Order
 
@@ -135,6 +136,7 @@ def order(
         protected=bool(p.get("DisableApiTermination")),
         client_token=p.get("ClientToken", ""),
         principal=ctx.principal,
+        **targeted(ctx, p, kind.name, zone, market),
     )
     if made.shutdown not in ("stop", "terminate"):
         raise AwsError("InvalidParameterValue", f"'{made.shutdown}' is no InstanceInitiatedShutdownBehavior")

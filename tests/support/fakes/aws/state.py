@@ -87,7 +87,7 @@ class Machine(kit.Machine):
 
     @property
     def pool(self) -> tuple[str, str, str]:
-        return self.order.zone, self.order.type, self.order.market
+        return self.order.zone, self.order.type, self.order.reservation or self.order.market
 
     @property
     def vcpus(self) -> int:
@@ -123,6 +123,9 @@ class Order:
     protected: bool = False  # DisableApiTermination
     client_token: str = ""
     principal: str = ""
+    reservation: str = ""  # id of the capacity reservation in which it runs
+    targeted: bool = False  # it names that
+    block: bool = False  # which is a capacity block
 
     @property
     def persistent(self) -> bool:
