@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,8 @@ import pytest
 from spotfleet import bundle
 from spotfleet.api import outputs, transfers
 from spotfleet.codec import to_json
+from spotfleet.dispatcher.checkpoints.archive import Content
+from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import CheckpointSpec
 from spotfleet.protocol.archive import ArchiveHead, parse
@@ -190,6 +193,24 @@ def test_only_files_of_the_archive_are_read_only_by_the_admin_and_by_ranges(play
                                       ssl=certs.client_context(stage.ca)) as answer:
                 assert (answer.status, answer.headers.get("Content-Encoding")) == (status, coding)
                 assert answer.content_length < 1000 if coding else size in (None, len(await answer.read()))
+
+    play(scene, spec(1))
+
+
+def test_no_file_is_looked_for_on_the_loop(play, monkeypatch):
+    on_loop: list[bool] = []
+
+    def noted(files: ArchiveFiles, keys: list[str], found=ArchiveFiles.contents) -> list[Content]:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return found(files, keys)
+
+    async def scene(stage: Stage) -> None:
+        monkeypatch.setattr(ArchiveFiles, "contents", noted)
+        await off_loop(lambda: list(client(stage).archive_manifest()))
+        one, two = Piece("ledger.db", 0, 6), Piece("ledger.db", 0, 9)
+        for pieces in ([one], [one, two]):
+            await off_loop(lambda pieces=pieces: client(stage).archive_pieces(pieces))
+        assert on_loop == [False, False]
 
     play(scene, spec(1))
 
