@@ -69,10 +69,11 @@ def line(value: ArchiveHead | ArchiveFile | None) -> bytes:
     return json.dumps(found).encode() + b"\n"
 
 
-def parse(lines: Iterable[bytes]) -> Iterator[ArchiveHead | ArchiveFile]:
-    """Yield the head, then the files. Raises ManifestCut."""
+def parse(lines: Iterable[bytes]) -> Iterator[ArchiveHead | ArchiveFile | None]:
+    """Yield the head, then the files; None for an empty line. Raises ManifestCut."""
     for text in lines:
         if not text.strip():
+            yield None
             continue
         try:
             found: Any = json.loads(text)

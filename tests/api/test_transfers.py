@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,28 @@ def test_a_manifest_that_breaks_off_is_asked_for_again_and_what_has_arrived_coun
         fetch(client, tmp_path)
     client.cut = 0
     assert fetch(client, tmp_path).moved <= len(DATA["ledger.db"]) + len(DATA["jobs/a-1/logs/rank-0.log"])
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_small_file_is_read_before_the_dispatcher_has_read_a_large_one(tmp_path: Path, streams: int):
+    client, changed = FakeClient(streams), threading.Event()
+    small, large = client.listed[0], client.listed[2]
+
+    def pieces(pieces: Sequence[Piece], read=client.archive_pieces, **options: Any) -> bytes:
+        data = read(pieces, **options)
+        if pieces[0].key == small.key:
+            client.data[small.key] = b"newer"
+            changed.set()
+        return data
+
+    def manifest(**_: Any) -> Iterator[bytes]:
+        yield from (line(ArchiveHead(2, small.bytes + large.bytes, 5.0)), line(small), b"\n")
+        changed.wait(20 if streams > 1 else 0)
+        yield from (line(large), line(None))
+
+    client.archive_pieces, client.archive_manifest = pieces, manifest  # type: ignore[method-assign]
+    assert contents(fetch(client, tmp_path).files) == {key: DATA[key] for key in (small.key, large.key)}
+    assert changed.is_set()
 
 
 def test_lines_that_are_none_end_the_manifest(tmp_path: Path):

@@ -25,7 +25,7 @@ from spotfleet.storage.mirror import Piece
 def manifest(files: ArchiveFiles) -> dict[str, ArchiveFile]:
     sent: list[bytes] = []
     files.send_manifest(sent.append, {}, None, 5.0)
-    head, *found = parse(sent)
+    head, *found = filter(None, parse(sent))
     assert isinstance(head, ArchiveHead) and head.files == len(found)
     return {file.key: file for file in found}
 
