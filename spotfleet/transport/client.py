@@ -15,7 +15,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -118,7 +118,9 @@ class DispatcherClient:
         return str(_object(reply.body).get("error") or f"{self.endpoint.url} answers {reply.status}")
 
     def status(self) -> FleetStatus:
-        return from_json(FleetStatus, self._json("GET", "/v1/status"))
+        answer = self._json("GET", "/v1/status")
+        with self._readable():
+            return from_json(FleetStatus, answer)
 
     def events(self, after: int = 0, wait_s: float = 0.0) -> list[dict[str, Any]]:
         """Return events with `seq` above `after`, each {"seq", "kind", "at", ...}; wait up to `wait_s` for one."""
@@ -148,10 +150,11 @@ class DispatcherClient:
     def ending(self) -> Ending:
         """Return the progress of `down`, for any dispatcher: read without the messages of this version."""
         answer = self._json("GET", "/v1/status")
-        hosts = [h for h in answer.get("hosts", []) if h.get("role") == Role.WORKER.value]
-        return Ending(answer.get("state") == "down", str(answer.get("why", "")),
-                      {str(h.get("host")): str(h.get("state")) for h in hosts},
-                      from_json(tuple[UnsentStatus, ...], answer.get("unsent", ())))
+        with self._readable():
+            hosts = [h for h in answer.get("hosts", []) if h.get("role") == Role.WORKER.value]
+            return Ending(answer.get("state") == "down", str(answer.get("why", "")),
+                          {str(h.get("host")): str(h.get("state")) for h in hosts},
+                          from_json(tuple[UnsentStatus, ...], answer.get("unsent", ())))
 
     def archive(self, out: BinaryIO) -> None:
         """Write the archive of the fleet to `out`; a broken transfer starts again from its beginning."""
@@ -162,7 +165,7 @@ class DispatcherClient:
         if this dispatcher has none: it is of another release, or does not know the job. With `check` it reads also the
         checkpoints that it has verified before."""
         query = urlencode({name: value for name, value in (("outputs", outputs), ("check", check and "1")) if value})
-        reply, connection = self._open(f"/v1/archive/manifest?{query}", accept=NO_ROUTE)
+        reply, connection = self._begin(f"/v1/archive/manifest?{query}", accept=NO_ROUTE)
         if reply.status in NO_ROUTE:
             connection.close()
             return None
@@ -185,7 +188,8 @@ class DispatcherClient:
             raise FileNotFoundError(str(_object(reply.body).get("error") or pieces[0].key))
         if reply.headers.get("Content-Encoding") != "deflate":
             return reply.body
-        return zlib.decompressobj().decompress(reply.body, sum(piece.end - piece.start for piece in pieces) + 1)
+        with self._readable():
+            return zlib.decompressobj().decompress(reply.body, sum(piece.end - piece.start for piece in pieces) + 1)
 
     # --- jobs
 
@@ -279,7 +283,17 @@ class DispatcherClient:
     def _json(self, method: str, path: str, body: Any = None, *, wait_s: float = 0.0, once: bool = False) -> Any:
         data = None if body is None else json.dumps(body)
         reply = self._call(method, path, body=data, wait_s=wait_s, once=once)
-        return json.loads(reply.body) if reply.body.strip() else {}
+        with self._readable():
+            return json.loads(reply.body) if reply.body.strip() else {}
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turn errors about the content of an answer into SpotfleetError."""
+        try:
+            yield
+        except (ValueError, TypeError, AttributeError, RecursionError, zlib.error) as error:
+            raise SpotfleetError(f"the dispatcher at {self.endpoint.url} sends an answer that cannot be read: {error}",
+                                 hint="try again; `spotfleet down --discard` ends the fleet in any case") from None
 
     def _call(self, method: str, path: str, *, body: str | bytes | Path | None = None, wait_s: float = 0.0,
               once: bool = False, accept: tuple[int, ...] = (), headers: dict[str, str] | None = None) -> _Reply:
@@ -367,8 +381,8 @@ class DispatcherClient:
                 connection.request(method, path, body, headers)
         return connection.getresponse()
 
-    def _open(self, path: str, accept: tuple[int, ...],
-              ) -> tuple[http.client.HTTPResponse, http.client.HTTPSConnection]:
+    def _begin(self, path: str, accept: tuple[int, ...],
+               ) -> tuple[http.client.HTTPResponse, http.client.HTTPSConnection]:
         """Send a GET whose answer the caller reads; try until one begins or patience ends."""
         deadline = time.monotonic() + self.patience_s
         while True:
@@ -488,7 +502,7 @@ def _write(out: BinaryIO, data: bytes) -> None:
 def _object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -62,6 +62,13 @@ def test_down_waits_while_bytes_arrive_however_long_that_takes(clock: Clock):
     assert 10 < len(lines) < (clock.now - 1000.0) / down.LINE_S + 2
 
 
+def test_down_with_discard_ends_its_wait_also_for_a_dispatcher_that_always_reports_something_new(clock: Clock):
+    moving = [replace(DRAINS, unsent=(replace(HELD, bytes=n, quiet_s=1.0),)) for n in range(4000)]
+    with pytest.raises(SpotfleetError, match="after 600 s there are still f-1"):
+        wait(*moving, each=4, discard=True)
+    assert clock.now - 1000.0 < down.WORKERS_GONE_S + 1
+
+
 @pytest.mark.parametrize("other", [
     replace(DRAINS, left={"f-1": "draining", "f-2": "draining"}),  # one without results is to end first
     replace(DRAINS, unsent=(HELD, replace(HELD, kind="log", quiet_s=3.0))),

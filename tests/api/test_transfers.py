@@ -135,9 +135,12 @@ def test_a_small_file_is_read_before_the_dispatcher_has_read_a_large_one(tmp_pat
     assert changed.is_set()
 
 
-def test_lines_that_are_none_end_the_manifest(tmp_path: Path):
+@pytest.mark.parametrize("text", [
+    b"<html>\n", b"[" * 200_000 + b"\n", b'{"head": {"files": 1, "bytes": 1, "at": NaN}}\n',
+    b'{"head": {"files": 1, "bytes": ' + b"9" * 400 + b', "at": 1}}\n'], ids=["html", "deep", "nan", "huge"])
+def test_lines_that_are_none_end_the_manifest(tmp_path: Path, text: bytes):
     client = FakeClient()
-    client.archive_manifest = lambda **_: iter([b"<html>\n"])  # type: ignore[method-assign]
+    client.archive_manifest = lambda **_: iter([text, line(None)])  # type: ignore[method-assign]
     with pytest.raises(DispatcherUnreachable, match="cannot be read"):
         fetch(client, tmp_path)
 

@@ -44,7 +44,7 @@ BY_ITSELF = "ended by itself"
 PART = ".archive.part"  # draft of the archive, see `storage/mirror.py`; the next `down` goes on with it
 PACKED, PACKED_PART = "archive.tar.gz", ".archive.unpacked"  # the same from a dispatcher of an earlier release
 ELSEWHERE = "checkpoints-elsewhere.json"  # in the archive: checkpoints that stay at the target
-WORKERS_GONE_S = 600.0  # without any change
+WORKERS_GONE_S = 600.0  # without any change; with `discard` in all
 QUIET_S = 120.0  # without a byte of the hosts' results
 LEAST_S = 10.0  # that each `down` waits for a byte, however long none has come before: there may be room now
 LINE_S = 5.0  # between two lines about the same hosts
@@ -250,7 +250,7 @@ def _wait_for_workers(client: DispatcherClient, fleet: str, progress: Progress, 
         before = end
         if not discard and now - begun >= LEAST_S and (stuck := _stuck(end)):
             raise _not_sent(stuck, fleet)
-        if now - changed_at >= WORKERS_GONE_S:
+        if now - (begun if discard else changed_at) >= WORKERS_GONE_S:
             raise SpotfleetError(f"after {WORKERS_GONE_S:g} s there are still {', '.join(end.left)}: {end.why}",
                                  hint="`spotfleet down` again, or --discard to end all machines now")
         time.sleep(POLL_S)
