@@ -108,3 +108,13 @@ def test_what_the_archive_lacks_is_named(tmp_path: Path):
     assert down._not_collected(folder) == (  # type: ignore[arg-type]
         ("'jobs/a' (no)",), ("the end of 'nnn' of f-1/0/1 in one-1, now 'n~1.partial'", "the ends of more files",
                              "'jobs/b' under its name (long): it is set-aside/1"))
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[" * 200_000, "[]", '{"lost": 1}', '{"lost": [{}], "partial_files": []}'],
+                         ids=["text", "deep", "list", "number", "empty"])
+def test_a_list_of_missing_results_that_cannot_be_read_is_a_loss_and_no_crash(tmp_path: Path, text: str):
+    folder = SimpleNamespace(archive=tmp_path, record=SimpleNamespace(reached=False))
+    (tmp_path / NOT_COLLECTED).write_text(text)
+    assert down._not_collected(folder)[0] or down._incomplete(folder)  # type: ignore[arg-type]
+    down._change_not_collected(tmp_path, {"given_up": "the link is down"})
+    assert json.loads((tmp_path / NOT_COLLECTED).read_text())["given_up"] == "the link is down"
