@@ -102,7 +102,7 @@ def _rsync(place: FanoutTarget, sources: Sequence[str], target: str, extra: Sequ
 def _without(why: str, extra: Sequence[str], progress: Progress) -> bool:
     if extra:
         raise SpotfleetError(f"{why}, which {' '.join(extra)} is meant for", hint="install rsync on both sides")
-    progress(f"{why}: copying with tar, everything anew")
+    progress(f"{why}: copying with tar")
     return False
 
 
