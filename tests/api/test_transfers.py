@@ -9,14 +9,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spotfleet.api import transfers
+from spotfleet.api import outputs, transfers
+from spotfleet.codec import to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
-from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, line
-from spotfleet.storage import mirror
+from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, RefusedFile, line
+from spotfleet.protocol.messages import NOT_COLLECTED
+from spotfleet.storage import mirror, names
 from spotfleet.storage.mirror import Piece
 from spotfleet.storage.object_store import ObjectStore
 from spotfleet.transport.archive import ArchiveReader, LinkRate
@@ -225,3 +228,20 @@ def test_a_checkpoint_comes_from_its_object_store_and_is_compared_with_its_manif
     with pytest.raises(SpotfleetError, match="cannot be read from this machine"):
         transfers.bring(replace(hostile, at="memory://bucket/none"), tmp_path / "e", lines.append, tmp_path)
     assert not list(tmp_path.rglob("evil"))
+
+
+def test_outputs_from_an_archive_include_files_that_were_set_aside_and_no_file_beside_it(tmp_path: Path):
+    archive, under, lines = tmp_path / "archive", "jobs/a-1/outputs/h@0@1/", list[str]()
+    long, other = RefusedFile(f"{under}long", names.aside(f"{under}long"), "File name too long"), "jobs/b-1/outputs/x"
+    for name, text in ((f"{under}short", "short"), (long.at, "long"), (names.aside(other), "other"),
+                       ("../secret", "secret")):
+        (archive / name).parent.mkdir(parents=True, exist_ok=True)
+        (archive / name).write_text(text)
+    refused = (long, RefusedFile(f"{under}gone", "", "Input/output error"),
+               RefusedFile(f"{under}evil", "../secret", ""),
+               RefusedFile(other, names.aside(other), "File exists"))
+    (archive / NOT_COLLECTED).write_text(json.dumps({"refused": to_json(refused)}))
+    found = outputs.archived(SimpleNamespace(archive=archive), "a-1", tmp_path / "into",  # type: ignore[arg-type]
+                             lines.append)
+    assert contents(tmp_path / "into") == {"h@0@1/short": b"short", long.at: b"long"} and found.files == 2
+    assert lines == [f"h@0@1/long is {long.at} here: File name too long", "h@0@1/gone is not here: Input/output error"]
