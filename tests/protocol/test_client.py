@@ -7,7 +7,8 @@ import hashlib
 import io
 import threading
 import time
-from http.client import HTTPMessage
+from http.client import HTTPMessage, HTTPResponse, IncompleteRead
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from spotfleet.errors import DispatcherUnreachable, NoCapacity, SpotfleetError, 
 from spotfleet.model import JobSpec
 from spotfleet.storage.mirror import Piece
 from spotfleet.transport import certs
-from spotfleet.transport.client import DOWNLOADS, DispatcherClient, Endpoint, _error, _Reply
+from spotfleet.transport.client import DOWNLOADS, DispatcherClient, Endpoint, _body, _error, _Reply
 from tests.support.cli.cli_cloud import FakeHandler
 
 
@@ -165,3 +166,26 @@ def test_an_answer_that_cannot_be_inflated_is_an_error_with_a_next_step():
 @pytest.mark.parametrize("body", [b"<html>", b"\xff", b"[" * 200_000])
 def test_a_refusal_that_cannot_be_read_is_a_refusal(body: bytes):
     assert str(_error(_Reply(500, HTTPMessage(), body))) == "the dispatcher answered 500"
+
+
+def answered(data: bytes) -> HTTPResponse:
+    found = HTTPResponse(SimpleNamespace(makefile=lambda _mode: io.BytesIO(data)))  # type: ignore[arg-type]
+    found.begin()
+    return found
+
+
+HEAD, CHUNKED = b"HTTP/1.1 200 OK\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("data", [b"Content-Length: 10\r\n\r\n0123456789", CHUNKED + b"a\r\n0123456789\r\n0\r\n\r\n",
+                                  b"\r\n0123456789"], ids=["length", "chunks", "to the end"])
+def test_an_answer_is_read_up_to_its_limit(data: bytes):
+    assert _body(answered(HEAD + data), 10) == b"0123456789"
+    with pytest.raises(SpotfleetError, match="an answer of more than 9 bytes"):
+        _body(answered(HEAD + data), 9)
+
+
+@pytest.mark.parametrize("data", [b"Content-Length: 10\r\n\r\n012345678", CHUNKED + b"a\r\n012345678"])
+def test_an_answer_that_breaks_off_is_incomplete(data: bytes):
+    with pytest.raises(IncompleteRead):
+        _body(answered(HEAD + data), 10)
