@@ -73,8 +73,7 @@ async def get_file(request: web.Request) -> web.StreamResponse:
     """Send the content of one key, or one range of it."""
     key, files = request.match_info["key"], request.app[FILES]
     async with _reading(request):
-        contents = await _found(files, [Piece(key, 0, 0)])
-        size = await asyncio.to_thread(contents[0].size)
+        contents, size = await _found(files, [Piece(key, 0, 0)])
         asked = request.http_range
         start, end = asked.start or 0, size if asked.stop is None else min(asked.stop, size)
         start = max(0, size + start) if start < 0 else start
@@ -90,7 +89,7 @@ async def post_ranges(request: web.Request) -> web.StreamResponse:
     """Send several ranges, `[[key, start, end], ...]`, one after the other."""
     pieces = [_piece(item) for item in _list((await body(request)).get("ranges"))]
     async with _reading(request):
-        contents = await _found(request.app[FILES], pieces)
+        contents, _ = await _found(request.app[FILES], pieces)
         return await _send(request, contents, pieces, web.StreamResponse(status=200))
 
 
@@ -107,14 +106,15 @@ def _piece(item: Any) -> Piece:
     raise UsageError(f"ranges: {str(item)[:200]} is not [key, start, end]")
 
 
-async def _found(files: ArchiveFiles, pieces: Sequence[Piece]) -> list[Content]:
-    """Return the contents that the pieces are of. NotFound where one is not there, or ends before its piece does."""
-    def look() -> list[Content]:
-        found = files.contents([piece.key for piece in pieces])
+async def _found(files: ArchiveFiles, pieces: Sequence[Piece]) -> tuple[list[Content], int]:
+    """Return the contents that the pieces are of, and the size of the last one. NotFound where one is not there, or
+    ends before its piece does."""
+    def look() -> tuple[list[Content], int]:
+        found, size = files.contents([piece.key for piece in pieces]), 0
         for content, piece in zip(found, pieces, strict=True):
             if piece.end > (size := content.size()):
                 raise FileNotFoundError(f"{piece.key[:200]!r} has {size} bytes")
-        return found
+        return found, size
 
     try:
         return await asyncio.to_thread(look)
