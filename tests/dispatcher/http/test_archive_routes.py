@@ -245,6 +245,24 @@ def test_outputs_are_copied_once_and_count_as_fetched(play, tmp_path: Path):
     play(scene, spec(1))
 
 
+ODD = ("a\nb", "a%2Fb", "%2e%2e", "a/%2E/b", "a?b", "a#b", "a+b", "a;b=c", "a\\b", " b ", "*", "é", "\x01")
+
+
+def test_files_with_odd_names_come_in_pieces_as_all_others(play, tmp_path: Path):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=LONG), (1, 1))
+        worker = (await stage.at_version(job, 3)).workers[0].worker
+        wanted = {name: name.encode() * PIECE for name in ODD}
+        for name, data in wanted.items():
+            await stage.call("POST", f"/v1/jobs/{job}/outputs/{worker}", token=stage.token(worker.split("/")[0]),
+                             data=pack_pieces([OutputPiece("append", name, 0, len(data))], data))
+        await off_loop(lambda: outputs.living(client(stage), job, tmp_path / "out", nothing))
+        assert contents(tmp_path / "out" / worker.replace("/", "@")) == wanted
+
+    play(scene, spec(1))
+
+
 def test_partial_files_with_names_that_are_too_long_or_taken_come_by_manifest_tar_and_download(play, tmp_path: Path):
     unlucky = {"n" * 250: b"half", "x": b"half", "y": b"half", "x.partial": b"whole", "y.partial/z": b"whole"}
 
