@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ from spotfleet.api import transfers
 from spotfleet.api.home import FleetDir
 from spotfleet.api.transfers import Progress
 from spotfleet.bundle import extract
+from spotfleet.codec import from_json
 from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.protocol.archive import RefusedFile
+from spotfleet.protocol.messages import NOT_COLLECTED
 from spotfleet.storage import atomic, names
 from spotfleet.transport.client import DispatcherClient
 
@@ -39,7 +43,7 @@ def living(client: DispatcherClient, job: str, into: Path, progress: Progress) -
         for file in found.refused:
             (into / names.ASIDE).mkdir(exist_ok=True)
             atomic.rename(found.files / file.at, into / file.at, sync=False)
-            progress(f"{file.name.removeprefix(under)} is {file.at} here: {file.why}")
+            _report(file, under, progress)
         moved = replace(moved, files=moved.files + len(found.refused))
         shutil.rmtree(draft)
     client.outputs_fetched(job, found.at)
@@ -64,14 +68,40 @@ def _packed(client: DispatcherClient, job: str, into: Path, progress: Progress) 
 
 def archived(folder: FleetDir, job: str, into: Path, progress: Progress) -> DownloadedOutputs:
     """Copy the output files of `job` from the archive that `down` has fetched."""
-    home = folder.archive / "jobs" / job / "outputs"
+    under = f"jobs/{job}/outputs/"
+    home = folder.archive / under
     if not (folder.archive / "jobs" / job).is_dir():
         there = ", ".join(sorted(p.name for p in (folder.archive / "jobs").glob("*")))
         raise SpotfleetError(f"the archive holds no job '{job}'", hint=f"jobs in the archive: {there or 'none'}")
     with _beside(into) as draft:
         if home.is_dir():
             shutil.copytree(home, draft, dirs_exist_ok=True)
-        return _moved(draft, into, progress)
+        aside = [file for file in _refused(folder.archive, progress) if file.name.startswith(under)]
+        for file in aside:
+            if file.at and (folder.archive / file.at).is_file():
+                (draft / names.ASIDE).mkdir(exist_ok=True)
+                shutil.copyfile(folder.archive / file.at, draft / file.at)
+        moved = _moved(draft, into, progress)
+    for file in aside:
+        _report(file, under, progress)
+    return moved
+
+
+def _refused(archive: Path, progress: Progress) -> list[RefusedFile]:
+    """Return the files that are not in the archive under their names."""
+    path = archive / NOT_COLLECTED
+    if not path.is_file():
+        return []
+    try:
+        listed = from_json(tuple[RefusedFile, ...], json.loads(path.read_text()).get("refused", ()))
+    except (ValueError, AttributeError, RecursionError) as error:
+        progress(f"{path} cannot be read, so files in {archive / names.ASIDE} have no names: {error}")
+        return []
+    return [file for file in listed if file.at in ("", names.aside(file.name))]  # a dispatcher wrote it: no other path
+
+
+def _report(file: RefusedFile, under: str, progress: Progress) -> None:
+    progress(f"{file.name.removeprefix(under)} is {file.at or 'not'} here: {file.why}")
 
 
 @contextmanager

@@ -189,9 +189,12 @@ class _Listed:
         self.at = 0.0
         self.elsewhere: list[ArchiveFile] = []
 
-    def entries(self) -> Iterator[StoreEntry]:
-        for found in parse(self._shown()):
-            if isinstance(found, ArchiveHead):
+    def entries(self) -> Iterator[StoreEntry | None]:
+        for found in parse(self._lines):
+            if found is None:
+                self._show()
+                yield None
+            elif isinstance(found, ArchiveHead):
                 self.at, self._tally.total = found.at, found.bytes
             elif found.at and (found.is_elsewhere_only or not self._bring):
                 if not CHECKPOINT.fullmatch(check_key(found.key)):
@@ -200,9 +203,3 @@ class _Listed:
                 self._tally.total -= 0 if found.is_elsewhere_only else found.bytes
             else:
                 yield StoreEntry(found.key, found.bytes, found.sha256)
-
-    def _shown(self) -> Iterator[bytes]:
-        for text in self._lines:
-            if not text.strip():
-                self._show()
-            yield text

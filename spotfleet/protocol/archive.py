@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from spotfleet import codec
 from spotfleet.codec import from_json, to_json
 
 LEDGER = "ledger.db"
+LARGEST = 1 << 60  # bytes; of larger numbers no sum and no rate can be formatted
 
 
 class ManifestCut(ValueError):
@@ -57,6 +59,9 @@ class RefusedFile:
     why: str
 
 
+T = TypeVar("T", ArchiveHead, ArchiveFile)
+
+
 def packs(key: str) -> bool:
     """Return whether the content of a key is text or rows, which shrink; tensors do not."""
     return key == LEDGER or ("/logs/" in key and key.endswith(".log"))
@@ -69,19 +74,26 @@ def line(value: ArchiveHead | ArchiveFile | None) -> bytes:
     return json.dumps(found).encode() + b"\n"
 
 
-def parse(lines: Iterable[bytes]) -> Iterator[ArchiveHead | ArchiveFile]:
-    """Yield the head, then the files. Raises ManifestCut."""
+def parse(lines: Iterable[bytes]) -> Iterator[ArchiveHead | ArchiveFile | None]:
+    """Yield the head, then the files; None for an empty line. Raises ManifestCut."""
     for text in lines:
         if not text.strip():
+            yield None
             continue
         try:
-            found: Any = json.loads(text)
+            found: Any = codec.parse(text)
             if found.get("end"):
                 return
             if "head" in found:
-                yield from_json(ArchiveHead, found["head"])
+                yield _sized(from_json(ArchiveHead, found["head"]))
             elif "file" in found:
-                yield from_json(ArchiveFile, found["file"])
+                yield _sized(from_json(ArchiveFile, found["file"]))
         except (ValueError, AttributeError) as error:
             raise ManifestCut(f"a line of the archive's manifest cannot be read: {error}") from None
     raise ManifestCut("the archive's manifest breaks off")
+
+
+def _sized(found: T) -> T:
+    if found.bytes > LARGEST:
+        raise ValueError(f"no size: {str(found.bytes)[:40]} bytes")
+    return found

@@ -22,7 +22,7 @@ from spotfleet.version import __version__
 
 HEADER = "X-Spotfleet"
 FROZEN = frozenset({("POST", "/v1/down"), ("GET", "/v1/status"), ("GET", "/v1/archive"),
-                    ("GET", "/v1/archive/manifest"), ("GET", "/v1/archive/files/{key:.+}"),
+                    ("GET", "/v1/archive/manifest"), ("GET", "/v1/archive/files/{key:(?s:.+)}"),
                     ("POST", "/v1/archive/ranges")})
 
 

@@ -102,7 +102,7 @@ def _rsync(place: FanoutTarget, sources: Sequence[str], target: str, extra: Sequ
 def _without(why: str, extra: Sequence[str], progress: Progress) -> bool:
     if extra:
         raise SpotfleetError(f"{why}, which {' '.join(extra)} is meant for", hint="install rsync on both sides")
-    progress(f"{why}: copying with tar, everything anew")
+    progress(f"{why}: copying with tar")
     return False
 
 
@@ -182,8 +182,9 @@ def _fetch_tar(place: FanoutTarget, source: str, script: str, packed: Path, prog
         here = 0
     if here:
         progress(f"{here / 1e6:.0f} MB are here already")
-    with _Ssh(place, f"{script} | tail -c +{here + 1}" if here else script) as ssh, packed.open(
-            "ab" if here else "wb") as out:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_APPEND if here else os.O_TRUNC)
+    with _Ssh(place, _rest(script, here) if here else script) as ssh, open(
+            os.open(packed, flags, 0o600), "ab" if here else "wb") as out:
         assert ssh.process.stdout is not None
         try:
             shutil.copyfileobj(ssh.process.stdout, _Counted(out, progress), CHUNK)
@@ -195,6 +196,12 @@ def _fetch_tar(place: FanoutTarget, source: str, script: str, packed: Path, prog
     if here and _far_digest(place, script) != _digest(packed):  # files changed meanwhile
         packed.unlink()
         _fetch_tar(place, source, script, packed, progress)
+
+
+def _rest(script: str, start: int) -> str:
+    """Return a script that prints the output of `script` from byte `start` on, with its status: a pipe has that of its
+    last command, and without tar's own an unreadable file would be missing without an error."""
+    return f"exec 4>&1; e=$({{ {{ {script}; echo $? >&3; }} | tail -c +{start + 1} >&4; }} 3>&1); exit $e"
 
 
 def _far_digest(place: FanoutTarget, script: str) -> str:

@@ -110,9 +110,10 @@ class Mirror:
         """Bytes that all rounds have read from the source."""
         return self._before + self.tally.moved
 
-    def copy(self, entries: Iterable[StoreEntry], readers: Sequence[Reader]) -> list[str]:
+    def copy(self, entries: Iterable[StoreEntry | None], readers: Sequence[Reader]) -> list[str]:
         """Copy all entries, by one stream for each of `readers`; return the keys that are not whole: the source lacks
-        them, or sent something else. Other files go from `files`. Raises UnsafeKey for an entry that leads out of the
+        them, or sent something else. Other files go from `files`. None among the entries: the next ones take a while,
+        so the small keys so far are read before they change. Raises UnsafeKey for an entry that leads out of the
         folder, OSError if this disk or a reader fails; what is here by then counts when it is called again."""
         self._wanted, self._failed = set(), set()
         self._before = self.moved
@@ -127,15 +128,21 @@ class Mirror:
         else:
             self._carry_all(loads, readers)
         self._remove_others()
+        self.refused = {key: why for key, why in self.refused.items() if key in self._wanted}
         self._report(self.tally)
         return sorted(self._failed)
 
     # ---- what is to be read
 
-    def _loads(self, entries: Iterable[StoreEntry]) -> Iterator[list[_Share]]:
+    def _loads(self, entries: Iterable[StoreEntry | None]) -> Iterator[list[_Share]]:
         """Yield loads of about PIECE_BYTES each, for one request."""
         small: list[_Share] = []
         for entry in entries:
+            if entry is None:
+                if small:
+                    yield small
+                small = []
+                continue
             check_key(entry.key)
             if entry.key in self._wanted or entry.bytes < 0:
                 raise UnsafeKey(f"{entry.key[:200]!r} is listed twice, or without a size")
@@ -173,8 +180,8 @@ class Mirror:
         path = self.files / self.path_in_files(entry.key)
         seed = self._seed(entry.key) if self._seed is not None else None
         known = self._whole.get(entry.key)
-        if known is not None and (known.bytes, known.sha256) == (entry.bytes, entry.sha256):
-            return True
+        if known is not None and (known.bytes, known.sha256) == (entry.bytes, entry.sha256) and path.is_file():
+            return True  # else a list in between lacked it
         if not _holds(path, entry):
             if seed is None or not _holds(seed, entry):
                 return False
@@ -230,12 +237,12 @@ class Mirror:
         load = [share for share in load if share.piece.key not in self._failed]
         if not load or self._stopped:
             return
-        try:
-            data = memoryview(reader.read([share.piece for share in load]))
-        except FileNotFoundError:
-            return self._fail(*(share.piece.key for share in load))
-        if len(data) != sum(share.piece.end - share.piece.start for share in load):
-            return self._fail(*(share.piece.key for share in load))
+        if (data := _read(load, reader)) is None:
+            if len(load) == 1:
+                return self._fail(load[0].piece.key)
+            middle = len(load) // 2  # one key that is gone or shorter fails a request for many
+            self._carry(load[:middle], reader)
+            return self._carry(load[middle:], reader)
         at = 0
         for share in load:
             size = share.piece.end - share.piece.start
@@ -316,9 +323,9 @@ class Mirror:
         self._whole[entry.key] = entry
         self._count(files=1)
 
-    def _fail(self, *keys: str) -> None:
+    def _fail(self, key: str) -> None:
         with self._lock:
-            self._failed.update(keys)
+            self._failed.add(key)
 
     def _count(self, *, present: int = 0, moved: int = 0, files: int = 0) -> None:
         with self._lock:
@@ -381,6 +388,15 @@ class _Share:
     def is_early(self, window_bytes: int) -> bool:
         """Return whether so many bytes before it have not arrived: it would wait in memory."""
         return isinstance(self.into, _Large) and self.piece.start - self.into.at >= window_bytes
+
+
+def _read(load: Sequence[_Share], reader: Reader) -> memoryview | None:
+    """Return the bytes of all shares; None if the source does not have all of them."""
+    try:
+        data = memoryview(reader.read([share.piece for share in load]))
+    except FileNotFoundError:
+        return None
+    return data if len(data) == sum(share.piece.end - share.piece.start for share in load) else None
 
 
 def _write_all(file: Any, data: Any) -> None:

@@ -25,13 +25,15 @@ __all__ = ["ElasticIterable", "ElasticSampler", "HorovodInternalError", "HostsUp
 
 def run(function: Callable[..., Any] | None = None, *, resize: object = None,
         copy: bool = False) -> Callable[..., Any]:
-    """Run `function(state, ...)` through changes of membership; it is re-entered from the top after each.
+    """Run `function(state, ...)` through changes of membership: after each one the function is called from its top.
 
-    Loop variables live in `state` and must name the batch being computed when its gradient begins. After a failure the
-    function may be called twice, where it counts numbers of the state before the gradient. A function that
-    begins at its first batch again after a change ends with an error, where the state shows it: numbers in it are as at
-    the start though steps are applied, or are set back to that. A state without a number that starts at 0, and without
-    a sampler that counts, shows nothing. Call this once in a script. It returns the function's result, or None on a
+    Keep the loop variables in `state`. When a gradient begins, they must name the batch that it is computed from. If
+    the function changes numbers of the state before the gradient, it may be called more than once after a failure: each
+    call begins with another of their earlier values, until one is right.
+
+    A function that begins at its first batch again after a change ends with an error, if the state shows it: its
+    numbers have their first values although steps were applied, or are set back to them. Only a number that starts at
+    0, or a sampler that counts, shows it. Call this once in a script. It returns the function's result, or None on a
     worker that joined after the others had returned.
 
     `@run(resize=...)` defines the effect of a change of the world size: a policy's name, an `elastic.Resize`, or a

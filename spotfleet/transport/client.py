@@ -15,7 +15,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -44,6 +44,7 @@ RESTARTING = (502, 503)  # statuses of a dispatcher that is up but not ready
 NO_ROUTE = (404, 405, 426)  # answers of a dispatcher of another release
 NOT_THERE = (404, 416)
 LINE_BYTES = 1 << 20  # longest line of a manifest
+MOST_BYTES, ERROR_BYTES = 1 << 30, 1 << 16  # an answer's size; that of an error
 WRONG_TIME = (9, 10)  # OpenSSL's codes for a certificate that is not valid yet, or has expired
 
 
@@ -118,7 +119,9 @@ class DispatcherClient:
         return str(_object(reply.body).get("error") or f"{self.endpoint.url} answers {reply.status}")
 
     def status(self) -> FleetStatus:
-        return from_json(FleetStatus, self._json("GET", "/v1/status"))
+        answer = self._json("GET", "/v1/status")
+        with self._readable():
+            return from_json(FleetStatus, answer)
 
     def events(self, after: int = 0, wait_s: float = 0.0) -> list[dict[str, Any]]:
         """Return events with `seq` above `after`, each {"seq", "kind", "at", ...}; wait up to `wait_s` for one."""
@@ -148,10 +151,11 @@ class DispatcherClient:
     def ending(self) -> Ending:
         """Return the progress of `down`, for any dispatcher: read without the messages of this version."""
         answer = self._json("GET", "/v1/status")
-        hosts = [h for h in answer.get("hosts", []) if h.get("role") == Role.WORKER.value]
-        return Ending(answer.get("state") == "down", str(answer.get("why", "")),
-                      {str(h.get("host")): str(h.get("state")) for h in hosts},
-                      from_json(tuple[UnsentStatus, ...], answer.get("unsent", ())))
+        with self._readable():
+            hosts = [h for h in answer.get("hosts", []) if h.get("role") == Role.WORKER.value]
+            return Ending(answer.get("state") == "down", str(answer.get("why", "")),
+                          {str(h.get("host")): str(h.get("state")) for h in hosts},
+                          from_json(tuple[UnsentStatus, ...], answer.get("unsent", ())))
 
     def archive(self, out: BinaryIO) -> None:
         """Write the archive of the fleet to `out`; a broken transfer starts again from its beginning."""
@@ -162,7 +166,7 @@ class DispatcherClient:
         if this dispatcher has none: it is of another release, or does not know the job. With `check` it reads also the
         checkpoints that it has verified before."""
         query = urlencode({name: value for name, value in (("outputs", outputs), ("check", check and "1")) if value})
-        reply, connection = self._open(f"/v1/archive/manifest?{query}", accept=NO_ROUTE)
+        reply, connection = self._begin(f"/v1/archive/manifest?{query}", accept=NO_ROUTE)
         if reply.status in NO_ROUTE:
             connection.close()
             return None
@@ -173,19 +177,22 @@ class DispatcherClient:
         way. `outputs`: as in the manifest. Raises FileNotFoundError where it does not have them."""
         headers = {"Accept-Encoding": "deflate" if packed else "identity"}
         query = f"?{urlencode({'outputs': outputs})}" if outputs else ""
+        size = sum(piece.end - piece.start for piece in pieces)
+        most = size + ERROR_BYTES
         if len(pieces) == 1 and pieces[0].end > pieces[0].start:
             (piece,) = pieces
             reply = self._call("GET", f"/v1/archive/files/{quote(piece.key, safe='/')}{query}", accept=NOT_THERE,
-                               headers={**headers, "Range": f"bytes={piece.start}-{piece.end - 1}"})
+                               most=most, headers={**headers, "Range": f"bytes={piece.start}-{piece.end - 1}"})
         else:
             ranges = [[piece.key, piece.start, piece.end] for piece in pieces]
             reply = self._call("POST", f"/v1/archive/ranges{query}", body=json.dumps({"ranges": ranges}),
-                               accept=NOT_THERE, headers=headers)
+                               accept=NOT_THERE, headers=headers, most=most)
         if reply.status in NOT_THERE:
             raise FileNotFoundError(str(_object(reply.body).get("error") or pieces[0].key))
         if reply.headers.get("Content-Encoding") != "deflate":
             return reply.body
-        return zlib.decompressobj().decompress(reply.body, sum(piece.end - piece.start for piece in pieces) + 1)
+        with self._readable():
+            return zlib.decompressobj().decompress(reply.body, size + 1)
 
     # --- jobs
 
@@ -279,16 +286,28 @@ class DispatcherClient:
     def _json(self, method: str, path: str, body: Any = None, *, wait_s: float = 0.0, once: bool = False) -> Any:
         data = None if body is None else json.dumps(body)
         reply = self._call(method, path, body=data, wait_s=wait_s, once=once)
-        return json.loads(reply.body) if reply.body.strip() else {}
+        with self._readable():
+            return json.loads(reply.body) if reply.body.strip() else {}
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turn errors about the content of an answer into SpotfleetError."""
+        try:
+            yield
+        except (ValueError, TypeError, AttributeError, RecursionError, zlib.error) as error:
+            raise SpotfleetError(f"the dispatcher at {self.endpoint.url} sends an answer that cannot be read: {error}",
+                                 hint="try again; `spotfleet down --discard` ends the fleet in any case") from None
 
     def _call(self, method: str, path: str, *, body: str | bytes | Path | None = None, wait_s: float = 0.0,
-              once: bool = False, accept: tuple[int, ...] = (), headers: dict[str, str] | None = None) -> _Reply:
-        """Try until an answer arrives or patience ends; raise the answer's error unless its status is in `accept`."""
+              once: bool = False, accept: tuple[int, ...] = (), headers: dict[str, str] | None = None,
+              most: int = MOST_BYTES) -> _Reply:
+        """Try until an answer arrives or patience ends; raise the answer's error unless its status is in `accept`.
+        `most`: the bytes that an answer may have, which is read into memory."""
         deadline = time.monotonic() + self.patience_s
         while True:
             problem, arrived = "", False
             try:
-                reply = self._once(method, path, body, headers or {}, TIMEOUT_S + wait_s)
+                reply = self._once(method, path, body, headers or {}, TIMEOUT_S + wait_s, most)
                 if reply.status not in RESTARTING or "error" in _object(reply.body):
                     self._learn(reply)
                     if reply.status >= 400 and reply.status not in accept:
@@ -327,11 +346,11 @@ class DispatcherClient:
             hint="set the clock, for instance with `sudo timedatectl set-ntp true`, and try again; the fleet goes on")
 
     def _once(self, method: str, path: str, body: str | bytes | Path | None, headers: dict[str, str],
-              timeout_s: float) -> _Reply:
+              timeout_s: float, most: int = MOST_BYTES) -> _Reply:
         connection = self._connection(timeout_s)
         try:
             reply = self._request(connection, method, path, body, headers)
-            return _Reply(reply.status, reply.headers, reply.read())
+            return _Reply(reply.status, reply.headers, _body(reply, most))
         finally:
             connection.close()
 
@@ -367,8 +386,8 @@ class DispatcherClient:
                 connection.request(method, path, body, headers)
         return connection.getresponse()
 
-    def _open(self, path: str, accept: tuple[int, ...],
-              ) -> tuple[http.client.HTTPResponse, http.client.HTTPSConnection]:
+    def _begin(self, path: str, accept: tuple[int, ...],
+               ) -> tuple[http.client.HTTPResponse, http.client.HTTPSConnection]:
         """Send a GET whose answer the caller reads; try until one begins or patience ends."""
         deadline = time.monotonic() + self.patience_s
         while True:
@@ -378,7 +397,7 @@ class DispatcherClient:
                 reply = self._request(connection, "GET", path, None, {})
                 if reply.status < 400 or reply.status in accept:
                     return reply, connection
-                answer = _Reply(reply.status, reply.headers, reply.read())
+                answer = _Reply(reply.status, reply.headers, _body(reply, MOST_BYTES))
                 if reply.status not in RESTARTING or "error" in _object(answer.body):
                     raise _error(answer)
                 problem = f"it answers {reply.status}"
@@ -410,7 +429,7 @@ class DispatcherClient:
                 connection = self._connection(TIMEOUT_S)
                 reply = self._request(connection, "GET", path, None, {})
                 if reply.status >= 400:
-                    raise _error(_Reply(reply.status, reply.headers, reply.read()))
+                    raise _error(_Reply(reply.status, reply.headers, _body(reply, MOST_BYTES)))
                 begun += 1
                 while chunk := reply.read(CHUNK):
                     _write(out, chunk)
@@ -455,20 +474,31 @@ class PersistentClient(DispatcherClient):
             self._open.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
     def _once(self, method: str, path: str, body: str | bytes | Path | None, headers: dict[str, str],
-              timeout_s: float) -> _Reply:
+              timeout_s: float, most: int = MOST_BYTES) -> _Reply:
         if self._aborted:
             raise DispatcherUnreachable("the transfer was given up")
         if self._open is None:
             self._open = self._connection(timeout_s)
         try:
             reply = self._request(self._open, method, path, body, headers)
-            answer = _Reply(reply.status, reply.headers, reply.read())
+            answer = _Reply(reply.status, reply.headers, _body(reply, most))
         except BaseException:
             self.close()
             raise
         if reply.will_close or reply.status >= 400:  # refused before all of it was sent: the rest would be misread
             self.close()
         return answer
+
+
+def _body(reply: http.client.HTTPResponse, most: int) -> bytes:
+    """Read an answer of at most so many bytes: a longer one must not fill this machine's memory."""
+    data = reply.read(most + 1)
+    if len(data) > most:
+        raise SpotfleetError(f"the dispatcher sends an answer of more than {most} bytes",
+                             hint="is that machine in other hands? `spotfleet down --discard` ends the fleet")
+    if reply.length:
+        raise http.client.IncompleteRead(data, reply.length)
+    return data
 
 
 def _emptied(out: BinaryIO) -> None:
@@ -488,7 +518,7 @@ def _write(out: BinaryIO, data: bytes) -> None:
 def _object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

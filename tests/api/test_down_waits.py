@@ -62,6 +62,13 @@ def test_down_waits_while_bytes_arrive_however_long_that_takes(clock: Clock):
     assert 10 < len(lines) < (clock.now - 1000.0) / down.LINE_S + 2
 
 
+def test_down_with_discard_ends_its_wait_also_for_a_dispatcher_that_always_reports_something_new(clock: Clock):
+    moving = [replace(DRAINS, unsent=(replace(HELD, bytes=n, quiet_s=1.0),)) for n in range(4000)]
+    with pytest.raises(SpotfleetError, match="after 600 s there are still f-1"):
+        wait(*moving, each=4, discard=True)
+    assert clock.now - 1000.0 < down.WORKERS_GONE_S + 1
+
+
 @pytest.mark.parametrize("other", [
     replace(DRAINS, left={"f-1": "draining", "f-2": "draining"}),  # one without results is to end first
     replace(DRAINS, unsent=(HELD, replace(HELD, kind="log", quiet_s=3.0))),
@@ -101,3 +108,13 @@ def test_what_the_archive_lacks_is_named(tmp_path: Path):
     assert down._not_collected(folder) == (  # type: ignore[arg-type]
         ("'jobs/a' (no)",), ("the end of 'nnn' of f-1/0/1 in one-1, now 'n~1.partial'", "the ends of more files",
                              "'jobs/b' under its name (long): it is set-aside/1"))
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[" * 200_000, "[]", '{"lost": 1}', '{"lost": [{}], "partial_files": []}'],
+                         ids=["text", "deep", "list", "number", "empty"])
+def test_a_list_of_missing_results_that_cannot_be_read_is_a_loss_and_no_crash(tmp_path: Path, text: str):
+    folder = SimpleNamespace(archive=tmp_path, record=SimpleNamespace(reached=False))
+    (tmp_path / NOT_COLLECTED).write_text(text)
+    assert down._not_collected(folder)[0] or down._incomplete(folder)  # type: ignore[arg-type]
+    down._change_not_collected(tmp_path, {"given_up": "the link is down"})
+    assert json.loads((tmp_path / NOT_COLLECTED).read_text())["given_up"] == "the link is down"

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spotfleet.api import transfers
+from spotfleet.api import outputs, transfers
+from spotfleet.codec import to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
-from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, line
-from spotfleet.storage import mirror
+from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, RefusedFile, line
+from spotfleet.protocol.messages import NOT_COLLECTED
+from spotfleet.storage import mirror, names
 from spotfleet.storage.mirror import Piece
 from spotfleet.storage.object_store import ObjectStore
 from spotfleet.transport.archive import ArchiveReader, LinkRate
@@ -112,9 +116,32 @@ def test_a_manifest_that_breaks_off_is_asked_for_again_and_what_has_arrived_coun
     assert fetch(client, tmp_path).moved <= len(DATA["ledger.db"]) + len(DATA["jobs/a-1/logs/rank-0.log"])
 
 
-def test_lines_that_are_none_end_the_manifest(tmp_path: Path):
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_small_file_is_read_before_the_dispatcher_has_read_a_large_one(tmp_path: Path, streams: int):
+    client, is_read = FakeClient(streams), threading.Event()
+    small, large = client.listed[0], client.listed[2]
+
+    def pieces(pieces: Sequence[Piece], read=client.archive_pieces, **options: Any) -> bytes:
+        data = read(pieces, **options)
+        is_read.set()
+        return data
+
+    def manifest(**_: Any) -> Iterator[bytes]:
+        yield from (line(ArchiveHead(2, small.bytes + large.bytes, 5.0)), line(small), b"\n")
+        is_read.wait(20 if streams > 1 else 0)
+        client.data[small.key] = b"newer"
+        yield from (line(large), line(None))
+
+    client.archive_pieces, client.archive_manifest = pieces, manifest  # type: ignore[method-assign]
+    assert contents(fetch(client, tmp_path).files) == {key: DATA[key] for key in (small.key, large.key)}
+
+
+@pytest.mark.parametrize("text", [
+    b"<html>\n", b"[" * 200_000 + b"\n", b'{"head": {"files": 1, "bytes": 1, "at": NaN}}\n',
+    b'{"head": {"files": 1, "bytes": ' + b"9" * 400 + b', "at": 1}}\n'], ids=["html", "deep", "nan", "huge"])
+def test_lines_that_are_none_end_the_manifest(tmp_path: Path, text: bytes):
     client = FakeClient()
-    client.archive_manifest = lambda **_: iter([b"<html>\n"])  # type: ignore[method-assign]
+    client.archive_manifest = lambda **_: iter([text, line(None)])  # type: ignore[method-assign]
     with pytest.raises(DispatcherUnreachable, match="cannot be read"):
         fetch(client, tmp_path)
 
@@ -199,3 +226,20 @@ def test_a_checkpoint_comes_from_its_object_store_and_is_compared_with_its_manif
     with pytest.raises(SpotfleetError, match="cannot be read from this machine"):
         transfers.bring(replace(hostile, at="memory://bucket/none"), tmp_path / "e", lines.append, tmp_path)
     assert not list(tmp_path.rglob("evil"))
+
+
+def test_outputs_from_an_archive_include_files_that_were_set_aside_and_no_file_beside_it(tmp_path: Path):
+    archive, under, lines = tmp_path / "archive", "jobs/a-1/outputs/h@0@1/", list[str]()
+    long, other = RefusedFile(f"{under}long", names.aside(f"{under}long"), "File name too long"), "jobs/b-1/outputs/x"
+    for name, text in ((f"{under}short", "short"), (long.at, "long"), (names.aside(other), "other"),
+                       ("../secret", "secret")):
+        (archive / name).parent.mkdir(parents=True, exist_ok=True)
+        (archive / name).write_text(text)
+    refused = (long, RefusedFile(f"{under}gone", "", "Input/output error"),
+               RefusedFile(f"{under}evil", "../secret", ""),
+               RefusedFile(other, names.aside(other), "File exists"))
+    (archive / NOT_COLLECTED).write_text(json.dumps({"refused": to_json(refused)}))
+    found = outputs.archived(SimpleNamespace(archive=archive), "a-1", tmp_path / "into",  # type: ignore[arg-type]
+                             lines.append)
+    assert contents(tmp_path / "into") == {"h@0@1/short": b"short", long.at: b"long"} and found.files == 2
+    assert lines == [f"h@0@1/long is {long.at} here: File name too long", "h@0@1/gone is not here: Input/output error"]

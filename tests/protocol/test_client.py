@@ -7,14 +7,18 @@ import hashlib
 import io
 import threading
 import time
+from http.client import HTTPMessage, HTTPResponse, IncompleteRead
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from spotfleet.api import Fleet
 from spotfleet.errors import DispatcherUnreachable, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import JobSpec
+from spotfleet.storage.mirror import Piece
 from spotfleet.transport import certs
-from spotfleet.transport.client import DOWNLOADS, DispatcherClient, Endpoint
+from spotfleet.transport.client import DOWNLOADS, DispatcherClient, Endpoint, _body, _error, _Reply
 from tests.support.cli.cli_cloud import FakeHandler
 
 
@@ -129,3 +133,59 @@ def test_an_aborted_client_sends_nothing_more(up, client):
 def test_a_url_that_is_none_is_refused():
     with pytest.raises(UsageError, match="is not https://ADDRESS:PORT"):
         DispatcherClient(Endpoint("http://1.2.3.4:5", "t", certs.make("a", 0).ca))
+
+
+class Scripted(DispatcherClient):
+    """A client whose every call is answered with `body`."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(Endpoint("https://127.0.0.1:1", "token", certs.make("digits", time.time()).ca))
+        self.body, self.headers = body, HTTPMessage()
+
+    def _call(self, *_: Any, **__: Any) -> _Reply:
+        return _Reply(200, self.headers, self.body)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"\xff", b"[" * 200_000, b'{"hosts": [1]}', b'{"hosts": 1}', b"[]",
+                                  b'{"unsent": [{}]}'], ids=lambda body: repr(body[:20]))
+def test_an_answer_that_cannot_be_read_is_an_error_with_a_next_step(body: bytes):
+    client = Scripted(body)
+    for ask in (client.ending, client.status):
+        with pytest.raises(SpotfleetError, match="sends an answer that cannot be read") as caught:
+            ask()
+        assert "--discard" in caught.value.hint
+
+
+def test_an_answer_that_cannot_be_inflated_is_an_error_with_a_next_step():
+    client = Scripted(b"not deflated")
+    client.headers["Content-Encoding"] = "deflate"
+    with pytest.raises(SpotfleetError, match="sends an answer that cannot be read"):
+        client.archive_pieces([Piece("ledger.db", 0, 4)], packed=True)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"\xff", b"[" * 200_000])
+def test_a_refusal_that_cannot_be_read_is_a_refusal(body: bytes):
+    assert str(_error(_Reply(500, HTTPMessage(), body))) == "the dispatcher answered 500"
+
+
+def answered(data: bytes) -> HTTPResponse:
+    found = HTTPResponse(SimpleNamespace(makefile=lambda _mode: io.BytesIO(data)))  # type: ignore[arg-type]
+    found.begin()
+    return found
+
+
+HEAD, CHUNKED = b"HTTP/1.1 200 OK\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("data", [b"Content-Length: 10\r\n\r\n0123456789", CHUNKED + b"a\r\n0123456789\r\n0\r\n\r\n",
+                                  b"\r\n0123456789"], ids=["length", "chunks", "to the end"])
+def test_an_answer_is_read_up_to_its_limit(data: bytes):
+    assert _body(answered(HEAD + data), 10) == b"0123456789"
+    with pytest.raises(SpotfleetError, match="an answer of more than 9 bytes"):
+        _body(answered(HEAD + data), 9)
+
+
+@pytest.mark.parametrize("data", [b"Content-Length: 10\r\n\r\n012345678", CHUNKED + b"a\r\n012345678"])
+def test_an_answer_that_breaks_off_is_incomplete(data: bytes):
+    with pytest.raises(IncompleteRead):
+        _body(answered(HEAD + data), 10)

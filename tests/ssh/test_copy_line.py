@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from shutil import which as real_which
 
 import pytest
 
@@ -106,3 +107,30 @@ def test_a_copy_that_tar_fails_leaves_nothing(far: Path, tmp_path: Path):
     with pytest.raises(SpotfleetError, match="has failed"):
         fetch(far.parent / "none", near)
     assert list(near.iterdir()) == []
+
+
+def test_a_continued_copy_that_tar_fails_has_failed(far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    near, tar = tmp_path / "near", tmp_path / "bin/tar"
+    near.mkdir()
+    cut_off(far, near, monkeypatch)
+    tar.parent.mkdir()
+    tar.write_text(f'#!/bin/sh\n{real_which("tar")} "$@"; echo "tar: c: Cannot open" >&2; exit 2\n')
+    tar.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tar.parent}:{os.environ['PATH']}")
+    with pytest.raises(SpotfleetError, match=r"has failed \(2\): .*tar: c: Cannot open"):
+        fetch(far, near)
+    assert list(near.iterdir()) == []
+
+
+def test_an_interrupted_copy_is_for_its_owner_only_and_follows_no_link(far: Path, tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch):
+    near, other = tmp_path / "near", tmp_path / "other"
+    near.mkdir()
+    left = cut_off(far, near, monkeypatch)
+    assert left.stat().st_mode & 0o077 == 0
+    left.unlink()
+    other.write_text("mine")
+    left.symlink_to(other)
+    with pytest.raises(OSError, match="symbolic links"):
+        fetch(far, near)
+    assert other.read_text() == "mine"

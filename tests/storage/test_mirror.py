@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +58,17 @@ class Recorder(StoreReader):
             self._source.before(piece)
             self._source.read.append(piece)
         return super().read(pieces)
+
+
+class Renaming(StoreReader):
+    """Reader of a store that has some keys under other names."""
+
+    def __init__(self, store: FolderStore, names: dict[str, str]) -> None:
+        super().__init__(store)
+        self._names = names
+
+    def read(self, pieces: Sequence[Piece]) -> bytes:
+        return super().read([replace(piece, key=self._names.get(piece.key, piece.key)) for piece in pieces])
 
 
 @pytest.fixture
@@ -147,6 +158,47 @@ def test_what_the_source_has_no_more_is_named_and_the_rest_is_copied(source: Sou
     made = Mirror(place)
     assert made.copy(listed, source.readers(2)) == [KEY]
     assert contents(made.files) == {key: data for key, data in CONTENTS.items() if key != KEY}
+
+
+def test_one_small_key_that_is_gone_or_shorter_keeps_no_other_of_its_request(place: Path, tmp_path: Path):
+    source = Source(tmp_path / "source", {f"{n}": b"%d" % n for n in range(9)})
+    listed = source.entries()
+    source.store.delete("4")
+    source.store.put("7", [b""])
+    made = Mirror(place)
+    assert made.copy(listed, source.readers()) == ["4", "7"]
+    assert contents(made.files) == {f"{n}": b"%d" % n for n in range(9) if n not in (4, 7)}
+
+
+def test_small_keys_are_read_before_a_pause_of_the_list(place: Path, tmp_path: Path):
+    source = Source(tmp_path / "source", {"a": b"1", "b": b"2"})
+    first, second = source.entries()
+
+    def entries() -> Iterator[StoreEntry | None]:
+        yield from (first, None)
+        source.store.put("a", [b"3"])
+        yield second
+
+    made = Mirror(place)
+    assert made.copy(entries(), source.readers()) == [] and contents(made.files) == {"a": b"1", "b": b"2"}
+
+
+def test_a_key_that_a_list_in_between_lacked_is_read_again(place: Path, tmp_path: Path):
+    source = Source(tmp_path / "source", {"a": b"1", "b": b"2"})
+    made, (first, second) = Mirror(place), source.entries()
+    for listed in ([first], [second], [first, second]):
+        assert made.copy(listed, source.readers()) == []
+        assert set(contents(made.files)) == {entry.key for entry in listed}
+
+
+def test_a_key_counts_as_refused_only_while_it_is_listed(place: Path, tmp_path: Path):
+    source = Source(tmp_path / "source", {"a": b"1", "b": b"2"})
+    made, (first, second) = Mirror(place), source.entries()
+    below = replace(second, key="a/b")
+    made.copy([first, below], [Renaming(source.store, {"a/b": "b"})])
+    assert list(made.refused) == ["a/b"]
+    made.copy([first], source.readers())
+    assert made.refused == {} and contents(made.files) == {"a": b"1"}
 
 
 def test_files_of_an_earlier_list_are_removed_also_where_one_is_in_the_way(source: Source, place: Path):

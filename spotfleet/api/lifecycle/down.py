@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ BY_ITSELF = "ended by itself"
 PART = ".archive.part"  # draft of the archive, see `storage/mirror.py`; the next `down` goes on with it
 PACKED, PACKED_PART = "archive.tar.gz", ".archive.unpacked"  # the same from a dispatcher of an earlier release
 ELSEWHERE = "checkpoints-elsewhere.json"  # in the archive: checkpoints that stay at the target
-WORKERS_GONE_S = 600.0  # without any change
+UNREADABLE = f"{NOT_COLLECTED}, the list of what it lacks, cannot be read"
+WORKERS_GONE_S = 600.0  # without any change; with `discard` in all
 QUIET_S = 120.0  # without a byte of the hosts' results
 LEAST_S = 10.0  # that each `down` waits for a byte, however long none has come before: there may be room now
 LINE_S = 5.0  # between two lines about the same hosts
@@ -250,7 +252,7 @@ def _wait_for_workers(client: DispatcherClient, fleet: str, progress: Progress, 
         before = end
         if not discard and now - begun >= LEAST_S and (stuck := _stuck(end)):
             raise _not_sent(stuck, fleet)
-        if now - changed_at >= WORKERS_GONE_S:
+        if now - (begun if discard else changed_at) >= WORKERS_GONE_S:
             raise SpotfleetError(f"after {WORKERS_GONE_S:g} s there are still {', '.join(end.left)}: {end.why}",
                                  hint="`spotfleet down` again, or --discard to end all machines now")
         time.sleep(POLL_S)
@@ -299,6 +301,7 @@ def _fetch(client: DispatcherClient, folder: FleetDir, progress: Progress, bring
     for key, files in brought.items():
         (found.files / key).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         atomic.rename(files, found.files / key, sync=False)  # `_take_over` syncs all
+    (found.files / ELSEWHERE).unlink(missing_ok=True)
     if elsewhere:
         atomic.write(found.files / ELSEWHERE, json.dumps([to_json(file) for file in elsewhere], indent=1))
     if found.refused:
@@ -331,9 +334,18 @@ def _fetch_packed(client: DispatcherClient, folder: FleetDir) -> None:
 
 def _change_not_collected(files: Path, more: dict[str, Any]) -> None:
     """Add `more` to the list of what the archive in `files` lacks."""
-    path = files / NOT_COLLECTED
-    listed = json.loads(path.read_text()) if path.is_file() else {"lost": [], "partial_files": []}
-    atomic.write(path, json.dumps({**listed, **more}, indent=1), sync=False)  # `_take_over` syncs all
+    atomic.write(files / NOT_COLLECTED, json.dumps({**_lacks(files), **more}, indent=1),
+                 sync=False)  # `_take_over` syncs all
+
+
+def _lacks(files: Path) -> dict[str, Any]:
+    """Return the list of what the archive in `files` lacks. The dispatcher wrote it, so it may be unreadable."""
+    path, found = files / NOT_COLLECTED, None
+    if not path.is_file():
+        return {"lost": [], "partial_files": []}
+    with suppress(ValueError, RecursionError):
+        found = json.loads(path.read_text())
+    return found if isinstance(found, dict) else {"lost": [], "partial_files": [], "incomplete": UNREADABLE}
 
 
 def _take_over(folder: FleetDir, files: Path) -> None:
@@ -355,11 +367,14 @@ def _put_in_place(folder: FleetDir) -> None:
 
 
 def _not_collected(folder: FleetDir) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the results that the archive lacks and the files that are partial, in words."""
-    path = folder.archive / NOT_COLLECTED
-    if not path.is_file():
-        return (), ()
-    listed = json.loads(path.read_text())
+    """Return the results that the archive lacks, and the files in it of which the end is missing, in words."""
+    try:
+        return _in_words(_lacks(folder.archive))
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
+        return (f"the results that {folder.archive / NOT_COLLECTED} names: it cannot be read",), ()
+
+
+def _in_words(listed: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     lost = [f"{results(e['what'], e['bytes'], e['job'])} " +
             (f"(a copy is in {e['kept_at']})" if e["kept_at"] else f"(lost with {e['host']})") for e in listed["lost"]]
     refused = listed.get("refused", [])
@@ -372,8 +387,7 @@ def _not_collected(folder: FleetDir) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _incomplete(folder: FleetDir) -> str:
     """Return why the archive is not whole although nobody has given up the results; "" if it is."""
-    path = folder.archive / NOT_COLLECTED
-    if path.is_file() and (why := json.loads(path.read_text()).get("incomplete")):
+    if why := _lacks(folder.archive).get("incomplete"):
         return f"the archive is incomplete: {why}"
     if not folder.record.reached or folder.archive.exists() or folder.fetched.exists() or not folder.ledger.exists():
         return ""

@@ -145,14 +145,12 @@ class ArchiveFiles:
 
     # ---- content
 
-    def read(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
-        """Yield the bytes of all pieces, one after the other, in blocks of about BLOCK_BYTES. Raises FileNotFoundError
-        at once for a key that is none, and later for a content that has become shorter."""
-        contents = [(self.content(piece.key), piece) for piece in pieces]
-        return _blocks(chunk for content, piece in contents for chunk in content.read(piece.start, piece.end))
+    def contents(self, keys: Iterable[str]) -> list[Content]:
+        """Return the contents of keys. Raises FileNotFoundError for all that is no key, such as a job's secrets."""
+        logs: dict[Path, dict[str, Content]] = {}  # a job may have thousands: they are listed once for all keys
+        return [self._content(key, logs) for key in keys]
 
-    def content(self, key: str) -> Content:
-        """Return the content of a key. Raises FileNotFoundError for all that is no key, such as a job's secrets."""
+    def _content(self, key: str, logs: dict[Path, dict[str, Content]]) -> Content:
         try:
             parts = check_key(key).split("/")
         except UnsafeKey as error:
@@ -165,28 +163,32 @@ class ArchiveFiles:
             return missing
         elif len(parts) >= 4 and parts[0] == "jobs":
             folder = next((f for at in ("jobs", "past") if (f := self._home / at / parts[1]).is_dir()), None)
-            if folder is not None and (found := _content_of(folder, parts[2], parts[3:])) is not None:
+            if folder is not None and (found := _content_of(folder, parts[2], parts[3:], logs)) is not None:
                 return found
         raise FileNotFoundError(f"the archive has no {key[:200]!r}")
 
 
-def _blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def blocks(contents: Sequence[Content], pieces: Sequence[Piece]) -> Iterator[bytes]:
+    """Yield the bytes of all pieces, one after the other, in blocks of about BLOCK_BYTES. Each piece is a range of the
+    content beside it. Raises FileNotFoundError for a content that has become shorter."""
     held, size = [], 0
-    for chunk in chunks:
-        held.append(chunk)
-        size += len(chunk)
-        if size >= BLOCK_BYTES:
-            yield b"".join(held) if len(held) > 1 else chunk
-            held, size = [], 0
+    for content, piece in zip(contents, pieces, strict=True):
+        for chunk in content.read(piece.start, piece.end):
+            held.append(chunk)
+            size += len(chunk)
+            if size >= BLOCK_BYTES:
+                yield b"".join(held) if len(held) > 1 else chunk
+                held, size = [], 0
     if held:
         yield b"".join(held)
 
 
-def _content_of(folder: Path, kind: str, names: list[str]) -> Content | None:
-    """Return the content of a job's log, output or checkpoint."""
+def _content_of(folder: Path, kind: str, names: list[str], logs: dict[Path, dict[str, Content]]) -> Content | None:
+    """Return the content of a job's log, output or checkpoint. `logs`: the logs that were listed, by folder."""
     if kind == "logs" and len(names) == 1:
-        return next((Content(files, head) for name, head, files in whole_logs(folder / "logs") if name == names[0]),
-                    None)
+        if folder not in logs:
+            logs[folder] = {name: Content(files, head) for name, head, files in whole_logs(folder / "logs")}
+        return logs[folder].get(names[0])
     if kind == "checkpoints" and len(names) == 1:
         path = folder / kind / names[0]
         return Content([path]) if path.suffix == ".ckpt" and path.is_file() else None

@@ -1,10 +1,11 @@
 """Damaged files in the dispatcher's home: kept under another name, and reported.
 
     unreadable, or another digest than it was written with --> kept as NAME.damaged-TIME --> event FileDamaged, `status`
+    the same, and its sender has it, too                   --> removed ---------------------^
     missing                                                --------------------------------^
 
-None of them stops the dispatcher: the caller says what follows, and goes on without the file. `docs/recovery.md` has
-the table of all files.
+None of them stops the dispatcher: the caller goes on without the file, and names the effect (`then`) for the event.
+`docs/recovery.md` has the table of all files.
 """
 
 from __future__ import annotations

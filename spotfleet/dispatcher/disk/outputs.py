@@ -266,9 +266,11 @@ class _Copy:
     def _rename(self, name: str, new: str) -> int:
         path, to = self.folder / name, self.folder / new
         size = _size(path)
-        if size < 0:
+        if size < 0 or name == new:
             return _size(to)
         before = _size(to)
+        if f"{new}/".startswith(f"{name}/") or f"{name}/".startswith(f"{new}/"):  # one is to be a folder of the other
+            path = self._out_of_the_way(path)
         self._make_way(to)
         if name in self._partial:
             self._partial.add(new)
@@ -279,6 +281,13 @@ class _Copy:
         self._tally.files -= before >= 0
         self._tally.bytes -= max(before, 0)
         return size
+
+    def _out_of_the_way(self, path: Path) -> Path:
+        """Move a file among the drafts; return its path there. If it gets no further, its sender finds it missing."""
+        self._drafts.mkdir(exist_ok=True, mode=0o700)
+        draft = self._draft_of(str(path.relative_to(self.folder)))
+        atomic.rename(path, draft, sync=False)
+        return draft
 
     def _make_room(self, size: int, *, files: bool) -> None:
         if self._tally.bytes + size > LIMIT_BYTES:

@@ -81,7 +81,7 @@ ROUTES = (
     Route("POST", "/v1/down", CallerKind.CLI, fleet.down),
     Route("GET", "/v1/archive", CallerKind.CLI, archive.get_tar),
     Route("GET", "/v1/archive/manifest", CallerKind.CLI, archive.get_manifest),
-    Route("GET", "/v1/archive/files/{key:.+}", CallerKind.CLI, archive.get_file),
+    Route("GET", "/v1/archive/files/{key:(?s:.+)}", CallerKind.CLI, archive.get_file),
     Route("POST", "/v1/archive/ranges", CallerKind.CLI, archive.post_ranges),
     Route("GET", "/v1/bundles/{sha256}", CallerKind.BOTH, bundles.get_bundle),
     Route("PUT", "/v1/bundles/{sha256}", CallerKind.BOTH, bundles.put_bundle),

@@ -11,7 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from spotfleet.dispatcher.checkpoints import archive
+from spotfleet.dispatcher.checkpoints import archive, archive_files
+from spotfleet.dispatcher.checkpoints.archive import Content
 from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles, TargetGlance
 from spotfleet.dispatcher.core import Core, NotFound
 from spotfleet.dispatcher.disk.records import Seen, seen_at
@@ -72,24 +73,24 @@ async def get_file(request: web.Request) -> web.StreamResponse:
     """Send the content of one key, or one range of it."""
     key, files = request.match_info["key"], request.app[FILES]
     async with _reading(request):
-        size = (await _found(files, [Piece(key, 0, 0)]))[1]
+        contents, size = await _found(files, [Piece(key, 0, 0)])
         asked = request.http_range
         start, end = asked.start or 0, size if asked.stop is None else min(asked.stop, size)
         start = max(0, size + start) if start < 0 else start
         if asked.start is None and asked.stop is None:
-            return await _send(request, [Piece(key, 0, size)], web.StreamResponse(status=200))
+            return await _send(request, contents, [Piece(key, 0, size)], web.StreamResponse(status=200))
         if start >= end:
             raise web.HTTPRequestRangeNotSatisfiable(text=f"{key[:200]!r} has {size} bytes")
         response = web.StreamResponse(status=206, headers={"Content-Range": f"bytes {start}-{end - 1}/{size}"})
-        return await _send(request, [Piece(key, start, end)], response)
+        return await _send(request, contents, [Piece(key, start, end)], response)
 
 
 async def post_ranges(request: web.Request) -> web.StreamResponse:
     """Send several ranges, `[[key, start, end], ...]`, one after the other."""
     pieces = [_piece(item) for item in _list((await body(request)).get("ranges"))]
     async with _reading(request):
-        await _found(request.app[FILES], pieces)
-        return await _send(request, pieces, web.StreamResponse(status=200))
+        contents, _ = await _found(request.app[FILES], pieces)
+        return await _send(request, contents, pieces, web.StreamResponse(status=200))
 
 
 def _list(value: Any) -> list[Any]:
@@ -105,27 +106,27 @@ def _piece(item: Any) -> Piece:
     raise UsageError(f"ranges: {str(item)[:200]} is not [key, start, end]")
 
 
-async def _found(files: ArchiveFiles, pieces: Sequence[Piece]) -> tuple[int, int]:
-    """Return the number of bytes of the pieces, and the size of the last key. NotFound where one is not there."""
-    def look() -> int:
-        size = 0
-        for piece in pieces:
-            size = files.content(piece.key).size()
-            if piece.end > size:
+async def _found(files: ArchiveFiles, pieces: Sequence[Piece]) -> tuple[list[Content], int]:
+    """Return the contents that the pieces are of, and the size of the last one. NotFound where one is not there, or
+    ends before its piece does."""
+    def look() -> tuple[list[Content], int]:
+        found, size = files.contents([piece.key for piece in pieces]), 0
+        for content, piece in zip(found, pieces, strict=True):
+            if piece.end > (size := content.size()):
                 raise FileNotFoundError(f"{piece.key[:200]!r} has {size} bytes")
-        return size
+        return found, size
 
     try:
-        size = await asyncio.to_thread(look)
+        return await asyncio.to_thread(look)
     except FileNotFoundError as error:
         raise NotFound(str(error), hint="ask for the manifest again") from None
-    return sum(piece.end - piece.start for piece in pieces), size
 
 
-async def _send(request: web.Request, pieces: Sequence[Piece], response: web.StreamResponse) -> web.StreamResponse:
+async def _send(request: web.Request, contents: Sequence[Content], pieces: Sequence[Piece],
+                response: web.StreamResponse) -> web.StreamResponse:
     """Send the pieces: deflated for a receiver that accepts it, if all of them shrink."""
     total = sum(piece.end - piece.start for piece in pieces)
-    blocks = request.app[FILES].read(pieces)
+    blocks = archive_files.blocks(contents, pieces)
     response.content_type = "application/octet-stream"
     if "deflate" in request.headers.get("Accept-Encoding", "") and total <= PACKED_BYTES and all(
             packs(piece.key) for piece in pieces):

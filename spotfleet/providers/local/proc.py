@@ -41,14 +41,17 @@ def alive(pid: int, started: int) -> bool:
 
 
 def started(pid: int) -> int:
+    """Return the start of a process in clock ticks since boot; 0 if it is gone."""
     found = read_process(pid)
     return found.started if found else 0
 
 
 def of_host(session: int, mark: str) -> list[HostProcess]:
-    """List every live process of a host, oldest first: in its session, with its mark, or a child of such a process.
+    """List every live process of a host, the session's leader first, then the oldest: in its session, with its mark, or
+    a child of such a process.
 
-    `session` 0 is none: the number of a leader that died long ago may belong to a stranger.
+    `session` 0: only marks and children count. A caller passes it where the leader died long ago, as another program's
+    session may have that number by now.
     """
     pids = [int(name) for name in os.listdir(PROC) if name.isdigit()] if PROC.is_dir() else []
     everything = [p for pid in pids if pid != os.getpid() and (p := read_process(pid)) is not None and not p.zombie]

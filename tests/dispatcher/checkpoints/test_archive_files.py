@@ -12,24 +12,26 @@ import pytest
 from spotfleet.dispatcher.checkpoints import archive_files
 from spotfleet.dispatcher.checkpoints.archive import Content
 from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles, TargetGlance
+from spotfleet.dispatcher.disk.logs import whole_logs
 from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.events import FleetDown
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.protocol.archive import LEDGER, ArchiveFile, ArchiveHead, parse
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage.folder import FolderStore, checkpoint_name
+from spotfleet.storage.mirror import Piece
 
 
 def manifest(files: ArchiveFiles) -> dict[str, ArchiveFile]:
     sent: list[bytes] = []
     files.send_manifest(sent.append, {}, None, 5.0)
-    head, *found = parse(sent)
+    head, *found = filter(None, parse(sent))
     assert isinstance(head, ArchiveHead) and head.files == len(found)
     return {file.key: file for file in found}
 
 
 def read(files: ArchiveFiles, file: ArchiveFile) -> bytes:
-    return b"".join(files.content(file.key).read(0, file.bytes))
+    return b"".join(files.contents([file.key])[0].read(0, file.bytes))
 
 
 def test_a_content_of_several_files_is_read_by_any_range(tmp_path: Path):
@@ -58,12 +60,25 @@ def test_a_log_is_one_key_with_a_line_for_its_removed_beginning(tmp_path: Path):
     assert read(files, found) == text
 
 
+def test_the_logs_of_a_job_are_listed_once_for_all_keys_of_a_request(tmp_path: Path, monkeypatch):
+    logs = tmp_path / "jobs/a-1/logs"
+    logs.mkdir(parents=True)
+    for rank in range(9):
+        (logs / f"rank-{rank}.log").write_bytes(b"%d" % rank)
+    listed = []
+    monkeypatch.setattr(archive_files, "whole_logs", lambda folder: (listed.append(folder), whole_logs(folder))[1])
+    files = ArchiveFiles(tmp_path, Ledger(tmp_path / "ledger.db"))
+    pieces = [Piece(f"jobs/a-1/logs/rank-{rank}.log", 0, 1) for rank in range(9)]
+    found = files.contents([piece.key for piece in pieces])
+    assert (b"".join(archive_files.blocks(found, pieces)), listed) == (b"012345678", [logs])
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_the_ledgers_copy_stays_until_a_manifest_has_newer_events(tmp_path: Path, monkeypatch, full: bool):
     ledger = Ledger(tmp_path / "ledger.db")
     files = ArchiveFiles(tmp_path, ledger)
     with pytest.raises(FileNotFoundError):  # a dispatcher that has restarted since the manifest
-        files.content(LEDGER)
+        files.contents([LEDGER])
     if full:
         def refuse(path):
             raise DiskFull("no room")

@@ -63,6 +63,28 @@ def test_one_worker_may_fill_no_more_than_its_share(tmp_path: Path, monkeypatch)
     assert held.apply("f-2/0/1", [(OutputPiece("append", "a", 0, 10), bytes(10))]) == [10]
 
 
+def test_a_file_that_is_renamed_to_its_own_name_makes_no_room_and_stays_partial(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(outputs, "LIMIT_BYTES", 10)
+    held = Outputs(tmp_path)
+    held.apply(WORKER, [(OutputPiece("append", "a", 0, 8, whole=9), bytes(8))])
+    for _ in range(3):
+        assert held.apply(WORKER, [(OutputPiece("rename", "a", to="a"), b"")]) == [8]
+    with pytest.raises(TooLarge, match="10 bytes"):
+        held.apply(WORKER, [(OutputPiece("append", "b", 0, 3), bytes(3))])
+    assert held.bytes == 8
+    assert list(partials.PartialMarkers(tmp_path / "f-1@0@1").files()) == ["a"]
+
+
+@pytest.mark.parametrize(("old", "new"), [("a", "a/b"), ("a/b", "a"), ("a/b/c", "a"), ("a", "a/b/c")])
+def test_a_file_that_takes_the_place_of_its_folder_or_goes_below_its_name_is_followed(tmp_path: Path, old: str,
+                                                                                      new: str):
+    held = Outputs(tmp_path)
+    held.apply(WORKER, [(OutputPiece("append", old, 0, 3), b"one")])
+    assert held.apply(WORKER, [(OutputPiece("rename", old, to=new), b"")]) == [3]
+    assert contents(tmp_path) == {f"f-1@0@1/{new}": b"one"} and held.bytes == 3
+    assert held.apply(WORKER, [(OutputPiece("rename", old, to=new), b"")]) == [3]  # the answer was lost
+
+
 def test_a_draft_that_is_not_what_it_was_said_to_be_takes_no_files_place(tmp_path: Path):
     held = Outputs(tmp_path)
     held.apply(WORKER, [(OutputPiece("append", "a", 0, 3), b"old")])

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,8 @@ import pytest
 from spotfleet import bundle
 from spotfleet.api import outputs, transfers
 from spotfleet.codec import to_json
+from spotfleet.dispatcher.checkpoints.archive import Content
+from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import CheckpointSpec
 from spotfleet.protocol.archive import ArchiveHead, parse
@@ -86,7 +89,7 @@ def test_the_manifest_brings_what_the_tar_holds_and_no_secret_and_again_only_wha
     async def scene(stage: Stage) -> None:
         job = await with_results(stage)
         lines: list[str] = []
-        head, *listed = await off_loop(lambda: list(parse(client(stage).archive_manifest())))
+        head, *listed = await off_loop(lambda: list(filter(None, parse(client(stage).archive_manifest()))))
         found = await off_loop(lambda: transfers.fetch(client(stage), tmp_path / "draft", lines.append, "copying"))
         got, (worker,) = contents(found.files), {p.name for p in (stage.home / "jobs" / job / "outputs").glob("[!.]*")}
         assert {name.replace(f"jobs/{job}/", "") for name in got} == {
@@ -194,6 +197,24 @@ def test_only_files_of_the_archive_are_read_only_by_the_admin_and_by_ranges(play
     play(scene, spec(1))
 
 
+def test_no_file_is_looked_for_on_the_loop(play, monkeypatch):
+    on_loop: list[bool] = []
+
+    def noted(files: ArchiveFiles, keys: list[str], found=ArchiveFiles.contents) -> list[Content]:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return found(files, keys)
+
+    async def scene(stage: Stage) -> None:
+        monkeypatch.setattr(ArchiveFiles, "contents", noted)
+        await off_loop(lambda: list(client(stage).archive_manifest()))
+        one, two = Piece("ledger.db", 0, 6), Piece("ledger.db", 0, 9)
+        for pieces in ([one], [one, two]):
+            await off_loop(lambda pieces=pieces: client(stage).archive_pieces(pieces))
+        assert on_loop == [False, False]
+
+    play(scene, spec(1))
+
+
 def test_outputs_are_copied_once_and_count_as_fetched(play, tmp_path: Path):
     async def scene(stage: Stage) -> None:
         job, into = await with_results(stage), tmp_path / "outputs"
@@ -220,6 +241,24 @@ def test_outputs_are_copied_once_and_count_as_fetched(play, tmp_path: Path):
         with pytest.raises(SpotfleetError, match="no job 'x-1'"):
             await off_loop(lambda: outputs.living(one, "x-1", tmp_path / "none", nothing))
         assert not (tmp_path / "none").exists()
+
+    play(scene, spec(1))
+
+
+ODD = ("a\nb", "a%2Fb", "%2e%2e", "a/%2E/b", "a?b", "a#b", "a+b", "a;b=c", "a\\b", " b ", "*", "é", "\x01")
+
+
+def test_files_with_odd_names_come_in_pieces_as_all_others(play, tmp_path: Path):
+    async def scene(stage: Stage) -> None:
+        await stage.up(1)
+        job = await stage.submit(Script(steps=LONG), (1, 1))
+        worker = (await stage.at_version(job, 3)).workers[0].worker
+        wanted = {name: name.encode() * PIECE for name in ODD}
+        for name, data in wanted.items():
+            await stage.call("POST", f"/v1/jobs/{job}/outputs/{worker}", token=stage.token(worker.split("/")[0]),
+                             data=pack_pieces([OutputPiece("append", name, 0, len(data))], data))
+        await off_loop(lambda: outputs.living(client(stage), job, tmp_path / "out", nothing))
+        assert contents(tmp_path / "out" / worker.replace("/", "@")) == wanted
 
     play(scene, spec(1))
 

@@ -11,6 +11,7 @@ from typing import Any
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
 
 from tests.support.aws.quick_clients import make_clients_quickly
+from tests.support.aws.quick_moto import make_moto_quickly
 from tests.support.fakes.aws import (  # noqa: F401 - they register their operations
     about,
     catalog,
@@ -33,7 +34,6 @@ from tests.support.fakes.aws.inventory import everything
 from tests.support.fakes.aws.life import Life
 from tests.support.fakes.aws.market import CapacityReservation, Market
 from tests.support.fakes.aws.operations import Context
-from tests.support.fakes.aws.quick_moto import make_moto_quickly
 from tests.support.fakes.aws.rights import OWNER, OWNER_KEY, Rights
 from tests.support.fakes.aws.state import Machine, RegionState, when
 from tests.support.fakes.aws.waiting import look_again
