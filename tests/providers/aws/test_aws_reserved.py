@@ -43,7 +43,7 @@ def test_only_a_need_that_names_such_machines_takes_it(provider):
 def test_a_reservation_that_is_not_named_or_not_usable_is_not_offered(aws, cloud):
     cloud.reserve(CR, "us-east-1b", "g5.xlarge", 2)
     assert held(prepared(aws)) == []
-    for more in ({"state": "expired"}, {"platform": "Windows"}, {"placement_group": "arn:aws:ec2:x"},
+    for more in ({"state": "expired"}, {"platform": "Windows"}, {"placement_group": "arn:aws:ec2:us-east-1:123456789012:placement-group/x"},
                  {"block": True, "ends_at": time.time() + 2000.0}):
         cloud.reserve(CR, "us-east-1b", "g5.xlarge", 2, **more)
         assert held(aws(capacity_reservations=(CR,))) == [], more
