@@ -19,7 +19,7 @@ from spotfleet.codec import from_json
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.protocol.archive import RefusedFile
 from spotfleet.protocol.messages import NOT_COLLECTED
-from spotfleet.storage import atomic, names
+from spotfleet.storage import atomic, locks, names
 from spotfleet.transport.client import DispatcherClient
 
 
@@ -32,9 +32,8 @@ class DownloadedOutputs:
 def living(client: DispatcherClient, job: str, into: Path, progress: Progress) -> DownloadedOutputs:
     """Download all files of `job` that the dispatcher has collected so far, each complete; other files in `into`
     stay. Files of an earlier or interrupted call are not copied again."""
-    under = f"jobs/{job}/outputs/"
-    with _made(into):
-        draft = into / f".spotfleet-{quote(job, safe='')}.part"
+    under, draft = f"jobs/{job}/outputs/", into / f".spotfleet-{quote(job, safe='')}.part"
+    with _made(into), locks.alone(draft.with_suffix(".lock"), f"copying outputs of {job} to {into}"):
         found = transfers.fetch(client, draft, progress, f"copying outputs of {job}", outputs=job,
                                 seed=lambda key: into / key.removeprefix(under))
         if found is None:

@@ -27,7 +27,7 @@ from spotfleet import bundle
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.ssh import openssh
 from spotfleet.ssh.fanout import SSH_FAILED, FanoutTarget
-from spotfleet.storage import atomic
+from spotfleet.storage import atomic, locks
 
 NO_RSYNC = (12, 127)  # rsync's status when the far shell finds none
 CHECK_PATH = "correct the path; paths on a host are relative to its user's home directory"
@@ -159,20 +159,21 @@ def _tar_down(place: FanoutTarget, source: str, target: str, progress: Progress)
     beside = near if near.is_dir() else near.parent
     digits = hashlib.sha256(f"{place.host}:{source}".encode()).hexdigest()[:12]
     packed = beside / f".spotfleet-{digits}.part"  # stays when this is interrupted
-    _fetch_tar(place, source, script, packed, progress)
-    with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=beside) as work:
-        unpacked = Path(work, "files")
-        try:
-            bundle.extract(packed, unpacked)
-        except ValueError as error:
-            raise SpotfleetError(f"what {place.alias} sends for {source} is not unpacked: {error}") from None
-        finally:
-            packed.unlink()
-        single = unpacked / name
-        if not _inner(source) and not to_folder and not single.is_dir():
-            atomic.rename(single, near, sync=False)  # a copy: the original stays
-        else:
-            shutil.copytree(unpacked, near, symlinks=True, dirs_exist_ok=True)
+    with locks.alone(packed.with_suffix(".lock"), f"copying {place.alias}:{source} to {beside}"):
+        _fetch_tar(place, source, script, packed, progress)
+        with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=beside) as work:
+            unpacked = Path(work, "files")
+            try:
+                bundle.extract(packed, unpacked)
+            except ValueError as error:
+                raise SpotfleetError(f"what {place.alias} sends for {source} is not unpacked: {error}") from None
+            finally:
+                packed.unlink()
+            single = unpacked / name
+            if not _inner(source) and not to_folder and not single.is_dir():
+                atomic.rename(single, near, sync=False)  # a copy: the original stays
+            else:
+                shutil.copytree(unpacked, near, symlinks=True, dirs_exist_ok=True)
 
 
 def _fetch_tar(place: FanoutTarget, source: str, script: str, packed: Path, progress: Progress) -> None:

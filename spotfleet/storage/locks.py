@@ -6,10 +6,11 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from spotfleet.errors import SpotfleetError
 from spotfleet.storage import private
 
 POLL_S, SLOW_POLL_S = 0.02, 0.1
@@ -40,6 +41,18 @@ def locked(path: Path, wait_s: float) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)  # a waiting process finds it gone, and makes a new one
+
+
+@contextmanager
+def alone(path: Path, work: str) -> Iterator[None]:
+    """Hold the lock of `locked`. Raises SpotfleetError at once if another command holds it; `work`: what that does."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path, 0.0))
+        except TimeoutError:
+            raise SpotfleetError(f"another command is {work}",
+                                 hint="wait for its end, or name another folder") from None
+        yield
 
 
 def _take_new(path: Path) -> IO[str] | None:

@@ -243,3 +243,20 @@ def test_outputs_from_an_archive_include_files_that_were_set_aside_and_no_file_b
                              lines.append)
     assert contents(tmp_path / "into") == {"h@0@1/short": b"short", long.at: b"long"} and found.files == 2
     assert lines == [f"h@0@1/long is {long.at} here: File name too long", "h@0@1/gone is not here: Input/output error"]
+
+
+def test_two_commands_do_not_copy_outputs_of_a_job_to_the_same_folder(tmp_path: Path):
+    into, client, fetched = tmp_path / "into", FakeClient(), list[float]()
+    client.listed, client.outputs_fetched = [], lambda job, at: fetched.append(at)  # type: ignore[attr-defined]
+
+    def copy() -> None:
+        outputs.living(client, "a-1", into, lambda _line: None)  # type: ignore[arg-type]
+
+    def manifest(listed=client.archive_manifest, **options: Any) -> Iterator[bytes]:
+        with pytest.raises(SpotfleetError, match="another command is copying outputs of a-1 to "):
+            copy()  # while the first one does
+        return listed(**options)
+
+    client.archive_manifest = manifest  # type: ignore[method-assign]
+    copy()
+    assert fetched == [5.0] and not into.exists()

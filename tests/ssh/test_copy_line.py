@@ -134,3 +134,19 @@ def test_an_interrupted_copy_is_for_its_owner_only_and_follows_no_link(far: Path
     with pytest.raises(OSError, match="symbolic links"):
         fetch(far, near)
     assert other.read_text() == "mine"
+
+
+def test_two_commands_do_not_copy_a_folder_by_tar_to_the_same_place(far: Path, tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch):
+    near, extract = tmp_path / "near", copy.bundle.extract
+    near.mkdir()
+
+    def and_again(*given: Path) -> None:
+        with pytest.raises(SpotfleetError, match="another command is copying lab-w0:"):
+            fetch(far, near)
+        extract(*given)
+
+    monkeypatch.setattr(copy.bundle, "extract", and_again)
+    fetch(far, near)
+    assert {p.name: p.read_bytes() for p in (near / "out").iterdir()} == {p.name: p.read_bytes() for p in far.iterdir()}
+    assert [p.name for p in near.iterdir()] == ["out"]
