@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from unittest.mock import patch
 
 from spotfleet import plugins, providers
 from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Role
+from spotfleet.providers.kit.offers import RegionChoice
 from tests.support.sweep.sweep_flows import NAME
 from tests.support.sweep.sweep_fuse import TappedProvider
 from tests.support.sweep.sweep_world import MEMORY, World
@@ -79,6 +81,16 @@ class ToyCloud:
         return [name for name, host in self._market.hosts.items() if host.state is CloudState.RUNNING]
 
 
+class TappedToy(TappedProvider):
+    """The toy, which also chooses a new fleet's region."""
+
+    def cheapest_region(self, any_of: Sequence[Need], dispatcher: Need, hosts: int = 1) -> RegionChoice:
+        return self._call("cheapest_region", any_of, dispatcher, hosts)
+
+    def all_regions(self) -> tuple[str, ...]:
+        return self._call("all_regions")
+
+
 class ToySweepWorld(World):
     """Use it as a context, as `World`."""
 
@@ -96,7 +108,7 @@ class ToySweepWorld(World):
             state["lag_s"] = lag_s
         self.market = ToyMarket(provider, self.clock)  # type: ignore[assignment]
         self.cloud = ToyCloud(provider, self.market)  # type: ignore[assignment]
-        self.provider = TappedProvider(self.cloud, self.fuse)  # type: ignore[arg-type]
+        self.provider = TappedToy(self.cloud, self.fuse)  # type: ignore[arg-type]
 
 
 def spec(**changed: Any) -> FleetSpec:
