@@ -6,7 +6,8 @@ import asyncio
 import base64
 from typing import Any
 
-from spotfleet.bootstrap.gang import gang_token
+from spotfleet.bootstrap import gang_place
+from spotfleet.bootstrap.gang import gang_token, raw_key
 from spotfleet.ssh.keys import derived_host_key, pinned
 from tests.support.dispatcher.fake_fleet import Stage, spec
 
@@ -36,6 +37,18 @@ def test_a_member_that_has_not_joined_gets_its_own_token_and_host_key(play):
         public = base64.b64decode(said["host_key"])[32:]
         shown = base64.b64decode(pinned(derived_host_key(stage.boot.fleet_secret, waiting).public).split()[1])
         assert shown.endswith(public)
+
+    play(scene, spec(1))
+
+
+def test_what_a_machine_runs_gets_them_over_tls(play):
+    async def scene(stage: Stage) -> None:
+        waiting = await launched(stage)
+        hosts = [waiting, "f-77"]
+        boot = {"dispatcher": stage.url, "ca": stage.ca}
+        secret = stage.boot.fleet_secret
+        assert await asyncio.to_thread(gang_place.fetched, boot, gang_token(secret, hosts), hosts, waiting) == (
+            stage.token(waiting), raw_key(derived_host_key(secret, waiting)))
 
     play(scene, spec(1))
 
