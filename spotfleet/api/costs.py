@@ -16,11 +16,11 @@ from typing import IO
 from spotfleet.api import reports
 from spotfleet.api.fleet import Fleet
 from spotfleet.api.home import FleetDir, Home
+from spotfleet.cost_export import CostExport
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.fleet.cost import compare
 from spotfleet.fleet.cost.compare import Reconciliation
 from spotfleet.fleet.cost.groups import FleetLedgers
-from spotfleet.providers.billing import CostExport
 from spotfleet.providers.plugin import usable
 
 UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotfleet import plugins
 from spotfleet.codec import to_json
+from spotfleet.cost_export import CostExport
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
 from spotfleet.plugins import FileFacts, Machines, Note, SectionPlugin, Traits
 from spotfleet.providers import LaunchRequest, Provider
-from spotfleet.providers.billing import CostExport
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

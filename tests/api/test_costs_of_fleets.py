@@ -15,6 +15,7 @@ from spotfleet.api import costs as costs_module
 from spotfleet.api import fleet as fleet_module
 from spotfleet.api.costs import costs, instant, reconcile
 from spotfleet.api.home import FleetDir, FleetRecord, Home, Keys
+from spotfleet.cost_export import BilledLine
 from spotfleet.errors import DispatcherUnreachable, NoSuchFleet, UsageError
 from spotfleet.fleet.cost.extras import ExtraLine
 from spotfleet.fleet.cost.groups import WAYS, by_host, by_pool, grouped
@@ -23,7 +24,6 @@ from spotfleet.fleet.domain.events import Event, FleetCreated, FleetDown, HostLi
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import BillingRules, CloudState, FleetSpec, Market, Nodes, Offer, Role, Run
 from spotfleet.providers.aws.mapping.cost_export import AwsCostExport
-from spotfleet.providers.billing import BilledLine
 
 T = 1_800_000_000.0
 SECOND = 3600

@@ -202,12 +202,13 @@ class Fake:
 def retiring(home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[retention.Retention, Fake, float]:
     """A retention with two ended jobs, the older of which is to leave memory; its core; and the time."""
     monkeypatch.setattr(retention, "KEPT", 1)
-    boot = Fake(spec=spec(1))
+    boot = Fake(spec=spec(1), fleet_secret="s")
     core = Fake(home=home, jobs={}, unsent=UnsentTracker(), journal=Fake(full=None))
     for name in ("t-1", "t-2"):
         ended_job(home, name, output=b"four")
-        core.jobs[name] = load_job(boot, jobfile.load_ended(home / "jobs" / name), Fake(next=None))
-    found = retention.Retention(core, lambda folder: load_job(boot, jobfile.load_ended(folder), Fake(next=None)),
+        core.jobs[name] = load_job(boot, jobfile.load_ended(home / "jobs" / name), Fake(next=None, machine=1))
+    names = Fake(next=None, machine=1)
+    found = retention.Retention(core, lambda folder: load_job(boot, jobfile.load_ended(folder), names),
                                 lambda job: False)
     return found, core, time.time()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # The longest prefix decides.
 LAYERS = {f"spotfleet.{name}": layer for layer, names in {
-    0: "model errors codec addresses matching names plugins retry version words",
+    0: "model errors codec addresses cost_export matching names plugins retry version words",
     1: "protocol config membership storage.schemes",
     2: "storage fleet.domain fleet.policy fleet.planner fleet.cost catalog.pricing simulate.values agent.policy "
        "providers providers.local.market providers.kit.mapping providers.aws.mapping",

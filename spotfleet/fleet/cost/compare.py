@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from spotfleet.cost_export import BilledLine, CostExport
 from spotfleet.fleet.cost.groups import FleetLedgers
 from spotfleet.fleet.cost.meter import Meter
 from spotfleet.plugins import JOINED
-from spotfleet.providers.billing import BilledLine, CostExport
 
 
 @dataclass(frozen=True)

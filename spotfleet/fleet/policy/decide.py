@@ -36,6 +36,7 @@ TICK_S = 10.0  # longest time between two decisions while nothing happens
 SETTLED_S = 300.0  # a spot host replaces another once it has been up for the time of a boot, or for this time
 CHEAPER = 0.95  # a pool that cost no less than on demand is used again at this share of the on-demand price
 LATE = 2.0  # a spot host that takes this many times the usual boot time counts as missing
+LATE_LEAST_S = 30.0  # and at least so long: boots of seconds vary by more than their length
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,8 @@ def _filled_in(inputs: PolicyInput, state: FleetState, moment: DecisionInput, ba
     since, refused = refused_since(inputs, state), moment.room == 0
     waited_s = now - since if since is not None else 0.0
     booting = [h for h in _hosts(state) if h.offer.market is Market.SPOT and h.state is HostState.LAUNCHING]
-    late = sum(now - h.since > LATE * moment.boot_s for h in booting)
+    late_s = max(LATE_LEAST_S, LATE * moment.boot_s)
+    late = sum(now - h.since > late_s for h in booting)
     missing = max(0, wanted - moment.spot)
     fills = max(0, moment.on_demand - base)
     likely = likely_s(moment.availability, waited_s)
@@ -254,7 +256,7 @@ def _filled_in(inputs: PolicyInput, state: FleetState, moment: DecisionInput, ba
             why = (f"spot is refused for {about(waited_s)} and likely to be for {about(likely)} more, a boot takes "
                    f"{_boot(moment)}: {short} on demand fill in")
         else:
-            why = f"{late} spot hosts boot for more than {about(LATE * moment.boot_s)}: on-demand hosts fill in"
+            why = f"{late} spot hosts boot for more than {about(late_s)}: on-demand hosts fill in"
     elif extra:
         why = f"{extra} on demand stay until {wanted} spot hosts have been up for a while"
     elif missing and refused:

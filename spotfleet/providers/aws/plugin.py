@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spotfleet.codec import to_json
+from spotfleet.cost_export import CostExport
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec
 from spotfleet.plugins import FileFacts, Machines, Note, Traits
@@ -25,7 +26,6 @@ from spotfleet.providers.aws.mapping import names, policies
 from spotfleet.providers.aws.mapping.cost_export import AwsCostExport
 from spotfleet.providers.aws.section.spec import AwsSpec, parsed, spec_in, with_spec
 from spotfleet.providers.aws.section.values import region_of
-from spotfleet.providers.billing import CostExport
 from spotfleet.providers.kit.plugin import RegionalPlugin
 from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, Policies, RegionRow
 

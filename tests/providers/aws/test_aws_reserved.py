@@ -15,6 +15,7 @@ from tests.support.aws.aws_hosts import A, dispatcher, line, prepared, raw, requ
 
 CR, BLOCK = "cr-0a1b2c3d4e5f60718", "cr-0000000000000b10c"
 G5 = Need(instance_type="g5.xlarge")
+GROUP = "arn:aws:ec2:us-east-1:123456789012:placement-group/x"
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_only_a_need_that_names_such_machines_takes_it(provider):
 def test_a_reservation_that_is_not_named_or_not_usable_is_not_offered(aws, cloud):
     cloud.reserve(CR, "us-east-1b", "g5.xlarge", 2)
     assert held(prepared(aws)) == []
-    for more in ({"state": "expired"}, {"platform": "Windows"}, {"placement_group": "arn:aws:ec2:us-east-1:123456789012:placement-group/x"},
+    for more in ({"state": "expired"}, {"platform": "Windows"}, {"placement_group": GROUP},
                  {"block": True, "ends_at": time.time() + 2000.0}):
         cloud.reserve(CR, "us-east-1b", "g5.xlarge", 2, **more)
         assert held(aws(capacity_reservations=(CR,))) == [], more

@@ -298,7 +298,7 @@ class LaptopClient(DispatcherClient):
         return self._patiently("POST /v1/archive/ranges", json.dumps({"ranges": ranges}).encode())
 
     def _once(self, method: str, path: str, body: str | bytes | Path | None, headers: dict[str, str],
-              timeout_s: float) -> _Reply:
+              timeout_s: float, most: int = 0) -> _Reply:
         assert body is None or isinstance(body, str)
         return _Reply(200, Message(), json.dumps(self._ask(f"{method} {path}", (body or "{}").encode())).encode())
 

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 
+from spotfleet.cost_export import BilledLine
 from spotfleet.errors import UsageError
 from spotfleet.providers.aws.mapping import names
-from spotfleet.providers.billing import BilledLine
 
 FLEET_TAG, HOST_TAG = names.FLEET, names.HOST
 NEEDED = ("ResourceId", "UsageStartDate", "UsageType", "UnblendedCost")
