@@ -41,9 +41,9 @@ class Story:
         self.events.append(LaunchIntended(at, name, Role.WORKER, offer, ""))
         return name
 
-    def up(self, at: float, offer: Offer = SPOT) -> Story:
-        """A host that has been up since `at`, after a boot of BOOT_S."""
-        self.events.append(HostJoined(at, self.launch(at - BOOT_S, offer), "1"))
+    def up(self, at: float, offer: Offer = SPOT, boot_s: float = BOOT_S) -> Story:
+        """A host that has been up since `at`."""
+        self.events.append(HostJoined(at, self.launch(at - boot_s, offer), "1"))
         return self
 
     def refused(self, *at: float, offer: Offer = SPOT) -> Story:
@@ -149,6 +149,13 @@ def test_a_spot_host_that_boots_for_ever_is_filled_in_for():
     story.launch(1000.0)
     assert chosen(wants(2), story, now=1200.0) == (2, 0)
     assert chosen(wants(2), story, now=1201.0) == (2, 1)
+
+
+def test_where_boots_take_seconds_a_spot_host_has_half_a_minute():
+    story = Story().up(0.0, boot_s=1.0)
+    story.launch(1000.0)
+    assert chosen(wants(2), story, now=1030.0) == (2, 0)
+    assert chosen(wants(2), story, now=1031.0) == (2, 1)
 
 
 # ---- deadlines
