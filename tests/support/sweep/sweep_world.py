@@ -22,7 +22,7 @@ from spotfleet import providers
 from spotfleet.api import machine as machines
 from spotfleet.api.home import Home
 from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles
+from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles, blocks
 from spotfleet.dispatcher.cloud import machines as dispatcher_machines
 from spotfleet.dispatcher.daemon import DispatcherDaemon
 from spotfleet.dispatcher.dispatcher import Dispatcher
@@ -349,5 +349,6 @@ async def _answer(process: Process, route: str, body: bytes) -> Any:
             return sent
         case "POST /v1/archive/ranges":
             with dispatcher.shutdown.reading():
-                return b"".join(process.files.read([Piece(*ranged) for ranged in json.loads(body)["ranges"]]))
+                pieces = [Piece(*ranged) for ranged in json.loads(body)["ranges"]]
+                return b"".join(blocks(process.files.contents([piece.key for piece in pieces]), pieces))
     raise AssertionError(f"no answer for {route}")
