@@ -112,7 +112,9 @@ def _outside(shape: Any, number: float, path: str, unit: str) -> Iterator[str]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern of Java's or JavaScript's; classes of Unicode become Python's nearest."""
+    """Compile a pattern of Java's or JavaScript's; classes of Unicode become Python's nearest. EC2's of a placement
+    group's ARN has a second beginning in its middle, so nothing would match."""
+    pattern = pattern.replace("/^", "/")
     plain = r"\p{" not in pattern
     for java, python in LETTERS.items():
         pattern = pattern.replace(java, python)
