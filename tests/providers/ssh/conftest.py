@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +17,12 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if missing := why_not():
         pytest.skip(missing)
     workers = [f"w{n}" for n in range(getattr(request.module, "WORKERS", 1))]
-    with Machines(tmp_path_factory.mktemp("ssh") / "machines", ["head", *workers]) as made:
-        yield made
+    with Path(tempfile.gettempdir(), f"spotfleet-ssh-tests-{os.getuid()}").open("w") as lock:
+        # All these machines are this one. A host is ended by its name in the environment of its processes, and these
+        # files name their hosts alike: one file at a time.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with Machines(tmp_path_factory.mktemp("ssh") / "machines", ["head", *workers]) as made:
+            yield made
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ IDLE = """#!/bin/bash
 host=$(cd "$(dirname "$0")" && pwd)
 . "$host/settings.sh"
 case $1 in
-start) mkdir "$host/.begun" 2>/dev/null || exit 0 # of several at once, one
+start) [ -e "$host/state" ] && exit 0
   printf 'running %s idle\\n' "$(date +%s)" >"$host/.state" && mv "$host/.state" "$host/state"
   SPOTFLEET_HOST_MARK=$REQUEST_ID setsid sleep 1000 </dev/null >/dev/null 2>&1 & ;;
 look) cat "$host/state" ;;
