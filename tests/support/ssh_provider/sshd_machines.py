@@ -250,11 +250,12 @@ class Machines(MachineGroup[Machine]):
 
     def close(self) -> None:
         """Everything that was started is gone, hosts too."""
-        inventory.close_all()
-        for machine in self._all.values():
-            machine.close()
-        self._end_hosts()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.ExitStack() as last:  # each of these, whichever fails
+            last.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            last.callback(self._end_hosts)
+            for machine in self._all.values():
+                last.callback(machine.close)
+            last.callback(inventory.close_all)
 
     def renew(self) -> None:
         """All as they were at first, with the same addresses, ports and keys."""
