@@ -165,7 +165,7 @@ class LambdaProvider:
 
     def tag(self, request_id: str, tags: dict[str, str]) -> None:
         self._one(request_id)
-        raise UsageError(f"lambda sets no tags after a launch: {request_id} keeps those that it has",
+        raise UsageError(f"lambda sets no tags after a launch: {request_id} keeps its tags",
                          hint="hosts that lose their dispatcher end themselves after `orphan_after`")
 
     def boot_files(self, request_id: str) -> dict[str, str]:

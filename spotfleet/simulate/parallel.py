@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import Any, TypeVar
 
 REPORT_EVERY_S = 0.2  # between two progress reports of a run
@@ -27,12 +29,19 @@ def run_all(do: Callable[[Task, Watch], Found], tasks: Sequence[Task], progress:
     """Return the results of `do` for each of `tasks`, in their order.
 
     `chunk_size`: tasks that a process gets at a time, which costs one exchange of messages. `processes` 0: one for each
-    core; with only one, the caller's own process runs all. Exceptions of `do` are passed on.
+    core; with only one, the caller's own process runs all. It also does if another is killed, as for lack of memory.
+    Exceptions of `do` are passed on.
     """
     chunks = [tasks[i:i + chunk_size] for i in range(0, len(tasks), chunk_size)]
     workers = min(processes or os.cpu_count() or 1, len(chunks))
-    if workers <= 1:
-        return [do(task, _from(n, progress)) for n, task in enumerate(tasks)]
+    if workers > 1:
+        with suppress(BrokenProcessPool):
+            return _in_pool(do, tasks, chunks, progress, workers)
+    return [do(task, _from(n, progress)) for n, task in enumerate(tasks)]
+
+
+def _in_pool(do: Callable[[Task, Watch], Found], tasks: Sequence[Task], chunks: Sequence[Sequence[Task]],
+             progress: Progress, workers: int) -> list[Found]:
     context = multiprocessing.get_context()
     finished, stop = context.Value("d", 0.0), context.Value("b", 0, lock=False)
     with ProcessPoolExecutor(workers, context, _begin, (finished, stop)) as pool:

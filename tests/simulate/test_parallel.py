@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from functools import partial
 
@@ -17,6 +19,13 @@ def double(task, watch):
 
 def fail(task, watch):
     raise ValueError(f"task {task}")
+
+
+def only_in(process, task, watch):
+    """Every other process is killed, as by a machine without memory."""
+    if os.getpid() != process:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return double(task, watch)
 
 
 def last(folder, task, watch):
@@ -45,6 +54,10 @@ def test_one_process_tells_parts_of_runs():
 def test_an_error_of_a_run_goes_on(processes):
     with pytest.raises(ValueError, match="task 0"):
         run_all(fail, [0], lambda done: None, 1, processes)
+
+
+def test_a_killed_process_of_the_pool_costs_time_and_no_result():
+    assert run_all(partial(only_in, os.getpid()), range(4), lambda done: None, 1, 2) == [0, 2, 4, 6]
 
 
 def test_other_processes_tell_parts_of_runs_that_go_on_and_give_up_what_nobody_waits_for(tmp_path):

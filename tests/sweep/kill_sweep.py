@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.support.sweep.sweep_flows import FLOWS, Flow, Point, kill, points
+from tests.support.sweep.sweep_world import World
 
 LAGS_S = (0.0, 3.0)  # how late listings are
 HEAD = f"{'killed':12}{'in':28}{'points':>8}{'tried':>8}{'bad':>8}"
@@ -54,6 +55,16 @@ def trouble(kill: Callable[[Point], None], point: Point) -> str:
     except Exception:  # noqa: BLE001 - whatever it is, it is told
         return traceback.format_exc(limit=-6)
     return ""
+
+
+def nothing_bad_is_left(flows: Sequence[Flow], world: type[World], kill: Callable[[Point], None], part: int) -> None:
+    """Kill the flows of `world` at one point of `part`, in each run at others, and print how many. AssertionError for
+    what is left, lost or doubled."""
+    everywhere = [p for flow in flows for lag_s in LAGS_S for p in points(flow, lag_s, world)]
+    tried = everywhere[random.randrange(part)::part]
+    bad = [f"{point}\n{why}" for point in tried if (why := trouble(kill, point))]
+    print(f"{len(everywhere)} crash points, {len(tried)} tried: {len(bad)} leaks or losses")
+    assert not bad, "\n\n".join(bad)
 
 
 def table(flows: Sequence[Flow] = FLOWS, part: int = 1, tell: Callable[[object], None] = print) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 
 import pytest
@@ -23,7 +22,7 @@ from tests.support.sweep.sweep_flows import (
 )
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP
 from tests.support.sweep.sweep_world import World
-from tests.sweep.kill_sweep import LAGS_S, trouble
+from tests.sweep.kill_sweep import nothing_bad_is_left, trouble
 
 PART = 1 if os.environ.get("SPOTFLEET_LONG") else 32  # one point of so many, in each run others
 IDLE = spec(autostop=Autostop(idle_s=8.0))
@@ -50,11 +49,7 @@ FLOWS = (
 
 
 def test_wherever_a_flow_on_the_example_is_killed_the_next_run_leaves_nothing_lost_doubled_or_orphaned():
-    everywhere = [p for flow in FLOWS for lag_s in LAGS_S for p in points(flow, lag_s, LambdaSweepWorld)]
-    tried = everywhere[random.randrange(PART)::PART]
-    bad = [f"{point}\n{why}" for point in tried if (why := trouble(killed, point))]
-    print(f"{len(everywhere)} crash points, {len(tried)} tried: {len(bad)} leaks or losses")
-    assert not bad, "\n\n".join(bad)
+    nothing_bad_is_left(FLOWS, LambdaSweepWorld, killed, PART)
 
 
 def killed(point: Point) -> None:

@@ -73,18 +73,19 @@ def named(account: Account, region: str) -> tuple[Reservation, ...]:
     return tuple(found[name] for name in wanted if name in found)
 
 
-def _reservation(told: Mapping[str, Any]) -> Reservation:
-    ends, reasons = told.get("EndDate"), []
-    if told.get("InstancePlatform") not in PLATFORMS:
-        reasons.append(f"it is for {told.get('InstancePlatform')}, and hosts run Linux")
-    if told.get("Tenancy", "default") != "default":
-        reasons.append(f"its tenancy is {told['Tenancy']}")
-    if told.get("PlacementGroupArn"):
-        reasons.append(f"it belongs to the placement group {told['PlacementGroupArn']}")
+def _reservation(described: Mapping[str, Any]) -> Reservation:
+    ends, reasons = described.get("EndDate"), []
+    if described.get("InstancePlatform") not in PLATFORMS:
+        reasons.append(f"it is for {described.get('InstancePlatform')}, and hosts run Linux")
+    if described.get("Tenancy", "default") != "default":
+        reasons.append(f"its tenancy is {described['Tenancy']}")
+    if described.get("PlacementGroupArn"):
+        reasons.append(f"it belongs to the placement group {described['PlacementGroupArn']}")
     return Reservation(
-        told["CapacityReservationId"], told.get("AvailabilityZone", ""), told.get("InstanceType", ""),
-        int(told.get("TotalInstanceCount") or 0), int(told.get("AvailableInstanceCount") or 0), told.get("State", ""),
-        told.get("ReservationType") == "capacity-block", float(ends.timestamp()) if ends else None,
+        described["CapacityReservationId"], described.get("AvailabilityZone", ""), described.get("InstanceType", ""),
+        int(described.get("TotalInstanceCount") or 0), int(described.get("AvailableInstanceCount") or 0),
+        described.get("State", ""), described.get("ReservationType") == "capacity-block",
+        float(ends.timestamp()) if ends else None,
         "; ".join(reasons))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from spotfleet.catalog import load
 from spotfleet.catalog.pricing.useful import expected_lifetime_s
@@ -15,6 +16,8 @@ from spotfleet.model import Market, Need, Offer
 from spotfleet.providers.kit.mapping.types import OfferedType, market_of
 from spotfleet.providers.kit.requests import each
 from spotfleet.providers.plugin import RegionRow
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,18 +57,23 @@ def _lives_s(cloud: str, region: str, types: Iterable[str]) -> dict[str, float]:
 
 def of_regions(regions: Sequence[str], in_region: Callable[[str], list[Offer]]) -> list[Offer]:
     """List the offers of all regions. Raises an error only if no region has an offer."""
-    def ask(region: str) -> list[Offer] | SpotfleetError:
-        try:
-            return in_region(region)
-        except SpotfleetError as error:
-            return error
-
-    answers = each(ask, regions)
+    answers = each(_or_error(in_region), regions)
     troubles = [some for some in answers if isinstance(some, SpotfleetError)]
     found = [offer for some in answers if not isinstance(some, SpotfleetError) for offer in some]
     if troubles and not found:
         raise _decisive(troubles)
     return found
+
+
+def _or_error(ask: Callable[[str], T]) -> Callable[[str], T | SpotfleetError]:
+    """Return `ask`, with the error that it raises as its answer."""
+    def asked(region: str) -> T | SpotfleetError:
+        try:
+            return ask(region)
+        except SpotfleetError as error:
+            return error
+
+    return asked
 
 
 # ---- choice of a region
@@ -113,13 +121,7 @@ def cheapest_region(cloud: str, regions: Sequence[str], row: Callable[[str], Reg
     `unknown` names words of the fleet file that match nothing on sale. Raises UsageError for them, NoCapacity if no
     region sells both, NeedsPerson if a person must act in each.
     """
-    def ask(region: str) -> RegionPrice | SpotfleetError:
-        try:
-            return row(region)
-        except SpotfleetError as error:
-            return error
-
-    answers = each(ask, regions)
+    answers = each(_or_error(row), regions)
     troubles = [answer for answer in answers if isinstance(answer, SpotfleetError)]
     rows = [RegionPrice(region, why=str(answer)) if isinstance(answer, SpotfleetError) else answer
             for region, answer in zip(regions, answers, strict=True)]

@@ -12,12 +12,12 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 PROVIDER = "registry.terraform.io/hashicorp/aws"
-MIRRORS = ("/opt/tf-plugins", "/usr/share/terraform/plugins", "/usr/local/share/terraform/plugins",
-           "~/.terraform.d/plugins")  # fmt: skip
+MIRRORS = ("/opt/*", "/usr/share/terraform/plugins", "/usr/local/share/terraform/plugins", "~/.terraform.d/plugins")
 SERVICES = ("ec2", "iam", "sts")
 COMMAND_S = 900.0  # the provider's start alone takes half a minute of a busy processor
 
@@ -25,8 +25,9 @@ COMMAND_S = 900.0  # the provider's start alone takes half a minute of a busy pr
 def mirror() -> Path | None:
     """Return the folder of a filesystem mirror that holds AWS's provider; None where there is none."""
     named = os.environ.get("SPOTFLEET_TF_MIRROR")
-    places = [Path(p).expanduser() for p in ([named] if named else MIRRORS)]
-    return next((p for p in places if list(p.glob(f"{PROVIDER}/*/*/terraform-provider-aws*"))), None)
+    patterns = [named] if named else [str(Path(mirror).expanduser()) for mirror in MIRRORS]
+    places = [place for pattern in patterns for place in sorted(glob(pattern))]
+    return next((Path(p) for p in places if list(Path(p).glob(f"{PROVIDER}/*/*/terraform-provider-aws*"))), None)
 
 
 def why_not() -> str:
