@@ -107,7 +107,7 @@ def test_no_request_of_a_stranger_or_a_host_without_job_has_an_effect(target: Ta
                 status = throw(tally, wire, drawn, role)
                 statuses[status] += 1
                 if role == "no token":
-                    tally.check("a stranger is refused", status in (CLOSED, 400, 401, 404, 405, 411, 413)
+                    tally.check("a stranger is refused", status == CLOSED or 400 <= status < 500
                                 or drawn[0][1].startswith("/healthz"), f"{drawn[0]} -> {status}")
 
             thrown(seed, REQUESTS, st.tuples(fuzzing.requests(wire.names), fuzzing.HEADERS, authorizations), one)
