@@ -35,7 +35,12 @@ PLACES = {
     "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
+    "tests/train/comm/test_order.py": "engines",
     "tests/train/data/test_counting.py": "engines",
+    "tests/train/state/test_failure_points.py": "engines",
+    "tests/train/state/test_kill_points.py": "engines",
+    "tests/train/test_chaos_workers.py": "engines",
+    "tests/train/test_recovery.py": "engines",  # dozens of losses, each with real workers
     "tests/habits/test_processes.py": "machines",  # three or four jobs of real workers for each loop
     "tests/foreign/": "machines",  # four jobs of real workers for each script
     "tests/verify/test_verify.py": "machines",  # six jobs of real workers for each script
