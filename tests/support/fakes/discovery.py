@@ -142,7 +142,7 @@ class Document:
             else:
                 yield f"Invalid JSON payload received. Unknown name \"{key}\" at '{path}': Cannot find field."
         for key, facts in known.items():
-            if method in facts.get("annotations", {}).get("required", ()) and not value.get(key):
+            if method in facts.get("annotations", {}).get("required", ()) and value.get(key) is None:
                 yield f"Invalid value for field '{path}.{key}': ''. The field is required."
 
     def _text(self, path: str, schema: Mapping[str, Any], value: str, name: str) -> Iterator[str]:
@@ -153,7 +153,7 @@ class Document:
             yield f"Invalid value at '{path}' (TYPE_BYTES), \"{value}\""
         if "enum" in schema and value not in schema["enum"] and name not in OPEN_ENUMS:
             yield f"Invalid value for field '{path}': '{value}'. Must be one of {', '.join(schema['enum'][:12])}"
-        if "pattern" in schema and value and not _compiled(schema["pattern"]).fullmatch(value):
+        if "pattern" in schema and not _compiled(schema["pattern"]).fullmatch(value):
             yield f"Invalid value for field '{path}': '{value}'. Must be a match of regex '{schema['pattern']}'"
 
 
