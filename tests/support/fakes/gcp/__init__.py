@@ -74,7 +74,7 @@ REQUESTS, RIGHTS, FAULTS. Every request is a `Call(at, service, action, region, 
     cloud.fault(action, delay_s=2.0); cloud.faults_off()
     cloud.throttles = True                                   limits of requests per minute
     cloud.services.discard("compute.googleapis.com")         the API is off
-    cloud.unreachable.add("zones/us-central1-b")             a zone that aggregated listings cannot reach
+    cloud.unreachable.add("zones/us-central1-b")             a zone that aggregated listings leave out
     cloud.no_external_ips = True                             the organization's policy forbids external addresses
     cloud.common_metadata["enable-oslogin"] = "TRUE"         metadata of the project
     cloud.before = f(call), cloud.after = f(call)            around each request; may raise Lost or GcpError

@@ -125,12 +125,10 @@ def aggregated(request: Request, kind: str, collection: str, items: Iterable[tup
                scopes: Sequence[str]) -> dict[str, Any]:
     """The answer of `aggregatedList`: items by scope; a scope without items has a warning in their place.
 
-    `items`: (scope, item). Partial failure is told in `unreachables`, where the request allows it.
+    `items`: (scope, item). Scopes that cannot be reached are missing, and named in `unreachables`: status 200.
     """
     cloud = request.cloud
     away = [s for s in scopes if s in cloud.unreachable]
-    if away and request.query.get("returnPartialSuccess", "").lower() != "true":
-        raise GcpError("backendError", f"Backend of {', '.join(away)} cannot be reached.")
     marked = [(scope, item) for scope, item in items if scope not in away]
     found, token = page(request, (i for _, i in marked))
     place = {id(item): scope for scope, item in marked}
