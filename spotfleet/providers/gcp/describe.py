@@ -39,10 +39,10 @@ def hosts(account: GcpAccount, fleet: str, seen: Seen | None = None) -> list[Clo
     """List the hosts of `fleet`, or the living ones of every fleet for "". `seen` gets both answers."""
     wanted = f'labels.{names.FLEET} = "{fleet}"' if fleet else f"labels.{names.FLEET}:*"
     instances = account.everywhere("instances", "instances", filter=wanted)
-    operations = _operations(account, f"{re.escape(fleet)}-.*" if fleet else ".*")
+    done = operations(account, f"{re.escape(fleet)}-.*" if fleet else ".*")
     if seen is not None:
-        seen(account, instances, listing.lives(operations))
-    return listing.lines(fleet, instances, operations, _context(account), load().machines)
+        seen(account, instances, listing.lives(done))
+    return listing.lines(fleet, instances, done, _context(account), load().machines)
 
 
 def find(account: GcpAccount, request_id: str) -> list[Machine]:
@@ -63,7 +63,7 @@ def find(account: GcpAccount, request_id: str) -> list[Machine]:
 
 def lives_of(account: GcpAccount, host: str) -> dict[str, Life]:
     """Return the operations on all machines that a host has had, by the machine's id."""
-    return listing.lives(_operations(account, names.pattern(host)))
+    return listing.lives(operations(account, names.pattern(host)))
 
 
 def tag(account: GcpAccount, request_id: str, tags: Mapping[str, str]) -> None:
@@ -103,7 +103,7 @@ def _read(account: GcpAccount, request_id: str) -> tuple[dict[str, Any], Machine
     raise unknown(request_id)
 
 
-def _operations(account: GcpAccount, name: str) -> list[dict[str, Any]]:
+def operations(account: GcpAccount, name: str) -> list[dict[str, Any]]:
     """List the operations on machines whose name matches the regular expression."""
     return account.everywhere("global_operations", "operations", filter=f"targetLink eq .*/instances/{name}")
 

@@ -17,7 +17,7 @@ from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import Role
 from spotfleet.providers import LaunchRequest
 from spotfleet.providers.gcp import describe, images, network, terminate
-from spotfleet.providers.gcp.mapping import listing, machine, names
+from spotfleet.providers.gcp.mapping import errors, listing, machine, names
 from spotfleet.providers.gcp.mapping.machine import MachineOrder
 from spotfleet.providers.gcp.session import LAUNCH_S, GcpAccount
 from spotfleet.providers.kit import launching, userdata
@@ -25,6 +25,7 @@ from spotfleet.providers.kit.launching import LaunchSteps
 from spotfleet.providers.kit.mapping import names as kit_names
 from spotfleet.providers.kit.mapping.listing import pools_text
 
+ASKED_BEFORE = ("invalid", "400", "alreadyExists", "409", "RESOURCE_ALREADY_EXISTS")
 POOLS_LENGTH = 2000  # a metadata value may be longer; a listing of many hosts should not be
 
 
@@ -76,6 +77,22 @@ class _Launching(LaunchSteps):
             (spec.dispatcher_service_account or "default") if dispatcher else own, userdata.lifetime_s(first))
 
     def ask(self) -> None:
+        """Send the request. An earlier one of this host, with other files in its body, is waited for instead."""
+        try:
+            self._send()
+        except SpotfleetError as error:
+            if errors.code(error) not in ASKED_BEFORE or not self._awaited():
+                raise
+
+    def _awaited(self) -> bool:
+        """Wait for the operation of an earlier request for this host; False if there is none."""
+        found = [o for o in describe.operations(self.account, names.pattern(self.requests[0].request_id))
+                 if o.get("operation_type") == "insert"]
+        for operation in sorted(found, key=lambda o: listing.instant(o.get("insert_time", "")))[-1:]:
+            self.account.wait(operation, "instances.insert", self.where)
+        return bool(found)
+
+    def _send(self) -> None:
         account, offer = self.account, self.order.offer
         host = kit_names.together([r.request_id for r in self.requests])
         token = names.token_uuid(account.settings.secret, host)

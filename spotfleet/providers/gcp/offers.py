@@ -30,6 +30,7 @@ SPOT_S = 3600.0  # spot prices change once a day at most
 STALE_S, FAILED_S = 24 * 3600.0, 600.0
 SCORES_S = 600.0
 HISTORY = ("PRICE",)
+FAR_ABOVE = 10
 
 History = list[tuple[float, int]]
 
@@ -119,13 +120,13 @@ def _histories(account: GcpAccount, region: str, types: Iterable[str],
                regular: Mapping[str, int]) -> dict[str, History]:
     """Return machine type -> its spot prices, oldest first: Google's history, or else the price of the catalog.
 
-    A price above that on demand is no price of the whole machine, and is left out.
+    A price far above that on demand is none of an hour, and is left out.
     """
     kinds, known = list(types), load().by_key
     found = dict(zip(kinds, each(lambda kind: _history(account, region, kind), kinds), strict=True))
     for kind in kinds:
-        limit = regular.get(kind) or 0
-        found[kind] = [(at, micros_h) for at, micros_h in found[kind] if 0 < micros_h <= (limit or micros_h)]
+        limit = FAR_ABOVE * regular.get(kind, 0)
+        found[kind] = [(at, micros_h) for at, micros_h in found[kind] if not limit or micros_h <= limit]
         price = known.get(("gcp", kind, region))
         if not found[kind] and price is not None and price.spot_micros_h:
             found[kind] = [(0.0, price.spot_micros_h)]

@@ -78,12 +78,12 @@ class Life:
     def preempted_at(self) -> float:
         """Return when the cloud has taken it last, if it has not been started since; else 0."""
         taken = max((s.at for s in self.steps if s.kind == PREEMPTED), default=0.0)
-        return taken if taken > max((s.at for s in self.steps if s.kind in BEGINS), default=0.0) else 0.0
+        return taken if taken >= max((s.at for s in self.steps if s.kind in BEGINS), default=0.0) else 0.0
 
     def runs(self) -> tuple[Run, ...]:
         """Return its runs, the last one open if no operation has ended it."""
         found: list[Run] = []
-        for step in sorted((s for s in self.steps if s.at), key=lambda s: s.at):
+        for step in sorted((s for s in self.steps if s.at), key=lambda s: (s.at, s.kind in ENDS)):
             open_run = bool(found) and found[-1].ended_at is None
             if step.kind in BEGINS and not open_run:
                 found.append(Run(step.at))
