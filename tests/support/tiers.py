@@ -24,6 +24,7 @@ PLACES = {
     "tests/providers/gcp/": "clouds",
     "tests/fakes/": "clouds",
     "tests/fakes/test_aws_machines.py": "machines",
+    "tests/fakes/test_gcp_machines.py": "machines",
     "tests/bootstrap/": "machines",
     "tests/network/": "machines",
     "tests/gpu/": "machines",

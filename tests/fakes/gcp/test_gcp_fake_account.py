@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
@@ -140,6 +141,13 @@ def test_a_service_account_is_made_bound_and_deleted(cloud, pass_s):
     assert sorted(t.kind for t in cloud.everything()) == ["binding", "serviceAccount"]
     assert call(cloud, "DELETE", made_["name"].join(("/v1/", "")))[0] == 200
     assert call(cloud, "GET", made_["name"].join(("/v1/", "")))[0] == 404
+
+
+def test_each_answer_has_the_time_of_the_cloud(cloud, pass_s):
+    pass_s(1000)
+    with urllib.request.urlopen(f"{cloud.url}/compute/v1/projects/{cloud.project}/zones", timeout=30) as answer:
+        (date,) = answer.headers.get_all("Date")
+    assert parsedate_to_datetime(date).timestamp() == cloud.now()
 
 
 # ---- faults
@@ -296,4 +304,4 @@ def test_an_operation_of_another_scope_is_not_found(cloud):
     with refused("notFound"):
         cloud.client("GlobalOperationsClient").get(project=cloud.project, operation=accepted.name)
     act(cloud, "delete")
-    assert operations(cloud) == [("delete", cloud.owner), ("insert", cloud.owner)]  # they outlive their instance
+    assert sorted(operations(cloud)) == [("delete", cloud.owner), ("insert", cloud.owner)]  # they outlive it

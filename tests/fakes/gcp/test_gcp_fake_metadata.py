@@ -51,6 +51,7 @@ def test_recursive_answers_with_a_directory_as_json(cloud, vm):
     assert found["attributes"] == {"user-data": "#cloud-config", "spotfleet-host": "f-1"}
     assert found["networkInterfaces"][0]["ip"] == vm.network_interfaces[0].network_i_p
     assert found["maintenanceEvent"] == "NONE"
+    assert json.loads(ask(cloud, "instance/attributes/?recursive=True")[2]) == found["attributes"]
 
 
 def test_a_token_is_that_of_the_service_account(cloud, vm):

@@ -22,7 +22,7 @@ from tests.support.fakes.gcp.gate import Gate
 from tests.support.fakes.gcp.life import GcpLife
 from tests.support.fakes.gcp.quotas import ENDLESS, PROJECT_WIDE, disk_metric, needed
 from tests.support.fakes.gcp.rights import Rights
-from tests.support.fakes.gcp.state import Instance, Operation, last, number, relative, stamp
+from tests.support.fakes.gcp.state import Instance, Operation, last, number, relative
 from tests.support.fakes.kit.cloud import FiniteCloud
 from tests.support.fakes.kit.market import Pools
 
@@ -247,9 +247,6 @@ class GcpCloud(Controls, FiniteCloud):
                 credentials=Credentials(token), client_options=ClientOptions(api_endpoint=self.url))
         return self._clients[asked]
 
-    def server_time(self) -> str:
-        return stamp(self.now())
-
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
@@ -272,7 +269,7 @@ def _handler(gate: Gate) -> type[BaseHTTPRequestHandler]:
             except Lost:
                 self.close_connection = True
                 return
-            self.send_response(status)
+            self.send_response_only(status)  # without a Date of its own
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(answer)))

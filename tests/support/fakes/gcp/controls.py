@@ -125,6 +125,7 @@ class Controls:
             name=instance.name, id=instance.id, zone=instance.zone, type=instance.kind.name, market=instance.market,
             status=instance.status(self.now(), self.pending_s), state=instance.state, labels=dict(instance.labels),
             metadata=instance.metadata, private_ip=instance.network_ip(), public_ip=instance.public_ip(),
+            mac=metadata.mac(instance.network_ip()),
             network=relative(nic["network"]), tags=tuple(body["tags"].get("items", ())),
             image=metadata.image_of(instance, self), disk_gb=int(body["disks"][0]["diskSizeGb"]),
             service_account=account["email"], scopes=tuple(account["scopes"]), accelerator=instance.gpus,
@@ -174,6 +175,11 @@ class Controls:
     def metadata_down(self, name: str, down: bool = True) -> None:
         self.machine(name).deaf = down
         self.noise_of(None)
+
+    def admits(self, name: str, address: str, port: int) -> bool:
+        """Do the firewall rules let TCP from this address to a port of the instance?"""
+        with self.lock:
+            return resources.admits(self, self.machine(name), address, port)  # type: ignore[arg-type]
 
     # ---- what there is
 

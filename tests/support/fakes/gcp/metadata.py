@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROOT = "/computeMetadata/v1"
 FLAVOR = ("Metadata-Flavor", "Google")
 ENDLESS_S = 3600.0
-USERS_NAMES = ("attributes", "guest-attributes")
+USERS_NAMES = ("attributes", "guest-attributes", "service-accounts")
 Answer = tuple[int, dict[str, str], bytes]
 REFUSED = b"<p>Your client does not have permission to get this URL: Missing Metadata-Flavor:Google header.</p>"
 
@@ -69,8 +69,6 @@ def _get(cloud: GcpCloud, instance: Instance, path: str, query: dict[str, str]) 
 def _value(cloud: GcpCloud, instance: Instance, path: str, query: dict[str, str]) -> tuple[int, bytes, str]:
     at: Any = tree(cloud, instance)
     for name in [p for p in path.split("/") if p]:
-        if callable(at):
-            at = at()
         if isinstance(at, list):
             at = dict(enumerate(at)).get(int(name)) if name.isdigit() else None
         else:
@@ -78,10 +76,12 @@ def _value(cloud: GcpCloud, instance: Instance, path: str, query: dict[str, str]
         if at is None:
             return 404, b"not found", "text"
     if callable(at):
-        at = at()
+        return 200, json.dumps(at()).encode(), "json"
+    if isinstance(at, Lines) and query.get("alt") != "json" and query.get("recursive", "").lower() != "true":
+        return 200, "".join(f"{line}\n" for line in at).encode(), "text"
     if isinstance(at, (dict, list)):
         if query.get("recursive", "").lower() == "true" or query.get("alt") == "json":
-            return 200, json.dumps(_whole(at)).encode(), "json"
+            return 200, json.dumps(_whole(at, any(p in USERS_NAMES for p in path.split("/")))).encode(), "json"
         keys = list(at) if isinstance(at, dict) else list(map(str, range(len(at))))
         held = at if isinstance(at, dict) else dict(enumerate(at))
         lines = [f"{k}/" if isinstance(held[k if isinstance(at, dict) else int(k)], (dict, list)) else k for k in keys]
@@ -91,11 +91,20 @@ def _value(cloud: GcpCloud, instance: Instance, path: str, query: dict[str, str]
     return 200, str(at).encode(), "text"
 
 
+class Lines(list[str]):
+    """A list that is a value: text line by line, and a list in JSON."""
+
+
+def mac(address: str) -> str:
+    """As Compute Engine gives them: 42:01 and the address."""
+    return "42:01:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+
+
 def _whole(at: Any, plain: bool = False) -> Any:
     """As `recursive` has it: names in camelCase, but for names that users gave."""
     if isinstance(at, dict):
-        return {(k if plain else _camel(k)): _whole(v() if callable(v) else v, plain or k in USERS_NAMES)
-                for k, v in at.items()}
+        return {(k if plain else _camel(k)): _whole(v, plain or k in USERS_NAMES) for k, v in at.items()
+                if not callable(v)}  # such as a token, which nobody gets by the way
     return [_whole(v) for v in at] if isinstance(at, list) else at
 
 
@@ -109,18 +118,18 @@ def tree(cloud: GcpCloud, instance: Instance) -> dict[str, Any]:
     accounts: dict[str, Any] = {}
     for account in body.get("serviceAccounts", ()):
         email, scopes = account["email"], account["scopes"]
-        held = {"aliases": "default\n", "email": email, "scopes": "".join(f"{s}\n" for s in scopes),
-                "token": lambda email=email, scopes=scopes: json.dumps(
-                    {"access_token": cloud.rights.token(email, scopes), "expires_in": 3599, "token_type": "Bearer"}),
+        held = {"aliases": Lines(["default"]), "email": email, "scopes": Lines(scopes),
+                "token": lambda email=email, scopes=scopes: {
+                    "access_token": cloud.rights.token(email, scopes), "expires_in": 3599, "token_type": "Bearer"},
                 "identity": "a-signed-identity"}
         accounts |= {email: held, "default": held}
-    nics = [{"ip": n["networkIP"], "mac": f"42:01:{int(n['networkIP'].split('.')[1]):02x}:00:00:{at:02x}",
+    nics = [{"ip": n["networkIP"], "mac": mac(n["networkIP"]),
              "network": relative(n["network"]).replace(project, catalog.NUMBER, 1),
              "mtu": "1460", "gateway": _gateway(cloud, n),
              "subnetmask": "255.255.240.0",
              "access-configs": [{"external-ip": c.get("natIP", ""), "type": "ONE_TO_ONE_NAT"}
                                 for c in n.get("accessConfigs", ())]}
-            for at, n in enumerate(body["networkInterfaces"])]
+            for n in body["networkInterfaces"]]
     return {
         "instance": {
             "attributes": instance.metadata, "name": instance.name, "id": instance.id,

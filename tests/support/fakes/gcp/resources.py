@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.support.fakes.gcp import catalog, rules
 from tests.support.fakes.gcp.errors import GcpError, invalid, not_found
 from tests.support.fakes.gcp.requests import Request, aggregated, all_scopes, handles, listing
-from tests.support.fakes.gcp.state import Operation, fingerprint, last, link, relative, stamp
+from tests.support.fakes.gcp.state import Instance, Operation, fingerprint, last, link, relative, stamp
 
 if TYPE_CHECKING:
     from tests.support.fakes.gcp.cloud import GcpCloud
@@ -295,6 +295,27 @@ def change_rule(request: Request) -> dict[str, Any]:
 def delete_rule(request: Request) -> dict[str, Any]:
     request.need("compute.networks.updatePolicy", f"projects/{request.project}")
     return _remove(request, [])
+
+
+def admits(cloud: GcpCloud, instance: Instance, address: str, port: int) -> bool:
+    """The rule of the lowest priority that fits decides, a denial before a permission; without one nobody gets in."""
+    found = [r for r in cloud.collection("firewalls") if _fits(r, instance, address, port)]
+    return bool(min(found, key=lambda r: (r["priority"], "denied" not in r), default={}).get("allowed"))
+
+
+def _fits(rule: dict[str, Any], instance: Instance, address: str, port: int) -> bool:
+    tags = instance.body["tags"].get("items", [])
+    networks = [n["network"] for n in instance.body["networkInterfaces"]]
+    if rule["network"] not in networks or rule["direction"] != "INGRESS" or rule["disabled"]:
+        return False
+    if rule.get("targetTags") and not {*rule["targetTags"]} & {*tags}:
+        return False
+    sources = [ipaddress.ip_network(n) for n in rule.get("sourceRanges", ())]
+    if not any(ipaddress.ip_address(address) in n for n in sources):
+        return False
+    return any(part["IPProtocol"] in ("all", "tcp", "6") and (not part.get("ports") or any(
+        int(p.split("-")[0]) <= port <= int(p.split("-")[-1]) for p in part["ports"]))
+        for part in (*rule.get("allowed", ()), *rule.get("denied", ())))
 
 
 # ---- addresses

@@ -201,6 +201,7 @@ class InstanceView:
     metadata: dict[str, str] = field(repr=False)
     private_ip: str
     public_ip: str
+    mac: str
     network: str
     tags: tuple[str, ...]
     image: str
