@@ -105,7 +105,7 @@ def allow_ssh_from_here(account: GcpAccount, fleet: str, progress: Progress) -> 
         _make(account, rule, progress)
     elif sorted(there.get("source_ranges") or ()) != sorted(wanted):
         account.wait(account.change("firewalls", "patch", firewall=rule["name"], firewall_resource={
-            "source_ranges": list(wanted)}), "firewalls.patch")
+            "name": rule["name"], "source_ranges": list(wanted)}), "firewalls.patch")
         progress(f"firewall rule {rule['name']}: SSH from {', '.join(wanted)}")
 
 

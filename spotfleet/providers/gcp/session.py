@@ -313,6 +313,8 @@ class _Translated:
         reasons = [e.get("reason", "") for e in error.errors or () if isinstance(e, dict)]
         reason = next((r for r in reasons if r), "") or str(int(error.code or 0))
         message = str(error.message or "").partition(": ")[2] or str(error.message or "")
+        if reason == "required" and error.code != 401:  # a missing field, and no missing login
+            reason = "invalid"
         if reason in ("required", "authError", "401"):
             self._account.renew()
         return errors.refusal(self._where, reason, message, self._operation, project=self._account._named_project(),

@@ -189,7 +189,7 @@ def _why(instance: Instance, life: Life | None) -> str:
     status = instance.get("status", "")
     if status in PENDING or status == "RUNNING":
         return ""
-    last = max(life.steps, key=lambda s: (s.at == 0.0, s.at), default=None) if life else None
+    last = max(life.steps, key=lambda s: (s.at == 0.0, s.at, s.kind in ENDS), default=None) if life else None
     reason = reason_of(last) if last is not None and last.kind in ENDS else ""
     return f"{status.lower()}: {reason}" if reason else str(instance.get("status_message") or status.lower())
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-MACHINES = (  # what laptop and dispatcher do with machines
+MACHINES = (  # what laptop and dispatcher do with machines, zones, prices
+    "compute.acceleratorTypes.list", "compute.advice.capacity", "compute.advice.capacityHistory",
     "compute.disks.create", "compute.disks.setLabels", "compute.disks.use", "compute.globalOperations.get",
-    "compute.globalOperations.list", "compute.images.useReadOnly", "compute.instances.create",
-    "compute.instances.delete", "compute.instances.get", "compute.instances.list", "compute.instances.setLabels",
-    "compute.instances.setMetadata", "compute.instances.setScheduling", "compute.instances.setServiceAccount",
-    "compute.instances.setTags", "compute.instances.start", "compute.machineTypes.list", "compute.networks.get",
-    "compute.acceleratorTypes.list", "compute.projects.get", "compute.regionOperations.get",
-    "compute.subnetworks.use", "compute.subnetworks.useExternalIp", "compute.zoneOperations.get",
-    "compute.zoneOperations.list", "compute.zones.list", "compute.networks.use",
+    "compute.globalOperations.list", "compute.images.get", "compute.images.getFromFamily",
+    "compute.images.useReadOnly", "compute.instances.create", "compute.instances.delete", "compute.instances.get",
+    "compute.instances.list", "compute.instances.setLabels", "compute.instances.setMetadata",
+    "compute.instances.setScheduling", "compute.instances.setServiceAccount", "compute.instances.setTags",
+    "compute.instances.start", "compute.machineTypes.list", "compute.networks.get", "compute.networks.use",
+    "compute.projects.get", "compute.regionOperations.get", "compute.subnetworks.use",
+    "compute.subnetworks.useExternalIp", "compute.zoneOperations.get", "compute.zoneOperations.list",
+    "compute.zones.list",
 )
 LAPTOP = (*MACHINES, "compute.disks.delete", "compute.disks.list", "compute.firewalls.create",
           "compute.firewalls.delete", "compute.firewalls.get", "compute.firewalls.list", "compute.firewalls.update",
