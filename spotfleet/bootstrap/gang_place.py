@@ -4,7 +4,7 @@ The machine fetches its token and its host key from the dispatcher in its boot.j
 
 The tag `spotfleet-member`, which the launching process sets, holds the place, or "index" for the launch index. If that
 process was killed in between, the dispatcher sets the tag. Without the tag it is the launch index after TAG_S; after
-ZERO_S where that is 0, as it may be 0 on all of them.
+ZERO_S where that is 0, as it may be 0 on all of them. On Google Cloud the machine's name holds its host.
 
 Idempotent: ROOT/gang is removed last. Until then each boot runs this again and starts the host. A machine that finds no
 place or gets no token powers itself off, as a host does that fails.
@@ -36,6 +36,7 @@ TAG_S = float(os.environ.get("SPOTFLEET_TAG_S", "60"))
 ZERO_S = float(os.environ.get("SPOTFLEET_ZERO_S", "900"))
 HOST = "@SPOTFLEET_HOST@"  # stands for the host's name
 TOKEN = "@SPOTFLEET_TOKEN@"  # stands for the host's token
+GOOGLE = "/computeMetadata/"  # in the address of Google Cloud's metadata server
 TAG, BY_INDEX = "tags/instance/spotfleet-member", "index"
 SSHD, RUN = os.environ.get("SPOTFLEET_SSHD", "/etc/ssh"), os.environ.get("SPOTFLEET_RUN", "/run")
 
@@ -66,7 +67,7 @@ def switch_off() -> None:
 
 
 def become(gang: Path, members: dict[str, Any]) -> None:
-    mine = place(sys.argv[1])
+    mine = place(sys.argv[1], members["hosts"])
     name = members["hosts"][mine]
     host = gang.parent / name
     host.mkdir(mode=0o700, exist_ok=True)
@@ -110,10 +111,13 @@ def fetched(boot: dict[str, str], gang: str, hosts: list[str], name: str) -> tup
         time.sleep(PAUSE_S)
 
 
-def place(url: str) -> int:
+def place(url: str, hosts: list[str]) -> int:
     begun = time.monotonic()
     while True:
         try:
+            if GOOGLE in url:  # its machines have names of their own: HOST-CODE
+                name = asked(f"{url}/instance/name", "GET", {"Metadata-Flavor": "Google"})
+                return hosts.index(name.rpartition("-")[0])
             token = asked(f"{url}/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": "300"})
             tag = metadata(url, token, TAG)
             if tag.isdigit():

@@ -7,7 +7,8 @@ LAYERS = {f"spotfleet.{name}": layer for layer, names in {
     0: "model errors codec addresses cost_export matching names plugins retry version words",
     1: "protocol config membership storage.schemes",
     2: "storage fleet.domain fleet.policy fleet.planner fleet.cost catalog.pricing simulate.values agent.policy "
-       "providers providers.local.market providers.kit.mapping providers.aws.mapping",
+       "providers providers.local.market providers.kit.mapping providers.aws.mapping "
+       "providers.gcp.mapping",
     3: "fleet transport bundle interruptions report",
     4: "ssh catalog",
     5: "bootstrap simulate providers.builtin providers.kit providers.local providers.ssh providers.aws providers.azure "
@@ -21,7 +22,7 @@ LAYERS = {f"spotfleet.{name}": layer for layer, names in {
 PURE = [f"spotfleet.{name}" for name in (
     "protocol", "membership", "fleet.domain", "fleet.policy", "fleet.planner", "fleet.cost", "report",
     "catalog.pricing", "simulate.values", "agent.policy", "providers.local.market", "providers.kit.mapping",
-    "providers.aws.mapping")]
+    "providers.aws.mapping", "providers.gcp.mapping")]
 ENGINES = {"train"}  # each may import `worker`, `protocol`, `storage` and the modules right below the package
 EFFECTS = {
     "aiohttp", "asyncio", "datetime", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select",

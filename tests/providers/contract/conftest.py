@@ -8,6 +8,7 @@ import pytest
 from tests.support.aws.aws_world import AwsWorld
 from tests.support.contract.lambda_world import LambdaWorld
 from tests.support.contract.provider_worlds import InProcessWorld, LocalWorld, SshWorld, World
+from tests.support.gcp.gcp_world import GcpWorld
 from tests.support.toy.toy_world import ToyWorld
 
 WORLDS = {
@@ -15,6 +16,7 @@ WORLDS = {
     "local": LocalWorld,
     "ssh": SshWorld,
     "aws": AwsWorld,
+    "gcp": GcpWorld,
     "toy": ToyWorld,
     "lambda": LambdaWorld,
 }

@@ -58,7 +58,7 @@ class Instance:
         net.add(view.id, INTERFACE, ())
         try:
             self._wire(view)
-            self._metadata = net.call(view.id, lambda: doors.metadata((METADATA, 80), cloud, view.id))
+            self._metadata = net.call(view.id, self._metadata_server)
             self._metadata.start()
             self.machine = Machine(Build(view.id, INTERFACE, door="none", families=()), net, Key("", ""), spec)
             self.machine.wait()
@@ -66,6 +66,9 @@ class Instance:
             net.remove(view.id)
             raise
         threading.Thread(target=self._listen, daemon=True).start()
+
+    def _metadata_server(self) -> doors.Metadata:
+        return doors.metadata((METADATA, 80), self._cloud, self.id)
 
     def _wire(self, view: InstanceView) -> None:
         net, interface = self._net, ["dev", INTERFACE]
@@ -110,6 +113,8 @@ class Instance:
 
 class AwsMachines:
     """The runner of an `AwsCloud`, and a laptop."""
+
+    instance: type[Instance] = Instance
 
     def __init__(self, cloud: AwsCloud, bare: tuple[str, ...] = ()) -> None:
         """`bare`: images whose interpreter has what the tests' has, but no SDK of a cloud, and no installer."""
@@ -168,7 +173,8 @@ class AwsMachines:
         if view.id in self._all:
             self._all[view.id].boot(view)
         else:
-            self._all[view.id] = Instance(view, self._cloud, self.net, image.spec(view, view.image in self._bare))
+            spec = self._spec(view, view.image in self._bare)
+            self._all[view.id] = self.instance(view, self._cloud, self.net, spec)
         self._all[view.id].admit(self.laptop.address, self._lets_in(view, self.laptop.address))
 
     def stop(self, view: InstanceView) -> None:
@@ -179,6 +185,9 @@ class AwsMachines:
         if made := self._all.pop(view.id, None):
             self.ended[view.id] = image.logs(made.machine)
             made.close()
+
+    def _spec(self, view: InstanceView, bare: bool) -> dict[str, Any]:
+        return image.spec(view, bare)
 
     def _lets_in(self, view: InstanceView, address: str) -> bool:
         """Does any of its groups let SSH from there in?"""

@@ -1,0 +1,120 @@
+"""Compute Engine's listing of hosts, their boot files and tags: one query for instances and one for operations."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from spotfleet.catalog import load
+from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.model import SECOND, CloudHost, Offer, Role
+from spotfleet.providers.gcp import offers
+from spotfleet.providers.gcp.mapping import errors, listing, names
+from spotfleet.providers.gcp.mapping.listing import Life
+from spotfleet.providers.gcp.session import GcpAccount
+from spotfleet.providers.kit import userdata
+from spotfleet.providers.kit.mapping.listing import ListingContext
+
+TRIES = 6  # for a change of metadata that another one may overtake
+
+Seen = Callable[[GcpAccount, list[dict[str, Any]], dict[str, Life]], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine of a host that exists, or whose making has been accepted."""
+
+    id: str
+    name: str
+    zone: str
+    instance: Mapping[str, Any] | None  # None: not listed yet
+    life: Life | None
+
+
+def hosts(account: GcpAccount, fleet: str, seen: Seen | None = None) -> list[CloudHost]:
+    """List the hosts of `fleet`, or the living ones of every fleet for "". `seen` gets both answers."""
+    wanted = f'labels.{names.FLEET} = "{fleet}"' if fleet else f"labels.{names.FLEET}:*"
+    instances = account.everywhere("instances", "instances", filter=wanted)
+    done = operations(account, f"{re.escape(fleet)}-.*" if fleet else ".*")
+    if seen is not None:
+        seen(account, instances, listing.lives(done))
+    return listing.lines(fleet, instances, done, _context(account), load().machines)
+
+
+def find(account: GcpAccount, request_id: str) -> list[Machine]:
+    """Find a host's machines that have not ended, also those that the list lacks yet.
+
+    `request_id` may be an intruder's: HOST~ID.
+    """
+    host, _, alone = request_id.partition(SECOND)
+    instances = {str(i["id"]): i for i in account.everywhere(
+        "instances", "instances", filter=f"name eq {names.pattern(host)}")}
+    lives = lives_of(account, host)
+    found = [Machine(machine, i["name"], listing.zone_of(i), i, lives.get(machine))
+             for machine, i in instances.items() if names.FLEET in (i.get("labels") or {})]
+    found += [Machine(life.id, life.name, life.zone, None, life) for life in lives.values()
+              if life.id not in instances and life.made and not life.ending and not life.ended_at]
+    return [m for m in found if alone in ("", m.id)]
+
+
+def lives_of(account: GcpAccount, host: str) -> dict[str, Life]:
+    """Return the operations on all machines that a host has had, by the machine's id."""
+    return listing.lives(operations(account, names.pattern(host)))
+
+
+def tag(account: GcpAccount, request_id: str, tags: Mapping[str, str]) -> None:
+    """Set metadata items beside those that are there. Compute Engine refuses a change of what has changed since it was
+    read, so it is read again."""
+    for attempt in range(TRIES):
+        instance, found = _read(account, request_id)
+        items = {**listing.metadata(instance), **tags}
+        try:
+            operation = account.change(
+                "instances", "set_metadata", zone=found.zone, instance=found.name, metadata_resource={
+                    "fingerprint": (instance.get("metadata") or {}).get("fingerprint", ""),
+                    "items": [{"key": key, "value": value} for key, value in items.items()]})
+            return account.wait(operation, "instances.setMetadata", found.name)
+        except SpotfleetError as error:
+            if errors.code(error) not in (errors.FINGERPRINT, "412") or attempt == TRIES - 1:
+                raise
+
+
+def boot_files(account: GcpAccount, request_id: str) -> dict[str, str]:
+    instance, _ = _read(account, request_id)
+    return userdata.files(base64.b64decode(listing.metadata(instance).get(names.USER_DATA, "")), request_id)
+
+
+def unknown(request_id: str) -> UsageError:
+    return UsageError(f"gcp: there is no host {request_id}", hint="`spotfleet status` lists them")
+
+
+def _read(account: GcpAccount, request_id: str) -> tuple[dict[str, Any], Machine]:
+    """Return the newest machine of a host, as it is now."""
+    for found in reversed(find(account, request_id)):
+        try:
+            return account.ask("instances", "get", zone=found.zone, instance=found.name), found
+        except SpotfleetError as error:
+            if not errors.gone(error):
+                raise
+    raise unknown(request_id)
+
+
+def operations(account: GcpAccount, name: str) -> list[dict[str, Any]]:
+    """List the operations on machines whose name matches the regular expression."""
+    return account.everywhere("global_operations", "operations", filter=f"targetLink eq .*/instances/{name}")
+
+
+def _context(account: GcpAccount) -> ListingContext:
+    spec, secret = account.settings.spec, account.settings.secret
+
+    def disk_gib(role: Role) -> int:
+        return spec.dispatcher_disk_gib if role is Role.DISPATCHER else spec.disk_gib
+
+    def priced(bare: Offer) -> Offer:
+        return offers.priced(account, bare)
+
+    return ListingContext("", spec.user, lambda host: userdata.host_keys(secret, host), lru_cache(priced), disk_gib)

@@ -1,0 +1,126 @@
+"""Launches: one request has everything that a machine needs, and its operation tells whether there is room.
+
+    one zone                     instances.insert
+    several zones of one type    regionInstances.bulkInsert of one machine: Compute Engine chooses the zone
+    a gang                       regionInstances.bulkInsert of all of them in one zone, or none
+
+All go under the host's token as request id, so that a repeated request is the same one. `kit/launching.py` has the
+order of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
+from spotfleet.model import Role
+from spotfleet.providers import LaunchRequest
+from spotfleet.providers.gcp import describe, images, network, terminate
+from spotfleet.providers.gcp.mapping import errors, listing, machine, names
+from spotfleet.providers.gcp.mapping.machine import MachineOrder
+from spotfleet.providers.gcp.session import LAUNCH_S, GcpAccount
+from spotfleet.providers.kit import launching, userdata
+from spotfleet.providers.kit.launching import LaunchSteps
+from spotfleet.providers.kit.mapping import names as kit_names
+from spotfleet.providers.kit.mapping.listing import pools_text
+
+ASKED_BEFORE = ("invalid", "400", "alreadyExists", "409", "RESOURCE_ALREADY_EXISTS")
+POOLS_LENGTH = 2000  # a metadata value may be longer; a listing of many hosts should not be
+
+
+def launch(account: GcpAccount, request: LaunchRequest) -> None:
+    launch_together(account, [request])
+
+
+def launch_together(account: GcpAccount, requests: Sequence[LaunchRequest]) -> None:
+    """Launch all or none. A reader of one host's user data sees that of all."""
+    first = requests[0]
+    if any(replace(r, request_id="", boot=first.boot) != replace(first, request_id="") for r in requests):
+        raise UsageError("hosts that are launched together must be alike", hint="launch them one by one")
+    account.pace("launch", first.offer.region)
+    launching.launch(_Launching(account, requests))
+
+
+class _Launching(LaunchSteps):
+    """One order, from its facts to the end of its operation."""
+
+    order: MachineOrder
+
+    def __init__(self, account: GcpAccount, requests: Sequence[LaunchRequest]) -> None:
+        self.account, self.requests, first = account, requests, requests[0]
+        self.pools = listing.pools([first.offer, *first.alternatives], first.role)
+        offer = first.offer
+        self.machines = [names.machine(r.request_id, offer.instance_type, offer.market) for r in requests]
+        self.where = f"{offer.region} {' '.join(o.zone for o in self.pools)} {offer.instance_type} {offer.sold}"
+
+    def exists(self) -> bool:
+        """Return whether the first host is listed, or has been; one that is still being made is waited for in `ask`."""
+        host = self.requests[0].request_id
+        lives = describe.lives_of(self.account, host)
+        if any(life.made and not life.in_the_making for life in lives.values()):
+            return True
+        return any(m.instance is not None and (m.life is None or not m.life.in_the_making)
+                   for m in describe.find(self.account, host)) if not lives else False
+
+    def begin(self) -> None:
+        spec, first = self.account.settings.spec, self.requests[0]
+        dispatcher = first.role is Role.DISPATCHER
+        where = network.place(self.account, first.offer.region)
+        own = spec.service_account or ("default" if self.account.settings.target.startswith("gs://") else "")
+        self.order = MachineOrder(
+            first.fleet, first.role, first.offer, first.interruption_behavior, first.tags,
+            userdata.user_data(self.account.settings.machine, self.requests), pools_text(self.pools, POOLS_LENGTH),
+            images.image(self.account, first.role, first.offer),
+            spec.dispatcher_disk_gib if dispatcher else spec.disk_gib, where.network, where.subnetwork,
+            spec.public_addresses, spec.disk_type, spec.local_ssds,
+            (spec.dispatcher_service_account or "default") if dispatcher else own, userdata.lifetime_s(first))
+
+    def ask(self) -> None:
+        """Send the request. An earlier one of this host, with other files in its body, is waited for instead."""
+        try:
+            self._send()
+        except SpotfleetError as error:
+            if errors.code(error) not in ASKED_BEFORE or not self._awaited():
+                raise
+
+    def _awaited(self) -> bool:
+        """Wait for the operation of an earlier request for this host; False if there is none."""
+        found = [o for o in describe.operations(self.account, names.pattern(self.requests[0].request_id))
+                 if o.get("operation_type") == "insert"]
+        for operation in sorted(found, key=lambda o: listing.instant(o.get("insert_time", "")))[-1:]:
+            self.account.wait(operation, "instances.insert", self.where)
+        return bool(found)
+
+    def _send(self) -> None:
+        account, offer = self.account, self.order.offer
+        host = kit_names.together([r.request_id for r in self.requests])
+        token = names.token_uuid(account.settings.secret, host)
+        if len(self.pools) == 1 and len(self.machines) == 1:
+            operation = account.change(
+                "instances", "insert", self.where, limit_s=LAUNCH_S, zone=offer.zone, request_id=token,
+                instance_resource=machine.instance(self.order, self.machines[0], offer.zone))
+            return account.wait(operation, "instances.insert", self.where)
+        zones = [o.zone for o in self.pools]
+        closed = [z for z in account.zones() if names.region_of(z) == offer.region and z not in zones]
+        operation = account.change(
+            "region_instances", "bulk_insert", self.where, limit_s=LAUNCH_S, region=offer.region, request_id=token,
+            bulk_insert_instance_resource_resource=machine.bulk(
+                self.order, self.machines, zones, closed, together=len(self.machines) > 1))
+        account.wait(operation, "regionInstances.bulkInsert", self.where)
+
+    def explained(self, error: NoCapacity | NeedsPerson) -> SpotfleetError:
+        """Name all pools of a bulk request: none of them has room."""
+        if isinstance(error, NoCapacity) and error.scope == "pool":
+            error.pools = tuple(o.pool for o in self.pools)
+        return error
+
+    def clean_up(self, refusal: SpotfleetError) -> None:
+        """Delete what a failed operation has left. If that fails, the launch counts as unknown and is repeated."""
+        try:
+            for request in self.requests:
+                for found in describe.find(self.account, request.request_id):
+                    terminate.delete(self.account, found)
+        except SpotfleetError as error:
+            raise SpotfleetError(f"{refusal}; and what is left of it cannot be removed: {error}",
+                                 hint=error.hint) from error

@@ -1,0 +1,1 @@
+"""Conversion between our terms and those of Compute Engine. Pure."""

@@ -1,0 +1,178 @@
+"""Network of a fleet's machines, and its firewall rules.
+
+Rules go by network tags: machines of a fleet reach each other on every port, and one rule for each laptop lets it reach
+port 22 of the dispatcher. Rules have no labels, so a rule's name is in our format and its description has the fleet and
+whose it is. The rules of a shared VPC belong to its host project: we only name them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.providers.gcp.mapping import errors, names
+from spotfleet.providers.gcp.session import GcpAccount
+from spotfleet.providers.kit import laptop
+
+Progress = Callable[[str], None]
+
+DEFAULT = "default"
+NETWORK_S = 600.0
+PREFIX = "spotfleet-"
+SSH_FROM = "spotfleet ssh_from"  # owner of the rule that the fleet file gives
+
+
+@dataclass(frozen=True)
+class Place:
+    """Network and subnet of the machines of one region, as paths."""
+
+    network: str
+    subnetwork: str = ""
+
+
+def shared(account: GcpAccount) -> str:
+    """Return the host project of a shared VPC; "" for a network of the fleet's own project."""
+    path = account.settings.spec.network.split("/")
+    return path[1] if len(path) > 1 and path[1] != account.project else ""
+
+
+def network_path(account: GcpAccount) -> str:
+    name = account.settings.spec.network or DEFAULT
+    return name if "/" in name else f"projects/{account.project}/global/networks/{name}"
+
+
+def place(account: GcpAccount, region: str) -> Place:
+    """Return where the machines of a region go. Raises NeedsPerson where there is no such network or subnet."""
+    path = network_path(account)
+    if named := account.settings.spec.subnetworks.get(region):
+        project = shared(account) or account.project
+        return Place(path, named if "/" in named else f"projects/{project}/regions/{region}/subnetworks/{named}")
+    links = facts(account).get("subnetworks") or ()
+    here = [link for link in links if f"/regions/{region}/" in link]
+    if not here:
+        raise NeedsPerson(f"gcp {region}: network {names.last(path)} has no subnet there",
+                          hint=f"gcloud compute networks subnets create NAME --network {names.last(path)} --region "
+                               f"{region} --range 10.0.0.0/20; or name one under `gcp.subnetworks`")
+    return Place(path, "projects/" + here[0].partition("/projects/")[2])
+
+
+def facts(account: GcpAccount) -> dict[str, Any]:
+    """Return the network as Compute Engine describes it."""
+    _, project, *_, name = network_path(account).split("/")
+
+    def ask() -> dict[str, Any]:
+        try:
+            return account.ask("networks", "get", project=project, network=name)
+        except SpotfleetError as error:
+            if not errors.gone(error):
+                raise
+            make = (f"gcloud compute networks create {name} --subnet-mode auto --project {project}; or correct "
+                    "`gcp.network`")
+            raise NeedsPerson(f"gcp: project {project} has no network '{name}'", hint=make) from error
+
+    return account.cached(("network", project, name), NETWORK_S, ask)
+
+
+# ---- firewall
+
+
+def prepare(account: GcpAccount, fleet: str, progress: Progress) -> None:
+    """Make the rule for traffic inside the fleet, and that of this laptop."""
+    if host := shared(account):
+        progress(f"the firewall of the shared VPC is {host}'s: `spotfleet check gcp` names the rules that it needs")
+        return
+    _make(account, _inside(account, fleet), progress)
+    allow_ssh_from_here(account, fleet, progress)
+
+
+def allow_ssh_from_here(account: GcpAccount, fleet: str, progress: Progress) -> None:
+    """Allow SSH from the laptop's current address, instead of its old one. Rules of other laptops stay."""
+    if shared(account):
+        return
+    spec = account.settings.spec
+    wanted = spec.ssh_from or (laptop.own_address("gcp", public=spec.public_addresses),)
+    for cidr in wanted:
+        laptop.refuse_the_world("gcp", cidr)
+    whose = SSH_FROM if spec.ssh_from else laptop.rule_name()
+    rule = _door(account, fleet, wanted, whose)
+    there = next((r for r in listed(account, fleet) if r["name"] == rule["name"]), None)
+    if there is None:
+        _make(account, rule, progress)
+    elif sorted(there.get("source_ranges") or ()) != sorted(wanted):
+        account.wait(account.change("firewalls", "patch", firewall=rule["name"], firewall_resource={
+            "name": rule["name"], "source_ranges": list(wanted)}), "firewalls.patch")
+        progress(f"firewall rule {rule['name']}: SSH from {', '.join(wanted)}")
+
+
+def listed(account: GcpAccount, fleet: str) -> list[dict[str, Any]]:
+    """List the rules of a fleet, "" for those of every fleet. Rules of others are left out."""
+    if shared(account):
+        return []
+    rules = [r for page in account.pages("firewalls", "list", filter=f"name eq {PREFIX}.*")
+             for r in page.get("items") or ()]
+    return [r for r in rules if (own := fleet_of(r)) and fleet in ("", own)]
+
+
+def fleet_of(rule: Mapping[str, Any]) -> str:
+    return _described(rule).get("fleet", "")
+
+
+def since(rule: Mapping[str, Any]) -> float:
+    return float(_described(rule).get("since", 0))
+
+
+def delete(account: GcpAccount, name: str) -> None:
+    try:
+        account.wait(account.change("firewalls", "delete", firewall=name), "firewalls.delete")
+    except SpotfleetError as error:
+        if not errors.gone(error):
+            raise
+
+
+def commands(account: GcpAccount, fleet: str) -> list[str]:
+    """Return the commands that make a fleet's rules in the host project of a shared VPC."""
+    network, project = names.last(network_path(account)), shared(account)
+    tag, door = names.network_tag(fleet), names.network_tag(fleet, door=True)
+    make = f"gcloud compute firewall-rules create --project {project} --network {network}"
+    return [f"{make} {tag}-in --allow all --source-tags {tag} --target-tags {tag}",
+            f"{make} {door} --allow tcp:22 --source-ranges YOUR_ADDRESS/32 --target-tags {door}"]
+
+
+def _inside(account: GcpAccount, fleet: str) -> dict[str, Any]:
+    tag = names.network_tag(fleet)
+    return {"name": f"{tag}-in", "network": network_path(account), "direction": "INGRESS", "source_tags": [tag],
+            "target_tags": [tag], "allowed": [{"I_p_protocol": "all"}], "description": _description(fleet, "fleet")}
+
+
+def _door(account: GcpAccount, fleet: str, cidrs: Iterable[str], whose: str) -> dict[str, Any]:
+    tag = names.network_tag(fleet, door=True)
+    return {"name": f"{tag}-{hashlib.sha256(whose.encode()).hexdigest()[:6]}", "network": network_path(account),
+            "direction": "INGRESS", "source_ranges": list(cidrs), "target_tags": [tag],
+            "allowed": [{"I_p_protocol": "tcp", "ports": ["22"]}], "description": _description(fleet, whose)}
+
+
+def _make(account: GcpAccount, rule: dict[str, Any], progress: Progress) -> None:
+    try:
+        account.wait(account.change("firewalls", "insert", firewall_resource=rule), "firewalls.insert")
+    except SpotfleetError as error:
+        if errors.code(error) not in ("alreadyExists", "RESOURCE_ALREADY_EXISTS", "409"):
+            raise
+        return
+    progress(f"firewall rule {rule['name']}")
+
+
+def _description(fleet: str, whose: str) -> str:
+    return json.dumps({"fleet": fleet, "of": whose, "since": int(time.time())})
+
+
+def _described(rule: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        found = json.loads(rule.get("description") or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

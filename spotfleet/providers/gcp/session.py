@@ -1,0 +1,356 @@
+"""Access to Google Cloud: settings, clients, credentials. The SDK is imported on first use.
+
+One GcpAccount exists per configuration and process; everything it caches can be requested again. Requests go through
+the SDK's REST clients and answer as dicts with the SDK's names of fields. Operations are waited for with our own
+client: the SDK's `result()` would ask the default endpoint, whatever endpoint the request went to.
+
+Credentials are Application Default Credentials: GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default
+login`, or the metadata server of a machine of Google Cloud.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from spotfleet.codec import from_json
+from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.model import EnvironmentSpec
+from spotfleet.providers.gcp.mapping import errors, names
+from spotfleet.providers.gcp.spec import GcpSpec, spec_in, unreadable
+from spotfleet.providers.kit.cache import AnswerCache
+from spotfleet.providers.kit.mapping.errors import ASKED_AGAIN
+from spotfleet.providers.kit.requests import Paces
+from spotfleet.providers.kit.userdata import MachineSetup
+
+ENDPOINT = "SPOTFLEET_GCP_ENDPOINT"  # another server for all of Google's services
+PROJECTS = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+INSTALL = "pip install '.[gcp]'   (in a clone of spotfleet)"
+ASK_S, LAUNCH_S = 30.0, 60.0
+ATTEMPTS, PAUSE_S = 3, 0.5  # for requests that change nothing
+WAIT_S = 300.0  # for an operation; one that takes longer is asked for again by the next tick
+ZONES_S = 24 * 3600.0
+CHANGES_PER_S, CHANGES_AT_ONCE = 10.0, 20  # Compute Engine takes 1500 changes a minute and region
+PASSING = ("429", "500", "502", "503", "504", "rateLimitExceeded", "userRateLimitExceeded", "backendError",
+           "internalError")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GcpSettings:
+    """The configuration of provider gcp, parsed."""
+
+    spec: GcpSpec = field(default_factory=GcpSpec)
+    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
+    placement: str = "spread"
+    target: str = ""  # CheckpointSpec.target
+    side: str = "laptop"  # or "dispatcher"
+    endpoint_url: str = ""  # for every service; empty: Google's own
+    public_key: str = ""
+    secret: str = field(default="", repr=False)
+
+    @property
+    def laptop(self) -> bool:
+        return self.side == "laptop"
+
+    @property
+    def machine(self) -> MachineSetup:
+        """Return what user data of a machine holds besides its launch request."""
+        return MachineSetup(self.environment, bool(self.spec.image) and not self.spec.dispatcher_image,
+                            self.public_key, self.secret, self.spec.user, False, names.METADATA_URL, ("gcp",),
+                            ("google.cloud.compute_v1",))
+
+
+def settings_of(config: Mapping[str, Any]) -> GcpSettings:
+    """Parse the configuration. Raises UsageError for an invalid value."""
+    spec = spec_in(config)
+    try:
+        environment = from_json(EnvironmentSpec, config.get("environment") or {})
+    except (ValueError, TypeError, KeyError) as error:
+        raise unreadable(error) from error
+    return GcpSettings(spec, environment, config.get("placement") or "spread", config.get("target", ""),
+                    config.get("side") or "laptop", config.get("endpoint_url", ""), config.get("public_key", ""),
+                    config.get("secret", ""))
+
+
+def project_of(environ: Mapping[str, str]) -> str:
+    return next((environ[name] for name in PROJECTS if environ.get(name)), "")
+
+
+class GcpAccount(AnswerCache):
+    """A project of Google Cloud under one configuration."""
+
+    def __init__(self, settings: GcpSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self._lock = threading.RLock()
+        self._credentials: tuple[Any, str] | None = None
+        self._clients: dict[str, Any] = {}
+        self._paces = Paces(CHANGES_AT_ONCE, CHANGES_PER_S)
+
+    # ---- the project
+
+    @property
+    def project(self) -> str:
+        """Return the project's id. Raises NeedsPerson if nothing names one."""
+        found = self.settings.spec.project or project_of(os.environ) or self._found_credentials()[1]
+        if not found:
+            raise NeedsPerson("gcp: no project is named", hint="write `gcp: {project: ID}`, or `gcloud auth "
+                              "application-default set-quota-project ID`; `gcloud projects list` shows the ids")
+        return found
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Return the regions for launches: those of the configuration, or else all of the project's."""
+        return self.settings.spec.regions or self.all_regions()
+
+    def zones(self) -> tuple[str, ...]:
+        """List the project's zones that are up, sorted."""
+        def ask() -> tuple[str, ...]:
+            return tuple(sorted(z["name"] for page in self.pages("zones", "list") for z in page.get("items") or ()
+                                if z.get("status", "UP") == "UP"))
+
+        return self.cached("zones", ZONES_S, ask)
+
+    def all_regions(self) -> tuple[str, ...]:
+        return tuple(sorted({names.region_of(zone) for zone in self.zones()} - {""}))
+
+    def pace(self, what: str, region: str) -> None:
+        """Wait until another one of `what` ("launch" or "end") is due in `region`."""
+        self._paces.wait((what, region))
+
+    # ---- Compute Engine
+
+    def ask(self, service: str, method: str, where: str = "", *, limit_s: float = ASK_S,
+            **fields: Any) -> dict[str, Any]:
+        """Send a request that changes nothing; what passes by itself is tried again."""
+        return self._patiently(lambda: self._call(service, method, where, limit_s, fields))
+
+    def change(self, service: str, method: str, where: str = "", *, limit_s: float = ASK_S,
+               **fields: Any) -> dict[str, Any]:
+        """Send a request that changes something, once; return its operation."""
+        return self._call(service, f"{method}_unary", where, limit_s, fields)
+
+    def pages(self, service: str, method: str, **fields: Any) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a list."""
+        token = ""
+        while True:
+            page = self.ask(service, method, **fields, **({"page_token": token} if token else {}))
+            yield page
+            token = page.get("next_page_token", "")
+            if not token:
+                return
+
+    def everywhere(self, service: str, key: str, **fields: Any) -> list[dict[str, Any]]:
+        """List the things of all zones and regions. Raises SpotfleetError where one of them does not answer: a machine
+        that is missing from a list counts as ended."""
+        found: list[dict[str, Any]] = []
+        for page in self.pages(service, "aggregated_list", **fields):
+            if missing := page.get("unreachables"):
+                raise SpotfleetError(f"gcp: the list lacks {', '.join(map(names.last, missing))}", hint=ASKED_AGAIN)
+            found += [thing for scope in (page.get("items") or {}).values() for thing in scope.get(key) or ()]
+        return found
+
+    def wait(self, operation: Mapping[str, Any], name: str, where: str = "", limit_s: float = WAIT_S) -> None:
+        """Wait for an operation. Raises its error, or SpotfleetError after `limit_s`.
+
+        `name`: the request's, as "instances.insert".
+        """
+        deadline, found = time.monotonic() + limit_s, dict(operation)
+        while found.get("status") != "DONE":
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise SpotfleetError(f"{self._where(where)}: {name} has not ended within {limit_s:.0f} s",
+                                     hint=ASKED_AGAIN)
+            service, place = self._place(found)
+            found = self.ask(service, "wait", where, limit_s=ASK_S + min(left_s, 120.0), operation=found["name"],
+                             **place)
+        error = errors.of_operation(self._where(where), found, name, project=self._named_project(),
+                                    laptop=self.settings.laptop)
+        if error is not None:
+            raise error
+
+    @staticmethod
+    def _place(operation: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+        if operation.get("zone"):
+            return "zone_operations", {"zone": names.last(operation["zone"])}
+        if operation.get("region"):
+            return "region_operations", {"region": names.last(operation["region"])}
+        return "global_operations", {}
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        for attempt in range(ATTEMPTS):
+            try:
+                return call()
+            except SpotfleetError as error:
+                passing = errors.code(error) in PASSING or getattr(error, "cut_off", False)
+                if attempt == ATTEMPTS - 1 or not passing:
+                    raise
+            time.sleep(PAUSE_S * 2**attempt)
+        raise AssertionError
+
+    def _call(self, service: str, method: str, where: str, limit_s: float, fields: Mapping[str, Any]) -> dict[str, Any]:
+        client, project = self._client(service), self.project
+        operation = f"{_camel(service)}.{_camel(method.removesuffix('_unary'))}"
+        call = getattr(client, method)
+        with _Translated(self, self._where(where), operation):
+            answer = call(request={"project": project, **fields}, retry=None, timeout=limit_s)
+            if hasattr(answer, "pages"):
+                answer = next(iter(answer.pages))
+            return type(answer).to_dict(answer, preserving_proto_field_name=True, use_integers_for_enums=False,
+                                        always_print_fields_with_no_presence=False)
+
+    def _client(self, service: str) -> Any:
+        with self._lock:
+            if service not in self._clients:
+                compute, credentials = _sdk(), self._found_credentials()[0]
+                from google.api_core.client_options import ClientOptions
+
+                made = getattr(compute, "".join(w.capitalize() for w in service.split("_")) + "Client")
+                endpoint = self.settings.endpoint_url
+                self._clients[service] = made(credentials=credentials, client_options=ClientOptions(
+                    api_endpoint=endpoint) if endpoint else None)
+            return self._clients[service]
+
+    def _where(self, where: str) -> str:
+        return f"gcp {where or self._named_project()}".rstrip()
+
+    def _named_project(self) -> str:
+        return self.settings.spec.project or project_of(os.environ)
+
+    # ---- credentials, and services besides Compute Engine
+
+    def rest(self, service: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], float]:
+        """Ask another service of Google's, as "cloudresourcemanager": GET, or POST with a body. Return the answer and
+        the time that it names."""
+        _sdk()
+        credentials = self._found_credentials()[0]
+        from google.auth.transport.requests import AuthorizedSession
+
+        base = self.settings.endpoint_url or f"https://{service}.googleapis.com"
+        with _Translated(self, self._where(""), service):
+            with AuthorizedSession(credentials) as session:
+                answer = session.request("POST" if body is not None else "GET", f"{base}{path}", json=body,
+                                         timeout=ASK_S)
+            if answer.status_code >= 400:
+                from google.api_core.exceptions import from_http_response
+
+                raise from_http_response(answer)
+            at = parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+            return answer.json(), at
+
+    def time(self) -> float:
+        """Return Google's time, to the second."""
+        return self.rest("compute", f"/compute/v1/projects/{self.project}/zones?maxResults=1")[1]
+
+    def credentials_name(self) -> str:
+        """Return the service account or kind of the credentials, for messages."""
+        found = self._found_credentials()[0]
+        return str(getattr(found, "service_account_email", "") or type(found).__module__.rpartition(".")[2])
+
+    def _found_credentials(self) -> tuple[Any, str]:
+        with self._lock:
+            if self._credentials is None:
+                _sdk()
+                import google.auth
+
+                with _Translated(self, "gcp", "credentials"):
+                    found, project = google.auth.default(scopes=[SCOPE])
+                self._credentials = found, project or ""
+            return self._credentials
+
+    def renew(self) -> None:
+        """Make the next call search for credentials as a new process would."""
+        with self._lock:
+            self._credentials, self._clients = None, {}
+
+
+class _Translated:
+    """Translator of the SDK's exceptions into ours."""
+
+    def __init__(self, account: GcpAccount, where: str, operation: str) -> None:
+        self._account, self._where, self._operation = account, where, operation
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, _trace: Any) -> None:
+        if error is None:
+            return
+        from google.api_core.exceptions import GoogleAPICallError, RetryError
+        from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+        from requests.exceptions import RequestException
+
+        match error:
+            case GoogleAPICallError():
+                raise self._refused(error) from error
+            case DefaultCredentialsError():
+                raise NeedsPerson(f"{self._where}: no credentials: {_line(error)}",
+                                  hint=self._login()) from error
+            case TransportError() | RequestException() | RetryError() | OSError():
+                found = SpotfleetError(f"{self._where}: {self._operation} was not answered: {_line(error)}",
+                                       hint=ASKED_AGAIN)
+                found.cut_off = True  # type: ignore[attr-defined]
+                raise found from error
+            case GoogleAuthError():
+                self._account.renew()
+                raise NeedsPerson(f"{self._where}: the credentials are refused: {_line(error)}",
+                                  hint=self._login()) from error
+            case ValueError() | TypeError():
+                raise SpotfleetError(f"{self._where}: {self._operation}: {_line(error)}",
+                                     hint="install google-cloud-compute again: " + INSTALL) from error
+
+    def _refused(self, error: Any) -> SpotfleetError:
+        reasons = [e.get("reason", "") for e in error.errors or () if isinstance(e, dict)]
+        reason = next((r for r in reasons if r), "") or str(int(error.code or 0))
+        message = str(error.message or "").partition(": ")[2] or str(error.message or "")
+        if reason == "required" and error.code != 401:  # a missing field, and no missing login
+            reason = "invalid"
+        if reason in ("required", "authError", "401"):
+            self._account.renew()
+        return errors.refusal(self._where, reason, message, self._operation, project=self._account._named_project(),
+                              laptop=self._account.settings.laptop)
+
+    def _login(self) -> str:
+        return errors.LOGIN if self._account.settings.laptop else "give the dispatcher's machine a service account"
+
+
+def _sdk() -> Any:
+    try:
+        from google.cloud import compute_v1
+    except ImportError as error:
+        raise NeedsPerson(f"provider gcp needs google-cloud-compute: {error}", hint=INSTALL) from error
+    return compute_v1
+
+
+def _camel(name: str) -> str:
+    first, *more = name.split("_")
+    return first + "".join(word.capitalize() for word in more)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+@lru_cache(maxsize=64)
+def _account(config: str) -> GcpAccount:
+    return GcpAccount(settings_of(json.loads(config)))
+
+
+def account_of(config: Mapping[str, Any]) -> GcpAccount:
+    """Return the GcpAccount of this configuration; the same one as long as the process lives."""
+    return _account(json.dumps(config, sort_keys=True))
+
+
+def reset() -> None:
+    """Forget every GcpAccount of this process, as a new process would begin; those in use stay usable."""
+    _account.cache_clear()
