@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 import time
@@ -15,7 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, ManifestCut, RefusedFile, parse
@@ -33,8 +35,10 @@ CHECKPOINT = re.compile(r"jobs/[^/]+/checkpoints/[^/]+")
 WAITING_LINES = 500_000  # lines of a manifest in memory
 LINE_S = 2.0  # between two lines of progress
 RATE_S = 5.0  # the rate on screen is that of so many seconds
+LEAST_BYTES = 1 << 20  # a transfer with limited patience is given up when fewer arrive in that time
 
 Progress = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,13 +55,24 @@ class Fetched:
 class _Screen:
     """Lines about a transfer: bytes, rate, time left."""
 
-    def __init__(self, progress: Progress, what: str) -> None:
-        self._progress, self._what = progress, what
-        self._begun = self._said_at = time.monotonic()
+    def __init__(self, progress: Progress, what: str, patience_s: float = math.inf) -> None:
+        self._progress, self._what, self._patience_s = progress, what, patience_s
+        self._begun = self._said_at = self._advanced_at = time.monotonic()
         self._seen: list[tuple[float, int]] = [(self._begun, 0)]
+        self._here = 0
+
+    def wait(self) -> None:
+        """Note that the dispatcher reads a large file meanwhile."""
+        self._advanced_at = time.monotonic()
 
     def show(self, tally: Tally) -> None:
+        """Raise SpotfleetError once less than LEAST_BYTES have arrived in `patience_s`."""
         now = time.monotonic()
+        if abs(tally.here - self._here) >= LEAST_BYTES:  # each round counts from 0
+            self._here, self._advanced_at = tally.here, now
+        elif now - self._advanced_at >= self._patience_s:
+            raise SpotfleetError(f"{self._what} is given up: less than {size(LEAST_BYTES)} arrived whole in "
+                                 f"{span(self._patience_s)}", hint="a faster link brings it")
         self._seen.append((now, tally.moved))
         while len(self._seen) > 2 and now - self._seen[1][0] >= RATE_S:
             del self._seen[0]
@@ -77,15 +92,17 @@ class _Screen:
 
 
 def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, *, outputs: str = "",
-          seed: Callable[[str], Path] | None = None, bring_checkpoints: bool = False) -> Fetched | None:
+          seed: Callable[[str], Path] | None = None, bring_checkpoints: bool = False,
+          patience_s: float = math.inf) -> Fetched | None:
     """Copy the archive, or with `outputs` the outputs of that job, to a folder in `draft`; the caller moves it on. None
     if the dispatcher has no manifest: an older one, or one that does not know the job. `seed` returns the path where
-    an earlier call may have left a key; what is there is not copied again.
+    an earlier call may have left a key; what is there is not copied again. A transfer of which less than LEAST_BYTES
+    arrive in `patience_s` is given up.
 
     Raises SpotfleetError for a manifest that leads out of the folder and for files that never arrive whole. After each
     error what is in `draft` counts for the next call.
     """
-    screen = _Screen(progress, what)
+    screen = _Screen(progress, what, patience_s)
     mirror, wrong = Mirror(draft, screen.show, seed=seed), list[str]()
     with ExitStack() as stack:
         link = LinkRate(client.streams)
@@ -96,8 +113,9 @@ def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, 
             lines = client.archive_manifest(outputs=outputs, check=bool(wrong))
             if lines is None:
                 return None
-            listed = _Listed(lines if client.streams == 1 else _drained(lines), mirror.tally, bring_checkpoints,
-                             lambda: screen.show(mirror.tally))
+            listed = _Listed(
+                lines if client.streams == 1 else _drained(lines, lambda: screen.show(mirror.tally)), mirror.tally,
+                bring_checkpoints, lambda: (screen.wait(), screen.show(mirror.tally)))
             try:
                 wrong = mirror.copy(listed.entries(), readers)
             except UnsafeKey as error:
@@ -153,8 +171,9 @@ def _object_store(url: str) -> ObjectStore:
         raise SpotfleetError(f"{url} cannot be read from this machine: {error}", hint=LEAVE) from None
 
 
-def _drained(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the lines, which a thread reads at once: the dispatcher disconnects a reader that waits for a transfer."""
+def _drained(lines: Iterator[bytes], show: Callable[[], None]) -> Iterator[bytes]:
+    """Yield the lines, which a thread reads at once: the dispatcher disconnects a reader that waits for a transfer.
+    `show` is called while no line comes."""
     read: SimpleQueue[bytes | DispatcherUnreachable | None] = SimpleQueue()
     closed = threading.Event()
 
@@ -172,7 +191,7 @@ def _drained(lines: Iterator[bytes]) -> Iterator[bytes]:
 
     threading.Thread(target=drain, name="manifest", daemon=True).start()
     try:
-        while (found := read.get()) is not None:
+        while (found := _next_of(read, show)) is not None:
             if isinstance(found, DispatcherUnreachable):
                 raise found
             yield found
@@ -180,10 +199,19 @@ def _drained(lines: Iterator[bytes]) -> Iterator[bytes]:
         closed.set()
 
 
+def _next_of(read: SimpleQueue[T], show: Callable[[], None]) -> T:
+    while True:
+        try:
+            return read.get(timeout=LINE_S)
+        except Empty:
+            show()
+
+
 class _Listed:
     """Files of one manifest, as they arrive."""
 
-    def __init__(self, lines: Iterator[bytes], tally: Tally, bring_checkpoints: bool, show: Callable[[], None]) -> None:
+    def __init__(self, lines: Iterator[bytes], tally: Tally, bring_checkpoints: bool,
+                 show: Callable[[], object]) -> None:
         """`show` is called while the dispatcher reads a large file."""
         self._lines, self._tally, self._bring, self._show = lines, tally, bring_checkpoints, show
         self.at = 0.0

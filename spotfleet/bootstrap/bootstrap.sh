@@ -32,6 +32,7 @@ BACKOFFS=(0.5 1 2 4 8 15 30) STEADY_S=60                 # before the process is
 GIVEN_UP=100                                             # failures in a row, in an hour or two: a lent machine goes off
 FAILED_S=900 FAILED_LOOK_S=2                             # a failed lent machine stays on, so that a person can check
 CONSOLE_BYTES=8388608
+SCREEN=/dev/console                                      # a cloud keeps its output, also of a machine that is gone
 GPUS_S=120 BROKEN_S=60                                   # until the driver shows all GPUs; a machine with a broken one goes off sooner
 XIDS='48|62|64|74|79|95|119|120|136|140|143'             # NVIDIA's numbers of faults that do not end with the process
 TRY='import importlib, importlib.util, sys
@@ -428,6 +429,7 @@ expire() { # a lent machine is billed: one without a host is powered off, unless
   local end=$((SECONDS + wait_s))
   said=$(cat "$host/state")
   say "this machine has no host: it is powered off in $wait_s s, unless bootstrap.sh is started again"
+  [ ! -w "$SCREEN" ] || printf 'spotfleet: this host has %s\n' "$said" 2>/dev/null >"$SCREEN" || :
   while [ $SECONDS -lt $end ]; do
     sleep "$FAILED_LOOK_S"
     [ "$(cat "$host/state" 2>/dev/null)" = "$said" ] || return 0

@@ -24,9 +24,11 @@ class OrderSender:
     def send(self) -> None:
         """Wake each connection whose answer is due or whose orders have changed."""
         now, jobs = time.monotonic(), [self._orders_of(j) for j in self._core.jobs.values()]
-        stuck = self._stuck()
+        stuck, silent = self._stuck(), self._without_orders()
         for connection in self._core.connections.values():
             host = connection.host
+            if host in silent:
+                continue
             orders = AgentOrders(host, tuple(o for by_host in jobs for o in by_host.get(host, ())),
                                  tell=self._takeover.asked(host), send=self._takeover.missing_bundles(host),
                                  clock=self._core.fleet_clock.asks, to_target=host in stuck)
@@ -41,3 +43,9 @@ class OrderSender:
         if not job.unsaved:
             self._ordered[job.id] = job.orders()
         return self._ordered.get(job.id, {})
+
+    def _without_orders(self) -> set[str]:
+        """Return the hosts with workers of a job of which this process has no orders yet that a restart would know:
+        without an answer they go on as they are, while empty orders would end these workers."""
+        return {host for job in self._core.jobs.values() if job.unsaved and job.id not in self._ordered
+                for host in job.workers.hosts()}

@@ -158,7 +158,7 @@ def _tar_down(place: FanoutTarget, source: str, target: str, progress: Progress)
     to_folder = target.endswith("/") or near.is_dir()
     beside = near if near.is_dir() else near.parent
     digits = hashlib.sha256(f"{place.host}:{source}".encode()).hexdigest()[:12]
-    packed = beside / f".spotfleet-{digits}.part"  # stays when this is interrupted
+    packed = beside / f".spotfleet-{digits}.part"  # stays when this is interrupted, until all is in its place
     with locks.alone(packed.with_suffix(".lock"), f"copying {place.alias}:{source} to {beside}"):
         _fetch_tar(place, source, script, packed, progress)
         with tempfile.TemporaryDirectory(prefix=".spotfleet-", dir=beside) as work:
@@ -166,14 +166,17 @@ def _tar_down(place: FanoutTarget, source: str, target: str, progress: Progress)
             try:
                 bundle.extract(packed, unpacked)
             except ValueError as error:
-                raise SpotfleetError(f"what {place.alias} sends for {source} is not unpacked: {error}") from None
-            finally:
                 packed.unlink()
+                raise SpotfleetError(f"what {place.alias} sends for {source} is not unpacked: {error}") from None
+            except OSError:
+                packed.unlink()  # there may be no room for both
+                raise
             single = unpacked / name
             if not _inner(source) and not to_folder and not single.is_dir():
                 atomic.rename(single, near, sync=False)  # a copy: the original stays
-            else:
-                shutil.copytree(unpacked, near, symlinks=True, dirs_exist_ok=True)
+            else:  # moved, so that no file in `near` is ever a beginning only
+                shutil.copytree(unpacked, near, symlinks=True, dirs_exist_ok=True, copy_function=shutil.move)
+        packed.unlink()
 
 
 def _fetch_tar(place: FanoutTarget, source: str, script: str, packed: Path, progress: Progress) -> None:

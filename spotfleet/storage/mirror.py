@@ -12,7 +12,8 @@
 Pieces of a key are requested in order, by several streams at once, and are written in order: a part on disk is always a
 beginning. So memory holds three pieces for each stream at most. A kill loses the pieces on their way.
 
-A key that this file system refuses as a name is set aside under another one; all others are copied.
+A key that this file system refuses as a name is set aside under another one; all others are copied. So is a key whose
+name is that of another one there, as on most laptops' disks, where names that differ only in case are one.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ class Mirror:
         self._wanted: set[str] = set()
         self.refused: dict[str, str] = {}  # key that is set aside -> why
         self._failed: set[str] = set()
+        self._same_names: names.SameNames | None = None  # where this disk does not distinguish all names
         self._stopped = False
         self._before = 0  # bytes that earlier rounds have moved
 
@@ -120,6 +122,7 @@ class Mirror:
         self.tally.present, self.tally.moved, self.tally.files = 0, 0, 0
         for folder in (self.files, self._parts):
             atomic.make_folder(folder)
+        self._same_names = names.SameNames() if folds_names(self._parts) else None
         loads = self._loads(entries)
         if len(readers) == 1:
             for load in loads:
@@ -147,6 +150,8 @@ class Mirror:
             if entry.key in self._wanted or entry.bytes < 0:
                 raise UnsafeKey(f"{entry.key[:200]!r} is listed twice, or without a size")
             self._wanted.add(entry.key)
+            if self._same_names is not None and (other := self._same_names.other(entry.key)):
+                self.refused[entry.key] = f"this disk does not distinguish it from {other!r}"
             if self._is_whole(entry):
                 self._count(present=entry.bytes, files=1)
             elif entry.bytes <= PIECE_BYTES // 2:
@@ -307,12 +312,13 @@ class Mirror:
 
     def _remove_others(self) -> None:
         """Remove files that an earlier list had, and the beginnings of replaced contents."""
-        wanted = set(map(self.path_in_files, self._wanted))
+        fold = names.folded if self._same_names is not None else str  # a folder may have another spelling here
+        wanted = {fold(self.path_in_files(key)) for key in self._wanted}
         for path in sorted(self.files.rglob("*"), reverse=True):
             if path.is_dir():
                 with suppress(OSError):  # not empty
                     path.rmdir()
-            elif str(path.relative_to(self.files)) not in wanted:
+            elif fold(str(path.relative_to(self.files))) not in wanted:
                 path.unlink()
         if not self._failed:
             shutil.rmtree(self._parts)
@@ -403,6 +409,16 @@ def _write_all(file: Any, data: Any) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left):]
+
+
+def folds_names(folder: Path) -> bool:
+    """Return whether the file system of a folder takes names that differ only in case for one."""
+    probe = folder / ".case"
+    probe.touch(mode=0o600)
+    try:
+        return probe.with_name(".CASE").exists()
+    finally:
+        probe.unlink()
 
 
 def _holds(path: Path, entry: StoreEntry) -> bool:

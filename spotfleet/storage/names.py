@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import unicodedata
 from collections.abc import Callable
 
 NAME_BYTES = 255
@@ -27,6 +28,30 @@ def with_suffix(name: str, suffix: str, taken: Callable[[str], bool]) -> str:
         stem = last.encode()[:NAME_BYTES - len(end.encode())].decode(errors="ignore")
         found, number = stem + end, number + 1
     return f"{above}{slash}{found}"
+
+
+class SameNames:
+    """Names that a file system takes for one: they differ in case, or in how a letter with its accent is written."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, str] = {}  # folded name -> name
+        self._folders: dict[str, str] = {}
+
+    def other(self, name: str) -> str:
+        """Note the name of a file; return an earlier one that has its place, "" for none."""
+        own = folded(name)
+        parts = own.split("/")
+        above = ["/".join(parts[:n]) for n in range(1, len(parts))]
+        taken = next((self._files[path] for path in (own, *above) if path in self._files), self._folders.get(own, ""))
+        if not taken:
+            self._files[own] = name
+            self._folders.update((path, name) for path in above)
+        return taken
+
+
+def folded(name: str) -> str:
+    """Return what names have in common that such a file system takes for one."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def aside(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from spotfleet.api import outputs, transfers
+from spotfleet.api.lifecycle import down
 from spotfleet.codec import to_json
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.protocol.archive import ArchiveFile, ArchiveHead, RefusedFile, line
@@ -160,6 +162,62 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "draft").write_text("a file")
     with pytest.raises(SpotfleetError, match=f"the files cannot be written to {tmp_path / 'draft'}: "):
         fetch(FakeClient(), tmp_path / "draft")
+
+
+class Trickle(FakeClient):
+    """A dispatcher behind a link on which almost nothing arrives, until its streams are aborted."""
+
+    def __init__(self, lines: bool = False) -> None:
+        super().__init__(3)
+        self._ended, self._lines = threading.Event(), lines
+
+    def archive_manifest(self, *, outputs: str = "", check: bool = False) -> Iterator[bytes]:
+        for text in super().archive_manifest(outputs=outputs, check=check):
+            if self._lines:
+                self._ended.wait(5.0)
+            yield text
+
+    def archive_pieces(self, pieces: Sequence[Piece], *, outputs: str = "", packed: bool = False) -> bytes:
+        self._ended.wait(60.0)
+        raise DispatcherUnreachable("aborted")
+
+    def abort(self) -> None:
+        self._ended.set()
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_transfer_that_trickles_is_given_up_where_patience_is_limited(tmp_path: Path, monkeypatch, lines: bool):
+    monkeypatch.setattr(transfers, "LINE_S", 0.01)
+    monkeypatch.setattr(mirror, "REPORT_S", 0.01)
+    client = Trickle(lines)
+    with pytest.raises(SpotfleetError, match=r"copying is given up: less than 1\.0 MB arrived whole in 0\.05 s"):
+        fetch(client, tmp_path, patience_s=0.05)
+    client.abort()
+
+
+def test_a_transfer_that_waits_for_the_dispatcher_to_read_a_large_file_is_not_given_up(monkeypatch):
+    clock = iter((100.0, 109.0, 109.0, 118.0, 118.0, 127.0, 127.0, 136.0, 145.0, 155.0))
+    monkeypatch.setattr(transfers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    screen, tally = transfers._Screen(lambda _line: None, "copying", 10.0), mirror.Tally(total=5 << 20)
+    for _ in range(3):
+        screen.wait()
+        screen.show(tally)
+    for tally.moved in (1 << 20, 2 << 20):
+        screen.show(tally)
+    with pytest.raises(SpotfleetError, match="given up"):
+        screen.show(tally)
+
+
+@pytest.mark.parametrize(("discard", "patience_s"), [(True, down.WORKERS_GONE_S), (False, math.inf)])
+def test_only_discard_limits_the_patience_with_a_slow_link(monkeypatch, tmp_path: Path, discard: bool,
+                                                           patience_s: float):
+    asked: list[float] = []
+    monkeypatch.setattr(down, "_fetch", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(down, "_wait_for_workers", lambda *_: None)
+    machine = SimpleNamespace(folder=SimpleNamespace(name="f"), locate=lambda: "https://x", client=lambda *_, **__:
+                              SimpleNamespace(down=lambda **_: None))
+    down._fetch_results(machine, lambda _line: None, discard, False)  # type: ignore[arg-type]
+    assert asked == [patience_s]
 
 
 def test_bytes_rate_and_time_left_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -11,15 +11,17 @@ import sqlite3
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from spotfleet.dispatcher.agent_orders import OrderSender
 from spotfleet.dispatcher.disk import jobfile, space
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import JobSpec, Need, Nodes, Role
-from spotfleet.protocol.messages import Exit
+from spotfleet.protocol.messages import Exit, SlotOrder, WorkerOrders
 from spotfleet.providers import Boot
 from spotfleet.providers.local.inprocess import InProcessProvider
 from spotfleet.transport.client import DispatcherClient, Endpoint
@@ -281,6 +283,30 @@ def test_a_dispatcher_ends_at_once_also_with_a_full_disk(play, monkeypatch):
             FullLedger.full = False
 
     play(scene, spec(1))
+
+
+def test_a_restart_on_a_full_disk_orders_no_end_of_workers_whose_record_cannot_be_written(monkeypatch):
+    """Else a restart would send empty orders, which end every worker of the job."""
+    full = True
+    monkeypatch.setattr(jobfile, "try_save", lambda _folder, _record: not full)
+    order = SlotOrder("f-1/0/1", "one-1", 0, 0, WorkerOrders())
+    job = SimpleNamespace(id="one-1", unsaved=True, folder=Path(), record=None, orders=lambda: {"f-1": [order]},
+                          workers=SimpleNamespace(hosts=lambda: {"f-1"}))
+    connections = {host: SimpleNamespace(host=host, connected=True, due=True, orders=None, wake=lambda: None)
+                   for host in ("f-1", "f-2")}
+    core = SimpleNamespace(jobs={"one-1": job}, connections=connections, fleet_clock=SimpleNamespace(asks=False))
+    takeover = SimpleNamespace(asked=lambda host: False, missing_bundles=lambda host: ())
+    sender = OrderSender(core, takeover, lambda: frozenset())
+
+    sender.send()
+    assert connections["f-1"].orders is None and connections["f-1"].due
+    assert connections["f-2"].orders.workers == ()  # it has no worker of the job
+    full = False
+    sender.send()
+    assert connections["f-1"].orders.workers == (order,)
+    full, job.unsaved, job.orders = True, True, lambda: {}
+    sender.send()
+    assert connections["f-1"].orders.workers == (order,)  # the last ones that a restart would know
 
 
 def test_no_worker_hears_of_a_generation_that_could_not_be_written_down(play, monkeypatch):

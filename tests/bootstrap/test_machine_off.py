@@ -16,7 +16,7 @@ def harmless(text: str, **settings: str) -> str:
     """bootstrap.sh that notes what it would do to the machine, with other waits."""
     assert text.count(OFF) == 1
     text = text.replace(OFF, 'echo >>"$host/powered-off"')
-    for name, value in {"FAILED_LOOK_S": "0.1", **settings}.items():
+    for name, value in {"FAILED_LOOK_S": "0.1", "SCREEN": "/dev/null", **settings}.items():
         assert text.count(f"{name}=") == 1
         before, _, after = text.partition(f"{name}=")
         text = f"{before}{name}={value}{after[len(after.split(maxsplit=1)[0]):]}"
@@ -29,12 +29,17 @@ def times_off(machine: ExistingMachine) -> int:
 
 
 @pytest.mark.parametrize("lent", [True, False])
-def test_a_lent_machine_that_nobody_gave_its_code_goes_off_and_somebody_s_own_stays(machine, idle_wheel, lent):
-    machine.bring(plan(idle_wheel, power_off=lent), None, lambda text: harmless(text, WHEEL_S="0", FAILED_S="1"))
+def test_a_lent_machine_that_nobody_gave_its_code_goes_off_and_somebody_s_own_stays(machine, idle_wheel, lent, tmp_path):
+    screen = tmp_path / "screen"
+    screen.touch()
+    machine.bring(plan(idle_wheel, power_off=lent), None, lambda text: harmless(
+        text, WHEEL_S="0", FAILED_S="1", SCREEN=str(screen)))
     machine.start()
     assert machine.wait_for("failed").startswith(f"nobody put {idle_wheel.name} with digest")
     wait_until(lambda: not machine.processes())
     assert times_off(machine) == lent
+    assert ("spotfleet: this host has failed" in screen.read_text()) == lent  # a cloud keeps that
+    assert (f"nobody put {idle_wheel.name} with digest" in screen.read_text()) == lent
 
 
 def test_until_then_somebody_may_mend_it_and_start_again(machine: ExistingMachine, idle_wheel: Wheel):

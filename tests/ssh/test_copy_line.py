@@ -60,7 +60,6 @@ def cut_off(far: Path, near: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Interrupt a copy, and return what it has left."""
     with monkeypatch.context() as patch:
         patch.setattr(copy.bundle, "extract", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        patch.setattr(copy.Path, "unlink", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
             fetch(far, near)
     (left,) = near.glob(".spotfleet-*.part")
@@ -79,6 +78,27 @@ def test_an_interrupted_copy_by_tar_goes_on_if_the_bytes_are_the_same(far: Path,
     elif meanwhile == "changed there":
         (far / "a.bin").write_bytes(os.urandom(300_000))
     assert ("0 MB are here already" in fetch(far, near)) == (meanwhile == "nothing")
+    assert {p.name: p.read_bytes() for p in (near / "out").iterdir()} == {p.name: p.read_bytes() for p in far.iterdir()}
+    assert sorted(p.name for p in near.iterdir()) == ["out"]
+
+
+def test_a_copy_by_tar_that_is_interrupted_while_it_puts_files_in_their_place_goes_on_and_leaves_no_half_file(
+        far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    near, move = tmp_path / "near", copy.shutil.move
+    near.mkdir()
+
+    def interrupt(source: str, target: str) -> None:
+        if list(near.glob("out/*")):
+            raise KeyboardInterrupt
+        move(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copy.shutil, "move", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(far, near)
+    (first,) = near.glob("out/*")
+    assert first.read_bytes() == (far / first.name).read_bytes()
+    assert "0 MB are here already" in fetch(far, near)
     assert {p.name: p.read_bytes() for p in (near / "out").iterdir()} == {p.name: p.read_bytes() for p in far.iterdir()}
     assert sorted(p.name for p in near.iterdir()) == ["out"]
 

@@ -284,6 +284,29 @@ def test_a_key_below_another_key_is_set_aside(place: Path, tmp_path: Path):
         assert found == {"a": b"one", names.aside("a/b"): b"two"}
 
 
+def test_names_that_the_disk_does_not_distinguish_are_all_copied(place: Path, tmp_path: Path, monkeypatch):
+    contents = {"run/Log": b"first", "run/log": b"second", "RUN/other": LARGE, "run/other/x": b"below", "é": b"one",
+                "e\N{COMBINING ACUTE ACCENT}": b"two"}
+    source = Source(tmp_path / "source", {str(n): data for n, data in enumerate(contents.values())})
+    listed = [replace(entry, key=key) for entry, key in zip(source.entries(), contents, strict=True)]
+    reader = Renaming(source.store, {key: str(n) for n, key in enumerate(contents)})
+    monkeypatch.setattr(mirror, "folds_names", lambda folder: True)
+    for _ in range(2):  # an interrupted copy goes on
+        made = Mirror(place)
+        assert made.copy(listed, [reader]) == [] and made.refused == {
+            "run/log": "this disk does not distinguish it from 'run/Log'",
+            "run/other/x": "this disk does not distinguish it from 'RUN/other'",
+            "e\N{COMBINING ACUTE ACCENT}": "this disk does not distinguish it from 'é'"}
+        assert {key: (made.files / made.path_in_files(key)).read_bytes() for key in contents} == contents
+        kept = [str(p.relative_to(made.files)) for p in made.files.rglob("*") if p.is_file()]
+        assert len({names.folded(name) for name in kept}) == len(contents)
+        (made.files / "RUN").rename(tmp_path / "moved")
+        (made.files / "run/other").unlink(missing_ok=True)
+        (tmp_path / "moved/other").rename(made.files / "run/other")  # as that disk shows a folder that was there first
+        made.copy(listed, [reader])
+        assert (made.files / "run/other").read_bytes() == LARGE
+
+
 def test_names_of_any_length_that_a_file_system_takes_are_copied(place: Path, tmp_path: Path):
     contents = {f"d/{'n' * 255}": b"small", "é" * 127: LARGE}
     source = Source(tmp_path / "source", {str(n): data for n, data in enumerate(contents.values())})

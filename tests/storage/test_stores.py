@@ -31,6 +31,8 @@ def test_content_is_read_whole_and_by_ranges(store: DurableStore):
     assert b"".join(store.get("jobs/a/b")) == DATA
     assert b"".join(store.get("jobs/a/b", start=3, end=7)) == b"3456"
     assert b"".join(store.get("jobs/a/b", start=8)) == b"89"
+    for start, end in ((8, 12), (0, 100), (10, 12), (50, 60), (10, None), (50, None), (7, 7)):
+        assert b"".join(store.get("jobs/a/b", start=start, end=end)) == DATA[start:end]  # what is there of it
     store.put("jobs/a/b", [b"other"], size=5)
     assert b"".join(store.get("jobs/a/b")) == b"other"
 
@@ -49,8 +51,9 @@ def test_a_deleted_key_is_gone_and_may_be_deleted_again(store: DurableStore):
     for _ in range(2):
         store.delete("a")
         assert list(store.list()) == []
-    with pytest.raises(FileNotFoundError):
-        list(store.get("a"))
+    for end in (None, 3):
+        with pytest.raises(FileNotFoundError):
+            list(store.get("a", end=end))
 
 
 def test_content_that_breaks_off_or_has_another_size_is_not_stored(store: DurableStore):

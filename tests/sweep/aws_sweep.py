@@ -1,6 +1,8 @@
 """Kill each flow on AWS before and after each request to AWS, and print what was left in the account: nothing.
 
-    python -m tests.sweep.aws_sweep [--most N] [--at N] [--flow NAME] [--victim laptop]
+Points between which nothing changed but the memory of the process that dies have one state, and are tried once.
+
+    python -m tests.sweep.aws_sweep [--most N] [--at N] [--flow NAME] [--victim laptop] [--whole]
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from spotfleet.model import CheckpointSpec, FleetSpec, Need, Nodes, Role
 from spotfleet.providers.aws.section.spec import AwsSpec
 from tests.support.sweep import sweep_flows
 from tests.support.sweep.aws_sweep_world import AwsWorld
-from tests.support.sweep.sweep_flows import NAME, SECRET, Flow, Point, down, lives, settled
+from tests.support.sweep.sweep_flows import NAME, SECRET, Flow, Point, distinct, down, lives, settled
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP
 from tests.sweep.kill_sweep import HEAD, Line, trouble
 
@@ -135,12 +137,14 @@ def nothing_is_left(world: AwsWorld, _jobs: int) -> None:
 
 
 def sweep(flows: Sequence[Flow], most: int, tell: Callable[[object], None], lags_s: Sequence[float] = LAGS_S,
-          at: int = 0) -> list[Line]:
-    """Kill each of `flows` at all of its points, or at `most` of them, drawn by lot, 0: all; or at number `at` only."""
+          at: int = 0, whole: bool = False) -> list[Line]:
+    """Kill each of `flows` in all of its states, or in `most` of them, drawn by lot, 0: all; or at request number `at`
+    only. `whole`: at all of its points."""
     lines = []
     for flow in flows:
-        line, found = Line(flow), [p for lag_s in lags_s for p in points(flow, lag_s) if at in (0, p.at)]
-        line.points = len(found)
+        line, everywhere = Line(flow), [p for lag_s in lags_s for p in points(flow, lag_s) if at in (0, p.at)]
+        line.points, line.states = len(everywhere), len(distinct(everywhere))
+        found = everywhere if whole else distinct(everywhere)
         for point in found if not most else random.sample(found, min(most, len(found))):
             line.tried += 1
             if why := trouble(kill, point):
@@ -152,29 +156,31 @@ def sweep(flows: Sequence[Flow], most: int, tell: Callable[[object], None], lags
 
 
 def table(flows: Sequence[Flow] = FLOWS, most: int = 0, tell: Callable[[object], None] = print,
-          lags_s: Sequence[float] = LAGS_S, at: int = 0) -> list[str]:
+          lags_s: Sequence[float] = LAGS_S, at: int = 0, whole: bool = False) -> list[str]:
     """Sweep, told line by line; the answer is every trouble in full."""
     begun = time.monotonic()
     tell(HEAD)
-    lines = sweep(flows, most, tell, lags_s, at)
+    lines = sweep(flows, most, tell, lags_s, at, whole)
     total, tried = sum(line.points for line in lines), sum(line.tried for line in lines)
+    states = sum(line.states for line in lines)
     bad = [f"{point}\n{why}" for line in lines for point, why in line.bad]
     late = " and ".join(f"{s:g}" for s in lags_s)
-    tell(f"{total} points (each request to AWS x before/after, listings late by {late} s), {tried} tried in "
-         f"{time.monotonic() - begun:.0f} s: {len(bad)} leaks or losses")
+    tell(f"{total} points (each request to AWS x before/after, listings late by {late} s), {states} states, "
+         f"{tried} tried in {time.monotonic() - begun:.0f} s: {len(bad)} leaks or losses")
     return bad
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=0, metavar="N", help="try N points of each flow only")
+    parser.add_argument("--most", type=int, default=0, metavar="N", help="try N states of each flow only")
     parser.add_argument("--flow", default="", help="flows of this name only")
     parser.add_argument("--victim", default="", help="laptop or dispatcher only")
     parser.add_argument("--at", type=int, default=0, metavar="N", help="request number N only")
+    parser.add_argument("--whole", action="store_true", help="try every point, also those of one state")
     given = parser.parse_args()
     logging.disable()  # what dispatchers say about their deaths
     flows = [f for f in FLOWS if given.flow in ("", f.name) and given.victim in ("", f.victim)]
-    bad = table(flows, given.most, lambda line: print(line, flush=True), at=given.at)
+    bad = table(flows, given.most, lambda line: print(line, flush=True), at=given.at, whole=given.whole)
     print("\n".join(bad), end="")
     return 1 if bad else 0
 

@@ -18,7 +18,7 @@ LONG = bool(os.environ.get("SPOTFLEET_LONG"))
 
 @pytest.mark.timeout(0 if LONG else 600)  # its seconds of work may take minutes on a busy machine
 def test_wherever_a_flow_on_aws_is_killed_the_next_run_leaves_nothing_in_the_account():
-    """All points in the long form; else one each of a few flows, in each run others."""
+    """All states in the long form; else one each of a few flows, in each run others."""
     flows = FLOWS if LONG else random.sample(FLOWS, 4)
     lines: list[object] = []
     bad = table(flows, 0 if LONG else 1, lines.append, (0.0, 3.0) if LONG else (random.choice((0.0, 3.0)),))

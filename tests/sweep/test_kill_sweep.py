@@ -1,4 +1,4 @@
-"""Killed anywhere, nothing is lost and nothing is left: `python -m tests.sweep.kill_sweep` tries every point."""
+"""Killed anywhere, nothing is lost and nothing is left: `python -m tests.sweep.kill_sweep` tries every state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spotfleet.fleet.ledger import Ledger
 from tests.support.sweep.sweep_flows import FLOWS, Point, kill, points
 from tests.sweep.kill_sweep import table
 
-PART = 1 if os.environ.get("SPOTFLEET_LONG") else 32  # one point of so many, in each run others
+PART = 1 if os.environ.get("SPOTFLEET_LONG") else 32  # one state of so many, in each run others
 
 
 def test_wherever_a_flow_is_killed_the_next_run_leaves_nothing_lost_doubled_or_orphaned():

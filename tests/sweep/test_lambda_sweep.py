@@ -24,7 +24,7 @@ from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP
 from tests.support.sweep.sweep_world import World
 from tests.sweep.kill_sweep import nothing_bad_is_left, trouble
 
-PART = 1 if os.environ.get("SPOTFLEET_LONG") else 32  # one point of so many, in each run others
+PART = 1 if os.environ.get("SPOTFLEET_LONG") else 32  # one state of so many, in each run others
 IDLE = spec(autostop=Autostop(idle_s=8.0))
 
 

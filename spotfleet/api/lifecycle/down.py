@@ -13,6 +13,7 @@ the transfer keeps a machine.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -46,7 +47,7 @@ PART = ".archive.part"  # draft of the archive, see `storage/mirror.py`; the nex
 PACKED, PACKED_PART = "archive.tar.gz", ".archive.unpacked"  # the same from a dispatcher of an earlier release
 ELSEWHERE = "checkpoints-elsewhere.json"  # in the archive: checkpoints that stay at the target
 UNREADABLE = f"{NOT_COLLECTED}, the list of what it lacks, cannot be read"
-WORKERS_GONE_S = 600.0  # without any change; with `discard` in all
+WORKERS_GONE_S = 600.0  # without any change; with `discard` in all, and for a copy of results that hardly moves
 QUIET_S = 120.0  # without a byte of the hosts' results
 LEAST_S = 10.0  # that each `down` waits for a byte, however long none has come before: there may be room now
 LINE_S = 5.0  # between two lines about the same hosts
@@ -169,7 +170,7 @@ def _fetch_results(machine: DispatcherMachine, progress: Progress, discard: bool
             client.down(discard=discard)
             answered = True
             _wait_for_workers(client, folder.name, progress, discard)
-            _fetch(client, folder, progress, bring_checkpoints)
+            _fetch(client, folder, progress, bring_checkpoints, WORKERS_GONE_S if discard else math.inf)
             return ""
         except DispatcherUnreachable as error:  # it is restarting, or it has just ended itself
             restarts += answered
@@ -288,11 +289,13 @@ def _not_sent(stuck: tuple[UnsentStatus, ...], fleet: str) -> SpotfleetError:
              f"(and cost) for {span(stays_s)} more, then these results are lost")
 
 
-def _fetch(client: DispatcherClient, folder: FleetDir, progress: Progress, bring_checkpoints: bool) -> None:
-    """Fetch the archive, atomically. What an interrupted call has fetched counts."""
+def _fetch(client: DispatcherClient, folder: FleetDir, progress: Progress, bring_checkpoints: bool,
+           patience_s: float) -> None:
+    """Fetch the archive, atomically. What an interrupted call has fetched counts. Raises SpotfleetError for a link so
+    slow that almost nothing arrives in `patience_s`."""
     part = folder.path / PART
     found = transfers.fetch(client, part, progress, "copying the results here", seed=lambda key: folder.fetched / key,
-                            bring_checkpoints=bring_checkpoints)
+                            bring_checkpoints=bring_checkpoints, patience_s=patience_s)
     if found is None:
         return _fetch_packed(client, folder)
     elsewhere = [] if bring_checkpoints else [*found.elsewhere]

@@ -33,8 +33,12 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json_file.text_of(value))
 
 
+class WrongDigest(UsageError):
+    """Refusal of a body whose sha256 is another than its sender named."""
+
+
 async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, digest: str = "") -> int:
-    """Stream a body into `path`; return its size. UsageError if its sha256 is not `digest`; TooLarge beyond the limit.
+    """Stream a body into `path`; return its size. WrongDigest if its sha256 is not `digest`; TooLarge beyond the limit.
 
     No data remains of a body that breaks off, stalls for STALL_S, is too large, has another digest, or finds no room
     (DiskFull). Its bytes are on the disk at the return; its name only once the caller has synced the folder.
@@ -51,7 +55,7 @@ async def receive(chunks: AsyncIterator[bytes], path: Path, limit_bytes: int, di
             await asyncio.to_thread(_write, file, chunk, sha)
         await asyncio.to_thread(_sync, file)
         if digest and sha.hexdigest() != digest:
-            raise UsageError(f"digest: the body has sha256 {sha.hexdigest()}, not {digest}", hint="send it again")
+            raise WrongDigest(f"digest: the body has sha256 {sha.hexdigest()}, not {digest}", hint="send it again")
     return size
 
 

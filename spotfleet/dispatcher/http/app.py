@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -109,6 +110,7 @@ def make_app(dispatcher: Dispatcher, admit: Callable[[object], None]) -> web.App
     app = web.Application(client_max_size=JSON_BYTES, middlewares=[return_errors])
     app[CORE], app[JOBS], app[FLEET] = dispatcher.core, dispatcher.desk, dispatcher.fleet_desk
     app[RECEIVE], app[ADMIT] = dispatcher.receive, admit
+    app[archive.LOOKING] = threading.Lock()
     app[archive.FILES] = ArchiveFiles(dispatcher.core.home, dispatcher.core.journal.ledger)
     app[HOST_WORK] = HostWork()
 

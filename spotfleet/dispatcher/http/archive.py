@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
@@ -19,12 +20,34 @@ from spotfleet.dispatcher.disk.records import Seen, seen_at
 from spotfleet.dispatcher.http.requests import CORE, FLEET, JOBS, STALL_S, body, streamed, whole_or_aborted
 from spotfleet.errors import UsageError
 from spotfleet.protocol.archive import packs
-from spotfleet.storage.folder import fleet_store
+from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage.folder import FolderStore, fleet_store
 from spotfleet.storage.mirror import Piece
 
 MOST_RANGES = 1000  # in one request
 PACKED_BYTES = 32 << 20  # largest answer that is deflated, in memory
 FILES: web.AppKey[ArchiveFiles] = web.AppKey("archive")
+LOOKING: web.AppKey[threading.Lock] = web.AppKey("looking")  # held while one manifest looks at the checkpoint target
+
+
+class SharedGlance(TargetGlance):
+    """Looks of one manifest at the checkpoint target. While a look of another one hangs, none begins: each would keep a
+    thread for as long as the target hangs."""
+
+    def __init__(self, store: FolderStore, looking: threading.Lock) -> None:
+        super().__init__(store)
+        self._looking = looking
+
+    def place_of(self, job: str, checkpoint: Checkpoint) -> str:
+        if self._hangs or not self._looking.acquire(timeout=archive_files.TARGET_S):
+            self._hangs = True
+            return ""
+        self._looking.release()
+        return super().place_of(job, checkpoint)
+
+    def _look(self, job: str, checkpoint: Checkpoint, found: list[str]) -> None:
+        with self._looking:
+            super()._look(job, checkpoint, found)
 
 
 @asynccontextmanager
@@ -56,7 +79,7 @@ async def get_manifest(request: web.Request) -> web.StreamResponse:
         raise NotFound(f"no job {job!r}")
     verified = {} if request.query.get("check") else _verified(core)
     target = core.boot.spec.checkpoint.folder
-    glance = TargetGlance(fleet_store(target, core.boot.fleet, core.boot.ca)) if target else None
+    glance = SharedGlance(fleet_store(target, core.boot.fleet, core.boot.ca), request.app[LOOKING]) if target else None
     files, now = request.app[FILES], time.time()
     async with _reading(request):
         return await streamed(request, lambda send: files.send_manifest(send, verified, glance, now, job))

@@ -13,6 +13,7 @@ from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.checkpoints.parts import MOST_PARTS
 from spotfleet.dispatcher.core import NotFound
+from spotfleet.dispatcher.disk.files import WrongDigest
 from spotfleet.dispatcher.http.host_work import HOST_WORK
 from spotfleet.dispatcher.http.requests import (
     CORE,
@@ -134,7 +135,7 @@ async def post_log(request: web.Request) -> web.Response:
     before = found.logs.size(worker)
     size = found.logs.append(worker, found.log_rank(worker), whole(request, "offset"), data)
     if size > before:
-        _note_arrival(request)
+        request.app[CORE].unsent.note_arrival(host_of(request), time.monotonic())
     found.log_signal.notify()
     return web.json_response({"size": size})
 
@@ -153,7 +154,13 @@ async def put_checkpoint(request: web.Request) -> web.Response:
     host = host_of(request)
     if not found.takes_checkpoints_of(host):
         raise web.HTTPConflict(text=f"{host} holds no worker of {found.id} any more")
-    kept = await found.checkpoints.put(offered, lambda: found.record.fence, _noted_chunks(request))
+    unsent = request.app[CORE].unsent
+    try:
+        kept = await found.checkpoints.put(offered, lambda: found.record.fence, _noted_chunks(request))
+    except WrongDigest:
+        unsent.note_checkpoint(host, time.monotonic(), right=False)
+        raise
+    unsent.note_checkpoint(host, time.monotonic(), right=True)
     if kept.parts == 1:  # only the last part makes the checkpoint whole
         request.app[JOBS].checkpoint_kept(found, kept)
     return web.json_response(to_json(kept))
@@ -161,13 +168,8 @@ async def put_checkpoint(request: web.Request) -> web.Response:
 
 async def _noted_chunks(request: web.Request) -> AsyncIterator[bytes]:
     async for chunk in chunks(request):
-        _note_arrival(request)
+        request.app[CORE].unsent.note_piece(host_of(request), time.monotonic())
         yield chunk
-
-
-def _note_arrival(request: web.Request) -> None:
-    """Record that bytes of the calling host's results have arrived: it may stay to send more."""
-    request.app[CORE].unsent.note_arrival(host_of(request), time.monotonic())
 
 
 async def get_checkpoint(request: web.Request) -> web.StreamResponse:

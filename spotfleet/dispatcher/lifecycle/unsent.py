@@ -8,7 +8,8 @@
 `now` is monotonic. When a host or its agent dies, the results in its last report are recorded as lost.
 
 Only bytes that the dispatcher has received give a host more time. Its own figures are for people: a compromised host
-may report any, and restart its agent or change its list of results as often as it likes.
+may report any, and restart its agent or change its list of results as often as it likes. Nor may it send bytes that are
+no result: once a checkpoint had another digest than named, those that follow count when they are whole.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class UnsentTracker:
         self._hosts: dict[str, Holding] = {}
         self._moved: dict[str, float] = {}  # host -> `moved_at`, for all lives of its agent
         self._draining: dict[str, float] = {}  # the same for `draining_since`
+        self._suspect: set[str] = set()  # hosts whose last checkpoint had another digest than they named
         self._ended: list[tuple[str, Holding]] = []  # held by agents that have ended, and with them their files
 
     def receive(self, report: AgentReport, given: Callable[[str], bool], now: float) -> None:
@@ -96,6 +98,19 @@ class UnsentTracker:
         if (found := self._hosts.get(host)) is not None:
             self._moved[host] = now
             self._hosts[host] = replace(found, moved_at=now, recorded=False)
+
+    def note_piece(self, host: str, now: float) -> None:
+        """Record that a piece of a checkpoint has arrived, whose digest is not known yet."""
+        if host not in self._suspect:
+            self.note_arrival(host, now)
+
+    def note_checkpoint(self, host: str, now: float, *, right: bool) -> None:
+        """Record that a whole checkpoint, or a whole part of one, has arrived; `right`: it has the digest named."""
+        if right:
+            self._suspect.discard(host)
+            self.note_arrival(host, now)
+        else:
+            self._suspect.add(host)
 
     def mark_away(self, host: str, now: float) -> None:
         """Record that the host's agent has disconnected."""
@@ -156,6 +171,7 @@ class UnsentTracker:
         ended += [(host, self._hosts.pop(host)) for host in list(self._hosts) if host in gone]
         for host in [h for h in self._moved if h in gone]:
             del self._moved[host]
+        self._suspect = {h for h in self._suspect if h not in gone}
         return [e for host, found in ended if not found.recorded for e in self._losses(host, found, goes_on, unix)]
 
     def _losses(self, host: str, found: Holding, goes_on: Callable[[str], bool], unix: float) -> list[ResultsLost]:

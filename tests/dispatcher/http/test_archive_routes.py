@@ -9,24 +9,29 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from spotfleet import bundle
 from spotfleet.api import outputs, transfers
 from spotfleet.codec import to_json
+from spotfleet.dispatcher.checkpoints import archive_files
 from spotfleet.dispatcher.checkpoints.archive import Content
 from spotfleet.dispatcher.checkpoints.archive_files import ArchiveFiles
+from spotfleet.dispatcher.http.archive import SharedGlance
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import CheckpointSpec
 from spotfleet.protocol.archive import ArchiveHead, parse
 from spotfleet.protocol.messages import Checkpoint, OutputPiece, pack_pieces
 from spotfleet.storage import json_file, mirror
-from spotfleet.storage.folder import checkpoint_name, fleet_store
+from spotfleet.storage.folder import FolderStore, checkpoint_name, fleet_store
 from spotfleet.storage.mirror import Piece
 from spotfleet.transport import certs
 from spotfleet.transport.client import DispatcherClient, Endpoint
@@ -159,6 +164,24 @@ def test_a_checkpoint_at_the_target_is_named_and_copied_only_on_demand(play, tmp
     play(scene, spec(1, checkpoint=CheckpointSpec(target=str(target))))
 
 
+def test_manifests_keep_one_thread_at_a_target_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(archive_files, "TARGET_S", 0.05)
+    store, checkpoint, looking = FolderStore(tmp_path), Checkpoint(7, "0" * 64, 3, 1), threading.Lock()
+    path = store.path(checkpoint_name("a-1", 7, 1))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"abc")
+    record = path.with_suffix(".json")
+    os.mkfifo(record)  # opening it waits
+    before = set(threading.enumerate())
+    assert [SharedGlance(store, looking).place_of("a-1", checkpoint) for _ in range(3)] == [""] * 3
+    (stuck,) = set(threading.enumerate()) - before
+    record.write_text(json.dumps({}))  # it answers: the thread ends
+    stuck.join(30)
+    record.unlink()
+    record.write_text(json_file.text_of(to_json(checkpoint)))
+    assert SharedGlance(store, looking).place_of("a-1", checkpoint) == str(path)
+
+
 def test_only_files_of_the_archive_are_read_only_by_the_admin_and_by_ranges(play):
     async def scene(stage: Stage) -> None:
         job, one = await with_results(stage), client(stage)
@@ -193,6 +216,37 @@ def test_only_files_of_the_archive_are_read_only_by_the_admin_and_by_ranges(play
                                       ssl=certs.client_context(stage.ca)) as answer:
                 assert (answer.status, answer.headers.get("Content-Encoding")) == (status, coding)
                 assert answer.content_length < 1000 if coding else size in (None, len(await answer.read()))
+
+    play(scene, spec(1))
+
+
+@pytest.mark.parametrize("path", ["files/config.json", "manifest"])
+def test_an_answer_that_fails_after_its_head_was_sent_is_cut_off_and_carries_no_message_as_content(
+        play, monkeypatch: pytest.MonkeyPatch, path: str):
+    def blocks(*_: object) -> Iterator[bytes]:
+        yield b"first"
+        raise OSError("the disk")
+
+    def send_manifest(_files: ArchiveFiles, send: Callable[[bytes], None], *_: object) -> None:
+        send(b"first")
+        raise OSError("the disk")
+
+    monkeypatch.setattr(archive_files, "blocks", blocks)
+    monkeypatch.setattr(ArchiveFiles, "send_manifest", send_manifest)
+    monkeypatch.setattr(ArchiveFiles, "contents", lambda *_: [SimpleNamespace(size=lambda: 10_000)])
+
+    async def scene(stage: Stage) -> None:
+        url = urlsplit(stage.url)
+        reader, writer = await asyncio.open_connection(url.hostname, url.port, ssl=certs.client_context(stage.ca))
+        writer.write(f"GET /v1/archive/{path} HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer {ADMIN}\r\n\r\n".encode())
+        found = b""
+        with suppress(ConnectionError):
+            while (data := await asyncio.wait_for(reader.read(1000), 30)) and found.count(b"HTTP/1.1") < 2:
+                found += data
+        writer.close()
+        head, _, body = found.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert body.replace(b"5\r\nfirst\r\n", b"first") == b"first"  # no end marker of a whole answer
 
     play(scene, spec(1))
 

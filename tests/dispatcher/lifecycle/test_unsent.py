@@ -167,6 +167,19 @@ def test_an_older_agent_has_the_old_time_and_its_reason_is_recorded():
     assert not tracker.holds("f-1")
 
 
+def test_bytes_of_a_checkpoint_with_a_wrong_digest_give_no_more_time():
+    tracker = held(Unsent(JOB, "checkpoint", 1000))
+    for n in range(1, 100):
+        tracker.note_piece("f-1", n * 10.0)
+        if n % 3 == 0:
+            tracker.note_checkpoint("f-1", n * 10.0, right=False)
+    assert tracker.stays_s(LIMITED, 240.0) == {"f-1": 0.0}
+    assert tracker.stays_s(ASKED, 1000.0) == {"f-1": 30.0 + 3600.0 - 1000.0}  # the first might have been right
+    tracker.note_checkpoint("f-1", 1000.0, right=True)
+    tracker.note_piece("f-1", 1500.0)
+    assert tracker.stays_s(ASKED, 1500.0) == {"f-1": 3600.0}
+
+
 def test_people_read_what_is_late_and_where():
     tracker = UnsentTracker()
     tracker.receive(report(OUTPUT), JOB.__eq__, 0.0)

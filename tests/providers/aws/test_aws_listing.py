@@ -122,7 +122,11 @@ def test_a_run_ends_when_ec2_says_and_is_taken_if_ec2_took_it(end):
     reason, code, taken, paid = ENDS[end]
     line = the_line([instance("terminated", StateTransitionReason=reason,
                               StateReason={"Code": code, "Message": f"{code}: words"})])
-    assert line.runs == (Run(T, T + 100, taken, paid),) and line.why == f"{code}: words"
+    assert line.runs == (Run(T, T + 100, taken, paid),)
+    told, _, more = line.why.partition(": it switched itself off. ")
+    assert told == f"{code}: words"
+    assert more == ("" if end != "by itself" else "If it never joined, `aws ec2 get-console-output "
+                    f"--instance-id {instance('terminated')['InstanceId']}` shows why, such as a broken GPU")
 
 
 def test_the_end_of_a_run_that_the_instance_does_not_tell_is_that_of_its_spot_request():

@@ -25,6 +25,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from botocore.awsrequest import AWSResponse, HeadersDict
 from botocore.exceptions import ConnectionClosedError
 from botocore.httpsession import URLLib3Session
+from moto.core.base_backend import BackendDict
 
 from spotfleet import providers
 from spotfleet.api import machine as machines
@@ -46,7 +47,8 @@ from tests.support.fakes.aws.rights import OWNER_KEY, Key
 from tests.support.fakes.aws.state import Machine as Instance
 from tests.support.sweep.sweep_clock import Inline, MovedLoop, moved
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP, NOBODY, Fuse, Killed, tapped_writes
-from tests.support.sweep.sweep_world import JOIN_S, MEMORY, STEP_S, Agent, LaptopClient, Process, World
+from tests.support.sweep.sweep_states import digest
+from tests.support.sweep.sweep_world import JOIN_S, MEMORY, Agent, LaptopClient, Process, World
 
 MODULES = (resources, types, check, ssh_ingress, terminate, identity, images, launch, listing, describe, network,
            offers, policies,
@@ -56,6 +58,7 @@ PENDING_S, ENDING_S = 1.0, 4.0  # times of instances: what uses a group uses it 
 PROFILE_S = 2.0
 HEAR_S = 2.0
 ROLE_KEY = ("ASIA000ADISPATCHER00", "the-secret-of-a-dispatcher")
+NO_STATE = ("gate", "clock", "lock", "_clients", "_server", "_app", "_threads", "_wake", "_orders")
 STOPPED_AGAIN_S = 5.0  # how often EC2 looks for room for a stopped host
 
 
@@ -164,6 +167,13 @@ class AwsWorld(World):
         session.reset()  # another process
         return super().laptop(command)
 
+    def account(self) -> str:
+        """Return the digest of the fake's state, moto's with it; the log of requests is no state."""
+        self.aws.tick()  # as each request does
+        ours = {name: value for name, value in vars(self.aws).items() if name not in NO_STATE}
+        return digest(ours, self.aws.gate.faults, BackendDict._instances, self.became,
+                      opaque=(self.aws, self.aws.gate, self.aws.clock))
+
     # ---- the machines
 
     def running(self) -> list[tuple[str, Instance, bool]]:
@@ -219,7 +229,7 @@ class AwsWorld(World):
                     agent.live(_as_host(host, instance), self._of(fleet), self.clock.now)
                 elif not runs and instance.id in self.agents:
                     self.agents.pop(instance.id).end()
-            await asyncio.sleep(STEP_S)
+            await self._pause()
 
     def _of(self, fleet: str) -> Process | None:
         fleets = {n: i.tags.get(names.FLEET) for n, i, _ in self.running()}

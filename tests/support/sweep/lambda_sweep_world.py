@@ -32,6 +32,7 @@ from tests.support.fakes.lambda_cloud import KEY, SSH_KEY, LambdaCloud, LambdaIn
 from tests.support.sweep.aws_sweep_world import Arrived
 from tests.support.sweep.sweep_flows import NAME
 from tests.support.sweep.sweep_fuse import NOBODY, Killed
+from tests.support.sweep.sweep_states import digest
 from tests.support.sweep.sweep_world import MEMORY, Process, World
 
 A10 = Need(instance_type="gpu_1x_a10", use_spot=False)
@@ -133,6 +134,9 @@ class LambdaSweepWorld(World):
         enter(patch.object(ssh, "refresh", lambda folder, *_: ssh.read_targets(folder)))
         enter(patch.object(ssh, "remove", lambda *_: None))
         return self
+
+    def account(self) -> str:
+        return digest(self.api)
 
     def _tapped(self, module: Any, client: Any, method: str, path: str, body: bytes | None) -> Any:
         """Call the fake without a socket. What a dead process asks besides has no effect either."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from spotfleet.api.home import FleetDir
@@ -23,6 +23,7 @@ from spotfleet.fleet.domain.events import (
 from spotfleet.fleet.ledger import read_events
 from spotfleet.model import Autostop, FleetSpec, HostState, JobSpec, Market, Need, Nodes, Role
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP, NOBODY
+from tests.support.sweep.sweep_states import Recorder
 from tests.support.sweep.sweep_world import FETCH_S, World
 
 NAME = "digits"
@@ -180,6 +181,7 @@ class Point:
     after: bool
     lag_s: float
     what: str  # the effect
+    state: int  # number of the world's state there; points of one state are one
 
     def __str__(self) -> str:
         return (f"{self.flow.victim} killed {'after' if self.after else 'before'} {self.what} (number {self.at}) of "
@@ -190,10 +192,20 @@ def points(flow: Flow, lag_s: float = 0.0, made: type[World] = World) -> list[Po
     """Where `flow` can be killed in a world that is `made` like that."""
     with made(lag_s) as world:
         flow.before(world)
+        states = world.fuse.passed = Recorder(world.state)
         world.fuse.light(flow.victim)
         flow.act(world)
         effects = list(world.fuse.effects)
-    return [Point(flow, n, after, lag_s, what) for n, what in enumerate(effects, 1) for after in (False, True)]
+    return [Point(flow, n, after, lag_s, what, states.points[n, after])
+            for n, what in enumerate(effects, 1) for after in (False, True)]
+
+
+def distinct(points: Iterable[Point]) -> list[Point]:
+    """Return the first of `points` in each state."""
+    found: dict[tuple[Flow, float, int], Point] = {}
+    for point in points:
+        found.setdefault((point.flow, point.lag_s, point.state), point)
+    return list(found.values())
 
 
 def kill(point: Point) -> None:
@@ -210,6 +222,7 @@ def kill_in(made: type[World], point: Point, check: Callable[[World, int], None]
         world.fuse.witness = lambda: unknown.append(unknown_machines(world))
         world.fuse.light(flow.victim, point.at, point.after)
         flow.act(world)
+        passed = world.fuse.effects
         assert unknown == [set()], f"a machine that no ledger knows: {unknown}" if unknown else "it was not killed"
         world.fuse.light(NOBODY)
         if flow.victim == LAPTOP:
@@ -218,6 +231,7 @@ def kill_in(made: type[World], point: Point, check: Callable[[World, int], None]
             settled(world, flow.hosts)
             down(world)
         check(world, flow.jobs)
+        assert passed[point.at - 1:point.at] == [point.what], f"the flow took another way: {passed}"
 
 
 def settled(world: World, hosts: int) -> None:

@@ -34,6 +34,7 @@ class Fuse:
         self.dead = False
         self.lives = 0  # kills so far
         self.witness: Callable[[], None] = lambda: None  # called at the moment of a kill
+        self.passed: Callable[[int, bool], None] = lambda at, after: None  # called before and after each effect
 
     def light(self, victim: str, at: int = 0, after: bool = False) -> None:
         """From now on count the effects of `victim`; kill it at number `at`, or never for 0."""
@@ -48,8 +49,12 @@ class Fuse:
         if self.dead:
             raise Killed(what)
         self.effects.append(what)
-        if len(self.effects) != self.at:
-            return effect()
+        if (number := len(self.effects)) != self.at:
+            self.passed(number, False)
+            try:
+                return effect()
+            finally:
+                self.passed(number, True)
         try:
             if self.after:
                 effect()

@@ -43,6 +43,7 @@ from spotfleet.transport.boot import read_boot
 from spotfleet.transport.client import DispatcherClient, _Reply
 from tests.support.sweep.sweep_clock import MovedLoop, MovedTime, moved
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP, NOBODY, Fuse, Killed, TappedProvider, tapped_writes
+from tests.support.sweep.sweep_states import digest, disks
 
 STEP_S = 0.2  # how often machines look around
 RESTART_S = 0.5  # from a process's death until its machine starts it again
@@ -141,6 +142,7 @@ class World:
         self.processes: dict[str, Process] = {}
         self.agents: dict[str, Agent] = {}
         self.down_until: dict[str, float] = {}  # machines that do not start their process before
+        self._changes = 0  # counted whenever memory besides the victim's may have changed
         self.time = MovedTime(self.clock, self.sleep)
         self._stack = ExitStack()
 
@@ -195,10 +197,12 @@ class World:
     def turn(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Let everybody else live until `work` is done."""
         actor, self.fuse.actor = self.fuse.actor, DISPATCHER
+        self._changes += 1
         try:
             return self.loop.run_until_complete(work)
         finally:
             self.fuse.actor = actor
+            self._changes += 1
             if self._life.done() and not self._life.cancelled():
                 self._life.result()
 
@@ -207,6 +211,18 @@ class World:
         address = urlsplit(url).hostname
         return next((p for name, p in self.processes.items()
                      if p.answers and self.market.hosts[name].address == address), None)
+
+    # ---- its state
+
+    def state(self) -> str:
+        """Return the digest of all that outlives the victim's process: account, disks, time, the others' memory."""
+        task = asyncio.current_task(self.loop) if self.loop.is_running() else None
+        return digest(self.clock.now, self._changes, task and task.get_name(), disks(self.root), self.account())
+
+    def account(self) -> str:
+        """Return the digest of what the cloud remembers."""
+        self.market.advance(self.clock.now)  # as whoever reads it next would
+        return digest(self.market, self.cloud._boots, self.cloud.faults)
 
     # ---- the machines
 
@@ -227,7 +243,12 @@ class World:
                     self.agents.setdefault(name, Agent(host)).live(host, self._of(host.order.fleet), self.clock.now)
                 elif not runs and name in self.agents:
                     self.agents.pop(name).end()
-            await asyncio.sleep(STEP_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Let the others live until the machines look around again."""
+        self._changes += 1
+        await asyncio.sleep(STEP_S)
 
     def _of(self, fleet: str) -> Process | None:
         return next((p for name, p in self.processes.items()

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Role
 from spotfleet.providers.kit.offers import RegionChoice
 from tests.support.sweep.sweep_flows import NAME
 from tests.support.sweep.sweep_fuse import TappedProvider
+from tests.support.sweep.sweep_states import disks
 from tests.support.sweep.sweep_world import MEMORY, World
 from tests.support.toy.toy_world import PLUGIN
 
@@ -109,6 +111,9 @@ class ToySweepWorld(World):
         self.market = ToyMarket(provider, self.clock)  # type: ignore[assignment]
         self.cloud = ToyCloud(provider, self.market)  # type: ignore[assignment]
         self.provider = TappedToy(self.cloud, self.fuse)  # type: ignore[arg-type]
+
+    def account(self) -> str:
+        return disks(Path(self._account.name))
 
 
 def spec(**changed: Any) -> FleetSpec:

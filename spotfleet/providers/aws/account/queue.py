@@ -49,10 +49,8 @@ def prepare(account: Account, fleet: str, tags: Mapping[str, str], progress: Cal
 
 def _prepare(account: Account, region: str, fleet: str, tags: Mapping[str, str],
              progress: Callable[[str], None]) -> None:
-    name, number = names.queue(fleet), account.identity()[0]
-    where = f"arn:{partition(region)}:sqs:{region}:{number}:{name}"
-    rules = [f"arn:{partition(region)}:events:{region}:{number}:rule/{rule(fleet, n)}"
-             for n in range(len(event_parser.PATTERNS))]
+    name = names.queue(fleet)
+    where, rules = arns(region, account.identity()[0], fleet)
     attributes = {"MessageRetentionPeriod": str(KEPT_S), "VisibilityTimeout": "30", "SqsManagedSseEnabled": "true",
                   "Policy": json.dumps(policy(where, rules))}
     sqs, events = account.client("sqs", region), account.client("events", region)
@@ -69,16 +67,18 @@ def _prepare(account: Account, region: str, fleet: str, tags: Mapping[str, str],
                                  f"{failed['FailedEntries']}", hint="`spotfleet up` again")
 
 
+def arns(region: str, account: str, fleet: str) -> tuple[str, list[str]]:
+    """Return the ARN of the fleet's queue and those of its rules."""
+    begin = f"arn:{names.partition(region)}"
+    return (f"{begin}:sqs:{region}:{account}:{names.queue(fleet)}",
+            [f"{begin}:events:{region}:{account}:rule/{rule(fleet, n)}" for n in range(len(event_parser.PATTERNS))])
+
+
 def policy(queue: str, rules: list[str]) -> dict[str, Any]:
     """Return the queue's policy: only EventBridge may send, for these rules."""
     return {"Version": "2012-10-17", "Statement": [{
         "Effect": "Allow", "Principal": {"Service": "events.amazonaws.com"}, "Action": "sqs:SendMessage",
         "Resource": queue, "Condition": {"ArnEquals": {"aws:SourceArn": rules}}}]}
-
-
-def partition(region: str) -> str:
-    """Return the ARN partition of a region."""
-    return {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rsplit("-", 2)[0], "aws")
 
 
 def _create(sqs: AwsClient, name: str, attributes: Mapping[str, str], tags: Mapping[str, str],

@@ -41,6 +41,7 @@ ORPHANED = "request-canceled-and-instance-running"  # status of one whose instan
 NEVER_RAN = ("Server.InsufficientInstanceCapacity", "Server.InternalError", "Client.VolumeLimitExceeded",
              "Client.InvalidSnapshot.NotFound", "Client.InternalError", "Server.ScheduledStop.NeverStarted")
 RECLAIMED = "Server.Spot"  # codes of interruptions, which are free in the first hour
+BY_ITSELF = "Client.InstanceInitiatedShutdown"  # EC2's code when the machine switched itself off
 KEY_TROUBLE = "Client.InternalError"  # EC2's code when access to the volume's key is denied
 
 Instance = Mapping[str, Any]  # an item of DescribeInstances
@@ -245,6 +246,9 @@ def _why(instance: Instance, request: Request) -> str:
     words = status_text if taken and not by_us else reason_text
     if reason.get("Code") == KEY_TROUBLE:
         words += ": EC2 may not use the key of its volumes, or the image is not whole; see aws.kms_key"
+    if reason.get("Code") == BY_ITSELF:
+        words += (": it switched itself off. If it never joined, `aws ec2 get-console-output --instance-id "
+                  f"{instance['InstanceId']}` shows why, such as a broken GPU")
     return f"{state}: {words}" if state in GOING else words
 
 

@@ -140,8 +140,11 @@ def test_a_queue_that_was_removed_a_moment_ago_is_waited_for(cloud, aws, monkeyp
 def test_each_region_has_its_own_of_both_and_each_partition_its_own_names(cloud, aws):
     lines(aws(event_queue=True, regions=("us-east-1", "us-west-2"), joined=True))
     assert len(cloud.client("sqs", "us-west-2").list_queues(QueueNamePrefix="spotfleet-f")["QueueUrls"]) == 1
-    assert [queue.partition(r) for r in ("us-east-1", "cn-north-1", "us-gov-west-1", "ap-southeast-2")] == [
-        "aws", "aws-cn", "aws-us-gov", "aws"]
+    for region, partition in (("us-east-1", "aws"), ("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov"),
+                              ("ap-southeast-2", "aws"), ("eusc-de-east-1", "aws-eusc")):
+        where, rules = queue.arns(region, "123", "f")
+        assert where == f"arn:{partition}:sqs:{region}:123:spotfleet-f"
+        assert rules[0] == f"arn:{partition}:events:{region}:123:rule/spotfleet-f-0"
 
 
 # ---- read

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.support.fakes.aws.errors import AwsError
 from tests.support.fakes.aws.state import RegionState
+from tests.support.fakes.kit import patterns
 
 if TYPE_CHECKING:
     from tests.support.fakes.aws.cloud import AwsCloud
@@ -139,7 +138,7 @@ def _several(value: Any) -> list[str]:
 
 
 def _matches(values: Sequence[str], wanted: Sequence[str]) -> bool:
-    return any(re.fullmatch(fnmatch.translate(w.replace("[", "[[]")), v) for w in wanted for v in values)
+    return any(patterns.fits(v, w) for w in wanted for v in values)
 
 
 def page(items: list[Any], p: dict[str, Any], usual: int = 1000) -> tuple[list[Any], str | None]:

@@ -3,9 +3,7 @@ that are attached to them; everything by default. Guardrails are the organizatio
 
 from __future__ import annotations
 
-import fnmatch
 import json
-import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from urllib.parse import unquote
 
 from tests.support.fakes.aws.catalog import ACCOUNT
 from tests.support.fakes.aws.operations import Context, operation
+from tests.support.fakes.kit import patterns
 
 OWNER = "owner"
 OWNER_KEY = ("AKIAOWNEROFTHEFAKE01", "the-owners-secret-of-the-fake")
@@ -208,7 +207,7 @@ def _list(value: Any) -> list[Any]:
 def _like(text: str, pattern: str, case: bool = False) -> bool:
     if not case:
         text, pattern = text.lower(), pattern.lower()
-    return re.fullmatch(fnmatch.translate(pattern.replace("[", "[[]")), text) is not None
+    return patterns.fits(text, pattern)
 
 
 @operation("iam:SimulatePrincipalPolicy")
