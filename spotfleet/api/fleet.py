@@ -163,14 +163,26 @@ class Fleet:
         found.status()
         return found
 
-    def logs(self, job: str, *, follow: bool = False, rank: int = 0, worker: str = "") -> Iterator[bytes]:
+    def logs(self, job: str, *, follow: bool = False, rank: int = 0, worker: str = "", tail: int | None = None,
+             since_s: float = 0.0) -> Iterator[bytes]:
         """Yield the output of one rank or one worker of a job; after the fleet's end from its archive. Raises
-        SpotfleetError for a rank or worker that the job cannot have."""
+        SpotfleetError for a rank or worker that the job cannot have.
+
+        `tail`: only the last lines so far. `since_s`: only output of the last seconds, which no archive can tell.
+        """
         def living(client: DispatcherClient) -> Iterator[bytes]:
             reports.check_source(client, job, rank, worker)
-            return Job(client, job).logs(follow=follow, rank=rank, worker=worker)
+            return Job(client, job).logs(follow=follow, rank=rank, worker=worker, tail=tail, since_s=since_s)
 
-        return self._ask_dispatcher(living, lambda: reports.archived_logs(self._folder(), job, rank, worker))
+        return self._ask_dispatcher(
+            living, lambda: reports.archived_logs(self._folder(), job, rank, worker, tail, since_s))
+
+    def all_logs(self, job: str, *, follow: bool = False, tail: int | None = None, since_s: float = 0.0,
+                 ) -> Iterator[tuple[int, bytes]]:
+        """Yield (rank, output) of all ranks of a job, in pieces; arguments as for `logs`."""
+        return self._ask_dispatcher(
+            lambda client: Job(client, job).all_logs(follow=follow, tail=tail, since_s=since_s),
+            lambda: reports.all_archived_logs(self._folder(), job, tail, since_s))
 
     def setup_logs(self, job: str, host: str = "") -> Iterator[tuple[str, bytes]]:
         """Yield (host, output of `setup` there) for a job, of one host or of all; after the fleet's end from its

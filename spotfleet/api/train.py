@@ -44,6 +44,7 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
     if not request.script and not spec.run:
         raise UsageError("nothing to run: no script is given, and the fleet file has no `run`",
                          hint="spotfleet train SCRIPT.py [args]")
+    scripts.refuse_fleet_file(request.script)
     argv = (inside(Path(request.script), Path(spec.workdir)), *request.args) if request.script else ()
     least, most = request.np or default_np(status)
     if not 1 <= least <= most:

@@ -260,12 +260,18 @@ def logs(
     rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="Whose output.")] = 0,
     worker: Annotated[str, typer.Option("--worker", metavar="HOST/SLOT/INCARNATION", show_default=False,
                                         help="One process, as in `status -o json`.")] = "",
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Every rank; a line starts with its rank.")] = False,
+    tail: Annotated[int | None, typer.Option("-n", "--tail", min=0, metavar="N", show_default=False,
+                                             help="Only the last N lines so far.")] = None,
+    since: Annotated[str, typer.Option("--since", metavar="DURATION", show_default=False,
+                                       help="Only the output of the last 10m, 2h ...")] = "",
     setup: Annotated[bool, typer.Option("--setup", help="What `setup` printed, on each host.")] = False,
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="With --setup: on one.",
                                       show_default=False)] = "",
 ) -> None:
     """Print the output of a job, also after the fleet's end."""
-    call("read", "logs", cluster, job, follow=follow, rank=rank, worker=worker, setup=setup, host=host)
+    call("read", "logs", cluster, job, follow=follow, rank=rank, worker=worker, everything=everything, tail=tail,
+         since=since, setup=setup, host=host)
 
 
 @app.command()

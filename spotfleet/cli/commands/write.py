@@ -17,7 +17,7 @@ from spotfleet.api.job import succeeded
 from spotfleet.api.lifecycle.down import DownResult
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
 from spotfleet.cli import render
-from spotfleet.cli.commands.follow import print_progress
+from spotfleet.cli.commands.follow import print_progress, report_queued
 from spotfleet.cli.console import confirm, next_command, print_block, print_message, print_step, told_if_slow
 from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import columns, table
@@ -110,6 +110,7 @@ def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bo
                       detach=True, progress=print_step)
     print_message(f"job {job.id} on fleet {fleet.name}")
     if detach:
+        report_queued(job)
         next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}", f"spotfleet cancel {job.id}{_flag(fleet)}")
         return
     shown = _attached(fleet, job)
