@@ -148,6 +148,7 @@ class Fleet:
         if the dispatcher does not answer and the fleet has not ended."""
         found = self._ask_dispatcher(lambda client: client.status(), lambda: reports.ended_status(self._folder()))
         self._refresh_ssh(found)
+        self._remember_names(found)
         return replace(found, fleet=self.name)  # the dispatcher knows the name in the cloud, which may be a longer one
 
     def hosts(self) -> list[HostStatus]:
@@ -259,6 +260,12 @@ class Fleet:
         if not folder.record.down_at:
             workers = [h.host for h in found.hosts if h.role == Role.WORKER.value]
             ssh.refresh_if_changed(folder, workers, lambda: DispatcherMachine(folder).left())
+
+    def _remember_names(self, found: FleetStatus) -> None:
+        folder = self._folder()
+        if folder.exists and not folder.record.down_at:
+            folder.remember_names([h.host for h in found.hosts if h.role == Role.WORKER.value],
+                                  [j.job for j in found.jobs])
 
     def _require_file(self) -> FleetFile:
         if self._file is None:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from spotfleet.cli import completion
 from spotfleet.cli.commands import cost_options
 from spotfleet.cli.options import (
     TAIL,
@@ -254,7 +255,8 @@ def events(
 
 @app.command()
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Default: the newest.", show_default=False)] = "",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Default: the newest.", show_default=False,
+                                             autocompletion=completion.jobs)] = "",
     cluster: Cluster = "",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="Whose output.")] = 0,
@@ -276,7 +278,8 @@ def logs(
 
 @app.command()
 def outputs(
-    job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False)],
+    job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False,
+                                       autocompletion=completion.jobs)],
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Where they go, by worker.")] = "outputs",
     cluster: Cluster = "",
 ) -> None:
@@ -289,7 +292,8 @@ cost_options.register(app)
 
 @app.command()
 def cancel(
-    job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False)], cluster: Cluster = "",
+    job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False,
+                                       autocompletion=completion.jobs)], cluster: Cluster = "",
 ) -> None:
     """End a job; the fleet stays."""
     call("write", "cancel", cluster, job)
@@ -320,6 +324,7 @@ def leaks(
 def ssh(
     ctx: typer.Context,
     target: Annotated[str, typer.Argument(metavar="[FLEET|FLEET-w0|HOST]", show_default=False,
+                                          autocompletion=completion.machines,
                                           help="A fleet (its dispatcher's machine), or one of its hosts.")] = "",
     words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", show_default=False,
                                                       help="For ssh: options and a command.")] = None,

@@ -7,13 +7,16 @@ import os
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from spotfleet.cli import console
+from spotfleet.cli import completion, console
+from spotfleet.cli.app import app
 from spotfleet.cli.commands import follow
 from spotfleet.model import JobState
 from tests.support.cli.cli_cloud import FakeJob
+from tests.support.cli.cli_user import COMMANDS
 
 
 @pytest.mark.parametrize("command", ["status", "jobs", "events"])
@@ -23,8 +26,7 @@ def test_without_a_fleet_a_list_is_empty_and_no_error(user, command):
     assert json.loads(user.ok(f"{command} -o json").out) == []
 
 
-def test_without_a_fleet_nothing_was_spent_and_a_named_one_is_still_an_error(user):
-    assert user.ok("cost").out == "no fleet has been here: nothing has been spent\n"
+def test_a_fleet_that_is_named_and_does_not_exist_is_an_error(user):
     assert "there is no fleet 'lab'" in user.fails("status lab").err
 
 
@@ -44,6 +46,38 @@ def test_a_fleet_file_in_the_place_of_a_script_is_refused_before_it_is_sent(up):
     said = up.fails("train fleet.yaml", code=2)
     assert "fleet.yaml is a YAML file, not a Python script" in said.err and "`spotfleet up fleet.yaml`" in said.err
     assert up.dispatcher.jobs == {}
+
+
+HOSTS = ["digits-0", "digits-1", "digits-2"]
+
+
+@pytest.mark.parametrize(("line", "found"), [
+    ("status d", ["digits"]), ("status x", []), ("logs h", ["hello-1"]), ("logs -c digits hello", ["hello-1"]),
+    ("logs -c other h", []), ("drain digits-", HOSTS), ("ssh digits-", HOSTS),
+    ("train -c ", ["digits"]), ("cancel h", ["hello-1"]), ("cost d", ["digits"]),
+])
+def test_the_shell_completes_names_without_a_request(up, monkeypatch, line, found):
+    up.ok("train hello.py")
+    up.ok("status")
+    for dispatcher in up.cloud.dispatchers.values():
+        dispatcher.stop()
+    words = ["spotfleet", *line.split(" ")]
+    monkeypatch.setenv("_SPOTFLEET_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    up.capture.readouterr()
+    with pytest.raises(SystemExit):
+        COMMANDS(app).main(args=[], prog_name="spotfleet", standalone_mode=False)
+    assert up.capture.readouterr().out.split() == found
+
+
+def test_damaged_or_missing_names_complete_nothing(up):
+    folder = up.home / "fleets/digits"
+    for text in ("", "[1]", '{"jobs": 3}', "{}"):
+        (folder / "names.json").write_text(text)
+        assert completion.jobs(SimpleNamespace(params={}), "") == []
+    (folder / "names.json").unlink()
+    assert completion.hosts(SimpleNamespace(params={}), "") == []
 
 
 PRINTS = "for n in range(5): print('line', n)\n"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from spotfleet.api import costs as fleet_costs
-from spotfleet.api.home import Home
 from spotfleet.cli.commands import cost_table
 from spotfleet.cli.console import print_message
 from spotfleet.errors import UsageError
@@ -90,7 +89,7 @@ def _instant(option: str, text: str, now: float) -> float:
 def _ledgers(query: CostQuery) -> list[FleetLedgers]:
     """Return the ledgers. For one fleet they must be complete; among many, `missing` names those that cannot be read.
     """
-    if query.everything or not (query.fleets or Home().fleets()):
+    if query.everything:
         return fleet_costs.costs()
     if len(query.fleets) > 1:
         return fleet_costs.costs(query.fleets)
