@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import fleet_file_page
 from tests.lint import code_rules, document_rules, fault_rules, import_rules
 from tests.lint.layers import SDKS
 from tests.support.source_tree import Tree, read_tree
@@ -155,6 +156,11 @@ def test_each_rule_refuses_its_fault(rule: Rule, files: dict[str, str], place: s
         path.write_text(text)
     offenders = rule(Tree(tmp_path))
     assert place in [re.match(r"\S+:\d+", offender)[0] for offender in offenders]
+
+
+def test_the_page_of_the_fleet_files_keys_is_up_to_date():
+    assert fleet_file_page.PAGE.read_text() == fleet_file_page.page(), "run python scripts/fleet_file_page.py"
+    assert fleet_file_page.unknown_meanings() == []
 
 
 def test_every_rule_is_applied():
