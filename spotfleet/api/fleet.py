@@ -84,7 +84,7 @@ class Fleet:
 
     def train(self, script: str = "", args: Sequence[str] = (), *, np: tuple[int, int] | None = None, name: str = "",
               envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None, down: bool = False,
-              wait: bool = False, detach: bool = False, spares: int = 0,
+              wait: bool = False, detach: bool = False, spares: int = 0, slots: int = 0, priority: int = 0,
               resize_policy: str = "", growth: Mapping[int, int] | None = None,
               deadline_s: float = 0.0, work_s: float = 0.0, work_steps: int = 0,
               output: Callable[[bytes], object] | None = None, progress: Progress = _silent) -> Job:
@@ -93,12 +93,14 @@ class Fleet:
         `np` is (fewest, most) workers. Without `wait`, NoCapacity is raised, and no job is left, when fewer can start
         now. Rank 0's output goes to `output` (default: stdout). With `detach` it returns at once. Raises JobFailed.
         `down` ends the fleet after the job, also with this machine off. `spares` more workers wait, warm and paid for,
-        to replace lost ones. `resize_policy` and `growth`, {from this epoch: workers}, override the fleet file's
+        to replace lost ones. `slots`: the most slots that the job takes; `priority`: its place among jobs that wait for
+        hosts. `resize_policy` and `growth`, {from this epoch: workers}, override the fleet file's
         `resize`. The same holds for `deadline_s`, counted from now, and the work to be done by then: `work_s` at the
         fleet's full target, or `work_steps`.
         """
         request = TrainRequest(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait, spares,
-                               resize_policy, tuple((growth or {}).items()), deadline_s, work_s, work_steps)
+                               slots, priority, resize_policy, tuple((growth or {}).items()), deadline_s, work_s,
+                               work_steps)
         folder, client = self._folder(), self._client()
         record = folder.record
         job = Job(client, submit(self.home, record, folder.keys.secrets, client, request, progress))

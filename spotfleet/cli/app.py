@@ -175,6 +175,10 @@ def train(
                                     help="Workers; default: every slot, from nodes.min to nodes.max hosts.")] = "",
     spares: Annotated[int, typer.Option("--spares", metavar="N", min=0, show_default=False,
                                         help="Warm workers that only wait to replace a lost one.")] = 0,
+    slots: Annotated[int | None, typer.Option("--slots", metavar="N", min=1, show_default=False,
+                                              help="Take at most N slots, so that other jobs find room.")] = None,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", min=-1000, max=1000,
+                                          help="Of jobs that wait for hosts, the highest goes first.")] = 0,
     resize_policy: Annotated[str, typer.Option("--resize-policy", metavar="POLICY", show_default=False,
                                                help="keep-global-batch, scale-lr or none; see docs/resizing.md.")] = "",
     growth: Annotated[str, typer.Option("--growth", metavar="EPOCH:WORKERS,...", show_default=False,
@@ -203,8 +207,8 @@ def train(
     if verify:
         return call("verify", "verify", script, args or [], np=np, env=env or [])
     call("write", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
-          secret=secret or [], name_of_job=name, spares=spares, resize_policy=resize_policy, growth=growth,
-         deadline=deadline, work=work)
+         secret=secret or [], name_of_job=name, spares=spares, slots=slots or 0, priority=priority,
+         resize_policy=resize_policy, growth=growth, deadline=deadline, work=work)
 
 
 @app.command()
@@ -238,6 +242,12 @@ def jobs(
     if prune:
         return call("write", "prune", fleet, keep=keep, yes=yes, as_json=output is Output.JSON)
     call("read", "jobs", fleet, as_json=output is Output.JSON)
+
+
+@app.command()
+def queue(fleet: Name = "", output: Format = Output.TABLE) -> None:
+    """List the jobs that have not ended, in the order in which they get hosts."""
+    call("read", "queue", fleet, as_json=output is Output.JSON)
 
 
 @app.command()

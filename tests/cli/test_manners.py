@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from spotfleet.cli import completion, console
 from spotfleet.cli.app import app
 from spotfleet.cli.commands import follow
-from spotfleet.model import JobState
+from spotfleet.model import JobSpec, JobState
 from tests.support.cli.cli_cloud import FakeJob
 from tests.support.cli.cli_user import COMMANDS
 
@@ -104,6 +105,28 @@ def test_logs_of_all_ranks_name_the_rank_of_each_line(up):
 def test_logs_refuse_what_makes_no_sense(up, line):
     up.ok("train hello.py")
     assert "--since: expected a duration" in (err := up.fails(line, code=2).err) or "leave --rank" in err
+
+
+def test_a_job_takes_some_slots_and_has_a_priority(up):
+    up.ok("train hello.py --slots 1 --priority 5")
+    up.ok("train hello.py")
+    found = [(j.spec.min_workers, j.spec.max_workers, j.spec.priority) for j in up.dispatcher.jobs.values()]
+    assert found == [(1, 1, 5), (2, 3, 0)]
+    assert "--np" in up.fails("train hello.py --slots 1 --np 2", code=2).err
+    assert "--priority" in up.fails("train hello.py --priority 9999", code=2).err
+
+
+def test_the_queue_lists_running_jobs_then_waiting_ones_by_priority(up, monkeypatch):
+    assert up.ok("queue").err == "no job runs or waits on fleet digits\n"
+    states = [("a", JobState.QUEUED, 0), ("b", JobState.QUEUED, 5), ("c", JobState.RUNNING, -1),
+              ("d", JobState.SUCCEEDED, 9), ("e", JobState.QUEUED, 0)]
+    status = FakeJob.status
+    monkeypatch.setattr(FakeJob, "status", lambda job: replace(status(job), priority=job.spec.priority))
+    for name, state, priority in states:
+        up.dispatcher.jobs[name] = FakeJob(name, JobSpec(name, priority=priority), {}, state, "waits")
+    assert [job["job"] for job in json.loads(up.ok("queue -o json").out)] == ["c", "b", "a", "e"]
+    head, *rows = up.ok("queue").out.splitlines()
+    assert head.split()[:4] == ["job", "name", "state", "priority"] and rows[1].split()[:4] == ["b", "b", "queued", "5"]
 
 
 @pytest.mark.parametrize(("state", "why", "printed"), [

@@ -35,6 +35,7 @@ PLACES = {
     "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
+    "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
     "tests/train/data/test_counting.py": "engines",
     "tests/habits/test_processes.py": "machines",  # three or four jobs of real workers for each loop
     "tests/foreign/": "machines",  # four jobs of real workers for each script

@@ -22,6 +22,7 @@ from spotfleet.cli.tables import flow
 from spotfleet.codec import to_json
 from spotfleet.config.values import duration_s
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError, UsageError
+from spotfleet.model import JobState
 from spotfleet.protocol.messages import FleetStatus
 from spotfleet.words import counted, harmless, size
 
@@ -142,6 +143,20 @@ def jobs(name: str, *, as_json: bool) -> None:
     if now.past_jobs:
         print_message(f"{counted(now.past_jobs, 'older job')} not listed: `logs` and `outputs` still find them by "
                       "name, `spotfleet jobs --prune` removes their files")
+
+
+def queue(name: str, *, as_json: bool) -> None:
+    if _no_fleet(name, as_json):
+        return
+    fleet = Fleet(name)
+    left = [job for job in _status(fleet).jobs if not JobState(job.state).ended]
+    left.sort(key=lambda job: (job.state == JobState.QUEUED.value, -job.priority))  # in order of submission else
+    if as_json:
+        emit(left)
+    elif left:
+        print(render.queue(left))
+    else:
+        print_message(f"no job runs or waits on fleet {fleet.name}")
 
 
 def events(name: str, *, watch: bool, as_json: bool, everything: bool) -> None:
