@@ -242,6 +242,7 @@ class CheckpointSpec:
                 "as only workers write to an object store") if self.url else ""
 
 
+MOST_PRIORITY = 1000  # the highest of a job; the lowest is its negative
 RESIZE_POLICIES = ("none", "keep-global-batch", "scale-lr")
 
 
@@ -349,6 +350,7 @@ class JobSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     resize: ResizeSpec = field(default_factory=ResizeSpec)
     spares: int = 0  # warm workers beyond max_workers that wait to replace a lost one
+    priority: int = 0  # the highest of all waiting jobs gets hosts first
     deadline_s: float = 0.0  # from its submission; 0: none
     work_s: float = 0.0  # duration at the fleet's full target; 0: unspecified
     work_steps: int = 0  # optimizer steps in all; 0: unspecified

@@ -84,7 +84,7 @@ class Fleet:
 
     def train(self, script: str = "", args: Sequence[str] = (), *, np: tuple[int, int] | None = None, name: str = "",
               envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None, down: bool = False,
-              wait: bool = False, detach: bool = False, spares: int = 0,
+              wait: bool = False, detach: bool = False, spares: int = 0, slots: int = 0, priority: int = 0,
               resize_policy: str = "", growth: Mapping[int, int] | None = None,
               deadline_s: float = 0.0, work_s: float = 0.0, work_steps: int = 0,
               output: Callable[[bytes], object] | None = None, progress: Progress = _silent) -> Job:
@@ -93,12 +93,14 @@ class Fleet:
         `np` is (fewest, most) workers. Without `wait`, NoCapacity is raised, and no job is left, when fewer can start
         now. Rank 0's output goes to `output` (default: stdout). With `detach` it returns at once. Raises JobFailed.
         `down` ends the fleet after the job, also with this machine off. `spares` more workers wait, warm and paid for,
-        to replace lost ones. `resize_policy` and `growth`, {from this epoch: workers}, override the fleet file's
+        to replace lost ones. `slots`: the most slots that the job takes; `priority`: its place among jobs that wait for
+        hosts. `resize_policy` and `growth`, {from this epoch: workers}, override the fleet file's
         `resize`. The same holds for `deadline_s`, counted from now, and the work to be done by then: `work_s` at the
         fleet's full target, or `work_steps`.
         """
         request = TrainRequest(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait, spares,
-                               resize_policy, tuple((growth or {}).items()), deadline_s, work_s, work_steps)
+                               slots, priority, resize_policy, tuple((growth or {}).items()), deadline_s, work_s,
+                               work_steps)
         folder, client = self._folder(), self._client()
         record = folder.record
         job = Job(client, submit(self.home, record, folder.keys.secrets, client, request, progress))
@@ -148,6 +150,7 @@ class Fleet:
         if the dispatcher does not answer and the fleet has not ended."""
         found = self._ask_dispatcher(lambda client: client.status(), lambda: reports.ended_status(self._folder()))
         self._refresh_ssh(found)
+        self._remember_names(found)
         return replace(found, fleet=self.name)  # the dispatcher knows the name in the cloud, which may be a longer one
 
     def hosts(self) -> list[HostStatus]:
@@ -163,14 +166,26 @@ class Fleet:
         found.status()
         return found
 
-    def logs(self, job: str, *, follow: bool = False, rank: int = 0, worker: str = "") -> Iterator[bytes]:
+    def logs(self, job: str, *, follow: bool = False, rank: int = 0, worker: str = "", tail: int | None = None,
+             since_s: float = 0.0) -> Iterator[bytes]:
         """Yield the output of one rank or one worker of a job; after the fleet's end from its archive. Raises
-        SpotfleetError for a rank or worker that the job cannot have."""
+        SpotfleetError for a rank or worker that the job cannot have.
+
+        `tail`: only the last lines so far. `since_s`: only output of the last seconds, which no archive can tell.
+        """
         def living(client: DispatcherClient) -> Iterator[bytes]:
             reports.check_source(client, job, rank, worker)
-            return Job(client, job).logs(follow=follow, rank=rank, worker=worker)
+            return Job(client, job).logs(follow=follow, rank=rank, worker=worker, tail=tail, since_s=since_s)
 
-        return self._ask_dispatcher(living, lambda: reports.archived_logs(self._folder(), job, rank, worker))
+        return self._ask_dispatcher(
+            living, lambda: reports.archived_logs(self._folder(), job, rank, worker, tail, since_s))
+
+    def all_logs(self, job: str, *, follow: bool = False, tail: int | None = None, since_s: float = 0.0,
+                 ) -> Iterator[tuple[int, bytes]]:
+        """Yield (rank, output) of all ranks of a job, in pieces; arguments as for `logs`."""
+        return self._ask_dispatcher(
+            lambda client: Job(client, job).all_logs(follow=follow, tail=tail, since_s=since_s),
+            lambda: reports.all_archived_logs(self._folder(), job, tail, since_s))
 
     def setup_logs(self, job: str, host: str = "") -> Iterator[tuple[str, bytes]]:
         """Yield (host, output of `setup` there) for a job, of one host or of all; after the fleet's end from its
@@ -247,6 +262,12 @@ class Fleet:
         if not folder.record.down_at:
             workers = [h.host for h in found.hosts if h.role == Role.WORKER.value]
             ssh.refresh_if_changed(folder, workers, lambda: DispatcherMachine(folder).left())
+
+    def _remember_names(self, found: FleetStatus) -> None:
+        folder = self._folder()
+        if folder.exists and not folder.record.down_at:
+            folder.remember_names([h.host for h in found.hosts if h.role == Role.WORKER.value],
+                                  [j.job for j in found.jobs])
 
     def _require_file(self) -> FleetFile:
         if self._file is None:

@@ -3,6 +3,7 @@
     fleets/NAME/fleet.json      spec and progress of the fleet; never a secret
     fleets/NAME/keys.json       mode 0600: tokens, fleet secret, TLS key, the fleet's SSH key, the user's secrets
     fleets/NAME/ca.pem          the certificate authority that the CLI trusts
+    fleets/NAME/names.json      hosts and jobs as of the last `status` or `train`, for completion in the shell
     fleets/NAME/ledger.db       every event of the dispatcher's machine
     fleets/NAME/.archive.part/  results that a `down` is fetching (`storage/mirror.py`); the next one goes on with it
     fleets/NAME/fetched/        results that `down` has fetched; becomes archive/ once the machines are gone
@@ -22,8 +23,8 @@ import secrets
 import shutil
 import ssl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,13 @@ class FleetDir:
         record = replace(self.record, **changes)
         self.save(record)
         return record
+
+    def remember_names(self, hosts: Iterable[str], jobs: Iterable[str]) -> None:
+        """Save the names that the shell completes, if they have changed. `cli/completion.py` reads them."""
+        path, text = self.path / "names.json", json.dumps({"hosts": list(hosts), "jobs": list(jobs)})
+        with suppress(OSError):  # a convenience: a full disk must not hide the status
+            if not path.exists() or path.read_text() != text:
+                atomic.write(path, text, sync=False)
 
     @contextmanager
     def locked(self, wait_s: float | None = None, waiting: Callable[[str], None] = lambda _line: None,

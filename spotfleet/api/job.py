@@ -41,10 +41,31 @@ class Job:
             time.sleep(POLL_S)
         return succeeded(status)
 
-    def logs(self, *, follow: bool = False, rank: int = 0, worker: str = "") -> Iterator[bytes]:
+    def logs(self, *, follow: bool = False, rank: int = 0, worker: str = "", tail: int | None = None,
+             since_s: float = 0.0) -> Iterator[bytes]:
         """Yield the output of the worker that has `rank`, whichever process that is, or of one worker; with `follow`
-        until the job has ended."""
-        return (chunk.data for chunk in self.chunks(follow=follow, rank=rank, worker=worker))
+        until the job has ended. `tail`: only the last lines so far; `since_s`: only output of the last seconds."""
+        start = self._client.log_start(self.id, rank=rank, worker=worker, tail=tail, since_s=since_s) \
+            if tail is not None or since_s else 0
+        return (chunk.data for chunk in self.chunks(start, follow=follow, rank=rank, worker=worker))
+
+    def all_logs(self, *, follow: bool = False, tail: int | None = None, since_s: float = 0.0,
+                 ) -> Iterator[tuple[int, bytes]]:
+        """Yield (rank, output) of all ranks; arguments as for `logs`."""
+        left = dict.fromkeys(range(self.status().max_workers), 0)
+        if tail is not None or since_s:
+            left = {rank: self._client.log_start(self.id, rank=rank, tail=tail, since_s=since_s) for rank in left}
+        while left:
+            quiet = True
+            for rank, offset in list(left.items()):
+                chunk = self._client.logs(self.id, offset, rank=rank)
+                left[rank], quiet = chunk.offset, quiet and not chunk.data
+                if chunk.data:
+                    yield rank, chunk.data
+                if chunk.end or not (follow or chunk.data):
+                    del left[rank]
+            if follow and quiet and left:
+                time.sleep(POLL_S)
 
     def chunks(self, offset: int = 0, *, follow: bool, rank: int = 0, worker: str = "") -> Iterator[LogChunk]:
         """Yield the same as `logs`, each piece with the offset at which to continue."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from spotfleet.api.home import FleetDir
 from spotfleet.api.machine import DispatcherMachine, record_machine
-from spotfleet.errors import SpotfleetError
+from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.fleet.cost.facts import hosts
 from spotfleet.fleet.cost.groups import FleetLedgers
 from spotfleet.fleet.domain.events import (
@@ -111,15 +111,31 @@ def check_source(client: DispatcherClient, job: str, rank: int, worker: str) -> 
             f"it has at most {most} workers: 0..{most - 1}" if most > 1 else "it has one worker, rank 0"))
 
 
-def archived_logs(folder: FleetDir, job: str, rank: int, worker: str) -> Iterator[bytes]:
-    """Return a job's output from the archive. Raises SpotfleetError when there is none."""
+def archived_logs(folder: FleetDir, job: str, rank: int, worker: str, tail: int | None = None,
+                  since_s: float = 0.0) -> Iterator[bytes]:
+    """Return a job's output from the archive, or its last `tail` lines. Raises SpotfleetError when there is none, and
+    UsageError for `since_s`."""
+    if since_s:
+        raise UsageError(f"--since: fleet '{folder.name}' has ended, and its archive does not hold the time of a line",
+                         hint="`--tail 100` prints the last 100 lines")
     logs = folder.archive / "jobs" / job / "logs"
     path = logs / (f"{worker.replace('/', '@')}.log" if worker else f"rank-{rank}.log")
     if not path.is_file():
         there = ", ".join(sorted(p.name for p in (folder.archive / "jobs").glob("*")))
         raise SpotfleetError(f"the archive holds no output of job '{job}', {worker or f'rank {rank}'}",
                              hint=f"jobs in the archive: {there or 'none'}")
-    return iter([path.read_bytes()])
+    data = path.read_bytes()
+    if tail is None:
+        return iter([data])
+    lines = data.splitlines(keepends=True)
+    return iter([b"".join(lines[max(0, len(lines) - tail):])])
+
+
+def all_archived_logs(folder: FleetDir, job: str, tail: int | None, since_s: float) -> Iterator[tuple[int, bytes]]:
+    """Yield (rank, output) of all ranks from the archive."""
+    names = (path.stem.removeprefix("rank-") for path in (folder.archive / "jobs" / job / "logs").glob("rank-*.log"))
+    ranks = sorted(int(name) for name in names if name.isdecimal()) or [0]  # 0: its error names the archived jobs
+    return ((rank, data) for rank in ranks for data in archived_logs(folder, job, rank, "", tail, since_s))
 
 
 def archived_setups(folder: FleetDir, job: str) -> list[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from spotfleet import bootstrap
 from spotfleet.bootstrap import Wheel
 from spotfleet.errors import UsageError
+from spotfleet.version import install
 
 NAME = "spotfleet"
 BORN = (1980, 1, 1, 0, 0, 0)  # the oldest instant that a zip file can name
@@ -96,7 +97,7 @@ def _installed() -> tuple[str, str]:
         found = metadata.distribution(NAME)
     except metadata.PackageNotFoundError:
         raise UsageError(f"the {NAME} that runs here was not installed: it has no metadata to make a wheel of",
-                         hint="`pip install .` in a clone of spotfleet") from None
+                         hint=install()) from None
     about = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
     return about, found.read_text("entry_points.txt") or ""
 

@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spotfleet.errors import UsageError
+
 MOST_FILES = 200
 MOST_BYTES = 2_000_000
 HOROVOD = "horovod"
@@ -208,6 +210,14 @@ class _Reader:
         base = folder.joinpath(*parts)
         files = (base.with_name(f"{base.name}.py"), base / "__init__.py")
         return next((f for f in files if f.is_file()), None)
+
+
+def refuse_fleet_file(script: str) -> None:
+    """Raise UsageError for a YAML file in the place of a script."""
+    if script.lower().endswith((".yaml", ".yml")):
+        raise UsageError(f"{script} is a YAML file, not a Python script",
+                         hint=f"`spotfleet up {script}` makes the fleet of a fleet file; then `spotfleet train "
+                              "SCRIPT.py` runs a script, and `spotfleet train` alone the file's `run`")
 
 
 def _instead(text: str) -> str:

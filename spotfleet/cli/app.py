@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from spotfleet.cli import completion
 from spotfleet.cli.commands import cost_options
 from spotfleet.cli.options import (
     TAIL,
@@ -174,6 +175,10 @@ def train(
                                     help="Workers; default: every slot, from nodes.min to nodes.max hosts.")] = "",
     spares: Annotated[int, typer.Option("--spares", metavar="N", min=0, show_default=False,
                                         help="Warm workers that only wait to replace a lost one.")] = 0,
+    slots: Annotated[int | None, typer.Option("--slots", metavar="N", min=1, show_default=False,
+                                              help="Take at most N slots, so that other jobs find room.")] = None,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", min=-1000, max=1000,
+                                          help="Of jobs that wait for hosts, the highest goes first.")] = 0,
     resize_policy: Annotated[str, typer.Option("--resize-policy", metavar="POLICY", show_default=False,
                                                help="keep-global-batch, scale-lr or none; see docs/resizing.md.")] = "",
     growth: Annotated[str, typer.Option("--growth", metavar="EPOCH:WORKERS,...", show_default=False,
@@ -202,8 +207,8 @@ def train(
     if verify:
         return call("verify", "verify", script, args or [], np=np, env=env or [])
     call("write", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
-          secret=secret or [], name_of_job=name, spares=spares, resize_policy=resize_policy, growth=growth,
-         deadline=deadline, work=work)
+         secret=secret or [], name_of_job=name, spares=spares, slots=slots or 0, priority=priority,
+         resize_policy=resize_policy, growth=growth, deadline=deadline, work=work)
 
 
 @app.command()
@@ -240,6 +245,12 @@ def jobs(
 
 
 @app.command()
+def queue(fleet: Name = "", output: Format = Output.TABLE) -> None:
+    """List the jobs that have not ended, in the order in which they get hosts."""
+    call("read", "queue", fleet, as_json=output is Output.JSON)
+
+
+@app.command()
 def events(
     fleet: Name = "", watch: Watch = False,
     everything: Annotated[bool, typer.Option("-a", "--all", help="Also price changes and progress reports.")] = False,
@@ -254,23 +265,31 @@ def events(
 
 @app.command()
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Default: the newest.", show_default=False)] = "",
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Default: the newest.", show_default=False,
+                                             autocompletion=completion.jobs)] = "",
     cluster: Cluster = "",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     rank: Annotated[int, typer.Option("--rank", min=0, metavar="N", help="Whose output.")] = 0,
     worker: Annotated[str, typer.Option("--worker", metavar="HOST/SLOT/INCARNATION", show_default=False,
                                         help="One process, as in `status -o json`.")] = "",
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Every rank; a line starts with its rank.")] = False,
+    tail: Annotated[int | None, typer.Option("-n", "--tail", min=0, metavar="N", show_default=False,
+                                             help="Only the last N lines so far.")] = None,
+    since: Annotated[str, typer.Option("--since", metavar="DURATION", show_default=False,
+                                       help="Only the output of the last 10m, 2h ...")] = "",
     setup: Annotated[bool, typer.Option("--setup", help="What `setup` printed, on each host.")] = False,
     host: Annotated[str, typer.Option("--host", metavar="HOST", help="With --setup: on one.",
                                       show_default=False)] = "",
 ) -> None:
     """Print the output of a job, also after the fleet's end."""
-    call("read", "logs", cluster, job, follow=follow, rank=rank, worker=worker, setup=setup, host=host)
+    call("read", "logs", cluster, job, follow=follow, rank=rank, worker=worker, everything=everything, tail=tail,
+         since=since, setup=setup, host=host)
 
 
 @app.command()
 def outputs(
-    job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False)],
+    job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False,
+                                       autocompletion=completion.jobs)],
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Where they go, by worker.")] = "outputs",
     cluster: Cluster = "",
 ) -> None:
@@ -283,7 +302,8 @@ cost_options.register(app)
 
 @app.command()
 def cancel(
-    job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False)], cluster: Cluster = "",
+    job: Annotated[str, typer.Argument(help="As `jobs` shows it.", show_default=False,
+                                       autocompletion=completion.jobs)], cluster: Cluster = "",
 ) -> None:
     """End a job; the fleet stays."""
     call("write", "cancel", cluster, job)
@@ -314,6 +334,7 @@ def leaks(
 def ssh(
     ctx: typer.Context,
     target: Annotated[str, typer.Argument(metavar="[FLEET|FLEET-w0|HOST]", show_default=False,
+                                          autocompletion=completion.machines,
                                           help="A fleet (its dispatcher's machine), or one of its hosts.")] = "",
     words: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]", show_default=False,
                                                       help="For ssh: options and a command.")] = None,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +16,7 @@ from spotfleet.cli.tables import columns, flow
 from spotfleet.errors import UsageError
 from spotfleet.words import harmless, harmless_lines
 
+READER_S = 0.5  # period of looking whether stdout is still read
 SLOW_S = 2.0  # a command that shows nothing for longer is taken for hanging
 
 
@@ -41,6 +46,45 @@ def told_if_slow(line: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def ends_with_its_reader() -> Iterator[None]:
+    """Raise BrokenPipeError in the body once nothing reads stdout any more, also while the body only waits.
+
+    A command that prints rarely would else run on after `| head -1`: only a write finds the pipe closed.
+    """
+    over, closed = threading.Event(), threading.Event()
+
+    def watch(pipe: int, reader: int) -> None:
+        poll = select.poll()
+        poll.register(pipe, 0)  # an error alone is reported
+        while not over.is_set():
+            if poll.poll(READER_S * 1000) and not over.is_set():
+                closed.set()
+                signal.pthread_kill(reader, signal.SIGINT)
+                return
+
+    if (pipe := _stdout_pipe()) is not None:
+        threading.Thread(target=watch, args=(pipe, threading.get_ident()), daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if closed.is_set():
+            raise BrokenPipeError from None
+        raise
+    finally:
+        over.set()
+
+
+def _stdout_pipe() -> int | None:
+    """Return the descriptor of stdout if it is a pipe or a socket."""
+    try:
+        number = sys.stdout.fileno()
+        mode = os.fstat(number).st_mode
+    except (OSError, ValueError):  # closed, or replaced by an object without a descriptor
+        return None
+    return number if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else None
 
 
 def next_command(*commands: str) -> None:

@@ -241,7 +241,9 @@ def _of_job(event: Event) -> str:
     match event:
         case JobSubmitted():
             wanted = _range(event.min_workers, event.max_workers)
-            return f"submitted for {wanted} {'worker' if wanted == '1' else 'workers'}: {event.command or event.name}"
+            command, *more = (event.command or event.name).strip().splitlines() or [""]
+            noun = "worker" if wanted == "1" else "workers"
+            return f"submitted for {wanted} {noun}: {command}" + (" ..." if more else "")
         case JobChanged():
             state = {JobState.FAILED: "has failed", JobState.SUCCEEDED: "has succeeded",
                      JobState.CANCELLED: "was cancelled"}.get(event.state, f"is {event.state.value}")

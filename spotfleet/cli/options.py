@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from spotfleet.cli import completion
+
 
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM, after the command has printed what continues it."""
@@ -33,16 +35,18 @@ class SimulationOutput(StrEnum):
 
 
 Name = Annotated[str, typer.Argument(metavar="FLEET", help="The fleet; may be left out when there is only one.",
-                                     show_default=False)]
+                                     show_default=False, autocompletion=completion.fleets)]
 Cluster = Annotated[str, typer.Option("-c", "--cluster", metavar="FLEET", show_default=False,
+                                      autocompletion=completion.fleets,
                                       help="The fleet; may be left out when there is only one.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 Format = Annotated[Output, typer.Option("-o", "--output", help="json: for programs.")]
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on until interrupted.")]
-Host = Annotated[str, typer.Argument(help="A host's name or address, as `status` shows them.", show_default=False)]
+Host = Annotated[str, typer.Argument(help="A host's name or address, as `status` shows them.", show_default=False,
+                                     autocompletion=completion.hosts)]
 
 Everywhere = Annotated[bool, typer.Option("--all", help="Every worker host.")]
-OnHost = Annotated[str, typer.Option("--host", metavar="HOST", show_default=False,
+OnHost = Annotated[str, typer.Option("--host", metavar="HOST", show_default=False, autocompletion=completion.hosts,
                                      help="w0, w1 ..., a host's name or address; default: the dispatcher's machine.")]
 TAIL = "spotfleet.tail"  # key in a context: the words after `--`
 

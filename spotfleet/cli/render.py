@@ -250,6 +250,13 @@ def jobs(found: Sequence[JobStatus]) -> str:
                  drop=["generation", "outputs", "name", "repeated", "age", "per step"])
 
 
+def queue(found: Sequence[JobStatus]) -> str:
+    """Format jobs in the order in which they get hosts."""
+    rows = [(j.job, j.name, j.state, j.priority, _workers(j), j.hosts, span(j.age_s), j.why) for j in found]
+    return table(["job", "name", "state", "priority", "workers", "hosts", "age", "why"], rows,
+                 right=["priority", "hosts", "age"], words="why", drop=["name", "age", "hosts"])
+
+
 def _steps(job: JobStatus) -> int | str:
     """Return the steps; "-" where nobody counts them."""
     return job.version or ("-" if job.outside or job.hint else 0)

@@ -45,6 +45,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -67,6 +68,8 @@ from spotfleet.errors import UsageError
 from spotfleet.model import Autostop, CheckpointSpec, EnvironmentSpec, FleetSpec, Need, Nodes, ResizeSpec
 from spotfleet.plugins import SectionPlugin
 from spotfleet.words import did_you_mean
+
+NEAR = 0.76  # difflib's ratio of a mistyped key; "task" and "tags" have 0.75
 
 
 @dataclass(frozen=True)
@@ -161,8 +164,8 @@ def _unknown_key(place: Place) -> str:
         return "the dispatcher is always on demand; remove this"
     word, section = str(place[-1]), _section(place[:-1])
     known = list(section.model_fields) if section else []
-    if near := did_you_mean(word, known):
-        return "unknown key" + near
+    if near := _near_key(word, known):
+        return f"unknown key; did you mean '{near}'?"
     here = _dotted(place[:-1])
     if other := next((path for path, keys in _sections_by_place() if word in keys and path != here), ""):
         return f"unknown key; it belongs under `{other}`"
@@ -171,6 +174,13 @@ def _unknown_key(place: Place) -> str:
     if any(word in keys for path, keys in _sections_by_place() if path == ""):
         return "unknown key; it belongs to the top of the file"
     return f"unknown key{EXPECTED}{', '.join(known)}"
+
+
+def _near_key(word: str, known: Sequence[str]) -> str:
+    """Return the key that `word` most likely means; "" if none is near enough: a wrong guess is worse than none."""
+    parts = set(word.split("_"))
+    longer = [key for key in known if parts < set(key.split("_"))]  # mounts: file_mounts
+    return next(iter(get_close_matches(word, known, 1, NEAR) or longer), "")
 
 
 def _keys_hint(place: Place) -> str:

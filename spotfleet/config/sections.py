@@ -15,6 +15,9 @@ NOT_OURS = {  # SkyPilot's and dstack's keys that we refuse, with what to do ins
     "max_duration": "use `max_lifetime`", "idle_duration": "use `autostop: {idle_minutes: ...}`",
     "env": "use `envs`", "labels": "use `tags`", "cloud": "use `provider`", "commands": "use `run`",
     "backends": "use `provider`", "regions": "use `any_of` with one `region` each",
+    "min_workers": "use `nodes: {min: ...}`", "max_workers": "use `nodes: {max: ...}`", "gpu": "use `accelerators`",
+    "idle_timeout_minutes": "use `autostop: {idle_minutes: ...}`", "setup_commands": "use `setup`",
+    "spot_recovery": "jobs always recover",
 }
 
 Count = Annotated[int, BeforeValidator(values.count)]

@@ -193,7 +193,7 @@ class Dispatcher:
     def _needs(self, live: list[ManagedJob], views: dict[str, HostView],
                now: float) -> tuple[list[JobNeed], list[HostRoom]]:
         order = {name: n for n, name in enumerate(self.core.jobs)}
-        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id]) for j in live
+        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id], j.spec.priority) for j in live
                  if not j.record.cancelled]
         rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now))
                  for name, v in views.items() if v.host.state is not HostState.STOPPED]

@@ -117,7 +117,7 @@ class PolicyController:
     def _shares(self, live: list[ManagedJob], target: int) -> dict[str, int]:
         """Return the number of hosts of each job once the whole target is up."""
         stay = {h.request_id for h in self._state.hosts if h.counts and h.notice_deadline is None}
-        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, n) for n, j in enumerate(live)]
+        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, n, j.spec.priority) for n, j in enumerate(live)]
         hosts = {j.id: tuple(dict.fromkeys(host for host, _ in j.held() if host in stay)) for j in live
                  if j.state is not JobState.QUEUED}
         return shares(needs, hosts, target, self._slots)

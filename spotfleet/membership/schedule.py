@@ -1,8 +1,8 @@
 """Allocation of a fleet's hosts to its jobs. Pure.
 
-Jobs share a fleet on disjoint hosts and keep theirs. In order of submission, free hosts go first to jobs below their
-min, then to jobs below their max. A queued job starts only when its min fits. Free hosts are reserved for it if the
-hosts being launched will make it fit; otherwise other jobs may use them, so that no paid host is idle.
+Jobs share a fleet on disjoint hosts and keep theirs. By priority, then in order of submission, free hosts go first to
+jobs below their min, then to jobs below their max. A queued job starts only when its min fits. Free hosts are reserved
+for it if the hosts being launched will make it fit; otherwise other jobs may use them, so that no paid host is idle.
 
 A leaving host, or one whose agent is away, stays with its job but offers no slots: a replacement can come before it
 goes.
@@ -22,6 +22,7 @@ class JobNeed:
     min_workers: int
     max_workers: int
     order: int  # place in the order of submission
+    priority: int = 0  # a higher one goes before
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Allocation:
 
 def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[str, tuple[str, ...]]) -> Allocation:
     """Allocate hosts to jobs. `held`: as returned by the last call."""
-    queue = sorted(jobs, key=lambda j: (j.order, j.job))
+    queue = sorted(jobs, key=lambda j: (-j.priority, j.order, j.job))
     allocator = _Allocator(hosts, held, queue)
     for need in queue:
         allocator.shrink(need)

@@ -388,6 +388,8 @@ class JobStatus:
     outside: int = 0  # optimizer steps of a worker outside `elastic.run`; not part of `version`
     hint: str = ""  # the next thing to try, if something is wrong with the script
     tail: str = ""  # failures of the script after training, on other ranks than 0: they do not fail the job
+    priority: int = 0  # as in JobSpec
+    hosts: int = 0  # number of hosts that its workers are on
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 
 from spotfleet.protocol.messages import PROTOCOL
-from spotfleet.version import __version__
+from spotfleet.version import __version__, upgrade
 
 HEADER = "X-Spotfleet"
 FROZEN = frozenset({("POST", "/v1/down"), ("GET", "/v1/status"), ("GET", "/v1/archive"),
@@ -64,7 +64,7 @@ def compare(cli: SpokenVersion, dispatcher: SpokenVersion) -> VersionMismatch | 
     why = (f"this spotfleet ({_name(cli)}) is {order} than the fleet's dispatcher ({_name(dispatcher)}), "
            "and they are not compatible")
     fix = (f"install spotfleet {dispatcher.release} to go on with this fleet" if order == "newer" else
-           "`git pull` and `pip install .` in your clone of spotfleet")
+           upgrade())
     return VersionMismatch(why, f"{fix}; or end the fleet with `spotfleet down`, which works between all versions")
 
 

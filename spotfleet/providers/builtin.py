@@ -47,6 +47,10 @@ class LocalPlugin(BasePlugin):
     def moved(self, config: Config, spec: FleetSpec) -> Config:
         return config
 
+    def unpriced(self, spec: FleetSpec, hosts: int) -> str:
+        return ("provider local emulates a cloud on this machine: its prices are invented and nothing is billed; "
+                "`provider: aws` and `provider: ssh` are for real machines")
+
 
 class SshPlugin(BasePlugin):
     """Plugin of machines that exist. Its configuration is made by `api/lifecycle/ssh_machines.py`."""

@@ -270,6 +270,16 @@ class DispatcherClient:
         after = int(reply.headers.get("X-Offset") or offset + len(reply.body))
         return LogChunk(reply.body, after, reply.headers.get("X-End") == "1")
 
+    def log_start(self, job: str, *, rank: int = 0, worker: str = "", tail: int | None = None, since_s: float = 0.0,
+                  ) -> int:
+        """Return the offset at which the last `tail` lines, or those of the last `since_s` seconds, begin; 0 if this
+        dispatcher is of a release that cannot tell."""
+        query: dict[str, str | int] = {"worker": worker} if worker else {"rank": rank}
+        query |= {} if tail is None else {"tail": tail}
+        query |= {"since": f"{since_s:g}"} if since_s else {}
+        reply = self._call("GET", f"/v1/jobs/{quote(job, safe='')}/logs/start?{urlencode(query)}", accept=NO_ROUTE)
+        return 0 if reply.status in NO_ROUTE else int(_object(reply.body).get("offset") or 0)
+
     def stream(self, job: str, offset: int = 0, *, rank: int = 0, worker: str = "", follow: bool = True,
                ) -> Iterator[LogChunk]:
         """Yield chunks as they come, until the end of the job; without `follow`, only the current content."""

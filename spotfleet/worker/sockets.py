@@ -25,6 +25,7 @@ CAN_ABORT = os.path.isdir(FD_DIR)  # elsewhere (macOS) only a short limit on col
 _SIOCGIFCONF, _SIOCGIFNETMASK, _IFREQ_BYTES, _MOST_INTERFACES = 0x8912, 0x891B, 40, 1024
 _IF_INET6 = Path("/proc/thread-self/net/if_inet6")
 _RESENT, _SENT, _LEAST_RTT = 100, 136, 148  # offsets in tcp_info: total_retrans, segs_out, min_rtt (us)
+_NEEDLESS = 216  # dsack_dups: segments that the peer reported as received twice; since Linux 4.19
 _NO_RTT = 0xFFFFFFFF  # none measured yet
 
 
@@ -35,7 +36,7 @@ class PeerSocket:
     peer: str  # its address
     rtt_s: float  # the shortest round trip of the last minutes, so that a late answer does not raise it
     sent: int  # number of segments
-    resent: int  # number of those that were sent again
+    resent: int  # number of those that were lost and sent again, not of those that arrived late
 
 
 def sockets() -> dict[int, int]:
@@ -86,10 +87,19 @@ def _link(sock: socket.socket) -> PeerSocket | None:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     except OSError:
         return None  # no longer connected
+    return measured(peer, info)
+
+
+def measured(peer: str, info: bytes) -> PeerSocket | None:
+    """Read the kernel's tcp_info; None before the first round trip, or of a kernel from before 2016.
+
+    A busy peer answers late, and what is sent again meanwhile arrives twice: that is no loss.
+    """
     if len(info) < _LEAST_RTT + 4:
-        return None  # a kernel from before 2016
+        return None
     resent, sent, rtt_us = (struct.unpack_from("I", info, at)[0] for at in (_RESENT, _SENT, _LEAST_RTT))
-    return PeerSocket(peer, rtt_us / 1e6, sent, resent) if rtt_us != _NO_RTT else None
+    needless = struct.unpack_from("I", info, _NEEDLESS)[0] if len(info) >= _NEEDLESS + 4 else 0
+    return PeerSocket(peer, rtt_us / 1e6, sent, max(0, resent - needless)) if rtt_us != _NO_RTT else None
 
 
 def _same(inodes: dict[int, int]) -> list[socket.socket]:

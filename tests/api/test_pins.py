@@ -70,8 +70,8 @@ def test_machines_without_a_key_are_named_with_the_way_to_pin_one():
     with pytest.raises(NeedsPerson) as raised:
         pinned(spec(SshMachine("node1"), SshMachine("node2"), SshMachine("node3", host_key=B), port=2200), "",
                lambda _host: True)
-    assert str(raised.value) == ("ssh: no host key is known of [node1]:2200, [node2]:2200, and none is trusted at "
-                                 "first sight")
+    assert str(raised.value) == ("ssh: no host key is known of [node1]:2200, [node2]:2200, and none is trusted on "
+                                 "first use")
     assert raised.value.hint == (
         "`ssh-keyscan -p 2200 -t ed25519 node1 node2` prints what answers; compare it with "
         "/etc/ssh/ssh_host_ed25519_key.pub on the machine itself (its console, its owner), then add the line to "

@@ -89,6 +89,7 @@ SAID = [
     (e.BudgetReached(AT, "max_cost", 80, 8_000_000, 10_000_000, "$8.00 of $10.00 are spent"),
      "budget      80 % of max_cost: $8.00 of $10.00 are spent"),
     (e.JobSubmitted(AT, "d-8", "d", "t.py --steps 9", 1, 2), "d-8         submitted for 1..2 workers: t.py --steps 9"),
+    (e.JobSubmitted(AT, "d-8", "d", "\necho a\necho b\n", 1, 1), "d-8         submitted for 1 worker: echo a ..."),
     (e.JobChanged(AT, "d-8", JobState.QUEUED, "needs 1 host"), "d-8         is queued: needs 1 host"),
     (e.JobChanged(AT, "d-8", JobState.FAILED, "it raised", 36), "d-8         has failed at step 36: it raised"),
     (e.GenerationFormed(AT, "d-8", 2, TWO, "join", "u-3/0/13 joined", 36),

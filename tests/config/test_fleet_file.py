@@ -128,6 +128,12 @@ def test_checkpoints_go_to_a_mounted_folder_or_to_an_object_store(given, target,
     assert ("not copied there" in found.leaves_out) is bool(url)
 
 
+@pytest.mark.parametrize("word", ["task", "stop", "auth"])
+def test_a_key_that_only_looks_alike_is_no_suggestion(word):
+    with pytest.raises(UsageError, match=f"1: {word}: unknown key; expected one of name, "):
+        spec(f"{word}: 1")
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("provder: local", "1: provder: unknown key; did you mean 'provider'?"),
     ("name: a\nresources:\n  acelerators: V100",
@@ -137,6 +143,9 @@ def test_checkpoints_go_to_a_mounted_folder_or_to_an_object_store(given, target,
     ("instance_type: m5", "1: instance_type: unknown key; it belongs under `resources`"),
     ("resources: {setup: x}", "1: resources.setup: unknown key; it belongs to the top of the file"),
     ("resources: {cpus: 4+}", "1: resources.cpus: unknown key; choose the size by `instance_type`"),
+    ("max_workers: 4", "1: max_workers: unknown key; use `nodes: {max: ...}`"),
+    ("idle_timeout_minutes: 5", "1: idle_timeout_minutes: unknown key; use `autostop: {idle_minutes: ...}`"),
+    ("on_demand: 1", "1: on_demand: unknown key; did you mean 'on_demand_base'?"),
     ("nodes: {min: 2, zzz: 3}", "1: nodes.zzz: unknown key; expected one of min, target, max"),
     ("interruption_behavior: stpo",
      "1: interruption_behavior: expected terminate or stop, got 'stpo'; did you mean 'stop'?"),

@@ -11,7 +11,7 @@ from tests.support.e2e.e2e_stage import Stage, hosts
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("command", [["status"], ["train", "counting.py"], ["cost"], ["down", "-y"], ["hosts"]])
+@pytest.mark.parametrize("command", [["status", "lab"], ["train", "counting.py"], ["cost"], ["down", "-y"], ["hosts"]])
 def test_a_fleet_that_does_not_exist(stage: Stage, command):
     done = stage.cli(*command, ok=False)
     assert done.returncode == 1

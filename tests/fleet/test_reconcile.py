@@ -243,7 +243,7 @@ def test_a_host_that_was_never_listed_is_waited_for_until_its_launch_is_given_up
     world.run(590)
     assert [h.request_id for h in world.state.hosts] == ["f-0"]
     world.run(100)
-    assert world.state.host("f-0").why == "was never listed by the cloud"
+    assert world.state.host("f-0").why == "was never listed by the provider"
     assert world.living() == ["f-1"]
 
 

@@ -22,6 +22,13 @@ SECRET = {"secrets", "token", "admin_token", "fleet_secret"}  # fields
 FRAGMENT = re.compile(r"#+:? *of\b", re.IGNORECASE)  # a comment without the noun that it is about
 RENAMERS = {  # the helper, and scripts that run on a bare machine, without it
     "spotfleet/storage/atomic.py", "spotfleet/bootstrap/fetch.py", "spotfleet/bootstrap/gang_place.py"}
+ON_LINUX = tuple(f"spotfleet/{folder}/" for folder in ("agent", "dispatcher", "train", "worker", "bootstrap"))
+LINUX_ONLY = frozenset((
+    "pidfd_open", "pidfd_send_signal", "sched_getaffinity", "sched_setaffinity", "posix_fallocate", "posix_fadvise",
+    "copy_file_range", "eventfd", "memfd_create", "setns", "unshare", "splice", "getrandom", "O_TMPFILE", "O_PATH",
+    "fdatasync", "pipe2", "waitid", "sigtimedwait", "sigwaitinfo", "epoll", "listxattr", "SO_PEERCRED",
+    "TCP_KEEPIDLE", "TCP_USER_TIMEOUT", "TCP_INFO", "AF_NETLINK", "CLOCK_BOOTTIME", "prlimit", "F_OFD_SETLK",
+))
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}  # modules: the data may be a program
 READERS = {"torch", "np", "numpy"}  # can unpickle, too
 
@@ -112,6 +119,15 @@ def a_file_is_renamed_by_the_one_helper(tree: Tree) -> list[str]:
 
 def _is_atomic(call: ast.Attribute) -> bool:
     return ast.unparse(call.value) == "atomic"
+
+
+def the_command_line_calls_nothing_that_only_linux_has(tree: Tree) -> list[str]:
+    """Hosts run Linux; a laptop may run macOS, where nothing was tried. A use inside `if hasattr(...)` may stay."""
+    return [f"{source.name}:{node.lineno}: only Linux has {ast.unparse(node)}"
+            for source in tree.product if not source.name.startswith(ON_LINUX)
+            for node in source.of_type(ast.Attribute)
+            if node.attr in LINUX_ONLY and isinstance(node.value, ast.Name)
+            and f'hasattr({node.value.id}, "{node.attr}")' not in source.text]
 
 
 def every_error_class_is_used(tree: Tree) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from spotfleet.version import PUBLISHED
 from tests.support.source_tree import Tree
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
@@ -16,6 +17,14 @@ def links_in_a_document_lead_somewhere(tree: Tree) -> list[str]:
     return [f"{place}: {link} does not exist"
             for path in tree.documents for place, link in _found(tree, path, LINK)
             if not (path.parent / link).exists()]
+
+
+def nothing_is_installed_by_a_name_that_is_not_published(tree: Tree) -> list[str]:
+    """`spotfleet/version.py: install` is the one place that changes once PyPI has the package."""
+    by_name = re.compile(r"""(pip install (?:-\S+ )*['"]?spotfleet\b(?![-./]))""")
+    paths = [*tree.documents, *(source.path for source in tree.product)]
+    return [] if PUBLISHED else [f"{place}: pip finds no package `{text}`" for path in paths
+                                 if path.name != "version.py" for place, text in _found(tree, path, by_name)]
 
 
 def files_that_a_document_names_exist(tree: Tree) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import fleet_file_page
 from tests.lint import code_rules, document_rules, fault_rules, import_rules
 from tests.lint.layers import SDKS
 from tests.support.source_tree import Tree, read_tree
@@ -108,12 +109,19 @@ REFUSED: list[tuple[Rule, dict[str, str], str]] = [
      {"spotfleet/a.py": "x.replace('a', 'b')\natomic.rename(x, y)\nx.replace(y)\n"}, "spotfleet/a.py:3"),
     (code_rules.a_file_is_renamed_by_the_one_helper,
      {"spotfleet/a.py": "import os\nos.rename(x, y)\n"}, "spotfleet/a.py:2"),
+    (code_rules.the_command_line_calls_nothing_that_only_linux_has,
+     {"spotfleet/cli/a.py": "import os\nos.sched_getaffinity(0)\n", "spotfleet/agent/a.py": "os.pipe2(0)\n"},
+     "spotfleet/cli/a.py:2"),
     (code_rules.every_error_class_is_used, {"spotfleet/errors.py": "class Lost(Exception):\n    pass\n"},
      "spotfleet/errors.py:1"),
     (code_rules.a_folder_is_small, {f"spotfleet/x/f{n}.py": "" for n in range(16)}, "spotfleet/x:1"),
     (code_rules.a_folder_is_small, {f"docs/f{n}.md": "" for n in range(26)}, "docs:1"),
     (document_rules.links_in_a_document_lead_somewhere, {"docs/a.md": "\n[b](b.md)\n"}, "docs/a.md:2"),
     (document_rules.files_that_a_document_names_exist, {"README.md": "`spotfleet/a.py`\n"}, "README.md:1"),
+    (document_rules.nothing_is_installed_by_a_name_that_is_not_published,
+     {"docs/a.md": "\n`pip install 'spotfleet[aws]'`\n"}, "docs/a.md:2"),
+    (document_rules.nothing_is_installed_by_a_name_that_is_not_published,
+     {"spotfleet/a.py": "X = 'pip install --upgrade spotfleet'\n"}, "spotfleet/a.py:1"),
     (document_rules.recorded_durations_name_test_files, {"tests/durations.json": '{"tests/test_a.py": 1}'},
      "tests/durations.json:1"),
     (fault_rules.a_seeded_fault_fits_the_code,
@@ -151,6 +159,11 @@ def test_each_rule_refuses_its_fault(rule: Rule, files: dict[str, str], place: s
         path.write_text(text)
     offenders = rule(Tree(tmp_path))
     assert place in [re.match(r"\S+:\d+", offender)[0] for offender in offenders]
+
+
+def test_the_page_of_the_fleet_files_keys_is_up_to_date():
+    assert fleet_file_page.PAGE.read_text() == fleet_file_page.page(), "run python scripts/fleet_file_page.py"
+    assert fleet_file_page.unknown_meanings() == []
 
 
 def test_every_rule_is_applied():

@@ -35,6 +35,15 @@ def test_a_job_below_its_min_comes_before_one_that_could_use_more():
     assert now.held == {"a": ("h1",), "b": ("h2", "h3")}
 
 
+def test_a_higher_priority_goes_before_an_earlier_submission_and_takes_nothing_from_a_running_job():
+    urgent = JobNeed("u", 1, 2, 9, priority=5)
+    assert allocate([A, B, urgent], hosts("h1", "h2", "h3"), {}).held == {"u": ("h1", "h3"), "a": ("h2",)}
+    assert allocate([B, urgent], hosts("h1", "h2"), {"b": ("h1", "h2")}).held == {"b": ("h1", "h2")}
+    later = JobNeed("l", 1, 1, 3, priority=-1)
+    assert allocate([later, JobNeed("n", 1, 1, 4)], hosts("h1"), {}).held == {"n": ("h1",)}
+    assert shares([A, urgent], {}, hosts=3, slots=1) == {"a": 1, "u": 2}
+
+
 def test_a_small_job_does_not_wait_behind_one_that_cannot_start():
     now = allocate([B, C], hosts("h1"), {})
     assert now.held == {"c": ("h1",)}
@@ -98,8 +107,8 @@ rooms = st.lists(
 )
 needs = st.lists(
     st.builds(
-        lambda n, least, more: JobNeed(f"j{n}", least, least + more, n),
-        st.integers(0, 4), st.integers(1, 4), st.integers(0, 4),
+        lambda n, least, more, priority: JobNeed(f"j{n}", least, least + more, n, priority),
+        st.integers(0, 4), st.integers(1, 4), st.integers(0, 4), st.integers(-1, 1),
     ),
     unique_by=lambda j: j.job,
 )  # fmt: skip

@@ -38,6 +38,7 @@ PLACES = {
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
     "tests/train/comm/test_order.py": "engines",
+    "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
     "tests/train/data/test_counting.py": "engines",
     "tests/train/state/test_failure_points.py": "engines",
     "tests/train/state/test_kill_points.py": "engines",

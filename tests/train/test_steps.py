@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 
 import pytest
@@ -77,6 +78,15 @@ def test_the_kernel_tells_of_connections_to_peers_and_of_no_others(family, addre
         assert 1 <= link.sent <= 9
         assert links(born, {"10.9.9.9"}) == []
         assert links({fd: inode + 1 for fd, inode in born.items()}, {address}) == []  # another under the same number
+
+
+@pytest.mark.parametrize(("size", "twice", "lost"), [(248, 30, 10), (248, 99, 0), (216, 30, 40)])
+def test_segments_that_arrived_twice_were_not_lost(size, twice, lost):
+    """A kernel from before 2018 does not count them."""
+    info = bytearray(248)
+    for offset, value in ((100, 40), (136, 5000), (148, 250), (216, twice)):
+        struct.pack_into("I", info, offset, value)
+    assert sockets.measured("10.0.0.2", bytes(info[:size])) == PeerSocket("10.0.0.2", 0.00025, 5000, lost)
 
 
 def test_an_ipv4_peer_is_known_on_a_socket_of_both_families():

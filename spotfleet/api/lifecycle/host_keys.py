@@ -72,7 +72,7 @@ def _unknown(spec: SshSpec, names: Sequence[str], found: Callable[[str], bool]) 
     hosts = " ".join(m.host for m in machines)
     scan = f"ssh-keyscan {f'-p {ports.pop()} ' if ports != {22} and len(ports) == 1 else ''}-t ed25519 {hosts}"
     return NeedsPerson(
-        f"ssh: no host key is known of {', '.join(names)}, and none is trusted at first sight",
+        f"ssh: no host key is known of {', '.join(names)}, and none is trusted on first use",
         hint=f"`{scan}` prints what answers; compare it with /etc/ssh/ssh_host_ed25519_key.pub on the machine itself "
              f"(its console, its owner), then add the line to {where}, or write `host_key:` in the fleet file")
 

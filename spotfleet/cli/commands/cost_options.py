@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from spotfleet.cli import completion
 from spotfleet.cli.options import CostOutput, Format, Output, SimulationOutput, call
 
 catalog = typer.Typer(invoke_without_command=True, help="Show the sources and the age of the known prices.",
@@ -22,7 +23,8 @@ def register(app: typer.Typer) -> None:
 
 
 def cost(
-    fleets: Annotated[list[str] | None, typer.Argument(metavar="FLEET", show_default=False, help=(
+    fleets: Annotated[list[str] | None, typer.Argument(
+        metavar="FLEET", show_default=False, autocompletion=completion.fleets, help=(
         "Which; may be left out when there is only one."))] = None,
     everything: Annotated[bool, typer.Option("-a", "--all", help="Every fleet made here, also those that are down.",
                                              )] = False,

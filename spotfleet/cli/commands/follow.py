@@ -6,16 +6,18 @@ On stderr, so that stdout has the script's output alone.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from spotfleet.api import Fleet
-from spotfleet.cli.console import print_step
+from spotfleet.api import Fleet, Job
+from spotfleet.cli.console import print_message, print_step
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError
 from spotfleet.model import JobState
 from spotfleet.protocol.messages import JobStatus
 
 POLL_S = 1.0
+REASON_S = 3.0  # a new job has a state or a reason to wait within one step of the dispatcher
 WAITING = (JobState.QUEUED.value, JobState.STARTING.value, JobState.RECOVERING.value)
 
 
@@ -29,6 +31,15 @@ def print_progress(fleet: Fleet, job: str) -> Iterator[None]:
         yield
     finally:
         over.set()
+
+
+def report_queued(job: Job) -> None:
+    """Print what a job that has just been submitted waits for, if it does not start at once."""
+    end = time.monotonic() + REASON_S
+    while (status := job.status()).state == JobState.QUEUED.value and not status.why and time.monotonic() < end:
+        time.sleep(REASON_S / 20)
+    if status.state == JobState.QUEUED.value:
+        print_message(f"job {job.id} is queued: {status.why or 'it waits for hosts'}")
 
 
 def _poll(fleet: Fleet, job: str, over: threading.Event) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from spotfleet.api.home import Home
 from spotfleet.api.lifecycle.up import up_hosts
 from spotfleet.cli import event_text, render
 from spotfleet.cli.commands.follow import print_progress
-from spotfleet.cli.console import next_command, print_message, print_step, told_if_slow
+from spotfleet.cli.console import ends_with_its_reader, next_command, print_message, print_step, told_if_slow
 from spotfleet.cli.tables import flow
 from spotfleet.codec import to_json
-from spotfleet.errors import DispatcherUnreachable, SpotfleetError
+from spotfleet.config.values import duration_s
+from spotfleet.errors import DispatcherUnreachable, SpotfleetError, UsageError
+from spotfleet.model import JobState
 from spotfleet.protocol.messages import FleetStatus
 from spotfleet.words import counted, harmless, size
 
@@ -33,6 +36,8 @@ def emit(value: Any) -> None:
 
 def status(name: str, *, watch: bool, as_json: bool) -> None:
     home = Home()
+    if _no_fleet(name, as_json):
+        return
     if not name and not watch and len(folders := home.living() or home.fleets()) > 1:
         _all([folder.name for folder in folders], as_json)
         return
@@ -53,10 +58,22 @@ def status(name: str, *, watch: bool, as_json: bool) -> None:
         _redraw(fleet)
         return
     last: tuple = ()
-    for found in _watched(fleet):
-        if (now := _gist(found)) != last:
-            print(json.dumps(to_json(found)) if as_json else render.fleet_status(found) + "\n", flush=True)
-            last = now
+    with ends_with_its_reader():
+        for found in _watched(fleet):
+            if (now := _gist(found)) != last:
+                print(json.dumps(to_json(found)) if as_json else render.fleet_status(found) + "\n", flush=True)
+                last = now
+
+
+def _no_fleet(name: str, as_json: bool) -> bool:
+    """Print that there is no fleet, or [], if none is named and none was ever made here."""
+    if name or Home().fleets():
+        return False
+    if as_json:
+        emit([])
+    else:
+        print_message("there is no fleet; `spotfleet up FILE` makes one")
+    return True
 
 
 def _status(fleet: Fleet) -> FleetStatus:
@@ -112,6 +129,8 @@ def hosts(name: str, *, as_json: bool) -> None:
 
 
 def jobs(name: str, *, as_json: bool) -> None:
+    if _no_fleet(name, as_json):
+        return
     fleet = Fleet(name)
     now = _status(fleet)
     found = now.jobs
@@ -126,7 +145,23 @@ def jobs(name: str, *, as_json: bool) -> None:
                       "name, `spotfleet jobs --prune` removes their files")
 
 
+def queue(name: str, *, as_json: bool) -> None:
+    if _no_fleet(name, as_json):
+        return
+    fleet = Fleet(name)
+    left = [job for job in _status(fleet).jobs if not JobState(job.state).ended]
+    left.sort(key=lambda job: (job.state == JobState.QUEUED.value, -job.priority))  # in order of submission else
+    if as_json:
+        emit(left)
+    elif left:
+        print(render.queue(left))
+    else:
+        print_message(f"no job runs or waits on fleet {fleet.name}")
+
+
 def events(name: str, *, watch: bool, as_json: bool, everything: bool) -> None:
+    if _no_fleet(name, as_json):
+        return
     fleet = Fleet(name)
     rows = fleet.events()
     if as_json and not watch:
@@ -135,7 +170,8 @@ def events(name: str, *, watch: bool, as_json: bool, everything: bool) -> None:
     shown = _Events(as_json, everything)
     shown.print(rows)
     if watch and not fleet.ended:
-        _follow_events(fleet, max((r["seq"] for r in rows if r["ledger"] == "dispatcher"), default=0), shown)
+        with ends_with_its_reader():
+            _follow_events(fleet, max((r["seq"] for r in rows if r["ledger"] == "dispatcher"), default=0), shown)
 
 
 def _follow_events(fleet: Fleet, after: int, shown: _Events) -> None:
@@ -171,18 +207,58 @@ class _Events:
             print(flow(event_text.line(row, self._preempted)), flush=True)
 
 
-def logs(name: str, job: str, *, follow: bool, rank: int, worker: str, setup: bool, host: str) -> None:
+@dataclass(frozen=True)
+class LogQuery:
+    """Options of `logs` as typed."""
+
+    follow: bool = False
+    rank: int = 0
+    worker: str = ""
+    everything: bool = False  # all ranks
+    tail: int | None = None
+    since: str = ""
+    setup: bool = False
+    host: str = ""
+
+    def since_s(self) -> float:
+        try:
+            return duration_s(self.since) if self.since else 0.0
+        except ValueError as error:
+            raise UsageError(f"--since: {error}", hint="--since 10m is the last ten minutes") from None
+
+
+def logs(name: str, job: str, **options: Any) -> None:
+    query = LogQuery(**options)
+    since_s = query.since_s()
+    if query.everything and (query.rank or query.worker):
+        raise UsageError("--all prints every rank: leave --rank and --worker out", hint="spotfleet logs --all JOB")
     fleet = Fleet(name)
     job = job or _newest_job(fleet)
-    if setup or host:
-        for where, data in fleet.setup_logs(job, host):
-            sys.stdout.buffer.write(f"==> {where} <==\n".encode() + data)
-            sys.stdout.flush()
+    if query.setup or query.host:
+        for where, data in fleet.setup_logs(job, query.host):
+            _put(f"==> {where} <==\n".encode() + data)
         return
-    with print_progress(fleet, job) if follow and not fleet.ended else nullcontext():
-        for data in fleet.logs(job, follow=follow, rank=rank, worker=worker):
-            sys.stdout.buffer.write(data)
-            sys.stdout.flush()
+    with print_progress(fleet, job) if query.follow and not fleet.ended else nullcontext(), ends_with_its_reader():
+        if query.everything:
+            _by_rank(fleet.all_logs(job, follow=query.follow, tail=query.tail, since_s=since_s))
+            return
+        for data in fleet.logs(job, follow=query.follow, rank=query.rank, worker=query.worker, tail=query.tail,
+                               since_s=since_s):
+            _put(data)
+
+
+def _by_rank(pieces: Iterable[tuple[int, bytes]]) -> None:
+    """Print whole lines, each with its rank before it."""
+    begun: dict[int, bytes] = {}
+    for rank, data in pieces:
+        *lines, begun[rank] = (begun.get(rank, b"") + data).split(b"\n")
+        _put(b"".join(f"rank {rank}: ".encode() + line + b"\n" for line in lines))
+    _put(b"".join(f"rank {rank}: ".encode() + rest + b"\n" for rank, rest in sorted(begun.items()) if rest))
+
+
+def _put(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
 
 
 def outputs(name: str, job: str, into: str) -> None:

@@ -17,7 +17,7 @@ from spotfleet.api.job import succeeded
 from spotfleet.api.lifecycle.down import DownResult
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
 from spotfleet.cli import render
-from spotfleet.cli.commands.follow import print_progress
+from spotfleet.cli.commands.follow import print_progress, report_queued
 from spotfleet.cli.console import confirm, next_command, print_block, print_message, print_step, told_if_slow
 from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import columns, table
@@ -100,16 +100,17 @@ def _other_resources(provider: str) -> str:
 
 
 def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, wait: bool,
-          env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int,
+          env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int, slots: int, priority: int,
           resize_policy: str, growth: str, deadline: str, work: str) -> None:
     deadline_s, (work_s, work_steps) = due(deadline, work)
     fleet = Fleet(name)
     job = fleet.train(script, args, np=workers(np) if np else None, name=name_of_job, envs=variables(env),
-                      secrets=secrets(secret), down=down, wait=wait, spares=spares, resize_policy=resize_policy,
-                      growth=schedule(growth), deadline_s=deadline_s, work_s=work_s, work_steps=work_steps,
-                      detach=True, progress=print_step)
+                      secrets=secrets(secret), down=down, wait=wait, spares=spares, slots=slots, priority=priority,
+                      resize_policy=resize_policy, growth=schedule(growth), deadline_s=deadline_s, work_s=work_s,
+                      work_steps=work_steps, detach=True, progress=print_step)
     print_message(f"job {job.id} on fleet {fleet.name}")
     if detach:
+        report_queued(job)
         next_command(f"spotfleet logs -f {job.id}{_flag(fleet)}", f"spotfleet cancel {job.id}{_flag(fleet)}")
         return
     shown = _attached(fleet, job)

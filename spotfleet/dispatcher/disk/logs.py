@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,10 +28,22 @@ from spotfleet.words import size as in_words
 CHUNK_BYTES = 1 << 20  # largest answer to one read
 LIMIT_BYTES = 2 << 30  # limit of one job; the copy by rank counts too
 SEGMENT_BYTES = 8 << 20
+TAIL_BYTES = 16 << 20  # how far back `tail` looks for lines
+BLOCK_BYTES = 1 << 16
+SPAN_S, SPANS = 5.0, 64  # shortest time between two noted arrivals of one log, and how many are noted
 FILE_BYTES = 1 << 16  # what each file counts in addition to its bytes, so that a job has at most 32,768 of them
 SEGMENT_NAME = re.compile(r"(.+)\.log(?:\.(\d{1,18}))?")
 
 Segment = tuple[str, int]  # the log's name in file names, and the offset of the file's first byte
+
+
+@dataclass
+class _Arrivals:
+    """A part of a log, from `offset` to the next part, and when its first and its last byte arrived (monotonic)."""
+
+    offset: int
+    first_at: float
+    last_at: float
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,7 @@ class JobLogs:
         self._limit_bytes, self._segment_bytes = limit_bytes, segment_bytes
         self._cut: dict[str, int] = {}  # host or rank -> bytes removed by this process
         self._news: list[Callable[[str, float], Event]] = []
+        self._arrived: dict[str, list[_Arrivals]] = {}  # log -> what this process received, oldest first
 
     @property
     def remark(self) -> str:
@@ -91,6 +105,42 @@ class JobLogs:
             data = b""
         later = min((s for s in starts if s > offset), default=offset)
         return LogPiece(data, offset + len(data) if data else later)
+
+    def start(self, source: int | str, *, lines: int | None = None, since_s: float = 0.0) -> int:
+        """Return the offset at which the last `lines` lines begin, and not before the output of the last `since_s`
+        seconds. The latter is known to seconds for what this process received, else to a file of SEGMENT_BYTES."""
+        name = f"rank-{source}" if isinstance(source, int) else _file_name(source)
+        if not (starts := self._starts.get(name)):
+            return 0
+        start = self._since(name, since_s) if since_s > 0 else starts[0]
+        return start if lines is None else max(start, self._last_lines(name, lines))
+
+    def _since(self, name: str, since_s: float) -> int:
+        now, arrived = time.monotonic(), self._arrived.get(name, [])
+        first = arrived[0].offset if arrived else self._end(name)
+        for start in self._starts[name]:
+            if start < first and time.time() - self._path((name, start)).stat().st_mtime <= since_s:
+                return start
+        return next((part.offset for part in arrived if now - part.last_at <= since_s), self._end(name))
+
+    def _last_lines(self, name: str, lines: int) -> int:
+        end = position = self._end(name)
+        if not lines:
+            return end
+        for start in reversed(self._starts[name]):
+            while position > start and end - position < TAIL_BYTES:
+                begin = max(start, position - BLOCK_BYTES)
+                with self._path((name, start)).open("rb") as file:
+                    file.seek(begin - start)
+                    data = file.read(position - begin)
+                at = len(data)
+                while (at := data.rfind(b"\n", 0, at)) >= 0:
+                    if begin + at + 1 < end:  # the last line's own end is no line more
+                        lines -= 1
+                    if lines <= 0:
+                        return begin + at + 1
+                position = begin
+        return position
 
     def workers(self) -> dict[str, int]:
         """Return every worker with output, oldest first, and the bytes that it has written."""
@@ -135,9 +185,20 @@ class JobLogs:
         end, starts = self._end(name), self._starts.get(name, [])
         start = starts[-1] if starts and end - starts[-1] < self._segment_bytes else end
         _append(self._path((name, start)), data)
+        self._note_arrival(name, end)
         if start not in starts:
             self._starts[name] = [*starts, start]
         self._note((name, start), end - start + len(data))
+
+    def _note_arrival(self, name: str, offset: int) -> None:
+        parts, now = self._arrived.setdefault(name, []), time.monotonic()
+        if parts and now - parts[-1].first_at < SPAN_S:
+            parts[-1].last_at = now
+            return
+        parts.append(_Arrivals(offset, now, now))
+        if len(parts) > SPANS:  # join pairs of the older half: old output is found less exactly
+            for at in range(SPANS // 4):
+                parts[at].last_at = parts.pop(at + 1).last_at
 
     def _note(self, segment: Segment, size: int | None) -> None:
         """Note the size of a file; None: it is removed."""

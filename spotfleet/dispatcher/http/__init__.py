@@ -29,6 +29,7 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 | GET /v1/jobs/JOB/launch | agent | WorkerLaunch; only for a host with a worker of the job |
 | GET /v1/jobs/JOB/workers | CLI | `{workers}`: the workers that have logs |
 | GET /v1/jobs/JOB/logs?offset=B&wait=S | CLI | bytes of a log, long poll; also `rank=N` or `worker=W`, see below |
+| GET /v1/jobs/JOB/logs/start?tail=N&since=S | CLI | `{offset}`: where the last N lines, or S seconds, begin |
 | POST /v1/jobs/JOB/logs/WORKER?offset=B | agent | appends if `offset` is the size held -> `{size}` |
 | PUT /v1/jobs/JOB/checkpoints/VERSION | agent | a checkpoint or a part of one, see below -> Checkpoint |
 | GET /v1/jobs/JOB/checkpoints/VERSION | CLI, agent | the file of the checkpoint |

@@ -96,6 +96,7 @@ ROUTES = (
     Route("GET", "/v1/jobs/{job}/launch", CallerKind.AGENT, jobs.launch),
     Route("GET", "/v1/jobs/{job}/workers", CallerKind.CLI, jobs.log_workers),
     Route("GET", "/v1/jobs/{job}/logs", CallerKind.CLI, jobs.get_logs),
+    Route("GET", "/v1/jobs/{job}/logs/start", CallerKind.CLI, jobs.log_start),
     Route("POST", "/v1/jobs/{job}/logs/{worker:.+}", CallerKind.AGENT, jobs.post_log),
     Route("PUT", "/v1/jobs/{job}/checkpoints/{version}", CallerKind.AGENT, jobs.put_checkpoint),
     Route("GET", "/v1/jobs/{job}/checkpoints/{version}", CallerKind.BOTH, jobs.get_checkpoint),

@@ -108,12 +108,22 @@ async def log_workers(request: web.Request) -> web.Response:
     return web.json_response({"workers": list(_job(request).logs.workers())})
 
 
-async def get_logs(request: web.Request) -> web.Response:
-    found = _job(request)
+def _log_source(request: web.Request) -> int | str:
     worker = request.query.get("worker", "")
     if worker and not LOG_NAME.fullmatch(worker):
         raise UsageError(f"worker: {worker[:200]!r} is not HOST/SLOT/INCARNATION or HOST#setup")
-    source = worker or whole(request, "rank")
+    return worker or whole(request, "rank")
+
+
+async def log_start(request: web.Request) -> web.Response:
+    """Send the offset at which the last `tail` lines, or those of the last `since` seconds, begin."""
+    found, source = _job(request), _log_source(request)
+    lines = whole(request, "tail") if "tail" in request.query else None
+    return web.json_response({"offset": found.logs.start(source, lines=lines, since_s=number(request, "since"))})
+
+
+async def get_logs(request: web.Request) -> web.Response:
+    found, source = _job(request), _log_source(request)
     offset, deadline = whole(request, "offset"), time.monotonic() + min(number(request, "wait"), LONGEST_WAIT_S)
     while True:
         # read before the log, so that a chunk in between is not missed

@@ -30,4 +30,5 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
         newest.version if newest else 0, record.error, () if ended else workers,
         max(0.0, now - record.submitted_at), "" if ended else job.progress.step_why,
         job.outputs.bytes, job.outputs.age_s(now), recomputed=job.progress.recomputed,
-        outside=record.outside, hint=record.hint if ended else job.outside.hint, tail=tail.words(record.tail))
+        outside=record.outside, hint=record.hint if ended else job.outside.hint, tail=tail.words(record.tail),
+        priority=spec.priority, hosts=0 if ended else len(job.workers.hosts()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from spotfleet.errors import UsageError
-from spotfleet.model import RESIZE_POLICIES, JobSpec
+from spotfleet.model import MOST_PRIORITY, RESIZE_POLICIES, JobSpec
 from spotfleet.storage.schemes import ANY_SCHEME, SCHEMES
 
 NAME_CHARS = 200
@@ -26,6 +26,9 @@ def check(spec: JobSpec, secrets: dict[str, str]) -> None:
         raise UsageError(f"spec.max_workers: {spec.max_workers} is more than {MOST_WORKERS}")
     if not 0 <= spec.spares <= MOST_WORKERS:
         raise UsageError(f"spec.spares: {spec.spares} is not from 0 to {MOST_WORKERS}")
+    if not -MOST_PRIORITY <= spec.priority <= MOST_PRIORITY:
+        raise UsageError(f"spec.priority: {spec.priority} is not from -{MOST_PRIORITY} to {MOST_PRIORITY}",
+                         hint="--priority 10 goes before the usual 0")
     if spec.spares and not spec.argv:
         raise UsageError("spec.spares: a command has no spares, as nothing tells when it could take a lost one's place",
                          hint="train a script that uses spotfleet.train, or leave --spares out")

@@ -86,7 +86,7 @@ def new_events(known: Host | None, line: CloudHost, now: float) -> list[Event]:
         moved = known.offer.pool != line.offer.pool
         return [HostPlaced(now, line.request_id, line.offer), listed] if moved else [listed]
     # The ledger was lost. The launch counts from now, so that the agent has its whole time to report.
-    return [LaunchIntended(now, line.request_id, line.role, line.offer, "adopted: the cloud lists it"), listed]
+    return [LaunchIntended(now, line.request_id, line.role, line.offer, "adopted: the provider lists it"), listed]
 
 
 def _is_new_machine(known: Host, line: CloudHost) -> bool:
@@ -101,18 +101,18 @@ def absence_events(host: Host, observed: Observed, now: float) -> list[Event]:
         return []
     if not host.provider_id:
         given_up = host.terminate_at is not None and now - max(host.since, host.asked_at) >= NEVER_LISTED_S
-        gone = HostListed(now, host.request_id, "", CloudState.TERMINATED, (), why="was never listed by the cloud",
+        gone = HostListed(now, host.request_id, "", CloudState.TERMINATED, (), why="was never listed by the provider",
                           missing=True)
         return [gone] if given_up else []
     if host.missing_since is None:
         assert host.cloud is not None
         return [HostListed(now, host.request_id, host.provider_id, host.cloud, host.runs, host.address, host.port,
-                           "not in the cloud's listing", missing=True)]
+                           "not in the provider's list", missing=True)]
     if now - host.missing_since < MISSING_S:
         return []
     runs = tuple(replace(r, ended_at=host.missing_since) if r.ended_at is None else r for r in host.runs)
     return [HostListed(now, host.request_id, host.provider_id, CloudState.TERMINATED, runs, host.address, host.port,
-                       f"not in the cloud's listing since {clock_utc(host.missing_since)}", missing=True,
+                       f"not in the provider's list since {clock_utc(host.missing_since)}", missing=True,
                        ended_at=host.missing_since)]
 
 

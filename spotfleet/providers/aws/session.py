@@ -25,7 +25,7 @@ from spotfleet.providers.aws.section.spec import AwsSpec, current, spec_in, unre
 from spotfleet.providers.kit.cache import AnswerCache
 from spotfleet.providers.kit.requests import Paces, each
 from spotfleet.providers.kit.userdata import MachineSetup
-from spotfleet.version import __version__
+from spotfleet.version import __version__, install
 from spotfleet.words import did_you_mean
 
 DEFAULT_REGION = "us-east-1"
@@ -39,7 +39,7 @@ IDENTITY_S = 3600.0
 REGIONS_S = 24 * 3600.0
 AT_METADATA = {"metadata_service_num_attempts": 4, "metadata_service_timeout": 3}  # for a machine that has just booted
 SKEW_S = 240.0  # AWS accepts signatures up to five minutes old
-INSTALL = "pip install '.[aws]'   (in a clone of spotfleet)"
+INSTALL = install("aws")
 
 CHANGES_PER_S, CHANGES_AT_ONCE = 5.0, 10  # our launches, and our ends, of one region: EC2 takes 5 of a call a second
 

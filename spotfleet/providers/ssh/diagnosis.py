@@ -98,7 +98,7 @@ def unknown_key(shown: str) -> Diagnosis:
     """`shown`: the key it shows, "TYPE BASE64 FINGERPRINT"."""
     kind, blob, fingerprint = shown.split()
     return Diagnosis(
-        f"its host key is not pinned, and none is trusted at first sight; it shows {kind} {fingerprint}",
+        f"its host key is not pinned, and none is trusted on first use; it shows {kind} {fingerprint}",
         f"compare that with `ssh-keygen -lf /etc/ssh/ssh_host_{_file(kind)}_key.pub` on the machine itself; if they "
         f"are the same, write `host_key: {kind} {blob}` for it in the fleet file")
 

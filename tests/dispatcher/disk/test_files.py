@@ -7,7 +7,9 @@ import errno
 import io
 import os
 import tarfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,6 +109,37 @@ def test_a_chunk_that_finds_no_room_leaves_no_log(tmp_path: Path, monkeypatch: p
 
 def no_room(path: Path, data: bytes) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_the_last_lines_of_a_log_are_found_across_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spotfleet.dispatcher.disk.logs.BLOCK_BYTES", 7)
+    logs = JobLogs(tmp_path, segment_bytes=20)
+    for n in range(10):
+        logs.append(W1, 0, 10 * n, f"line {n:04}\n".encode())
+    assert [logs.start(0, lines=n) for n in (0, 1, 3, 9, 10, 99)] == [100, 90, 70, 10, 0, 0]
+    logs.append(W1, 0, 100, b"half a line")
+    assert [logs.start(W1, lines=n) for n in (0, 1, 2)] == [111, 100, 90]
+    assert logs.start("h-9/0/1", lines=3) == logs.start(7, since_s=5.0) == 0, "a log that does not exist"
+
+
+def test_output_of_the_last_seconds_begins_where_it_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now, disk = [0.0], "spotfleet.dispatcher.disk.logs"
+    monkeypatch.setattr(f"{disk}.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 1e9 + now[0]))
+    logs = JobLogs(tmp_path, segment_bytes=20)
+    for n in range(300):
+        now[0] = 10.0 * n
+        logs.append(W1, 0, 10 * n, f"line {n:04}\n".encode())
+    assert [logs.start(0, since_s=s) for s in (5.0, 25.0, 105.0)] == [2990, 2970, 2890]
+    assert [logs.start(0, since_s=s, lines=2) for s in (5.0, 105.0)] == [2990, 2980]
+    assert 1200 < logs.start(0, since_s=1005.0) <= 2000, "older output begins too early at most"
+    now[0] += 100
+    assert logs.start(0, since_s=50.0) == 3000
+    monkeypatch.undo()
+    after, moment = JobLogs(tmp_path, segment_bytes=20), time.time()
+    for path in tmp_path.glob("rank-0.log*"):
+        age = 3000 - int(path.suffix.removeprefix(".")) if path.suffix != ".log" else 3000
+        os.utime(path, (moment - age, moment - age))
+    assert after.start(0, since_s=110.0) == 2900, "a process that began later knows the ages of the files"
 
 
 def test_the_end_of_a_removed_log_is_known_to_its_sender(tmp_path: Path):

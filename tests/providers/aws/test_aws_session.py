@@ -15,6 +15,7 @@ from spotfleet.providers.aws import AwsProvider
 from spotfleet.providers.aws.mapping import errors
 from spotfleet.providers.aws.section.spec import AwsSpec
 from spotfleet.providers.aws.session import Account, Settings, settings_of
+from spotfleet.version import install
 
 ANY = Need(instance_type="g5.xlarge")
 
@@ -48,7 +49,7 @@ def test_without_the_sdk_the_extra_to_install_is_named(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(NeedsPerson, match="needs boto3") as told:
         Account(Settings(AwsSpec(regions=("us-east-1",)))).client("ec2")
-    assert told.value.hint == "pip install '.[aws]'   (in a clone of spotfleet)"
+    assert told.value.hint == install("aws")
 
 
 def test_without_credentials_a_person_hears_how_to_get_some(cloud, aws, monkeypatch):

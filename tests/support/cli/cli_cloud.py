@@ -311,6 +311,9 @@ class FakeHandler(BaseHTTPRequestHandler):
                 self._answer({})
             case ["GET", job, "workers"]:
                 self._answer({"workers": ["digits-0/0/1"] if d.jobs[job].log else []})
+            case ["GET", job, "logs", "start"]:
+                tail = b"".join(d.jobs[job].log.splitlines(keepends=True)[-int(self.query["tail"]):])
+                self._answer({"offset": len(d.jobs[job].log) - len(tail)})
             case ["GET", job, "logs"]:
                 self._log(d.jobs[job], int(self.query["offset"]))
 

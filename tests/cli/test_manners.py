@@ -1,0 +1,149 @@
+"""Empty lists, output that is cut short, and a file of the wrong kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from spotfleet.cli import completion, console
+from spotfleet.cli.app import app
+from spotfleet.cli.commands import follow
+from spotfleet.model import JobSpec, JobState
+from tests.support.cli.cli_cloud import FakeJob
+from tests.support.cli.cli_user import COMMANDS
+
+
+@pytest.mark.parametrize("command", ["status", "jobs", "events"])
+def test_without_a_fleet_a_list_is_empty_and_no_error(user, command):
+    said = user.ok(command)
+    assert (said.out, said.err) == ("", "there is no fleet; `spotfleet up FILE` makes one\n")
+    assert json.loads(user.ok(f"{command} -o json").out) == []
+
+
+def test_a_fleet_that_is_named_and_does_not_exist_is_an_error(user):
+    assert "there is no fleet 'lab'" in user.fails("status lab").err
+
+
+def test_a_command_that_only_waits_ends_when_nothing_reads_its_output(monkeypatch):
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(console, "READER_S", 0.01)
+        began = time.monotonic()
+        with pytest.raises(BrokenPipeError), console.ends_with_its_reader():
+            threading.Timer(0.02, os.close, [read]).start()
+            time.sleep(60)
+        assert time.monotonic() - began < 50
+
+
+def test_a_fleet_file_in_the_place_of_a_script_is_refused_before_it_is_sent(up):
+    said = up.fails("train fleet.yaml", code=2)
+    assert "fleet.yaml is a YAML file, not a Python script" in said.err and "`spotfleet up fleet.yaml`" in said.err
+    assert up.dispatcher.jobs == {}
+
+
+HOSTS = ["digits-0", "digits-1", "digits-2"]
+
+
+@pytest.mark.parametrize(("line", "found"), [
+    ("status d", ["digits"]), ("status x", []), ("logs h", ["hello-1"]), ("logs -c digits hello", ["hello-1"]),
+    ("logs -c other h", []), ("drain digits-", HOSTS), ("ssh digits-", HOSTS),
+    ("train -c ", ["digits"]), ("cancel h", ["hello-1"]), ("cost d", ["digits"]),
+])
+def test_the_shell_completes_names_without_a_request(up, monkeypatch, line, found):
+    up.ok("train hello.py")
+    up.ok("status")
+    for dispatcher in up.cloud.dispatchers.values():
+        dispatcher.stop()
+    words = ["spotfleet", *line.split(" ")]
+    monkeypatch.setenv("_SPOTFLEET_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    up.capture.readouterr()
+    with pytest.raises(SystemExit):
+        COMMANDS(app).main(args=[], prog_name="spotfleet", standalone_mode=False)
+    assert up.capture.readouterr().out.split() == found
+
+
+def test_damaged_or_missing_names_complete_nothing(up):
+    folder = up.home / "fleets/digits"
+    for text in ("", "[1]", '{"jobs": 3}', "{}"):
+        (folder / "names.json").write_text(text)
+        assert completion.jobs(SimpleNamespace(params={}), "") == []
+    (folder / "names.json").unlink()
+    assert completion.hosts(SimpleNamespace(params={}), "") == []
+
+
+PRINTS = "for n in range(5): print('line', n)\n"
+
+
+def test_logs_print_the_last_lines_of_a_running_and_of_an_ended_fleet(up):
+    up.write("prints.py", PRINTS)
+    up.ok("train prints.py")
+    assert up.ok("logs -n 2").out == "line 3\nline 4\n"
+    up.ok("down -y")
+    assert up.ok("logs -n 2").out == "line 3\nline 4\n" and up.ok("logs prints-1 --tail 0").out == ""
+    assert "does not hold the time of a line" in up.fails("logs --since 5m", code=2).err
+    assert up.ok("logs --all -n 1").out == "rank 0: line 4\n"
+
+
+def test_logs_of_all_ranks_name_the_rank_of_each_line(up):
+    up.write("prints.py", PRINTS)
+    up.ok("train prints.py --np 2")
+    for line in ("logs --all", "logs -af"):
+        assert sorted(up.ok(line).out.splitlines()) == sorted(f"rank {r}: line {n}" for r in (0, 1) for n in range(5))
+
+
+@pytest.mark.parametrize("line", ["logs --since soon", "logs --all --rank 1"])
+def test_logs_refuse_what_makes_no_sense(up, line):
+    up.ok("train hello.py")
+    assert "--since: expected a duration" in (err := up.fails(line, code=2).err) or "leave --rank" in err
+
+
+def test_a_job_takes_some_slots_and_has_a_priority(up):
+    up.ok("train hello.py --slots 1 --priority 5")
+    up.ok("train hello.py")
+    found = [(j.spec.min_workers, j.spec.max_workers, j.spec.priority) for j in up.dispatcher.jobs.values()]
+    assert found == [(1, 1, 5), (2, 3, 0)]
+    assert "--np" in up.fails("train hello.py --slots 1 --np 2", code=2).err
+    assert "--priority" in up.fails("train hello.py --priority 9999", code=2).err
+
+
+def test_the_queue_lists_running_jobs_then_waiting_ones_by_priority(up, monkeypatch):
+    assert up.ok("queue").err == "no job runs or waits on fleet digits\n"
+    states = [("a", JobState.QUEUED, 0), ("b", JobState.QUEUED, 5), ("c", JobState.RUNNING, -1),
+              ("d", JobState.SUCCEEDED, 9), ("e", JobState.QUEUED, 0)]
+    status = FakeJob.status
+    monkeypatch.setattr(FakeJob, "status", lambda job: replace(status(job), priority=job.spec.priority))
+    for name, state, priority in states:
+        up.dispatcher.jobs[name] = FakeJob(name, JobSpec(name, priority=priority), {}, state, "waits")
+    assert [job["job"] for job in json.loads(up.ok("queue -o json").out)] == ["c", "b", "a", "e"]
+    head, *rows = up.ok("queue").out.splitlines()
+    assert head.split()[:4] == ["job", "name", "state", "priority"] and rows[1].split()[:4] == ["b", "b", "queued", "5"]
+
+
+@pytest.mark.parametrize(("state", "why", "printed"), [
+    (JobState.QUEUED, "needs 2 hosts, 0 free: 3 of 3 held by hello-1",
+     "job hello-1 is queued: needs 2 hosts, 0 free: 3 of 3 held by hello-1\n"),
+    (JobState.QUEUED, "", "job hello-1 is queued: it waits for hosts\n"),
+    (JobState.STARTING, "1 starting", ""),
+])
+def test_a_job_that_waits_for_another_is_reported_also_without_attaching(up, monkeypatch, state, why, printed):
+    monkeypatch.setattr(follow, "REASON_S", 0.01)
+    submit = up.dispatcher.submit
+
+    def queued(*given):
+        name = submit(*given)
+        up.dispatcher.jobs[name] = FakeJob(name, given[0], {}, state, why)
+        return name
+
+    monkeypatch.setattr(up.dispatcher, "submit", queued)
+    said = up.ok("train hello.py -d")
+    assert f"job hello-1 on fleet digits\n{printed}next: " in said.err
