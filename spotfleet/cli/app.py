@@ -14,9 +14,11 @@ from spotfleet.cli.commands import cost_options
 from spotfleet.cli.options import (
     TAIL,
     Cluster,
+    Env,
     Everywhere,
     Format,
     Host,
+    Infra,
     Interrupted,
     Name,
     OnHost,
@@ -119,12 +121,13 @@ def up(
     yes: Yes = False,
     timeout: Annotated[str, typer.Option(metavar="DURATION",
                                           help="How long to wait for nodes.min hosts, such as 90s.")] = "10m",
+    infra: Infra = "", env: Env = None,
 ) -> None:
     """Start a fleet, or change the size of a running one.
 
     A small fleet file:  {name: digits, nodes: {min: 2, target: 3}, resources: {instance_type: cpu.small}}
     """
-    call("write", "up", file, dryrun=dryrun, yes=yes, timeout=timeout)
+    call("write", "up", file, dryrun=dryrun, yes=yes, timeout=timeout, infra=infra, env=env or [])
 
 
 @app.command()

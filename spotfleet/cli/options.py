@@ -36,6 +36,10 @@ Name = Annotated[str, typer.Argument(metavar="FLEET", help="The fleet; may be le
                                      show_default=False)]
 Cluster = Annotated[str, typer.Option("-c", "--cluster", metavar="FLEET", show_default=False,
                                       help="The fleet; may be left out when there is only one.")]
+Infra = Annotated[str, typer.Option("--infra", metavar="PROVIDER[/REGION[/ZONE]]", show_default=False,
+                                    help="Where, instead of the file's; needed where it names no provider.")]
+Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", show_default=False,
+                                               help="A variable, over the file's; K alone takes yours.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 Format = Annotated[Output, typer.Option("-o", "--output", help="json: for programs.")]
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on until interrupted.")]
