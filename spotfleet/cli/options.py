@@ -19,6 +19,11 @@ class Output(StrEnum):
     JSON = "json"
 
 
+class ConvertedOutput(StrEnum):
+    YAML = "-"
+    JSON = "json"
+
+
 class CostOutput(StrEnum):
     TABLE = "table"
     JSON = "json"
@@ -62,5 +67,6 @@ class Tailed(TyperCommand):
 
 
 def call(module: str, function: str, *values: Any, **options: Any) -> None:
-    """Import a module of `commands` and call its function."""
-    getattr(importlib.import_module(f"spotfleet.cli.commands.{module}"), function)(*values, **options)
+    """Import a module of `commands`, or of the folder in its name, and call its function."""
+    folder = "" if "." in module else "commands."
+    getattr(importlib.import_module(f"spotfleet.cli.{folder}{module}"), function)(*values, **options)

@@ -51,7 +51,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet import plugins
-from spotfleet.config import plugin_sections, skypilot
+from spotfleet.config import foreign, plugin_sections, skypilot
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.money import policy_spec
 from spotfleet.config.sections import (
@@ -89,6 +89,7 @@ class Given:
     infra: str = ""  # PROVIDER[/REGION[/ZONE]], instead of the file's
     envs: Mapping[str, str] = field(default_factory=dict)  # over the file's
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    name: str = ""  # the fleet's name, instead of the file's
     draft: bool = False  # for a plan: what is only missing before `up` is no problem yet
 
 
@@ -111,6 +112,11 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     With `check_files`, the named files must exist.
     """
     document = read(text, path)
+    if program := foreign.kind_of(document.data):
+        raise UsageError(f"{path} is a file of {program}, not a fleet file",
+                         hint=f"`spotfleet convert {path} > fleet.yaml` makes one, and lists what it leaves out")
+    if given.name:
+        document.data["name"] = given.name
     chosen = _with_infra(document, given.infra)
     if chosen and not given.draft:
         document.add((), no_provider(plugin_sections.clouds()))
