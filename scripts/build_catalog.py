@@ -13,6 +13,9 @@ marked as an estimate.
 
 The price calculator for GCP lacks the GPUs of a3-megagpu-8g in some regions: rows below a fifth of their type's median
 on demand are left out.
+
+`--extend` keeps the package's present rows and adds only what `catalog_facts.csv` has besides; no pricing.json is
+needed.
 """
 
 from __future__ import annotations
@@ -28,9 +31,10 @@ from pathlib import Path
 from statistics import median
 
 from spotfleet.catalog.pricing.table import parsed, written
-from spotfleet.catalog.pricing.values import PROVIDERS, Catalog, CatalogPrice, MachineType, Source
+from spotfleet.catalog.pricing.values import Catalog, CatalogPrice, MachineType, Source
 from spotfleet.model import Rates
 
+PROVIDERS = ("aws", "azure", "gcp")
 HERE = Path(__file__).parent
 OUT = HERE.parent / "spotfleet" / "catalog" / "data"
 APACHE = "Apache-2.0"
@@ -201,12 +205,27 @@ def advised(prices: list[CatalogPrice], folder: Path) -> Iterator[CatalogPrice]:
             yield replace(p, spot_micros_h=spot, spot_source=AVERAGE, band=said["r"], band_source=ADVISOR)
 
 
+def extend(folder: Path, out: Path) -> None:
+    """Add the types of `catalog_facts.csv` that the package lacks, in us-east-1 and by factor in other regions."""
+    for provider in PROVIDERS:
+        present = parsed((OUT / f"{provider}.csv").read_text())
+        added = [p for p in by_hand() if p.key not in present.by_key and p.machine.provider == provider]
+        names = {p.machine.name for p in added}
+        added += [p for p in by_factor([*present.prices, *added], folder) if p.machine.name in names]
+        catalog = Catalog((*present.prices, *advised(added, folder)), present.region_rates)
+        (out / f"{provider}.csv").write_text(written(provider, catalog))
+        print(f"{provider}: {len(added)} prices of {len(names)} types added")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--libcloud", type=Path)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--extend", action="store_true")
     given = parser.parse_args()
+    if given.extend:
+        return extend(given.folder, given.out)
     everything = [*by_hand(), *licensed(given.folder), *(from_libcloud(given.libcloud) if given.libcloud else ())]
     newest: dict[tuple[str, str, str], CatalogPrice] = {}
     for p in of_shared_tenancy(everything):

@@ -210,6 +210,15 @@ class Need:
     use_spot: bool = True
     max_micros_h: int = 0  # 0: no limit
     provider: str = ""  # in a fleet on several clouds: one of them; "": any
+    min_vcpus: float = 0.0  # sizes: 0 is no limit
+    max_vcpus: float = 0.0
+    min_memory_gib: float = 0.0
+    max_memory_gib: float = 0.0
+
+    @property
+    def sized(self) -> bool:
+        """Whether it asks for a size of the machine."""
+        return any((self.min_vcpus, self.max_vcpus, self.min_memory_gib, self.max_memory_gib))
 
 
 @dataclass(frozen=True)
@@ -311,7 +320,8 @@ class FleetSpec:
     orphan_after_s: float = 3600.0  # a host without contact to a dispatcher for this long ends itself; 0: never
     workdir: str = "."
     envs: dict[str, str] = field(default_factory=dict)
-    file_mounts: dict[str, str] = field(default_factory=dict)
+    file_mounts: dict[str, str] = field(default_factory=dict)  # target -> source; see `bundle/targets.py`
+    mounted: dict[str, str] = field(default_factory=dict)  # target -> bucket that is mounted, for writing too
     setup: str = ""
     setup_timeout_s: float = 1800.0  # 0: no limit
     run: str = ""

@@ -51,6 +51,7 @@ class Traits:
     boot_limit_s: float = 0.0  # from the launch of a host until it joins; 0: the planner's own limit
     keeps_results_s: float = 0.0  # the dispatcher of a fleet that ended by itself waits so long for `down`
     notice_poll_s: float = 2.0  # period of a host's requests for notices
+    takes: frozenset[str] = frozenset()  # which of `disk_size` and `image_id` under `resources` its machines follow
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class FileFacts:
     nodes_at: tuple[str | int, ...] = ()  # place of the number of hosts; () if the file has none
     dispatcher_keys: tuple[str, ...] = ()  # keys under `dispatcher`
     spot_at: tuple[tuple[str | int, ...], ...] = ()  # places of `use_spot: true`
+    disk_gib: int = 0  # `resources.disk_size`; 0: not in the file
+    image: str = ""  # `resources.image_id`
     local: Callable[[str], Path] | None = None  # resolves a path of the file
     check_files: bool = False  # files that the section names must exist
 

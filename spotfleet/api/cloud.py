@@ -45,8 +45,12 @@ def for_dispatcher(config: Config, spec: FleetSpec, keys: Keys) -> Config:
 def choose_region(provider: Provider, config: Config, spec: FleetSpec, region: str = "",
                   ) -> tuple[Config, tuple[RegionRow, ...]]:
     """Choose the region of a new fleet; see `CloudPlugin.settle`."""
-    hosts = hosts_wanted(spec.nodes, 1, [first_workers(spec.resize)])
-    return plugin_of(spec.provider).settle(provider, config, spec, hosts, region)
+    return plugin_of(spec.provider).settle(provider, config, spec, hosts_of(spec), region)
+
+
+def hosts_of(spec: FleetSpec) -> int:
+    """Return the number of hosts that a new fleet starts with, as far as it is known before the machine types are."""
+    return hosts_wanted(spec.nodes, 1, [first_workers(spec.resize)])
 
 
 def refuse_oversize(folder: FleetDir, config: Config, boot: Boot) -> None:

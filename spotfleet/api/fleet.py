@@ -16,7 +16,7 @@ from spotfleet.api.job import Job
 from spotfleet.api.lifecycle.attach import attach
 from spotfleet.api.lifecycle.down import DownResult, close_if_ended, take_down
 from spotfleet.api.lifecycle.preview import UpPlan
-from spotfleet.api.lifecycle.up import UpResult, bring_up, plan_up
+from spotfleet.api.lifecycle.up import UpResult, bring_up, plan_up, plan_without_account
 from spotfleet.api.machine import DispatcherMachine, Progress
 from spotfleet.api.train import TrainRequest, submit
 from spotfleet.config import FleetFile, load
@@ -69,9 +69,11 @@ class Fleet:
 
     # --- changing
 
-    def plan(self) -> UpPlan:
-        """Return what `up` would do, and its cost; changes nothing."""
-        return plan_up(self.home, self._require_file().spec)
+    def plan(self, *, catalog: bool = False) -> UpPlan:
+        """Return what `up` would do, and its cost; changes nothing. `catalog`: with the catalog's prices where the
+        provider cannot be asked, as without an account."""
+        spec = self._require_file().spec
+        return plan_without_account(self.home, spec) if catalog else plan_up(self.home, spec)
 
     def up(self, *, progress: Progress = _silent, timeout_s: float = UP_TIMEOUT_S,
            agreed: UpPlan | None = None) -> UpResult:

@@ -11,7 +11,7 @@ from spotfleet import bundle
 from spotfleet.api.home import FleetRecord, Home
 from spotfleet.api.lifecycle.upload import Shipped, ship
 from spotfleet.api.machine import Progress
-from spotfleet.bundle import scripts
+from spotfleet.bundle import scripts, targets
 from spotfleet.errors import UsageError
 from spotfleet.model import RESIZE_POLICIES, FleetSpec, HostState, JobSpec, ResizeSpec, Role
 from spotfleet.protocol.messages import FleetStatus
@@ -66,11 +66,12 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
     if not request.np:
         most = max(least, most - request.spares)  # else every slot would train
     return JobSpec(
-        name=request.name or job_name(request.script, spec), argv=argv, run="" if argv else spec.run, setup=spec.setup,
+        name=request.name or job_name(request.script, spec), argv=argv, run="" if argv else spec.run,
+        setup=targets.with_targets(spec.setup, [*spec.file_mounts], spec.mounted),
         min_workers=least, max_workers=most, envs={**spec.envs, **request.envs}, down=request.down,
         checkpoint=spec.checkpoint, spares=request.spares, priority=request.priority,
-        resize=resize_of(spec.resize, request, least, most),
-        setup_timeout_s=spec.setup_timeout_s, file_mounts={n: s for n, s in spec.file_mounts.items() if "://" in s},
+        resize=resize_of(spec.resize, request, least, most), setup_timeout_s=spec.setup_timeout_s,
+        file_mounts={targets.name_of(n): s for n, s in spec.file_mounts.items() if "://" in s},
         deadline_s=deadline_s, work_s=work_s, work_steps=work_steps,
     )
 
@@ -148,7 +149,7 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
 
 def _ship(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: DispatcherClient,
           progress: Progress) -> Shipped:
-    mounts = {name: Path(source) for name, source in record.spec.file_mounts.items() if "://" not in source}
+    mounts = {targets.name_of(n): Path(source) for n, source in record.spec.file_mounts.items() if "://" not in source}
     return ship(client, Path(record.spec.workdir), mounts, home.path, tuple(secrets.values()), progress)
 
 

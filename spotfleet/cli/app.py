@@ -15,9 +15,12 @@ from spotfleet.cli.commands import cost_options
 from spotfleet.cli.options import (
     TAIL,
     Cluster,
+    ConvertedOutput,
+    Env,
     Everywhere,
     Format,
     Host,
+    Infra,
     Interrupted,
     Name,
     OnHost,
@@ -120,12 +123,89 @@ def up(
     yes: Yes = False,
     timeout: Annotated[str, typer.Option(metavar="DURATION",
                                           help="How long to wait for nodes.min hosts, such as 90s.")] = "10m",
+    infra: Infra = "", env: Env = None,
 ) -> None:
     """Start a fleet, or change the size of a running one.
 
     A small fleet file:  {name: digits, nodes: {min: 2, target: 3}, resources: {instance_type: cpu.small}}
     """
-    call("write", "up", file, dryrun=dryrun, yes=yes, timeout=timeout)
+    call("write", "up", file, dryrun=dryrun, yes=yes, timeout=timeout, infra=infra, env=env or [])
+
+
+@app.command()
+def launch(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The fleet file, or a task file of SkyPilot.",
+                                         show_default=False)],
+    cluster: Annotated[str, typer.Option("-c", "--cluster", metavar="NAME", show_default=False,
+                                         help="The fleet's name, instead of the file's.")] = "",
+    down: Annotated[bool, typer.Option("--down", help="End the fleet after the job.")] = False,
+    detach: Annotated[bool, typer.Option("-d", "--detach", "--detach-run", help="Return once the job is submitted.",
+                                         )] = False,
+    yes: Yes = False, env: Env = None,
+    secret: Annotated[list[str] | None, typer.Option("--secret", metavar="K", show_default=False,
+                                                     help="A secret variable, taken from your environment.")] = None,
+    dryrun: Annotated[bool, typer.Option("--dryrun", "--dry-run", help="Only show the plan.")] = False,
+    infra: Infra = "",
+) -> None:
+    """Start a fleet, run the file's `setup` and `run`, and show the output.
+
+    The same as `up` and then `train` without a script. The fleet stays, unless --down.
+    """
+    call("launchers.launch", "launch", file, cluster=cluster, down=down, detach=detach, yes=yes, env=env or [],
+         secret=secret or [], dryrun=dryrun, infra=infra)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def horovodrun(
+    words: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", show_default=False)] = None,
+    num_proc: Annotated[int, typer.Option("-np", "--num-proc", min=1, show_default=False,
+                                          help="Workers; with --min-np, those that must be there to begin.")] = 1,
+    min_np: Annotated[int, typer.Option("--min-np", "--min-num-proc", show_default=False)] = 0,
+    max_np: Annotated[int, typer.Option("--max-np", "--max-num-proc", show_default=False)] = 0,
+    slots: Annotated[int, typer.Option("--slots", "--slots-per-host", show_default=False,
+                                       help="Of a host that names none.")] = 0,
+    hosts: Annotated[str, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...", show_default=False)] = "",
+    hostfile: Annotated[Path | None, typer.Option("-hostfile", "--hostfile", show_default=False)] = None,
+    script: Annotated[Path | None, typer.Option("--host-discovery-script", show_default=False)] = None,
+    reset_limit: Annotated[int, typer.Option("--reset-limit", show_default=False)] = 0,
+    elastic_timeout: Annotated[float, typer.Option("--elastic-timeout", "--start-timeout",
+                                                   help="Seconds until -np workers must be there.")] = 600.0,
+    timeline: Annotated[Path | None, typer.Option("--timeline-filename", show_default=False,
+                                                  help="The fleet's events, for Chrome's tracing.")] = None,
+    output: Annotated[Path | None, typer.Option("--output-filename", metavar="DIR", show_default=False,
+                                                help="Each rank's output, in DIR/rank.N/stdout.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose")] = False,
+    ssh_port: Annotated[int, typer.Option("-p", "--ssh-port", show_default=False)] = 0,
+    identity: Annotated[str, typer.Option("-i", "--ssh-identity-file", show_default=False)] = "",
+    dispatcher: Annotated[str, typer.Option("--dispatcher", metavar="HOST", show_default=False,
+                                            help="The machine that runs no workers; default: this one.")] = "",
+    gloo: Annotated[bool, typer.Option("--gloo", hidden=True)] = False,
+) -> None:
+    """Run a script on machines over SSH, with horovodrun's flags.
+
+    horovodrun -np 8 --min-np 4 --max-np 12 --host-discovery-script discover.sh --slots 4 python train.py
+    """
+    call("launchers.horovodrun", "main", words or [], num_proc=num_proc, min_num_proc=min_np, max_num_proc=max_np,
+         slots=slots, hosts=hosts, hostfile=hostfile, script=script, reset_limit=reset_limit,
+         elastic_timeout_s=elastic_timeout, timeline=timeline, verbose=verbose, output=output, ssh_port=ssh_port,
+         identity_file=identity, dispatcher=dispatcher)
+
+
+@app.command()
+def convert(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", show_default=False, help=(
+        "A cluster file of Ray, a file of dstack, a hostfile, or a host-discovery script."))] = None,
+    hosts: Annotated[str, typer.Option("-H", "--hosts", metavar="HOST:SLOTS,...", show_default=False,
+                                       help="Hosts as horovodrun takes them.")] = "",
+    slots: Annotated[int, typer.Option("--slots", show_default=False, help="Of a host that names none.")] = 0,
+    output: Annotated[ConvertedOutput, typer.Option("-o", "--output", help="-: a fleet file (YAML).",
+                                                    )] = ConvertedOutput.YAML,
+) -> None:
+    """Print a fleet file for a file of another program.
+
+    Lines on stderr name what it could not take along. A task file of SkyPilot needs no conversion.
+    """
+    call("launchers.convert", "convert", file, hosts=hosts, slots=slots, as_json=output is ConvertedOutput.JSON)
 
 
 @app.command()

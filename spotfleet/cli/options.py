@@ -21,6 +21,11 @@ class Output(StrEnum):
     JSON = "json"
 
 
+class ConvertedOutput(StrEnum):
+    YAML = "-"
+    JSON = "json"
+
+
 class CostOutput(StrEnum):
     TABLE = "table"
     JSON = "json"
@@ -39,6 +44,10 @@ Name = Annotated[str, typer.Argument(metavar="FLEET", help="The fleet; may be le
 Cluster = Annotated[str, typer.Option("-c", "--cluster", metavar="FLEET", show_default=False,
                                       autocompletion=completion.fleets,
                                       help="The fleet; may be left out when there is only one.")]
+Infra = Annotated[str, typer.Option("--infra", metavar="PROVIDER[/REGION[/ZONE]]", show_default=False,
+                                    help="Where, instead of the file's; needed where it names no provider.")]
+Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", show_default=False,
+                                               help="A variable, over the file's; K alone takes yours.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 Format = Annotated[Output, typer.Option("-o", "--output", help="json: for programs.")]
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on until interrupted.")]
@@ -62,5 +71,6 @@ class Tailed(TyperCommand):
 
 
 def call(module: str, function: str, *values: Any, **options: Any) -> None:
-    """Import a module of `commands` and call its function."""
-    getattr(importlib.import_module(f"spotfleet.cli.commands.{module}"), function)(*values, **options)
+    """Import a module of `commands`, or of the folder in its name, and call its function."""
+    folder = "" if "." in module else "commands."
+    getattr(importlib.import_module(f"spotfleet.cli.{folder}{module}"), function)(*values, **options)

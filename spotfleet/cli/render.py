@@ -59,6 +59,10 @@ def up_plan(plan: UpPlan, width: int | None = None) -> str:
     lines += limits(plan)
     if plan.change is not PlanKind.NODES:
         lines += [*([plan.beside] if plan.beside else []), ends(plan), *([plan.left_out] if plan.left_out else [])]
+    if plan.priced_by:
+        lines.append(plan.priced_by)
+    if plan.before_up:
+        lines += ["", "before `up`:", *(f"  {line}" for line in plan.before_up)]
     return flow("\n".join(lines), width)
 
 

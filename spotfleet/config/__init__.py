@@ -52,7 +52,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet import plugins
-from spotfleet.config import plugin_sections
+from spotfleet.config import foreign, plugin_sections, skypilot
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.money import policy_spec
 from spotfleet.config.sections import (
@@ -70,6 +70,7 @@ from spotfleet.plugins import SectionPlugin
 from spotfleet.words import did_you_mean
 
 NEAR = 0.76  # difflib's ratio of a mistyped key; "task" and "tags" have 0.75
+PLACE = ("infra", "cloud", "region", "zone")  # keys that --infra replaces
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,23 @@ class FleetFile:
 
     spec: FleetSpec
     secrets: dict[str, str] = field(repr=False)
+    notes: tuple[str, ...] = ()  # a line each about keys that change nothing
+    before_up: tuple[str, ...] = ()  # what must be done before `up`: only a file that was read as a draft has any
+    chosen: bool = False  # the provider is one of several that are possible, and the file names none
 
 
-def load(path: Path, environ: Mapping[str, str] | None = None) -> FleetFile:
+@dataclass(frozen=True)
+class Given:
+    """What a command line adds to a fleet file."""
+
+    infra: str = ""  # PROVIDER[/REGION[/ZONE]], instead of the file's
+    envs: Mapping[str, str] = field(default_factory=dict)  # over the file's
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    name: str = ""  # the fleet's name, instead of the file's
+    draft: bool = False  # for a plan: what is only missing before `up` is no problem yet
+
+
+def load(path: Path, environ: Mapping[str, str] | None = None, given: Given = Given()) -> FleetFile:
     """Read and check a fleet file. UsageError lists every problem as `FILE:LINE: KEY: ...`."""
     try:
         text = path.read_text("utf-8")
@@ -89,38 +104,98 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> FleetFile:
         raise UsageError(f"there is no file {path}{near}", hint="give the path of a fleet file (YAML)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="give the path of a fleet file (YAML text)") from None
-    return parse(text, path, os.environ if environ is None else environ, check_files=True)
+    return parse(text, path, os.environ if environ is None else environ, check_files=True, given=given)
 
 
-def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: bool = False) -> FleetFile:
+def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: bool = False,
+          given: Given = Given()) -> FleetFile:
     """Check the text of a fleet file, as `load` does; relative paths in it start at the folder of `path`.
 
     With `check_files`, the named files must exist.
     """
     document = read(text, path)
+    if program := foreign.kind_of(document.data):
+        raise UsageError(f"{path} is a file of {program}, not a fleet file",
+                         hint=f"`spotfleet convert {path} > fleet.yaml` makes one, and lists what it leaves out")
+    if given.name:
+        document.data["name"] = given.name
+    chosen = _with_infra(document, given.infra)
+    if chosen and not given.draft:
+        document.add((), no_provider(plugin_sections.clouds()))
+    skypilot.adapt(document, _texts(document, environ, given), plugins.names())
     section = _check(document)
     if section is None:
         document.raise_problems()
         raise AssertionError("a section is missing, yet no problem was found")
-    spec = _spec(document, section, environ, lambda text: _local(path, text), check_files=check_files)
-    secrets = _resolve_values(document, "secrets", section.secrets, environ)
+    spec = _spec(document, section, {**environ, **given.envs}, lambda text: _local(path, text),
+                 check_files=check_files)
+    spec = replace(spec, envs={**spec.envs, **given.envs})
+    secrets = _resolve_values(document, "secrets", section.secrets, {**environ, **given.envs, **given.secrets})
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
     workdir = _local(path, spec.workdir)
     if check_files and not workdir.is_dir():
-        document.add(("workdir",), f"expected a folder, but there is none at {workdir}")
+        document.later(("workdir",), f"expected a folder, but there is none at {workdir}")
     mounts = {name: source if "://" in source else _local(path, source) for name, source in spec.file_mounts.items()}
     for name, source in ((n, s) for n, s in mounts.items() if isinstance(s, Path)):
         if check_files and not source.exists():
-            document.add(("file_mounts", name), f"expected a file or folder, but there is none at {source}")
+            document.later(("file_mounts", name), f"expected a file or folder, but there is none at {source}")
+    document.before_up.sort(key=lambda p: p.line)
+    if not given.draft:
+        document.problems += document.before_up
     document.raise_problems()
-    mounted = {name: str(source) for name, source in mounts.items()}
-    return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets)
+    found = {name: str(source) for name, source in mounts.items()}
+    return FleetFile(replace(spec, workdir=str(workdir), file_mounts=found), secrets, tuple(document.notes),
+                     tuple(f"{path}:{p}" for p in document.before_up), chosen)
+
+
+def _with_infra(document: Document, infra: str) -> bool:
+    """Put a provider into a file that names none and needs real machines, or the one of the command line into any.
+    Return whether it was our choice."""
+    data = document.data
+    resources = data.get("resources")
+    if infra:
+        rest = resources if isinstance(resources, dict) else {}
+        data["resources"] = {**{k: v for k, v in rest.items() if k not in PLACE}, "infra": infra}
+        for key in ("any_of", "ordered"):
+            if isinstance(rest.get(key), list):
+                data["resources"][key] = [{k: v for k, v in one.items() if k not in PLACE}
+                                          if isinstance(one, dict) else one for one in rest[key]]
+        data.pop("provider", None)
+        return False
+    asked = [resources, *(one for key in ("any_of", "ordered") for one in (resources.get(key) or ()))] \
+        if isinstance(resources, dict) else []
+    named = any(isinstance(one, dict) and (one.get("infra") or one.get("cloud")) for one in asked)
+    if data.get("provider") or named or not skypilot.is_task(data) or not (clouds := plugin_sections.clouds()):
+        return False
+    data["provider"] = clouds[0]
+    return True
+
+
+def no_provider(clouds: Sequence[str]) -> str:
+    """Return the problem of a file that names none of the clouds that it may be for."""
+    there = " or ".join(f"`infra: {name}`" for name in clouds)
+    return (f"names no provider; write {there} under `resources`, or `--infra {clouds[0]}` on the command line "
+            f"({FleetSpec('').provider} only emulates a cloud on this machine)")
+
+
+def _texts(document: Document, environ: Mapping[str, str], given: Given) -> dict[str, str]:
+    """Return the variables that texts of the file may name."""
+    found: dict[str, str] = {}
+    for key in ("envs", "secrets"):
+        held = document.data.get(key)
+        for name, value in held.items() if isinstance(held, dict) else ():
+            value = environ.get(str(name)) if value is None else value
+            found |= {} if value is None else {str(name): str(value)}
+    return {**found, **given.secrets, **given.envs}
 
 
 def _local(file: Path, text: str) -> Path:
-    """Resolve a path of the fleet file; relative ones start at its folder."""
-    return (file.parent / Path(text).expanduser()).resolve()
+    """Resolve a path of the fleet file; relative ones start at its folder. One that is not there, and is in the
+    current directory, is that one: SkyPilot's start there."""
+    found = (file.parent / Path(text).expanduser()).resolve()
+    here = Path(text).resolve()
+    return here if not found.exists() and here.exists() else found
 
 
 # --- the schema: pydantic's problems as messages to users
@@ -247,18 +322,47 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str], loc
         orphan_after_s=file.orphan_after,
         workdir=file.workdir,
         envs=_resolve_values(document, "envs", file.envs, environ),
-        file_mounts=file.file_mounts,
+        file_mounts=file.file_mounts, mounted=file.mounted,
         setup=file.setup, setup_timeout_s=file.setup_timeout,
         run=file.run,
         tags=file.tags,
         environment=_environment(file.environment),
-        placement=file.placement,
+        placement=_placement(file, nodes, plugins.load(provider).traits),
         all_or_nothing=file.all_or_nothing,
         section=plugin_sections.read(document, file, provider, facts),
         policy=policy_spec(document, file, provider, nodes, needs),
     )
     plugin: SectionPlugin = plugins.load(provider)
+    _note_resources(document, file, provider, plugin.traits)
     return plugin.adjusted(spec, facts, document.add)
+
+
+def _note_resources(document: Document, file: FileSection, provider: str, traits: plugins.Traits) -> None:
+    """Note keys of `resources` that the provider's machines do not follow."""
+    resources, image = file.resources, file.resources.image_id
+    if isinstance(image, str) and image.startswith("docker:"):
+        document.later(("resources", "image_id"), f"{image} is a container, and jobs run in none yet; remove it, and "
+                                                  "install in `setup` what the container holds")
+    elif isinstance(image, dict) or (image and image.startswith("skypilot:")):
+        document.note("`image_id`: an image of SkyPilot, or one for each region, is not used; hosts get the provider's "
+                      "usual image")
+    elif image and "image_id" not in traits.takes:
+        document.note(f"`image_id` changes nothing with provider {provider}")
+    if resources.disk_size and "disk_size" not in traits.takes:
+        document.note(f"`disk_size` changes nothing with provider {provider}")
+    for index, one in enumerate(resources.any_of or []):
+        if one.disk_size or one.image_id or one.network_tier:
+            document.add(("resources", "any_of", index), "disk_size, image_id and network_tier are of the whole fleet; "
+                                                         "write them above `any_of`")
+    if any(one.cpus or one.memory for one in (resources, *(resources.any_of or []))) and \
+            traits.machines is not plugins.Machines.MADE:
+        document.note(f"`cpus` and `memory` change nothing with provider {provider}: its machines are as they are")
+
+
+def _placement(file: FileSection, nodes: Nodes, traits: plugins.Traits) -> str:
+    """Return the placement; several hosts with `network_tier: best` belong close together."""
+    best = file.resources.network_tier == "best" and nodes.max > 1 and traits.placement
+    return "cluster" if best and "placement" not in file.model_fields_set else file.placement
 
 
 def _environment(given: EnvironmentSection | None) -> EnvironmentSpec:
@@ -325,12 +429,14 @@ def _needs(file: FileSection, *, several: bool) -> tuple[Need, ...]:
 
 def _need(base: PlaceSection, over: PlaceSection, *, use_spot: bool, several: bool) -> Need:
     infra = over.infra or base.infra or ("", "", "")
+    cpus, memory = over.cpus or base.cpus or (0.0, 0.0), over.memory or base.memory or (0.0, 0.0)
     return Need(
         region=over.region or infra[1] or base.region or "",
         zone=over.zone or infra[2] or base.zone or "",
         instance_type=over.instance_type or base.instance_type or "",
         use_spot=use_spot,
         max_micros_h=over.max_hourly_cost or base.max_hourly_cost or 0,
+        min_vcpus=cpus[0], max_vcpus=cpus[1], min_memory_gib=memory[0], max_memory_gib=memory[1],
         provider=infra[0] if several else "",
     )
 
@@ -354,7 +460,7 @@ def _resolve_values(document: Document, section: str, values: Mapping[str, str |
     for name, value in values.items():
         held = environ.get(name) if value is None else value
         if held is None:
-            document.add((section, name), f"has no value here and none in your environment; `export {name}=...`")
+            document.later((section, name), f"has no value here and none in your environment; `export {name}=...`")
         else:
             found[name] = held
     return found

@@ -32,22 +32,35 @@ class Problem:
 
 @dataclass
 class Document:
-    """A parsed YAML file that collects its problems."""
+    """A parsed YAML file that collects its problems, and what else there is to tell about it."""
 
     file: str
     data: dict[str, Any]
     lines: dict[Place, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    before_up: list[Problem] = field(default_factory=list)  # a fleet can be planned with these, and not made
+    notes: list[str] = field(default_factory=list)  # lines for the user about keys that change nothing
 
     def add(self, place: Place, text: str) -> None:
         """Note a problem at `place`, or at the nearest line above it that exists."""
+        self._add(self.problems, place, text)
+
+    def later(self, place: Place, text: str) -> None:
+        """Note what must be done before `up`, and not before a plan."""
+        self._add(self.before_up, place, text)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _add(self, to: list[Problem], place: Place, text: str) -> None:
         known = place
         while known and known not in self.lines:
             known = known[:-1]
         dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
         problem = Problem(self.lines.get(known, 1), dotted, text)
-        if problem not in self.problems:
-            self.problems.append(problem)
+        if problem not in to:
+            to.append(problem)
 
     def raise_problems(self) -> None:
         if not self.problems:
@@ -75,6 +88,9 @@ def read(text: str, path: Path) -> Document:
         data = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if error.problem == "but found another document":
+            raise UsageError(f"{path}:{mark.line + 1 if mark else 1}: holds several documents, as a SkyPilot pipeline "
+                             "does; a fleet file is one", hint="write each task into a file of its own") from None
         line = mark.line + 1 if mark else 1
         raise UsageError(f"{path}:{line}: not YAML: {error.problem or error.context}",
                          hint="check the indentation, and quote text that holds ': ' or starts with a sign") from None

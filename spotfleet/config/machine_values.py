@@ -61,8 +61,9 @@ def address(value: Any) -> Any:
         raise _wrong(expected, value) from None
 
 
-def line(text: str) -> tuple[str, int]:
-    """Return (host, slots) for "host", "host:slots", "fd00::1" or "[fd00::1]:slots". Raises ValueError.
+def line(text: str, usual: int = 1) -> tuple[str, int]:
+    """Return (host, slots) for "host", "host:slots", "fd00::1" or "[fd00::1]:slots"; without slots it has the `usual`
+    ones. Raises ValueError.
 
     Such lines stand in the list of hosts and in the output of a host-discovery script.
     """
@@ -76,7 +77,7 @@ def line(text: str) -> tuple[str, int]:
         host, count = word, None
     if count is not None and not re.fullmatch(r"\d{1,6}", count):
         raise _wrong(expected, text)
-    return name(host), 1 if count is None else slots(int(count))
+    return name(host), usual if count is None else slots(int(count))
 
 
 def slots(value: Any) -> Any:

@@ -17,6 +17,8 @@ from spotfleet.errors import UsageError
 from spotfleet.model import Need
 from spotfleet.plugins import FileFacts, Machines, NamedPlace, SectionPlugin
 
+OURS = ("skypilot:", "docker:")  # images that are no machine's: another program's tags, and containers
+
 
 def of_every_plugin() -> type[FileSection]:
     """Return the schema of the file with the sections of all plugins: it explains unknown keys. A plugin that cannot be
@@ -31,6 +33,11 @@ def _loadable() -> list[str]:
             plugins.load(name)
             found.append(name)
     return found
+
+
+def clouds() -> list[str]:
+    """List the plugins that make machines in a cloud, sorted: the choice of a file for real machines."""
+    return [name for name in _loadable() if plugins.load(name).traits.machines is Machines.MADE]
 
 
 def schema_for(data: Mapping[str, Any]) -> type[FileSection]:
@@ -89,8 +96,10 @@ def facts(file: FileSection, needs: Sequence[Need], local: Callable[[str], Path]
     markets = [(("resources", "use_spot"), file.resources.use_spot),
                *((("resources", "any_of", i, "use_spot"), a.use_spot)
                  for i, a in enumerate(file.resources.any_of or []))]
+    image = file.resources.image_id
     nodes_at = ("nodes", "min") if file.nodes is not None else ("num_nodes",) if file.num_nodes is not None else ()
     return FileFacts(
         tuple(needs), places, file.interruption_behavior, file.placement, file.all_or_nothing, file.max_lifetime,
         file.tags, nodes_at, tuple(file.dispatcher.model_fields_set), tuple(at for at, use_spot in markets if use_spot),
+        file.resources.disk_size or 0, image if isinstance(image, str) and not image.startswith(OURS) else "",
         local, check_files)

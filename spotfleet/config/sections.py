@@ -9,11 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from spotfleet.config import machine_values, values
 
 NOT_OURS = {  # SkyPilot's and dstack's keys that we refuse, with what to do instead
-    "cpus": "choose the size by `instance_type`", "memory": "choose the size by `instance_type`",
-    "ordered": "use `any_of`; the cheapest that is available wins", "max_budget": "use `max_cost`",
-    "job_recovery": "jobs always recover", "max_price": "use `max_hourly_cost`", "cluster_name": "use `name`",
+    "max_budget": "use `max_cost`", "max_price": "use `max_hourly_cost`", "cluster_name": "use `name`",
     "max_duration": "use `max_lifetime`", "idle_duration": "use `autostop: {idle_minutes: ...}`",
-    "env": "use `envs`", "labels": "use `tags`", "cloud": "use `provider`", "commands": "use `run`",
+    "env": "use `envs`", "labels": "use `tags`", "cloud": "use `resources.infra`", "commands": "use `run`",
     "backends": "use `provider`", "regions": "use `any_of` with one `region` each",
     "min_workers": "use `nodes: {min: ...}`", "max_workers": "use `nodes: {max: ...}`", "gpu": "use `accelerators`",
     "idle_timeout_minutes": "use `autostop: {idle_minutes: ...}`", "setup_commands": "use `setup`",
@@ -54,12 +52,17 @@ class PlaceSection(Section):
     region: Text | None = None
     zone: Text | None = None
     instance_type: Text | None = None
+    cpus: Annotated[tuple[float, float], BeforeValidator(values.amount)] | None = None
+    memory: Annotated[tuple[float, float], BeforeValidator(values.memory)] | None = None
     max_hourly_cost: Price | None = None
 
 
 class AlternativeSection(PlaceSection):
     accelerators: Annotated[list[tuple[str, int]], BeforeValidator(values.accelerators)] | None = None
     use_spot: Flag | None = None
+    disk_size: Annotated[int, BeforeValidator(values.disk_size)] | None = None
+    image_id: Text | dict[str, str] | None = None
+    network_tier: Literal["standard", "best"] | None = None
 
 
 class AutostopSection(Section):
@@ -112,6 +115,7 @@ class FileSection(Section):
     envs: Variables = Field(default_factory=dict)
     secrets: Variables = Field(default_factory=dict)
     file_mounts: Annotated[dict[str, str], BeforeValidator(values.mounts)] = Field(default_factory=dict)
+    mounted: Annotated[dict[str, str], BeforeValidator(values.mounted)] = Field(default_factory=dict)
     setup: Text = ""
     setup_timeout: Duration = 1800.0
     run: Text = ""

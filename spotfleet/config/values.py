@@ -15,6 +15,7 @@ from spotfleet.words import did_you_mean
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+GIB = {"": 1.0, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LEAST_ORPHAN_S = 20.0  # below it, hosts would end themselves while their dispatcher is restarted
 
@@ -150,6 +151,31 @@ def nodes(value: Any) -> Any:
     return value
 
 
+def amount(value: Any) -> Any:
+    """Return (least, most) for 4, "4" or "4+"; 0 as the most is no limit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(\+?)", str(value)) if not isinstance(value, bool) else None
+    if found is None or not float(found[1]):
+        raise _wrong('a number such as 4, or "4+" for at least so many', value)
+    return float(found[1]), 0.0 if found[2] else float(found[1])
+
+
+def memory(value: Any) -> Any:
+    """Return (least, most) in GiB for 32, "32+", "32GB+"."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|M|G|T)(?:i?B)?(\+?)", str(value), re.I)
+    if found is None or isinstance(value, bool) or not float(found[1]):
+        raise _wrong('GiB such as 32, or "32+" for at least so many', value)
+    gib = float(found[1]) * GIB[found[2].upper()]
+    return gib, 0.0 if found[3] else gib
+
+
+def disk_size(value: Any) -> Any:
+    """Return whole GiB for 256, "256GB" or "1TB"."""
+    least, most = memory(value)
+    if least != most or least != int(least):
+        raise _wrong("whole GiB such as 256", value)
+    return int(least)
+
+
 def accelerators(value: Any) -> Any:
     """Return [(name, count)] for "A100", "A100:8", {A100: 8} and lists of these."""
     if isinstance(value, dict) and value:
@@ -217,8 +243,7 @@ def mounts(value: Any) -> Any:
     if not isinstance(value, dict):
         raise _wrong(f"NAME-IN-WORKDIR: LOCAL-PATH pairs, or NAME-IN-WORKDIR: {EXAMPLES[0]}", value)
     for name, source in value.items():
-        if not isinstance(name, str) or name.startswith(("/", "~")) or ".." in name.split("/"):
-            raise _wrong("a name inside the working directory", name, more="; it becomes part of it on each host")
+        _target(name)
         expected = f"the path of a local file or folder, or {ANY_URL}"
         if not isinstance(source, str) or not source:
             raise _wrong(expected, source)
@@ -228,6 +253,23 @@ def mounts(value: Any) -> Any:
     for name, source in found.items():
         if "://" in source and name == ".":
             raise _wrong("a name inside the working directory", name, more=f"; {source} gets a folder of its own there")
+    return found
+
+
+def _target(name: Any) -> None:
+    expected = "a name inside the working directory, or a path such as /data or ~/data"
+    if not isinstance(name, str) or not name or ".." in name.split("/") or not name.isprintable():
+        raise _wrong(expected, name)
+    if os.path.normpath(name) in ("/", "//", "~") or (name.startswith("~") and not name.startswith("~/")):
+        raise _wrong(expected, name, "; a whole folder such as that is never replaced")
+
+
+def mounted(value: Any) -> Any:
+    """Check {target: URL of a bucket}."""
+    found = mounts(value)
+    for target, source in found.items():
+        if "://" not in source:
+            raise _wrong(f"{target}: {ANY_URL}", source)
     return found
 
 

@@ -136,6 +136,14 @@ class CloudPlugin(SectionPlugin, Protocol):
     def refuse_oversize(self, config: Config, request: LaunchRequest) -> None:
         """Raise UsageError if the request's boot files do not fit into what a launch can carry."""
 
+    def usual_types(self, need: Need) -> tuple[str, ...]:
+        """Return the types for a need without an accelerator, of its size if it asks for one; (): any. For plans by the
+        catalog."""
+
+    def obstacle(self, spec: FleetSpec, instance_type: str) -> str:
+        """Return what keeps a host of this type from working in a fleet like `spec`, such as an image without a driver
+        for its GPUs, and what to do; "" if nothing does."""
+
     def unpriced(self, spec: FleetSpec, hosts: int) -> str:
         """Return one line about costs of `hosts` hosts that no offer includes, such as disks; "" if there are none."""
 
@@ -211,6 +219,12 @@ class BasePlugin:
 
     def refuse_oversize(self, config: Config, request: LaunchRequest) -> None:
         return None
+
+    def usual_types(self, need: Need) -> tuple[str, ...]:
+        return ()
+
+    def obstacle(self, spec: FleetSpec, instance_type: str) -> str:
+        return ""
 
     def unpriced(self, spec: FleetSpec, hosts: int) -> str:
         return ""

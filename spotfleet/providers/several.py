@@ -56,7 +56,7 @@ def merged(traits: Sequence[Traits]) -> Traits:
         Machines.MADE if Machines.MADE in kinds else kinds[0], any(t.settles_region for t in traits),
         any(t.open_ended_types for t in traits), all(t.placement for t in traits), max(t.poll_s for t in traits),
         max(t.boot_limit_s for t in traits), max(t.keeps_results_s for t in traits),
-        min(t.notice_poll_s for t in traits))
+        min(t.notice_poll_s for t in traits), frozenset.intersection(*(t.takes for t in traits)))
 
 
 class SeveralPlugin:

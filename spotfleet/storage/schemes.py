@@ -24,6 +24,7 @@ SCHEMES = {
     "az": Scheme("CONTAINER", "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
                  "AZURE_STORAGE_ACCOUNT_NAME", "AZURE"),
 }
+STORES = {"s3": "s3", "gcs": "gs", "azure": "az"}  # SkyPilot's names -> schemes
 EXAMPLES = [f"{scheme}://{one.bucket}/PREFIX" for scheme, one in SCHEMES.items()]
 ANY_URL = f"{', '.join(EXAMPLES[:-1])} or {EXAMPLES[-1]}"  # for messages
 ANY_SCHEME = " or ".join([", ".join(f"{scheme}://" for scheme in [*SCHEMES][:-1]), f"{[*SCHEMES][-1]}://"])

@@ -210,7 +210,7 @@ def test_without_boto3_the_extra_to_install_is_named(laptop: Laptop, monkeypatch
     for name in ("boto3", "botocore.config"):
         monkeypatch.setitem(sys.modules, name, None)
     laptop.file(name="other", tags={"another": "account"})
-    said = laptop.fails("up g5.yaml --dryrun", code=3)
+    said = laptop.fails(UP, code=3)
     assert "provider aws needs boto3" in said.err and "hint: pip install '.[aws]'" in said.err
 
 

@@ -127,7 +127,7 @@ def test_resources_that_nobody_sells_are_refused_before_anything_is_launched(use
     ("{instance_type: cpu.smal}", "cpu.small, gpu.large, gpu.small; did you mean 'cpu.small'?"),
     ("{instance_type: cpu.small, zone: local-x}",
      "zone 'local-x' is unknown; there is local-a, local-b, local-c; did you"),
-    ("{accelerators: W100}", "accelerators 'W100' is unknown; there is "),
+    ("{infra: local, accelerators: W100}", "accelerators 'W100' is unknown; there is "),
 ])
 def test_a_word_that_the_provider_does_not_know_is_named_with_the_nearest_also_by_a_dry_run(user, resources, said):
     user.write("fleet.yaml", f"name: digits\nresources: {resources}\n")

@@ -93,8 +93,8 @@ def test_durations_are_numbers_with_units(text, seconds):
 
 @pytest.mark.parametrize("text", ["accelerators: [V100, A100:8]", "accelerators: {V100: 1, A100: 8}"])
 def test_several_accelerators_are_alternatives(text):
-    assert spec(f"resources: {{{text}}}").any_of == (Need(accelerator="V100", accelerator_count=1),
-                                                     Need(accelerator="A100", accelerator_count=8))
+    assert spec(f"provider: local\nresources: {{{text}}}").any_of == (Need(accelerator="V100", accelerator_count=1),
+                                                                      Need(accelerator="A100", accelerator_count=8))
 
 
 def test_infra_names_provider_region_and_zone_as_in_skypilot():
@@ -142,17 +142,18 @@ def test_a_key_that_only_looks_alike_is_no_suggestion(word):
      "4: resources.any_of[1].use_sptt: unknown key; did you mean 'use_spot'?"),
     ("instance_type: m5", "1: instance_type: unknown key; it belongs under `resources`"),
     ("resources: {setup: x}", "1: resources.setup: unknown key; it belongs to the top of the file"),
-    ("resources: {cpus: 4+}", "1: resources.cpus: unknown key; choose the size by `instance_type`"),
     ("max_workers: 4", "1: max_workers: unknown key; use `nodes: {max: ...}`"),
     ("idle_timeout_minutes: 5", "1: idle_timeout_minutes: unknown key; use `autostop: {idle_minutes: ...}`"),
     ("on_demand: 1", "1: on_demand: unknown key; did you mean 'on_demand_base'?"),
+    ("provider: local\nresources: {cpus: few}",
+     "2: resources.cpus: expected a number such as 4, or \"4+\" for at least so many, got 'few'"),
     ("nodes: {min: 2, zzz: 3}", "1: nodes.zzz: unknown key; expected one of min, target, max"),
     ("interruption_behavior: stpo",
      "1: interruption_behavior: expected terminate or stop, got 'stpo'; did you mean 'stop'?"),
     ("provider: locale",
      "1: provider: unknown provider 'locale'; expected one of aws, local, ssh; did you mean 'local'?"),
     ("resources: {infra: locale/us}",
-     "1: resources.infra: unknown provider 'locale'; expected one of aws, local, ssh; did you mean 'local'?"),
+     "1: resources.infra: no provider for locale is installed; there is aws, local, ssh; did you mean 'local'?"),
     ("nodes:\n  min: two", "2: nodes.min: expected a whole number of at least 1, got 'two'"),
     ("nodes:\n  min: 0", "2: nodes.min: expected a whole number of at least 1, got 0"),
     ("num_nodes: true", "1: num_nodes: expected a whole number of at least 1, got True"),
@@ -196,20 +197,22 @@ def test_a_key_that_only_looks_alike_is_no_suggestion(word):
     ("autostop: {idle_minutes: -1}", "1: autostop.idle_minutes: expected a number of at least 0, got -1"),
     ("resources: {max_hourly_cost: 0}",
      "1: resources.max_hourly_cost: expected US dollars per hour, above 0, got 0"),
-    ("resources: {accelerators: V100:x}",
-     "1: resources.accelerators: expected NAME or NAME:COUNT such as A100:8, or a list of them, got 'V100:x'"),
+    ("provider: local\nresources: {accelerators: V100:x}",
+     "2: resources.accelerators: expected NAME or NAME:COUNT such as A100:8, or a list of them, got 'V100:x'"),
     ("resources: {any_of: []}", "1: resources.any_of: expected at least one alternative"),
     ("resources: {any_of: {zone: a}}", "1: resources.any_of: expected a list"),
     ("resources: V100",
-     "1: resources: expected `key: value` lines with infra, region, zone, instance_type, max_hourly_cost, "
-     "accelerators, use_spot, any_of, autostop"),
+     "1: resources: expected `key: value` lines with infra, region, zone, instance_type, cpus, memory, "
+     "max_hourly_cost, accelerators, use_spot, disk_size, image_id, network_tier, any_of, autostop"),
     ("setup: 3", "1: setup: expected text, got 3; put it in quotes"),
     ("name: big-d", "1: name: expected a name that does not end in '-d', got 'big-d'"),
     ("name: Big Fleet", "1: name: expected small letters, digits and '-', a letter first, at most 40, "
                         "got 'Big Fleet'"),
     ("dispatcher: {use_spot: true}", "1: dispatcher.use_spot: the dispatcher is always on demand; remove this"),
-    ("file_mounts: {/data: x}", "1: file_mounts: expected a name inside the working directory, got '/data'; "
-                                "it becomes part of it on each host"),
+    ("file_mounts: {../data: x}", "1: file_mounts: expected a name inside the working directory, or a path such as "
+                                  "/data or ~/data, got '../data'"),
+    ("file_mounts: {/: x}", "1: file_mounts: expected a name inside the working directory, or a path such as "
+                            "/data or ~/data, got '/'; a whole folder such as that is never replaced"),
     ("file_mounts: {data: s3a://some/x}", f"1: file_mounts: expected {SOURCE}, got 's3a://some/x'; did you mean 's3'?"),
     ("file_mounts: {data: gs://x}", f"1: file_mounts: expected {SOURCE}, got 'gs://x'; 'x' is no name of a bucket"),
     ("file_mounts: {data: az://box/a//b}",

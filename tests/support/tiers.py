@@ -22,6 +22,8 @@ PLACES = {
     "tests/providers/aws/": "clouds",
     "tests/providers/aws/test_aws_gang_machines.py": "machines",
     "tests/providers/gcp/": "clouds",
+    "tests/cli/test_catalog_plans.py": "clouds",
+    "tests/cli/test_launched_fleets.py": "machines",  # each waits for a fleet and its end
     "tests/fakes/": "clouds",
     "tests/fakes/test_aws_machines.py": "machines",
     "tests/fakes/test_gcp_machines.py": "machines",

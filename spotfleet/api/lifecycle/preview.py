@@ -26,7 +26,7 @@ from spotfleet.words import did_you_mean
 
 KEYS = {"accelerator": "accelerators"}  # as the fleet file calls them
 # Changes of these need no other machines: they hold for the next job.
-FOR_NEXT_JOB = ("workdir", "envs", "file_mounts", "setup", "setup_timeout_s", "run", "resize")
+FOR_NEXT_JOB = ("workdir", "envs", "file_mounts", "mounted", "setup", "setup_timeout_s", "run", "resize")
 
 
 class PlanKind(Enum):
@@ -74,6 +74,8 @@ class UpPlan:
     policy_changed: bool = False  # beyond what holds for the next job
     policy_why: str = ""  # why the policy starts with these numbers of hosts; "" where there is nothing to decide
     estimate: Estimate | None = None  # None: the file does not name the work, or nothing is on sale
+    priced_by: str = ""  # if a catalog and no provider gave the prices: which, and why
+    before_up: tuple[str, ...] = ()  # what must be done before `up` can follow this plan
     sure_micros_h: int = 0  # price that keeps the deadline even without spot hosts; 0 if within max_hourly_cost
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import time
@@ -13,11 +14,12 @@ from spotfleet.api.access import ssh
 from spotfleet.api.home import FleetDir, FleetRecord, Home, Keys
 from spotfleet.api.lifecycle import ssh_machines
 from spotfleet.api.lifecycle.boots import measured_boots
+from spotfleet.api.lifecycle.catalog_plan import has_prices, plan_by_catalog
 from spotfleet.api.lifecycle.down import close_if_ended
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan, changes, policy_changed, preview
 from spotfleet.api.machine import DispatcherMachine, Progress, load_provider, provider_config, refuse_machine_in_use
 from spotfleet.config import FleetFile
-from spotfleet.errors import DispatcherUnreachable, NoCapacity, SpotfleetError, UsageError
+from spotfleet.errors import DispatcherUnreachable, NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.fleet.domain.history import MarketHistory
 from spotfleet.model import FleetSpec, HostState, Role
 from spotfleet.plugins import Machines
@@ -43,6 +45,19 @@ def plan_up(home: Home, spec: FleetSpec) -> UpPlan:
     """Return what `up` would do; changes nothing. Raises NeedsPerson; UsageError for a change that needs a new fleet.
     """
     return _planned(home, spec, "", measured_boots(home.folder(spec.name), spec, living=bool(spec.policy.work_s)))[0]
+
+
+def plan_without_account(home: Home, spec: FleetSpec) -> UpPlan:
+    """Return what `up` would do, as `plan_up`; with the catalog's prices where the provider cannot be asked."""
+    missing = "there are no credentials for its provider here"
+    if not has_prices(spec) or _change(home.folder(spec.name), spec)[1] is not None:
+        return plan_up(home, spec)
+    if not plugin_of(spec.provider).may_have_credentials(os.environ):
+        return plan_by_catalog(home, spec, missing)
+    try:
+        return plan_up(home, spec)
+    except NeedsPerson as error:
+        return plan_by_catalog(home, spec, f"its provider answers: {error}")
 
 
 def _planned(home: Home, spec: FleetSpec, region: str,

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from spotfleet.matching import fits_size
 from spotfleet.model import Market, Need, Offer, Rates
 
 NEAREST = 3
@@ -97,6 +98,7 @@ class Catalog:
                 and need.instance_type in ("", p.machine.name)
                 and (not need.accelerator or alike(need.accelerator, p.machine.accelerator))
                 and (not need.accelerator_count or need.accelerator_count == p.machine.count)
+                and (not need.sized or fits_size(need, p.machine.vcpus, p.machine.memory_gib))
                 and in_region(need, p)
                 and (not need.max_micros_h or 0 < p.micros_h(market) <= need.max_micros_h)]
 

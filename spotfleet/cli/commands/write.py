@@ -13,7 +13,9 @@ import typer
 
 from spotfleet.api import Fleet, Job
 from spotfleet.api.access import ssh
+from spotfleet.api.home import Home
 from spotfleet.api.job import succeeded
+from spotfleet.api.lifecycle.catalog_plan import draft
 from spotfleet.api.lifecycle.down import DownResult
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
 from spotfleet.cli import render
@@ -22,7 +24,7 @@ from spotfleet.cli.console import confirm, next_command, print_block, print_mess
 from spotfleet.cli.options import Interrupted
 from spotfleet.cli.tables import columns, table
 from spotfleet.codec import to_json
-from spotfleet.config import document, values
+from spotfleet.config import FleetFile, Given, document, load, values
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, JobState, Role
@@ -33,18 +35,43 @@ SHOWN_JOBS = 20  # rows of the oldest jobs; those with outputs that were never c
 SHOWN_BYTES = 1 << 16  # end of the output that is kept, so that a traceback is not printed twice
 
 
-def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
+def up(file: Path, *, dryrun: bool, yes: bool, timeout: str, infra: str = "", env: Sequence[str] = ()) -> None:
     try:
         timeout_s = duration_s(timeout)
     except ValueError as error:
         raise UsageError(f"--timeout: {error}", hint="leave it out to wait for 10 minutes") from None
-    fleet = Fleet(file)
+    given = Given(infra, variables(env))
+    if dryrun:
+        show_plan(file, given)
+        return
+    fleet = bring_up(load_file(file, given), file, yes=yes, timeout_s=timeout_s)
+    next_command("spotfleet train SCRIPT.py" + _flag(fleet), *_ways_in(fleet), f"spotfleet down {fleet.name}")
+
+
+def load_file(path: Path, given: Given) -> FleetFile:
+    """Read a fleet file, and print its notes."""
+    found = load(path, given=given)
+    for line in found.notes:
+        print_message(f"note: {line}")
+    return found
+
+
+def show_plan(path: Path, given: Given) -> None:
+    """Print the plan of a file, with catalog prices where its provider cannot be asked, and what must be done first."""
+    found, plan = draft(Home(), path, given)
+    plan = plan or Fleet(found).plan(catalog=True)
+    for line in found.notes:
+        print_message(f"note: {line}")
+    _refuse_unknown(plan, path)
+    print(render.up_plan(replace(plan, before_up=(*found.before_up, *plan.before_up))))
+    _check_offers(plan)
+
+
+def bring_up(loaded: FleetFile, file: Path, *, yes: bool, timeout_s: float) -> Fleet:
+    """Show the plan, ask, and bring the fleet up."""
+    fleet = Fleet(loaded)
     plan = fleet.plan()
     _refuse_unknown(plan, file)
-    if dryrun:
-        print(render.up_plan(plan))
-        _check_offers(plan)
-        return
     print_block(render.up_plan(plan, columns(sys.stderr)))
     _check_offers(plan)
     if plan.change is not PlanKind.SAME and not confirm("Go on?", yes):
@@ -62,7 +89,7 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
     hosts = counted(target, "host") if len(have) == target else f"{len(have)} of {target} hosts (more are to follow)"
     price = f", {dollars(done.status.burn_micros_h)}/h" if done.status.burn_micros_h else ""
     print_message(f"{changed}fleet {fleet.name} is up with {hosts}{price}")
-    next_command("spotfleet train SCRIPT.py" + _flag(fleet), *_ways_in(fleet), f"spotfleet down {fleet.name}")
+    return fleet
 
 
 def _ways_in(fleet: Fleet) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from spotfleet.codec import to_json
 from spotfleet.cost_export import CostExport
 from spotfleet.errors import UsageError
-from spotfleet.model import FleetSpec
+from spotfleet.model import FleetSpec, Need
 from spotfleet.plugins import FileFacts, Machines, Note, Traits
 from spotfleet.providers import LaunchRequest, Provider
 from spotfleet.providers.aws import AwsProvider
@@ -26,6 +26,7 @@ from spotfleet.providers.aws.mapping import names, policies
 from spotfleet.providers.aws.mapping.cost_export import AwsCostExport
 from spotfleet.providers.aws.section.spec import AwsSpec, parsed, spec_in, with_spec
 from spotfleet.providers.aws.section.values import region_of
+from spotfleet.providers.aws.session import DEFAULT_REGION
 from spotfleet.providers.kit.plugin import RegionalPlugin
 from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, Policies, RegionRow
 
@@ -94,7 +95,7 @@ class AwsPlugin(RegionalPlugin):
 
     name = "aws"
     traits = Traits(Machines.MADE, settles_region=True, open_ended_types=True, placement=True, boot_limit_s=1800.0,
-                    keeps_results_s=86_400.0)
+                    keeps_results_s=86_400.0, takes=frozenset({"disk_size", "image_id"}))
     policies: Policies | None = AwsPolicies()
     cost_export: CostExport | None = AwsCostExport()
     user_key = "aws.user"
@@ -166,6 +167,9 @@ class AwsPlugin(RegionalPlugin):
     def region_of(self, zone: str) -> str:
         return region_of(zone)
 
+    def usual_regions(self) -> tuple[str, ...]:
+        return (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or DEFAULT_REGION,)
+
     # ---- the account
 
     def account_key(self, config: Config) -> AccountKey:
@@ -192,6 +196,16 @@ class AwsPlugin(RegionalPlugin):
         from spotfleet.providers.kit import userdata
 
         userdata.user_data(settings_of(config).machine, [request])
+
+    def usual_types(self, need: Need) -> tuple[str, ...]:
+        from spotfleet.providers.aws.types import FOR_DISPATCHER, FOR_HOSTS
+
+        return () if need.sized else FOR_HOSTS if need.use_spot else FOR_DISPATCHER
+
+    def obstacle(self, spec: FleetSpec, instance_type: str) -> str:
+        from spotfleet.providers.aws.types import undriven
+
+        return "" if parsed(spec.section).image else undriven(instance_type)
 
     def unpriced(self, spec: FleetSpec, hosts: int) -> str:
         aws = parsed(spec.section)

@@ -26,6 +26,9 @@ WITH_GPUS = ("g*", "p*")
 FOR_DISPATCHER = ("t3.small", "t3a.small", "t3.medium", "t3a.medium", "m6i.large", "m5.large")
 # No T types for hosts: training there costs CPU credits on top of the price, or waits for them.
 FOR_HOSTS = ("m5.large", "m5a.large", "m6i.large", "m6a.large", "m7i.large", "c5.xlarge", "c6i.xlarge")
+# For a need with a size and without accelerators: families whose sizes differ by vCPUs and memory alone.
+SIZED = ("c5.*", "c6i.*", "m5.*", "m6i.*", "m7i.*", "r5.*", "r6i.*",
+         "c7a.medium", "m7a.medium", "r7a.medium")
 # Families with GPUs that the default image drives: "supported_ec2_instances" in the release notes of AWS's "Deep
 # Learning Base OSS Nvidia Driver GPU AMI". NVIDIA's open kernel modules need Turing or newer (no p2, p3, g3), shares of
 # a GPU (g6f, gr6f) another driver, and g4ad is AMD's.
@@ -45,6 +48,16 @@ class TypeFacts(OfferedType):
     def driven(self) -> bool:
         """Return whether the default image has a driver for its GPUs."""
         return not self.gpus or self.name.partition(".")[0] in DRIVEN
+
+
+def undriven(instance_type: str) -> str:
+    """Explain that the default image has no driver for the GPUs of this type; "" if it has one, or if there are none.
+    """
+    family = instance_type.partition(".")[0]
+    if family in DRIVEN or not re.fullmatch(r"(g|p|gr)\d.*", family):
+        return ""
+    return (f"the default image has no driver for the GPUs of {instance_type}, which are too old for it: name an image "
+            "that has one under `resources.image_id`")
 
 
 def parsed(item: Mapping[str, Any]) -> TypeFacts:
@@ -109,6 +122,8 @@ def fitting(account: Account, region: str, need: Need) -> dict[str, TypeFacts]:
         found = facts(account, region, [need.instance_type])
     elif need.accelerator or need.accelerator_count:
         found = with_gpus(account, region)
+    elif need.sized:
+        found = _described(account, region, SIZED)
     else:
         found = facts(account, region, FOR_HOSTS if need.use_spot else FOR_DISPATCHER)
     return {n: f for n, f in kit.fitting(need, found.values()).items() if f.driven or account.settings.spec.image}
@@ -167,6 +182,8 @@ def _unknown(account: Account, need: Need) -> list[str]:
         if words := kit.unknown_type(need, sold, where):
             return [words]
         types = [f for region in regions for f in facts(account, region, [need.instance_type]).values()]
+    elif need.sized and not need.accelerator and not need.accelerator_count:
+        types = [f for region in regions for f in _described(account, region, SIZED).values()]
     else:
         types = [f for region in regions for f in with_gpus(account, region).values()]
     if not account.settings.spec.image:

@@ -36,6 +36,11 @@ class RegionalPlugin(BasePlugin):
         """Return the regions of a configuration; () if it names none."""
         return tuple((config.get("section") or {}).get("regions") or ())
 
+    def usual_regions(self) -> tuple[str, ...]:
+        """Return the candidates of a fleet that names no region, as far as they are known without an account; () for
+        all."""
+        return ()
+
     def with_regions(self, config: Config, regions: Sequence[str]) -> Config:
         return {**config, "section": {**(config.get("section") or {}), "regions": list(regions)}}
 

@@ -26,9 +26,10 @@ class DiscoveryFailed(Exception):
 class Discovery:
     """The newest valid list of one script; `trouble` is the error since."""
 
-    def __init__(self, script: str, limit_s: float) -> None:
+    def __init__(self, script: str, limit_s: float, slots: int = 1) -> None:
         self.trouble, self.ever = "", False  # ever: was there a valid list?
         self._script, self._limit_s = script, limit_s
+        self._slots = slots  # slots of a host whose line names none
         self._found: tuple[tuple[str, int], ...] = ()
         self._running = Lock()  # one run at a time
         self._until = 0.0  # monotonic; the list is fresh until then. 0: no run yet
@@ -50,14 +51,14 @@ class Discovery:
             if time.monotonic() < self._until:
                 return  # another thread has just run it
             try:
-                self._found = run(self._script, self._limit_s)
+                self._found = run(self._script, self._limit_s, self._slots)
                 self.trouble, self.ever = "", True
             except DiscoveryFailed as error:
                 self.trouble = str(error)
             self._until = time.monotonic() + AGAIN_S
 
 
-def run(script: str, limit_s: float) -> tuple[tuple[str, int], ...]:
+def run(script: str, limit_s: float, slots: int = 1) -> tuple[tuple[str, int], ...]:
     """Run `script` and parse its list. Raises DiscoveryFailed after `limit_s` at most; ends all its processes."""
     with tempfile.TemporaryDirectory(prefix="spotfleet-discovery-") as folder:
         path = Path(folder, "script")
@@ -76,7 +77,7 @@ def run(script: str, limit_s: float) -> tuple[tuple[str, int], ...]:
                               + _quoted(error_output))
     if status:
         raise DiscoveryFailed(f"the discovery script ended with status {status}{_quoted(error_output or output)}")
-    return read(output)
+    return read(output, slots)
 
 
 def _interpreter(first: str) -> list[str]:
@@ -107,8 +108,8 @@ def _quoted(text: str) -> str:
     return f": {text.strip()[-TAIL:]}" if text.strip() else ""
 
 
-def read(text: str) -> tuple[tuple[str, int], ...]:
-    """Parse lines `host` or `host:slots`; skips blank lines, comments and repeated hosts.
+def read(text: str, slots: int = 1) -> tuple[tuple[str, int], ...]:
+    """Parse lines `host`, which has `slots`, or `host:slots`; skips blank lines, comments and repeated hosts.
 
     Raises DiscoveryFailed with the line number.
     """
@@ -118,8 +119,8 @@ def read(text: str) -> tuple[tuple[str, int], ...]:
         if not entry:
             continue
         try:
-            host, slots = line(entry)
+            host, count = line(entry, slots)
         except ValueError as error:
             raise DiscoveryFailed(f"the discovery script's line {number}: {error}") from None
-        found.setdefault(host, slots)
+        found.setdefault(host, count)
     return tuple(found.items())

@@ -331,4 +331,4 @@ def _make(config: Mapping[str, Any]) -> MachineInventory:
     laptop = config.get("side", "laptop") == "laptop"
     keys = Keyring(config.get("private_key", ""), spec.identity_file if laptop else "", users=laptop)
     return MachineInventory(spec, environment, laptop, keys, config.get("known_hosts", ""), getpass.getuser(),
-                Discovery(config.get("script", ""), spec.discovery_timeout_s))
+                Discovery(config.get("script", ""), spec.discovery_timeout_s, spec.slots))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from spotfleet.model import Need
 from spotfleet.plugins import FileFacts, Note
+from spotfleet.providers.aws.section import values
 from spotfleet.providers.aws.section.schema import AwsSection
 from spotfleet.providers.aws.section.spec import AwsNetwork, AwsSpec
 from spotfleet.providers.aws.section.values import region_of, wrong_tags
@@ -21,14 +25,34 @@ def read(given: AwsSection, facts: FileFacts, note: Note) -> AwsSpec:
     spec = AwsSpec(
         regions=_regions(facts, given, note), joined=given.joined,
         networks=tuple(AwsNetwork(region, n.vpc, n.subnets, n.security_groups) for region, n in given.networks.items()),
-        profile=given.profile, public_addresses=given.public_addresses, ssh_from=given.ssh_from, image=given.image,
-        dispatcher_image=given.dispatcher_image, user=given.user, disk_gib=given.disk,
+        profile=given.profile, public_addresses=given.public_addresses, ssh_from=given.ssh_from,
+        image=given.image or _image(facts, note),
+        dispatcher_image=given.dispatcher_image, user=given.user, disk_gib=_disk(given, facts, note),
         dispatcher_disk_gib=given.dispatcher_disk, kms_key=given.kms_key, key_pair=given.key_pair,
         dispatcher_profile=given.dispatcher_profile, host_profile=given.host_profile, event_queue=given.event_queue,
         permissions_boundary=given.permissions_boundary, capacity_reservations=given.capacity_reservation,
     )
     _check(spec, note)
     return spec
+
+
+def _image(facts: FileFacts, note: Note) -> str:
+    return _checked(values.image, facts.image, "image_id", note) if facts.image else ""
+
+
+def _disk(given: AwsSection, facts: FileFacts, note: Note) -> int:
+    """Return the size of a host's disk: that of the section, or else of `resources`."""
+    if not facts.disk_gib or "disk" in given.model_fields_set:
+        return given.disk
+    return _checked(values.disk, facts.disk_gib, "disk_size", note)
+
+
+def _checked(check: Callable[[Any], Any], value: Any, key: str, note: Note) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        note(("resources", key), str(error))
+        return value
 
 
 def _refuse_stop_in_a_group(facts: FileFacts, note: Note) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from spotfleet.matching import fits_size
 from spotfleet.model import Market, Need
 from spotfleet.words import did_you_mean
+
+SHOWN = 8  # sizes in a message
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ def fitting(need: Need, types: Iterable[M]) -> dict[str, M]:
     return {t.name: t for t in types
             if t.x86_64 and market_of(need) in t.markets
             and (not need.accelerator or same_accelerator(need.accelerator, t.accelerator))
-            and (not need.accelerator_count or t.gpus == need.accelerator_count)}
+            and (not need.accelerator_count or t.gpus == need.accelerator_count)
+            and fits_size(need, t.vcpus, t.memory_mib / 1024)}
 
 
 def unknown_type(need: Need, sold: Sequence[str], where: str) -> str:
@@ -67,7 +71,30 @@ def unknown_type(need: Need, sold: Sequence[str], where: str) -> str:
 
 def problems(need: Need, types: Sequence[OfferedType], where: str) -> list[str]:
     """Name the words in `need` for which there is no type. `types`: those meant, or all that have accelerators."""
-    return [*_accelerators(need, [t for t in types if t.x86_64], where), *_unsold(need, types, where)]
+    found = [*_accelerators(need, [t for t in types if t.x86_64], where), *_unsold(need, types, where)]
+    return found or _sizes(need, types, where)
+
+
+def _sizes(need: Need, types: Sequence[OfferedType], where: str) -> list[str]:
+    if not need.sized or fitting(need, types):
+        return []
+    fit = fitting(replace(need, min_vcpus=0.0, max_vcpus=0.0, min_memory_gib=0.0, max_memory_gib=0.0), types).values()
+    sizes = sorted({(t.vcpus, round(t.memory_mib / 1024)) for t in fit})
+    there = f": there are {', '.join(f'{cpus} vCPUs with {gib} GiB' for cpus, gib in sizes[:SHOWN])}" if sizes else ""
+    more = " ..." if len(sizes) > SHOWN else ""
+    return [f"no type fits {size_of(need)} in {where}{there}{more}"]
+
+
+def size_of(need: Need) -> str:
+    """Format the sizes that `need` asks for, as the fleet file has them: "cpus 4+ and memory 32"."""
+    return " and ".join(filter(None, [_range("cpus", need.min_vcpus, need.max_vcpus),
+                                      _range("memory", need.min_memory_gib, need.max_memory_gib)]))
+
+
+def _range(key: str, least: float, most: float) -> str:
+    if not least and not most:
+        return ""
+    return f"{key} {least:g}" + ("" if least == most else "+" if not most else f" to {most:g}")
 
 
 def _accelerators(need: Need, types: Sequence[OfferedType], where: str) -> list[str]:

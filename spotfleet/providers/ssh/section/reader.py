@@ -31,8 +31,11 @@ def read(given: SshSection | None, facts: FileFacts, note: Note) -> SshSpec | No
         dispatcher=_machine(given.dispatcher) if given.dispatcher else None,
         hosts=tuple(_machine(m) for m in given.hosts),
         user=given.user, port=given.port, identity_file=given.identity_file, known_hosts=given.known_hosts,
-        discovery_script=given.discovery_script, discovery_timeout_s=given.discovery_timeout, folder=given.folder,
+        discovery_script=given.discovery_script, discovery_timeout_s=given.discovery_timeout,
+        slots=given.slots, folder=given.folder,
     )
+    if spec.slots > 1 and not spec.discovery_script:
+        note(("ssh", "slots"), "is for the hosts of a `discovery_script`; write them in the list: [node1:8, node2:8]")
     _refuse_duplicates(spec, note)
     return _with_paths(spec, facts, note)
 

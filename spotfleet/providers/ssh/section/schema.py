@@ -34,4 +34,5 @@ class SshSection(Section):
     known_hosts: Text = ""
     discovery_script: Text = ""
     discovery_timeout: Annotated[float, BeforeValidator(machine_values.timeout)] = 10.0
+    slots: Slots = 1
     folder: HostFolder = "~/.spotfleet-host"

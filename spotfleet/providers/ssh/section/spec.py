@@ -38,6 +38,7 @@ class SshSpec:
     known_hosts: str = ""  # file on the laptop; empty: ~/.ssh/known_hosts
     discovery_script: str = ""  # file on the laptop, run by laptop and dispatcher; prints `host` or `host:slots` lines
     discovery_timeout_s: float = 10.0
+    slots: int = 1  # slots of a host for which the script prints none
     folder: str = "~/.spotfleet-host"  # on each machine: all files of spotfleet
 
     def machine_name(self, machine: SshMachine) -> str:

@@ -1,0 +1,171 @@
+"""Files of Ray and dstack, and Horovod's lists of hosts, as fleet files: what is taken along, and what is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spotfleet.config import foreign, parse
+from spotfleet.config.foreign import horovod
+from spotfleet.errors import UsageError
+from spotfleet.model import FleetSpec, Need, Nodes
+
+RAY = """
+cluster_name: My_Cluster
+max_workers: 4
+upscaling_speed: 1.0
+idle_timeout_minutes: 5
+docker: {image: "rayproject/ray:latest-gpu", container_name: c}
+provider: {type: aws, region: us-west-2, availability_zone: "us-west-2a,us-west-2b", cache_stopped_nodes: true}
+auth: {ssh_user: ec2-user, ssh_private_key: ~/.ssh/key.pem}
+head_node_type: head
+available_node_types:
+  head: {resources: {CPU: 2}, node_config: {InstanceType: m5.large, ImageId: ami-0a1b2c3d4e5f67890}}
+  worker:
+    min_workers: 1
+    max_workers: 3
+    resources: {GPU: 1}
+    node_config:
+      InstanceType: g5.xlarge
+      ImageId: ami-0a1b2c3d4e5f67890
+      InstanceMarketOptions: {MarketType: spot, SpotOptions: {MaxPrice: "0.9"}}
+      BlockDeviceMappings: [{DeviceName: /dev/sda1, Ebs: {VolumeSize: 140}}]
+      SubnetIds: [subnet-1]
+file_mounts: {/data: ../data}
+rsync_exclude: ["**/.git"]
+setup_commands: [pip install torch, pip install x]
+worker_setup_commands: [nvidia-smi]
+head_setup_commands: [pip install boto3]
+head_start_ray_commands: [ray start --head]
+worker_start_ray_commands: [ray start]
+"""
+
+
+def converted(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    found = foreign.convert(yaml.safe_load(text))
+    assert found is not None
+    return found.data, found.left_out
+
+
+def spec(data: dict[str, Any]) -> FleetSpec:
+    """The fleet file that a conversion has made, as `up` reads it."""
+    return parse(yaml.safe_dump(data), Path("/work/fleet.yaml"), {"TOKEN": "x"}).spec
+
+
+def test_a_cluster_file_of_ray_becomes_a_fleet_whose_head_is_the_dispatcher():
+    data, left_out = converted(RAY)
+    found = spec(data)
+    place = {"instance_type": "g5.xlarge", "use_spot": True, "max_micros_h": 900_000}
+    assert found.any_of == (Need("us-west-2", "us-west-2a", **place), Need("us-west-2", "us-west-2b", **place))
+    assert (found.name, found.provider, found.nodes) == ("my-cluster", "aws", Nodes(1, 3, 3))
+    assert found.dispatcher == Need(instance_type="m5.large", use_spot=False)
+    assert (found.section["disk_gib"], found.section["image"], found.section["user"]) == (
+        140, "ami-0a1b2c3d4e5f67890", "ec2-user")
+    assert found.setup == "pip install torch\npip install x\nnvidia-smi\n" and found.autostop.idle_s == 300
+    assert found.file_mounts == {"/data": "/data"}
+    assert {line.partition(":")[0] for line in left_out} == {
+        "docker", "upscaling_speed", "auth.ssh_private_key", "provider.cache_stopped_nodes", "rsync_exclude",
+        "head_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
+        "available_node_types.worker.node_config.SubnetIds"}
+
+
+def test_an_older_cluster_file_and_one_of_machines_that_exist():
+    old, _ = converted("cluster_name: a\nmin_workers: 0\nmax_workers: 2\nprovider: {type: aws, region: us-east-1}\n"
+                       "head_node: {InstanceType: m5.large}\nworker_nodes: {InstanceType: c5.xlarge}\n")
+    assert spec(old).any_of == (Need("us-east-1", instance_type="c5.xlarge", use_spot=False),)
+    assert spec(old).nodes == Nodes(1, 2, 2)
+    own, _ = converted("cluster_name: a\nprovider: {type: local, head_ip: h, worker_ips: [a, b]}\n"
+                       "auth: {ssh_user: me}\n")
+    found = spec(own)
+    assert (found.provider, found.nodes, found.section["user"]) == ("ssh", Nodes(1, 2, 2), "me")
+    assert [m["host"] for m in found.section["hosts"]] == ["a", "b"]
+
+
+def test_a_fleet_of_dstack():
+    data, left_out = converted("""
+type: fleet
+name: my-fleet
+nodes: 0..2
+placement: cluster
+backends: [aws]
+regions: [us-east-1, us-west-2]
+spot_policy: auto
+max_price: 3.5
+idle_duration: 1h
+resources: {gpu: "A100:80GB:8", cpu: "8..", memory: 64GB.., disk: 500GB.., shm_size: 16GB}
+reservation: cr-1
+""")
+    found = spec(data)
+    need = {"accelerator": "A100-80GB", "accelerator_count": 8, "max_micros_h": 3_500_000, "min_vcpus": 8.0,
+            "min_memory_gib": 64.0}
+    assert found.any_of == (Need("us-east-1", **need), Need("us-west-2", **need))
+    assert (found.nodes, found.placement, found.policy.spot_policy) == (Nodes(1, 2, 2), "cluster", "auto")
+    assert (found.autostop.idle_s, found.section["disk_gib"]) == (3600.0, 500)
+    assert left_out == ("resources.shm_size: a host's processes share its memory",
+                        "reservation: has no counterpart in a fleet file")
+
+
+def test_a_task_and_a_dev_environment_of_dstack():
+    data, left_out = converted("""
+type: task
+name: train
+nodes: 2
+image: nvcr.io/nvidia/pytorch
+env: [TOKEN, EPOCHS=3]
+commands: [pip install -r r.txt, python train.py]
+files: ["../data:data"]
+max_duration: 2h
+backends: [aws]
+resources: {gpu: {name: [L4, A10G], count: 1..4}, cpu: 4}
+""")
+    found = spec(data)
+    assert [(n.accelerator, n.accelerator_count) for n in found.any_of] == [("L4", 1), ("A10G", 1)]
+    assert (found.nodes, found.envs) == (Nodes(2, 2, 2), {"TOKEN": "x", "EPOCHS": "3"})
+    assert found.run == "pip install -r r.txt\npython train.py\n" and found.max_lifetime_s == 7200
+    assert found.file_mounts == {"data": "/data"}
+    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu", "image"]
+    data, left_out = converted("type: dev-environment\nide: vscode\ninit: [pip install x]\nbackends: [aws]\n"
+                               "resources: {gpu: 24GB}\n")
+    assert (spec(data).setup, spec(data).run) == ("pip install x\n", "")
+    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu", "ide"]
+
+
+def test_an_ssh_fleet_of_dstack_names_its_first_machine_as_the_dispatchers():
+    data, left_out = converted("type: fleet\nname: lab\nssh_config: {user: me, identity_file: ~/.ssh/id, hosts: "
+                               "[a, {hostname: b, blocks: 8}, c]}\n")
+    assert data["ssh"]["dispatcher"] == "a" and data["ssh"]["hosts"] == [{"host": "b", "slots": 8}, "c"]
+    assert "a runs the dispatcher and no workers" in left_out[0]
+
+
+@pytest.mark.parametrize(("text", "program"), [(RAY, "Ray"), ("type: task\ncommands: [x]\n", "dstack")])
+def test_up_of_such_a_file_points_to_its_conversion(text, program):
+    with pytest.raises(UsageError, match=f"/work/a.yaml is a file of {program}, not a fleet file") as caught:
+        parse(text, Path("/work/a.yaml"), {})
+    assert "spotfleet convert /work/a.yaml > fleet.yaml" in caught.value.hint
+
+
+def test_horovods_lists_of_hosts():
+    assert horovod.from_list("a:4, b", 2) == (("a", 4), ("b", 2))
+    assert horovod.from_file("a slots=4 max-slots=8\n# no\nb:2\nc\n[fd00::1]:3\n") == (
+        ("a", 4), ("b", 2), ("c", 1), ("fd00::1", 3))
+    for text in ("a:", "a:0", "a b"):
+        with pytest.raises(ValueError, match="expected HOST:SLOTS"):
+            horovod.from_list(text)
+
+
+def test_a_list_of_hosts_is_a_fleet_over_ssh_and_this_machine_alone_needs_none():
+    hosts = horovod.HorovodHosts(horovod.from_list("a:4,b:2"))
+    found = spec(horovod.fleet_file("h", hosts, "d", (1, 2), user="me", port=2222))
+    assert (found.provider, found.nodes, found.environment.inherit) == ("ssh", Nodes(1, 2, 2), True)
+    assert [(m["host"], m["slots"]) for m in found.section["hosts"]] == [("a", 4), ("b", 2)]
+    here = horovod.HorovodHosts(horovod.from_list("localhost:4"))
+    assert spec(horovod.fleet_file("h", here, "", (2, 4))).provider == "local"
+
+
+def test_a_discovery_script_gives_its_hosts_the_slots_of_the_command_line():
+    hosts = horovod.HorovodHosts(script="/work/discover.sh", slots=4)
+    found = spec(horovod.fleet_file("h", hosts, "d", (1, 3)))
+    assert (found.section["discovery_script"], found.section["slots"]) == ("/work/discover.sh", 4)

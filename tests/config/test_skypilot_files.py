@@ -1,0 +1,196 @@
+"""What a SkyPilot task file means here: keys that are kept, renamed, noted and refused, and what `up` still needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotfleet.config import FleetFile, Given, parse
+from spotfleet.errors import UsageError
+from spotfleet.model import Autostop, Need
+
+FILE = Path("/work/task.yaml")
+
+
+def draft(text: str, given: Given = Given(), **environ: str) -> FleetFile:
+    return parse(text, FILE, environ, given=Given(given.infra, given.envs, given.secrets, draft=True))
+
+
+def before_up(text: str) -> list[str]:
+    """What must be done before `up`, without the file's name."""
+    return [line.removeprefix(f"{FILE}:") for line in draft(text).before_up]
+
+
+def refusals(text: str) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        draft(text)
+    lines = [line.strip().removeprefix(f"{FILE}:") for line in str(caught.value).splitlines()]
+    return lines if len(lines) == 1 else lines[1:]
+
+
+def test_a_task_file_becomes_a_fleet_with_its_sizes_markets_and_variables():
+    found = draft("""
+name: Train_BERT
+num_nodes: 2
+resources:
+  infra: AWS/us-east-1
+  cpus: 8+
+  memory: 32GB+
+  disk_size: 512
+  labels: {team: vision}
+  any_of: [{use_spot: true}, {use_spot: false}]
+  autostop: {idle_minutes: 10, wait_for: jobs, down: true}
+envs: {DEBUG: true, N: 3}
+setup: pip install torch
+run: python train.py
+""")
+    spec = found.spec
+    sizes = {"min_vcpus": 8.0, "min_memory_gib": 32.0}
+    assert spec.any_of == (Need("us-east-1", **sizes), Need("us-east-1", use_spot=False, **sizes))
+    assert (spec.name, spec.provider, spec.nodes.target) == ("train-bert", "aws", 2)
+    assert (spec.tags, spec.autostop, spec.envs) == ({"team": "vision"}, Autostop(600.0), {"DEBUG": "true", "N": "3"})
+    assert spec.section["disk_gib"] == 512 and not found.before_up
+    assert found.notes == (
+        "the fleet's name is 'train-bert': names have small letters, digits and '-'",
+        "`autostop.wait_for` changes nothing here: a fleet is idle when it has no job")
+
+
+@pytest.mark.parametrize(("text", "kinds"), [
+    ("V100", [("V100", 1)]), ("a10g:4", [("a10g", 4)]), ("{A100: 8}", [("A100", 8)]),
+    ("{'L4:1': null, T4: null}", [("L4", 1), ("T4", 1)]), ("[A100-40GB:8, H100:8]", [("A100", 8), ("H100", 8)]),
+])
+def test_accelerators_have_all_their_forms(text, kinds):
+    needs = draft(f"resources: {{infra: aws, accelerators: {text}}}").spec.any_of
+    assert [(n.accelerator, n.accelerator_count) for n in needs] == kinds
+    assert draft(f"resources: {{infra: aws, gpus: {text}}}").spec.any_of == needs
+
+
+@pytest.mark.parametrize(("text", "sizes"), [
+    ("cpus: 4", (4.0, 4.0, 0.0, 0.0)), ("cpus: 2.5+", (2.5, 0.0, 0.0, 0.0)), ("memory: 64", (0.0, 0.0, 64.0, 64.0)),
+    ("memory: 1TB+", (0.0, 0.0, 1024.0, 0.0)),
+])
+def test_sizes_are_exact_without_a_plus(text, sizes):
+    (need,) = draft(f"resources: {{infra: aws, {text}}}").spec.any_of
+    assert (need.min_vcpus, need.max_vcpus, need.min_memory_gib, need.max_memory_gib) == sizes
+
+
+@pytest.mark.parametrize(("text", "note"), [
+    ("ports: [8265, 9090]", "`ports` stay closed to the internet: `spotfleet port-forward 8265` reaches one through "
+                            "SSH"),
+    ("disk_tier: best", "`disk_tier` changes nothing: disks are of the provider's usual kind"),
+    ("job_recovery: {max_restarts_on_errors: 3}", "`job_recovery` changes nothing: jobs always recover"),
+    ("spot_recovery: FAILOVER", "`spot_recovery` changes nothing: jobs always recover"),
+    ("image_id: 'skypilot:gpu-ubuntu-2004'", "`image_id`: an image of SkyPilot, or one for each region, is not used; "
+                                             "hosts get the provider's usual image"),
+    ("ordered: [{use_spot: true}, {use_spot: false}]",
+     "`ordered` is used as `any_of`: the cheapest that is available wins"),
+    ("any_of: [{infra: aws}, {infra: lambda}]", "1 alternative left out: no provider for lambda is installed; there is "
+                                                "aws, local, ssh"),
+])
+def test_a_key_that_changes_nothing_is_noted(text, note):
+    assert note in draft(f"provider: aws\nresources: {{{text}}}").notes
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("resources: {infra: k8s/context}",
+     "1: resources.infra: Kubernetes runs no fleet: a host is a machine of its own, in a cloud or reached over SSH"),
+    ("resources:\n  cloud: lambda\n  region: us",
+     "1: resources.infra: no provider for lambda is installed; there is aws, local, ssh"),
+    ("resources:\n  any_of:\n  - infra: gcpp\n",
+     "2: resources.any_of: no provider for gcpp is installed; there is aws, local, ssh"),
+    ("run: x\nservice: {replicas: 2}", "2: service: replicas behind a load balancer are not run here; `spotfleet "
+                                       "port-forward` reaches a port of one host"),
+    ("run: x\nvolumes: {/mnt: v}",
+     "2: volumes: the volumes of another program cannot be mounted; name data under `file_mounts`"),
+    ("resources: {accelerators: 'v100:0.5'}",
+     "1: resources.accelerators: v100:0.5 is a share of a GPU; a host has whole ones: v100:1"),
+    ("resources: {accelerators: tpu-v2-8, accelerator_args: {tpu_vm: false}}",
+     "1: resources.accelerators: tpu-v2-8 is a TPU; workers run on GPUs or CPUs"),
+    ("provider: aws\nresources: {any_of: [{disk_size: 9}]}", "2: resources.any_of[0]: disk_size, image_id and "
+     "network_tier are of the whole fleet; write them above `any_of`"),
+    ("provider: aws\nresources: {image_id: my-image}",
+     "2: resources.image_id: expected an image such as ami-0a1b2c3d4e5f67890, or an SSM parameter such as "
+     "/aws/service/deeplearning/ami/.../ami-id, got 'my-image'"),
+])
+def test_a_key_without_a_meaning_here_is_refused_in_one_line(text, said):
+    assert refusals(text) == [said]
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("image_id: 'docker:nvcr.io/nvidia/pytorch:24.07-py3'",
+     "1: resources.image_id: docker:nvcr.io/nvidia/pytorch:24.07-py3 is a container, and jobs run in none yet; remove "
+     "it, and install in `setup` what the container holds"),
+    ("infra: aws}\nenvs: {TOKEN: null", "2: envs.TOKEN: has no value here and none in your environment; `export "
+                                        "TOKEN=...`"),
+])
+def test_what_is_only_missing_before_up_stands_in_no_way_of_a_plan(text, said):
+    task = f"resources: {{{text}}}"
+    assert before_up(task) == [said]
+    with pytest.raises(UsageError, match=r"is a container|has no value"):
+        parse(task, FILE, {})
+
+
+def test_a_variable_of_the_command_line_goes_over_the_file_and_gives_a_value_to_one_without():
+    found = draft("resources: {infra: aws}\nenvs: {A: 1, B: null}", Given(envs={"A": "2", "B": "x", "C": "y"}))
+    assert (found.spec.envs, found.before_up) == ({"A": "2", "B": "x", "C": "y"}, ())
+
+
+@pytest.mark.parametrize("text", ["run: python train.py", "resources: {accelerators: V100}", "resources: {cpus: 2+}",
+                                  "resources: {any_of: [{accelerators: T4}, {accelerators: L4}]}"])
+def test_a_task_that_names_no_provider_is_for_no_emulation(text):
+    assert draft(text).chosen and draft(text).spec.provider == "aws"
+    assert "names no provider; write `infra: aws` under `resources`, or `--infra aws`" in refused_up(text)
+
+
+def refused_up(text: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse(text, FILE, {})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["name: a", "nodes: 2\nrun: python x.py", "resources: {instance_type: cpu.small}",
+                                  "provider: local\nrun: x", "resources: {infra: local}\nrun: x"])
+def test_a_file_of_ours_without_a_provider_stays_local(text):
+    found = draft(text)
+    assert (found.chosen, found.spec.provider) == (False, "local")
+
+
+def test_the_command_line_names_the_provider_of_any_file():
+    text = "resources: {infra: gcp/us-central1, accelerators: T4, any_of: [{infra: gcp}, {use_spot: false}]}"
+    found = draft(text, Given(infra="aws/us-west-2"))
+    assert [(n.region, n.use_spot) for n in found.spec.any_of] == [("us-west-2", True), ("us-west-2", False)]
+    assert (found.spec.provider, found.notes) == ("aws", ())
+
+
+def test_hosts_with_the_best_network_are_placed_together():
+    text = "resources: {infra: aws, accelerators: 'H100:8', network_tier: best}\nnum_nodes: "
+    assert [draft(f"{text}{n}").spec.placement for n in (1, 2)] == ["spread", "cluster"]
+
+
+def test_mounts_keep_their_targets_and_buckets_get_their_scheme():
+    found = draft("""
+resources: {infra: aws}
+envs: {DATA: sky-data, STORE: gcs, MISSING: }
+file_mounts:
+  /data: {source: "s3://public/data", mode: COPY}
+  ~/models: "gs://${DATA}/models"
+  ~/sky_workdir/ckpt: ./ckpt
+  /code: {name: code, source: ./code, mode: COPY}
+  /checkpoints: {name: $DATA, store: $STORE, mode: MOUNT}
+  /cache: {source: "s3://cache", mode: MOUNT_CACHED}
+  /later: {name: $MISSING}
+  /other: {name: x, store: nebius}
+""")
+    assert found.spec.file_mounts == {
+        "/data": "s3://public/data", "~/models": "gs://sky-data/models", "~/sky_workdir/ckpt": "/work/ckpt",
+        "/code": "/work/code"}
+    assert found.spec.mounted == {"/checkpoints": "gs://sky-data", "/cache": "s3://cache"}
+    assert [line.removeprefix(f"{FILE}:") for line in found.before_up] == [
+        "3: envs.MISSING: has no value here and none in your environment; `export MISSING=...`",
+        "11: file_mounts./later: names the variable MISSING, which has no value; `--env MISSING=...`",
+        "12: file_mounts./other: nebius is no object store that hosts can read; name a bucket of s3, gcs, azure"]
+
+
+def test_a_pipeline_is_told_from_a_broken_file():
+    assert "2: holds several documents" in refused_up("run: a\n---\nrun: b\n")
