@@ -37,6 +37,7 @@ from spotfleet.protocol.messages import JOB_KEY, Checkpoint, WorkerLaunch, unpac
 MOST_JOBS = 10_000  # that have not ended
 NAMED = 20  # jobs that an error names
 MOST_PRUNED = 1000  # jobs in one request
+TAIL_BYTES = 1 << 16
 
 
 def _job(request: web.Request) -> ManagedJob:
@@ -105,6 +106,12 @@ async def launch(request: web.Request) -> web.Response:
 
 async def log_workers(request: web.Request) -> web.Response:
     return web.json_response({"workers": list(_job(request).logs.workers())})
+
+
+async def get_tail(request: web.Request) -> web.Response:
+    """Send the offset from which the newest TAIL_BYTES of a rank's log begin."""
+    size = _job(request).logs.size(f"rank-{whole(request, 'rank')}")
+    return web.json_response({"offset": max(0, size - TAIL_BYTES)})
 
 
 async def get_logs(request: web.Request) -> web.Response:
