@@ -58,5 +58,6 @@ class Tailed(TyperCommand):
 
 
 def call(module: str, function: str, *values: Any, **options: Any) -> None:
-    """Import a module of `commands` and call its function."""
-    getattr(importlib.import_module(f"spotfleet.cli.commands.{module}"), function)(*values, **options)
+    """Import a module of `commands`, or FOLDER.MODULE beside it, and call its function."""
+    place = module if "." in module else f"commands.{module}"
+    getattr(importlib.import_module(f"spotfleet.cli.{place}"), function)(*values, **options)

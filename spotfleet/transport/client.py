@@ -128,6 +128,20 @@ class DispatcherClient:
         path = "/v1/events?" + urlencode({"after": after, "wait": f"{wait_s:g}"})
         return self._json("GET", path, wait_s=wait_s)["events"]
 
+    def live(self, after: int | None, since: float) -> dict[str, Any]:
+        """Return {now, status, events, last, series}: the status, events above `after` (None: the newest), and the
+        jobs' series after `since`, Unix seconds."""
+        query = {"since": since} if after is None else {"after": after, "since": since}
+        answer = self._json("GET", f"/v1/live?{urlencode(query)}")
+        with self._readable():
+            if missing := {"now", "status", "events", "last", "series"} - answer.keys():
+                raise ValueError(f"{', '.join(sorted(missing))}: missing")
+            return answer
+
+    def metrics(self) -> str:
+        """Return the metrics as OpenMetrics text."""
+        return self._call("GET", "/metrics").body.decode()
+
     def set_nodes(self, nodes: Nodes) -> None:
         self._json("PUT", "/v1/nodes", to_json(nodes))
 
@@ -262,6 +276,10 @@ class DispatcherClient:
     def log_workers(self, job: str) -> list[str]:
         """List the workers of `job` that have a log, oldest first."""
         return self._json("GET", f"/v1/jobs/{quote(job, safe='')}/workers")["workers"]
+
+    def log_tail(self, job: str, rank: int) -> int:
+        """Return the offset from which the newest part of a rank's log begins."""
+        return self._json("GET", f"/v1/jobs/{quote(job, safe='')}/tail?{urlencode({'rank': rank})}")["offset"]
 
     def logs(self, job: str, offset: int = 0, *, rank: int = 0, worker: str = "", wait_s: float = 0.0) -> LogChunk:
         who = {"worker": worker} if worker else {"rank": rank}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
+
 from spotfleet.codec import from_json
 from spotfleet.dispatcher.http import jobs as routes
 from spotfleet.protocol.messages import Exit, FleetStatus
 from spotfleet.protocol.tokens import metrics_token
+from spotfleet.transport.certs import SERVER_NAME
 from tests.support.dispatcher.fake_fleet import SECRET, Stage, spec
 from tests.support.dispatcher.fake_workers import Script
 
@@ -56,6 +59,18 @@ def test_metrics_are_for_the_holder_of_their_token_and_for_the_cli_alone(play):
         assert refused == [401, 401, 403, 401]
         for path in ("/v1/status", "/v1/live", "/v1/events"):
             assert (await stage.call("GET", path, token=token, ok=False))[0] == 401
+
+    play(scene, spec(1))
+
+
+def test_a_client_that_checks_names_as_prometheus_does_trusts_the_dispatcher(play):
+    async def scene(stage: Stage) -> None:
+        tls = ssl.create_default_context(cadata=stage.ca)
+        headers = {"Authorization": f"Bearer {metrics_token(SECRET)}"}
+        async with stage.http.get(f"{stage.url}/metrics", headers=headers, ssl=tls,
+                                  server_hostname=SERVER_NAME) as answer:
+            assert answer.status == 200
+            assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
     play(scene, spec(1))
 
