@@ -16,6 +16,7 @@ from spotfleet.agent.endpoint import DispatcherEndpoint
 from spotfleet.agent.files.bundles import Bundles, clear_leftovers
 from spotfleet.agent.files.setup import Setups
 from spotfleet.agent.files.uploads import CheckpointShipper
+from spotfleet.agent.gpus import GpuWatch
 from spotfleet.agent.link import DispatcherLink
 from spotfleet.agent.notices import NoticeWatch, tag_reader
 from spotfleet.agent.policy.orphan import OrphanPhase
@@ -50,6 +51,7 @@ class Agent:
         self._link = DispatcherLink(self._session, endpoint, self._report, self._receive)
         self._zygote = ZygoteClient(self._link.changed)
         self._notices = NoticeWatch(boot.provider, metadata_url(), self._link.changed)
+        self._gpus = GpuWatch()
         self._checkpoints = CheckpointShipper(transfers)
         self._booting = BootClock(home)
         self._workers = Workers(HostContext(
@@ -70,7 +72,8 @@ class Agent:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         await self._sockets.start()
-        components = (self._zygote, self._link, self._sockets, self._checkpoints, self._notices, self._shutdown)
+        components = (self._zygote, self._link, self._sockets, self._checkpoints, self._notices, self._shutdown,
+                      self._gpus)
         parts = [asyncio.create_task(part.run(), name=type(part).__name__) for part in components]
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -98,7 +101,7 @@ class Agent:
             held=self._workers.held(), damaged=self._workers.damaged(),
             clock=round(time.time(), 1) if self._clock_wanted else 0.0,
             unsent=self._workers.unsent() + self._checkpoints.unsent(self._shutdown.is_stored),
-            boot=self._booting.stages(connected=self._link.orders_received > 0))
+            boot=self._booting.stages(connected=self._link.orders_received > 0), gpus=self._gpus.readings)
 
     def _move(self) -> None:
         """Apply the host's new address: push orders to the workers, and open a new session."""

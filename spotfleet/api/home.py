@@ -9,6 +9,7 @@
     fleets/NAME/fetched/        results that `down` has fetched; becomes archive/ once the machines are gone
     fleets/NAME/archive/        results: fetched by `down`, or stored by a fleet that ended itself
     fleets/NAME/ssh/            files for OpenSSH, with the fleet's key: config, known hosts
+    fleets/NAME/prometheus/     a token that opens the metrics alone, once `spotfleet metrics --prometheus` was typed
     fleets/NAME.lock            locked by the one command that is changing the fleet, with its pid
     fleets/NAME.down            locked by a running `down`, with its pid: a running `up` stops
     old/NAME-TIME-RANDOM/       an ended fleet whose name is used again

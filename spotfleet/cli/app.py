@@ -298,6 +298,34 @@ def status(fleet: Name = "", watch: Watch = False, output: Format = Output.TABLE
 
 
 @app.command()
+def page(
+    fleet: Name = "",
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open it, or only print its address.")] = True,
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, show_default=False,
+                                      help="On 127.0.0.1; default: a free one.")] = 0,
+    allow_actions: Annotated[bool, typer.Option("--allow-actions", help="Let the page cancel jobs and drain hosts.",
+                                                )] = False,
+) -> None:
+    """Show the fleet live in the browser, until Ctrl-C.
+
+    Whoever has the printed address can read, from this machine alone. Nothing is loaded from elsewhere.
+    """
+    call("page.command", "page", fleet, port=port, browser=browser, may_act=allow_actions)
+
+
+@app.command()
+def metrics(
+    fleet: Name = "",
+    prometheus: Annotated[bool, typer.Option("--prometheus", help="Print lines for prometheus.yml instead.")] = False,
+) -> None:
+    """Print the fleet's metrics once, as OpenMetrics text.
+
+    With --prometheus it prints how Prometheus reads them, with a token that opens nothing else.
+    """
+    call("page.command", "metrics", fleet, prometheus=prometheus)
+
+
+@app.command()
 def hosts(fleet: Name = "", output: Format = Output.TABLE) -> None:
     """List the hosts that are up, as `address:slots` lines.
 

@@ -172,7 +172,8 @@ def fleet_status(status: FleetStatus) -> str:
     if status.hosts:
         lines += ["", hosts(status.hosts)]
     if status.jobs:
-        lines += ["", jobs(status.jobs), *(f"{j.job}: {j.step_why}" for j in status.jobs if j.step_why)]
+        lines += ["", jobs(status.jobs), *(f"{j.job}: {j.step_why}" for j in status.jobs if j.step_why),
+                  *(line for j in status.jobs for line in slow_workers(j))]
     return flow("\n".join(lines))
 
 
@@ -200,6 +201,13 @@ def due(job: JobStatus) -> str:
     if job.finish_in_s is not None:
         parts.append(f"done in {span(job.finish_in_s)} at this pace")
     return f"{job.job}: {', '.join(parts)}" if parts else ""
+
+
+def slow_workers(job: JobStatus) -> list[str]:
+    """Format a line for each worker that holds the others up."""
+    return [f"{job.job}: rank {w.rank} ({w.worker}) is slow: it computes {w.compute_s * 1e3:.1f} ms in a step, the "
+            f"median {w.median_s * 1e3:.1f} ms, for {w.steps} steps; `spotfleet drain {w.worker.partition('/')[0]}` "
+            "replaces its host" for w in job.slow]
 
 
 def _sizes(status: FleetStatus) -> str:

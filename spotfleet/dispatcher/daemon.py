@@ -60,7 +60,8 @@ class DispatcherDaemon:
         self._tasks = [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.dispatcher.machines.run()),
                        asyncio.create_task(self.dispatcher.maintenance.run()),
                        asyncio.create_task(self.dispatcher.endpoint_tagger.run()),
-                       asyncio.create_task(self.dispatcher.backup.run())]
+                       asyncio.create_task(self.dispatcher.backup.run()),
+                       asyncio.create_task(self.dispatcher.history.run())]
         log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.core.url)
         return self.dispatcher.core.url
 

@@ -39,6 +39,7 @@ from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
 from spotfleet.dispatcher.lifecycle.health import HealthRemarks
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
+from spotfleet.dispatcher.live.history import HistoryKeeper
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.recovery.job_adoption import ended_in
 from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
@@ -116,7 +117,9 @@ class Dispatcher:
         self._order_sender = OrderSender(core, self.takeover, self._stuck)
         self._health = HealthRemarks(core, self.machines.stays, past)
         self._unwritten = unwritten(past, core.jobs.values())
-        self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self.retention, self._remarks)
+        self.history = HistoryKeeper(core)
+        self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self.retention, self._remarks,
+                                    self.history)
 
     def _remarks(self) -> list[str]:
         """Return further remarks for users."""

@@ -10,6 +10,7 @@ from spotfleet.dispatcher.cloud.machines import HostController
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
+from spotfleet.dispatcher.live.history import HistoryKeeper
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.retention import Retention
 from spotfleet.dispatcher.status import StatusInput, fleet_status
@@ -22,10 +23,10 @@ class FleetDesk:
     """Handlers of requests about the fleet."""
 
     def __init__(self, core: Core, machines: HostController, policy: PolicyController, shutdown: FleetShutdown,
-                 retention: Retention, remarks: Callable[[], list[str]]) -> None:
+                 retention: Retention, remarks: Callable[[], list[str]], history: HistoryKeeper) -> None:
         """`remarks` returns further remarks for users."""
         self._core, self._machines, self._policy, self._remarks = core, machines, policy, remarks
-        self.shutdown, self._retention = shutdown, retention
+        self.shutdown, self._retention, self.history = shutdown, retention, history
 
     async def set_nodes(self, nodes: Nodes) -> None:
         if nodes != self._core.nodes:
@@ -56,19 +57,20 @@ class FleetDesk:
         self.shutdown.begin("asked by `spotfleet down`", by_ourselves=False, at=self._core.unix(), discard=discard)
 
     def job_status(self, job: ManagedJob) -> JobStatus:
-        return self._policy.annotated(job, self._core.unix())
+        return self.history.with_slow(self._policy.annotated(job, self._core.unix()))
 
     def status(self) -> FleetStatus:
         core, machines, unix = self._core, self._machines, self._core.unix()
         views = core.views()
         host_jobs = {v.host.request_id: tuple(j.id for j in core.jobs.values() if j.has_worker_on(v.host.request_id))
                      for v in views}
-        jobs = tuple(self._policy.annotated(j, unix) for j in core.jobs.values())
+        jobs = tuple(self.history.with_slow(self._policy.annotated(j, unix)) for j in core.jobs.values())
         agents_why = {**core.incompatible, **machines.doing,
                       **{c.host: c.report.why for c in core.connections.values()}}
         inputs = StatusInput(core.boot.fleet, core.journal.state, core.nodes, machines.own, views, agents_why,
                              host_jobs, jobs, self.shutdown.why, machines.why, self._remarks(),
                              core.boot.spec.max_lifetime_s, machines.target)
-        return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, policy=self._policy.status(unix),
-                       spent_micros=self._policy.spent(time.monotonic()), past_jobs=self._retention.count,
-                       unsent=core.unsent.status(self.shutdown.patience, time.monotonic()))
+        now, policy = time.monotonic(), self._policy
+        return replace(fleet_status(inputs, unix), tick_s=machines.tick_s, policy=policy.status(unix),
+                       spent_micros=policy.spent(now), on_demand_spent_micros=policy.spent_on_demand(now),
+                       past_jobs=self._retention.count, unsent=core.unsent.status(self.shutdown.patience, now))

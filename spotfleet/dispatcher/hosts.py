@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from spotfleet.addresses import unfit
 from spotfleet.fleet.domain.state import FleetState, Host
 from spotfleet.model import HostState, Notice, Role
-from spotfleet.protocol.messages import AgentOrders, AgentReport, StepCost
+from spotfleet.protocol.messages import AgentOrders, AgentReport, GpuReading, StepCost
 
 RESEND_S = 5.0  # unchanged orders are sent again after this: an agent doubts a dispatcher that is silent for 15 s
 DRAIN_S = 120.0  # a drain without a notice should be over by then, unless results still arrive (`lifecycle/unsent.py`)
@@ -65,6 +65,7 @@ class HostView:
     claims: int = 0  # slots that its agent claims, if more than the cloud sold; else 0
     workers: tuple[str, ...] = ()  # processes of any job that its agent reports
     unfit: str = ""  # why its peers cannot reach its advertised address: then it gets no workers
+    gpus: tuple[GpuReading, ...] = ()
 
     @property
     def usable(self) -> bool:
@@ -78,14 +79,14 @@ class HostView:
 
 
 def differs(before: AgentReport, after: AgentReport) -> bool:
-    """Return whether two reports differ in more than training progress and the time. These can wait for the next step.
+    """Return whether two reports differ in more than progress, the time and GPUs. These can wait for the next step.
     """
     return _without_progress(before) != _without_progress(after)
 
 
 def _without_progress(report: AgentReport) -> AgentReport:
     unsent = tuple(replace(u, bytes=0, sent=0) for u in report.unsent or ())
-    return replace(report, clock=0.0, unsent=unsent, workers=tuple(
+    return replace(report, clock=0.0, gpus=(), unsent=unsent, workers=tuple(
         replace(w, quiet_s=0.0, report=replace(w.report, version=0, step_s=0.0, resumed=0, pause_s=0.0, repeated=0,
                                                recomputed=0, outside=min(w.report.outside, 1), waits=False,
                                                fetched=0, cost=StepCost()))
@@ -106,7 +107,7 @@ def host_views(state: FleetState, connections: dict[str, AgentConnection], drain
         workers = tuple(w.report.worker for w in connection.report.workers) if connection else ()
         unreachable = unfit(connection.report.address, dispatcher) if connection and connected else ""
         views.append(HostView(host, connected, slots, _leaving(host, connection, drains, now, unix), claims, workers,
-                              unreachable))
+                              unreachable, connection.report.gpus if connection and connected else ()))
     return views
 
 

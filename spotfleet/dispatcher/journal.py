@@ -37,6 +37,11 @@ class Journal:
         self._noted: list[Event] = []
         self._writer: asyncio.Task[None] | None = None
 
+    @property
+    def last(self) -> int:
+        """Number of the newest event in `state`."""
+        return self._last
+
     def note(self, *events: Event) -> None:
         """Queue `events` to be written soon."""
         self._noted.extend(events)

@@ -20,7 +20,7 @@ from spotfleet.dispatcher.jobs.report import job_status
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.fleet.cost.extras import MONTH_H
-from spotfleet.fleet.cost.meter import spent
+from spotfleet.fleet.cost.meter import Meter
 from spotfleet.fleet.domain.actions import Wanted
 from spotfleet.fleet.domain.events import BudgetReached, PolicyChanged, PolicyDecided
 from spotfleet.fleet.domain.history import JobProgressSoFar
@@ -59,6 +59,7 @@ class PolicyController:
         self._written: tuple[int, int, str, tuple[str, ...]] | None = None
         self._warned: tuple[int, int] = (0, 0)  # (limit, percent) of the last BudgetReached
         self._counted: tuple[float, int] | None = None  # (monotonic, micro-dollars)
+        self._on_demand: int | None = None  # by then, if all had been on demand; None: not known
         self._counting: asyncio.Task[None] | None = None
 
     @property
@@ -201,6 +202,15 @@ class PolicyController:
         at, micros = self._counted
         return micros + int((self.burn() + self._beside(*self._state.hosts, *self._own)) * (now - at) / 3600)
 
+    def spent_on_demand(self, now: float) -> int | None:
+        """Return `spent` if all machines had been on demand; None where that is not known."""
+        if self._counted is None or self._on_demand is None:
+            return None
+        running = [h for h in self._state.hosts if h.cloud is CloudState.RUNNING and h.state is not HostState.STOPPED]
+        burn = self._own_burn() + sum(price_now(self._state, h)[1] for h in running)
+        beside = self._beside(*self._state.hosts, *self._own)
+        return self._on_demand + int((burn + beside) * (now - self._counted[0]) / 3600)
+
     def _beside(self, *hosts: Host) -> int:
         """Return micro-dollars an hour of disks and addresses of running hosts."""
         rates = {**self._dispatcher_cost.state.rates, **self._state.rates}
@@ -246,7 +256,8 @@ class PolicyController:
         began, unix = time.monotonic(), self._core.unix()
         ledger = self._core.journal.ledger
         try:
-            self._counted = began, await asyncio.to_thread(lambda: self._total(ledger, unix))
+            micros, self._on_demand = await asyncio.to_thread(lambda: self._total(ledger, unix))
+            self._counted = began, micros
         finally:
             now = time.monotonic()
             self._count_at = now + max(COUNT_S, REST * (now - began))
@@ -255,9 +266,10 @@ class PolicyController:
         own = self._dispatcher_cost.machine
         return own.offer.price_micros_h if own is not None else 0
 
-    def _total(self, ledger: Ledger, unix: float) -> int:
+    def _total(self, ledger: Ledger, unix: float) -> tuple[int, int | None]:
         events = [event for _, event in ledger.each()]
-        return spent([*events, *self._dispatcher_cost.events(events)], unix)
+        meter = Meter([*events, *self._dispatcher_cost.events(events)], unix)
+        return meter.micros(), meter.on_demand_micros()
 
     # ---- changes of the fleet file, and status
 

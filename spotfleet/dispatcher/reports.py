@@ -19,6 +19,7 @@ WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}/[0-9]{1,6}/[A-Za-z0-9_.-]{1,64}
 LOG_NAME = re.compile(rf"{WORKER_NAME.pattern}|[A-Za-z0-9_.-]{{1,128}}#setup")  # a worker's, or a host's setup's
 LARGEST = 1 << 53  # JSON numbers beyond it are not exact
 MOST_WORKERS = 4096  # on one host, including ended ones
+MOST_GPUS = 64  # on one host
 TEXT_CHARS = 1024
 FOR_PEOPLE = (".why", ".error", ".resize", ".diverged")
 MESSAGE_CHARS = 16_384  # limit of a traceback or of a host's `why`; longer text is cut
@@ -27,12 +28,15 @@ MESSAGE_CHARS = 16_384  # limit of a traceback or of a host's `why`; longer text
 def read(text: str | bytes) -> AgentReport:
     """Parse a report; ValueError names the invalid field."""
     parsed: AgentReport = from_json(AgentReport, parse(text))
-    report = replace(parsed, why=cut(harmless_lines(parsed.why)), workers=tuple(map(_cut, parsed.workers)))
+    report = replace(parsed, why=cut(harmless_lines(parsed.why)), workers=tuple(map(_cut, parsed.workers)),
+                     gpus=tuple(replace(gpu, why=harmless_lines(gpu.why)) for gpu in parsed.gpus))
     if report.notice is not None:
         report = replace(report, notice=replace(report.notice, why=harmless_lines(report.notice.why)))
     _check(report, "AgentReport")
     if report.slots < 1:
         raise ValueError(f"AgentReport.slots: {report.slots} is not 1 or more")
+    if len(report.gpus) > MOST_GPUS:
+        raise ValueError(f"AgentReport.gpus: expected at most {MOST_GPUS}")
     names = [w.report.worker for w in report.workers]
     if len(names) > MOST_WORKERS or len(set(names)) < len(names):
         raise ValueError(f"AgentReport.workers: expected at most {MOST_WORKERS}, each once")

@@ -10,7 +10,7 @@ from spotfleet.fleet.domain.state import FleetState
 from spotfleet.fleet.policy.lifetimes import boot_times
 from spotfleet.fleet.policy.pools import price_now
 from spotfleet.model import CloudHost, CloudState, HostState, Nodes
-from spotfleet.protocol.messages import BootMeasure, FleetStatus, HostStatus, JobStatus
+from spotfleet.protocol.messages import BootMeasure, FleetStatus, GpuReading, HostStatus, JobStatus
 from spotfleet.words import counted
 
 
@@ -76,12 +76,17 @@ def _host(view: HostView, inputs: StatusInput, now: float) -> HostStatus:
     elif host.state is HostState.UP:
         why = inputs.agents_why.get(host.request_id, "") if view.connected else "its agent is not connected"
     claims = f"claims {counted(view.claims, 'slot')} where the cloud sold {view.slots}" if view.claims else ""
-    why = "; ".join(filter(None, (view.unfit, claims, host.hint, why)))
+    why = "; ".join(filter(None, (view.unfit, claims, host.hint, *_broken_gpus(view.gpus), why)))
     noticed = view.leaving and view.leaving.why == "notice" and host.state is not HostState.STOPPED
     left = view.leaving.seconds_left if view.leaving and noticed else None
     return HostStatus(host.request_id, host.role.value, host.state.value, host.offer.pool, view.slots, price, on_demand,
                       host.address, inputs.host_jobs.get(host.request_id, ()), left, max(0.0, now - host.since),
-                      why)
+                      why, view.gpus)
+
+
+def _broken_gpus(gpus: Sequence[GpuReading]) -> list[str]:
+    return [f"GPU {g.index}: {g.why or counted(g.errors or 0, 'uncorrected memory error')}"
+            for g in gpus if g.why or g.errors]
 
 
 def _dispatcher(own: CloudHost, now: float) -> HostStatus:

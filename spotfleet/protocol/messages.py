@@ -223,6 +223,19 @@ class Unsent:
 
 
 @dataclass(frozen=True)
+class GpuReading:
+    """State of one GPU of a host, as its driver reports it. None: this GPU does not report it."""
+
+    index: int
+    used_percent: int | None = None  # share of the last second in which a kernel ran
+    memory_mib: int | None = None
+    memory_total_mib: int | None = None
+    celsius: int | None = None
+    errors: int | None = None  # uncorrected ECC errors since the driver was loaded
+    why: str = ""  # the driver's message, if a GPU cannot be read: then no other field is set
+
+
+@dataclass(frozen=True)
 class AgentReport:
     """State of one host and its workers, sent to the dispatcher."""
 
@@ -239,6 +252,7 @@ class AgentReport:
     clock: float = 0.0  # this host's wall clock, Unix seconds, for a dispatcher that doubts its own; 0: not requested
     unsent: tuple[Unsent, ...] | None = None  # None: an older agent, which does not report it
     boot: BootStages | None = None  # the parts that the host measures; None: an older agent
+    gpus: tuple[GpuReading, ...] = ()  # read each 10 s; none where the host has no nvidia-smi
 
 
 @dataclass(frozen=True)
@@ -350,6 +364,7 @@ class HostStatus:
     seconds_left: float | None = None  # from its notice
     since_s: float = 0.0  # time in `state`
     why: str = ""
+    gpus: tuple[GpuReading, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -359,6 +374,17 @@ class WorkerStatus:
     rank: int  # -1: not in the generation
     stage: str
     version: int
+
+
+@dataclass(frozen=True)
+class SlowWorker:
+    """A worker that has been slower than the median of its job for 50 steps or more."""
+
+    worker: str
+    rank: int
+    compute_s: float  # its step without its waits for others
+    median_s: float  # the same, of the median
+    steps: int  # so many steps long
 
 
 @dataclass(frozen=True)
@@ -390,6 +416,7 @@ class JobStatus:
     tail: str = ""  # failures of the script after training, on other ranks than 0: they do not fail the job
     priority: int = 0  # as in JobSpec
     hosts: int = 0  # number of hosts that its workers are on
+    slow: tuple[SlowWorker, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -461,3 +488,4 @@ class FleetStatus:
     past_jobs: int = 0  # ended jobs besides `jobs`: their files are on the dispatcher's disk
     unsent: tuple[UnsentStatus, ...] = ()
     boots: tuple[BootMeasure, ...] = ()  # nothing where no host has booted yet
+    on_demand_spent_micros: int | None = None  # `spent_micros` if all had been on demand; None: not known

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 VALID_DAYS = 3650  # a fleet must not end because its certificate expires
+SERVER_NAME = "dispatcher.spotfleet.internal"  # in each certificate, for clients that check a name, such as Prometheus
 CLOCK_SKEW = timedelta(days=366)  # a machine whose clock is behind ours must accept it too; the pin is the protection
 
 
@@ -85,6 +86,7 @@ def _sign(subject: str, issuer: str, key, ca_key, now: float, *, ca: bool):
     )
     if not ca:
         builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
     return builder.sign(ca_key, hashes.SHA256())
 
 

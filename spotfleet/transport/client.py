@@ -128,6 +128,20 @@ class DispatcherClient:
         path = "/v1/events?" + urlencode({"after": after, "wait": f"{wait_s:g}"})
         return self._json("GET", path, wait_s=wait_s)["events"]
 
+    def live(self, after: int | None, since: float) -> dict[str, Any]:
+        """Return {now, status, events, last, series}: the status, events above `after` (None: the newest), and the
+        jobs' series after `since`, Unix seconds."""
+        query = {"since": since} if after is None else {"after": after, "since": since}
+        answer = self._json("GET", f"/v1/live?{urlencode(query)}")
+        with self._readable():
+            if missing := {"now", "status", "events", "last", "series"} - answer.keys():
+                raise ValueError(f"{', '.join(sorted(missing))}: missing")
+            return answer
+
+    def metrics(self) -> str:
+        """Return the metrics as OpenMetrics text."""
+        return self._call("GET", "/metrics").body.decode()
+
     def set_nodes(self, nodes: Nodes) -> None:
         self._json("PUT", "/v1/nodes", to_json(nodes))
 

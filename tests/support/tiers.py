@@ -30,6 +30,7 @@ PLACES = {
     "tests/bootstrap/": "machines",
     "tests/network/": "machines",
     "tests/gpu/": "machines",
+    "tests/cli/page/test_page_in_chromium.py": "machines",  # a browser
     "tests/ssh/test_shell_commands.py": "machines",
     "tests/sweep/": "machines",
     "tests/providers/ssh/": "machines",

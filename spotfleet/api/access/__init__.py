@@ -1,1 +1,1 @@
-"""SSH access to hosts from the laptop."""
+"""Access from the laptop: SSH to hosts, and watching a fleet for long (`watch.py`)."""

@@ -16,6 +16,8 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 | GET /v1/agent | agent | WebSocket: receives AgentReport, sends AgentOrders; replaces a host with another protocol |
 | GET /v1/status | CLI | FleetStatus: fleet, hosts, jobs, each with `why`; burn |
 | GET /v1/events?after=SEQ&wait=S | CLI | `{"events": [{"seq", "kind", "at", ...}]}`, long poll |
+| GET /v1/live?after=SEQ&since=T | CLI | `{now, status, events, last, series}`: all that the page shows; T is Unix |
+| GET /metrics | metrics, CLI | OpenMetrics text, see `live/metrics.py`; the metrics token is taken from any machine |
 | PUT /v1/nodes | CLI | `{min, target, max}` |
 | PUT /v1/policy | CLI | model.PolicySpec |
 | HEAD, GET, PUT /v1/bundles/SHA256 | CLI, agent | a blob of a working directory, see below |

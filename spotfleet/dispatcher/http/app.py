@@ -26,9 +26,11 @@ from spotfleet.dispatcher.disk.files import TooLarge
 from spotfleet.dispatcher.dispatcher import Dispatcher
 from spotfleet.dispatcher.http import archive, bundles, fleet, jobs
 from spotfleet.dispatcher.http.agents import agent_socket
+from spotfleet.dispatcher.http.auth import bearer
 from spotfleet.dispatcher.http.host_work import HOST_WORK, HostWork
 from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, JOBS, RECEIVE, bearer_of, caller_of
 from spotfleet.protocol import versions
+from spotfleet.protocol.tokens import is_metrics_token
 
 log = logging.getLogger(__name__)
 JSON_BYTES = 4 << 20  # largest body of a route that does not stream
@@ -51,6 +53,7 @@ class CallerKind(Enum):
     CLI = "cli"
     AGENT = "agent"
     BOTH = "both"
+    METRICS = "metrics"  # the CLI, or the holder of the metrics token
     SOCKET = "socket"  # an agent, including a refused one, which receives the reason
 
 
@@ -73,6 +76,8 @@ ROUTES = (
     Route("GET", "/v1/agent", CallerKind.SOCKET, agent_socket),
     Route("GET", "/v1/status", CallerKind.CLI, fleet.status),
     Route("GET", "/v1/events", CallerKind.CLI, fleet.events),
+    Route("GET", "/v1/live", CallerKind.CLI, fleet.live),
+    Route("GET", "/metrics", CallerKind.METRICS, fleet.get_metrics),
     Route("PUT", "/v1/nodes", CallerKind.CLI, fleet.put_nodes),
     Route("PUT", "/v1/policy", CallerKind.CLI, fleet.put_policy),
     Route("POST", "/v1/hosts/{host}/drain", CallerKind.CLI, fleet.drain),
@@ -147,6 +152,10 @@ def refuse_strangers(request: web.Request, who: CallerKind) -> None:
         if caller is None or caller.is_admin:
             raise web.HTTPUnauthorized(text="this route is for agents: it needs the host's own token")
         return
+    if who is CallerKind.METRICS:
+        given, who = bearer(request.headers.get("Authorization", "")), CallerKind.CLI
+        if is_metrics_token(given, request.app[CORE].boot.fleet_secret):
+            return
     if caller is None:
         raise web.HTTPUnauthorized(text="the token is missing or belongs to no one here")
     if who is not CallerKind.BOTH and caller.is_admin != (who is CallerKind.CLI):

@@ -2,6 +2,7 @@
 
 A host's token is `HOST.MAC`, where MAC is HMAC-SHA256(fleet secret, HOST) in hex. It names its host, so one computation
 verifies it, for any number of hosts. A genuine token can be revoked in the ledger: see `revocation.rejection`.
+The metrics token opens `/metrics` alone; `protocol/tokens.py` makes it on the laptop, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Routes about the fleet: status, events, size, hosts, and shutdown."""
+"""Routes about the fleet: status, events, all that the page shows, metrics, size, hosts, and shutdown."""
 
 from __future__ import annotations
 
 import hmac
 import time
+from typing import Any
 
 from aiohttp import web
 
@@ -11,7 +12,9 @@ from spotfleet.bootstrap import gang
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.http import revocation
 from spotfleet.dispatcher.http.auth import bearer, host_token
-from spotfleet.dispatcher.http.requests import CORE, FLEET, LONGEST_WAIT_S, body, number, whole
+from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, LONGEST_WAIT_S, body, number, whole
+from spotfleet.dispatcher.live import metrics
+from spotfleet.dispatcher.live.history import HistoryKeeper
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import event_to_json
 from spotfleet.model import SPOT_POLICIES, Nodes, PolicySpec
@@ -36,6 +39,37 @@ async def events(request: web.Request) -> web.Response:
     while not (found := await journal.page(after, EVENTS_AT_ONCE)) and time.monotonic() < deadline:
         await journal.signal.wait(deadline - time.monotonic())
     return web.json_response({"events": [{"seq": seq, **event_to_json(e)} for seq, e in found]})
+
+
+async def live(request: web.Request) -> web.Response:
+    """Send status, events after `after` (without it the newest) and what came after `since` in the jobs' series."""
+    core, history = request.app[CORE], request.app[FLEET].history
+    after = whole(request, "after") if "after" in request.query else max(0, core.journal.last - EVENTS_AT_ONCE)
+    since = number(request, "since")
+    found = await core.journal.page(after, EVENTS_AT_ONCE)
+    return web.json_response({
+        "now": core.unix(), "status": to_json(request.app[FLEET].status()),
+        "events": [{"seq": seq, **event_to_json(e)} for seq, e in found],
+        "last": found[-1][0] if found else after, "series": _series(history, since)})
+
+
+def _series(history: HistoryKeeper, since: float) -> dict[str, Any]:
+    """Return for each job with news {points: [[at, version, workers], ...], marks, forgotten}."""
+    found = {}
+    for job, kept in history.series.items():
+        points, marks = kept.since(since)
+        if points or marks:
+            found[job] = {"points": [[round(p.at, 2), p.version, p.workers] for p in points],
+                          "marks": to_json(marks), "forgotten": kept.forgotten}
+    return found
+
+
+async def get_metrics(request: web.Request) -> web.Response:
+    request.app[ADMIT](request.protocol)
+    history = request.app[FLEET].history
+    counters = metrics.Counters(history.notices, history.taken, history.changes, history.paused_s)
+    body = metrics.text(request.app[FLEET].status(), counters).encode()
+    return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 async def put_nodes(request: web.Request) -> web.Response:

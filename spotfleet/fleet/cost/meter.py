@@ -117,11 +117,6 @@ def report(events: Iterable[Event], now: float, since: float | None = None, unti
     return Meter(events, now).report(since, until)
 
 
-def spent(events: Iterable[Event], now: float) -> int:
-    """Return `report(...).micros`, for frequent callers."""
-    return Meter(events, now).micros()
-
-
 @dataclass(frozen=True)
 class _Billed:
     """Run of a host, with the cost of the runs before it."""
@@ -220,6 +215,13 @@ class Meter:
         """Return everything that fell due in [since, until)."""
         return (sum(b.line(since, until).micros for b in self._billed)
                 + sum(line.micros for line in self.extras(since, until)))
+
+    def on_demand_micros(self) -> int | None:
+        """Return `report().on_demand_micros`; None where a price on demand is not known."""
+        lines = self.lines()
+        if any(line.micros and not line.on_demand_micros for line in lines):
+            return None
+        return sum(line.on_demand_micros for line in lines) + sum(line.micros for line in self.extras())
 
     def report(self, since: float | None = None, until: float | None = None) -> CostReport:
         low, high = BEGINNING if since is None else since, END if until is None else until

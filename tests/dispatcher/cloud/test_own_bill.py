@@ -10,7 +10,7 @@ import pytest
 from spotfleet.dispatcher.cloud.dispatcher_cost import LOOK_S, DispatcherCost
 from spotfleet.errors import SpotfleetError
 from spotfleet.fleet import reconcile
-from spotfleet.fleet.cost.meter import Meter, spent
+from spotfleet.fleet.cost.meter import Meter
 from spotfleet.fleet.domain.actions import Observed, Wanted
 from spotfleet.fleet.domain.events import Event, FleetCreated, PriceChanged, TakenOver
 from spotfleet.fleet.memory_ledger import MemoryLedger
@@ -53,7 +53,7 @@ class Books:
         """Micro-dollars by which the figure of the limit is above that of `spotfleet cost`."""
         shown = Meter([*self.ledger.rows, *self.laptop.rows], self.now).report()
         assert shown.disk_micros and shown.address_micros and shown.dispatcher_micros
-        return spent([*self.ledger.rows, *bill.events(self.ledger.rows)], self.now) - shown.micros
+        return Meter([*self.ledger.rows, *bill.events(self.ledger.rows)], self.now).micros() - shown.micros
 
 
 def test_the_limit_is_held_against_what_cost_shows_to_the_micro_dollar():
@@ -90,10 +90,10 @@ def test_one_that_no_listing_shows_counts_like_this_one_until_its_last_word():
     ledger: list[Event] = [FleetCreated(began - 30 * HOUR, "f", "local", Nodes(), BillingRules()),
                            replace(bill.state.rates["local/local"], at=began - 30 * HOUR),
                            PriceChanged(began - 10 * HOUR, "p", 1, 1), PriceChanged(began + 1.0, "p", 2, 2)]
-    base = spent([*ledger, *bill.events(ledger)], began + 60.0)
+    base = Meter([*ledger, *bill.events(ledger)], began + 60.0).micros()
     lost = TakenOver(began + 2.0, "f-d-0", True, "")
-    own_h = (spent([*ledger, *bill.events(ledger)], began + 10 * HOUR) - spent(ledger, began)) / 10
-    more = spent([*ledger, lost, *bill.events([*ledger, lost])], began + 60.0) - base
+    own_h = (Meter([*ledger, *bill.events(ledger)], began + 10 * HOUR).micros() - Meter(ledger, began).micros()) / 10
+    more = Meter([*ledger, lost, *bill.events([*ledger, lost])], began + 60.0).micros() - base
     assert more == pytest.approx(20 * own_h, rel=1e-3)
     forgotten = TakenOver(began + 2.0, "f-d-0", False, "")  # no part of the ledger came back: nobody knows
     assert bill.events([*ledger, forgotten]) == bill.events(ledger)

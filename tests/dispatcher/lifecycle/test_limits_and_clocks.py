@@ -15,7 +15,7 @@ from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.lifecycle import fleet_clock
 from spotfleet.dispatcher.lifecycle.fleet_clock import BootMoment
 from spotfleet.errors import SpotfleetError
-from spotfleet.fleet.cost.meter import spent
+from spotfleet.fleet.cost.meter import Meter
 from spotfleet.model import Autostop, PolicySpec
 from spotfleet.transport import certs
 from tests.support.dispatcher.fake_fleet import ADMIN, Cloud, Stage, spec
@@ -95,7 +95,7 @@ def test_no_limit_ends_a_fleet_whose_dispatchers_clock_is_set_while_it_runs_or_i
         await stage.until("the end to be written", listed)
         events = [event for _, event in stage.daemon.dispatcher.core.journal.after(0)]
         invoice = stage.cloud.market.invoice(REAL(), "f")
-        assert spent(events, REAL() + by_s) == sum(invoice.hosts[host] for host in hosts)
+        assert Meter(events, REAL() + by_s).micros() == sum(invoice.hosts[host] for host in hosts)
 
     play(scene, LIMITS)
 

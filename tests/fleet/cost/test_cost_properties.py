@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spotfleet.fleet.cost import meter as meter_module
 from spotfleet.fleet.cost.boots import boots_by_pool
 from spotfleet.fleet.cost.groups import DAY_S, WAYS, Breakdown, FleetLedgers, breakdown, costs, day, grouped
-from spotfleet.fleet.cost.meter import CostReport, Meter, report, spent
+from spotfleet.fleet.cost.meter import CostReport, Meter, report
 from spotfleet.fleet.cost.series import combined, series
 from spotfleet.fleet.domain.events import (
     Event,
@@ -173,11 +173,11 @@ def test_boots_cost_no_more_than_their_hosts_and_change_no_total(events, one, ot
 @given(histories())
 def test_hosts_add_up(events):
     shared = [e for e in events if not isinstance(e, (LaunchIntended, HostListed, HostJoined, JobProgress))]
-    alone = [spent([*shared, *(e for e in events if getattr(e, "request_id", None) == name)], NOW)
+    alone = [Meter([*shared, *(e for e in events if getattr(e, "request_id", None) == name)], NOW).micros()
              for name in {e.request_id for e in events if isinstance(e, LaunchIntended)}]
     whole = report(events, NOW)
     assert sum(alone) == whole.micros - whole.traffic_micros
-    assert spent(events, NOW) == whole.micros
+    assert Meter(events, NOW).micros() == whole.micros
 
 
 @settings(max_examples=25, deadline=None)

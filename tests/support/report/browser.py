@@ -17,7 +17,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
          "--disable-extensions", "--hide-scrollbars", "--force-device-scale-factor=1", "--password-store=basic",
-         "--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-pipe")
+         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--remote-debugging-pipe")
 ANSWER_S = 30.0
 # It reads descriptor 3 and writes to 4, whichever numbers ours have.
 WIRE = """
@@ -68,12 +68,12 @@ class Browser:
             self._process.wait()
         os.close(self._in)
 
-    def open(self, path: Path, *, width: int, dark: bool = False) -> None:
-        """Show a file on a screen of that width, and wait until it is loaded."""
+    def open(self, path: Path | str, *, width: int, dark: bool = False) -> None:
+        """Show a file or an address on a screen of that width, and wait until it is loaded."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.call("Emulation.setEmulatedMedia", media="screen",
                   features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.as_uri())
         self._until("Page.loadEventFired")
 
     def run(self, script: str) -> Any:
