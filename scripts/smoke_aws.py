@@ -332,7 +332,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--name", default="", help="of the fleet")
     parser.add_argument("--report", default="", help="file; default: smoke-aws-TIME.txt here")
     parser.add_argument("--policy", action="store_true",
-                        help="print what IAM must allow for FIS, besides `spotfleet check --policy`")
+                        help="print what IAM must allow for FIS, besides `spotfleet check aws --policy`")
     parsed = parser.parse_args(argv)
     if not parsed.policy and not parsed.region:
         parser.error("the following arguments are required: --region")

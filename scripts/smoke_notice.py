@@ -24,7 +24,7 @@ NOTICE = "PT2M"  # the least: the notice comes at once
 USD = 0.40  # $0.10 per minute of an action, which lasts until the instance is gone
 SEEN_S = 90.0  # for FIS to be able to take a role that was just made
 POLL_S = 3.0
-EXTRA = {  # what a user needs for this besides `spotfleet check --policy`
+EXTRA = {  # what a user needs for this besides `spotfleet check aws --policy`
     "Version": "2012-10-17",
     "Statement": [
         {"Sid": "Experiments", "Effect": "Allow", "Resource": "*",

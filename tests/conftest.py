@@ -48,10 +48,13 @@ os.environ.pop("SPOTFLEET_HOME", None)  # no test may touch the user's fleets
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The emulated cloud passes these on, too: the guard's, the mark, and the ones by which a test sets the clock.
 os.environ["SPOTFLEET_LOCAL_ENV"] = ("NETGUARD_*,TEST_*,PYTEST_*,FAKETIME*,AWS_EC2_METADATA_DISABLED,AWS_CONFIG_FILE,"
-                                     "AWS_SHARED_CREDENTIALS_FILE")
+                                     "AWS_SHARED_CREDENTIALS_FILE,NO_GCE_CHECK,CLOUDSDK_CONFIG")
 for _name in [n for n in os.environ if n.startswith("AWS_")]:
     del os.environ[_name]  # nor an account of theirs
 os.environ.update(AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
+for _name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GCE_METADATA_HOST", "SPOTFLEET_GCP_ENDPOINT"):
+    os.environ.pop(_name, None)
+os.environ.update(NO_GCE_CHECK="true", CLOUDSDK_CONFIG=os.devnull)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,7 +20,8 @@ from spotfleet.providers.local.inprocess import InProcessProvider
 from tests.support.cli.cli_cloud import FakeDispatcher
 
 NOT_ASKED = ("note: aws was not asked: aws us-east-1: no valid credentials: Unable to locate credentials; to ask it: "
-             "`aws sso login` or `aws configure`, then `aws sts get-caller-identity`\n")
+             "`aws sso login` or `aws configure`, then `aws sts get-caller-identity`\n"
+             "note: gcp was not asked: gcp: no credentials; to ask it: gcloud auth application-default login\n")
 NOW = 1_800_000_000.0
 OLD = NOW - 7200.0
 SPOT = Offer("local", "local", "a", "gpu.small", Market.SPOT, 1, 970_000, 3_060_000)

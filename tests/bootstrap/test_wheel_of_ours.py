@@ -92,7 +92,7 @@ def test_it_is_installed_with_its_plugins_and_makes_itself_again(tmp_path: Path,
     assert json.loads(found.stdout or found.stderr) == {
         "where": str(next((tmp_path / "env").glob("lib/python*/site-packages")) / "spotfleet" / "__init__.py"),
         "version": "0.1.0", "digest": build().sha256, "providers": ["local", "ssh"],
-        "interruptions": ["aws", "local", "ssh"],
+        "interruptions": ["aws", "gcp", "local", "ssh"],
         "script": len((Path(spotfleet.__file__).parent / "bootstrap" / "bootstrap.sh").read_text()),
         "torch": ['torch>=2.11; extra == "train"'],
     }

@@ -11,6 +11,7 @@ from spotfleet import providers
 from spotfleet.api import check
 from spotfleet.errors import SpotfleetError
 from spotfleet.providers import Finding
+from spotfleet.providers.gcp import GcpProvider
 
 AWS_FILE = "name: g5\nprovider: aws\nnodes: 2\nresources: {accelerators: A10G:1}\naws: {regions: [us-east-1]}\n"
 TO_S3 = AWS_FILE + "checkpoint: {target: s3://runs/g5}\n"
@@ -49,7 +50,7 @@ def on_aws(user, monkeypatch):
     def install(*found: Finding | Exception) -> FakeAws:
         cloud = FakeAws(*found)
         monkeypatch.setattr(providers, "load", lambda name, config: cloud if name == "aws" else here(name, config))
-        monkeypatch.setattr(check, "ManagedResources", FakeAws)
+        monkeypatch.setattr(check, "ManagedResources", (FakeAws, GcpProvider))
         return cloud
 
     user.write("g5.yaml", AWS_FILE)
@@ -62,6 +63,7 @@ def test_every_provider_has_a_section_and_what_is_not_set_up_is_no_failure(user,
     assert said.out.splitlines()[:3] == [
         "aws:", "  -        credentials     no credentials", "                  do this: log in"]
     assert "local:\n  ok       provider        machines can be launched\n" in said.out and "\nssh:\n" in said.out
+    assert "gcp:\n  -        credentials     gcp: no credentials\n" in said.out
     assert said.err == "no problem found\n"
 
 
@@ -139,7 +141,8 @@ def test_the_only_fleet_is_checked_exactly(up):
     ("check local ssh", "'ssh' is neither a provider nor a fleet file"),
     ("check aws fleet.yaml", "fleet.yaml is of provider local, not aws"),
     ("check nothing.yaml", "there is no file nothing.yaml"),
-    ("check --policy dispatcher", "and none is named"),
+    ("check aws --policy dispatcher", "and none is named"),
+    ("check --policy", "say whose policy: aws, gcp"),
     ("check --policy host g5.yaml", "checkpoint bucket, and none is named"),
     ("check --policy fleet.yaml", "fleet.yaml is of provider local, which has no policies"),
 ])
@@ -150,7 +153,7 @@ def test_a_wrong_line_is_answered_with_what_is_wrong(user, line: str, why: str):
 
 def test_policies_are_json_on_stdout_and_nothing_else(user):
     user.write("g5.yaml", TO_S3)
-    laptop = json.loads(user.ok("check --policy").out)
+    laptop = json.loads(user.ok("check aws --policy").out)
     dispatcher = json.loads(user.ok("check --policy dispatcher g5.yaml").out)
     host = json.loads(user.ok("check aws --policy host g5.yaml").out)
     assert {d["Version"] for d in (laptop, dispatcher, host)} == {"2012-10-17"}
@@ -186,6 +189,6 @@ def test_a_policy_fits_into_what_iam_takes(user):
     options = (f"event_queue: true, kms_key: '{key}', image: /my/own/image, "
                "permissions_boundary: 'arn:aws:iam::123456789012:policy/research-boundary', ")
     user.write("g5.yaml", TO_S3.replace("aws: {", f"aws: {{{options}").replace("us-east-1", "us-gov-west-1"))
-    for line, most in (("check --policy", 6144), ("check --policy g5.yaml", 6144),
+    for line, most in (("check aws --policy", 6144), ("check --policy g5.yaml", 6144),
                        ("check --policy dispatcher g5.yaml", 10240)):
         assert len("".join(user.ok(line).out.split())) <= most, line

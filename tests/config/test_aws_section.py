@@ -116,9 +116,9 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
     ("name: a\naws: {regions: [us-east-1]}", "2: aws: is for provider aws, but the fleet's is 'local'; write "
                                              "`provider: aws`, or remove the section"),
     ("provider: ssh\nssh: {dispatcher: a, hosts: [b]}\nplacement: zone",
-     "3: placement: is for provider aws, but the fleet's is 'ssh'; write `provider: aws`, or remove this"),
-    ("name: a\nall_or_nothing: true", "2: all_or_nothing: is for provider aws, but the fleet's is 'local'; write "
-                                      "`provider: aws`, or remove this"),
+     "3: placement: is for provider aws or gcp, but the fleet's is 'ssh'; write `provider: aws`, or remove this"),
+    ("name: a\nall_or_nothing: true", "2: all_or_nothing: is for provider aws or gcp, but the fleet's is 'local'; "
+                                      "write `provider: aws`, or remove this"),
     (AWS + "interruption_behavior: stop",
      "2: interruption_behavior: a host that nobody ends powers itself off, which only stops it, and its spot request "
      "would stay open for ever: write `max_lifetime`, after which the request ends, or `terminate`"),

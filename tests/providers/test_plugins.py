@@ -25,11 +25,11 @@ from tests.support.toy import toy_world
 
 ON_A_HOST = """
 import sys
-for name in ("pydantic", "yaml", "fabric", "boto3", "botocore", "torch"):
+for name in ("pydantic", "yaml", "fabric", "boto3", "botocore", "google", "torch"):
     sys.modules[name] = None
 from spotfleet.agent.notices import tag_reader
 from spotfleet import plugins
-assert all(tag_reader(name, "http://127.0.0.1:9", "key") for name in ("aws", "local", "ssh"))
+assert all(tag_reader(name, "http://127.0.0.1:9", "key") for name in ("aws", "gcp", "local", "ssh"))
 print({name: plugins.load(name).traits.notice_poll_s for name in plugins.names()})
 """
 Install = Callable[[str, str], None]
@@ -51,13 +51,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 def test_an_agent_loads_its_plugin_without_what_an_inherited_environment_may_lack():
     done = subprocess.run([sys.executable, "-c", ON_A_HOST], capture_output=True, text=True)
-    assert done.stdout == "{'aws': 2.0, 'local': 0.5, 'ssh': 0.5}\n", done.stderr
+    assert done.stdout == "{'aws': 2.0, 'gcp': 0.5, 'local': 0.5, 'ssh': 0.5}\n", done.stderr
 
 
 def test_an_unknown_provider_is_refused_with_the_names_of_the_others():
     with pytest.raises(UsageError, match="unknown provider 'cumulus'") as caught:
         plugin_of("cumulus")
-    assert caught.value.hint == "use one of: aws, local, ssh"
+    assert caught.value.hint == "use one of: aws, gcp, local, ssh"
 
 
 def test_a_plugin_that_cannot_be_loaded_is_named_with_its_distribution_and_hides_no_other(install: Install):
@@ -65,7 +65,7 @@ def test_a_plugin_that_cannot_be_loaded_is_named_with_its_distribution_and_hides
     with pytest.raises(UsageError, match="provider broken cannot be loaded: No module named") as caught:
         plugin_of("broken")
     assert caught.value.hint == "install broken-plugin again, with all that it needs"
-    assert [plugin.name for plugin in usable()] == ["aws", "local", "ssh"]
+    assert [plugin.name for plugin in usable()] == ["aws", "gcp", "local", "ssh"]
     with pytest.raises(UsageError, match="provider broken cannot be loaded"):
         parse("provider: broken", Path("f.yaml"), {})
     with pytest.raises(UsageError, match="unknown key; did you mean 'nodes'"):
@@ -74,7 +74,7 @@ def test_a_plugin_that_cannot_be_loaded_is_named_with_its_distribution_and_hides
 
 def test_each_plugin_has_its_name_and_the_kind_of_its_machines():
     found = {name: (plugin_of(name).name, plugin_of(name).traits.machines) for name in plugins.names()}
-    assert found == {"aws": ("aws", Machines.MADE), "local": ("local", Machines.HERE),
+    assert found == {"aws": ("aws", Machines.MADE), "gcp": ("gcp", Machines.MADE), "local": ("local", Machines.HERE),
                      "ssh": ("ssh", Machines.EXISTING)}
 
 
@@ -116,7 +116,8 @@ def test_the_section_of_a_third_party_is_read_by_its_plugin_and_stored_as_it_say
     ("provider: toy\ntoy: {account: /srv}\ninterruption_behavior: stop",
      "f.yaml:3: interruption_behavior: machines of toy are never stopped; remove this"),
     ("provider: toy\ntoy: {account: /srv}\nplacement: zone",
-     "f.yaml:3: placement: is for provider aws, but the fleet's is 'toy'; write `provider: aws`, or remove this"),
+     "f.yaml:3: placement: is for provider aws or gcp, but the fleet's is 'toy'; write `provider: aws`, or remove "
+     "this"),
     ("provider: toy\ntoy: {account: /srv}\naws: {disk: 50}",
      "f.yaml:3: aws: is for provider aws, but the fleet's is 'toy'; write `provider: aws`, or remove the section"),
     ("name: f\ntoy: {account: /srv}",
@@ -134,7 +135,7 @@ def test_a_policy_is_printed_only_of_a_cloud_that_has_some(toy: None, tmp_path: 
     file.write_text(f"provider: toy\ntoy: {{account: {tmp_path}}}\n")
     with pytest.raises(UsageError, match="is of provider toy, which has no policies") as caught:
         document(Home(tmp_path), "", "", file)
-    assert caught.value.hint == "name a fleet file with `provider: aws`"
+    assert caught.value.hint == "name a fleet file with `provider: aws or gcp`"
 
 
 def test_a_fleet_that_ended_on_a_cloud_whose_plugin_is_gone_stops_no_search_for_leaks(

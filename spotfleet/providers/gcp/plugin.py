@@ -8,7 +8,6 @@ launches and logins. Each may be missing; other keys are ignored.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from spotfleet.providers import LaunchRequest, Provider
 from spotfleet.providers.gcp import GcpProvider
 from spotfleet.providers.gcp.mapping import names, roles
 from spotfleet.providers.gcp.mapping.cost_export import GcpCostExport
-from spotfleet.providers.gcp.session import ENDPOINT, project_of
+from spotfleet.providers.gcp.session import ENDPOINT, may_have_credentials, project_of
 from spotfleet.providers.gcp.spec import GcpSpec, parsed, spec_in, with_spec
 from spotfleet.providers.kit.plugin import RegionalPlugin
 from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, Policies
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from spotfleet.interruptions import NoticeSource
-
-KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
-
 
 class GcpPolicies:
     """Definitions of custom roles, for `gcloud iam roles create --file`."""
@@ -127,10 +123,7 @@ class GcpPlugin(RegionalPlugin):
                            {ENDPOINT: account["endpoint_url"]}, "")
 
     def may_have_credentials(self, environ: Mapping[str, str]) -> bool:
-        """Check environment and files: without credentials the SDK would wait seconds for a metadata server."""
-        home = environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
-        path = os.path.expanduser(os.path.join(home, "application_default_credentials.json"))
-        return bool(environ.get(KEY_FILE)) or os.path.isfile(path)
+        return may_have_credentials(environ)
 
     # ---- machines
 

@@ -139,6 +139,8 @@ def read(given: GcpSection, facts: FileFacts, note: Note) -> GcpSpec:
     if facts.interruption_behavior == "stop" and given.local_ssds:
         note(("gcp", "local_ssds"), "a preempted machine loses its local SSDs, and it cannot be stopped with any; "
                                     "write `interruption_behavior: terminate`")
+    if facts.placement == "cluster":
+        note(("placement",), "a fleet on Google Cloud has no compact placement yet; write `zone`")
     if not given.public_addresses and not given.ssh_from:
         note(("gcp", "ssh_from"), "is missing: without public addresses you come by a way of your own, and `up` cannot "
                                   "find out from which network")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from spotfleet.codec import from_json
@@ -33,6 +34,7 @@ from spotfleet.providers.kit.userdata import MachineSetup
 ENDPOINT = "SPOTFLEET_GCP_ENDPOINT"  # another server for all of Google's services
 PROJECTS = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+PRODUCT = "/sys/class/dmi/id/product_name"  # "Google Compute Engine" on its machines
 INSTALL = "pip install '.[gcp]'   (in a clone of spotfleet)"
 ASK_S, LAUNCH_S = 30.0, 60.0
 ATTEMPTS, PAUSE_S = 3, 0.5  # for requests that change nothing
@@ -84,6 +86,21 @@ def settings_of(config: Mapping[str, Any]) -> GcpSettings:
 
 def project_of(environ: Mapping[str, str]) -> str:
     return next((environ[name] for name in PROJECTS if environ.get(name)), "")
+
+
+def may_have_credentials(environ: Mapping[str, str]) -> bool:
+    """Check environment, files and this machine: without credentials the SDK would wait seconds for a metadata server,
+    which machines elsewhere lack."""
+    home = environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
+    file = os.path.expanduser(os.path.join(home, "application_default_credentials.json"))
+    if environ.get("GOOGLE_APPLICATION_CREDENTIALS") or environ.get("GCE_METADATA_HOST") or os.path.isfile(file):
+        return True
+    if environ.get("NO_GCE_CHECK", "").lower() == "true":
+        return False
+    try:
+        return Path(PRODUCT).read_text().startswith("Google")
+    except OSError:
+        return False
 
 
 class GcpAccount(AnswerCache):
@@ -261,6 +278,8 @@ class GcpAccount(AnswerCache):
         with self._lock:
             if self._credentials is None:
                 _sdk()
+                if not may_have_credentials(os.environ):
+                    raise NeedsPerson(f"{self._where('')}: no credentials", hint=errors.LOGIN)
                 import google.auth
 
                 with _Translated(self, "gcp", "credentials"):

@@ -133,7 +133,7 @@ def test_hints_name_the_profile_of_the_laptop_and_the_role_of_a_machine():
     asked = {"where": "aws us-east-1", "code": "ExpiredToken", "message": "The security token has expired"}
     assert "`aws sso login --profile work`" in refusal(**asked, origin=RequestOrigin(profile="work")).hint
     assert "instance profile" in refusal(**asked, origin=RequestOrigin(laptop=False)).hint
-    assert "check --policy dispatcher" in refusal("aws us-east-1", "AccessDenied", "no",
+    assert "check aws --policy dispatcher" in refusal("aws us-east-1", "AccessDenied", "no",
                                                   origin=RequestOrigin(laptop=False)).hint
 
 

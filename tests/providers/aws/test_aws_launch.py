@@ -312,7 +312,7 @@ def test_a_denied_launch_says_what_to_do_and_leaves_nothing(provider, cloud):
     cloud.deny("owner", {"ec2:CreateFleet"})
     with pytest.raises(NeedsPerson, match="ec2:CreateFleet") as caught:
         provider.launch(request(A))
-    assert "`spotfleet check --policy`" in caught.value.hint and hosts_things(cloud) == []
+    assert "`spotfleet check aws --policy`" in caught.value.hint and hosts_things(cloud) == []
 
 
 def test_expired_credentials_say_how_to_log_in(provider, cloud):

@@ -123,7 +123,7 @@ def test_a_denied_action_is_named_with_who_may_not_and_where_permissions_are_lis
     cloud.deny("owner", {"ec2:DescribeSpotPriceHistory"})
     with pytest.raises(NeedsPerson, match="aws us-east-1: denied: ec2:DescribeSpotPriceHistory") as told:
         aws().offers(ANY)
-    assert told.value.hint == "`spotfleet check --policy` prints the permissions that are needed"
+    assert told.value.hint == "`spotfleet check aws --policy` prints the permissions that are needed"
 
 
 def test_questions_are_asked_again_when_aws_slows_us_down(cloud, aws, hurried):

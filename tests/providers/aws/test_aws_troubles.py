@@ -127,7 +127,7 @@ def test_a_denied_action_leaves_nothing_behind_and_is_named(cloud, fleet, action
     cloud.deny("owner", {action})
     with pytest.raises(NeedsPerson, match=f"denied: {action}") as told:
         mine.tick()
-    assert "check --policy" in told.value.hint
+    assert "check aws --policy" in told.value.hint
     assert [t for t in cloud.everything() if t.kind in ("instance", "launch-template", "fleet")] == []
     cloud.deny("owner", set())
     mine.now += 3600.0

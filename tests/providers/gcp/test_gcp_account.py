@@ -7,8 +7,9 @@ import pytest
 from spotfleet.errors import NeedsPerson, UsageError
 from spotfleet.model import FleetSpec, Need, Nodes
 from spotfleet.providers import Finding
-from spotfleet.providers.gcp import check, session
+from spotfleet.providers.gcp import session
 from spotfleet.providers.gcp.mapping import roles
+from spotfleet.providers.gcp.session import GcpAccount
 from tests.providers.gcp.test_gcp_launch import KIND, request
 
 SPEC = FleetSpec("f", provider="gcp", any_of=(Need(instance_type=KIND, region="us-central1"),),
@@ -212,5 +213,5 @@ def test_what_passes_by_itself_is_asked_again_and_changes_are_sent_once(gcp, clo
 def test_a_clock_is_read_from_the_answers(gcp, cloud_time, monkeypatch):
     assert abs(gcp().cloud_time() - cloud_time.at) <= 60.0
     assert found(gcp())["clock"][0].level == "ok"
-    monkeypatch.setattr(check.time, "time", lambda: cloud_time.at + 5000)
+    monkeypatch.setattr(GcpAccount, "time", lambda account: cloud_time.at + 5000)
     assert found(gcp())["clock"][0].level == "warning"

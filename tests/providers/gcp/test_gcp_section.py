@@ -41,6 +41,7 @@ def test_a_value_that_cannot_be_names_what_is_expected(keys, text):
 
 def test_values_that_exclude_each_other_are_named_with_their_place():
     assert "cannot be stopped" in problems(FileFacts(interruption_behavior="stop"), local_ssds=1)[0]
+    assert problems(FileFacts(placement="cluster"))[0].startswith("placement: a fleet on Google Cloud has no compact")
     assert problems(public_addresses=False)[0].startswith("gcp.ssh_from: is missing")
     assert problems(network="projects/host-project/global/networks/n")[0].startswith("gcp.subnetworks: is missing")
     assert problems(FileFacts(tags={"Team": "x"}))[0].startswith("tags.Team: Google Cloud takes labels of small")

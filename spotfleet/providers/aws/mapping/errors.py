@@ -44,8 +44,8 @@ RAISE = ("raise '{quota}' in {region}: https://{region}.console.aws.amazon.com/s
          "`spotfleet check` shows what is used of it; or name more regions under `aws.regions`")
 LOGIN = "`aws sso login{profile}` or `aws configure{profile}`, then `aws sts get-caller-identity{profile}`"
 ROLE = "see that the machine's instance profile and its role still exist; `spotfleet up` on the laptop makes ours again"
-POLICY = "`spotfleet check --policy` prints the permissions that are needed"
-ITS_POLICY = "`spotfleet check --policy dispatcher` prints what the dispatcher's role needs"
+POLICY = "`spotfleet check aws --policy` prints the permissions that are needed"
+ITS_POLICY = "`spotfleet check aws --policy dispatcher` prints what the dispatcher's role needs"
 CLOCK = "set the clock: `sudo timedatectl set-ntp true`"
 LINKED_ROLE = ("a person who may: `aws iam create-service-linked-role --aws-service-name spot.amazonaws.com{profile}`, "
                "once per account")

@@ -27,10 +27,8 @@ KINDS = (("disk", r"PD Capacity|Hyperdisk|Local Storage|Snapshot"), ("address", 
          ("traffic", r"Data Transfer|Egress|Ingress"), ("machine", r"Instance (Core|Ram)|Core running|Ram running|GPU"))
 UNCOUNTED = r"Snapshot|Ingress"
 MOST_DIGITS = 15  # digits of dollars on one line, before the point
-HOW = ("in Google Cloud: enable the billing export to BigQuery (Detailed usage cost), then `bq query --format=csv "
-       "--use_legacy_sql=false --max_rows=1000000 'SELECT service.description AS service_description, sku.description "
-       "AS sku_description, usage_start_time, usage_end_time, TO_JSON_STRING(labels) AS labels, resource.global_name "
-       "AS resource_global_name, cost, currency, cost_type, TO_JSON_STRING(credits) AS credits FROM `TABLE`'`")
+HOW = ("in Google Cloud: Billing, Billing export, BigQuery export, Detailed usage cost; then the query of docs/gcp.md, "
+       "which writes CSV")
 
 
 class GcpCostExport:

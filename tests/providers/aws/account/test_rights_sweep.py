@@ -133,7 +133,7 @@ def test_a_right_that_the_laptops_policy_lacks_is_named_by_check_and_by_what_nee
     assert all(f.fix for f in told)
     for error in failed[:1]:
         assert isinstance(error, NeedsPerson) and right in str(error), (right, error)
-        assert "check --policy" in error.hint, (right, error.hint)
+        assert "check aws --policy" in error.hint, (right, error.hint)
 
 
 @pytest.mark.parametrize("right", some(DISPATCHERS))
@@ -151,7 +151,7 @@ def test_a_right_that_the_dispatchers_policy_lacks_is_named_by_what_needs_it(clo
         assert right in DOES_WITHOUT
     for error in failed[:1]:
         assert isinstance(error, NeedsPerson) and right in str(error), (right, error)
-        assert "check --policy dispatcher" in error.hint, (right, error.hint)
+        assert "check aws --policy dispatcher" in error.hint, (right, error.hint)
 
 
 def test_with_every_right_of_the_printed_policies_nothing_fails(cloud, fleet):
