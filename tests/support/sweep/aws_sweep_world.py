@@ -134,6 +134,7 @@ class AwsWorld(World):
             if getattr(module, "ThreadPoolExecutor", None) is ThreadPoolExecutor:
                 enter(patch.object(module, "ThreadPoolExecutor", Threadless))
         enter(tapped_writes(self.fuse, self.root))
+        enter(patch.object(providers, "names", lambda: ["aws"]))  # `leaks` asks every cloud that is installed
         enter(patch.object(session.Account, "_made", lambda account, *which: _client(
             self.aws, OWNER_KEY if account.settings.laptop else ROLE_KEY, *which)))
         enter(patch.object(URLLib3Session, "send", self._tapped_send()))

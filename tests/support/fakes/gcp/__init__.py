@@ -20,8 +20,8 @@ One project, `cloud.project`. Regions: us-central1, us-east4, europe-west4 with 
 makes others.
 
 TIME. `GcpCloud(clock=...)`: a function that returns Unix seconds; time.time by default, then a thread of the fake lets
-things fall due. With a clock of your own call `cloud.tick()` after moving it (each request ticks too), and no request
-waits. How long things take, all in seconds and settable at any time:
+things fall due. With a clock of your own call `cloud.tick()` after moving it (each request ticks too); no request waits
+then, unless `cloud.passing = f(seconds)` lets time pass. How long things take, all in seconds and settable at any time:
 
     cloud.pending_s = 0.0       PROVISIONING, STAGING -> RUNNING; a refused instance vanishes after as long
     cloud.ending_s = 0.0        STOPPING -> TERMINATED, or gone

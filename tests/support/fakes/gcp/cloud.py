@@ -27,6 +27,7 @@ from tests.support.fakes.kit.cloud import FiniteCloud
 from tests.support.fakes.kit.market import Pools
 
 ROOM = 10**6
+WAITS_S = 0.5  # how much a clock is moved at once while a request waits
 
 
 class Addresses:
@@ -105,7 +106,7 @@ class GcpCloud(Controls, FiniteCloud):
             self.bugs: list[str] = []
             self.findings: list[str] = []
             self.gate.reset()
-            self.before = self.after = None
+            self.before = self.after = self.passing = None
             resources.furnish(self)
             account.furnish(self)
 
@@ -163,8 +164,12 @@ class GcpCloud(Controls, FiniteCloud):
             self.changed.notify_all()
 
     def wait_until(self, true: Callable[[], bool], limit_s: float) -> None:
-        """Wait in real time; with a clock of its own the fake never waits."""
+        """Wait in real time; with a clock of its own the fake waits by `passing`, or not at all."""
         if self.clock is not time.time:
+            ends = self.now() + limit_s
+            while self.passing is not None and not true() and self.now() < ends:
+                self.passing(WAITS_S)
+                self.tick()
             return
         ends = time.monotonic() + limit_s
         with self.changed:
