@@ -146,7 +146,8 @@ def _asked(account: Account, kind: str, region: str) -> dict[str, int]:
 
 
 def endpoint(region: str) -> str:
-    """Return the nearest region with a Pricing API endpoint."""
+    """Return the nearest region with a Pricing API endpoint. GovCloud has none for its own credentials, and China's has
+    prices in yuan: there `on_demand` has no prices."""
     near = {"eu": "eu-central-1", "af": "eu-central-1", "me": "eu-central-1", "il": "eu-central-1",
             "ap": "ap-south-1"}
     return near.get(region.partition("-")[0], "us-east-1")
