@@ -1,16 +1,20 @@
-"""Copy of a store's keys into a folder: several streams, and nothing is read twice after an interruption.
+"""Copy of a store's keys into a folder, by several streams, which resumes after an interruption.
 
-    FOLDER/files/KEY      whole, with the digest of its entry
-    FOLDER/parts/NAME     the beginning of a large one; NAME stands for the key with its digest
+    FOLDER/files/KEY      the whole content, with the digest of its entry
+    FOLDER/parts/NAME     the first bytes of a large content; NAME is a hash of the key and its digest
 
-    wanted --whole here, or in another folder, by its digest--> done
-       |  '--its beginning is here--> the rest is read --+
-       '--> read in pieces, many small keys in one ------+--the digest is right--> files/KEY, done
-                                                         '--wrong, or the source has it no more--> named by `copy`:
-                                                            the caller asks the source for new entries
+    a wanted key
+      --its whole content is here, or in another folder--> done
+      --its first bytes are here--> the rest is read ------------+
+      --nothing is here--> all is read; one request brings many  |
+                           small keys, or a piece of a large one +--the digest is right--> files/KEY, done
+                                                                 '--wrong, or the source lacks the key-->
+                                                                    `copy` returns the key; the caller calls it
+                                                                    again with new entries from the source
 
-Pieces of a key are requested in order, by several streams at once, and are written in order: a part on disk is always a
-beginning. So memory holds three pieces for each stream at most. A kill loses the pieces on their way.
+A large content is read in pieces of PIECE_BYTES. Several streams request its pieces at once, which may arrive in any
+order, but are written in order: what is on disk is always the first bytes, and they are not read again. A kill loses
+the pieces that have not been written: three for each stream at most, which is also the most that memory holds.
 
 A key that this file system refuses as a name is set aside under another one; all others are copied. So is a key whose
 name is that of another one there, as on most laptops' disks, where names that differ only in case are one.

@@ -29,7 +29,8 @@ def times_off(machine: ExistingMachine) -> int:
 
 
 @pytest.mark.parametrize("lent", [True, False])
-def test_a_lent_machine_that_nobody_gave_its_code_goes_off_and_somebody_s_own_stays(machine, idle_wheel, lent, tmp_path):
+def test_a_lent_machine_that_nobody_gave_its_code_goes_off_and_somebody_s_own_stays(
+        machine, idle_wheel, lent, tmp_path):
     screen = tmp_path / "screen"
     screen.touch()
     machine.bring(plan(idle_wheel, power_off=lent), None, lambda text: harmless(

@@ -38,7 +38,7 @@ def shared_cloud() -> Iterator[Any]:
 
 
 @pytest.fixture
-def cloud(shared_cloud: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def cloud(shared_cloud: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """As new. Prices of few types are asked for, for quickness: those that it sells with GPUs, and t3."""
     shipped = parsed((PACKAGED / "aws.csv").read_text()).prices
     some = Catalog(tuple(p for p in shipped if p.machine.name.startswith(("t3.", "g4dn.xlarge", "p4d."))))
@@ -49,7 +49,8 @@ def cloud(shared_cloud: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     for name, value in shared_cloud.environ().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0.0)
-    return shared_cloud
+    yield shared_cloud
+    assert not shared_cloud.findings, shared_cloud.findings[:10]
 
 
 def test_offers_are_live_where_aws_is_set_up(cloud, shopper):

@@ -68,7 +68,7 @@ class Laptop:
 
 
 @pytest.fixture
-def laptop(user: User, shared_cloud: Any, monkeypatch: pytest.MonkeyPatch) -> Laptop:
+def laptop(user: User, shared_cloud: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laptop]:
     """One with an account, whose machines never let anybody in."""
     def closed(self: DispatcherStartup, *_: object) -> bool:
         self.why = "waiting for its sshd"
@@ -90,7 +90,8 @@ def laptop(user: User, shared_cloud: Any, monkeypatch: pytest.MonkeyPatch) -> La
     monkeypatch.setattr(ssh_ingress, "own_address", lambda **_: "192.0.2.44/32")
     made = Laptop(user, shared_cloud, user.home)
     made.file()
-    return made
+    yield made
+    assert not shared_cloud.findings, shared_cloud.findings[:10]
 
 
 def test_the_plan_shows_regions_pools_savings_and_what_is_not_in_the_price_and_makes_nothing(laptop: Laptop):

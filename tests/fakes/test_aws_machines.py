@@ -109,6 +109,7 @@ def account() -> Iterator[Account]:
     with AwsCloud() as cloud, AwsMachines(cloud, bare=(cloud.DEEP_LEARNING,)) as machines:
         yield Account(cloud, machines)
         assert cloud.runner_errors == []
+        assert cloud.findings == []
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@
     scripts/test --lint              ruff and tests/lint
     scripts/test --record [PATH]     all tiers or PATH; writes tests/durations.json
     scripts/test PATH ...            these tests, in one process
-    scripts/test --long              every tier in its long form, 100,000 histories and all seeded faults: two hours
+    scripts/test --long              every tier in its long form, 100,000 histories and all seeded faults: four to five
+                                     hours on two quiet cores, half of it for the faults
 
 Other arguments are pytest's. SPOTFLEET_TEST_PROCESSES: how many processes share a tier (2).
 """

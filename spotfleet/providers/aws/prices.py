@@ -1,7 +1,8 @@
-"""Prices of machines: spot prices from EC2, on-demand prices from the Pricing API. Millionths of a dollar, half up.
+"""Prices of machines: spot prices from EC2, on-demand prices from the Pricing API, in micro-dollars, rounded half up.
 
-A spot price belongs to a zone and a type, and holds until the next one. An on-demand price holds in a region. If the
-Pricing API does not answer or denies access, there is no on-demand price and `OnDemand.why` gives the reason.
+EC2 reports changes of spot prices: each is for one zone and one type, and is in force until the next change. The
+Pricing API reports on-demand prices: one for each region and type. If it does not answer or denies access, the answer
+here has no on-demand prices and `OnDemand.why` gives the reason; callers go on with spot prices alone.
 Sources: EC2 API reference, DescribeSpotPriceHistory; Price List Query API, GetProducts.
 """
 
@@ -22,12 +23,12 @@ from spotfleet.providers.kit.mapping.prices import micros, price_points
 
 LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")  # EC2 answers with either or both
 SPOT_S = 60.0  # EC2 changes a price every few minutes at most
-STALE_S = 1800.0  # validity of an earlier answer while EC2 does not answer
+STALE_S = 1800.0  # an answer this old at most is used while EC2 does not answer
 ON_DEMAND_S = 12 * 3600.0
 FAILED_S = 300.0
-REFUSED = "on-demand prices cannot be had"  # cached for FAILED_S, as each try takes seconds
-KEPT_S = 89 * 86400.0  # EC2 keeps 90 days
-BEHIND_S = 120.0  # our clock may be ahead of EC2's by this much; EC2 has no prices of its future
+FAILED = "on-demand prices failed"  # key under which the last error is cached: for FAILED_S no type is asked for again
+KEPT_S = 89 * 86400.0  # the oldest start of a query: EC2 keeps 90 days
+BEHIND_S = 120.0  # the newest start of a query is this long ago: for a start in EC2's future it has no price
 TYPES_ASKED = 100  # per call
 PRODUCT = {"operatingSystem": "Linux", "preInstalledSw": "NA", "tenancy": "Shared", "capacitystatus": "Used"}
 
@@ -58,7 +59,8 @@ def spot(account: Account, region: str, types: Iterable[str]) -> dict[tuple[str,
 
 
 def prices(account: Account, pools: Sequence[str], since: float) -> list[PricePoint]:
-    """Return the price in force at `since` and every later change, oldest first, per pool; none for unsold pools."""
+    """Return for each pool the price in force at `since` and every later change, oldest first; none for a pool that is
+    not sold. A capacity block costs nothing by the hour: it is paid in advance."""
     blocks = [pool for pool in dict.fromkeys(pools) if pool.rpartition("/")[2].startswith(BLOCK)]
     paid_ahead = [PricePoint(pool, since, 0) for pool in blocks]
     return paid_ahead + price_points(
@@ -104,7 +106,8 @@ def histories(items: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[
 
 
 def on_demand(account: Account, types: Iterable[str], regions: Sequence[str]) -> OnDemand:
-    """Return the available prices, by one query per type; for several regions one query covers all regions."""
+    """Return the prices that are available. Each type is one query: with one region in `regions` for that region, with
+    several for all regions that exist."""
     names, wanted = sorted(set(types)), set(regions)
     region = regions[0] if len(wanted) == 1 else ""
     found: dict[tuple[str, str], int] = {}
@@ -114,12 +117,12 @@ def on_demand(account: Account, types: Iterable[str], regions: Sequence[str]) ->
         try:
             return account.cached(key(kind), ON_DEMAND_S, lambda: _asked(account, kind, region))
         except SpotfleetError as error:
-            return account.cached(REFUSED, FAILED_S, lambda e=error: e)
+            return account.cached(FAILED, FAILED_S, lambda e=error: e)
 
     def key(kind: str) -> tuple[str, ...]:
         return ("on demand", kind, region)
 
-    answers = {kind: _first(account.recent(key(kind)), account.recent(REFUSED)) for kind in names}
+    answers = {kind: _first(account.recent(key(kind)), account.recent(FAILED)) for kind in names}
     missing = [kind for kind, answer in answers.items() if answer is None]
     answers.update(zip(missing, account.each(ask, missing), strict=True))
     for kind, answer in answers.items():
@@ -143,16 +146,16 @@ def _asked(account: Account, kind: str, region: str) -> dict[str, int]:
 
 
 def endpoint(region: str) -> str:
-    """Return the nearest region with a Pricing API endpoint."""
+    """Return the nearest region with a Pricing API endpoint. GovCloud has none for its own credentials, and China's has
+    prices in yuan: there `on_demand` has no prices."""
     near = {"eu": "eu-central-1", "af": "eu-central-1", "me": "eu-central-1", "il": "eu-central-1",
             "ap": "ap-south-1"}
     return near.get(region.partition("-")[0], "us-east-1")
 
 
 def by_region(texts: Iterable[str | Mapping[str, Any]]) -> dict[str, int]:
-    """Parse items of GetProducts, which are JSON texts: region -> price per hour, the highest of several.
-
-    Capacity blocks, another way to buy some big types, are a different market and are skipped.
+    """Parse items of GetProducts, which are JSON texts, into region -> price per hour. Several items may be for one
+    region: the highest price counts, as the bill is never above it. Capacity blocks are another market, and skipped.
     """
     found: dict[str, int] = {}
     for text in texts:

@@ -127,4 +127,6 @@ class AwsWorld:
         """It does."""
 
     def close(self) -> None:
+        findings = self._cloud.findings
         self._cloud.reset()
+        assert not findings, findings[:10]

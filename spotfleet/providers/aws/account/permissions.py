@@ -54,6 +54,7 @@ class PermissionResults:
     allowed: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
     forbidden: dict[str, str] = field(default_factory=dict)  # denied above all policies: action -> AWS's words
+    why: str = ""  # why there are no results
 
 
 def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
@@ -85,7 +86,8 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
                       "make an IAM user with what `spotfleet check aws --policy` prints, and delete root's access keys")
     elif left := sorted(open_ones - simulated.allowed - simulated.denied):
         more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-        yield Finding(f"cannot be tried without doing it: {', '.join(left[:SHOWN])}{more}", "warning",
+        why = f"; IAM's simulation has failed: {simulated.why}" if simulated.why else ""
+        yield Finding(f"cannot be tried without doing it: {', '.join(left[:SHOWN])}{more}{why}", "warning",
                       "compare what you have with `spotfleet check aws --policy`; with iam:SimulatePrincipalPolicy "
                       "allowed, IAM answers")
 
@@ -229,8 +231,8 @@ def simulate(account: Account, document: Mapping[str, Any], wanted: Iterable[str
                                       ActionNames=asked, **_circumstances(statement)))
                 verdicts.allowed |= {r["EvalActionName"] for r in rows if r["EvalDecision"] == "allowed"}
                 verdicts.denied |= {r["EvalActionName"] for r in rows if r["EvalDecision"] != "allowed"}
-    except SpotfleetError:
-        return PermissionResults()  # the caller then sees that nothing could be tested
+    except SpotfleetError as error:
+        return PermissionResults(why=str(error))
     verdicts.allowed -= verdicts.denied
     return verdicts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -181,6 +182,7 @@ def test_what_cannot_be_tried_is_said_to_be_undecided(cloud, aws):
     found = one(ask(aws(**HOME), G5, "permissions"), "warning")
     assert found.what.startswith("cannot be tried without doing it: ec2:AuthorizeSecurityGroupEgress, ")
     assert "iam:SimulatePrincipalPolicy" in found.fix
+    assert re.search("; IAM's simulation has failed: .*iam:SimulatePrincipalPolicy", found.what), found.what
 
 
 def test_what_the_fleet_file_names_needs_no_right_to_make_it(cloud, aws):
