@@ -292,9 +292,14 @@ def train(
 
 
 @app.command()
-def status(fleet: Name = "", watch: Watch = False, output: Format = Output.TABLE) -> None:
+def status(
+    fleet: Name = "", watch: Watch = False,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="A line for each fleet made here, also for those that "
+                                                                 "are down.")] = False,
+    output: Format = Output.TABLE,
+) -> None:
     """Show the fleet, its hosts and its jobs, with reasons."""
-    call("read", "status", fleet, watch=watch, as_json=output is Output.JSON)
+    call("read", "status", fleet, watch=watch, everything=everything, as_json=output is Output.JSON)
 
 
 @app.command()

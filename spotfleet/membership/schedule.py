@@ -1,8 +1,9 @@
 """Allocation of a fleet's hosts to its jobs. Pure.
 
-Jobs share a fleet on disjoint hosts and keep theirs. By priority, then in order of submission, free hosts go first to
-jobs below their min, then to jobs below their max. A queued job starts only when its min fits. Free hosts are reserved
-for it if the hosts being launched will make it fit; otherwise other jobs may use them, so that no paid host is idle.
+Jobs share a fleet on disjoint hosts and keep theirs. Free hosts go first to running jobs below their min, then to
+queued jobs, then to jobs below their max; each of these by priority, then in order of submission. A queued job starts
+only when its min fits. Free hosts are reserved for it if the hosts being launched will make it fit; otherwise other
+jobs may use them, so that no paid host is idle.
 
 A leaving host, or one whose agent is away, stays with its job but offers no slots: a replacement can come before it
 goes.
@@ -47,7 +48,7 @@ def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[s
     allocator = _Allocator(hosts, held, queue)
     for need in queue:
         allocator.shrink(need)
-    for need in queue:
+    for need in sorted(queue, key=lambda n: n.job not in allocator.held):  # the hosts of a stalled job would lie idle
         allocator.give_min(need)
     for need in queue:
         if need.job in allocator.held:

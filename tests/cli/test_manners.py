@@ -27,6 +27,17 @@ def test_without_a_fleet_a_list_is_empty_and_no_error(user, command):
     assert json.loads(user.ok(f"{command} -o json").out) == []
 
 
+def test_the_status_of_all_fleets_lists_also_ended_ones(up):
+    up.write("two.yaml", "name: two\nresources: {instance_type: cpu.small}\nrun: date\n")
+    said = up.ok("up two.yaml -y")
+    assert "next: spotfleet train -c two\n" in said.err, "the file has a command to run"
+    up.ok("down two -y")
+    listed = [line.split()[:2] for line in up.ok("status --all").out.splitlines()[1:]]
+    assert listed == [["digits", "up"], ["two", "down"]]
+    assert [f["fleet"] for f in json.loads(up.ok("status -a -o json").out)] == ["digits", "two"]
+    assert "leave the name" in up.fails("status two --all", code=2).err
+
+
 def test_a_fleet_that_is_named_and_does_not_exist_is_an_error(user):
     assert "there is no fleet 'lab'" in user.fails("status lab").err
 

@@ -39,6 +39,7 @@ def test_a_higher_priority_goes_before_an_earlier_submission_and_takes_nothing_f
     urgent = JobNeed("u", 1, 2, 9, priority=5)
     assert allocate([A, B, urgent], hosts("h1", "h2", "h3"), {}).held == {"u": ("h1", "h3"), "a": ("h2",)}
     assert allocate([B, urgent], hosts("h1", "h2"), {"b": ("h1", "h2")}).held == {"b": ("h1", "h2")}
+    assert allocate([B, urgent], hosts("h1", "h2"), {"b": ("h1", "gone")}).held == {"b": ("h1", "h2")}
     later = JobNeed("l", 1, 1, 3, priority=-1)
     assert allocate([later, JobNeed("n", 1, 1, 4)], hosts("h1"), {}).held == {"n": ("h1",)}
     assert shares([A, urgent], {}, hosts=3, slots=1) == {"a": 1, "u": 2}

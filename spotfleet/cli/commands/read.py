@@ -34,9 +34,14 @@ def emit(value: Any) -> None:
     print(json.dumps(to_json(value), indent=1))
 
 
-def status(name: str, *, watch: bool, as_json: bool) -> None:
+def status(name: str, *, watch: bool, everything: bool, as_json: bool) -> None:
     home = Home()
+    if everything and (name or watch):
+        raise UsageError("--all lists every fleet once: leave the name and --watch out", hint="spotfleet status --all")
     if _no_fleet(name, as_json):
+        return
+    if everything:
+        _all([folder.name for folder in home.fleets()], as_json)
         return
     if not name and not watch and len(folders := home.living() or home.fleets()) > 1:
         _all([folder.name for folder in folders], as_json)

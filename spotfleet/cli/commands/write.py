@@ -45,7 +45,8 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str, infra: str = "", en
         show_plan(file, given)
         return
     fleet = bring_up(load_file(file, given), file, yes=yes, timeout_s=timeout_s)
-    next_command("spotfleet train SCRIPT.py" + _flag(fleet), *_ways_in(fleet), f"spotfleet down {fleet.name}")
+    script = "" if fleet.home.folder(fleet.name).record.spec.run else " SCRIPT.py"
+    next_command(f"spotfleet train{script}" + _flag(fleet), *_ways_in(fleet), f"spotfleet down {fleet.name}")
 
 
 def load_file(path: Path, given: Given) -> FleetFile:
