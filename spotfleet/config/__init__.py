@@ -6,6 +6,7 @@
     nodes: {min: 2, target: 3}    # or N, or "2..3"; num_nodes: N is SkyPilot's word for N
     resources:
       accelerators: A10G:1        # or a list of them; instance_type, region, zone, use_spot, max_hourly_cost
+      cpus: 8+                    # or 8, exactly; memory: 32+ (GiB), disk_size: 200, image_id: ami-...
       any_of: [{zone: a}, {use_spot: false}]      # alternatives, each on top of the lines above
     dispatcher: {instance_type: t3.small}         # always on demand
     interruption_behavior: terminate              # or stop
@@ -16,7 +17,7 @@
     orphan_after: 1h              # hosts without a dispatcher for this long end themselves; 20s or more, 0s: never
     envs: {EPOCHS: 3}             # no value: read from your environment
     secrets: {HF_TOKEN: }         # the same; kept apart from everything else
-    file_mounts: {data: ../data, more: s3://bucket/more}  # name in the working directory: file, folder or bucket
+    file_mounts: {data: ../data, /more: s3://bucket/more} # name in the working directory, or path: file, folder, bucket
     setup: pip install -r requirements.txt        # once per host, before a job's first worker
     setup_timeout: 30m            # for one try; 0s: no limit
     run: python train.py          # run by `train` without a script
@@ -36,7 +37,7 @@
     max_cost: 250                 # dollars, whole fleet: it shuts down cleanly before that is spent
     max_hourly_cost: 4.5          # dollars, whole fleet
 
-Keys have SkyPilot's names where it has one.
+Keys have SkyPilot's names where it has one. Its other keys are put into our words first: `skypilot.py`.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def test_the_command_is_a_script_with_arguments_or_any_other(words, found):
 
 
 def test_of_a_list_the_first_hosts_that_hold_all_workers_are_used():
-    given = HorovodRun(3, hosts="a:2,b:2,c:2")
-    assert hosts_of(given).hosts == (("a", 2), ("b", 2))
+    for workers in (3, 4):
+        assert hosts_of(HorovodRun(workers, hosts="a:2,b:2,c:2")).hosts == (("a", 2), ("b", 2))
     assert hosts_of(HorovodRun(3, 2, 6, hosts="a:2,b:2,c:2")).hosts == (("a", 2), ("b", 2), ("c", 2))
     assert hosts_of(HorovodRun(2)).here
     with pytest.raises(UsageError, match="-np 7: the hosts have 6 slots"):

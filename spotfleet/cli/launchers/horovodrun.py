@@ -71,6 +71,8 @@ def horovodrun(words: Sequence[str], given: HorovodRun) -> None:
     _check(given)
     where = hosts_of(given)
     data = fleet_file(given, where, script or "command") | ({"run": command} if command else {})
+    if script and not where.here and os.path.isabs(words[0]):
+        data["environment"]["python"] = words[0]
     if given.verbose:
         print_message(f"the fleet file:\n{yaml.safe_dump(data, sort_keys=False)}")
     if given.reset_limit:

@@ -123,10 +123,18 @@ def fitting(account: Account, region: str, need: Need) -> dict[str, TypeFacts]:
     elif need.accelerator or need.accelerator_count:
         found = with_gpus(account, region)
     elif need.sized:
-        found = _described(account, region, SIZED)
+        found = smallest(kit.fitting(need, _described(account, region, SIZED).values()))
     else:
         found = facts(account, region, FOR_HOSTS if need.use_spot else FOR_DISPATCHER)
     return {n: f for n, f in kit.fitting(need, found.values()).items() if f.driven or account.settings.spec.image}
+
+
+def smallest(types: Mapping[str, TypeFacts]) -> dict[str, TypeFacts]:
+    """Return the smallest type of each family: larger ones cost more, and each needs requests for its prices."""
+    found: dict[str, TypeFacts] = {}
+    for one in sorted(types.values(), key=lambda t: (t.vcpus, t.memory_mib, t.name)):
+        found.setdefault(one.name.partition(".")[0], one)
+    return {one.name: one for one in found.values()}
 
 
 def zones(account: Account, region: str, types: Sequence[str]) -> dict[str, frozenset[str]]:

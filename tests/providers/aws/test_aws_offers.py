@@ -41,6 +41,21 @@ def test_slots_are_the_accelerators_of_a_machine(aws):
     assert {(o.slots, o.accelerator) for o in aws().offers(Need(instance_type="m5.large"))} == {(1, "")}
 
 
+@pytest.mark.parametrize(("need", "types"), [
+    (Need(min_vcpus=4), {"m5.xlarge", "c5.2xlarge"}),
+    (Need(min_vcpus=2, max_vcpus=2), {"m5.large", "c5.large", "m6i.large", "m7i.large"}),
+    (Need(min_vcpus=8, use_spot=False), {"c5.2xlarge"}), (Need(min_memory_gib=16), {"m5.xlarge", "c5.2xlarge"}),
+    (Need(accelerator="A10G", min_vcpus=8, max_vcpus=8), {"g5.2xlarge"}), (Need(min_vcpus=1000), set()),
+])
+def test_a_size_is_met_by_the_smallest_type_of_each_family(aws, need, types):
+    assert {o.instance_type for o in aws().offers(need)} == types
+
+
+def test_a_size_that_no_type_has_is_named_with_those_there_are(aws):
+    words = aws().unknown([Need(min_vcpus=1000, min_memory_gib=4, max_memory_gib=4)])
+    assert words.startswith("no type fits cpus 1000+ and memory 4 in us-east-1: there are 2 vCPUs with 4 GiB, ")
+
+
 def test_offers_come_from_every_region_of_the_configuration(aws):
     assert {o.region for o in aws(regions=BOTH).offers(ANY_A10G)} == set(BOTH)
 
