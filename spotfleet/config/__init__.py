@@ -35,6 +35,7 @@
     work: 48h                     # of each job, at full target; or "100000 steps"
     max_cost: 250                 # dollars, whole fleet: it shuts down cleanly before that is spent
     max_hourly_cost: 4.5          # dollars, whole fleet
+    notify: {webhook: $SLACK_WEBHOOK, events: [preempted, failed, succeeded, budget]}   # or a command
 
 Keys have SkyPilot's names where it has one.
 """
@@ -51,7 +52,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet import plugins
-from spotfleet.config import plugin_sections
+from spotfleet.config import notifications, plugin_sections
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.money import policy_spec
 from spotfleet.config.sections import (
@@ -75,6 +76,7 @@ class FleetFile:
 
     spec: FleetSpec
     secrets: dict[str, str] = field(repr=False)
+    webhook: str = field(default="", repr=False)  # URL of `notify`
 
 
 def load(path: Path, environ: Mapping[str, str] | None = None) -> FleetFile:
@@ -103,6 +105,8 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     secrets = _resolve_values(document, "secrets", section.secrets, environ)
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
+    webhook = notifications.resolve(document, section.notify, environ)
+    spec = replace(spec, notify=notifications.spec_of(section.notify, webhook))
     workdir = _local(path, spec.workdir)
     if check_files and not workdir.is_dir():
         document.add(("workdir",), f"expected a folder, but there is none at {workdir}")
@@ -112,7 +116,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
             document.add(("file_mounts", name), f"expected a file or folder, but there is none at {source}")
     document.raise_problems()
     mounted = {name: str(source) for name, source in mounts.items()}
-    return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets)
+    return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets, webhook)
 
 
 def _local(file: Path, text: str) -> Path:
