@@ -131,7 +131,7 @@ class Notifier:
             raise Undelivered(f"{place} does not answer within {ANSWER_S:g} s") from None
         except aiohttp.ClientConnectorError as error:
             raise Undelivered(f"{place} cannot be reached: {error.os_error.strerror or type(error).__name__}") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a host's name that cannot be one
             raise Undelivered(f"{place}: {type(error).__name__}") from None
 
     async def _run(self, found: Notification) -> None:
@@ -139,9 +139,12 @@ class Notifier:
         own = {name: value for name in ENVIRONMENT if (value := os.environ.get(name)) is not None}
         env = {**own, "SPOTFLEET_EVENT": found.event, "SPOTFLEET_TEXT": found.text, "SPOTFLEET_FLEET": found.fleet,
                "SPOTFLEET_SUBJECT": found.subject}
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", self._spec.command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, env=env, cwd="/",
-            start_new_session=True)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "/bin/sh", "-c", self._spec.command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, env=env, cwd="/",
+                start_new_session=True)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the command
+            raise Undelivered(f"it cannot be started: {error}") from None
         try:
             async with asyncio.timeout(COMMAND_S):
                 await process.communicate(json.dumps(asdict(found)).encode())
