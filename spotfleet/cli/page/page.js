@@ -337,11 +337,12 @@ function filter() {
 const rowHeight = () => matchMedia("(max-width:900px)").matches ? 50 : 30;
 const rows = [];  // elements that are used again
 function drawRows() {
-    const list = $("host-list"), height = rowHeight(), first = Math.max(0, Math.floor(list.scrollTop / height) - 3), number = Math.min(view.shown.length - first, Math.ceil(list.clientHeight / height) + 7);
+    const list = $("host-list"), height = rowHeight(), first = Math.max(0, Math.floor(list.scrollTop / height) - 3), number = Math.min(view.shown.length - first, Math.ceil(352 / height) + 7);
     if (first === view.first) return;
     view.first = first;
     const spacer = list.querySelector(".spacer");
     spacer.style.height = `${view.shown.length * height}px`;
+    list.style.height = `${Math.min(352, Math.max(1, view.shown.length) * height + 2)}px`;
     for (let i = 0; i < Math.max(number, rows.length); i++) {
         if (!rows[i]) { const cells = ["host", "state", "pool", "slots number", "gpu", "why"].map(c => el("span", {class: c})); rows[i] = el("div", {class: "row", role: "option", id: `row-${i}`, onclick: e => choose(e.currentTarget.dataset.host, false)}, ...cells); list.append(rows[i]); }
         const row = rows[i], h = view.shown[first + i];

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.cli.cli_user import FILE
 
 
-@pytest.mark.parametrize(("command", "without"), [("page --no-browser", "the page"), ("metrics", "metrics")])
-def test_a_dispatcher_of_an_earlier_release_is_named_before_anything_is_opened(user, command, without):
+def test_without_a_fleet_or_with_a_dispatcher_of_an_earlier_release_the_reason_is_named_and_nothing_opened(user):
+    for command in ("page --no-browser", "metrics"):
+        said = user.fails(command)
+        assert "spotfleet up FILE" in said.err and said.out == ""
     user.write("fleet.yaml", FILE)
     user.ok("up fleet.yaml -y")
-    said = user.fails(command)
-    assert f"dispatcher is of a release without {without}" in said.err and said.out == ""
-
-
-@pytest.mark.parametrize("command", ["page --no-browser", "metrics"])
-def test_without_a_fleet_the_next_command_is_named(user, command):
-    said = user.fails(command)
-    assert "spotfleet up FILE" in said.err and said.out == ""
+    for command, without in (("page --no-browser", "the page"), ("metrics", "metrics")):
+        said = user.fails(command)
+        assert f"dispatcher is of a release without {without}" in said.err and said.out == ""

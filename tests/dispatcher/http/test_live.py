@@ -6,7 +6,7 @@ import ssl
 
 from spotfleet.codec import from_json
 from spotfleet.dispatcher.http import jobs as routes
-from spotfleet.protocol.messages import Exit, FleetStatus
+from spotfleet.protocol.messages import Exit, FleetStatus, WorkerStatus
 from spotfleet.protocol.tokens import metrics_token
 from spotfleet.transport.certs import SERVER_NAME
 from tests.support.dispatcher.fake_fleet import SECRET, Stage, spec
@@ -16,14 +16,14 @@ LONG = 10_000
 
 
 def test_one_answer_has_status_events_and_series_and_the_next_only_what_is_new(play, monkeypatch):
-    monkeypatch.setattr("spotfleet.dispatcher.live.history.SAMPLE_S", 0.05)
+    monkeypatch.setattr("spotfleet.dispatcher.live.history.SAMPLE_S", 0.02)
+    monkeypatch.setattr(routes, "TAIL_BYTES", 8)
 
     async def scene(stage: Stage) -> None:
         (host, _) = await stage.up(2)
         job = await stage.submit(Script(steps=LONG), (1, 2))
-        await stage.at_version(job, 3)
+        worker = (await stage.at_version(job, 3)).workers[0]
         stage.kill_worker(host, Exit(-9))
-        await stage.until("a second generation", lambda: _generation(stage, job, 2))
 
         async def marked() -> dict | None:
             found = (await stage.call("GET", "/v1/live"))[1]
@@ -37,17 +37,21 @@ def test_one_answer_has_status_events_and_series_and_the_next_only_what_is_new(p
         after = (await stage.call("GET", f"/v1/live?after={first['last']}&since={first['now'] + 1000}"))[1]
         assert all(e["seq"] > first["last"] for e in after["events"])
         assert after["series"].get(job, {"points": []})["points"] == []
+        await reads_the_end_of_a_log(stage, job, worker)
 
     play(scene, spec(2))
 
 
+async def reads_the_end_of_a_log(stage: Stage, job: str, worker: WorkerStatus) -> None:
+    name, token = worker.worker.replace("/", "%2F"), stage.token(worker.host)
+    assert (await stage.call("GET", f"/v1/jobs/{job}/tail?rank=7"))[1] == {"offset": 0}
+    await stage.call("POST", f"/v1/jobs/{job}/logs/{name}?offset=0", data=b"0123456789ab", token=token)
+    rank = stage.daemon.dispatcher.core.jobs[job].log_rank(worker.worker)
+    assert (await stage.call("GET", f"/v1/jobs/{job}/tail?rank={rank}"))[1] == {"offset": 4}
+    assert (await stage.call("GET", "/v1/jobs/none/tail?rank=0", ok=False))[0] == 404
 
 
-async def _generation(stage: Stage, job: str, number: int) -> bool:
-    return (await stage.job(job)).generation >= number
-
-
-def test_metrics_are_for_the_holder_of_their_token_and_for_the_cli_alone(play):
+def test_metrics_are_for_the_holder_of_their_token_and_for_the_cli_alone(play, monkeypatch):
     async def scene(stage: Stage) -> None:
         (host,) = await stage.up(1)
         token = metrics_token(SECRET)
@@ -59,44 +63,19 @@ def test_metrics_are_for_the_holder_of_their_token_and_for_the_cli_alone(play):
         assert refused == [401, 401, 403, 401]
         for path in ("/v1/status", "/v1/live", "/v1/events"):
             assert (await stage.call("GET", path, token=token, ok=False))[0] == 401
-
-    play(scene, spec(1))
-
-
-def test_a_client_that_checks_names_as_prometheus_does_trusts_the_dispatcher(play):
-    async def scene(stage: Stage) -> None:
-        tls = ssl.create_default_context(cadata=stage.ca)
-        headers = {"Authorization": f"Bearer {metrics_token(SECRET)}"}
-        async with stage.http.get(f"{stage.url}/metrics", headers=headers, ssl=tls,
-                                  server_hostname=SERVER_NAME) as answer:
-            assert answer.status == 200
-            assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-    play(scene, spec(1))
-
-
-def test_the_metrics_token_is_taken_where_the_admin_token_is_not(play, monkeypatch):
-    monkeypatch.setattr("spotfleet.dispatcher.http.app.is_from_here", lambda _request: False)
-
-    async def scene(stage: Stage) -> None:
+        await is_trusted_by_a_client_that_checks_names(stage, token)
+        # the metrics token is taken where the admin token is not
+        monkeypatch.setattr("spotfleet.dispatcher.http.app.is_from_here", lambda _request: False)
         object.__setattr__(stage.daemon.dispatcher.core.boot, "admin_from_here", True)
         assert (await stage.call("GET", "/metrics", ok=False))[0] == 403
-        assert (await stage.call("GET", "/metrics", token=metrics_token(SECRET)))[0] == 200
+        assert (await stage.call("GET", "/metrics", token=token))[0] == 200
 
     play(scene, spec(1))
 
 
-def test_a_log_is_read_from_its_newest_part(play, monkeypatch):
-    monkeypatch.setattr(routes, "TAIL_BYTES", 8)
-
-    async def scene(stage: Stage) -> None:
-        await stage.up(1)
-        job = await stage.submit(Script(steps=LONG), (1, 1))
-        worker = (await stage.at_version(job, 3)).workers[0]
-        name, token = worker.worker.replace("/", "%2F"), stage.token(worker.host)
-        assert (await stage.call("GET", f"/v1/jobs/{job}/tail?rank=0"))[1] == {"offset": 0}
-        await stage.call("POST", f"/v1/jobs/{job}/logs/{name}?offset=0", data=b"0123456789ab", token=token)
-        assert (await stage.call("GET", f"/v1/jobs/{job}/tail?rank=0"))[1] == {"offset": 4}
-        assert (await stage.call("GET", "/v1/jobs/none/tail?rank=0", ok=False))[0] == 404
-
-    play(scene, spec(1))
+async def is_trusted_by_a_client_that_checks_names(stage: Stage, token: str) -> None:
+    """Prometheus is one."""
+    tls, headers = ssl.create_default_context(cadata=stage.ca), {"Authorization": f"Bearer {token}"}
+    async with stage.http.get(f"{stage.url}/metrics", headers=headers, ssl=tls, server_hostname=SERVER_NAME) as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
