@@ -287,6 +287,18 @@ class EnvironmentSpec:
     installer: str = "auto"  # "uv", "pip" or "auto": uv where the machine has it
 
 
+NOTIFY_ON = ("preempted", "failed", "succeeded", "budget")
+
+
+@dataclass(frozen=True)
+class NotifySpec:
+    """Notifications of events. The webhook's URL is a secret, and so is not in here."""
+
+    events: tuple[str, ...] = NOTIFY_ON
+    command: str = ""  # for /bin/sh on the dispatcher's machine; empty: none
+    webhook: str = ""  # digest of the URL, so that a changed one is seen; empty: none
+
+
 SPOT_POLICIES = ("spot", "auto", "on-demand")
 
 
@@ -331,6 +343,7 @@ class FleetSpec:
     all_or_nothing: bool = False  # a fleet without hosts launches all of them at once in one pool, or none
     section: dict[str, Any] = field(default_factory=dict)  # the provider's own: plain JSON that only its plugin reads
     policy: PolicySpec = field(default_factory=PolicySpec)
+    notify: NotifySpec = field(default_factory=NotifySpec)
 
     @classmethod
     def from_older(cls, data: dict[str, Any]) -> dict[str, Any]:

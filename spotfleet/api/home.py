@@ -1,7 +1,7 @@
 """Home directory SPOTFLEET_HOME: this machine's files about each fleet.
 
     fleets/NAME/fleet.json      spec and progress of the fleet; never a secret
-    fleets/NAME/keys.json       mode 0600: tokens, fleet secret, TLS key, the fleet's SSH key, the user's secrets
+    fleets/NAME/keys.json       mode 0600: tokens, fleet secret, TLS key, SSH key, the user's secrets, the webhook
     fleets/NAME/ca.pem          the certificate authority that the CLI trusts
     fleets/NAME/names.json      hosts and jobs as of the last `status` or `train`, for completion in the shell
     fleets/NAME/ledger.db       every event of the dispatcher's machine
@@ -70,6 +70,7 @@ class Keys:
     key: str = field(repr=False)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
     ssh_private: str = field(default="", repr=False)  # OpenSSH's format, ed25519: the fleet's own
+    webhook: str = field(default="", repr=False)  # URL of `notify`
     ssh_public: str = ""  # "ssh-ed25519 AAAA... spotfleet:FLEET"
 
 
@@ -162,7 +163,7 @@ class FleetDir:
 
     def forget_secrets(self) -> None:
         """Delete the user's secrets and the private SSH key: nothing needs them once the fleet is down."""
-        self.save_keys(replace(self.keys, secrets={}, ssh_private=""))
+        self.save_keys(replace(self.keys, secrets={}, ssh_private="", webhook=""))
 
     def save(self, record: FleetRecord) -> None:
         write_whole(self.path / "fleet.json", json.dumps(to_json(record), indent=1))

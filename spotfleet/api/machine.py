@@ -281,6 +281,7 @@ class DispatcherMachine:
                 "provider_config": config, "fleet_secret": keys.fleet_secret,
                 "admin_token": keys.admin_token, "ca": folder.ca, "cert": keys.cert, "key": keys.key,
                 "archive": archive, "admin_from_here": bool(keys.ssh_private),
+                "webhook": keys.webhook,
             }
             return Boot("spotfleet.dispatcher", {"boot.json": json.dumps(boot_config)})
 

@@ -36,6 +36,7 @@
     work: 48h                     # of each job, at full target; or "100000 steps"
     max_cost: 250                 # dollars, whole fleet: it shuts down cleanly before that is spent
     max_hourly_cost: 4.5          # dollars, whole fleet
+    notify: {webhook: $SLACK_WEBHOOK, events: [preempted, failed, succeeded, budget]}   # or a command
 
 Keys have SkyPilot's names where it has one. Its other keys are put into our words first: `skypilot.py`.
 """
@@ -53,7 +54,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet import plugins
-from spotfleet.config import foreign, plugin_sections, skypilot
+from spotfleet.config import foreign, notifications, plugin_sections, skypilot
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.money import policy_spec
 from spotfleet.config.sections import (
@@ -83,6 +84,7 @@ class FleetFile:
     notes: tuple[str, ...] = ()  # a line each about keys that change nothing
     before_up: tuple[str, ...] = ()  # what must be done before `up`: only a file that was read as a draft has any
     chosen: bool = False  # the provider is one of several that are possible, and the file names none
+    webhook: str = field(default="", repr=False)  # URL of `notify`
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     secrets = _resolve_values(document, "secrets", section.secrets, {**environ, **given.envs, **given.secrets})
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
+    webhook = notifications.resolve(document, section.notify, environ)
+    spec = replace(spec, notify=notifications.spec_of(section.notify, webhook))
     workdir = _local(path, spec.workdir)
     if check_files and not workdir.is_dir():
         document.later(("workdir",), f"expected a folder, but there is none at {workdir}")
@@ -147,7 +151,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     document.raise_problems()
     found = {name: str(source) for name, source in mounts.items()}
     return FleetFile(replace(spec, workdir=str(workdir), file_mounts=found), secrets, tuple(document.notes),
-                     tuple(f"{path}:{p}" for p in document.before_up), chosen)
+                     tuple(f"{path}:{p}" for p in document.before_up), chosen, webhook)
 
 
 def _with_infra(document: Document, infra: str) -> bool:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from spotfleet.config import machine_values, values
+from spotfleet.config import machine_values, notifications, values
+from spotfleet.model import NOTIFY_ON
 
 NOT_OURS = {  # SkyPilot's and dstack's keys that we refuse, with what to do instead
     "max_budget": "use `max_cost`", "max_price": "use `max_hourly_cost`", "cluster_name": "use `name`",
@@ -98,6 +99,12 @@ class EnvironmentSection(Section):
     installer: Literal["auto", "uv", "pip"] = "auto"
 
 
+class NotifySection(Section):
+    webhook: Annotated[str, BeforeValidator(notifications.webhook)] = ""
+    command: Text = ""
+    events: Annotated[tuple[str, ...], BeforeValidator(notifications.chosen)] = NOTIFY_ON
+
+
 class FileSection(Section):
     name: Annotated[str, BeforeValidator(values.name)] | None = None
     workdir: Text = "."
@@ -127,5 +134,6 @@ class FileSection(Section):
     on_demand_base: Annotated[int, BeforeValidator(values.whole)] = 0
     deadline: Deadline = 0.0
     work: Annotated[tuple[float, int], BeforeValidator(values.work)] = (0.0, 0)
+    notify: NotifySection | None = None
     max_cost: Money = 0
     max_hourly_cost: Price = 0

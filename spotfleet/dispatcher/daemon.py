@@ -61,7 +61,8 @@ class DispatcherDaemon:
                        asyncio.create_task(self.dispatcher.maintenance.run()),
                        asyncio.create_task(self.dispatcher.endpoint_tagger.run()),
                        asyncio.create_task(self.dispatcher.backup.run()),
-                       asyncio.create_task(self.dispatcher.history.run())]
+                       asyncio.create_task(self.dispatcher.history.run()),
+                       asyncio.create_task(self.dispatcher.notifier.run())]
         log.info("dispatcher of %s listens on %s", self._boot.fleet, self.dispatcher.core.url)
         return self.dispatcher.core.url
 

@@ -40,6 +40,7 @@ from spotfleet.dispatcher.lifecycle.health import HealthRemarks
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.dispatcher.live.history import HistoryKeeper
+from spotfleet.dispatcher.live.notify import Notifier
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.recovery.job_adoption import ended_in
 from spotfleet.dispatcher.recovery.lost_jobs import find_jobs, names_in, workers_in
@@ -117,7 +118,7 @@ class Dispatcher:
         self._order_sender = OrderSender(core, self.takeover, self._stuck)
         self._health = HealthRemarks(core, self.machines.stays, past)
         self._unwritten = unwritten(past, core.jobs.values())
-        self.history = HistoryKeeper(core)
+        self.history, self.notifier = HistoryKeeper(core), Notifier(core)
         self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self.retention, self._remarks,
                                     self.history)
 
@@ -125,7 +126,8 @@ class Dispatcher:
         """Return further remarks for users."""
         return [*self._health.lines(), *self.core.unsent.lines(self.shutdown.patience, time.monotonic()),
                 *self.takeover.remarks,
-                *filter(None, (self.core.fleet_clock.why, self.endpoint_tagger.why, self.backup.why))]
+                *filter(None, (self.core.fleet_clock.why, self.endpoint_tagger.why, self.backup.why,
+                          self.notifier.why))]
 
     def _stuck(self) -> frozenset[str]:
         """Return the hosts that are to copy their results to the checkpoint target: nobody is there to make room."""

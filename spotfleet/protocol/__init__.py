@@ -16,8 +16,8 @@ reads `DIR/boot.json`:
 - Agent (`agent/boot.py`): `{fleet, host, provider, slots, dispatcher: "https://ADDRESS:PORT", ca: PEM, token,
   orphan_after_s, lifetime_s, target}`.
 - Dispatcher (`transport/boot.py`): `{fleet, host, spec, provider_config, fleet_secret, admin_token, ca, cert, key,
-  admin_from_here, archive}`. A host's token is `HOST.` and HMAC-SHA256(fleet_secret, HOST) in hex. `archive` is the
-  folder where an autostop leaves ledger, logs and outputs.
+  admin_from_here, archive, webhook}`. A host's token is `HOST.` and HMAC-SHA256(fleet_secret, HOST) in hex. `archive`
+  is the folder where an autostop leaves ledger, logs and outputs.
 - `provider_config` for machines over SSH (`api/lifecycle/ssh_machines.py`): `{ssh, environment, known_hosts, script,
   side, private_key, public_key}`, with the pinned host keys, the text of the discovery script, and the fleet's own key.
 - `provider_config` in a cloud: JSON values that its plugin makes and reads (on AWS `providers/aws/plugin.py`), and

@@ -30,6 +30,7 @@ class DispatcherBoot:
     key: str
     provider_config: dict[str, Any] = field(default_factory=dict)  # only the provider's plugin reads it
     admin_from_here: bool = False  # accept the admin token only from this machine: people connect through its sshd
+    webhook: str = field(default="", repr=False)  # URL for notifications; empty: none
     archive: str = ""  # folder for ledger, logs and outputs at an autostop; empty: `archive` in the home
 
     def __repr__(self) -> str:

@@ -132,15 +132,26 @@ class DispatcherClient:
         """Return {now, status, events, last, series}: the status, events above `after` (None: the newest), and the
         jobs' series after `since`, Unix seconds."""
         query = {"since": since} if after is None else {"after": after, "since": since}
-        answer = self._json("GET", f"/v1/live?{urlencode(query)}")
+        reply = self._call("GET", f"/v1/live?{urlencode(query)}", accept=NO_ROUTE)
+        if reply.status in NO_ROUTE:
+            raise self._too_old("the page")
         with self._readable():
+            answer = json.loads(reply.body)
             if missing := {"now", "status", "events", "last", "series"} - answer.keys():
                 raise ValueError(f"{', '.join(sorted(missing))}: missing")
             return answer
 
     def metrics(self) -> str:
         """Return the metrics as OpenMetrics text."""
-        return self._call("GET", "/metrics").body.decode()
+        reply = self._call("GET", "/metrics", accept=NO_ROUTE)
+        if reply.status in NO_ROUTE:
+            raise self._too_old("metrics")
+        return reply.body.decode()
+
+    @staticmethod
+    def _too_old(what: str) -> SpotfleetError:
+        return SpotfleetError(f"this fleet's dispatcher is of a release without {what}",
+                              hint="`spotfleet status` works; a fleet that this release makes has it")
 
     def set_nodes(self, nodes: Nodes) -> None:
         self._json("PUT", "/v1/nodes", to_json(nodes))

@@ -64,7 +64,7 @@ def attach(home: Home, name: str, provider_name: str, asked: FleetSpec | None = 
             home.move_to_old(folder)
         keys = Keys(boot.admin_token, boot.fleet_secret, boot.cert, boot.key,
                     ssh_private=boot.provider_config.get("private_key", ""),
-                    ssh_public=boot.provider_config.get("public_key", ""))
+                    ssh_public=boot.provider_config.get("public_key", ""), webhook=boot.webhook)
         folder.make(FleetRecord(spec, boot.fleet, _since(host), config, reached=True), keys, boot.ca)
         machine = DispatcherMachine(folder)
         record_machine(machine, time.time())

@@ -126,7 +126,7 @@ def bring_up(home: Home, file: FleetFile, progress: Progress, timeout_s: float, 
             progress("the policy is changed")
         keys = folder.keys
         if plan.change is not PlanKind.NEW:
-            folder.save_keys(replace(keys, secrets=file.secrets))
+            folder.save_keys(replace(keys, secrets=file.secrets, webhook=file.webhook))
             folder.update(spec=file.spec)
     known = {} if plan.change is PlanKind.NEW else {h.host: h.state for h in up_hosts(client.status())}
     status = _wait_for_min(folder, client, file.spec, progress, deadline, timeout_s, known)
@@ -199,7 +199,8 @@ def _make(home: Home, folder: FleetDir, file: FleetFile, record: FleetRecord, pr
         progress(f"the provider lists {whose} named {file.spec.name}, so this fleet's machines are named "
                  f"{record.cloud_name}" + (f"; still running, not of this fleet: {', '.join(alive)}" if alive else ""))
     made = certs.make(file.spec.name, record.made_at)
-    keys = Keys(secrets.token_urlsafe(32), secrets.token_urlsafe(32), made.cert, made.key, file.secrets)
+    keys = Keys(secrets.token_urlsafe(32), secrets.token_urlsafe(32), made.cert, made.key, file.secrets,
+                webhook=file.webhook)
     if cloud.has_sshd(file.spec):
         keys = ssh_machines.with_new_pair(keys, record.cloud_name)
     folder.make(record, keys, made.ca)

@@ -137,11 +137,15 @@ function drawWaits(workers) {
 // ---- jobs
 
 const cards = new Map();
+const watcher = new IntersectionObserver(seen => {  // charts out of sight are not drawn again
+    for (const e of seen) { const card = cards.get(e.target.dataset.job); if (card) card.seen = e.isIntersecting; }
+    view.dirty.add("jobs"); draw();
+}, {rootMargin: "200px"});
 function drawJobs() {
     const live = [...fleet.jobs.values()].filter(j => !ENDED.includes(j.state)), ended = [...fleet.jobs.values()].filter(j => ENDED.includes(j.state));
     const shown = live.length ? live.reverse() : ended.slice(-3).reverse();
     const names = new Set(shown.map(j => j.job));
-    for (const [name, card] of cards) if (!names.has(name)) { card.node.remove(); cards.delete(name); }
+    for (const [name, card] of cards) if (!names.has(name)) { watcher.unobserve(card.node); card.node.remove(); cards.delete(name); }
     if (shown.length) for (const empty of $("job-list").querySelectorAll(":scope > p")) empty.remove();
     shown.forEach((job, place) => {
         if (!cards.has(job.job)) cards.set(job.job, newCard(job));
@@ -153,14 +157,15 @@ function drawJobs() {
 }
 function newCard(job) {
     const card = {state: el("span", {class: "badge"}), facts: el("div", {class: "facts"}), why: el("p"), slow: el("div"), speed: s("svg", {role: "img"}), size: s("svg", {role: "img"}),
-        table: el("tbody"), more: el("summary"), drawn: ""};
+        table: el("tbody"), more: el("summary"), drawn: "", seen: true, charted: false};
     const right = el("span", {class: "right"}, el("button", {type: "button", onclick: () => showLog(job.job, 0)}, "Logs"));
     card.cancel = el("button", {type: "button", class: "danger", onclick: () => act("cancel", {job: job.job}, `Cancel job ${job.job}?`)}, "Cancel");
     if (view.act) right.append(card.cancel);
     card.speedName = el("h4", {}, "steps per second"); card.sizeName = el("h4", {}, "workers");
-    card.node = el("article", {class: "job", "aria-label": `job ${job.job}`}, el("header", {}, el("h3", {}, job.job), card.state, right), card.facts, card.why, card.slow, card.speedName, card.speed, card.sizeName, card.size,
+    card.node = el("article", {class: "job", "data-job": job.job, "aria-label": `job ${job.job}`}, el("header", {}, el("h3", {}, job.job), card.state, right), card.facts, card.why, card.slow, card.speedName, card.speed, card.sizeName, card.size,
         el("details", {}, card.more, el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": `interruptions of ${job.job}`},
             el("table", {}, el("thead", {}, el("tr", {}, ...["when", "what", "workers", "pause", "steps repeated", "why"].map(t => el("th", {}, t)))), card.table))));
+    watcher.observe(card.node);
     return card;
 }
 function drawCard(card, job) {
@@ -184,7 +189,7 @@ function drawCard(card, job) {
     const title = `${job.job}: ${short(recent)} steps per second now, ${count(marks.length, "change")} in the time shown`;
     const empty = of.points.length < 2 && !marks.length;
     for (const node of [card.speed, card.size, card.speedName, card.sizeName]) node.toggleAttribute("hidden", empty);
-    if (!empty) { chart(card.speed, title, speed, marks, from, end, 130, "line", "area", true); chart(card.size, `${job.job}: workers`, sizes(of, from, end), marks, from, end, 70, "size", "size-area", false); }
+    if (!empty && (card.seen || !card.charted)) { card.charted = true; chart(card.speed, title, speed, marks, from, end, 130, "line", "area", true); chart(card.size, `${job.job}: workers`, sizes(of, from, end), marks, from, end, 70, "size", "size-area", false); }
     drawMarks(card, of);
 }
 function drawMarks(card, of) {
@@ -332,11 +337,12 @@ function filter() {
 const rowHeight = () => matchMedia("(max-width:900px)").matches ? 50 : 30;
 const rows = [];  // elements that are used again
 function drawRows() {
-    const list = $("host-list"), height = rowHeight(), first = Math.max(0, Math.floor(list.scrollTop / height) - 3), number = Math.min(view.shown.length - first, Math.ceil(list.clientHeight / height) + 7);
+    const list = $("host-list"), height = rowHeight(), first = Math.max(0, Math.floor(list.scrollTop / height) - 3), number = Math.min(view.shown.length - first, Math.ceil(352 / height) + 7);
     if (first === view.first) return;
     view.first = first;
     const spacer = list.querySelector(".spacer");
     spacer.style.height = `${view.shown.length * height}px`;
+    list.style.height = `${Math.min(352, Math.max(1, view.shown.length) * height + 2)}px`;
     for (let i = 0; i < Math.max(number, rows.length); i++) {
         if (!rows[i]) { const cells = ["host", "state", "pool", "slots number", "gpu", "why"].map(c => el("span", {class: c})); rows[i] = el("div", {class: "row", role: "option", id: `row-${i}`, onclick: e => choose(e.currentTarget.dataset.host, false)}, ...cells); list.append(rows[i]); }
         const row = rows[i], h = view.shown[first + i];

@@ -33,7 +33,8 @@ def test_a_slow_worker_is_named_in_the_status_with_the_next_step():
 
 
 def test_workers_reports_and_gpus_reach_the_status(play, monkeypatch):
-    monkeypatch.setattr("spotfleet.dispatcher.live.history.SAMPLE_S", 0.05)
+    monkeypatch.setattr("spotfleet.dispatcher.live.history.SAMPLE_S", 0.02)
+    monkeypatch.setattr("spotfleet.dispatcher.live.slow.STEPS", 3)
 
     async def scene(stage: Stage) -> None:
         hosts = await stage.up(3)
@@ -52,7 +53,7 @@ def test_workers_reports_and_gpus_reach_the_status(play, monkeypatch):
             return (await stage.job(job)).slow
 
         (found,) = await stage.until("a slow worker", named)
-        assert found.worker.startswith(f"{hosts[2]}/") and found.steps >= 50
+        assert found.worker.startswith(f"{hosts[2]}/") and found.steps >= 3
         status = (await stage.call("GET", "/v1/status"))[1]
         (broken,) = [h for h in status["hosts"] if h["gpus"]]
         assert broken["host"] == hosts[2] and broken["why"].startswith("GPU 0: 2 uncorrected memory errors")

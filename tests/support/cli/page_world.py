@@ -105,7 +105,7 @@ class PageWorld:
         state = STATES[n % len(STATES)]
         if self.changing and (n - self.polls * self.changing) % self.hosts < self.changing:
             state = "draining"
-        gpus = tuple(GpuReading(g, 40 + (7 * n + self.polls) % 60, 51_000 + 10 * n, 81_559, 50 + n % 25,
+        gpus = tuple(GpuReading(g, 40 + (7 * n + (n + self.polls) // 5) % 60, 51_000 + 10 * n, 81_559, 50 + n % 25,
                                 int(n == 4 and g == 1)) for g in range(2)) if state == "up" else ()
         why = {"launching": "importing torch", "draining": "interruption notice"}.get(state, "")
         if n == 4:
