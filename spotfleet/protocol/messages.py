@@ -242,6 +242,15 @@ class AgentReport:
 
 
 @dataclass(frozen=True)
+class GangOrder:
+    """What the processes of a gang need besides their assignment, once all of them can start."""
+
+    addresses: tuple[str, ...]  # those of its hosts, in the order of their first ranks
+    restarts: int = 0  # number of earlier starts of this job
+    saved: str = ""  # digest of the checkpoint folder's list of files that each host must have; "": none was saved
+
+
+@dataclass(frozen=True)
 class SlotOrder:
     """One worker that should exist. The dispatcher chooses its name; a new incarnation is a new process."""
 
@@ -250,6 +259,7 @@ class SlotOrder:
     slot: int
     local_rank: int
     orders: WorkerOrders
+    gang: GangOrder | None = None  # with an assignment of rank 0 or more: the process may start
 
 
 @dataclass(frozen=True)
@@ -388,6 +398,10 @@ class JobStatus:
     outside: int = 0  # optimizer steps of a worker outside `elastic.run`; not part of `version`
     hint: str = ""  # the next thing to try, if something is wrong with the script
     tail: str = ""  # failures of the script after training, on other ranks than 0: they do not fail the job
+    kind: str = ""  # one of model.JOB_KINDS; "": an older dispatcher
+    restarts: int = 0  # number of times that all of its processes were started anew
+    exit_status: int = 0  # status of the process that failed the job; 0: none did
+    folder_age_s: float | None = None  # age of the dispatcher's copy of its checkpoint folder; None: there is none
 
 
 @dataclass(frozen=True)
