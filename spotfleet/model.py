@@ -364,7 +364,9 @@ class JobSpec:
     grace_s: float = 30.0  # for a gang: from SIGTERM to SIGKILL
     max_restarts: int = 0  # restarts after failures of its own; a lost host does not count
     retry: bool = True  # False: the loss of a host fails the job
-    checkpoint_dir: str = ""  # folder in the working directory that follows the job; "": the one that it is given
+    # Folder in the working directory that follows the job, perhaps with a pattern for its files: "out", "*.pt". "": the
+    # folder that it is given.
+    checkpoint_dir: str = ""
     resume_args: str = ""  # added to the command once a checkpoint exists
 
     @property

@@ -45,7 +45,8 @@ Everywhere = Annotated[bool, typer.Option("--all", help="Every worker host.")]
 OnHost = Annotated[str, typer.Option("--host", metavar="HOST", show_default=False,
                                      help="w0, w1 ..., a host's name or address; default: the dispatcher's machine.")]
 CheckpointDir = Annotated[str, typer.Option("--checkpoint-dir", metavar="DIR", show_default=False,
-                                            help="The folder of its own checkpoints, which follows it to new hosts.")]
+                                            help="The folder of its own checkpoints, or a pattern such as '*.pt': "
+                                                 "these files follow it to new hosts.")]
 ResumeArgs = Annotated[str, typer.Option("--resume-args", metavar="ARGS", show_default=False,
                                          help="Added to the command once a checkpoint exists.")]
 MaxRestarts = Annotated[int, typer.Option("--max-restarts", metavar="N", min=0, show_default=False,

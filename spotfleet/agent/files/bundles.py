@@ -35,6 +35,12 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".") or "-"
 
 
+def checkpoint_files(name: str) -> tuple[str, str]:
+    """Split `JobSpec.checkpoint_dir` into a folder and a pattern for names of files in it; "" means all of them."""
+    folder, _, last = name.rpartition("/")
+    return (folder, last) if any(c in last for c in "*?[") else (name, "")
+
+
 class Bundles:
     """Launches and working directories of this host's jobs."""
 
@@ -62,10 +68,10 @@ class Bundles:
     def checkpoints(self, job: str, prepared: PreparedLaunch) -> CheckpointFolder:
         """Return the checkpoint folder of a job that is prepared here."""
         if job not in self._checkpoints:
-            inside = prepared.launch.spec.checkpoint_dir
-            folder = prepared.source / inside if inside else self.folder(job) / "checkpoints"
+            inside, pattern = checkpoint_files(prepared.launch.spec.checkpoint_dir)
+            folder = prepared.source / inside if inside or pattern else self.folder(job) / "checkpoints"
             self._checkpoints[job] = CheckpointFolder(self._transfers, self._blobs, job, folder,
-                                                      self.folder(job) / "staged")
+                                                      self.folder(job) / "staged", pattern)
         return self._checkpoints[job]
 
     def held(self, job: str, assignments: tuple[Assignment, ...]) -> HeldJob:

@@ -4,6 +4,9 @@
     in a round       on rank 0's host: folder --complete files--> staged copy --packed, new pieces sent--> dispatcher
     after it         the same once more, before the end of rank 0's process is reported
 
+The folder may be limited to the files beside each other whose names match a pattern, such as those that a script writes
+to the folder in which it runs; its other files stay as they are.
+
 A file is complete once it has not changed for QUIET_S; when the process has ended in order, every file is. The staged
 copy keeps the last complete version of a file that is being written, so that a host that dies in the middle leaves
 a whole one. The dispatcher takes a bundle only when all of its pieces are there.
@@ -12,6 +15,7 @@ a whole one. The dispatcher takes a bundle only when all of its pieces are there
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import hashlib
 import logging
 import os
@@ -41,8 +45,9 @@ Seen = tuple[int, int, int]  # inode, size, time of the last change in ns
 class CheckpointFolder:
     """The folder of one job on this host. `write_log` writes a line to the log of the worker that sends."""
 
-    def __init__(self, transfers: Transfers, blobs: Blobs, job: str, folder: Path, staged: Path) -> None:
-        self.folder = folder
+    def __init__(self, transfers: Transfers, blobs: Blobs, job: str, folder: Path, staged: Path,
+                 pattern: str = "") -> None:
+        self.folder, self._pattern = folder, pattern
         self.sent = 0  # pieces that have arrived
         self._transfers, self._blobs, self._job, self._staged = transfers, blobs, job, staged
         self._searched_s = 0.0  # duration of the last search for changed files
@@ -62,7 +67,7 @@ class CheckpointFolder:
                 fresh = Path(tempfile.mkdtemp(prefix=".fetched-", dir=self.folder.parent))
                 try:
                     await self._blobs.fill(f"{self._job}#checkpoints", digest, fresh, progress)
-                    await asyncio.to_thread(_replace, self.folder, fresh)
+                    await asyncio.to_thread(_put, fresh, self.folder, self._pattern)
                 finally:
                     shutil.rmtree(fresh, ignore_errors=True)
             self._fetched = (start, digest)
@@ -123,7 +128,7 @@ class CheckpointFolder:
     def _stage(self, quiet_s: float) -> bool:
         """Copy the files that are complete and have changed, drop those that are gone; return whether any was."""
         begun = time.monotonic()
-        found = dict(_files(self.folder))
+        found = dict(_files(self.folder, self._pattern))
         self._searched_s = time.monotonic() - begun
         before = dict(self._copied)
         now_ns = time.time_ns()
@@ -179,8 +184,9 @@ class CheckpointFolder:
         return bundle.Tree(tuple(sorted(folders)), (), tuple(files), ())
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Seen]]:
-    """Yield the regular files in a folder; links and special files are skipped."""
+def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Seen]]:
+    """Yield the regular files in a folder; links and special files are skipped. With `pattern` only those of that name,
+    and none in its folders."""
     left = [""]
     while left:
         prefix = left.pop()
@@ -193,6 +199,8 @@ def _files(folder: Path) -> Iterator[tuple[str, Seen]]:
                 about = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
+            if pattern and not (stat.S_ISREG(about.st_mode) and fnmatch.fnmatchcase(entry.name, pattern)):
+                continue
             if stat.S_ISDIR(about.st_mode):
                 left.append(f"{prefix}{entry.name}/")
             elif stat.S_ISREG(about.st_mode):
@@ -203,8 +211,14 @@ def _seen(about: os.stat_result) -> Seen:
     return about.st_ino, about.st_size, about.st_mtime_ns
 
 
-def _replace(folder: Path, fresh: Path) -> None:
-    """Put `fresh` in the place of `folder`."""
+def _put(fresh: Path, folder: Path, pattern: str) -> None:
+    """Put `fresh` in the place of `folder`, or of its files whose names match `pattern`."""
+    if pattern:
+        for name, _ in _files(folder, pattern):
+            (folder / name).unlink(missing_ok=True)
+        for path in fresh.iterdir():
+            atomic.rename(path, folder / path.name, sync=False)
+        return
     old = Path(tempfile.mkdtemp(prefix=".old-", dir=folder.parent))
     fresh.chmod(stat.S_IMODE(folder.stat().st_mode))
     atomic.rename(folder, old / "folder", sync=False)

@@ -15,6 +15,7 @@ import pytest
 from spotfleet import bundle
 from spotfleet.agent.files import checkpoint_folder
 from spotfleet.agent.files.blobs import Blobs
+from spotfleet.agent.files.bundles import checkpoint_files
 from spotfleet.agent.files.checkpoint_folder import CheckpointFolder
 
 
@@ -51,11 +52,11 @@ class Dispatcher:
 
 
 class Host:
-    def __init__(self, tmp: Path, name: str, dispatcher: Dispatcher) -> None:
+    def __init__(self, tmp: Path, name: str, dispatcher: Dispatcher, pattern: str = "") -> None:
         home = tmp / name
         self.log: list[str] = []
         self.files = CheckpointFolder(dispatcher, Blobs(home, dispatcher), "j", home / "out",  # type: ignore[arg-type]
-                                      home / "staged")
+                                      home / "staged", pattern)
         self.out = home / "out"
         self.out.mkdir(parents=True)
 
@@ -142,3 +143,16 @@ def test_a_dispatcher_that_is_away_is_asked_again_and_its_refusal_is_logged(tmp_
     host.write("last.pt", "2")
     host.send()
     assert len(dispatcher.kept) == 1 and host.log == ["checkpoint folder: not kept: not rank 0"]
+
+
+def test_a_pattern_takes_its_files_and_leaves_the_others_where_they_are(tmp_path, dispatcher):
+    first, second = Host(tmp_path, "a", dispatcher, "*.pt"), Host(tmp_path, "b", dispatcher, "*.pt")
+    for name in ("last.pt", "train.py", "data/old.pt"):
+        first.write(name, "new")
+        second.write(name, "old")
+    second.write("stale.pt", "old")
+    first.send()
+    second.fetch(1, dispatcher.kept[-1])
+    assert second.content() == {"last.pt": "new", "train.py": "old", "data/old.pt": "old"}
+    assert [checkpoint_files(name) for name in ("", "out", "*.pt", "out/ckpt?.pt")] == [
+        ("", ""), ("out", ""), ("", "*.pt"), ("out", "ckpt?.pt")]
