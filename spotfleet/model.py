@@ -355,6 +355,11 @@ class FleetSpec:
         return {**data, "section": data[name]}
 
 
+# elastic: `elastic.run` keeps the training state through changes. restart: a distributed program, started anew at each
+# change. command: any other.
+JOB_KINDS = ("elastic", "restart", "command")
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """One job, as `train` submits it. `argv[0]` is a Python script in the shipped directory; empty means `run`."""
@@ -378,3 +383,22 @@ class JobSpec:
     work_s: float = 0.0  # duration at the fleet's full target; 0: unspecified
     work_steps: int = 0  # optimizer steps in all; 0: unspecified
     work_host_s: float = 0.0  # `work_s` in host-seconds, at the target of its submission; written by the dispatcher
+    kind: str = ""  # one of JOB_KINDS; "": from an earlier release, see `kind_of`
+    gang: bool = False  # its processes start together with torchrun's variables; at a change all are started anew
+    per_host: bool = False  # one process for each host, which has all of its slots
+    grace_s: float = 30.0  # for a gang: from SIGTERM to SIGKILL
+    max_restarts: int = 0  # restarts after failures of its own; a lost host does not count
+    retry: bool = True  # False: the loss of a host fails the job
+    # Folder in the working directory that follows the job, perhaps with a pattern for its files: "out", "*.pt". "": the
+    # folder that it is given.
+    checkpoint_dir: str = ""
+    resume_args: str = ""  # added to the command once a checkpoint exists
+
+    @property
+    def kind_of(self) -> str:
+        return self.kind or ("elastic" if self.argv else "command")
+
+    @property
+    def restarts(self) -> bool:
+        """Whether all of its processes are ended and started anew together at each change."""
+        return self.gang or self.kind == "restart"

@@ -59,7 +59,7 @@ class Agent:
             self._checkpoints, self._link.changed,
             noticed=lambda: self._notices.notice() is not None,
             connected=lambda: self._link.connected and not self._workers.asked,
-            socket=lambda: self._sockets.path, address=lambda: self._advertised.address))
+            socket=lambda: self._sockets.path, address=lambda: self._advertised.address, slots=boot.slots))
         self._sockets = WorkerSockets(self._workers, home)
         self._workers.on_orders(self._sockets.push)
         self._shutdown = ShutdownController(boot, home,

@@ -185,6 +185,18 @@ class Transfers:
             reply = await answer.json(content_type=None)
             return answer.status, reply if isinstance(reply, dict) else {}
 
+    async def offer_checkpoints(self, job: str, worker: str, generation: int,
+                                body: bytes) -> tuple[int, dict[str, Any]]:
+        """Offer the manifest of the job's checkpoint folder; return the status and the answer, which lists the pieces
+        to send first. A dispatcher that does not know the host or the job yet is RETRYABLE."""
+        url = self._url("jobs", job, "folder", worker, generation=generation)
+        async with self._session.post(url, data=body) as answer:
+            if (answer.status >= 500 and answer.status != 507) or answer.status in (401, 404):
+                answer.raise_for_status()
+            if answer.status == 200:
+                return answer.status, await answer.json()
+            return answer.status, {"error": (await answer.text()).strip()}
+
     async def put_bundle(self, digest: str, file: Path) -> int:
         return await self._put(self._url("bundles", digest), file)
 

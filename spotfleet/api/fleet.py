@@ -11,14 +11,14 @@ from typing import Any
 
 from spotfleet.api import cloud, outputs, reports
 from spotfleet.api.access import ssh
-from spotfleet.api.home import FleetDir, Home
+from spotfleet.api.home import FleetDir, FleetRecord, Home
 from spotfleet.api.job import Job
 from spotfleet.api.lifecycle.attach import attach
 from spotfleet.api.lifecycle.down import DownResult, close_if_ended, take_down
 from spotfleet.api.lifecycle.preview import UpPlan
 from spotfleet.api.lifecycle.up import UpResult, bring_up, plan_up, plan_without_account
 from spotfleet.api.machine import DispatcherMachine, Progress
-from spotfleet.api.train import TrainRequest, submit
+from spotfleet.api.train import RestartOptions, TrainRequest, submit
 from spotfleet.config import FleetFile, load
 from spotfleet.errors import DispatcherUnreachable, SpotfleetError, UsageError
 from spotfleet.fleet.cost.groups import FleetLedgers
@@ -89,6 +89,7 @@ class Fleet:
               wait: bool = False, detach: bool = False, spares: int = 0, slots: int = 0, priority: int = 0,
               resize_policy: str = "", growth: Mapping[int, int] | None = None,
               deadline_s: float = 0.0, work_s: float = 0.0, work_steps: int = 0,
+              options: RestartOptions = RestartOptions(),
               output: Callable[[bytes], object] | None = None, progress: Progress = _silent) -> Job:
         """Run `script` (or the fleet file's `run`) on the fleet; returns when it has succeeded.
 
@@ -98,13 +99,36 @@ class Fleet:
         to replace lost ones. `slots`: the most slots that the job takes; `priority`: its place among jobs that wait for
         hosts. `resize_policy` and `growth`, {from this epoch: workers}, override the fleet file's
         `resize`. The same holds for `deadline_s`, counted from now, and the work to be done by then: `work_s` at the
-        fleet's full target, or `work_steps`.
+        fleet's full target, or `work_steps`. `options`: the job's kind, and what follows the end of a process.
         """
         request = TrainRequest(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait, spares,
                                slots, priority, resize_policy, tuple((growth or {}).items()), deadline_s, work_s,
-                               work_steps)
+                               work_steps, options)
+        return self._submit(self._folder().record, request, detach, output, progress)
+
+    def run(self, command: str = "", *, file: Path | None = None, nodes: int = 1, each: bool = False, name: str = "",
+            envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None, down: bool = False,
+            wait: bool = False, detach: bool = False, options: RestartOptions = RestartOptions(),
+            output: Callable[[bytes], object] | None = None, progress: Progress = _silent) -> Job:
+        """Run a shell command on `nodes` hosts at once, one process on each; returns when all have succeeded.
+
+        With `each` it runs on every host by itself. With `file` the `run`, `setup`, `envs`, `workdir` and
+        `file_mounts` of a task file are taken, and its number of nodes. The other arguments are those of `train`.
+        """
+        record = self._folder().record
+        if file is not None:
+            task = load(file).spec
+            record = replace(record, spec=replace(
+                record.spec, name=task.name, run=task.run, setup=task.setup, envs=task.envs, workdir=task.workdir,
+                file_mounts=task.file_mounts))
+            nodes = task.nodes.target
+        request = TrainRequest(name=name, envs=dict(envs or {}), secrets=dict(secrets or {}), down=down, wait=wait,
+                               run=command, nodes=0 if each else nodes, each=each, options=options)
+        return self._submit(record, request, detach, output, progress)
+
+    def _submit(self, record: FleetRecord, request: TrainRequest, detach: bool,
+                output: Callable[[bytes], object] | None, progress: Progress) -> Job:
         folder, client = self._folder(), self._client()
-        record = folder.record
         job = Job(client, submit(self.home, record, folder.keys.secrets, client, request, progress))
         if detach:
             return job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from spotfleet import bundle
 from spotfleet.api.home import FleetRecord, Home
@@ -16,6 +16,18 @@ from spotfleet.errors import UsageError
 from spotfleet.model import RESIZE_POLICIES, FleetSpec, HostState, JobSpec, ResizeSpec, Role
 from spotfleet.protocol.messages import FleetStatus
 from spotfleet.transport.client import DispatcherClient
+
+
+@dataclass(frozen=True)
+class RestartOptions:
+    """How a job is started, and what follows the end of one of its processes."""
+
+    launcher: str = ""  # one of LAUNCHERS; "": found from the script
+    retry: bool = True  # False: the loss of a host fails the job
+    max_restarts: int = 0  # after failures of the script; a lost host does not count
+    grace_s: float = 30.0  # from SIGTERM to SIGKILL
+    checkpoint_dir: str = ""  # folder in the working directory that follows the job to new hosts
+    resume_args: str = ""  # added to the command once a checkpoint exists
 
 
 @dataclass(frozen=True)
@@ -38,19 +50,28 @@ class TrainRequest:
     deadline_s: float = 0.0  # from its submission; it and the work override the fleet file's
     work_s: float = 0.0  # at the fleet's full target
     work_steps: int = 0
+    options: RestartOptions = RestartOptions()
+    run: str = ""  # a shell command, in place of a script and of the fleet file's `run`
+    nodes: int = 0  # hosts, of which each runs one process; 0: `np` decides
+    each: bool = False  # the command runs on each host by itself
+
+
+LAUNCHERS = ("elastic", "torchrun", "command")
 
 
 def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> JobSpec:
     """Build the job's spec, without its bundle. Raises UsageError for a script that is missing or outside the working
     directory."""
-    if not request.script and not spec.run:
+    run, options = request.run or spec.run, request.options
+    if not request.script and not run:
         raise UsageError("nothing to run: no script is given, and the fleet file has no `run`",
-                         hint="spotfleet train SCRIPT.py [args]")
+                         hint="spotfleet train SCRIPT.py [args], or spotfleet run -- COMMAND")
     scripts.refuse_fleet_file(request.script)
     argv = (inside(Path(request.script), Path(spec.workdir)), *request.args) if request.script else ()
-    least, most = request.np or limited(default_np(status), request.slots)
+    kind = kind_for(argv, request, spec)
     if request.np and request.slots:
         raise UsageError("np and slots both limit the workers: use one", hint="--slots N is --np MIN:N with nodes.min")
+    least, most = request.np or (limited(default_np(status), request.slots) if argv else default_hosts(status, request))
     if not 1 <= least <= most:
         raise UsageError(f"np: expected 1 <= MIN <= MAX, got {least}, {most}", hint="np=(2, 4) means 2 to 4 workers")
     if request.spares < 0:
@@ -66,14 +87,60 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
     if not request.np:
         most = max(least, most - request.spares)  # else every slot would train
     return JobSpec(
-        name=request.name or job_name(request.script, spec), argv=argv, run="" if argv else spec.run,
+        name=request.name or job_name(request.script, spec), argv=argv, run="" if argv else run,
         setup=targets.with_targets(spec.setup, [*spec.file_mounts], spec.mounted),
         min_workers=least, max_workers=most, envs={**spec.envs, **request.envs}, down=request.down,
         checkpoint=spec.checkpoint, spares=request.spares, priority=request.priority,
         resize=resize_of(spec.resize, request, least, most), setup_timeout_s=spec.setup_timeout_s,
         file_mounts={targets.name_of(n): s for n, s in spec.file_mounts.items() if "://" in s},
-        deadline_s=deadline_s, work_s=work_s, work_steps=work_steps,
+        deadline_s=deadline_s, work_s=work_s, work_steps=work_steps, kind=kind.kind, gang=kind.gang,
+        per_host=not argv, grace_s=options.grace_s, max_restarts=options.max_restarts, retry=options.retry,
+        checkpoint_dir=inside_folder(options.checkpoint_dir), resume_args=options.resume_args,
     )
+
+
+def kind_for(argv: tuple[str, ...], request: TrainRequest, spec: FleetSpec) -> scripts.ScriptKind:
+    """Return the kind of a job. Raises UsageError for options that its kind does not have."""
+    options = request.options
+    if options.launcher not in ("", *LAUNCHERS):
+        raise UsageError(f"launcher {options.launcher!r} is unknown", hint=f"--launcher {'|'.join(LAUNCHERS)}")
+    if argv:
+        kind = scripts.launched(scripts.read(Path(spec.workdir) / argv[0]), options.launcher)
+    else:
+        kind = scripts.ScriptKind("command", gang=not request.each)
+    given = [name for name, value in (
+        ("--checkpoint-dir", options.checkpoint_dir), ("--resume-args", options.resume_args),
+        ("--max-restarts", options.max_restarts)) if value]
+    if given and not (kind.gang or kind.kind == "restart"):
+        raise UsageError(f"{given[0]}: this job is not started anew as a whole"
+                         + (f": {kind.why}" if kind.why else ""), hint="add --launcher torchrun")
+    if options.max_restarts < 0 or options.grace_s < 0:
+        raise UsageError("--max-restarts and --grace: expected 0 or more")
+    return kind
+
+
+def inside_folder(name: str) -> str:
+    """Return the relative name of a folder in the working directory. Raises UsageError for any other."""
+    path = PurePosixPath(name)
+    if name and (path.is_absolute() or ".." in path.parts or not path.parts):
+        raise UsageError(f"--checkpoint-dir {name}: expected a folder inside the working directory",
+                         hint="--checkpoint-dir out, or '*.pt'; or let the script write to $SPOTFLEET_CHECKPOINT_DIR. A folder "
+                              "that all hosts share needs no option")
+    return str(path) if name else ""
+
+
+def kind_line(job: JobSpec, why: str) -> str:
+    """Return one line about how a change of hosts acts on the job; "" for a job of unknown kind."""
+    what = f"{job.argv[0] if job.argv else 'the command'}: "
+    because = f"; {why}" if why else ""
+    if job.kind == "elastic":
+        return f"{what}elastic job, training goes on through changes of hosts{because}"
+    if job.restarts:
+        until = f"SIGTERM, {job.grace_s:g} s, SIGKILL"
+        end = "all processes are ended together and start anew" if job.retry else "the job fails"
+        at = "a lost host" if job.kind == "command" else "each change of hosts"
+        return f"{what}{job.kind} job, at {at} {end} ({until}){because}"
+    return f"{what}command job, each process by itself{because}" if job.kind == "command" else ""
 
 
 def resize_of(resize: ResizeSpec, request: TrainRequest, least: int, most: int) -> ResizeSpec:
@@ -116,6 +183,11 @@ def limited(workers: tuple[int, int], slots: int) -> tuple[int, int]:
     if slots < 0:
         raise UsageError(f"slots: expected 1 or more, got {slots}", hint="slots=2 leaves the rest to other jobs")
     return (min(workers[0], slots), min(workers[1], slots)) if slots else workers
+def default_hosts(status: FleetStatus, request: TrainRequest) -> tuple[int, int]:
+    """Return the least and the most hosts of a command."""
+    if request.nodes:
+        return request.nodes, request.nodes
+    return max(status.min, 1), max(status.max, 1)
 
 
 def job_name(script: str, spec: FleetSpec) -> str:
@@ -129,6 +201,8 @@ def submit(home: Home, record: FleetRecord, secrets: Mapping[str, str], client: 
     job = job_spec(record.spec, request, client.status())
     secrets = {**secrets, **request.secrets}
     refuse_leaks(job, secrets)
+    if line := kind_line(job, kind_for(job.argv, request, record.spec).why):
+        progress(line)
     if job.argv:
         for line in scripts.remarks(scripts.read(Path(record.spec.workdir) / job.argv[0]), job.max_workers):
             progress(line)

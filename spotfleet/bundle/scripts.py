@@ -28,8 +28,14 @@ omegaconf absl numba pyarrow boto3 fsspec typing_extensions filelock six
 """
 KNOWN = frozenset(sys.stdlib_module_names) | frozenset(_KNOWN.split())
 UNSURE_MODULES = frozenset(("importlib", "runpy", "subprocess", "multiprocessing", "imp", "code", "pty"))
+STARTERS = frozenset(("subprocess", "multiprocessing", "pty"))  # those of them that run no other code in this process
 UNSURE_NAMES = frozenset(("exec", "eval", "__import__"))
 UNSURE_METHODS = frozenset(("system", "popen", "spawn", "execv", "execve", "execvp", "fork", "import_module"))
+# Names and packages of scripts that torchrun, or a launcher like it, starts.
+LAUNCHED_NAMES = frozenset((
+    "init_process_group", "init_device_mesh", "DistributedDataParallel", "FullyShardedDataParallel", "fully_shard",
+    "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"))
+LAUNCHED_PACKAGES = frozenset(("accelerate", "deepspeed", "lightning", "pytorch_lightning", "colossalai", "torchtitan"))
 COLLECTIVES = ("DistributedOptimizer", "allreduce", "grouped_", "allgather", "reducescatter", "alltoall")
 _MISSING = re.compile(r"(?m)^ModuleNotFoundError: No module named '(horovod[\w.]*)'")
 _PLACE = re.compile(r'(?m)^  File "([^"]+)", line (\d+), in .*\n    (.+)$')
@@ -54,10 +60,12 @@ class ScriptFacts:
 
     script: str
     sure: bool = True  # all that the script can run has been read
+    hides: bool = False  # it may run code of ours that has not been read
     trains: bool = False  # imports spotfleet.train
     inits: bool = False  # calls its init()
     names: set[str] = field(default_factory=set)  # identifiers and attributes, also inside strings that name them
     horovod: list[HorovodImport] = field(default_factory=list)  # imports that always run
+    packages: set[str] = field(default_factory=set)  # top-level packages that it imports
 
     @property
     def lacks_init(self) -> bool:
@@ -91,12 +99,12 @@ def read(script: Path) -> ScriptFacts:
         seen.add(path)
         try:
             if len(seen) > MOST_FILES or path.stat().st_size > MOST_BYTES:
-                facts.sure = False
+                facts.sure, facts.hides = False, True
                 break
             source = path.read_bytes()
             tree = ast.parse(source)
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            facts.sure = False
+            facts.sure, facts.hides = False, True
             continue
         shown = path.relative_to(script.parent).as_posix() if path.is_relative_to(script.parent) else path.name
         reader = _Reader(facts, script.parent, path, shown, source.decode(errors="replace").splitlines())
@@ -106,17 +114,54 @@ def read(script: Path) -> ScriptFacts:
     return facts
 
 
+@dataclass(frozen=True)
+class ScriptKind:
+    """Kind of job for a script: one of model.JOB_KINDS, "" if it is unknown."""
+
+    kind: str
+    why: str = ""
+    gang: bool = False  # its processes expect torchrun's variables
+
+
+def kind_of(facts: ScriptFacts) -> ScriptKind:
+    """Return the kind of job that fits a script, and the evidence."""
+    ours = facts.trains or bool(facts.horovod)
+    if ours and not facts._lacks_elastic:
+        return ScriptKind("elastic", "it uses hvd.elastic")
+    if ours and facts.together and not facts.hides:
+        return ScriptKind("restart", "it trains together through hvd without hvd.elastic.run")
+    if not ours and (package := min(facts.packages & LAUNCHED_PACKAGES, default="")):
+        return ScriptKind("restart", f"it imports {package}", gang=True)
+    if not ours and (name := min(facts.names & LAUNCHED_NAMES, default="")):
+        return ScriptKind("restart", f"it uses {name}", gang=True)
+    if facts.lacks_init:
+        return ScriptKind("command", "it does not train together")
+    return ScriptKind("")
+
+
+def launched(facts: ScriptFacts, launcher: str) -> ScriptKind:
+    """Return the kind that `launcher` demands: elastic, torchrun or command; "" leaves it to the script."""
+    match launcher:
+        case "elastic":
+            return ScriptKind("elastic", "--launcher elastic")
+        case "torchrun":
+            return ScriptKind("restart", "--launcher torchrun", gang=not (facts.trains or facts.horovod))
+        case "command":
+            return ScriptKind("command", "--launcher command")
+    return kind_of(facts)
+
+
 def remarks(facts: ScriptFacts, workers: int) -> list[str]:
     """Return what a user should know before the script runs on up to `workers` workers, each line with its hint."""
     lines = [f"it imports Horovod, in whose place hosts have spotfleet.train; hint: {found.advice}"
              for found in facts.horovod]
     if facts.lacks_elastic_run and facts.together:
-        lines.append("it calls hvd.init() and has no hvd.elastic.run: the first host that is lost ends the job; "
-                     f"hint: {ELASTIC_HINT}")
+        lines.append("it calls hvd.init() and has no hvd.elastic.run: at each change of hosts all workers start anew, "
+                     f"from a checkpoint of its own; hint: {ELASTIC_HINT}")
     elif facts.lacks_elastic_run and workers > 1:
         lines.append("it calls hvd.init() and has neither hvd.DistributedOptimizer nor hvd.elastic.run: each of up to "
                      f"{workers} workers trains alone; hint: wrap the optimizer, and {ELASTIC_HINT}")
-    elif facts.lacks_init and workers > 1:
+    elif facts.lacks_init and workers > 1 and kind_of(facts).kind != "restart":
         lacks = "calls no hvd.init()" if facts.trains else "does not import spotfleet.train"
         lines.append(f"it {lacks}: each of up to {workers} workers runs all of it alone; "
                      f"hint: --np 1, or {ELASTIC_HINT}")
@@ -155,7 +200,7 @@ class _Reader:
     def _call(self, function: ast.expr) -> None:
         match function:
             case ast.Name(id=name) if name in UNSURE_NAMES:
-                self._facts.sure = False
+                self._facts.sure, self._facts.hides = False, True
             case ast.Attribute(attr=name) if name in UNSURE_METHODS:
                 self._facts.sure = False
             case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name):
@@ -181,6 +226,7 @@ class _Reader:
     def _import(self, module: str, node: ast.stmt, certain: bool, names: list[str] | None = None) -> None:
         parts = module.split(".")
         self._facts.names.update(parts[1:])
+        self._facts.packages.add(parts[0])
         if parts[0] == "spotfleet":
             self._facts.trains |= "train" in (parts[1:2] or names or [])
         elif parts[0] == HOROVOD:
@@ -193,12 +239,13 @@ class _Reader:
             self._beside(self._top, parts, node if names is not None else None)
         elif parts[0] not in KNOWN or parts[0] in UNSURE_MODULES or parts[:2] == ["torch", "multiprocessing"]:
             self._facts.sure = False
+            self._facts.hides |= parts[0] not in STARTERS | {"torch"}
 
     def _beside(self, folder: Path, parts: list[str], node: ast.stmt | None) -> None:
         """Note a module's file, those of its packages, and those of submodules that a `from` names."""
         for end in range(1, len(parts) + 1):
             if (found := self._find(folder, parts[:end])) is None:
-                self._facts.sure = False
+                self._facts.sure, self._facts.hides = False, True
                 return
             self._found.append(found)
         for alias in node.names if isinstance(node, ast.ImportFrom) else []:

@@ -14,17 +14,22 @@ from spotfleet.cli import completion
 from spotfleet.cli.commands import cost_options
 from spotfleet.cli.options import (
     TAIL,
+    CheckpointDir,
     Cluster,
     ConvertedOutput,
     Env,
     Everywhere,
     Format,
+    Grace,
     Host,
     Infra,
     Interrupted,
+    MaxRestarts,
     Name,
+    NoRetry,
     OnHost,
     Output,
+    ResumeArgs,
     Tailed,
     Watch,
     Yes,
@@ -275,6 +280,10 @@ def train(
                                                      help="A secret variable, taken from your environment.")] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the job; default: the script's.",
                                              show_default=False)] = "",
+    launcher: Annotated[str, typer.Option("--launcher", metavar="KIND", show_default=False,
+                                          help="elastic, torchrun or command; default: as the script shows.")] = "",
+    checkpoint_dir: CheckpointDir = "", resume_args: ResumeArgs = "", max_restarts: MaxRestarts = 0,
+    grace: Grace = "30s", no_retry: NoRetry = False,
     verify: Annotated[bool, typer.Option("--verify", help="Do not train: run the script's first steps on this machine, "
                                          "undisturbed and through kills, a notice, a join and a restore, and compare "
                                          "every bit.")] = False,
@@ -288,7 +297,40 @@ def train(
         return call("verify", "verify", script, args or [], np=np, env=env or [])
     call("write", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
          secret=secret or [], name_of_job=name, spares=spares, slots=slots or 0, priority=priority,
-         resize_policy=resize_policy, growth=growth, deadline=deadline, work=work)
+         resize_policy=resize_policy, growth=growth, deadline=deadline, work=work,
+         restarts=(launcher, checkpoint_dir, resume_args, max_restarts, grace, no_retry))
+
+
+@app.command("run", cls=Tailed)
+def run_command(
+    ctx: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", show_default=False)] = None,
+    cluster: Cluster = "",
+    file: Annotated[Path | None, typer.Option("-f", "--file", metavar="TASK.yaml", show_default=False,
+                                              help="A task file, for its `run` and `setup`.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", "--num-nodes", metavar="N", min=1,
+                                       help="Hosts that start it together, one process each.")] = 1,
+    each: Annotated[bool, typer.Option("--each", help="On every host, each by itself.")] = False,
+    detach: Annotated[bool, typer.Option("-d", "--detach", "--detach-run", help="Return at once.")] = False,
+    down: Annotated[bool, typer.Option("--down", help="End the fleet after the job.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Accept the job although the provider has no capacity now.",
+                                       )] = False,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", show_default=False,
+                                                  help="A variable for the job; K alone takes yours.")] = None,
+    secret: Annotated[list[str] | None, typer.Option("--secret", metavar="K", show_default=False,
+                                                     help="A secret variable, taken from your environment.")] = None,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the job.", show_default=False)] = "",
+    checkpoint_dir: CheckpointDir = "", resume_args: ResumeArgs = "", max_restarts: MaxRestarts = 0,
+    grace: Grace = "30s", no_retry: NoRetry = False,
+) -> None:
+    """Run any command on the fleet as a job, and show rank 0's output.
+
+    The working directory is shipped when it has changed. When a host is lost, all processes are ended and started anew.
+    Exit code: that of the process that failed.
+    """
+    call("write", "run", cluster, words or [], ctx.meta.get(TAIL), file=file, nodes=nodes, each=each, detach=detach,
+         down=down, wait=wait, env=env or [], secret=secret or [], name_of_job=name,
+         restarts=("", checkpoint_dir, resume_args, max_restarts, grace, no_retry))
 
 
 @app.command()

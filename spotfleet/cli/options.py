@@ -57,6 +57,16 @@ Host = Annotated[str, typer.Argument(help="A host's name or address, as `status`
 Everywhere = Annotated[bool, typer.Option("--all", help="Every worker host.")]
 OnHost = Annotated[str, typer.Option("--host", metavar="HOST", show_default=False, autocompletion=completion.hosts,
                                      help="w0, w1 ..., a host's name or address; default: the dispatcher's machine.")]
+CheckpointDir = Annotated[str, typer.Option("--checkpoint-dir", metavar="DIR", show_default=False,
+                                            help="The folder of its own checkpoints, or a pattern such as '*.pt': "
+                                                 "these files follow it to new hosts.")]
+ResumeArgs = Annotated[str, typer.Option("--resume-args", metavar="ARGS", show_default=False,
+                                         help="Added to the command once a checkpoint exists.")]
+MaxRestarts = Annotated[int, typer.Option("--max-restarts", metavar="N", min=0, show_default=False,
+                                          help="Starts after failures of its own; lost hosts do not count.")]
+Grace = Annotated[str, typer.Option("--grace", metavar="DURATION",
+                                    help="From SIGTERM to SIGKILL when all processes start anew.")]
+NoRetry = Annotated[bool, typer.Option("--no-retry", help="The loss of a host fails the job.")]
 TAIL = "spotfleet.tail"  # key in a context: the words after `--`
 
 

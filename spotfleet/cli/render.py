@@ -254,12 +254,12 @@ def _host_why(host: HostStatus) -> str:
 
 
 def jobs(found: Sequence[JobStatus]) -> str:
-    rows = [(j.job, j.name, j.state, _workers(j), j.generation, _steps(j),
+    rows = [(j.job, j.name, j.kind or "-", j.state, _workers(j), j.generation, _steps(j),
              j.repeated, f"{j.step_s * 1e3:.1f} ms" if j.step_s else "-", span(j.age_s), _outputs(j), j.why)
             for j in found]
-    return table(["job", "name", "state", "workers", "generation", "steps", "repeated", "per step", "age", "outputs",
-                  "why"], rows, right=["generation", "steps", "repeated", "per step", "age"], words="why",
-                 drop=["generation", "outputs", "name", "repeated", "age", "per step"])
+    return table(["job", "name", "kind", "state", "workers", "generation", "steps", "repeated", "per step", "age",
+                  "outputs", "why"], rows, right=["generation", "steps", "repeated", "per step", "age"], words="why",
+                 drop=["generation", "outputs", "name", "kind", "repeated", "age", "per step"])
 
 
 def queue(found: Sequence[JobStatus]) -> str:

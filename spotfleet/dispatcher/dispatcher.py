@@ -198,7 +198,8 @@ class Dispatcher:
     def _needs(self, live: list[ManagedJob], views: dict[str, HostView],
                now: float) -> tuple[list[JobNeed], list[HostRoom]]:
         order = {name: n for n, name in enumerate(self.core.jobs)}
-        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id], j.spec.priority) for j in live
+        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id], j.spec.priority, j.spec.per_host)
+                 for j in live
                  if not j.record.cancelled]
         rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now))
                  for name, v in views.items() if v.host.state is not HostState.STOPPED]
@@ -214,9 +215,10 @@ class Dispatcher:
                 unix: float) -> JobContext:
         hosts = self.desk.allocation.held.get(job.id, ())
         usable = [v for v in (views.get(h) for h in hosts) if v is not None and v.usable]
-        places = [(v.host.request_id, slot) for v in usable for slot in range(v.slots)]
+        places = [(v.host.request_id, slot) for v in usable for slot in range(1 if job.spec.per_host else v.slots)]
         given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.sizing.places]
-        launching = sum(v.slots for v in views.values() if v.host.counts and not v.connected and v.leaving is None)
+        launching = sum(1 if job.spec.per_host else v.slots for v in views.values()
+                        if v.host.counts and not v.connected and v.leaving is None)
         coming = max(0, min(launching, job.sizing.places - len(given)))
         return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job), coming,
                           self.core.unsent.of_job(job.id), bool(self.shutdown.why))

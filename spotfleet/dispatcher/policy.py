@@ -118,7 +118,8 @@ class PolicyController:
     def _shares(self, live: list[ManagedJob], target: int) -> dict[str, int]:
         """Return the number of hosts of each job once the whole target is up."""
         stay = {h.request_id for h in self._state.hosts if h.counts and h.notice_deadline is None}
-        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, n, j.spec.priority) for n, j in enumerate(live)]
+        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, n, j.spec.priority, j.spec.per_host)
+                 for n, j in enumerate(live)]
         hosts = {j.id: tuple(dict.fromkeys(host for host, _ in j.held() if host in stay)) for j in live
                  if j.state is not JobState.QUEUED}
         return shares(needs, hosts, target, self._slots)
@@ -130,7 +131,7 @@ class PolicyController:
 
     def _can_use(self, spec: JobSpec) -> int:
         """Return the number of the target's hosts that the job can use."""
-        return max(1, min(self._core.nodes.target, math.ceil(spec.max_workers / self._slots)))
+        return max(1, min(self._core.nodes.target, math.ceil(spec.max_workers / (1 if spec.per_host else self._slots))))
 
     def _write(self, choice: MarketTarget, unix: float) -> None:
         """Record the choice once: changing figures in its reason alone do not make a new event."""

@@ -21,7 +21,9 @@ RESTART_GAP = 10  # generations that a crashed dispatcher may have ordered, unkn
 class Membership:
     """Membership of one job. Drop it when the job has ended."""
 
-    def __init__(self, job: str, min_workers: int, max_workers: int, tuning: Tuning | None = None) -> None:
+    def __init__(self, job: str, min_workers: int, max_workers: int, tuning: Tuning | None = None,
+                 after: int = 0) -> None:
+        """`after`: the newest generation of earlier groups of this job, all of whose workers have ended."""
         self.job, self.min_workers, self.max_workers = job, min_workers, max_workers
         self.tuning = tuning or Tuning()
         self.phase, self.why = Phase.STARTING, "no worker has started"
@@ -29,7 +31,7 @@ class Membership:
         self._group = OrderedGroup(0, ())  # the newest ordered; no members: none, or all stand by
         self._formed = False  # whether it has formed
         self._ranks: tuple[str, ...] = ()  # last worker of each rank, so that survivors keep theirs
-        self._number = 0  # later generations get higher numbers
+        self._number = after  # later generations get higher numbers
         self._held = 0  # the newest generation that any worker has reported to hold
         self._fence = Fence()
         self._blame = Blame(self.tuning.max_failures)

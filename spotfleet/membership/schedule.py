@@ -24,6 +24,7 @@ class JobNeed:
     max_workers: int
     order: int  # place in the order of submission
     priority: int = 0  # a higher one goes before
+    per_host: bool = False  # each worker takes a whole host
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[s
         allocator.give_min(need)
     for need in queue:
         if need.job in allocator.held:
-            allocator.fill(need.job, need.max_workers)
+            allocator.fill(need, need.max_workers)
     allocator.held = {n.job: allocator.held[n.job] for n in queue if n.job in allocator.held}
     held_now = {job: tuple(names) for job, names in allocator.held.items()}
     return Allocation(held_now, {n.job: allocator.why(n) for n in queue})
@@ -84,49 +85,50 @@ class _Allocator:
             if need.job in held:
                 self.held[need.job] = own  # also when all are gone: a job that has run is no longer queued
         self.free = [h.host for h in hosts if h.ready and not h.leaving and h.host not in taken]
-        self.coming = sum(h.slots for h in hosts if not h.ready and not h.leaving and h.host not in taken)
+        self.coming = [h for h in hosts if not h.ready and not h.leaving and h.host not in taken]
         self.reserved: set[str] = set()
 
-    def slots(self, names: Sequence[str]) -> int:
-        """Count the slots of those hosts that are ready and stay."""
-        return sum(r.slots for r in (self.rooms[n] for n in names) if r.ready and not r.leaving)
+    def room(self, names: Sequence[str], need: JobNeed) -> int:
+        """Count the job's workers that have room on those hosts that are ready and stay."""
+        return _room([r for r in (self.rooms[n] for n in names) if r.ready and not r.leaving], need)
 
     def shrink(self, need: JobNeed) -> None:
         """Free the newest hosts while the job keeps its max without them."""
         own = self.held.get(need.job, [])
-        room = self.slots(own)
-        for name in [n for n in reversed(own) if self.slots([n])]:
-            room -= self.slots([name])
+        room = self.room(own, need)
+        for name in [n for n in reversed(own) if self.room([n], need)]:
+            room -= self.room([name], need)
             if room < need.max_workers:
                 return
             own.remove(name)
             self.free.append(name)
 
     def give_min(self, need: JobNeed) -> None:
-        room = self.slots(self.free)
+        room = self.room(self.free, need)
         if need.job in self.held:
-            self.fill(need.job, need.min_workers)
+            self.fill(need, need.min_workers)
         elif room >= need.min_workers:
             self.held[need.job] = []
-            self.fill(need.job, need.min_workers)
-        elif room + self.coming >= need.min_workers:
-            self.coming -= need.min_workers - room
+            self.fill(need, need.min_workers)
+        elif room + _room(self.coming, need) >= need.min_workers:
+            while room < need.min_workers:
+                room += _room([self.coming.pop(0)], need)
             self.reserved.update(self.free)
             self.free = []
 
-    def fill(self, job: str, workers: int) -> None:
-        room, given = self.slots(self.held[job]), 0
+    def fill(self, need: JobNeed, workers: int) -> None:
+        room, given = self.room(self.held[need.job], need), 0
         while given < len(self.free) and room < workers:
-            room += self.slots([self.free[given]])
+            room += self.room([self.free[given]], need)
             given += 1
-        self.held[job] += self.free[:given]
+        self.held[need.job] += self.free[:given]
         self.free = self.free[given:]
 
     def why(self, need: JobNeed) -> str:
         own = self.held.get(need.job)
-        if own is not None and self.slots(own) >= need.min_workers:
+        if own is not None and self.room(own, need) >= need.min_workers:
             return f"holds {_hosts(len(own))}"
-        one_each = all(r.slots == 1 for r in self.rooms.values())
+        one_each = need.per_host or all(r.slots == 1 for r in self.rooms.values())
         wanted = _hosts(need.min_workers) if one_each else f"room for {counted(need.min_workers, 'worker')}"
         free = len(self.free) + len(self.reserved)
         others = {job: len(names) for job, names in self.held.items() if names and job != need.job}
@@ -134,6 +136,10 @@ class _Allocator:
         text = f"needs {wanted}, "
         text += f"holds {len(own)}, {free} free" if own is not None else f"{free} free"
         return f"{text}: {holders}" if holders else text
+
+
+def _room(rooms: Sequence[HostRoom], need: JobNeed) -> int:
+    return len(rooms) if need.per_host else sum(r.slots for r in rooms)
 
 
 def _hosts(n: int) -> str:

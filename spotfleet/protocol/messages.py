@@ -256,6 +256,15 @@ class AgentReport:
 
 
 @dataclass(frozen=True)
+class GangOrder:
+    """What the processes of a gang need besides their assignment, once all of them can start."""
+
+    addresses: tuple[str, ...]  # those of its hosts, in the order of their first ranks
+    restarts: int = 0  # number of earlier starts of this job
+    saved: str = ""  # digest of the checkpoint folder's list of files that each host must have; "": none was saved
+
+
+@dataclass(frozen=True)
 class SlotOrder:
     """One worker that should exist. The dispatcher chooses its name; a new incarnation is a new process."""
 
@@ -264,6 +273,7 @@ class SlotOrder:
     slot: int
     local_rank: int
     orders: WorkerOrders
+    gang: GangOrder | None = None  # with an assignment of rank 0 or more: the process may start
 
 
 @dataclass(frozen=True)
@@ -417,6 +427,10 @@ class JobStatus:
     priority: int = 0  # as in JobSpec
     hosts: int = 0  # number of hosts that its workers are on
     slow: tuple[SlowWorker, ...] = ()
+    kind: str = ""  # one of model.JOB_KINDS; "": an older dispatcher
+    restarts: int = 0  # number of times that all of its processes were started anew
+    exit_status: int = 0  # status of the process that failed the job; 0: none did
+    folder_age_s: float | None = None  # age of the dispatcher's copy of its checkpoint folder; None: there is none
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Member(Generic[W]):
         self.work = environ.get("SPOTFLEET_WORK", "")
         self.shared = environ.get("SPOTFLEET_FETCHED", self.work)  # folder of the job for all its workers here
         self._key = environ.get(JOB_KEY, "")
+        self._gang = environ.get("SPOTFLEET_LAUNCHER") == "torchrun"
         self.place = RankInfo()
         self.placed = False  # `place` belongs to a generation and is not provisional
         self.reads = PlaceReads()  # numbers of a provisional place
@@ -101,6 +102,9 @@ class Member(Generic[W]):
             self.placed = True
             self.has_formed(self.group)
             return
+        if self._gang:
+            raise UsageError("hvd.init(): this job's processes were started as torchrun starts them",
+                             hint="submit the script with `spotfleet train --launcher elastic`")
         self.control.on_orders, self.control.live, self.control.tick = self._on_orders, self.live, self._tick
         if not self._key:
             raise UsageError(f"hvd.init(): {JOB_KEY} is not in this process's environment",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotfleet.bundle import scripts
-from spotfleet.bundle.scripts import horovod_advice, read, remarks
+from spotfleet.bundle.scripts import horovod_advice, kind_of, launched, read, remarks
 
 ELASTIC = """
 import torch
@@ -43,8 +43,8 @@ def test_an_elastic_script_gets_no_remark(tmp_path):
     assert said(tmp_path, ELASTIC) == []
 
 
-LOSS = ("train.py: it calls hvd.init() and has no hvd.elastic.run: the first host that is lost ends the job; "
-        f"hint: {HINT}")
+LOSS = ("train.py: it calls hvd.init() and has no hvd.elastic.run: at each change of hosts all workers start anew, "
+        f"from a checkpoint of its own; hint: {HINT}")
 
 
 @pytest.mark.parametrize("source", [
@@ -53,7 +53,7 @@ LOSS = ("train.py: it calls hvd.init() and has no hvd.elastic.run: the first hos
     "from spotfleet import train as engine\nengine.init()\nengine.DistributedOptimizer(o)\n",
     "from spotfleet.train import DistributedOptimizer, init\ninit()\n",
 ])
-def test_a_script_with_init_and_without_elastic_run_is_told_that_a_lost_host_ends_it(tmp_path, source):
+def test_a_script_with_init_and_without_elastic_run_is_told_that_all_start_anew(tmp_path, source):
     assert said(tmp_path, source) == [LOSS] == said(tmp_path, source, workers=1)
 
 
@@ -144,3 +144,42 @@ def test_other_errors_name_no_line():
 def test_the_examples_get_no_remark():
     examples = Path(__file__).parents[2] / "examples"
     assert [remarks(read(examples / name), 4) for name in ("digits.py", "gpt.py")] == [[], []]
+
+
+DDP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+
+
+@pytest.mark.parametrize(("source", "kind", "gang"), [
+    (ELASTIC, "elastic", False),
+    (WITHOUT, "restart", False),
+    (WITHOUT + "import multiprocessing\n", "restart", False),
+    (WITHOUT + "import somebodys_package\n", "", False),
+    (DDP, "restart", True),
+    (DDP + "import somebodys_package\n", "restart", True),
+    ("import os\nddp = int(os.environ.get('LOCAL_RANK', -1)) != -1\n", "restart", True),
+    ("import accelerate\n", "restart", True),
+    ("from lightning.pytorch import Trainer\n", "restart", True),
+    (ELASTIC + DDP, "elastic", False),
+    (WITHOUT + DDP, "restart", False),
+    (PLAIN, "command", False),
+    ("import somebodys_package\n", "", False),
+])
+def test_the_kind_of_job_is_found_from_the_source(tmp_path, source, kind, gang):
+    (tmp_path / "train.py").write_text(source)
+    found = kind_of(read(tmp_path / "train.py"))
+    assert (found.kind, found.gang) == (kind, gang) and bool(found.why) == bool(kind)
+
+
+def test_the_launcher_decides_over_the_source(tmp_path):
+    (tmp_path / "train.py").write_text(DDP)
+    facts = read(tmp_path / "train.py")
+    kinds = [(found.kind, found.gang) for found in (launched(facts, "elastic"), launched(facts, "command"))]
+    assert kinds == [("elastic", False), ("command", False)]
+    (tmp_path / "train.py").write_text(PLAIN)
+    assert launched(read(tmp_path / "train.py"), "torchrun").gang
+    (tmp_path / "train.py").write_text(ELASTIC)
+    assert not launched(read(tmp_path / "train.py"), "torchrun").gang  # hvd.init() finds the others
+
+
+def test_a_script_for_torchrun_is_not_said_to_run_alone(tmp_path):
+    assert said(tmp_path, DDP) == []

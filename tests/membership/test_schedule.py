@@ -20,6 +20,13 @@ def test_jobs_share_a_fleet_in_order_of_submission():
     )
 
 
+def test_a_job_with_one_process_for_each_host_takes_whole_hosts():
+    rooms = [HostRoom(name, 8) for name in ("h1", "h2", "h3")]
+    now = allocate([JobNeed("a", 2, 2, 1, per_host=True), JobNeed("b", 1, 8, 2)], rooms, {})
+    assert now.held == {"a": ("h1", "h2"), "b": ("h3",)}
+    assert allocate([JobNeed("a", 4, 4, 1, per_host=True)], rooms, {}).why == {"a": "needs 4 hosts, 3 free"}
+
+
 def test_a_queued_job_says_for_what_it_waits():
     now = allocate([A, B], hosts("h1", "h2", "h3", "h4"), {"a": ("h1", "h2", "h3")})
     assert now.held == {"a": ("h1", "h2", "h3")}

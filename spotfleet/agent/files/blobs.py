@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 from spotfleet.agent.transfer import Transfers, retry_until_answered
 from spotfleet.bundle import BundlePiece, DamagedPiece, pieces_of, unpack
 from spotfleet.errors import DiskFull, is_full
+from spotfleet.storage import atomic
 
 log = logging.getLogger("spotfleet.agent")
 AT_ONCE = 4
@@ -45,6 +46,14 @@ class Blobs:
 
     def path(self, digest: str) -> Path:
         return self._folder / digest
+
+    def keep(self, digest: str, data: bytes) -> None:
+        """Write a blob that was made here, unless it is here already. DiskFull or OSError without room."""
+        if self.path(digest).exists():
+            return
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with atomic.replacing(self.path(digest), sync=False) as file:
+            file.write(data)
 
     def is_complete(self, bundle: str) -> bool:
         """Return whether all blobs of `bundle` are here."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotfleet.agent.files.blobs import Blobs, Progress
+from spotfleet.agent.files.checkpoint_folder import CheckpointFolder
 from spotfleet.agent.transfer import RETRYABLE, Transfers, retry_until_answered
 from spotfleet.protocol.messages import Assignment, HeldJob, WorkerLaunch
 from spotfleet.storage import atomic
@@ -34,6 +35,12 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".") or "-"
 
 
+def checkpoint_files(name: str) -> tuple[str, str]:
+    """Split `JobSpec.checkpoint_dir` into a folder and a pattern for names of files in it; "" means all of them."""
+    folder, _, last = name.rpartition("/")
+    return (folder, last) if any(c in last for c in "*?[") else (name, "")
+
+
 class Bundles:
     """Launches and working directories of this host's jobs."""
 
@@ -45,6 +52,7 @@ class Bundles:
         self._submitted_at: dict[str, float] = {}  # job -> when it was submitted, on our clock
         self._sending: asyncio.Task[None] | None = None
         self._blobs = Blobs(home, transfers)
+        self._checkpoints: dict[str, CheckpointFolder] = {}
 
     def folder(self, job: str) -> Path:
         return self._home / "jobs" / folder_name(job)
@@ -53,7 +61,18 @@ class Bundles:
         """Drop a job without workers here. Its files stay: it may come back."""
         self._launches.pop(job, None)
         self._blobs.release(job)
+        self._blobs.release(f"{job}#checkpoints")
+        self._checkpoints.pop(job, None)
         self._submitted_at.pop(job, None)
+
+    def checkpoints(self, job: str, prepared: PreparedLaunch) -> CheckpointFolder:
+        """Return the checkpoint folder of a job that is prepared here."""
+        if job not in self._checkpoints:
+            inside, pattern = checkpoint_files(prepared.launch.spec.checkpoint_dir)
+            folder = prepared.source / inside if inside or pattern else self.folder(job) / "checkpoints"
+            self._checkpoints[job] = CheckpointFolder(self._transfers, self._blobs, job, folder,
+                                                      self.folder(job) / "staged", pattern)
+        return self._checkpoints[job]
 
     def held(self, job: str, assignments: tuple[Assignment, ...]) -> HeldJob:
         """Return this host's state of `job`, for a dispatcher that does not know it."""
@@ -107,7 +126,7 @@ class Bundles:
 
 def clear_leftovers(home: Path) -> None:
     """Remove the files of an earlier agent except unpacked bundles: its workers have all ended with it."""
-    for pattern in ("workers", "restore", "uploads", "source-*"):
+    for pattern in ("workers", "restore", "uploads", "staged", "source-*"):
         for folder in (home / "jobs").glob(f"*/{pattern}"):
             shutil.rmtree(folder, ignore_errors=True)
     for part in (home / "blobs").glob("*.part"):

@@ -7,8 +7,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from spotfleet.addresses import split
 from spotfleet.codec import to_text
-from spotfleet.protocol.messages import WorkerLaunch
+from spotfleet.protocol.messages import Assignment, GangOrder, WorkerLaunch
 
 _AGENT_ONLY = {"SPOTFLEET_HOST_ADDRESS", "SPOTFLEET_HOST_PORT", "SPOTFLEET_METADATA_URL", "SPOTFLEET_HOME",
                  "SPOTFLEET_WHEEL"}
@@ -75,3 +76,48 @@ def worker_env(base: dict[str, str], launch: WorkerLaunch, place: WorkerPaths) -
         "SPOTFLEET_LOCAL_RANK": str(place.local_rank),
     })
     return env
+
+
+@dataclass(frozen=True)
+class GangPlace:
+    """Place of a gang's process, with what its host has."""
+
+    assignment: Assignment
+    gang: GangOrder
+    slots: int  # that this host has
+    gpus: int
+
+    @property
+    def node(self) -> int:
+        """The rank of this host among those of the gang."""
+        hosts = list(dict.fromkeys(m.partition("/")[0] for m in self.assignment.members))
+        return hosts.index(self.assignment.members[self.assignment.rank].partition("/")[0])
+
+
+def gang_env(launch: WorkerLaunch, place: GangPlace) -> dict[str, str]:
+    """Build the variables by which the processes of a gang find each other.
+
+    The names are those that torchrun gives its workers, those from which torchrun itself reads its options (PET_),
+    those of SkyPilot, and ours. A process for each host counts as one worker, which may start others.
+    """
+    own, gang, spec = place.assignment, place.gang, launch.spec
+    address, port = split(own.store)
+    nodes, node = len(gang.addresses), place.node
+    local = (0, 1) if spec.per_host else (own.local_rank, own.local_size)
+    counts = (own.rank, own.world_size, *local, node, nodes)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    env = dict(zip(names, counts, strict=True))
+    env |= {"ROLE_NAME": "default", "ROLE_RANK": own.rank, "ROLE_WORLD_SIZE": own.world_size, "NODE_RANK": node,
+            "MASTER_ADDR": address, "MASTER_PORT": port, "RESTART_COUNT": gang.restarts,
+            "TORCHELASTIC_RESTART_COUNT": gang.restarts, "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
+            "TORCHELASTIC_RUN_ID": launch.job, "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    if spec.per_host:
+        env |= {"PET_NNODES": nodes, "PET_NODE_RANK": node, "PET_MASTER_ADDR": address, "PET_MASTER_PORT": port,
+                "PET_NPROC_PER_NODE": place.slots}
+    ips = "\n".join(gang.addresses)
+    for prefix, per_node in (("SKYPILOT", "GPUS"), ("SPOTFLEET", "SLOTS")):
+        count = place.gpus if per_node == "GPUS" else place.slots
+        env |= {f"{prefix}_NODE_IPS": ips, f"{prefix}_NODE_RANK": node, f"{prefix}_NUM_NODES": nodes,
+                f"{prefix}_NUM_{per_node}_PER_NODE": count}
+    return {name: str(value) for name, value in env.items()} | {
+        "SKYPILOT_TASK_ID": launch.job, "SPOTFLEET_LAUNCHER": "torchrun"}

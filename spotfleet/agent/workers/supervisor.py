@@ -12,7 +12,7 @@ from dataclasses import replace
 from spotfleet.addresses import host_of, is_number
 from spotfleet.agent.files.checkpoint_downloads import CheckpointDownloads
 from spotfleet.agent.policy.orphan import LiveWorker
-from spotfleet.agent.workers.worker import AgentWorker, HostContext
+from spotfleet.agent.workers.worker import KILL_S, AgentWorker, HostContext
 from spotfleet.protocol.messages import (
     AgentOrders,
     DamagedCheckpoint,
@@ -166,7 +166,7 @@ class Workers:
         """End all processes and start no more; their files stay on disk."""
         self._closing = self._halted = True
         for worker in self._actual.values():
-            worker.end()
+            worker.end(kill_s=KILL_S)
         gone = [asyncio.ensure_future(w.left_slot.wait()) for w in self._actual.values()]
         if gone:
             await asyncio.wait(gone, timeout=_HALT_S)

@@ -1,7 +1,10 @@
 """Life cycle of one worker on this host, from its order to the report of its end.
 
     preparing --launch, bundle, setup, slot free--> forking --pid--> running --waitpid--> delivering --> ended
-        '--- unlisted ---> delivering                '-- unlisted: SIGTERM, after KILL_S SIGKILL --'
+        '--- unlisted ---> delivering                '-- unlisted: SIGTERM, later SIGKILL ---------'
+
+SIGKILL follows after KILL_S; in a job that is started anew at each change, after its `grace_s`. In a gang (`gang.py`)
+the worker also waits for its place before it forks.
 
 `delivering` sends the rest of the log and the output folder (and, if the script is done, its checkpoint), so that a
 reported end is complete. Its time with a reachable dispatcher is limited: see `_within`. After it the end is reported,
@@ -21,14 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from spotfleet.agent import disk
-from spotfleet.agent.files.bundles import Bundles, folder_name
+from spotfleet.agent.files.bundles import Bundles, PreparedLaunch, folder_name
+from spotfleet.agent.files.checkpoint_folder import CheckpointFolder
 from spotfleet.agent.files.outputs import OutputShipper
 from spotfleet.agent.files.setup import SetupContext, SetupError, Setups
 from spotfleet.agent.files.uploads import CheckpointShipper, LogShipper
 from spotfleet.agent.processes.child import ChildSpec, WorkerResult, needs_fresh_interpreter, read_result
-from spotfleet.agent.processes.env import WorkerPaths, user_env, worker_env
+from spotfleet.agent.processes.env import WorkerPaths, gang_env, user_env, worker_env
 from spotfleet.agent.processes.zygote_client import ForkedProcess, ZygoteClient
 from spotfleet.agent.transfer import Transfers
+from spotfleet.agent.workers.gang import ReservedPort, command_of, place_in
 from spotfleet.agent.workers.liveness import DUMP_S, HANGS_S, Liveness, state_of
 from spotfleet.errors import SpotfleetError, is_full
 from spotfleet.protocol.messages import (
@@ -37,7 +42,6 @@ from spotfleet.protocol.messages import (
     Stage,
     StepCost,
     Unsent,
-    WorkerLaunch,
     WorkerReport,
     WorkerState,
 )
@@ -46,6 +50,7 @@ log = logging.getLogger("spotfleet.agent")
 
 KILL_S = 3.0
 _LAST_REPORT_S = 2.0  # its last reports may still be in the socket when waitpid returns
+SIGNALLED = 128  # a shell adds it to the number of the signal that ended a command
 _DONE_S, _FAILED_S, _KILLED_S = 60.0, 10.0, 1.0
 
 
@@ -64,13 +69,14 @@ class HostContext:
     socket: Callable[[], str]
     address: Callable[[], str]
     noticed: Callable[[], bool] = lambda: False  # the cloud is about to take this host
+    slots: int = 1
 
 
 class AgentWorker:
     """One worker: its order, process, last report and exit."""
 
     def __init__(self, host: HostContext, order: SlotOrder, slot_free: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self.order = order
+        self._order, self._reordered = order, asyncio.Event()
         self.report = WorkerReport(order.worker, order.job)
         self.process: ForkedProcess | None = None
         self.exit: Exit | None = None
@@ -82,6 +88,13 @@ class AgentWorker:
         self._preparing: asyncio.Task[ForkedProcess] | None = None
         self._liveness = Liveness()
         self._ending = False
+        self._grace_s = KILL_S  # from SIGTERM to SIGKILL
+        self._gang = False
+        self._port: ReservedPort | None = None
+        self._checkpoints: CheckpointFolder | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._led = 0  # generation in which it is rank 0
+        self._shell = False  # its process runs a shell command
         self._disk_problem = ""  # why this host's full disk ends it
         self._silent = asyncio.Event()  # no connection of its process is open
         self._silent.set()
@@ -91,6 +104,16 @@ class AgentWorker:
         self._log: LogShipper | None = None
         self._collecting: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._live(), name=f"worker {order.worker}")
+
+    @property
+    def order(self) -> SlotOrder:
+        return self._order
+
+    @order.setter
+    def order(self, order: SlotOrder) -> None:
+        self._order = order
+        self._reordered.set()
+        self._follow_checkpoints()
 
     @property
     def state(self) -> WorkerState:
@@ -131,7 +154,7 @@ class AgentWorker:
         if self.left_slot.is_set():  # sent before its end and read after it: the result's errors stay
             report = replace(report, error=self.report.error, blame_peer=self.report.blame_peer,
                              blame_host=self.report.blame_host)
-        if self.exit is not None or report == self.report:
+        if self.exit is not None or report == self.report or self._gang:  # a gang's state is the agent's to report
             return
         urgent = _news(report) != _news(self.report)
         self.report = report
@@ -159,8 +182,8 @@ class AgentWorker:
         """Record whether a connection of its process is open."""
         (self._silent.clear if yes else self._silent.set)()
 
-    def end(self, kill_s: float = KILL_S) -> None:
-        """Ask the process to end, and kill it after `kill_s`."""
+    def end(self, kill_s: float | None = None) -> None:
+        """Ask the process to end, and kill it after `kill_s`; by default after the job's own time."""
         if self._ending:
             return
         self._ending = True
@@ -168,6 +191,7 @@ class AgentWorker:
             self._preparing.cancel()
         if self.process is not None:
             self._ask_to_end()
+        kill_s = self._grace_s if kill_s is None else kill_s
         asyncio.get_running_loop().call_later(kill_s, self._host.zygote.kill, self.order.worker, signal.SIGKILL)
 
     def _ask_to_end(self) -> None:
@@ -214,6 +238,8 @@ class AgentWorker:
         finally:
             shipping.cancel()
             collecting.cancel()
+            if self._following is not None:
+                self._following.cancel()
 
     async def _run(self) -> tuple[int, WorkerResult]:
         """Run the worker; return its exit status, or minus the signal, and the script's result."""
@@ -221,6 +247,7 @@ class AgentWorker:
         try:
             self.process = await self._preparing
             self.why = ""
+            self._follow_checkpoints()
             if self._ending:
                 self._host.zygote.kill(self.order.worker, signal.SIGTERM)
             self._host.changed()
@@ -239,6 +266,8 @@ class AgentWorker:
         finally:
             self.why = ""
             self.process = None
+            if self._port is not None:
+                self._port.close()
             self.left_slot.set()
 
     def _with_disk_blame(self, code: int, result: WorkerResult) -> WorkerResult:
@@ -263,13 +292,66 @@ class AgentWorker:
         await self._host.setups.done(context, spec, self._set_why)
         self._set_why("waiting for the slot's last process to end")
         await self._slot_free()
+        generation = 0
+        if spec.restarts:
+            self._grace_s, self._gang = spec.grace_s, spec.gang
+            generation = await self._join(prepared, env)
         self._set_why("starting")
-        return await self._host.zygote.spawn(self._spec(prepared.launch, source, env))
+        self._shell = not spec.argv
+        argv, run = command_of(spec, self.order.gang.saved if self.order.gang is not None else "")
+        process = await self._host.zygote.spawn(ChildSpec(
+            self.order.worker, source, str(self.place.log), env, argv=argv, run=run,
+            exit_file=str(self.place.exit_file), fresh=needs_fresh_interpreter(user_env(prepared.launch))))
+        self.report = replace(self.report, generation=max(generation, self.report.generation))
+        return process
 
-    def _spec(self, launch: WorkerLaunch, source: str, env: dict[str, str]) -> ChildSpec:
-        return ChildSpec(self.order.worker, source, str(self.place.log), env, argv=launch.spec.argv,
-                         run=launch.spec.run, exit_file=str(self.place.exit_file),
-                         fresh=needs_fresh_interpreter(user_env(launch)))
+    async def _join(self, prepared: PreparedLaunch, env: dict[str, str]) -> int:
+        """Wait until the process may start, and fetch the job's checkpoint folder; add to `env`. Return the generation
+        in which a gang's process starts; 0 in a job whose processes enter one by themselves."""
+        if self._gang:
+            self._port = ReservedPort(self._host.address())
+            self.report = replace(self.report, stage=Stage.READY, store=self._port.store)
+            self._set_why("ready; waits for the job's other workers")
+        while (place := place_in(self.order, self._host.slots)) is None and (self._gang or self.order.gang is None):
+            self._reordered.clear()
+            await self._reordered.wait()
+        gang = self.order.gang
+        assert gang is not None
+        self._checkpoints = self._host.bundles.checkpoints(self.order.job, prepared)
+        await self._checkpoints.fetch(gang.restarts, gang.saved, self._set_why)
+        env["SPOTFLEET_CHECKPOINT_DIR"] = str(self._checkpoints.folder)
+        if not self._gang or place is None:
+            return 0
+        env.update(gang_env(prepared.launch, place))
+        return place.assignment.generation
+
+    def _follow_checkpoints(self) -> None:
+        """Send the checkpoint folder from the host of rank 0, while its process runs."""
+        assignment = self.order.orders.assignment
+        if self._checkpoints is None or self._following is not None or assignment is None or assignment.rank != 0 \
+                or self.process is None:
+            return
+        self._led = assignment.generation
+        self._following = asyncio.create_task(
+            self._checkpoints.follow(self.order.worker, assignment.generation, self._remark))
+
+    async def _finish_checkpoints(self, code: int, result: WorkerResult) -> None:
+        """Send the rest of the checkpoint folder, before the process's end is reported."""
+        if self._following is None or self._checkpoints is None:
+            return
+        self._following.cancel()
+        await asyncio.wait([self._following])
+        killed = code < 0 or (self._shell and code >= SIGNALLED)
+        self._set_why("sending its checkpoints")
+        finishing = asyncio.ensure_future(
+            self._checkpoints.finish(self.order.worker, self._led, self._remark, killed=killed))
+        try:
+            await self._within(_DONE_S, finishing, longer=True)
+        finally:
+            finishing.cancel()
+
+    def _remark(self, text: str) -> None:
+        self._append_log(f"spotfleet: {text}\n")
 
     def _last_report(self, result: WorkerResult) -> None:
         self.report = replace(self.report, error=result.error or self.report.error,
@@ -280,6 +362,7 @@ class AgentWorker:
     async def _deliver(self, code: int, result: WorkerResult, shipping: asyncio.Task[None],
                        collecting: asyncio.Task[None]) -> None:
         """Send the rest, then report the end; for a killed worker only the log is waited for."""
+        await self._finish_checkpoints(code, result)
         settled = [self._host.checkpoints.settled(self.order.job)] if result.done else []
         rest = asyncio.gather(shipping, collecting, *settled)
         if _is_reported(result):
@@ -305,10 +388,10 @@ class AgentWorker:
 
         With `longer` the limit starts again whenever some output has arrived: the output may be large.
         """
-        left_s, step_s, sent = bound_s, 0.1, self.outputs.sent
+        left_s, step_s, sent = bound_s, 0.1, self._sent
         while left_s > 0:
-            if longer and sent != self.outputs.sent:
-                left_s, sent = bound_s, self.outputs.sent
+            if longer and sent != self._sent:
+                left_s, sent = bound_s, self._sent
             done, _ = await asyncio.wait([work], timeout=step_s)
             if done:
                 if not work.cancelled() and (error := work.exception()):
@@ -316,6 +399,11 @@ class AgentWorker:
                 return
             left_s -= step_s if self._host.connected() else 0.0
         log.error("worker %s: not all it left was delivered within %.0f s", self.order.worker, bound_s)
+
+    @property
+    def _sent(self) -> int:
+        """A number that grows as output and checkpoints arrive."""
+        return self.outputs.sent + (self._checkpoints.sent if self._checkpoints is not None else 0)
 
     def _set_why(self, why: str) -> None:
         self.why = why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from spotfleet.api.job import succeeded
 from spotfleet.api.lifecycle.catalog_plan import draft
 from spotfleet.api.lifecycle.down import DownResult
 from spotfleet.api.lifecycle.preview import PlanKind, UpPlan
+from spotfleet.api.train import RestartOptions
 from spotfleet.cli import render
 from spotfleet.cli.commands.follow import print_progress, report_queued
 from spotfleet.cli.console import confirm, next_command, print_block, print_message, print_step, told_if_slow
@@ -129,13 +131,47 @@ def _other_resources(provider: str) -> str:
 
 def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, wait: bool,
           env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int, slots: int, priority: int,
-          resize_policy: str, growth: str, deadline: str, work: str) -> None:
+          resize_policy: str, growth: str, deadline: str, work: str, restarts: RestartWords) -> None:
     deadline_s, (work_s, work_steps) = due(deadline, work)
     fleet = Fleet(name)
     job = fleet.train(script, args, np=workers(np) if np else None, name=name_of_job, envs=variables(env),
                       secrets=secrets(secret), down=down, wait=wait, spares=spares, slots=slots, priority=priority,
                       resize_policy=resize_policy, growth=schedule(growth), deadline_s=deadline_s, work_s=work_s,
-                      work_steps=work_steps, detach=True, progress=print_step)
+                      work_steps=work_steps, options=_options(restarts), detach=True, progress=print_step)
+    _attend(fleet, job, detach=detach, down=down)
+
+
+# The options launcher, checkpoint_dir, resume_args, max_restarts, grace, no_retry.
+RestartWords = tuple[str, str, str, int, str, bool]
+
+
+def _options(words: RestartWords) -> RestartOptions:
+    launcher, checkpoint_dir, resume_args, max_restarts, grace, no_retry = words
+    try:
+        grace_s = values.duration(grace)
+    except ValueError as error:
+        raise UsageError(f"--grace {grace}: {error}", hint="--grace 30s") from None
+    return RestartOptions(launcher, not no_retry, max_restarts, grace_s, checkpoint_dir, resume_args)
+
+
+def run(name: str, words: Sequence[str], tail: Sequence[str] | None, *, file: Path | None, nodes: int, each: bool,
+        detach: bool, down: bool, wait: bool, env: Sequence[str], secret: Sequence[str], name_of_job: str,
+        restarts: RestartWords) -> None:
+    """Run the words after `--`, or the task file's `run`. One word is a shell line, several are passed on as words."""
+    command = tail[0] if tail and len(tail) == 1 else shlex.join(tail or ())
+    if words or bool(command) == (file is not None):
+        got = f"; got {' '.join(words)}" if words else ""
+        raise UsageError(f"expected a command after `--`, or a task file{got}",
+                         hint="spotfleet run -- python x.py, or spotfleet run -f TASK.yaml")
+    fleet = Fleet(name)
+    job = fleet.run(command, file=file, nodes=nodes, each=each, name=name_of_job, envs=variables(env),
+                    secrets=secrets(secret), down=down, wait=wait, options=_options(restarts), detach=True,
+                    progress=print_step)
+    _attend(fleet, job, detach=detach, down=down)
+
+
+def _attend(fleet: Fleet, job: Job, *, detach: bool, down: bool) -> None:
+    """Show a job until its end, or what follows it."""
     print_message(f"job {job.id} on fleet {fleet.name}")
     if detach:
         report_queued(job)
@@ -178,6 +214,7 @@ def _ended(fleet: Fleet, job: Job, down: bool, shown: str) -> None:
     if down:
         _take_down(fleet, discard=False)
     if failed:
+        failed.exit_code = status.exit_status or failed.exit_code
         raise failed
     if not down:
         next_command(f"spotfleet cost {fleet.name}", f"spotfleet down {fleet.name}")

@@ -10,10 +10,12 @@ import errno
 import gzip
 import io
 import json
+import logging
 import os
 import shutil
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from spotfleet.bundle import unpack
 from spotfleet.codec import to_json
+from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.logs import whole_logs
 from spotfleet.dispatcher.disk.partials import SUFFIX, PartialMarkers, files_in
 from spotfleet.dispatcher.disk.records import age, digest_of, read_record
@@ -34,6 +38,9 @@ from spotfleet.protocol.messages import NOT_COLLECTED
 from spotfleet.storage import atomic, names
 from spotfleet.storage.folder import read_range
 
+log = logging.getLogger(__name__)
+FOLDER = "checkpoint-folder"  # among a job's outputs: the folder that followed a job which was started anew
+_unpacking = threading.Lock()
 PIECE_BYTES = 1 << 18  # sent at once
 LISTED_BYTES = 4 << 20  # limit for names of partial files in NOT_COLLECTED, which is made in memory
 
@@ -123,6 +130,35 @@ def outputs(job: Path) -> Iterator[tuple[str, Path]]:
         markers = PartialMarkers(folder)
         for name in files_in(folder):
             yield f"{folder.name}/{markers.public_name(name)}", folder / name
+    place = _checkpoint_folder(job)
+    for name in files_in(place) if place is not None else ():
+        yield f"{FOLDER}/{name}", place / name
+
+
+def _checkpoint_folder(job: Path) -> Path | None:
+    """Return the newest state of the job's checkpoint folder, unpacked beside its outputs; None if it has none.
+    Blocking."""
+    with _unpacking:
+        try:
+            saved = jobfile.load_record(job).saved[:1]
+        except (OSError, ValueError):
+            return None
+        place, blobs = job / FOLDER, job.parents[1] / "bundles"
+        marker = place.with_suffix(".digest")
+        if not saved or (marker.exists() and marker.read_text() == saved[0]):
+            return place if saved else None
+        fresh = place.with_name(f".{FOLDER}.part")
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            unpack(blobs / saved[0], lambda digest: blobs / digest, fresh)
+        except (OSError, ValueError) as error:
+            log.warning("%s: its checkpoint folder cannot be unpacked: %s", job.name, error)
+            shutil.rmtree(fresh, ignore_errors=True)
+            return place if place.is_dir() else None
+        shutil.rmtree(place, ignore_errors=True)
+        atomic.rename(fresh, place, sync=False)
+        atomic.write(marker, saved[0], sync=False)
+        return place
 
 
 def not_collected(home: Path, lost: Iterable[ResultsLost], refused: Sequence[RefusedFile] = ()

@@ -192,6 +192,9 @@ def _content_of(folder: Path, kind: str, names: list[str], logs: dict[Path, dict
     if kind == "checkpoints" and len(names) == 1:
         path = folder / kind / names[0]
         return Content([path]) if path.suffix == ".ckpt" and path.is_file() else None
+    if kind == "outputs" and len(names) >= 2 and names[0] == archive.FOLDER:
+        path = folder.joinpath(*names)
+        return Content([path]) if path.is_file() else None
     if kind == "outputs" and len(names) >= 2 and "@" in names[0] and not names[0].startswith("."):
         path = partials.find(folder / kind / names[0], "/".join(names[1:]))
         return Content([path]) if path is not None else None

@@ -9,7 +9,7 @@ that takes an hour delays no record. Training waits for neither. `ledger_restore
     ledger/MACHINE-SEQ-DIGEST.db     the newest two of this machine
     jobs/JOB/sealed                  its record and, until it has ended, its secrets; encrypted. Removed when the job
                                      leaves our memory (`retention.py`)
-    bundles/DIGEST                   manifests and pieces of jobs that have not ended
+    bundles/DIGEST                   manifests and pieces of jobs that have not ended, and of their checkpoint folders
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Job:
     job: str
     folder: Path
     live: bool
-    bundle: str
+    bundles: tuple[str, ...]
     secrets_lost: bool  # the copy at the target may be the only one
     secrets: dict[str, str] = field(repr=False)
 
@@ -110,8 +110,8 @@ class Backup:
         for job in [j for j in self._core.jobs.values() if j.id in self._damaged]:
             job.unsaved = not jobfile.try_save(job.folder, job.record)
             self._damaged.discard(job.id)
-        jobs = [_Job(j.id, j.folder, not j.state.ended, j.spec.bundle, j.secrets_lost, dict(j.secrets))
-                for j in self._core.jobs.values()]
+        jobs = [_Job(j.id, j.folder, not j.state.ended, (j.spec.bundle, *j.record.saved), j.secrets_lost,
+                     dict(j.secrets)) for j in self._core.jobs.values()]
         copying = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(thread, copy, jobs))
         try:
             while not (await asyncio.wait([copying], timeout=stall_s))[0]:
@@ -147,7 +147,7 @@ class Backup:
 
     def _copy_bundles(self, jobs: list[_Job]) -> None:
         self._check_target()
-        live = {job.bundle for job in jobs if job.live and job.bundle}
+        live = {bundle for job in jobs if job.live for bundle in job.bundles if bundle}
         if live == self._safe and time.monotonic() < self._look_at:
             return
         safe = all([self._copy_bundle(digest) for digest in sorted(live)])

@@ -1,7 +1,8 @@
 """Store of the blobs of working directories: manifests, their pieces, archives.
 
-No blob is ever removed here, so that the next `train` finds those of the last one. At the target, only blobs of jobs
-that have not ended are kept.
+No blob of a working directory is ever removed here, so that the next `train` finds those of the last one. Of the
+checkpoint folders of jobs that are started anew, only the newest is kept. At the target, only blobs of jobs that have
+not ended are kept.
 """
 
 from __future__ import annotations
@@ -75,6 +76,32 @@ class BundleStore:
             raise UsageError(f"spec.bundle: {len(lacking)} of {len(pieces)} pieces of {bundle} have not been uploaded: "
                              f"{', '.join(lacking[:NAMED])}{', ...' if lacking[NAMED:] else ''}", hint=hint)
         atomic.sync_folder(self.folder)  # once for all of them
+
+    def offer(self, digest: str, manifest: bytes) -> list[str]:
+        """Write a manifest that a host sends; return the pieces that are missing here. UsageError if it is none.
+        Blocking."""
+        atomic.make_folder(self.folder)
+        if not self.path(digest).exists():
+            with atomic.replacing(self.path(digest), data_synced=False) as file:
+                file.write(manifest)
+        try:
+            pieces = tuple(dict.fromkeys(piece.sha256 for piece in pieces_of(self.path(digest))))
+        except ValueError as error:
+            atomic.remove(self.path(digest))
+            raise UsageError(f"folder: {error}") from None
+        self._pieces[digest] = frozenset(pieces)
+        if not (missing := self.missing(pieces)):
+            atomic.sync_folder(self.folder)
+        return missing
+
+    def drop(self, bundle: str, kept: Iterable[str]) -> None:
+        """Remove the blobs of a bundle that no bundle of `kept` has."""
+        needed = {blob for other in kept for blob in (other, *self.pieces(other))}
+        for blob in {bundle, *self.pieces(bundle)} - needed:
+            self.path(blob).unlink(missing_ok=True)
+        self._pieces.pop(bundle, None)
+        self._whole.clear()
+        self._seen = (0.0, frozenset())
 
     def is_sound(self, digest: str) -> bool:
         """Return whether this blob is here and has the content that its name says; a damaged one is removed, because

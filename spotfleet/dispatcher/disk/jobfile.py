@@ -63,6 +63,11 @@ class JobRecord:
     seals: bool = False  # its checkpoints count only with proofs; False: submitted to a release without `seals.py`
     ordered: int = 0  # the highest generation that is known to have been ordered by a dispatcher of this fleet
     floor: int = 0  # the lowest serial number of a seal at the checkpoint target, after the last copy
+    restarts: int = 0  # number of times that all processes were started anew, see `jobs/rounds.py`
+    failures: int = 0  # those of them that followed a failure of the script
+    exit_status: int = 0  # status of the process that failed the job
+    saved_at: float = 0.0  # when the newest of them was whole, Unix; 0: none was saved
+    saved: tuple[str, ...] = ()  # bundles of its checkpoint folder: the newest, and the one before it
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 | POST /v1/jobs/JOB/logs/WORKER?offset=B | agent | appends if `offset` is the size held -> `{size}` |
 | PUT /v1/jobs/JOB/checkpoints/VERSION | agent | a checkpoint or a part of one, see below -> Checkpoint |
 | GET /v1/jobs/JOB/checkpoints/VERSION | CLI, agent | the file of the checkpoint |
+| POST /v1/jobs/JOB/folder/WORKER?generation=G | agent | manifest of the checkpoint folder -> `{missing}`: pieces |
 | POST /v1/jobs/JOB/outputs/WORKER | agent | pieces of the worker's outputs, see below -> `{held}` |
 | GET /v1/jobs/JOB/outputs | CLI | .tar.gz of all outputs collected so far; for the release before |
 | POST /v1/jobs/JOB/fetched | CLI | `{at}`: all outputs of the manifest of that time have been copied |
@@ -55,6 +56,8 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 - Checkpoints: `?generation=G&digest=SHA256`, and `&part=I&parts=N` for one of N <= 4096 parts. A body with another
   digest is not stored (400). Older generations, and parts of a checkpoint older than the newest kept, are refused
   (409). 507: no room on the disk.
+- Folder: only from rank 0 of the newest round (409 otherwise). The missing pieces are put as bundles; then the same
+  request again makes it the job's newest.
 - Archive: `?outputs=JOB` means the outputs of one job only. With `Accept-Encoding: deflate` logs and the ledger are
   deflated. 404 for a range that a key does not have any more: the caller asks for the manifest again.
 - Outputs: the body is that of `messages.pack_pieces`. 413: beyond the limits of a worker; 507: no room on the disk;

@@ -63,7 +63,7 @@ async def _off_loop(request: web.Request, work: Callable[[], T]) -> T:
 
 def _serves(request: web.Request, host: str, digests: list[str]) -> bool:
     """Return whether all digests are blobs of jobs that `host` works for."""
-    bundles = {job.spec.bundle for job in request.app[CORE].jobs.values() if job.has_worker_on(host)}
+    bundles = {b for job in request.app[CORE].jobs.values() if job.has_worker_on(host) for b in job.bundles}
     store = request.app[JOBS].bundles
     return all(any(store.belongs(digest, bundle) for bundle in bundles) for digest in digests)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import AsyncIterator
@@ -191,6 +192,24 @@ async def get_checkpoint(request: web.Request) -> web.StreamResponse:
     if host and not found.has_worker_on(host):
         raise web.HTTPForbidden(text=f"{host} holds no worker of {found.id}")
     return web.FileResponse(path)
+
+
+async def post_folder(request: web.Request) -> web.Response:
+    """Take the manifest of the checkpoint folder on rank 0's host; answer which of its pieces are missing. Without a
+    missing piece it is the job's newest."""
+    work, host, desk = request.app[HOST_WORK], host_of(request), request.app[JOBS]
+    with work.admitted(host):
+        data = await whole_body(request)
+        found, worker, generation = _job(request), _own_worker(request), whole(request, "generation")
+        if not found.leads(worker, generation):
+            raise web.HTTPConflict(text=f"{worker} is not rank 0 of the newest round of {found.id}")
+        digest = hashlib.sha256(data).hexdigest()
+        desk.offer_folder(found, digest)
+        request.app[CORE].unsent.note_arrival(host_of(request), time.monotonic())
+        missing = await work.run(request, lambda _stopped: desk.bundles.offer(digest, data))
+        if not missing and found.leads(worker, generation):
+            desk.save_folder(found, digest)
+    return web.json_response({"missing": missing})
 
 
 async def post_output(request: web.Request) -> web.Response:

@@ -68,6 +68,8 @@ class JobDesk:
         self._anew = core.journal.state.taken_over is not None  # copies may lack jobs that hosts or target know
         self.last_known = 0  # the highest number of a job at our start, lost ones included
         self.allocation = Allocation({}, {})
+        for job in core.jobs.values():
+            job.is_whole = bundles.is_whole
 
     async def submit(self, spec: JobSpec, secrets: dict[str, str], *, wait: bool) -> str:
         await asyncio.to_thread(self.bundles.refuse_incomplete, spec.bundle)
@@ -112,6 +114,7 @@ class JobDesk:
             jobfile.save_secrets(folder, secrets)
         jobfile.save(folder, record)  # last: a folder without it is not a job
         job = self._core.jobs[record.job] = load_job(self._core.boot, StoredJob(folder, record, secrets), self.names)
+        job.is_whole = self.bundles.is_whole
         if not in_ledger:
             self._core.journal.note(jobfile.submission(record, secrets))
         return job
@@ -124,6 +127,22 @@ class JobDesk:
     def cancel(self, job: ManagedJob) -> None:
         job.cancel("cancelled by `spotfleet cancel`")
         self._core.step_soon()
+
+    def save_folder(self, job: ManagedJob, digest: str) -> None:
+        """Make a whole bundle the newest state of the job's checkpoint folder, and drop those that nobody needs."""
+        self._drop(job.save_folder(digest, self._core.unix()))
+        self._core.step_soon()
+
+    def offer_folder(self, job: ManagedJob, digest: str) -> None:
+        """Note the bundle of the job's checkpoint folder that a host begins to send."""
+        before, job.offered = job.bundles, digest
+        self._drop(before)
+
+    def _drop(self, bundles: set[str]) -> None:
+        """Remove those of `bundles` that no job needs any more."""
+        kept = {bundle for job in self._core.jobs.values() for bundle in job.bundles}
+        for bundle in bundles - kept:
+            self.bundles.drop(bundle, kept)
 
     def checkpoint_kept(self, job: ManagedJob, kept: Checkpoint) -> None:
         """Record that the dispatcher holds a whole checkpoint."""
@@ -145,12 +164,13 @@ class JobDesk:
 
     def _check_capacity(self, spec: JobSpec) -> None:
         views, nodes = [v for v in self._core.views() if v.host.counts], self._core.nodes
-        slots = max([1, *(v.slots for v in views)])
+        slots = 1 if spec.per_host else max([1, *(v.slots for v in views)])
         most = nodes.max * slots
         if most < spec.min_workers:
             raise NoCapacity(f"the job needs {spec.min_workers} workers; the fleet has at most {most}",
                              hint="lower --np, or raise nodes.max in the fleet file and run `spotfleet up` again")
-        up, soon, waits = sum(v.slots for v in views if v.usable), self._policy.held * slots, self._waits()
+        up, soon = sum(1 if spec.per_host else v.slots for v in views if v.usable), self._policy.held * slots
+        waits = self._waits()
         if up + soon < spec.min_workers and (waits or nodes.target * slots < spec.min_workers):
             raise NoCapacity(f"too few workers can start: the job needs {spec.min_workers}, there is room for {up} now"
                              + (f"; {waits}" if waits else ""),

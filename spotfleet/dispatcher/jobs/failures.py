@@ -11,7 +11,7 @@ While no worker has called hvd.init(), a script may end anywhere. A command may 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from spotfleet.dispatcher.jobs import restart
@@ -21,6 +21,8 @@ from spotfleet.dispatcher.jobs.workers import JobWorker, JobWorkers, end_of
 from spotfleet.fleet.domain.events import SetupFailed
 from spotfleet.model import JobSpec
 from spotfleet.protocol.messages import Stage
+
+TOLD = 3  # clauses of one line
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class ExitOutcome:
 
 
 def classify_exits(job: str, workers: JobWorkers, history: History, group: Callable[[], frozenset[str]],
-          context: JobContext) -> ExitOutcome:
+          context: JobContext, judged: Callable[[JobWorker], bool] = lambda worker: False) -> ExitOutcome:
     """Classify all exits that are not classified yet. `group` returns the workers whose simultaneous exits would be the
-    script's fault."""
+    script's fault; ends for which `judged` returns True are another's to judge (`rounds.py`)."""
     for worker in workers.live():
         if worker.pid > 0 and not worker.begun:
             worker.begun, history = True, restart.set_up(history)
@@ -44,6 +46,8 @@ def classify_exits(job: str, workers: JobWorkers, history: History, group: Calla
         worker.classified, worker.ended_at = True, context.now
         if worker.cause is Cause.SETUP and _is_interrupted(worker, context):
             worker.cause, worker.error = Cause.LOST, ""  # a failure on an interrupted host is not the setup's fault
+        if judged(worker):
+            continue
         known = len(history.setups)
         history, failed = restart.ended(history, end_of(worker, context.now), group())
         if len(history.setups) > known:
@@ -82,3 +86,32 @@ def _missing(worker: JobWorker, spec: JobSpec, trains: bool, blocks: bool) -> st
 def _is_interrupted(worker: JobWorker, context: JobContext) -> bool:
     leaving = context.leaving(worker.host)
     return leaving is not None and leaving.why == "notice"
+
+
+# ---- after training: failures on ranks other than 0 do not fail the job, so it reports them
+
+
+def after_training(finished: Sequence[str], workers: dict[str, JobWorker]) -> tuple[str, ...]:
+    """Return a clause for each failed script; `finished` are the workers that trained last, by rank. A lost host is no
+    failure."""
+    ended = [(rank, workers[name]) for rank, name in enumerate(finished) if rank > 0 and name in workers]
+    return tuple(_failure(rank, w) for rank, w in ended if w.cause not in (None, Cause.DONE, Cause.LOST))
+
+
+def _failure(rank: int, worker: JobWorker) -> str:
+    if worker.cause is Cause.SIGNAL:
+        return f"rank {rank} was {worker.error} after training"
+    return f"the script failed on rank {rank} after training: {worker.error.strip().rpartition(chr(10))[2]}"
+
+
+def cut_off(finished: Sequence[str], rest: Iterable[JobWorker], after_s: float) -> tuple[str, ...]:
+    """Return a clause for each script of `rest`, which is ended before its end."""
+    return tuple(f"rank {finished.index(w.name)} was ended: its script still ran {after_s:.0f} s after rank 0's"
+                 for w in rest)
+
+
+def clauses(found: Iterable[str]) -> str:
+    """Join the first clauses, and count the others."""
+    found = tuple(found)
+    more = (f"and {len(found) - TOLD} more",) if len(found) > TOLD else ()
+    return "; ".join((*found[:TOLD], *more))

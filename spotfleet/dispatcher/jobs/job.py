@@ -7,7 +7,7 @@ The reason for each wait is in `why`; it ends as follows:
 - QUEUED: slots become free (the schedule names the job or host it waits for), or `cancel`.
 - STARTING, RECOVERING: Membership (`membership/`) waits, with its own time limits.
 - the end after training: the rest of the script on rank 0 finishes; it is started again if it is lost. Other ranks get
-  TAIL_S after it; their failures are reported (`tail.py`).
+  TAIL_S after it; their failures are reported (`failures.py`).
 - CANCELLED is reached when the agents report none of its workers, or the workers are confirmed gone.
 """
 
@@ -23,11 +23,11 @@ from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.jobfile import JobRecord
 from spotfleet.dispatcher.disk.logs import JobLogs
 from spotfleet.dispatcher.disk.outputs import Outputs
-from spotfleet.dispatcher.jobs import restart, tail
+from spotfleet.dispatcher.jobs import failures, restart, rounds
 from spotfleet.dispatcher.jobs.context import JobContext
 from spotfleet.dispatcher.jobs.divergence import DivergenceTracker
 from spotfleet.dispatcher.jobs.failures import blame_early, classify_exits
-from spotfleet.dispatcher.jobs.orders import worker_orders
+from spotfleet.dispatcher.jobs.orders import restart_orders, worker_orders
 from spotfleet.dispatcher.jobs.outside import Outside, OutsideTracker, advice
 from spotfleet.dispatcher.jobs.progress import ProgressTracker
 from spotfleet.dispatcher.jobs.restart import Cause, Slot
@@ -37,7 +37,7 @@ from spotfleet.dispatcher.signal import Signal
 from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged, RanksDiverged
 from spotfleet.membership import Change, Evicted, Finished, Formed, Ordered, Phase, WorkerView
 from spotfleet.model import HostState, JobSpec, JobState
-from spotfleet.protocol.messages import AgentReport, SlotOrder, Stage
+from spotfleet.protocol.messages import AgentReport, GangOrder, SlotOrder, Stage
 from spotfleet.words import size
 
 SAVE_S = 15.0  # time for a running job's last checkpoint when the fleet goes down
@@ -45,6 +45,7 @@ SENDS_S = 2.0  # scripts whose results arrive sooner are not reported as sending
 TAIL_S = 20.0  # time for the other ranks to end, once rank 0's script has ended
 SECRETS_LOST = ("its secrets.json was damaged, and no host that answers holds its secrets: submit it again with "
                 "`spotfleet train`")
+FOLDER_S = 60.0  # wait for the newest checkpoint folder, while an older one is here
 LOGS_S = 15.0  # wait for a job's last output after its end
 MOST_REPORTED = 256  # workers of one host that ended under an earlier dispatcher
 GROUPS = 8  # number of generations that a restarted dispatcher fences
@@ -66,6 +67,11 @@ class ManagedJob:
         self.progress = ProgressTracker(record.job, record.repeated, record.recomputed)
         self.outside = OutsideTracker(record.job, record.spec)
         self.history = restart.History()
+        self.round = rounds.RoundWatch()
+        self._gang: GangOrder | None = None  # that of the current round
+        self.offered = ""  # bundle of its checkpoint folder that a host sends now
+        self.is_whole: Callable[[str], bool] = lambda bundle: True  # whether all of a bundle is on our disk
+        self._unsaved_since: float | None = None  # monotonic: since when the newest checkpoint folder is missing here
         self.logs = JobLogs(folder / "logs")
         self.log_signal = Signal()
         self.outputs = Outputs(folder / "outputs")
@@ -135,6 +141,38 @@ class ManagedJob:
         return self.has_worker_on(host) or (bool(self.record.cancelled) and not self.state.ended
                                             and host in self.record.hosts)
 
+    @property
+    def bundles(self) -> set[str]:
+        """The bundles that its hosts may need: working directory, checkpoint folder."""
+        return {self.spec.bundle, *self.record.saved, self.offered, self._gang.saved if self._gang else ""} - {""}
+
+    def leads(self, worker: str, generation: int) -> bool:
+        """Return whether this worker is rank 0 of the newest generation, or was until its end is reported."""
+        newest = next((g for g in reversed(self.record.groups) if g[1]), (0, ()))
+        return self.spec.restarts and generation == newest[0] and worker in newest[1][:1] and not self.state.ended
+
+    def save_folder(self, digest: str, at: float) -> set[str]:
+        """Note the newest bundle of its checkpoint folder; return those that it needed before."""
+        before = self.bundles
+        self.offered = ""
+        self._write(saved=(digest, *(old for old in self.record.saved[:1] if old != digest)), saved_at=at)
+        return before
+
+    def _restored(self) -> str:
+        """Return the newest bundle of the checkpoint folder that is whole here; "" if there is none."""
+        return next(filter(self.is_whole, self.record.saved), "")
+
+    def _why_unsaved(self, now: float) -> str:
+        """Return why the checkpoint folder is waited for: a new dispatcher fetches it from the checkpoint target."""
+        if not self.record.saved or self.is_whole(self.record.saved[0]):
+            self._unsaved_since = None
+            return ""
+        if self._unsaved_since is None:
+            self._unsaved_since = now
+        if self._restored() and now - self._unsaved_since >= FOLDER_S:
+            return ""
+        return "waits for its checkpoint folder, which is not whole on the dispatcher's disk"
+
     def log_rank(self, worker: str) -> int:
         return self.workers.all[worker].rank if worker in self.workers.all else -1
 
@@ -156,11 +194,13 @@ class ManagedJob:
     def orders(self) -> dict[str, list[SlotOrder]]:
         """Return by host the workers that should exist there."""
         wanted = [w for w in self.workers.live() if w.wanted]
-        by_worker = worker_orders(self.membership, self.checkpoints, self.spec.checkpoint.interval_s,
-                             [w.name for w in wanted], self.last_copy.wanted, self.progress.step_why)
+        names = [w.name for w in wanted]
+        by_worker = restart_orders(self.membership, names) if self.spec.restarts else worker_orders(
+            self.membership, self.checkpoints, self.spec.checkpoint.interval_s, names, self.last_copy.wanted,
+            self.progress.step_why)
         found: dict[str, list[SlotOrder]] = {}
         for worker in wanted:
-            order = SlotOrder(worker.name, self.id, worker.slot, worker.local_rank, by_worker[worker.name])
+            order = SlotOrder(worker.name, self.id, worker.slot, worker.local_rank, by_worker[worker.name], self._gang)
             found.setdefault(worker.host, []).append(order)
         return found
 
@@ -208,6 +248,7 @@ class ManagedJob:
         resumed = max((w.report.resumed for w in self.workers.all.values()), default=0)
         steppers = [m for g, m in self.record.groups if m and (g != self.record.fence or resumed >= g)]
         self.progress.adopt(self.workers, steppers[-1] if steppers else (), self.record.version)
+        self._prepare_gang()
 
     # ---- one step
 
@@ -241,15 +282,22 @@ class ManagedJob:
         if self.record.cancelled:
             return self._cancelled(context)
         outside = self.outside.update(self.workers, self.membership, self.record.version, context)
-        if self.outside.loss(self._group, self.workers, context):
+        if not self.spec.restarts and self.outside.loss(self._group, self.workers, context):
             return [*outside, *self._outside_lost(context)]
         self._fill(context)
         self.sizing.update(self.membership, self.workers)
+        if self.spec.restarts and (why := self._why_no_round(context)):
+            return [*outside, *self._change(JobState.RECOVERING, why, context)]
         self.membership.is_withheld = self.unsaved
+        before = self.membership.generation
         changes = self.membership.observe(self._views(context), self._expected(context), context.now)
+        if self.spec.restarts:
+            members = [self.workers.all[m] for m in self._group if m in self.workers.all]
+            if (end := self.round.update(members, self.membership, changes, before, context)) is not None:
+                return [*outside, *self._end_round(end, context)]
         events = [e for change in changes for e in self._apply(change, context)]
         founding = self.membership.generation == 1 and self.membership.phase is Phase.FORMING and not self._adopted
-        self.checkpoints.need(self.membership.needs_restore and not founding)
+        self.checkpoints.need(self.membership.needs_restore and not founding and not self.spec.restarts)
         self._release(context)
         self._rank()
         events += [*outside, *self.progress.update(self.workers, self.membership, context),
@@ -263,16 +311,17 @@ class ManagedJob:
         return [*events, *self._settle(context)]
 
     def _classify_exits(self, context: JobContext) -> list[Event]:
-        early = blame_early(self.workers, self.spec, self.membership.generation, self.record.version, context)
+        early = [] if self.spec.gang else blame_early(
+            self.workers, self.spec, self.membership.generation, self.record.version, context)
         outcome = classify_exits(self.id, self.workers, self.history, lambda: frozenset(self._group) or started(
             w for w in self.workers.all.values() if not w.ended or context.now - w.ended_at <= restart.TOGETHER_S),
-            context)
+            context, lambda w: self.spec.restarts and rounds.belongs(w, self._group))
         self.history = outcome.history
         done = [w for w in self.workers.all.values() if w.done and not w.past]
         self._write(done=tuple(w.name for w in done), unfinished=tuple(w.name for w in done if not w.returned))
         events: list[Event] = list(outcome.events)
         if early:
-            events.append(self._remark(tail.words(f"{w.name}: {w.error}" for w in early), context))
+            events.append(self._remark(failures.clauses(f"{w.name}: {w.error}" for w in early), context))
         first = self.workers.all.get((self._finished or self._group or ("",))[0])
         if outcome.failed is None or (first is not None and first.returned and (first.done or not first.ended)):
             return events  # after training rank 0 alone decides about the job
@@ -283,6 +332,8 @@ class ManagedJob:
         if self._finished:
             return
         workers = [w for w in self.workers.all.values() if not w.past and (w.done or not w.ended)]
+        if self.spec.restarts and not (self.spec.gang or workers):
+            self._gang = GangOrder((), self.record.restarts, self._restored())
         self._peak = max(self._peak, len(workers))
         # once a script has ended, the number of workers does not exceed the earlier peak
         room = self._peak - len(workers) if any(w.done for w in workers) else len(context.given)
@@ -305,11 +356,18 @@ class ManagedJob:
         return [self._view(w, context) for w in workers]
 
     def _view(self, worker: JobWorker, context: JobContext) -> WorkerView:
-        report, leaving = worker.report, context.leaving(worker.host)
+        report, leaving, stage = worker.report, context.leaving(worker.host), worker.report.stage
+        exited, silent = worker.ended or worker.gone, worker.silent
+        if self.spec.restarts:
+            stage = Stage.READY if stage is Stage.INIT else stage  # it waits in init() for the next round
+            if worker.name in self._group:  # the round ends for it when `rounds` has judged its end
+                exited = worker.ended and not (worker.done or rounds.belongs(worker, self._group))
+            if worker.done:
+                silent, leaving = False, None
         return WorkerView(
-            worker.name, worker.host, worker.local_rank, report.stage, report.generation, report.failed, report.version,
+            worker.name, worker.host, worker.local_rank, stage, report.generation, report.failed, report.version,
             report.store, leaving.seconds_left if leaving else None, leaving.why if leaving else "",
-            worker.silent, worker.silent_for_s(context.now), worker.ended or worker.gone, worker.stopped,
+            silent, worker.silent_for_s(context.now), exited, worker.stopped,
             worker.quiet_s, report.waits, report.step_s, report.resumed, worker.watch_fetch(context.now),
             report.unreached, report.backend, -1 if report.read_rank is None else report.read_rank, report.read_size)
 
@@ -328,6 +386,7 @@ class ManagedJob:
                 self._write(groups=(*self.record.groups, (change.generation, change.members))[-GROUPS:],
                             ordered=max(self.record.ordered, change.generation),
                             fence=change.generation if fresh else self.record.fence)
+                self._prepare_gang()
             case Formed():
                 self.progress.formed(change, self.checkpoints.newest_version)
                 return [GenerationFormed(context.unix, self.id, change.generation, change.members, change.cause,
@@ -400,11 +459,14 @@ class ManagedJob:
         phase, why, live = self.membership.phase, self.membership.why, [w for w in self.workers.live() if not w.past]
         if not live:
             waits = context.why_waiting or self._cooling(context)
-            return (JobState.RECOVERING if self.membership.generation else JobState.QUEUED), waits
+            began = self.membership.generation or self.record.restarts
+            return (JobState.RECOVERING if began else JobState.QUEUED), waits
         if sends := self._sends(live, context):
             return JobState.RUNNING, f"its script has ended; {sends}"
         if outside := self.outside.why(sum(w.begun for w in live)):
             return JobState.RUNNING if self.outside.sure else JobState.STARTING, outside
+        if self.record.restarts and phase in (Phase.STARTING, Phase.FORMING):
+            return JobState.RECOVERING, why
         if phase is Phase.STARTING:
             return JobState.STARTING, why
         if phase is Phase.RUNNING or (phase is Phase.FORMING and self._cause in PLANNED):
@@ -440,7 +502,7 @@ class ManagedJob:
         first = self.workers.all.get(self._finished[0])
         if first is None or (first.ended and not first.done):
             return self._restart_all("rank 0 was lost after training and before its script's end", context)
-        events: list[Event] = self._note_tail(tail.failures(self._finished, self.workers.all), context)
+        events: list[Event] = self._note_tail(failures.after_training(self._finished, self.workers.all), context)
         rest = [w for w in self.workers.live() if w.name in self._finished]
         if not first.done:
             why = self._sends([first], context) or f"{first.name} runs the script's rest"
@@ -450,8 +512,8 @@ class ManagedJob:
             self._done_at = context.now
         if rest and context.now - self._done_at < TAIL_S:
             return [*events, *self._change(JobState.RUNNING, f"rank 0 has ended; waits for {rest[0].name}", context)]
-        events += self._note_tail(tail.cut_off(self._finished, rest, TAIL_S), context)
-        why = "; ".join(filter(None, ["rank 0's script has ended", tail.words(self.record.tail)]))
+        events += self._note_tail(failures.cut_off(self._finished, rest, TAIL_S), context)
+        why = "; ".join(filter(None, ["rank 0's script has ended", failures.clauses(self.record.tail)]))
         return [*events, *self._end(JobState.SUCCEEDED, why, context)]
 
     def _note_tail(self, clauses: tuple[str, ...], context: JobContext) -> list[Event]:
@@ -459,14 +521,47 @@ class ManagedJob:
         if not (new := tuple(c for c in clauses if c not in self.record.tail)):
             return []
         self._write(tail=(*self.record.tail, *new))
-        return [self._remark(tail.words(new), context)]
+        return [self._remark(failures.clauses(new), context)]
+
+    def _prepare_gang(self) -> None:
+        """Note what the processes of the newest generation need to start."""
+        if not self.spec.gang:
+            return
+        members = [self.workers.all[m] for m in self.membership.members if m in self.workers.all]
+        self._gang = rounds.gang_order(members, self.record.restarts, self._restored()) if members else None
+
+    def _why_no_round(self, context: JobContext) -> str:
+        """Return why no round may begin: a process of an earlier one may still run on a host that answers, or the
+        checkpoint folder is not here. "" if one may, or runs."""
+        if self.membership.generation:
+            return ""
+        left = next((w for w in self.workers.live() if w.past and not w.silent), None)
+        return f"waits for {left.name} to end" if left else self._why_unsaved(context.now)
+
+    def _end_round(self, end: rounds.RoundEnd, context: JobContext) -> list[Event]:
+        """End all processes, to start them anew or to fail the job."""
+        if fails := rounds.may_restart(self.spec, end, self.record.failures):
+            self._write(exit_status=end.status)
+            return self._end(JobState.FAILED, fails, context, end.error)
+        why = rounds.restart_why(self.spec, end, self.record.failures)
+        waiting = [w for w in self.workers.live() if self.spec.gang and w.name not in self._group and not w.past]
+        self.round, self._gang = rounds.RoundWatch(), None
+        self._write(restarts=self.record.restarts + 1, failures=self.record.failures + end.failed)
+        events = self._restart_all(why, context)
+        for worker in waiting:  # nothing of theirs has begun
+            worker.wanted, worker.past = True, False
+        return events
 
     def _restart_all(self, why: str, context: JobContext) -> list[Event]:
         """Restart all workers; they restore the newest checkpoint."""
         for worker in self.workers.all.values():
             worker.wanted, worker.past = False, True
-        self.membership = self.sizing.membership()
-        self.membership.adopt(self.record.groups[-1][0] if self.record.groups else 1, ())
+        newest = self.record.groups[-1][0] if self.record.groups else 1
+        if self.spec.restarts:
+            self.membership = self.sizing.membership(newest)
+        else:
+            self.membership = self.sizing.membership()
+            self.membership.adopt(newest, ())
         self._finished, self._group, self._done_at, self._peak = (), (), None, 0
         self._write(done=(), unfinished=(), tail=())
         return self._change(JobState.RECOVERING, why, context)

@@ -31,6 +31,12 @@ def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s:
             for name, s in instructions.items()}
 
 
+def restart_orders(membership: Membership, workers: Iterable[str]) -> dict[str, WorkerOrders]:
+    """Return the orders of a job whose processes are started anew at each change: only their places."""
+    return {name: WorkerOrders(s.assignment, checkpoint_every_s=0.0, backend=s.backend)
+            for name, s in membership.orders_of(workers).items()}
+
+
 def _granted(assignment: Assignment | None, checkpoints: CheckpointStore) -> Assignment | None:
     if assignment is None or checkpoints.seals is None:
         return assignment

@@ -46,7 +46,7 @@ HINTS = {
                       f"({ELASTIC})",
 }
 RESTART = ("Without hvd.elastic.run a script supports one thing after a loss: to be started\n"
-           "again on all workers, from a checkpoint of its own. `spotfleet train` does that.")
+           "again on all workers, from a checkpoint of its own. `--launcher torchrun` does that.")
 
 
 class OutsideTracker:

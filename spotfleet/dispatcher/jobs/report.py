@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotfleet.dispatcher.jobs import tail
+from spotfleet.dispatcher.jobs import failures
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.protocol.messages import JobStatus, WorkerStatus
 
@@ -18,7 +18,7 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
     workers = tuple(WorkerStatus(w.name, w.host, ranks.get(w.name, -1), w.report.stage.value, w.report.version)
                     for w in job.workers.live())
     waits = job.checkpoints.offer().wait if group.needs_restore else ""
-    told = "" if job.state.ended else tail.words(record.tail)
+    told = "" if job.state.ended else failures.clauses(record.tail)
     full = "its workers get no orders before the dispatcher's disk has room" if job.unsaved else ""
     why = "; ".join(filter(None, (record.why, full, told, waits, _remark(job), job.sizing.why, job.last_copy.why,
                                   job.checkpoints.problem,
@@ -30,5 +30,7 @@ def job_status(job: ManagedJob, now: float) -> JobStatus:
         newest.version if newest else 0, record.error, () if ended else workers,
         max(0.0, now - record.submitted_at), "" if ended else job.progress.step_why,
         job.outputs.bytes, job.outputs.age_s(now), recomputed=job.progress.recomputed,
-        outside=record.outside, hint=record.hint if ended else job.outside.hint, tail=tail.words(record.tail),
+        outside=record.outside, hint=record.hint if ended else job.outside.hint, tail=failures.clauses(record.tail),
+        kind=spec.kind_of, restarts=record.restarts, exit_status=record.exit_status,
+        folder_age_s=max(0.0, now - record.saved_at) if record.saved_at else None,
         priority=spec.priority, hosts=0 if ended else len(job.workers.hosts()))

@@ -15,6 +15,8 @@ from spotfleet.membership import Formed, Membership, Pace, Phase, Tuning
 from spotfleet.model import JobSpec, ResizeSpec
 
 UNLIMITED = -1
+SETTLE_S = 10.0  # a join restarts all processes of such a job, so that joins wait until no other comes for this time
+SAVE_S = 10.0  # for the host's last files to arrive, after the time that processes get to end
 
 
 class Sizing:
@@ -26,11 +28,15 @@ class Sizing:
         self.size = size  # size of the newest formed generation
         self._may_be = self.target
 
-    def membership(self) -> Membership:
-        """Create a membership for this job."""
+    def membership(self, after: int = 0) -> Membership:
+        """Create a membership for this job, whose generations have numbers above `after`."""
         resize = self.spec.resize
         pace = Pace(resize.max_join, resize.max_leave, resize.every_s)
-        return Membership(self.job, self.spec.min_workers, self.target, Tuning(pace=pace))
+        tuning = Tuning(pace=pace)
+        if self.spec.restarts:
+            lead_s = self.spec.grace_s + SAVE_S
+            tuning = Tuning(pace=pace, join_settle_s=SETTLE_S, leave_lead_s=lead_s, short_lead_s=lead_s)
+        return Membership(self.job, self.spec.min_workers, self.target, tuning, after)
 
     @property
     def _limit(self) -> int | None:
@@ -57,6 +63,8 @@ class Sizing:
             elif first.report.resumed >= membership.generation:  # else its request may still come
                 self.asked = UNLIMITED
         membership.max_workers = self.target
+        if self.spec.gang and self.spec.kind == "command" and membership.members:
+            membership.max_workers = len(membership.members)  # a command is not restarted for a host more
         self._may_be = max(self.target, self._paced(membership, self.target))
 
     def _paced(self, membership: Membership, wanted: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from spotfleet.errors import UsageError
-from spotfleet.model import MOST_PRIORITY, RESIZE_POLICIES, JobSpec
+from spotfleet.model import JOB_KINDS, MOST_PRIORITY, RESIZE_POLICIES, JobSpec
 from spotfleet.storage.schemes import ANY_SCHEME, SCHEMES
 
 NAME_CHARS = 200
@@ -13,6 +14,7 @@ URL_CHARS = 2000
 MOST_WORKERS = 100_000
 MOST_STEPS = 1_000_000_000
 MOST_ENTRIES = 1000
+LONGEST_GRACE_S = 3600.0
 LONGEST_INTERVAL_S = 366 * 86_400.0
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 BUNDLE = re.compile(r"[0-9a-f]{64}")
@@ -47,6 +49,23 @@ def check(spec: JobSpec, secrets: dict[str, str]) -> None:
     if not 0 <= spec.checkpoint.interval_s <= LONGEST_INTERVAL_S or not 0 <= spec.checkpoint.keep <= MOST_WORKERS:
         raise UsageError("spec.checkpoint: interval_s and keep are numbers from 0 on, an interval at most a year")
     _check_resize(spec)
+    _check_restarts(spec)
+
+
+def _check_restarts(spec: JobSpec) -> None:
+    if spec.kind not in ("", *JOB_KINDS):
+        raise UsageError(f"spec.kind: {spec.kind[:80]!r} is unknown", hint=f"use one of {', '.join(JOB_KINDS)}")
+    if not 0 <= spec.grace_s <= LONGEST_GRACE_S or not 0 <= spec.max_restarts <= MOST_STEPS:
+        raise UsageError(f"spec: grace_s is from 0 to {LONGEST_GRACE_S:g} s, max_restarts from 0 to {MOST_STEPS}")
+    parts = spec.checkpoint_dir.split("/")
+    if spec.checkpoint_dir and (any(part in ("", ".", "..") for part in parts) or not _is_plain(spec.checkpoint_dir)):
+        raise UsageError(f"spec.checkpoint_dir: {spec.checkpoint_dir[:80]!r} is no name inside the working directory")
+    if not _is_plain(spec.resume_args):
+        raise UsageError("spec.resume_args: holds a NUL or what is not Unicode")
+    try:
+        shlex.split(spec.resume_args)
+    except ValueError as error:
+        raise UsageError(f"spec.resume_args: {error}", hint="quote it as for a shell") from None
 
 
 def _check_mounts(spec: JobSpec) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from spotfleet.dispatcher.jobs import failures
 from spotfleet.dispatcher.jobs import job as job_module
-from spotfleet.dispatcher.jobs import tail
 from spotfleet.protocol.messages import Exit
 from spotfleet.protocol.messages import Stage as At
 from tests.support.dispatcher.fake_fleet import Stage, spec
@@ -104,5 +104,5 @@ def test_a_script_that_does_not_end_is_named_when_it_is_cut_off(play, monkeypatc
 
 
 def test_many_failures_are_counted():
-    assert tail.words(["a", "b", "c", "d", "e"]) == "a; b; c; and 2 more"
-    assert tail.words(["a", "b", "c"]) == "a; b; c" and tail.words([]) == ""
+    assert failures.clauses(["a", "b", "c", "d", "e"]) == "a; b; c; and 2 more"
+    assert failures.clauses(["a", "b", "c"]) == "a; b; c" and failures.clauses([]) == ""

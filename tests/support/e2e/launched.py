@@ -1,0 +1,100 @@
+"""Scripts that torchrun starts, with checkpoints of their own, for tests of jobs that are started anew."""
+
+from __future__ import annotations
+
+# Saves each fifth step in the way of many scripts. Each rank checks that all ranks hold equal weights. Steps are slow
+# until the file `hurry` exists.
+DDP = """
+import argparse, os, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--hurry", default="")
+parser.add_argument("--resume", default="")
+args = parser.parse_args()
+wanted = False
+
+def on_term(*_):
+    global wanted
+    wanted = True
+
+signal.signal(signal.SIGTERM, on_term)
+dist.init_process_group("gloo")
+rank, size, path = dist.get_rank(), dist.get_world_size(), "out/last.pt"
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+step = 0
+if args.resume:
+    saved = torch.load(args.resume, weights_only=True)
+    model.load_state_dict(saved["model"])
+    step = saved["step"]
+ddp = DistributedDataParallel(model)
+print(f"begins at {step}: rank {rank} of {size}, restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+
+def save():
+    os.makedirs("out", exist_ok=True)
+    torch.save({"model": model.state_dict(), "step": step}, path + ".tmp")
+    os.replace(path + ".tmp", path)
+
+while step < args.steps:
+    optimizer.zero_grad()
+    ddp(torch.full((2, 4), 1.0 + step % 3)).pow(2).mean().backward()
+    optimizer.step()
+    step += 1
+    ends = torch.tensor(float(wanted))
+    dist.all_reduce(ends)
+    own = torch.cat([p.detach().flatten() for p in model.parameters()])
+    others = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(others, own)
+    assert all(torch.equal(own, other) for other in others), "ranks differ"
+    if rank == 0 and (step % 5 == 0 or ends > 0):
+        save()
+        print(f"saved {step}", flush=True)
+    if ends > 0:
+        dist.barrier()
+        sys.exit(0)
+    for _ in range(20):
+        if not os.path.exists(args.hurry):
+            time.sleep(0.01)
+print(f"done at {step}: rank {rank} of {size}", flush=True)
+dist.destroy_process_group()
+"""
+
+# A script for Horovod with one import changed, without hvd.elastic.run, and with checkpoints of its own.
+HVD = """
+import argparse, os, time
+import torch
+import spotfleet.train as hvd
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--hurry", default="")
+args = parser.parse_args()
+hvd.init()
+path = os.path.join(os.environ["SPOTFLEET_CHECKPOINT_DIR"], "last.pt")
+model = torch.nn.Linear(4, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01),
+                                     named_parameters=model.named_parameters())
+step = 0
+if os.path.exists(path):
+    saved = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    step = saved["step"]
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+print(f"begins at {step}: rank {hvd.rank()} of {hvd.size()}, restart 0", flush=True)
+while step < args.steps:
+    optimizer.zero_grad()
+    model(torch.full((2, 4), 1.0 + step % 3)).pow(2).mean().backward()
+    optimizer.step()
+    step += 1
+    if hvd.rank() == 0 and step % 5 == 0:
+        torch.save({"model": model.state_dict(), "step": step}, path + ".tmp")
+        os.replace(path + ".tmp", path)
+    for _ in range(20):
+        if not os.path.exists(args.hurry):
+            time.sleep(0.01)
+print(f"done at {step}: rank {hvd.rank()} of {hvd.size()}", flush=True)
+"""
