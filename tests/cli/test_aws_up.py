@@ -1,5 +1,5 @@
 """`up`, `attach` and `down` of a fleet on AWS against the fake cloud, whose machines do not run: what is planned,
-chosen, told to the dispatcher's machine and refused. Machines that run: `tests/e2e/test_aws_story.py`."""
+chosen, told to the dispatcher's machine and refused. Machines that run: `tests/e2e/clouds/test_aws_story.py`."""
 
 from __future__ import annotations
 

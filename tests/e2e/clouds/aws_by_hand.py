@@ -1,6 +1,6 @@
 """A cloud like AWS to try things on by hand: a shell on the laptop of a user who has an account, until it is left.
 
-    python -m tests.e2e.aws_by_hand [COMMAND...]
+    python -m tests.e2e.clouds.aws_by_hand [COMMAND...]
 
 `fleet.yaml` there is examples/aws-g5.yaml for machines as they are here, `counting.py` a script to train; all of
 `spotfleet` is real but the cloud. There, `instances` lists what runs, `interrupt ID [SECONDS]`, `take ID`, `rebalance
