@@ -93,7 +93,7 @@ def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, 
         for reader in readers:
             stack.callback(reader.close)
         for _ in range(ROUNDS):
-            lines = client.archive_manifest(outputs=outputs, check=bool(wrong))
+            lines = client.archive_manifest(outputs=outputs, check=bool(wrong), bring=bring_checkpoints)
             if lines is None:
                 return None
             listed = _Listed(lines if client.streams == 1 else _drained(lines), mirror.tally, bring_checkpoints,

@@ -98,6 +98,7 @@ ROUTES = (
     Route("POST", "/v1/jobs/{job}/logs/{worker:.+}", CallerKind.AGENT, jobs.post_log),
     Route("PUT", "/v1/jobs/{job}/checkpoints/{version}", CallerKind.AGENT, jobs.put_checkpoint),
     Route("GET", "/v1/jobs/{job}/checkpoints/{version}", CallerKind.BOTH, jobs.get_checkpoint),
+    Route("GET", "/v1/jobs/{job}/checkpoints/{version}/{name}", CallerKind.BOTH, jobs.get_checkpoint),
     Route("GET", "/v1/jobs/{job}/outputs", CallerKind.CLI, jobs.get_outputs),
     Route("POST", "/v1/jobs/{job}/outputs/{worker:.+}", CallerKind.AGENT, jobs.post_output),
     Route("POST", "/v1/jobs/{job}/fetched", CallerKind.CLI, jobs.post_fetched),
