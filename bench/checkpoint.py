@@ -5,8 +5,9 @@
 The workers are processes that hold the same parameters, as data-parallel ranks do; a gloo group on loopback lets them
 begin together. Each system writes the whole state and syncs it, then every worker restores all of it:
 
-- parts: each rank's share as a file for the agent, as without a target; then joined as on the dispatcher. Restored from
-  a copy that one process of the host makes of the joined file, comparing its sha256, as the agent does
+- parts: each rank's share as a file for the agent, as without a target; then linked into a folder as on the dispatcher.
+  Restored from a copy that one process of the host makes of the folder, comparing sha256, as the agent does. Both ways
+  over the network are left out
 - store: each rank's share into a folder of pieces with the manifest last, as in an object store. Restored through the
   one copy that a worker fetches for all of its host
 - dcp: `torch.distributed.checkpoint.save` and `load`; *async* is the pause of its `async_save`
@@ -31,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ import torch.distributed.checkpoint as dcp
 from spotfleet.dispatcher.checkpoints import parts
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import verified
-from spotfleet.storage.folder import FolderStore, read_range
-from spotfleet.train.checkpoint import file, restore, shards, store_folder
+from spotfleet.storage.checkpoint_folder import files_of, problem_in
+from spotfleet.train.checkpoint import restore, shards, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.format import Shard
 from spotfleet.train.checkpoint.host_copy import HostFolder
@@ -114,11 +115,15 @@ class Worker:
     def write_parts(self) -> float:
         copy, pause_s = self.copied()
         place = self.place("parts")
-        done, _ = self.reports(lambda others: file.write(copy, place, others))
-        found = sorted(self.gather(done), key=lambda part: part.part)
+        done, _ = self.reports(lambda others: store_folder.write_here(copy, place / str(self.rank), others))
+        found = self.gather(done)
         if self.rank == 0:
-            whole = parts.join(found, place / "joined")
-            self.made["parts"] = replace(whole, path=str(place / "joined"))
+            arrived = parts.Parts(place)
+            for piece in [piece for made in found for piece in files_of(made)]:
+                os.link(piece.path, place / "arrived")
+                arrived.keep(piece, place / "arrived")
+            whole = parts.assemble(arrived.ready()[0], place / "whole")
+            self.made["parts"] = replace(whole, path=str(place / "whole"))
         self.made["parts"] = self.gather(self.made.get("parts"))[0]
         return pause_s
 
@@ -150,14 +155,17 @@ class Worker:
         named = self.made["parts"]
         here = Path(named.path).with_name("restored")
         if self.rank == 0:
-            assert FolderStore(here.parent).put(here.name, read_range(Path(named.path))) == named.digest
+            shutil.copytree(named.path, here)
+            assert not problem_in(here, named.digest)
             verified.note(here, named.digest)
         dist.barrier()
-        self.install(restore.read(replace(named, path=str(here))).tensors, into)
+        with restore.opened(replace(named, path=str(here))) as held:
+            self.install(held.tensors, into)
 
     def restore_store(self, into: list[torch.Tensor]) -> None:
         place = HostFolder(self.place("store").with_name(f"host-{self.turn}"), self.world)
-        self.install(restore.read_url(self.made["store"], place).tensors, into)
+        with restore.opened_url(self.made["store"], place) as held:
+            self.install(held.tensors, into)
 
     def restore_dcp(self, into: list[torch.Tensor]) -> None:
         dcp.load({f"{n}.weight": tensor for n, tensor in enumerate(into)}, checkpoint_id=self.place("dcp"))
@@ -166,7 +174,7 @@ class Worker:
         found = torch.load(self.place("torch.save") / "state.pt", weights_only=True)
         self.install([found[f"{n}.weight"] for n in range(len(into))], into)
 
-    def install(self, found: list[torch.Tensor], into: list[torch.Tensor]) -> None:
+    def install(self, found: Sequence[torch.Tensor], into: list[torch.Tensor]) -> None:
         for tensor, value in zip(into, found, strict=True):
             tensor.copy_(value)
 

@@ -18,9 +18,11 @@ from spotfleet.agent import disk
 from spotfleet.agent.boot import AgentBoot
 from spotfleet.agent.endpoint import DispatcherEndpoint
 from spotfleet.errors import SpotfleetError
+from spotfleet.protocol.checkpoint_files import MANIFEST
 from spotfleet.protocol.messages import Checkpoint, WorkerLaunch, load
 from spotfleet.retry import Backoff
 from spotfleet.storage import atomic
+from spotfleet.storage.checkpoint_folder import digest_of, read_manifest
 from spotfleet.transport.certs import client_context
 
 log = logging.getLogger("spotfleet.agent")
@@ -118,10 +120,29 @@ class Transfers:
                 found += [str(digest) for digest in (await answer.json())["missing"]]
         return found
 
-    async def checkpoint(self, job: str, version: int, digest: str, target: Path,
-                         on_bytes: Callable[[int], None]) -> None:
-        url = self._url("jobs", job, "checkpoints", str(version))
-        await self._download(url, target, digest, on_bytes, go_on=True)
+    async def checkpoint(self, job: str, wanted: Checkpoint, target: Path, on_bytes: Callable[[int], None]) -> None:
+        """Download a checkpoint to `target`: a folder, or a tar of an earlier release."""
+        path = ("jobs", job, "checkpoints", str(wanted.version))
+        if not wanted.name:
+            return await self._download(self._url(*path), target, wanted.digest, on_bytes, go_on=True)
+        draft = target.with_name(f"{target.name}.part")
+        draft.mkdir(mode=0o700, exist_ok=True)
+        await self._file(self._url(*path, MANIFEST), draft / MANIFEST, wanted.digest, on_bytes)
+        try:
+            names = {name: entry.sha256 for name, entry in read_manifest(draft).files.items()}
+        except ValueError as error:
+            raise SpotfleetError(f"checkpoint {wanted.version} of {job}: {error}",
+                                 hint="the manifest on the dispatcher is damaged") from error
+        for name, digest in names.items():
+            await self._file(self._url(*path, name), draft / name, digest, on_bytes)
+        atomic.rename(draft, target, sync=False)  # fetched again from the dispatcher
+
+    async def _file(self, url: URL, target: Path, digest: str, on_bytes: Callable[[int], None]) -> None:
+        """Download a file that is not there yet; the last try may have brought it."""
+        if target.is_file() and await asyncio.to_thread(digest_of, target) == digest:
+            on_bytes(target.stat().st_size)
+        else:
+            await self._download(url, target, digest, on_bytes, go_on=True)
 
     async def _download(self, url: URL, target: Path, digest: str,
                         on_bytes: Callable[[int], None] = lambda size: None, *, go_on: bool = False) -> None:
@@ -166,9 +187,10 @@ class Transfers:
 
     async def put_checkpoint(self, job: str, made: Checkpoint, file: Path,
                              opened: Callable[[BinaryIO], None] = lambda body: None) -> int:
-        """Upload the checkpoint `made`, whole or one part; return the status. `opened` receives the open file, whose
-        position is the progress."""
-        part = {"part": made.part, "parts": made.parts} if made.parts > 1 else {}
+        """Upload one file of a checkpoint; return the status. `opened` receives the open file, whose position is the
+        progress."""
+        part: dict[str, str | int] = {"part": made.part, "parts": made.parts} if made.parts > 1 else {}
+        part |= {"name": made.name} if made.name else {}
         grant = {"grant": made.grant} if made.grant else {}
         url = self._url("jobs", job, "checkpoints", str(made.version), generation=made.generation, digest=made.digest,
                         **part, **grant)

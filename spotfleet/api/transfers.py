@@ -110,7 +110,7 @@ def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, 
         for reader in readers:
             stack.callback(reader.close)
         for _ in range(ROUNDS):
-            lines = client.archive_manifest(outputs=outputs, check=bool(wrong))
+            lines = client.archive_manifest(outputs=outputs, check=bool(wrong), bring=bring_checkpoints)
             if lines is None:
                 return None
             listed = _Listed(

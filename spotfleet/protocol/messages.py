@@ -23,7 +23,7 @@ from spotfleet.model import BootStages, JobSpec, Notice
 JOB_KEY = "SPOTFLEET_JOB_KEY"  # among a job's secrets: workers authenticate each other with it; created at submission
 STUCK_EXIT = 75  # exit status of a worker blocked by a lost peer: handled as the peer's fault, and its slot restarts
 NOT_COLLECTED = "not-collected.json"  # in the archive: {lost, partial_files}; absent if all results are there
-PROTOCOL = 4  # raised when an older peer would misread us
+PROTOCOL = 5  # raised when an older peer would misread us
 
 
 class Stage(Enum):
@@ -37,23 +37,24 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A version of a job's state: a tar of a torch.distributed.checkpoint folder, or that folder in an object store.
+    """A version of a job's state: a folder as in `checkpoint_files.py`, or one file of it. See docs/checkpoints.md.
 
-    While its ranks write it, each holds one part. The tar is all parts joined in order. See docs/checkpoints.md.
+    Each of the ranks that write it reports its own piece; rank 0 reports the manifest, which stands for the whole.
     """
 
     version: int
-    digest: str  # sha256 of the file, of the part, or of the manifest at `url`
+    digest: str  # sha256 of the file; of the manifest for a whole one
     bytes: int
     generation: int
     path: str = ""  # on the host of the sender; empty: no file there
-    part: int = 0  # index of this file among `parts`
-    parts: int = 1  # 1: whole
+    part: int = 0  # index of its writer among `parts`
+    parts: int = 1  # ranks that write it together; 1 also for a whole one
     url: str = ""  # the folder in an object store, for instance "s3://bucket/prefix/JOB/VERSION-GENERATION"
     grant: str = ""  # that of the assignment under which it was made; empty: from an earlier release, or once sealed
     mark: str = ""  # by the worker that made it: see proofs.py
     serial: int = 0  # number of the seal; grows with each checkpoint of the job
     seal: str = ""  # by the dispatcher that keeps it: see dispatcher/checkpoints/seals.py
+    name: str = ""  # that of the file; of the manifest for a whole one; empty: a tar, by an earlier release
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ def is_proof(found: str, key: bytes, *content: Any) -> bool:
 
 def identity(checkpoint: Checkpoint) -> list[Any]:
     """Return the fields that decide which bytes a checkpoint, or a part of one, consists of."""
-    return [checkpoint.version, checkpoint.generation, checkpoint.digest, checkpoint.part, checkpoint.parts]
+    named = [checkpoint.name] if checkpoint.name else []  # earlier releases had none
+    return [checkpoint.version, checkpoint.generation, checkpoint.digest, checkpoint.part, checkpoint.parts, *named]
 
 
 @dataclass(frozen=True)

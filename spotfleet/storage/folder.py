@@ -1,9 +1,9 @@
 """Checkpoint target: a folder that outlives the dispatcher's machine, such as a mounted file system.
 
     TARGET/FLEET-FINGERPRINT/ledger, jobs/JOB/sealed, bundles    see `dispatcher/checkpoints/backup.py`
-    TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION.ckpt    with its sealed record in a .json beside it
-    TARGET/FLEET-FINGERPRINT/jobs/JOB/quarantine/VERSION-GENERATION.ckpt     by a host without a dispatcher
-    TARGET/FLEET-FINGERPRINT/jobs/JOB/quarantine/VERSION-GENERATION.parts/PART-PARTS-SHA256    see `quarantine_name`
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/checkpoints/VERSION-GENERATION/FILE    with its sealed record in a .json beside it
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/quarantine/VERSION-GENERATION.parts/FILE-SHA256    by hosts without a dispatcher
+    TARGET/FLEET-FINGERPRINT/jobs/JOB/*/VERSION-GENERATION.ckpt, .parts/PART-PARTS-SHA256    by an earlier release: read
     TARGET/FLEET-FINGERPRINT/jobs/JOB/left/WORKER.tar.gz    output and log of a worker whose host ended itself
 
 The fingerprint is that of the fleet's own certificate, so that a later fleet of the same name finds nothing of an
@@ -110,17 +110,20 @@ def name_of_fleet(fleet: str, ca: str) -> str:
 
 
 def checkpoint_name(job: str, version: int, generation: int) -> str:
-    """Return the file name of a checkpoint; its `messages.Checkpoint` follows as .json instead of .ckpt."""
+    """Return the file name of a checkpoint of an earlier release; its record follows as .json instead of .ckpt."""
     return f"jobs/{job}/checkpoints/{version}-{generation}.ckpt"
 
 
 def quarantine_name(job: str, made: Checkpoint) -> str:
-    """Return the file name of a checkpoint, or of one rank's part of it, stored by a host that has lost its dispatcher.
+    """Return the name of one file of a checkpoint that a host without a dispatcher has left, or of a tar or part by
+    an earlier release.
 
-    Its `messages.Checkpoint` follows under `record_name`. The hosts with the other parts do the same; a dispatcher that
-    finds all of them judges them and joins them in order.
+    The `messages.Checkpoint` of a manifest, a tar or a part follows under `record_name`, with the mark of its writer.
+    The hosts with the other pieces do the same; a dispatcher judges the manifest and takes the pieces that it names.
     """
     stem = f"jobs/{job}/{QUARANTINE}/{made.version}-{made.generation}"
+    if made.name:
+        return f"{stem}.parts/{made.name}-{made.digest}"
     return f"{stem}.parts/{made.part}-{made.parts}-{made.digest}" if made.parts > 1 else f"{stem}.ckpt"
 
 

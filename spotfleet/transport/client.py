@@ -186,11 +186,13 @@ class DispatcherClient:
         """Write the archive of the fleet to `out`; a broken transfer starts again from its beginning."""
         self._download("/v1/archive", out)
 
-    def archive_manifest(self, *, outputs: str = "", check: bool = False) -> Iterator[bytes] | None:
+    def archive_manifest(self, *, outputs: str = "", check: bool = False,
+                         bring: bool = False) -> Iterator[bytes] | None:
         """Return the lines of the archive's manifest (`protocol/archive.py`), with `outputs` of one job's outputs; None
         if this dispatcher has none: it is of another release, or does not know the job. With `check` it reads also the
-        checkpoints that it has verified before."""
-        query = urlencode({name: value for name, value in (("outputs", outputs), ("check", check and "1")) if value})
+        checkpoints that it has verified before; with `bring` it lists its own files of those at a mounted target."""
+        asked = {"outputs": outputs, "check": check and "1", "bring": bring and "1"}
+        query = urlencode({name: value for name, value in asked.items() if value})
         reply, connection = self._begin(f"/v1/archive/manifest?{query}", accept=NO_ROUTE)
         if reply.status in NO_ROUTE:
             connection.close()

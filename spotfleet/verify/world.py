@@ -10,10 +10,10 @@ Threads: one, which `wait` runs.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +28,9 @@ from spotfleet.agent.processes.child import ChildSpec, read_result
 from spotfleet.agent.processes.zygote import QUIET, SINGLE_THREADED
 from spotfleet.codec import to_json
 from spotfleet.membership import Evicted, Membership, Orders, Tuning, WorkerView
+from spotfleet.protocol.checkpoint_files import MANIFEST
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, Stage, WorkerOrders, WorkerReport, dump, load
+from spotfleet.storage.checkpoint_folder import files_of, read_manifest
 from spotfleet.verify.folders import make_folder
 
 TICK_S = 0.02
@@ -131,7 +133,7 @@ class LocalJob:
         self.membership = Membership(folder.name, spec.workers, spec.workers, TUNING)
         self.checkpoint: Checkpoint | None = None
         self.save = False  # order a checkpoint
-        self._parts: dict[tuple[int, int, int], dict[int, Path]] = {}
+        self._files: dict[tuple[int, int], dict[str, Checkpoint]] = {}  # by generation and version
         self._path = str(folder / "s")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self._path)
@@ -285,18 +287,21 @@ class LocalJob:
                 self._keep(report.checkpoint)
         self._peers[sock] = (rest, name)
 
-    def _keep(self, part: Checkpoint) -> None:
-        """Join the parts of a checkpoint once all are there."""
-        parts = self._parts.setdefault((part.generation, part.version, part.parts), {})
-        if self.checkpoint is not None or not Path(part.path).is_file():
+    def _keep(self, made: Checkpoint) -> None:
+        """Keep a checkpoint once the files of all its writers are there."""
+        key = (made.generation, made.version)
+        if self.checkpoint is not None or not Path(made.path).is_file():
             return
-        parts[part.part] = Path(part.path)
-        if len(parts) == part.parts:
-            data = b"".join(parts[i].read_bytes() for i in range(part.parts))
-            path = self.folder / "checkpoint"
-            path.write_bytes(data)
-            self.checkpoint = replace(part, part=0, parts=1, path=str(path), bytes=len(data),
-                                      digest=hashlib.sha256(data).hexdigest())
+        files = self._files.setdefault(key, {})
+        files.update({file.name: file for file in files_of(made)})
+        if MANIFEST not in files or not set(read_manifest(Path(files[MANIFEST].path).parent).files) <= set(files):
+            return
+        place = self.folder / "checkpoint"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        for name, file in files.items():
+            shutil.copyfile(file.path, place / name)
+        self.checkpoint = replace(files[MANIFEST], part=0, parts=1, path=str(place))
 
     def _decide(self) -> None:
         now, living = time.monotonic(), [w for w in self.workers.values() if not self.has_ended(w)]

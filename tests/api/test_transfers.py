@@ -38,7 +38,7 @@ class FakeClient:
         self.listed = [ArchiveFile(key, len(data), hashlib.sha256(data).hexdigest()) for key, data in DATA.items()]
         self.cut = 0  # lines that the manifest lacks at its end
 
-    def archive_manifest(self, *, outputs: str = "", check: bool = False) -> Iterator[bytes]:
+    def archive_manifest(self, *, outputs: str = "", check: bool = False, bring: bool = False) -> Iterator[bytes]:
         self.asked.append(check)
         lines = [line(ArchiveHead(len(self.listed), sum(f.bytes for f in self.listed), 5.0)), b"\n",
                  *map(line, self.listed), b'{"later": 1}\n', line(None)]

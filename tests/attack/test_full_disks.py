@@ -57,7 +57,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Full]:
         more = f"checkpoint: {{interval: 1s, keep: 2, target: '{target.path}'}}"
         live = LiveFleet(stage, stage.fleet("full", 1, 1, more, most=2))
         job = stage.counting(live.fleet, STEPS, (1, 1))
-        eventually("a checkpoint in the target", lambda: list(target.path.rglob("*.ckpt")))
+        eventually("a checkpoint in the target", lambda: list(target.path.rglob("*/checkpoints/*/.metadata")))
         yield Full(live, job, small["full-d-0"], small["full-0"], target)
         stage.cloud.shutdown()  # before the disks go
 
@@ -93,10 +93,14 @@ def check_refusal(tally: Tally, full: Full) -> None:
     tally.check("no job is accepted on a full disk", not refused, refused)
 
 
+def copies(full: Full) -> set[str]:
+    return {path.parent.name for path in full.target.path.rglob("*/checkpoints/*/.metadata")}
+
+
 @ONCE
 def test_a_full_checkpoint_target_stops_no_training(full: Full, attack):
     with attack("K10 the checkpoint target is full") as tally:
-        newest = max(path.name for path in full.target.path.rglob("*.ckpt"))
+        newest = max(copies(full))
         full.target.fill()
         eventually("a reason in status",
                    lambda: "No space left" in full.live.fleet.status().why + full.job.status().why)
@@ -104,7 +108,7 @@ def test_a_full_checkpoint_target_stops_no_training(full: Full, attack):
         tally.none("nothing half written stays", [str(p) for p in full.target.path.rglob("*.part")])
         full.target.free()
         tally.check("checkpoints are copied again", eventually(
-            "a newer checkpoint", lambda: {path.name for path in full.target.path.rglob("*.ckpt")} - {newest}))
+            "a newer checkpoint", lambda: copies(full) - {newest}))
         full.check_steps(tally, "after that")
 
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from spotfleet.train.checkpoint.file import write
 
 from spotfleet.protocol.messages import WorkerOrders
 from spotfleet.protocol.proofs import MemberProof
 from spotfleet.train.checkpoint import entries, file, writer
-from spotfleet.train.checkpoint.file import write
 from spotfleet.train.checkpoint.format import Shard
 from spotfleet.train.checkpoint.restore import read
 from spotfleet.train.checkpoint.shards import TensorRow

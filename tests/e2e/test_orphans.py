@@ -36,13 +36,13 @@ def test_hosts_that_lost_their_dispatcher_save_the_job_and_end_their_own_bill(st
     assert stage.cloud.invoice("orphans").hosts == bill.hosts
     assert set(ranks) <= bill.hosts.keys()
 
-    left = target.glob(f"*/jobs/{job.id}/quarantine/*.parts/*")  # the next dispatcher joins them
-    parts = [path for path in left if path.suffix != ".json"]
-    newest = max(int(part.parent.name.split("-")[0]) for part in parts)
+    left = target.glob(f"*/jobs/{job.id}/quarantine/*.parts/*")  # the next dispatcher makes them whole
+    files = [path for path in left if path.suffix != ".json"]
+    newest = max(int(path.parent.name.split("-")[0]) for path in files)
     assert newest > int((target / "reached").read_text())  # training had gone on without a dispatcher
-    left_in_parts = sorted(part.name for part in parts if part.parent.name.startswith(f"{newest}-"))
-    assert [name[:4] for name in left_in_parts] == ["0-2-", "1-2-"]
-    assert all(hashlib.sha256(part.read_bytes()).hexdigest() == part.name.split("-")[2] for part in parts)
+    named = dict(path.name.rsplit("-", 1) for path in files if path.parent.name.startswith(f"{newest}-"))
+    assert sorted(named) == [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json"]
+    assert all(hashlib.sha256(path.read_bytes()).hexdigest() == path.name.rsplit("-", 1)[1] for path in files)
     left = [p.name for p in target.glob(f"*/jobs/{job.id}/left/*")]
     assert sorted(name.rsplit("-", 2)[0] for name in left) == sorted(ranks)
 

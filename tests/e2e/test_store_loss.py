@@ -60,4 +60,4 @@ def test_a_job_that_loses_every_host_goes_on_from_the_store_and_says_whether_all
     assert "counted -400.0 of -400" in output(job)
     kept = [e["url"] for e in fleet.events() if e["kind"] == "CheckpointKept"]
     assert len(kept) > 2 and all(url.startswith("s3://bucket/runs/stored-") for url in kept)
-    assert not list((stage.home / "local").rglob("*.ckpt"))
+    assert not list((stage.home / "local").rglob("*.distcp"))

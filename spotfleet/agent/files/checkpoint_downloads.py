@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,11 +25,9 @@ SPOILT = 3  # times that a file which came whole was changed or removed here, be
 FULL_S = 20.0  # wait for a full disk, before the workers are ended and this host is blamed
 AGAIN_S = 30.0  # period after TRIES, while the orders name the same file: the dispatcher may have recovered it
 
-FileState = tuple[int, int]  # a file's size and the time of its last change, in ns
-
 
 class CheckpointDownloads:
-    """Downloads of one file per job, shared by the job's workers on this host.
+    """Downloads of one checkpoint per job, shared by the job's workers on this host.
 
         wanted --fetch, again with backoff--> here       ended by a newer `restore`, or by none
            ^ |-- no room on this host for FULL_S: `blame` ends the job's workers here, and another host is tried
@@ -46,7 +43,7 @@ class CheckpointDownloads:
         self._folder = folder
         self._changed, self._blame = changed, blame
         self._fetching: dict[str, tuple[Checkpoint, asyncio.Task[None]]] = {}
-        self._here: dict[str, tuple[Checkpoint, Path, FileState]] = {}
+        self._here: dict[str, tuple[Checkpoint, Path, verified.State]] = {}
         self._damaged: dict[str, DamagedCheckpoint] = {}
         self._received: dict[str, int] = {}  # bytes received of the current download
         self._full: dict[str, str] = {}
@@ -110,7 +107,7 @@ class CheckpointDownloads:
 
     async def _download(self, job: str, wanted: Checkpoint) -> None:
         folder = self._folder(job) / "restore"
-        target = folder / f"{wanted.version}-{wanted.digest[:16]}.pt"
+        target = folder / f"{wanted.version}-{wanted.digest[:16]}{'' if wanted.name else '.pt'}"
         backoff, wrong, broken, full_since, here = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S), 0, 0, 0.0, 0
 
         def on_bytes(size: int) -> None:
@@ -124,8 +121,8 @@ class CheckpointDownloads:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 for left in folder.glob("*.part"):
                     if left.name != f"{target.name}.part":
-                        left.unlink(missing_ok=True)  # the beginning of another one
-                await self._transfers.checkpoint(job, wanted.version, wanted.digest, target, on_bytes)
+                        verified.remove(left)  # the beginning of another one
+                await self._transfers.checkpoint(job, wanted, target, on_bytes)
                 state = _file_state(target)
                 _note(target, wanted.digest)
                 break
@@ -172,9 +169,8 @@ def _same(one: Checkpoint, other: Checkpoint) -> bool:
     return (one.version, one.digest) == (other.version, other.digest)
 
 
-def _file_state(path: Path) -> FileState | None:
+def _file_state(path: Path) -> verified.State | None:
     try:
-        stat = os.stat(path)
+        return verified.state_of(path)
     except OSError:
         return None
-    return (stat.st_size, stat.st_mtime_ns)

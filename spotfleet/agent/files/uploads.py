@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from spotfleet.agent.transfer import FIRST_BACKOFF_S, LAST_BACKOFF_S, RETRYABLE, Transfers, retry_until_answered
 from spotfleet.protocol.messages import Checkpoint, Unsent
 from spotfleet.retry import Backoff
+from spotfleet.storage.checkpoint_folder import link_files
 
 log = logging.getLogger("spotfleet.agent")
 
@@ -94,28 +95,41 @@ class LogShipper:
 
 @dataclass
 class _Upload:
-    checkpoint: Checkpoint
-    file: Path
+    checkpoint: Checkpoint  # as the worker reported it; its path is a link
+    files: list[Checkpoint]  # all that it stands for, in the order in which they are sent
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    body: BinaryIO | None = None  # the file, while it is being sent
+    body: BinaryIO | None = None  # the file that is being sent
+    arrived: int = 0  # bytes of the files that have arrived
     reached: int = 0  # the most bytes that were sent in one try
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.checkpoint.path).parent
+
+    @property
+    def bytes(self) -> int:
+        return sum(_size(Path(file.path)) for file in self.files)
 
     def progress(self) -> int:
         """Return `reached`, updated."""
         try:
-            self.reached = max(self.reached, self.body.tell() if self.body is not None else 0)
+            self.reached = max(self.reached, self.arrived + (self.body.tell() if self.body is not None else 0))
         except ValueError:  # closed: the try is over
             self.body = None
         return self.reached
 
-    def file_bytes(self) -> int:
-        try:
-            return self.file.stat().st_size
-        except FileNotFoundError:
-            return 0
-
     def opened(self, body: BinaryIO) -> None:
         self.body = body
+
+    def sent(self, file: Checkpoint) -> None:
+        self.body, self.arrived = None, self.arrived + _size(Path(file.path))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 @dataclass
@@ -127,13 +141,13 @@ class _Newest:
 
 
 class CheckpointShipper:
-    """Uploader of each job's newest checkpoint, or of its parts on this host, one after another.
+    """Uploader of each job's newest checkpoint, or of the pieces on this host, one writer's after another's.
 
         offered --> waiting --> arrived, refused (409: a newer generation exists; 400, _TRIES times: the received
                                 digest differs from the written one) or overtaken by a newer one
 
-    Parts of one version wait side by side. A newer version overtakes them all, and so does a whole file of their
-    version. An upload under way is never interrupted. A hard link keeps the file while the worker prunes its own.
+    Pieces of one version wait side by side. A newer version overtakes them all, and so does one of their version by a
+    single writer. An upload under way is never interrupted. Hard links keep the files while the worker prunes its own.
     """
 
     def __init__(self, transfers: Transfers) -> None:
@@ -148,12 +162,9 @@ class CheckpointShipper:
         known = age < newest.age or (age == newest.age and checkpoint.part in newest.parts)
         if known or not checkpoint.path or checkpoint.url:  # workers write to the object store themselves
             return
-        part = f"-{checkpoint.part}-{checkpoint.parts}" if checkpoint.parts > 1 else ""
-        link = folder / f"{checkpoint.generation}-{checkpoint.version}{part}.pt"
+        into = folder / f"{checkpoint.generation}-{checkpoint.version}-{checkpoint.part}-{checkpoint.parts}"
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            link.unlink(missing_ok=True)
-            os.link(checkpoint.path, link)
+            files = link_files(checkpoint, into)
         except OSError as error:
             log.warning("checkpoint %s of %s: %s", checkpoint.version, job, error)
             return
@@ -163,20 +174,21 @@ class CheckpointShipper:
         self._newest[job] = newest
         for key, other in list(self._waiting.items()):
             if key == (job, checkpoint.part) or (key[0] == job and _age(other.checkpoint) != age):
-                if other.file != link:  # the same file may be offered again
-                    other.file.unlink(missing_ok=True)
+                if other.folder != into:  # the same one may be offered again
+                    shutil.rmtree(other.folder, ignore_errors=True)
                 del self._waiting[key]
                 other.settled.set()
-        self._waiting[job, checkpoint.part] = _Upload(checkpoint, link)
+        own = next(file for file in files if file.name == checkpoint.name)
+        self._waiting[job, checkpoint.part] = _Upload(own, files)
         self._work.set()
 
     def waiting(self) -> list[tuple[str, Checkpoint]]:
-        """Return the jobs and checkpoints that have not arrived; each path leads to a link that stays until then."""
-        return [(job, replace(u.checkpoint, path=str(u.file))) for (job, _), u in self._waiting.items()]
+        """Return the jobs and checkpoints that have not arrived; each path leads to links that stay until then."""
+        return [(job, upload.checkpoint) for (job, _), upload in self._waiting.items()]
 
     def unsent(self, stored: Callable[[str, Checkpoint], bool]) -> tuple[Unsent, ...]:
         """Return what has not arrived. `stored` returns whether a checkpoint of a job is in the target."""
-        return tuple(Unsent(job, "checkpoint", max(0, u.file_bytes() - u.progress()), u.progress(),
+        return tuple(Unsent(job, "checkpoint", max(0, u.bytes - u.progress()), u.progress(),
                             stored=stored(job, u.checkpoint)) for (job, _), u in self._waiting.items())
 
     def again(self, job: str) -> None:
@@ -197,32 +209,41 @@ class CheckpointShipper:
                 await self._upload(key, upload)
 
     async def _upload(self, key: tuple[str, int], upload: _Upload) -> None:
-        job, made, backoff, tries = key[0], upload.checkpoint, Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S), 0
+        for file in upload.files:
+            if not await self._send(key, upload, file):
+                break
+            upload.sent(file)
+        self._settle(key, upload)
+
+    async def _send(self, key: tuple[str, int], upload: _Upload, file: Checkpoint) -> bool:
+        """Send one file; return False once the others need not follow."""
+        job, backoff, tries = key[0], Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S), 0
         while self._waiting.get(key) is upload:
             try:
-                status = await self._transfers.put_checkpoint(job, made, upload.file, upload.opened)
+                status = await self._transfers.put_checkpoint(job, file, Path(file.path), upload.opened)
             except FileNotFoundError:  # overtaken or removed: a retry would loop
-                return self._settle(key, upload)
+                return False
             except RETRYABLE as error:
-                log.warning("checkpoint %s of %s: %s", made.version, job, error or type(error).__name__)
+                log.warning("checkpoint %s of %s: %s", file.version, job, error or type(error).__name__)
                 await asyncio.sleep(backoff.next_s())
                 continue
+            if status < 400:
+                return True
             tries += 1
-            if status >= 400:
-                log.warning("checkpoint %s of %s: refused with %s", made.version, job, status)
-            if status == _SPOILT and tries < _TRIES:
-                await asyncio.sleep(backoff.next_s())
-                continue
-            return self._settle(key, upload)
+            log.warning("checkpoint %s of %s: refused with %s", file.version, job, status)
+            if status != _SPOILT or tries == _TRIES:
+                return False
+            await asyncio.sleep(backoff.next_s())
+        return False
 
     def _settle(self, key: tuple[str, int], upload: _Upload) -> None:
         """Remove an upload that has arrived or never will."""
         if self._waiting.get(key) is upload:
-            upload.file.unlink(missing_ok=True)
+            shutil.rmtree(upload.folder, ignore_errors=True)
             del self._waiting[key]
         upload.settled.set()
 
 
 def _age(checkpoint: Checkpoint) -> tuple[int, int, int]:
-    """Order of checkpoints: newer is greater; of one version, the one in fewer parts."""
+    """Order of checkpoints: newer is greater; of one version, the one by fewer writers."""
     return (checkpoint.generation, checkpoint.version, -checkpoint.parts)

@@ -1,9 +1,10 @@
 """Checkpoint stash: checkpoints kept on this host while no dispatcher takes them, and their transfer to the target.
 
-    HOME/legacy/JOB-GENERATION-VERSION.ckpt    a hard link; the .json beside it, written last, is a `StashedCheckpoint`
+    HOME/legacy/JOB-GENERATION-VERSION-PART-PARTS/FILE    hard links to the files of one writer
+    HOME/legacy/JOB-GENERATION-VERSION-PART-PARTS.json    a `StashedCheckpoint`, written last
 
-Where several ranks write one checkpoint, each host has its workers' parts. The newest two versions of them are kept,
-because the other parts of the newest may be lost with their hosts. The folder keeps its name for compatibility.
+Where several ranks write one checkpoint, each host has its workers' pieces. The newest two versions of them are kept,
+because the other pieces of the newest may be lost with their hosts. The folder keeps its name for compatibility.
 
 In the target (see `storage/folder.py`) a checkpoint lies in quarantine until a dispatcher has judged it. The output
 folder and log of an ended worker become jobs/JOB/left/WORKER.tar.gz.
@@ -14,26 +15,30 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import os
+import shutil
 import tarfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from spotfleet.agent.boot import AgentBoot
 from spotfleet.agent.files.bundles import folder_name
 from spotfleet.codec import from_json, to_json
 from spotfleet.protocol.messages import Checkpoint, dump
 from spotfleet.storage import atomic, json_file
+from spotfleet.storage.checkpoint_folder import files_of, link_files
 from spotfleet.storage.folder import FolderStore, fleet_store, quarantine_name, read_range, record_name
 
 log = logging.getLogger("spotfleet.agent")
 
 FIRST_AGAIN_S, LAST_AGAIN_S = 0.25, 5.0
+FOLDER = "legacy"
 STORED = 2  # most checkpoints of one job in the target by one host, which may be alone for an hour
 PARTED = 2  # number of versions in parts that are kept here
 LOST_NAMES = 5  # most lost files that are named in the log
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class StashedCheckpoint:
 
     @property
     def age(self) -> tuple[int, int, int]:
-        """Order of stashed checkpoints: newer is greater; of one version, the one in fewer parts."""
+        """Order of stashed checkpoints: newer is greater; of one version, the one by fewer writers."""
         return self.checkpoint.generation, self.checkpoint.version, -self.checkpoint.parts
 
     @property
@@ -57,33 +62,31 @@ class CheckpointStash:
     """The stash of one host, and its copies in the target."""
 
     def __init__(self, boot: AgentBoot, home: Path) -> None:
-        self._home, self._folder, self._target = home, home / "legacy", boot.target
+        self._home, self._folder, self._target = home, home / FOLDER, boot.target
         in_store = "://" in boot.target  # only workers write to an object store
         self._durable = fleet_store(boot.target, boot.fleet, boot.ca) if boot.target and not in_store else None
         self._no_target = f"{boot.target} takes checkpoints alone" if in_store else "the fleet has no checkpoint.target"
         self._kept = sorted(self._read(), key=lambda k: k.age)
-        self._stored: list[StashedCheckpoint] = []  # by this host, oldest first
+        self._stored: dict[StashedCheckpoint, list[str]] = {}  # by this host, oldest first, with their keys
         self._writing = threading.Lock()  # an abandoned writer thread may still be running
         self.problem = ""  # why a checkpoint is not in the target yet
 
     def kept(self) -> list[StashedCheckpoint]:
-        """List each job's newest checkpoint that no dispatcher has taken, or parts of the newest two; oldest first."""
+        """List each job's newest checkpoint that no dispatcher has taken, or pieces of the newest two; oldest first."""
         return list(self._kept)
 
     def keep(self, job: str, made: Checkpoint) -> None:
         """Stash the checkpoint `made` that a worker has written, in case no dispatcher fetches it."""
-        part = f"-{made.part}-{made.parts}" if made.parts > 1 else ""
-        path = self._folder / f"{folder_name(job)}-{made.generation}-{made.version}{part}.ckpt"
+        folder = self._folder / f"{folder_name(job)}-{made.generation}-{made.version}-{made.part}-{made.parts}"
+        path = folder / (made.name or Path(made.path).name)
         kept, own = StashedCheckpoint(job, replace(made, path=str(path))), [k for k in self._kept if k.job == job]
         known = any(k.age > kept.age or k.checkpoint.path == str(path) for k in own)
         if known or not made.path or made.url:
             return
         try:
-            self._folder.mkdir(exist_ok=True, mode=0o700)
-            path.unlink(missing_ok=True)
-            os.link(made.path, path)
-            atomic.write(path.with_suffix(".json"), json_file.text_of(to_json(kept)), mode=atomic.BY_UMASK,
-                         draft=path.with_suffix(".new"), sync=False)
+            link_files(made, folder)
+            atomic.write(_record(kept), json_file.text_of(to_json(kept)), mode=atomic.BY_UMASK,
+                         draft=_record(kept).with_suffix(".new"), sync=False)
         except OSError as error:  # such as a worker that has removed it for a newer one
             self._set_problem(f"checkpoint {made.version} of {job}: {error}")
             return
@@ -110,13 +113,13 @@ class CheckpointStash:
         while self._durable is not None:
             for kept in [k for k in self.kept() if k not in self._stored]:
                 try:
-                    await in_thread(lambda kept=kept: self._put(kept), self._writing)
+                    names = await in_thread(lambda kept=kept: self._put(kept), self._writing)
                 except OSError as error:
                     self._set_problem(f"the target {self._target} cannot be written: {error}")
                     again_s = min(2 * again_s, LAST_AGAIN_S)
                     continue
                 log.info("%s of %s is in %s", kept.what, kept.job, self._target)
-                self._stored.append(kept)
+                self._stored[kept] = names
                 self.problem, again_s = "", FIRST_AGAIN_S
             await asyncio.sleep(again_s)
 
@@ -153,13 +156,15 @@ class CheckpointStash:
             log.error("lost with this host, as no dispatcher was there and %s: %s",
                       "its target cannot be written" if self._durable else self._no_target, what)
 
-    def _put(self, kept: StashedCheckpoint) -> None:
+    def _put(self, kept: StashedCheckpoint) -> list[str]:
         durable = self._reachable()
-        _put(durable, kept)
+        names = _put(durable, kept)
         own = [k for k in self._stored if k.job == kept.job]
         ages = sorted({k.age for k in own} | {kept.age})
         for old in [k for k in own if k.age not in ages[-STORED:]]:
-            _drop(durable, old)
+            for name in reversed(self._stored[old]):
+                durable.delete(name)
+        return names
 
     def _put_worker(self, folder: Path) -> None:
         durable, packed = self._reachable(), folder.with_name(f"{folder.name}.tar.gz")
@@ -183,9 +188,12 @@ class CheckpointStash:
         self.problem = problem
 
     def _remove(self, kept: StashedCheckpoint) -> None:
-        path = Path(kept.checkpoint.path)
-        path.with_suffix(".json").unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+        _record(kept).unlink(missing_ok=True)
+        place = _place(kept)
+        if place.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            place.unlink(missing_ok=True)
 
     def _read(self) -> list[StashedCheckpoint]:
         found = []
@@ -197,26 +205,34 @@ class CheckpointStash:
         return [k for k in found if Path(k.checkpoint.path).is_file()]
 
 
-def _put(durable: FolderStore, kept: StashedCheckpoint) -> None:
-    """Copy a checkpoint, or a part, into quarantine: a dispatcher judges its mark and its grant."""
-    made = kept.checkpoint
-    name = quarantine_name(kept.job, made)
-    about, record = dump(replace(made, path="")).encode(), record_name(name)
+def _place(kept: StashedCheckpoint) -> Path:
+    """Return the folder of a stashed checkpoint, or the file that an earlier release kept."""
+    path = Path(kept.checkpoint.path)
+    return path if path.parent.name == FOLDER else path.parent
+
+
+def _record(kept: StashedCheckpoint) -> Path:
+    place = _place(kept)
+    return place.with_name(f"{place.name.removesuffix('.ckpt')}.json")
+
+
+def _put(durable: FolderStore, kept: StashedCheckpoint) -> list[str]:
+    """Copy a checkpoint, or one writer's files of it, into quarantine, where a dispatcher judges mark and grant; return
+    the keys, the record's last."""
+    made, files = kept.checkpoint, files_of(kept.checkpoint)
+    names = [quarantine_name(kept.job, file) for file in files]
+    about, record = dump(replace(made, path="")).encode(), record_name(quarantine_name(kept.job, made))
     there = durable.find(record)
-    if there is None or there.read_bytes() != about or durable.find(name) is None:
-        durable.put(name, read_range(Path(made.path)))
+    if there is None or there.read_bytes() != about or not all(map(durable.find, names)):
+        for file, name in zip(files, names, strict=True):
+            durable.put(name, read_range(Path(file.path)))
         durable.put(record, [about])
+    return [*names, record]
 
 
-def _drop(durable: FolderStore, old: StashedCheckpoint) -> None:
-    name = quarantine_name(old.job, old.checkpoint)
-    durable.delete(record_name(name))
-    durable.delete(name)
-
-
-def in_thread(work: Callable[[], None], alone: threading.Lock) -> asyncio.Future[None]:
+def in_thread(work: Callable[[], T], alone: threading.Lock) -> asyncio.Future[T]:
     """Run `work` in a daemon thread: a hung file system cannot delay the end of this process."""
-    done: concurrent.futures.Future[None] = concurrent.futures.Future()
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
         if not done.set_running_or_notify_cancel():

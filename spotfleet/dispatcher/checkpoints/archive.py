@@ -28,7 +28,7 @@ from spotfleet.codec import to_json
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.logs import whole_logs
 from spotfleet.dispatcher.disk.partials import SUFFIX, PartialMarkers, files_in
-from spotfleet.dispatcher.disk.records import age, digest_of, read_record
+from spotfleet.dispatcher.disk.records import age, digest_of, name_of, read_record
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.events import ResultsLost
@@ -36,6 +36,7 @@ from spotfleet.fleet.ledger import Ledger
 from spotfleet.protocol.archive import RefusedFile
 from spotfleet.protocol.messages import NOT_COLLECTED
 from spotfleet.storage import atomic, names
+from spotfleet.storage.checkpoint_folder import problem_in
 from spotfleet.storage.folder import read_range
 
 log = logging.getLogger(__name__)
@@ -118,9 +119,8 @@ def members(home: Path) -> Iterator[tuple[str, Content]]:
             yield f"jobs/{job.name}/logs/{name}", Content(files, head)
         for name, path in outputs(job):
             yield f"jobs/{job.name}/outputs/{name}", Content([path])
-        newest = _newest_checkpoint(job / "checkpoints")
-        if newest is not None:
-            yield f"jobs/{job.name}/checkpoints/{newest.name}", Content([newest])
+        for path in _newest_checkpoint(job / "checkpoints"):
+            yield f"jobs/{job.name}/{path.relative_to(job)}", Content([path])
 
 
 def outputs(job: Path) -> Iterator[tuple[str, Path]]:
@@ -193,13 +193,17 @@ def _workers(job: Path) -> list[Path]:
     return sorted((job / "outputs").glob("[!.]*@*"))
 
 
-def _newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest checkpoint file that has the digest of its record."""
-    found = [(c, path) for path in folder.glob("*.ckpt") if (c := read_record(path.with_suffix(".json"))) is not None]
-    for checkpoint, path in sorted(found, key=lambda pair: age(pair[0]), reverse=True):
-        if digest_of(path) == checkpoint.digest:
-            return path
-    return None
+def _newest_checkpoint(folder: Path) -> list[Path]:
+    """Return the files of the newest checkpoint that has the digest of its record."""
+    found = [c for path in folder.glob("*.json") if (c := read_record(path)) is not None and not c.url]
+    for checkpoint in sorted(found, key=age, reverse=True):
+        place = folder / name_of(checkpoint)
+        tar = folder / f"{name_of(checkpoint)}.ckpt"
+        if checkpoint.name and place.is_dir() and not problem_in(place, checkpoint.digest):
+            return sorted(place.iterdir())
+        if not checkpoint.name and tar.is_file() and digest_of(tar) == checkpoint.digest:
+            return [tar]
+    return []
 
 
 class _Outlet:

@@ -20,13 +20,15 @@ from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.checkpoints.archive import Content
 from spotfleet.dispatcher.disk import partials
 from spotfleet.dispatcher.disk.logs import whole_logs
-from spotfleet.dispatcher.disk.records import Seen, age, name_of, read_record, seen_at
+from spotfleet.dispatcher.disk.records import Seen, age, name_of, named, read_record, seen_at
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.errors import DiskFull
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.protocol.archive import LEDGER, ArchiveFile, ArchiveHead, line
+from spotfleet.protocol.checkpoint_files import MANIFEST, is_file_name
 from spotfleet.protocol.messages import NOT_COLLECTED, Checkpoint
 from spotfleet.storage import atomic
+from spotfleet.storage.checkpoint_folder import problem_in, read_manifest
 from spotfleet.storage.folder import FolderStore, checkpoint_name
 from spotfleet.storage.mirror import Piece
 from spotfleet.storage.store import UnsafeKey, check_key
@@ -44,7 +46,7 @@ class TargetGlance:
         self._store, self._hangs = store, False
 
     def place_of(self, job: str, checkpoint: Checkpoint) -> str:
-        """Return the path of a whole copy of the checkpoint; "" if none is found."""
+        """Return the path of a whole copy of the checkpoint, a folder or a tar; "" if none is found."""
         found: list[str] = []
         if not self._hangs:
             look = threading.Thread(target=self._look, args=(job, checkpoint, found), name="target", daemon=True)
@@ -54,11 +56,12 @@ class TargetGlance:
         return found[0] if found else ""
 
     def _look(self, job: str, checkpoint: Checkpoint, found: list[str]) -> None:
-        path = self._store.path(checkpoint_name(job, checkpoint.version, checkpoint.generation))
-        record, seen = read_record(path.with_suffix(".json")), seen_at(path)
+        tar = self._store.path(checkpoint_name(job, checkpoint.version, checkpoint.generation))
+        place = tar.with_suffix("") if checkpoint.name else tar
+        record, seen = read_record(tar.with_suffix(".json")), seen_at(place)
         if record is not None and seen is not None and record.digest == checkpoint.digest \
                 and seen[0] == checkpoint.bytes:
-            found.append(str(path))
+            found.append(str(place))
 
 
 class ArchiveFiles:
@@ -96,8 +99,7 @@ class ArchiveFiles:
                  alive: Callable[[], None]) -> Iterator[ArchiveFile]:
         """Yield the keys: checkpoints first, as their digests are known."""
         for folder in [] if job else self._jobs(""):
-            if (newest := _newest_checkpoint(folder, verified, target, alive)) is not None:
-                yield newest
+            yield from _newest_checkpoint(folder, verified, target, alive)
         for key, content in self._plain(job):
             size = content.size()
             yield ArchiveFile(key, size, _digest(content, size, alive))
@@ -189,9 +191,10 @@ def _content_of(folder: Path, kind: str, names: list[str], logs: dict[Path, dict
         if folder not in logs:
             logs[folder] = {name: Content(files, head) for name, head, files in whole_logs(folder / "logs")}
         return logs[folder].get(names[0])
-    if kind == "checkpoints" and len(names) == 1:
-        path = folder / kind / names[0]
-        return Content([path]) if path.suffix == ".ckpt" and path.is_file() else None
+    if kind == "checkpoints" and ((len(names) == 1 and names[0].endswith(".ckpt"))
+                                  or (len(names) == 2 and named(names[0]) is not None and is_file_name(names[1]))):
+        path = folder / kind / "/".join(names)
+        return Content([path]) if path.is_file() else None
     if kind == "outputs" and len(names) >= 2 and names[0] == archive.FOLDER:
         path = folder.joinpath(*names)
         return Content([path]) if path.is_file() else None
@@ -208,20 +211,34 @@ def _records(folder: Path) -> list[Checkpoint]:
 
 
 def _newest_checkpoint(folder: Path, verified: Mapping[Path, Seen], target: TargetGlance | None,
-                       alive: Callable[[], None]) -> ArchiveFile | None:
-    """Return the newest checkpoint whose file has the digest of its record, or that lies in an object store."""
+                       alive: Callable[[], None]) -> list[ArchiveFile]:
+    """Return the files of the newest checkpoint whose files have the digests of its record, or that lies in an object
+    store."""
     for checkpoint in _records(folder):
+        key = f"jobs/{folder.name}/checkpoints/{name_of(checkpoint)}"
         if checkpoint.url:
-            key = f"jobs/{folder.name}/checkpoints/{name_of(checkpoint)}"
-            return ArchiveFile(key, checkpoint.bytes, checkpoint.digest, checkpoint.url)
-        path = folder / "checkpoints" / f"{name_of(checkpoint)}.ckpt"
-        seen = seen_at(path)
+            return [ArchiveFile(key, checkpoint.bytes, checkpoint.digest, checkpoint.url)]
+        place = folder / "checkpoints" / f"{name_of(checkpoint)}{'' if checkpoint.name else '.ckpt'}"
+        seen = seen_at(place)
         if seen is None:
             continue
-        if verified.get(path) == seen or _digest(Content([path]), seen[0], alive) == checkpoint.digest:
-            return ArchiveFile(f"jobs/{folder.name}/checkpoints/{path.name}", seen[0], checkpoint.digest,
-                               target.place_of(folder.name, checkpoint) if target is not None else "")
-    return None
+        if verified.get(place) != seen and not _is_whole(place, checkpoint, alive):
+            continue
+        at = target.place_of(folder.name, checkpoint) if target is not None else ""
+        if not checkpoint.name:
+            return [ArchiveFile(f"{key}.ckpt", seen[0], checkpoint.digest, at)]
+        if at:
+            return [ArchiveFile(key, checkpoint.bytes, checkpoint.digest, at)]
+        manifest = ArchiveFile(f"{key}/{MANIFEST}", (place / MANIFEST).stat().st_size, checkpoint.digest)
+        return [manifest, *(ArchiveFile(f"{key}/{name}", entry.bytes, entry.sha256)
+                            for name, entry in read_manifest(place).files.items())]
+    return []
+
+
+def _is_whole(place: Path, checkpoint: Checkpoint, alive: Callable[[], None]) -> bool:
+    if place.is_dir():
+        return not problem_in(place, checkpoint.digest, lambda size: alive())
+    return _digest(Content([place]), place.stat().st_size, alive) == checkpoint.digest
 
 
 def _digest(content: Content, size: int, alive: Callable[[], None]) -> str:

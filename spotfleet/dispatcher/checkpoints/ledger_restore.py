@@ -26,8 +26,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from spotfleet.codec import from_json, to_json
-from spotfleet.dispatcher.checkpoints.replica import TargetFolder
 from spotfleet.dispatcher.checkpoints.seals import JobSeals, SealKey
+from spotfleet.dispatcher.checkpoints.target_folder import TargetFolder
 from spotfleet.dispatcher.disk import jobfile
 from spotfleet.dispatcher.disk.files import write_json
 from spotfleet.dispatcher.disk.jobfile import JobRecord

@@ -1,7 +1,7 @@
 """Checkpoint maintenance: slow work beside the loop.
 
-It reads checkpoints in doubt, joins those with all parts here (left by a killed dispatcher, or by a full disk), and
-synchronises the copies at the target.
+It reads checkpoints in doubt, makes those whole of which all files are here (left by a killed dispatcher, or by a full
+disk), and synchronises the copies at the target.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ class CheckpointMaintenance:
                 store.parts.prune(lambda _: True) if job.state.ended else store.prune_parts(fence)
             for job in [j for j in self._jobs() if j.checkpoints.parts.ready()]:
                 if time.monotonic() >= self._full_until.get(job.id, 0.0):
-                    await self._join_one(job, job.checkpoints.parts.ready()[0][0])
+                    await self._join_one(job, job.checkpoints.parts.ready()[0].manifest)
             await asyncio.sleep(LOOK_S)
 
     async def _join_one(self, job: HasCheckpoints, ready: Checkpoint) -> None:
         try:
             whole = await job.checkpoints.join(ready, lambda: job.record.fence)
         except (OSError, DiskFull) as error:
-            job.checkpoints.problem = f"checkpoint {ready.version} is here in parts and cannot be joined: {error}"
+            job.checkpoints.problem = f"checkpoint {ready.version} is here in pieces and cannot be made whole: {error}"
             log.warning("%s: %s", job.id, job.checkpoints.problem)
             self._full_until[job.id] = time.monotonic() + AGAIN_S
         except Outdated:

@@ -1,88 +1,106 @@
-"""Parts of checkpoints that several ranks write: stored until all parts of one are here, then joined into its file.
+"""Pieces of checkpoints, which their writers' hosts send file by file: stored until all of one are here, then linked
+into its folder. Nothing is copied.
 
-    checkpoints/VERSION-GENERATION.parts/PART-PARTS-SHA256    joined in the order of PART
+    checkpoints/VERSION-GENERATION.parts/FILE-SHA256    names of FILE: see `protocol/checkpoint_files.py`
 
-    arriving --its digest is right--> kept --all are here--> joined into a draft --> renamed, recorded; parts removed
-        removed by: a newer whole one, a later generation,        '-- a part is damaged: it is removed, the others
+    arriving --its digest is right--> kept --its manifest and all that it names are here--> linked into a draft
+        removed by: a newer whole one, a later generation,        '-- a file is damaged: it is removed, the others
         MOST newer ones that are not whole either                     wait until a host sends it again
 
-After a kill at any write, the dispatcher finds the parts or the whole. A join needs additional room of the parts' size.
+    draft --renamed, recorded--> whole; the pieces are removed
 
-A host that sends its parts slower than they are made skips to the newest, each host to another one, so no checkpoint
-would become whole. Therefore each one that is dropped for newer ones doubles the interval, and EASE joined ones in a
-row halve it again.
+After a kill at any write, the dispatcher finds the pieces or the whole.
+
+A host that sends its pieces slower than they are made skips to the newest, each host to another one, so no checkpoint
+would become whole. Therefore each one that is dropped for newer ones doubles the interval, and EASE whole ones in a row
+halve it again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from spotfleet.dispatcher.disk.space import refuse_if_full
-from spotfleet.errors import SpotfleetError
+from spotfleet.dispatcher.disk.records import Seen, digest_of, seen_at
+from spotfleet.errors import SpotfleetError, UsageError
+from spotfleet.protocol.checkpoint_files import MANIFEST, CheckpointManifest, in_order, is_file_name, parse_manifest
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import atomic
-from spotfleet.storage.folder import part_called
 
-MOST_PARTS = 4096
 MOST = 3  # limit of incomplete checkpoints: hosts that are slow in turn must not fill the disk
+MOST_ALIKE = 2  # files of one name in one checkpoint: a rank may have written it again, and a host may send anything
 MOST_DOUBLINGS = 6
 EASE = 8
-CHUNK_BYTES = 1 << 20
+_FILE = re.compile("(.+)-([0-9a-f]{64})")
 
 
-class PartDamaged(SpotfleetError):
-    """Part whose file differs from the data that arrived, or is missing."""
+class PieceDamaged(SpotfleetError):
+    """Piece whose file differs from the data that arrived, or is missing."""
 
-    def __init__(self, part: Checkpoint) -> None:
-        super().__init__(f"part {part.part} of {part.parts} of checkpoint {part.version} is damaged on this disk",
+    def __init__(self, piece: Checkpoint) -> None:
+        super().__init__(f"{piece.name} of checkpoint {piece.version} is damaged on this disk",
                          hint="the next checkpoint takes its place")
-        self.part = part
-        self.what = f"part {part.part} of {part.parts}, {Path(part.path).name}, is damaged on this disk"
+        self.piece = piece
+        self.what = f"its piece {Path(piece.path).name} is damaged on this disk"
 
 
-Key = tuple[int, int, int]  # generation, version, parts: sorted by age
+Key = tuple[int, int]  # generation and version: sorted by age
+
+
+@dataclass(frozen=True)
+class _Held:
+    piece: Checkpoint  # with its path
+    seen: Seen | None  # state of the file when this process compared its digest; None: it has not
+    listed: CheckpointManifest | None = None  # if it is a manifest
+
+
+@dataclass(frozen=True)
+class CompleteSet:
+    """A manifest and all files that it names, by name."""
+
+    manifest: Checkpoint
+    files: Mapping[str, _Held]
 
 
 class Parts:
-    """Parts in one job's folder. Used on the event loop; `join` runs in threads."""
+    """Pieces in one job's folder. Used on the event loop; `assemble` runs in threads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._held: dict[Key, dict[int, Checkpoint]] = {}
+        self._held: dict[Key, dict[tuple[str, str], _Held]] = {}  # by name and digest
         self._doublings = self._in_a_row = 0
-        self._paced: Key = (0, 0, 0)  # the newest at the last change of pace; older ones do not count for the new pace
+        self._paced: Key = (0, 0)  # the newest at the last change of pace; older ones do not count for the new pace
         for path in folder.glob("*.parts"):
             self._read(path)
 
     def holds(self, offered: Checkpoint) -> bool:
-        held = self._held.get(_key(offered), {}).get(offered.part)
-        return held is not None and held.digest == offered.digest and Path(held.path).is_file()
+        held = self._held.get(_key(offered), {}).get((offered.name, offered.digest))
+        return held is not None and Path(held.piece.path).is_file()
 
     def arrival(self, offered: Checkpoint) -> Path:
         """Return the path for the data before `keep`; `files.sweep` removes such files."""
         return self._folder / f".{_name(offered)}-{_file(offered)}.part"
 
-    def keep(self, offered: Checkpoint, arrived: Path) -> Checkpoint:
-        """Store the verified file `arrived` as this part."""
+    def keep(self, offered: Checkpoint, arrived: Path) -> None:
+        """Store the verified file `arrived` as this piece. UsageError for a manifest of another checkpoint."""
+        listed = _listed(offered, arrived)
         path = self._place(offered) / _file(offered)
         atomic.make_folder(path.parent)
         atomic.rename(arrived, path)
-        kept = replace(offered, path=str(path), bytes=path.stat().st_size)
-        found = self._held.setdefault(_key(offered), {})
-        before, found[offered.part] = found.get(offered.part), kept
-        if before is not None and before.path != kept.path:
-            Path(before.path).unlink(missing_ok=True)
+        self._add(replace(offered, path=str(path), bytes=path.stat().st_size), seen_at(path), listed)
         for old in sorted(self._held)[:-MOST]:
             self._is_late(old)
             self._drop(old)
-        return replace(kept, path="")
+
+    def _add(self, piece: Checkpoint, seen: Seen | None, listed: CheckpointManifest | None) -> None:
+        found = self._held.setdefault(_key(piece), {})
+        found[piece.name, piece.digest] = _Held(piece, seen, listed)
+        for key in [key for key in found if key[0] == piece.name][:-MOST_ALIKE]:
+            Path(found.pop(key).piece.path).unlink(missing_ok=True)
 
     @property
     def stretch(self) -> int:
@@ -101,85 +119,109 @@ class Parts:
             self._paced, self._in_a_row = newest, 0
             self._doublings = min(MOST_DOUBLINGS, self._doublings + 1)
 
-    def ready(self) -> list[list[Checkpoint]]:
-        """Return the checkpoints with all parts here, newest first; the parts of each are in order."""
-        return [[found[part] for part in range(key[2])]
-                for key, found in sorted(self._held.items(), reverse=True) if len(found) == key[2]]
+    def ready(self) -> list[CompleteSet]:
+        """Return the checkpoints of which all files are here, newest first."""
+        found = []
+        for _, held in sorted(self._held.items(), reverse=True):
+            for manifest in [h for h in held.values() if h.listed is not None]:
+                files = {name: held.get((name, entry.sha256)) for name, entry in manifest.listed.files.items()}
+                here = {name: file for name, file in files.items() if file is not None}
+                if len(here) == len(files):
+                    found.append(CompleteSet(manifest.piece, {**here, MANIFEST: manifest}))
+        return found
 
-    def forget(self, part: Checkpoint) -> None:
-        Path(part.path).unlink(missing_ok=True)
-        self._held.get(_key(part), {}).pop(part.part, None)
+    def forget(self, piece: Checkpoint) -> None:
+        Path(piece.path).unlink(missing_ok=True)
+        self._held.get(_key(piece), {}).pop((piece.name, piece.digest), None)
 
-    def prune(self, useless: Callable[[tuple[int, int]], bool]) -> None:
-        """Drop the parts of checkpoints for which `useless((generation, version))` is true."""
-        for key in [k for k in self._held if useless(k[:2])]:
+    def prune(self, useless: Callable[[Key], bool]) -> None:
+        """Drop the pieces of checkpoints for which `useless((generation, version))` is true."""
+        for key in [key for key in self._held if useless(key)]:
             self._drop(key)
 
     def _drop(self, key: Key) -> None:
         del self._held[key]
-        generation, version, _ = key
-        if any(k[:2] == key[:2] for k in self._held):
-            return  # also held in another number of parts; the folder is removed with the last of them
-        place = self._folder / f"{version}-{generation}.parts"
-        going = place.with_name(f".{place.name}.part")  # whole or absent; `files.sweep` removes such names
-        shutil.rmtree(going, ignore_errors=True)
-        if place.exists():
-            atomic.rename(place, going, sync=False)
-        shutil.rmtree(going, ignore_errors=True)
+        generation, version = key
+        remove(self._folder / f"{version}-{generation}.parts")
 
     def _place(self, checkpoint: Checkpoint) -> Path:
         return self._folder / f"{_name(checkpoint)}.parts"
 
     def _read(self, place: Path) -> None:
+        """Read the pieces that an earlier process left. Parts of tars, by earlier releases, are removed."""
         files = sorted(place.iterdir(), key=lambda f: f.stat().st_mtime_ns) if place.is_dir() else []
-        for path in files:  # in order of time: the last process may have been killed before it removed a replaced part
-            if part := part_called(f"{place.name}/{path.name}"):
-                part = replace(part, path=str(path), bytes=path.stat().st_size)
-                self._held.setdefault(_key(part), {})[part.part] = part
+        version, _, generation = place.name.removesuffix(".parts").partition("-")
+        known = version.isdecimal() and generation.isdecimal()
+        for path in files if known else []:
+            found = _FILE.fullmatch(path.name)
+            if found is None or not is_file_name(found[1]):
+                continue
+            piece = Checkpoint(int(version), found[2], path.stat().st_size, int(generation), str(path), name=found[1])
+            try:
+                self._add(piece, None, _listed(piece, path))
+            except UsageError:
+                path.unlink(missing_ok=True)  # damaged: its host sends it again
+        if known and (int(generation), int(version)) not in self._held:
+            remove(place)
 
 
-def join(parts: Sequence[Checkpoint], draft: Path) -> Checkpoint:
-    """Join `parts` into the file `draft`, synced; blocking. Raises PartDamaged for a damaged part, OSError or DiskFull
-    without room; then no file remains."""
-    refuse_if_full(draft.parent, sum(part.bytes for part in parts))
-    whole = hashlib.sha256()
+def _listed(offered: Checkpoint, path: Path) -> CheckpointManifest | None:
+    """Return the content of a manifest, None for another file. UsageError if it is none of this checkpoint."""
+    if offered.name != MANIFEST:
+        return None
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out, \
-                ThreadPoolExecutor(1, "join") as beside:
-            for part in parts:
-                _append(part, whole, out, beside)
-            out.flush()
-            os.fsync(out.fileno())
-            size = out.tell()
+        found = parse_manifest(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"name: {MANIFEST}: {error}") from error
+    if (found.version, found.generation) != (offered.version, offered.generation):
+        raise UsageError(f"name: {MANIFEST} is that of checkpoint {found.version}-{found.generation}, "
+                         f"not of {_name(offered)}")
+    return found
+
+
+def assemble(found: CompleteSet, draft: Path) -> Checkpoint:
+    """Link the files of a checkpoint into the folder `draft`, whose names are then on the disk; blocking. Raises
+    PieceDamaged or OSError; then no folder remains."""
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(mode=0o700)
+        for name in in_order(found.files):
+            _link(found.files[name], draft / name)
+        atomic.sync_folder(draft)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)
         raise
-    return Checkpoint(parts[0].version, whole.hexdigest(), size, parts[0].generation)
+    made, size = found.manifest, sum(held.piece.bytes for held in found.files.values())
+    return Checkpoint(made.version, made.digest, size, made.generation, name=MANIFEST)
 
 
-def _append(part: Checkpoint, whole: Any, out: BinaryIO, beside: ThreadPoolExecutor) -> None:
-    """Append a part to the draft. Its own digest and that of the whole are computed on two cores."""
-    own_sha = hashlib.sha256()
+def _link(held: _Held, target: Path) -> None:
+    path = Path(held.piece.path)
     try:
-        with open(part.path, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                of_whole = beside.submit(whole.update, chunk)
-                out.write(chunk)
-                own_sha.update(chunk)
-                of_whole.result()
+        if seen_at(path) != held.seen and digest_of(path) != held.piece.digest:
+            raise PieceDamaged(held.piece)
+        os.link(path, target)
     except FileNotFoundError:
-        raise PartDamaged(part) from None
-    if own_sha.hexdigest() != part.digest:
-        raise PartDamaged(part)
+        raise PieceDamaged(held.piece) from None
+
+
+def remove(place: Path) -> None:
+    """Remove a file, or a folder, whole or not at all."""
+    if not place.is_dir():
+        return place.unlink(missing_ok=True)
+    going = place.with_name(f".{place.name}.part")  # `files.sweep` removes such names
+    shutil.rmtree(going, ignore_errors=True)
+    atomic.rename(place, going, sync=False)
+    shutil.rmtree(going, ignore_errors=True)
 
 
 def _key(checkpoint: Checkpoint) -> Key:
-    return (checkpoint.generation, checkpoint.version, checkpoint.parts)
+    return (checkpoint.generation, checkpoint.version)
 
 
 def _name(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.version}-{checkpoint.generation}"
 
 
-def _file(part: Checkpoint) -> str:
-    return f"{part.part}-{part.parts}-{part.digest}"
+def _file(piece: Checkpoint) -> str:
+    return f"{piece.name}-{piece.digest}"

@@ -16,32 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TypeVar
 
-from spotfleet.codec import from_json, parse, to_json
-from spotfleet.dispatcher.checkpoints.seals import JobSeals
-from spotfleet.dispatcher.checkpoints.store import SHA256, CheckpointStore
-from spotfleet.dispatcher.disk.records import age, digest_of, name_of, named
+from spotfleet.dispatcher.checkpoints.store import CheckpointStore
+from spotfleet.dispatcher.checkpoints.target_folder import TargetFolder
+from spotfleet.dispatcher.disk.records import age, name_of
 from spotfleet.protocol.messages import Checkpoint
-from spotfleet.storage import atomic
-from spotfleet.storage.folder import (
-    QUARANTINE,
-    FolderStore,
-    checkpoint_name,
-    fleet_store,
-    part_called,
-    quarantine_name,
-    read_range,
-    record_name,
-)
+from spotfleet.storage.folder import fleet_store
 from spotfleet.transport.boot import DispatcherBoot
 
 log = logging.getLogger(__name__)
@@ -49,8 +36,6 @@ LOOK_LIMIT_S = 30.0
 STALL_S = 60.0
 AGAIN_S = 10.0  # pause after a copy that failed
 LOOK_AGAIN_S = 1.0
-CHUNK_BYTES = 1 << 20
-RECORD_BYTES = 1 << 16  # a longer record is none
 T = TypeVar("T")
 
 
@@ -71,175 +56,6 @@ def diff(here: Iterable[Checkpoint], remote: Iterable[Checkpoint], names: Iterab
     copy = tuple(c for c in reversed(kept) if (name_of(c), c.digest) not in remote)
     oldest = age(kept[0]) if len(kept) == keep else (-1, -1)
     return SyncPlan(copy, tuple(c for c in names if age(c) < oldest))
-
-
-class TargetFolder:
-    """Checkpoints of one job at the target. Blocking; any method may raise OSError.
-
-    Those among `checkpoints` are a dispatcher's, with its seal. Those in quarantine were left by hosts without one;
-    here they have a `mark`.
-    """
-
-    def __init__(self, durable: FolderStore, target: str, job: str, seals: JobSeals | None = None) -> None:
-        """`seals`: None: every record counts, and nothing in quarantine does."""
-        self._durable, self._target, self._job, self._seals = durable, target, job, seals
-        self.wrong = ""  # name of the file with another digest that ended the last `fetch`
-        self.refused: list[tuple[Checkpoint, str]] = []  # at the last `offers`, with the reasons
-
-    def whole(self) -> list[Checkpoint]:
-        """Return the dispatchers' checkpoints that count, oldest first."""
-        return self._judge()[0]
-
-    def names(self) -> list[Checkpoint]:
-        """Return all checkpoints outside quarantine, as parsed from file names."""
-        found = [part_called(n) or named(Path(n).stem) for n in self._all()]
-        return [c for c in map(named, sorted({name_of(c) for c in found if c is not None})) if c is not None]
-
-    def offers(self) -> list[Checkpoint]:
-        """Return the checkpoints that can be fetched, oldest first; with `parts` above 1 in parts, without a digest."""
-        kept, self.refused = self._judge()
-        whole = {name_of(c): c for c in kept}
-        unsealed = self._seals is None or (self._seals.takes_unsealed and not any(c.seal for c in kept))
-        groups = [*self._left(), *(self._parted() if unsealed else ())]
-        found = {name_of(p[0]): replace(p[0], path="", **({"digest": "", "part": 0} if len(p) > 1 else {}))
-                 for p in groups}
-        return sorted((found | whole).values(), key=age)
-
-    def _judge(self) -> tuple[list[Checkpoint], list[tuple[Checkpoint, str]]]:
-        """Return the dispatchers' checkpoints that count, oldest first, and the others with the reasons."""
-        named = {name: c for name in self.names() if self._durable.find(self._name(name)) and (c := self._record(name))}
-        found = [c for name, c in named.items() if name_of(c) == name_of(name)]
-        if self._seals is None:
-            return sorted(found, key=age), []
-        whys = {c: self._seals.problem(c) for c in found}
-        counted = sorted((c for c in found if not whys[c]), key=age)
-        for checkpoint in counted:
-            self._seals.note(checkpoint.serial)
-        if self._seals.takes_unsealed:  # older ones of the release before are no news, and count if there are no others
-            unsealed = [c for c in found if not c.seal and (not counted or age(c) < age(counted[-1]))]
-            whys = {c: why for c, why in whys.items() if c not in unsealed}
-            counted = counted or sorted(unsealed, key=age)
-        others = {at: f"its record is that of {name_of(c)}" for at, c in named.items() if name_of(c) != name_of(at)}
-        return counted, [(c, why) for c, why in (whys | others).items() if why]
-
-    def _parted(self) -> list[list[Checkpoint]]:
-        """Return the checkpoints that hosts of an earlier release left, with all parts there, in order, with paths."""
-        return _complete(replace(part, path=str(self._durable.folder / name))
-                         for name in self._all() if (part := part_called(name)))
-
-    def _left(self) -> list[list[Checkpoint]]:
-        """Return the checkpoints in quarantine that count, as one file or with all parts, in order, with paths; add
-        the others to `refused`."""
-        if self._seals is None:
-            return []
-        found = []
-        for name in self._durable.names(f"jobs/{self._job}/{QUARANTINE}"):
-            made = self._read(name) if name.endswith(".json") else None
-            if made is None or record_name(quarantine_name(self._job, made)) != name:
-                continue  # a file of a checkpoint, or no record of one
-            path = self._durable.find(quarantine_name(self._job, made))
-            if path is None or not 0 <= made.part < made.parts:
-                continue
-            if why := self._seals.problem_in_quarantine(made):
-                self.refused.append((made, why))
-            else:
-                found.append(replace(made, path=str(path)))
-        return _complete(found)
-
-    def _all(self) -> list[str]:
-        if not Path(self._target).is_dir():
-            raise FileNotFoundError(f"{self._target} is no folder; is it mounted?")
-        return self._durable.names(f"jobs/{self._job}/checkpoints")
-
-    def put(self, checkpoint: Checkpoint, file: Path) -> bool:
-        """Copy a checkpoint to the target; return False if our own file has another digest than its record."""
-        if digest_of(file) != checkpoint.digest:
-            return False
-        self._durable.put(self._name(checkpoint), read_range(file))
-        self._durable.put(self._name(checkpoint, "json"), [json.dumps(to_json(checkpoint)).encode()])
-        return True
-
-    def drop(self, checkpoint: Checkpoint) -> None:
-        stem = f"jobs/{self._job}/{QUARANTINE if checkpoint.mark else 'checkpoints'}/{name_of(checkpoint)}"
-        self._durable.delete(f"{stem}.json")
-        self._durable.delete(f"{stem}.ckpt")
-        for name in self._durable.names(f"{stem}.parts"):
-            self._durable.delete(name)
-        with contextlib.suppress(FileNotFoundError):
-            (self._durable.folder / f"{stem}.parts").rmdir()
-
-    def release(self) -> None:
-        """Empty the quarantine of all that is no newer than the newest kept one."""
-        newest = next(map(age, reversed(self.whole())), (-1, -1))
-        folder = f"jobs/{self._job}/{QUARANTINE}/"
-        for stem in {name.removeprefix(folder).partition(".")[0] for name in self._durable.names(folder[:-1])}:
-            if (left := named(stem)) is not None and age(left) <= newest:
-                self.drop(replace(left, mark=QUARANTINE))
-
-    def fetch(self, checkpoint: Checkpoint, file: Path, moved: Callable[[], None]) -> Checkpoint | None:
-        """Copy one of `offers` to `file`, joining its parts; return its new record. None, and no file, if its digest is
-        wrong."""
-        sources = self._sources(checkpoint)
-        part = file.with_name(f".{file.name}.target.part")  # `files.sweep` removes such files
-        file.parent.mkdir(parents=True, exist_ok=True)
-        whole = hashlib.sha256()
-        try:
-            with part.open("wb") as out:
-                wrong = next((s for s in sources if not _copy(s, out, whole, moved)), None)
-                size = out.tell()
-            self.wrong = "" if wrong is None else str(Path(wrong.path).relative_to(self._durable.folder))
-            if wrong is not None or not sources:
-                return None
-            atomic.rename(part, file, sync=False)  # the target has it
-            return replace(checkpoint, digest=whole.hexdigest(), bytes=size, parts=1, grant="", mark="")
-        finally:
-            part.unlink(missing_ok=True)
-
-    def _sources(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        if checkpoint.mark or checkpoint.parts > 1:
-            groups = self._left() if checkpoint.mark else self._parted()
-            return next((p for p in groups if _same(p[0], checkpoint)), [])
-        return [replace(checkpoint, path=str(self._durable.folder / self._name(checkpoint)))]
-
-    def _record(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        return self._read(self._name(checkpoint, "json"))
-
-    def _read(self, name: str) -> Checkpoint | None:
-        """Read a record; None if there is none, or one that no dispatcher or host of ours has written."""
-        try:
-            data = b"".join(self._durable.get(name, end=RECORD_BYTES))
-            found = from_json(Checkpoint, parse(data.decode()))
-        except (FileNotFoundError, ValueError):
-            return None
-        return found if SHA256.fullmatch(found.digest) and named(name_of(found)) is not None else None
-
-    def _name(self, checkpoint: Checkpoint, ending: str = "ckpt") -> str:
-        name = checkpoint_name(self._job, checkpoint.version, checkpoint.generation)
-        return f"{name.removesuffix('ckpt')}{ending}"
-
-
-def _complete(found: Iterable[Checkpoint]) -> list[list[Checkpoint]]:
-    """Return the checkpoints of which all parts were found, the parts of each in order."""
-    held: dict[tuple[str, int], dict[int, Checkpoint]] = {}
-    for part in found:
-        held.setdefault((name_of(part), part.parts), {})[part.part] = part
-    return [[by_part[part] for part in range(parts)] for (_, parts), by_part in held.items() if len(by_part) == parts]
-
-
-def _same(one: Checkpoint, other: Checkpoint) -> bool:
-    return (name_of(one), one.parts) == (name_of(other), other.parts)
-
-
-def _copy(source: Checkpoint, out: BinaryIO, whole: Any, moved: Callable[[], None]) -> bool:
-    """Append a file to `out`; return whether it has its digest."""
-    own_sha = hashlib.sha256()
-    with open(source.path, "rb") as data:
-        while chunk := data.read(CHUNK_BYTES):
-            out.write(chunk)
-            own_sha.update(chunk)
-            whole.update(chunk)
-            moved()
-    return own_sha.hexdigest() == source.digest
 
 
 class Replica:

@@ -1,10 +1,12 @@
 """Checkpoint store of a job on the dispatcher's disk: the newest `keep`, none of a replaced generation.
 
-    checkpoints/VERSION-GENERATION.ckpt
-    checkpoints/VERSION-GENERATION.json          its record with the digest, written after it
-    checkpoints/VERSION-GENERATION.ckpt.corrupt  the last damaged one
-    checkpoints/VERSION-GENERATION.parts/        parts of one that several ranks write: `parts.py` joins them
+    checkpoints/VERSION-GENERATION/              its files, see `protocol/checkpoint_files.py`
+    checkpoints/VERSION-GENERATION.json          its record with the digest of its manifest, written after it
+    checkpoints/VERSION-GENERATION.corrupt       the last damaged one
+    checkpoints/VERSION-GENERATION.parts/        files of one that is arriving: see `parts.py`
     checkpoints/VERSION-GENERATION.json.lost     record of one in an object store that workers could not use
+    checkpoints/VERSION-GENERATION.ckpt          a tar by an earlier release, its record has the digest of the tar; read
+                                                 until two releases after 0.1
 
 A checkpoint in an object store has a record here, but no file: workers write, check and remove it there. Its record
 comes from workers' reports, and it counts as good until a worker reports that it is damaged. Otherwise it is treated
@@ -28,14 +30,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotfleet.codec import to_json
-from spotfleet.dispatcher.checkpoints.parts import PartDamaged, Parts, join
+from spotfleet.dispatcher.checkpoints.parts import Parts, PieceDamaged, assemble, remove
 from spotfleet.dispatcher.checkpoints.seals import JobSeals, unordered
 from spotfleet.dispatcher.disk.files import receive, write_json
 from spotfleet.dispatcher.disk.records import Seen, age, digest_of, name_of, named, read_record, seen_at
 from spotfleet.errors import DiskFull, SpotfleetError
 from spotfleet.fleet.domain.events import CheckpointKept, CheckpointLost, Event
+from spotfleet.protocol.checkpoint_files import MANIFEST, MANIFEST_BYTES
 from spotfleet.protocol.messages import Checkpoint, WorkerReport
 from spotfleet.storage import atomic
+from spotfleet.storage.checkpoint_folder import problem_in
 
 log = logging.getLogger(__name__)
 LIMIT_BYTES = 256 << 30
@@ -112,12 +116,13 @@ class CheckpointStore:
         return tuple(self._kept)
 
     def find(self, version: int) -> Path | None:
-        """Return the file of this version; None when it is not kept."""
-        kept = next((c for c in self._kept if c.version == version and self.path(c).is_file()), None)
+        """Return the folder of this version, or its tar; None when it is not kept."""
+        kept = next((c for c in self._kept if c.version == version and self.path(c).exists()), None)
         return self.path(kept) if kept else None
 
     def path(self, checkpoint: Checkpoint) -> Path:
-        return self.folder / f"{name_of(checkpoint)}.ckpt"
+        """Return the folder of a checkpoint, or the tar of an earlier release."""
+        return self.folder / f"{name_of(checkpoint)}{'' if checkpoint.name else '.ckpt'}"
 
     def need(self, needed: bool) -> None:
         """Set whether no worker holds the job's state. Then the target is read again before anything is offered."""
@@ -144,70 +149,74 @@ class CheckpointStore:
 
     # ---- arrival
 
-    async def put(self, offered: Checkpoint, fence: Callable[[], int], chunks: AsyncIterator[bytes]) -> Checkpoint:
-        """Keep `offered` once its bytes are here and have its digest. Raises Outdated for generations below `fence`,
-        NoRoom when the disk refuses; then no data remains. The last part returns the whole checkpoint."""
+    async def put(self, offered: Checkpoint, fence: Callable[[], int],
+                  chunks: AsyncIterator[bytes]) -> Checkpoint | None:
+        """Keep `offered`, a file of a checkpoint or a tar, once its bytes are here and have its digest. Returns the
+        checkpoint that is whole by it, None while other files are missing. Raises Outdated for generations below
+        `fence`, NoRoom when the disk refuses; then no data remains."""
         self._refuse_outdated(offered, fence())
         if not self._was_ordered(offered):
             self.refuse(offered, unordered(offered))
             raise Outdated(f"a checkpoint of generation {offered.generation} is refused: {unordered(offered)}",
                            hint="the host that sends it may be compromised: `spotfleet revoke HOST`")
         same = next((c for c in self._kept if name_of(c) == name_of(offered)), None)
-        if same is not None and self.is_good(same) and (offered.parts > 1 or same.digest == offered.digest):
+        if same is not None and self.is_good(same) and (offered.name or same.digest == offered.digest):
             async for _ in chunks:  # resent after a lost answer; the sender expects its body to be read
                 pass
-            return same if offered.parts == 1 else offered
+            return None if offered.name else same
         try:
-            receiving = self._receive if offered.parts == 1 else self._receive_part
+            receiving = self._receive_piece if offered.name else self._receive
             return await receiving(offered, fence, chunks)
         except BaseException as error:
-            if all(name_of(c) != name_of(offered) for c in self._kept):
+            if not offered.name and all(name_of(c) != name_of(offered) for c in self._kept):
                 self.path(offered).unlink(missing_ok=True)
             if isinstance(error, ConnectionError) or not isinstance(error, (OSError, DiskFull)):
                 raise  # the sender's end
             self.problem = f"checkpoint {offered.version} cannot be kept: {getattr(error, 'strerror', '') or error}"
             raise NoRoom(f"{self.problem} ({self.folder})", hint="make room on the dispatcher's disk") from error
 
-    async def _receive_part(self, offered: Checkpoint, fence: Callable[[], int],
-                            chunks: AsyncIterator[bytes]) -> Checkpoint:
+    async def _receive_piece(self, offered: Checkpoint, fence: Callable[[], int],
+                             chunks: AsyncIterator[bytes]) -> Checkpoint | None:
         self._refuse_overtaken(offered)
         if self.parts.holds(offered):
             async for _ in chunks:
                 pass
         else:
             arrival = self.parts.arrival(offered)
-            await receive(chunks, arrival, LIMIT_BYTES, offered.digest)
+            limit_bytes = MANIFEST_BYTES if offered.name == MANIFEST else LIMIT_BYTES
+            await receive(chunks, arrival, limit_bytes, offered.digest)
             try:
                 self._refuse_outdated(offered, fence())
                 self._refuse_overtaken(offered)
-                offered = self.parts.keep(offered, arrival)
+                self.parts.keep(offered, arrival)
             finally:
                 arrival.unlink(missing_ok=True)
-        return await self.join(offered, fence) or offered
+        return await self.join(offered, fence)
 
     async def join(self, wanted: Checkpoint, fence: Callable[[], int]) -> Checkpoint | None:
-        """Join the parts of the checkpoint to which `wanted` belongs, if all are here; None if some are missing or they
-        were joined already. Raises Outdated, or OSError or DiskFull without room, as `put` of a whole one."""
+        """Make the checkpoint to which `wanted` belongs whole, if all its files are here; None if some are missing or
+        that was done already. Raises Outdated, or OSError without room for names."""
         async with self._joining:
-            found = [p for p in self.parts.ready() if name_of(p[0]) == name_of(wanted)]
+            found = [one for one in self.parts.ready() if name_of(one.manifest) == name_of(wanted)]
             if not found:
                 return None
             draft = self.folder / f".{name_of(wanted)}.joined.part"  # `files.sweep` knows such names
             try:
-                whole = await asyncio.to_thread(join, found[0], draft)
+                whole = await asyncio.to_thread(assemble, found[0], draft)
                 self._refuse_outdated(whole, fence())
                 self._refuse_overtaken(whole)
+                remove(self.path(whole))  # damaged; its files are in the draft again
                 atomic.rename(draft, self.path(whole), sync=False)  # `add` syncs the folder
                 self.add(whole)
                 self.parts.has_joined(whole)
-            except PartDamaged as error:
-                if found[0] not in self.parts.ready():
-                    return None  # a newer checkpoint arrived meanwhile, and these parts were removed
-                self.lose(error.part, error.what)
-                self.parts.forget(error.part)
+            except PieceDamaged as error:
+                if found[0].manifest not in [one.manifest for one in self.parts.ready()]:
+                    return None  # a newer checkpoint arrived meanwhile, and these files were removed
+                self.lose(error.piece, error.what)
+                self.parts.forget(error.piece)
                 return None
             finally:
-                draft.unlink(missing_ok=True)
+                remove(draft)
             return whole
 
     @property
@@ -217,7 +226,7 @@ class CheckpointStore:
         return f"hosts bring checkpoints slower than they are made: {times} times the interval for now" * (times > 1)
 
     def prune_parts(self, fence: int) -> None:
-        """Drop parts that can never become whole: a later generation or a newer checkpoint exists."""
+        """Drop pieces that can never become whole: a later generation or a newer checkpoint exists."""
         newest = age(self.newest) if self.newest else (fence, -1)
         self.parts.prune(lambda its: its[0] < fence or its <= newest)
 
@@ -274,11 +283,11 @@ class CheckpointStore:
     def _refuse_overtaken(self, part: Checkpoint) -> None:
         newest = self.newest
         if newest is not None and age(part) <= age(newest):
-            raise Outdated(f"a part of checkpoint {part.version} is refused: checkpoint {newest.version} is kept",
+            raise Outdated(f"a file of checkpoint {part.version} is refused: checkpoint {newest.version} is kept",
                            hint="the newer one counts")
 
     def add(self, kept: Checkpoint) -> None:
-        """Add a checkpoint whose verified file is at `path`, or which is in an object store."""
+        """Add a checkpoint whose verified files are at `path`, or which is in an object store."""
         kept = self.seals.sealed(kept) if self.seals is not None else kept
         write_json(self._record(kept), to_json(kept))
         self._good[name_of(kept)] = seen_at(self.path(kept)) or (0, 0)
@@ -317,19 +326,17 @@ class CheckpointStore:
         path = self.path(checkpoint)
         before = seen_at(path)
         try:
-            found = await asyncio.to_thread(digest_of, path)
-        except FileNotFoundError:
-            found = ""
+            problem = await asyncio.to_thread(_problem, path, checkpoint)
         except OSError as error:
             log.warning("%s: %s", path, error)
-            found = f"unreadable: {error.strerror or error}"
+            problem = f"its file {path.name} is unreadable: {error.strerror or error}"
         if checkpoint not in self._kept or seen_at(path) != before:
             return self.is_good(checkpoint)  # pruned meanwhile, or replaced by another file, which has its own check
-        if found == checkpoint.digest:
+        if not problem:
             if before is not None:
                 self._good[name_of(checkpoint)] = before
             return True
-        self.set_aside(checkpoint, f"its file {path.name} {_said(found)}")
+        self.set_aside(checkpoint, problem)
         return False
 
     def set_aside(self, checkpoint: Checkpoint, why: str) -> None:
@@ -337,7 +344,7 @@ class CheckpointStore:
         self.lose(checkpoint, why)
         path = self.path(checkpoint)
         for older in self.folder.glob("*.corrupt"):
-            older.unlink(missing_ok=True)
+            remove(older)
         if path.exists():
             atomic.rename(path, path.with_name(f"{path.name}.corrupt"), sync=False)
         if checkpoint.url:  # its writer goes on reporting it
@@ -373,7 +380,7 @@ class CheckpointStore:
         return self.folder / f"{name_of(checkpoint)}.json"
 
     def _forget(self, checkpoint: Checkpoint) -> None:
-        self.path(checkpoint).unlink(missing_ok=True)
+        remove(self.path(checkpoint))
         self._record(checkpoint).unlink(missing_ok=True)
         self._good.pop(name_of(checkpoint), None)
         self._checked_at.pop(name_of(checkpoint), None)
@@ -383,17 +390,18 @@ class CheckpointStore:
         record, is a rest of pruning if `keep` newer ones exist, else damage."""
         records = {p.stem: read_record(p) for p in self.folder.glob("*.json")}
         found = sorted((c for name, c in records.items() if c is not None and name_of(c) == name), key=age)
-        self._kept = [c for c in found if c.url or self.path(c).is_file()][-self.keep:]
+        self._kept = [c for c in found if c.url or self.path(c).exists()][-self.keep:]
         oldest = age(self._kept[0]) if len(self._kept) == self.keep else (-1, -1)
-        names = {*records, *(p.stem for p in self.folder.glob("*.ckpt"))} - {name_of(c) for c in self._kept}
-        joined = {name_of(parts[0]) for parts in self.parts.ready()}  # killed before the record: joined again
-        for rest in filter(None, map(named, sorted(names))):
-            if age(rest) < oldest or name_of(rest) in joined:
+        names = {*records, *(p.stem for p in self.folder.glob("*.ckpt")), *(p.name for p in self.folder.glob("*-*"))}
+        ready = {name_of(one.manifest) for one in self.parts.ready()}  # killed before the record: made whole again
+        for rest in filter(None, map(named, sorted(names - {name_of(c) for c in self._kept}))):
+            rest = replace(rest, name=MANIFEST if (self.folder / name_of(rest)).is_dir() else "")
+            if age(rest) < oldest or name_of(rest) in ready:
                 self._forget(rest)
+            elif (record := records.get(name_of(rest))) is not None:
+                self.set_aside(rest, f"its file {self.path(record).name} is missing")
             else:
-                readable = records.get(name_of(rest)) is not None
-                lost = f"its file {name_of(rest)}.ckpt is missing"
-                self.set_aside(rest, lost if readable else f"its record {name_of(rest)}.json cannot be read")
+                self.set_aside(rest, f"its record {name_of(rest)}.json cannot be read")
         self.prune_parts(0)
         return self._kept
 
@@ -402,7 +410,13 @@ def _is(one: Checkpoint, other: Checkpoint | None) -> bool:
     return other is not None and (name_of(one), one.digest) == (name_of(other), other.digest)
 
 
-def _said(found: str) -> str:
-    if not found:
-        return "is missing"
-    return f"has sha256 {found[:12]}, not the one that it came with" if len(found) == 64 else f"is {found}"
+def _problem(path: Path, checkpoint: Checkpoint) -> str:
+    """Return what is wrong with the files of a checkpoint, as a clause; "" if nothing is. Blocking."""
+    if not path.exists():
+        return f"its file {path.name} is missing"
+    if path.is_dir():
+        problem = problem_in(path, checkpoint.digest)
+        return problem and f"its file {path.name}/{problem}"
+    found = digest_of(path)
+    return "" if found == checkpoint.digest else \
+        f"its file {path.name} has sha256 {found[:12]}, not the one that it came with"

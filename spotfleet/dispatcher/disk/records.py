@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from pathlib import Path
 
 from spotfleet.codec import from_json
 from spotfleet.protocol.messages import Checkpoint
-from spotfleet.storage import json_file
+from spotfleet.storage import json_file, verified
 
 NAME = re.compile("([0-9]{1,15})-([0-9]{1,15})")
-Seen = tuple[int, int]  # a file's size and the time of its last change, in ns
+Seen = verified.State
 
 
 def name_of(checkpoint: Checkpoint) -> str:
@@ -45,7 +44,6 @@ def read_record(path: Path) -> Checkpoint | None:
 
 def seen_at(path: Path) -> Seen | None:
     try:
-        stat = os.stat(path)
+        return verified.state_of(path)
     except OSError:
         return None
-    return (stat.st_size, stat.st_mtime_ns)

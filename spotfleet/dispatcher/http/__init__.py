@@ -53,9 +53,10 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
   gets the wheel of the code.
 - Logs: `worker` may be `HOST#setup`; without it `rank` counts (default 0). The answer's header `X-Offset` is the next
   offset, `X-End: 1` marks the end. WORKER in the path of a POST may be `HOST#setup`, too.
-- Checkpoints: `?generation=G&digest=SHA256`, and `&part=I&parts=N` for one of N <= 4096 parts. A body with another
-  digest is not stored (400). Older generations, and parts of a checkpoint older than the newest kept, are refused
-  (409). 507: no room on the disk.
+- Checkpoints: `?generation=G&digest=SHA256&name=FILE` for one file of a checkpoint, and `&part=I&parts=N` if its writer
+  is one of N <= 4096; without `name` a tar, as earlier releases sent it. A body with another digest is not stored
+  (400). Older generations, and files of a checkpoint older than the newest kept, are refused (409). 507: no room on the
+  disk.
 - Folder: only from rank 0 of the newest round (409 otherwise). The missing pieces are put as bundles; then the same
   request again makes it the job's newest.
 - Archive: `?outputs=JOB` means the outputs of one job only. With `Accept-Encoding: deflate` logs and the ledger are

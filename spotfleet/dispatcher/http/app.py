@@ -105,6 +105,7 @@ ROUTES = (
     Route("POST", "/v1/jobs/{job}/logs/{worker:.+}", CallerKind.AGENT, jobs.post_log),
     Route("PUT", "/v1/jobs/{job}/checkpoints/{version}", CallerKind.AGENT, jobs.put_checkpoint),
     Route("GET", "/v1/jobs/{job}/checkpoints/{version}", CallerKind.BOTH, jobs.get_checkpoint),
+    Route("GET", "/v1/jobs/{job}/checkpoints/{version}/{name}", CallerKind.BOTH, jobs.get_checkpoint),
     Route("POST", "/v1/jobs/{job}/folder/{worker:.+}", CallerKind.AGENT, jobs.post_folder),
     Route("GET", "/v1/jobs/{job}/outputs", CallerKind.CLI, jobs.get_outputs),
     Route("POST", "/v1/jobs/{job}/outputs/{worker:.+}", CallerKind.AGENT, jobs.post_output),

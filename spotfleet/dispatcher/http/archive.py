@@ -73,12 +73,12 @@ async def get_tar(request: web.Request) -> web.StreamResponse:
 
 async def get_manifest(request: web.Request) -> web.StreamResponse:
     """Stream the manifest: of the whole archive, or with `outputs` of one job's outputs. With `check` each checkpoint
-    is read, also one that has been verified before."""
+    is read, also one that has been verified before. With `bring` copies at the target do not count."""
     core, job = request.app[CORE], request.query.get("outputs", "")
     if job and request.app[JOBS].find(job) is None:
         raise NotFound(f"no job {job!r}")
     verified = {} if request.query.get("check") else _verified(core)
-    target = core.boot.spec.checkpoint.folder
+    target = "" if request.query.get("bring") else core.boot.spec.checkpoint.folder
     glance = SharedGlance(fleet_store(target, core.boot.fleet, core.boot.ca), request.app[LOOKING]) if target else None
     files, now = request.app[FILES], time.time()
     async with _reading(request):

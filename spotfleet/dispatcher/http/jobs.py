@@ -12,7 +12,6 @@ from aiohttp import web
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.checkpoints import archive
-from spotfleet.dispatcher.checkpoints.parts import MOST_PARTS
 from spotfleet.dispatcher.core import NotFound
 from spotfleet.dispatcher.disk.files import WrongDigest
 from spotfleet.dispatcher.http.host_work import HOST_WORK
@@ -34,6 +33,7 @@ from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.reports import LOG_NAME, WORKER_NAME
 from spotfleet.errors import UsageError
 from spotfleet.model import JobSpec
+from spotfleet.protocol.checkpoint_files import MOST_PIECES, is_file_name
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, WorkerLaunch, unpack_pieces
 
 MOST_JOBS = 10_000  # that have not ended
@@ -153,13 +153,16 @@ async def post_log(request: web.Request) -> web.Response:
 
 async def put_checkpoint(request: web.Request) -> web.Response:
     found = _job(request)
-    part, parts = whole(request, "part"), int(number(request, "parts", 1))
-    if not 1 <= parts <= MOST_PARTS:
-        raise UsageError(f"parts: expected a whole number from 1 to {MOST_PARTS}, got {parts}")
+    part, parts, name = whole(request, "part"), int(number(request, "parts", 1)), request.query.get("name", "")
+    if not 1 <= parts <= MOST_PIECES:
+        raise UsageError(f"parts: expected a whole number from 1 to {MOST_PIECES}, got {parts}")
     if part >= parts:
         raise UsageError(f"part: expected a whole number below parts={parts}, got {part}")
+    if not is_file_name(name) and (name or parts > 1):
+        raise UsageError(f"name: {name[:80]!r} is no file of a checkpoint",
+                         hint="replace the host if its agent is of an earlier release")
     offered = Checkpoint(_version(request), request.query.get("digest", ""), 0, whole(request, "generation"),
-                         part=part, parts=parts, grant=request.query.get("grant", ""))
+                         part=part, parts=parts, grant=request.query.get("grant", ""), name=name)
     if not re.fullmatch(r"[0-9a-f]{64}", offered.digest):
         raise UsageError(f"digest: {offered.digest!r} is no sha256 in hex")
     host = host_of(request)
@@ -172,9 +175,9 @@ async def put_checkpoint(request: web.Request) -> web.Response:
         unsent.note_checkpoint(host, time.monotonic(), right=False)
         raise
     unsent.note_checkpoint(host, time.monotonic(), right=True)
-    if kept.parts == 1:  # only the last part makes the checkpoint whole
+    if kept is not None:  # only the last file makes the checkpoint whole
         request.app[JOBS].checkpoint_kept(found, kept)
-    return web.json_response(to_json(kept))
+    return web.json_response(to_json(kept or offered))
 
 
 async def _noted_chunks(request: web.Request) -> AsyncIterator[bytes]:
@@ -191,7 +194,10 @@ async def get_checkpoint(request: web.Request) -> web.StreamResponse:
     host = host_of(request)
     if host and not found.has_worker_on(host):
         raise web.HTTPForbidden(text=f"{host} holds no worker of {found.id}")
-    return web.FileResponse(path)
+    name = request.match_info.get("name", "")
+    if (name and not is_file_name(name)) or not (path / name).is_file():
+        raise NotFound(f"checkpoint {version} of {found.id} has no file {name[:80]!r}")
+    return web.FileResponse(path / name)
 
 
 async def post_folder(request: web.Request) -> web.Response:

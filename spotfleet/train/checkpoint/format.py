@@ -3,9 +3,8 @@
     FOLDER/__R_0.distcp    rank R's file: items one after another, each the torch.save of one piece
     FOLDER/.metadata       index of the pieces of each tensor; written last
 
-`torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, file)` reads it. Through the agent it travels as a
-tar of that folder: rank R's *segment* is one member with its header, rank 0's comes last and ends the tar, so the
-segments joined in the order 1, 2, ..., 0 are the tar. Members are read in place, without unpacking.
+`torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, file)` reads it. Earlier releases kept a tar of
+that folder, whose members are read in place (`in_tar`, to be removed two releases after 0.1).
 
 With a free-standing process group DCP acts as a single process, so the pieces are planned (shards.py) and the metadata
 is joined here. Tensors are read with weights_only. `.metadata` and the position are pickles: they are opened only after
@@ -24,7 +23,7 @@ import os
 import pickle
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -40,18 +39,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from spotfleet.errors import UsageError
+from spotfleet.protocol.checkpoint_files import METADATA, is_file_name, piece_name
 from spotfleet.train.checkpoint.shards import Path, ShardBox, TensorRow, plan
 
 FORMAT = 2
-METADATA = ".metadata"
 OWN_KEY = "spotfleet"
 FORMAT_KEY, VERSION_KEY, ABOUT_KEY = f"{OWN_KEY}.format", f"{OWN_KEY}.version", f"{OWN_KEY}.about"
 # Errors of torch and pickle for a value that cannot be written, or be read without the script's classes.
 PICKLE_ERRORS = (pickle.PicklingError, pickle.UnpicklingError, RuntimeError, AttributeError, TypeError, ValueError)
 # Errors of torch and pickle, and of a file with another layout, when it is read.
 UNREADABLE = (*PICKLE_ERRORS, UsageError, ImportError, LookupError, EOFError, OSError, tarfile.TarError)
-BLOCK = 512
-TAR_END = bytes(2 * BLOCK)
 
 
 @dataclass(frozen=True)
@@ -66,10 +63,6 @@ class Shard:
     values: Sequence[torch.Tensor]  # this rank's pieces
     about: tuple[Any, Any] = (None, None)  # position and schema
     plain: dict[Path, Any] = field(default_factory=dict)  # values that users can read without spotfleet; rank 0's only
-
-
-def file_name(rank: int) -> str:
-    return f"__{rank}_0.distcp"
 
 
 @dataclass
@@ -141,7 +134,7 @@ def metadata(shard: Shard, own: Items, lengths: Sequence[Sequence[int]]) -> byte
     stored: dict[MetadataIndex, _StorageInfo] = {}
     chunks: dict[int, list[ShardBox]] = {}
     for rank, pieces in enumerate(plan(shard.rows, shard.world)):
-        infos = _infos(file_name(rank), own.lengths if rank == 0 else lengths[rank - 1])
+        infos = _infos(piece_name(rank), own.lengths if rank == 0 else lengths[rank - 1])
         for piece, info in zip(pieces, infos, strict=False):
             chunks.setdefault(piece.row, []).append(piece)
             for path in shard.rows[piece.row].paths:
@@ -170,21 +163,24 @@ def _tensor_metadata(dtype: torch.dtype, shape: tuple[int, ...], pieces: Sequenc
     return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), chunks)
 
 
-# A tar of the folder
-
-
-def header(name: str, size: int) -> bytes:
-    """Return the block before a member; it depends on `name` and `size` alone."""
-    about = tarfile.TarInfo(name)
-    about.size, about.mode = size, 0o644
-    return about.tobuf(tarfile.GNU_FORMAT)
-
-
-def padding(size: int) -> bytes:
-    return bytes(-size % BLOCK)
-
-
 # Reading
+
+
+Member = tuple[BinaryIO, int]  # a file, and the offset of the member in it
+OpenMember = Callable[[str], Member]
+
+
+class StoredTensors(Sequence[torch.Tensor]):
+    """Tensors of a checkpoint, each read when it is asked for: one at a time is in memory."""
+
+    def __init__(self, member: OpenMember, meta: Metadata, keys: Sequence[str]) -> None:
+        self._member, self._meta, self._keys = member, meta, keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _tensor(self._member, self._meta, self._keys[index])
 
 
 @dataclass(frozen=True)
@@ -194,10 +190,7 @@ class CheckpointContents:
     version: int
     position: Any
     schema: Any
-    tensors: list[torch.Tensor]
-
-
-OpenMember = Callable[[str], AbstractContextManager[tuple[BinaryIO, int]]]  # member -> file, offset of the member
+    tensors: Sequence[torch.Tensor]  # read while the checkpoint is open
 
 
 @contextmanager
@@ -206,58 +199,74 @@ def in_tar(path: str | os.PathLike[str]) -> Iterator[OpenMember]:
     with open(path, "rb") as file:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             begins = {member.name: member.offset_data for member in tar}
-
-        @contextmanager
-        def member(name: str) -> Iterator[tuple[BinaryIO, int]]:
-            if name not in begins:
-                raise UsageError(f"there is no {name} in it")
-            yield file, begins[name]
-
-        yield member
+        yield lambda name: (file, begins[name])
 
 
 @contextmanager
 def in_folder(folder: str | os.PathLike[str]) -> Iterator[OpenMember]:
-    """Yield access to the members as files of `folder`."""
-
-    @contextmanager
-    def member(name: str) -> Iterator[tuple[BinaryIO, int]]:
-        with open(os.path.join(folder, name), "rb") as file:
-            yield file, 0
-
-    yield member
+    """Open the files of a folder and yield access to them; they may be removed meanwhile."""
+    with ExitStack() as stack:
+        files = {entry.name: stack.enter_context(open(entry.path, "rb")) for entry in os.scandir(folder)
+                 if is_file_name(entry.name)}
+        yield lambda name: (files[name], 0)
 
 
-def read(open_member: OpenMember) -> CheckpointContents:
-    """Read a checkpoint. UsageError for another format; exceptions of torch and pickle for other files.
+def read(member: OpenMember) -> CheckpointContents:
+    """Read a checkpoint, its tensors when they are asked for. UsageError for another format; exceptions of torch and
+    pickle for other files.
 
     Call it only after the digest of every byte has been verified.
     """
-    with open_member(METADATA) as (file, begin):
-        file.seek(begin)
-        meta: Metadata = pickle.load(file)
+    file, begin = member(METADATA)
+    file.seek(begin)
+    meta: Metadata = pickle.load(file)
     found: dict[str, int] = {}
     for key in (FORMAT_KEY, VERSION_KEY):
-        found[key] = _item(open_member, meta.storage_data[MetadataIndex(key)])
+        found[key] = _item(member, meta.storage_data[MetadataIndex(key)])
         if found[FORMAT_KEY] != FORMAT:
             raise UsageError(f"format {found[FORMAT_KEY]} where {FORMAT} is understood")
-    about = _tensor(open_member, meta, ABOUT_KEY)
+    about = _tensor(member, meta, ABOUT_KEY)
     position, schema, keys = pickle.loads(about.numpy().tobytes())
-    return CheckpointContents(found[VERSION_KEY], position, schema, [_tensor(open_member, meta, key) for key in keys])
+    return CheckpointContents(found[VERSION_KEY], position, schema, StoredTensors(member, meta, keys))
 
 
-def _tensor(open_member: OpenMember, meta: Metadata, key: str) -> torch.Tensor:
+def _tensor(member: OpenMember, meta: Metadata, key: str) -> torch.Tensor:
     kind = meta.state_dict_metadata[key]
     infos = [meta.storage_data[MetadataIndex(key, chunk.offsets)] for chunk in kind.chunks]
     if len(infos) == 1:
-        return _item(open_member, infos[0])
+        return _item(member, infos[0])
     whole = torch.empty(kind.size, dtype=kind.properties.dtype)
     for chunk, info in zip(kind.chunks, infos, strict=True):
-        ShardBox(0, tuple(chunk.offsets), tuple(chunk.sizes)).view_of(whole).copy_(_item(open_member, info))
+        ShardBox(0, tuple(chunk.offsets), tuple(chunk.sizes)).view_of(whole).copy_(_item(member, info))
     return whole
 
 
-def _item(open_member: OpenMember, info: _StorageInfo) -> Any:
-    with open_member(info.relative_path) as (file, begin):
-        file.seek(begin + info.offset)
-        return torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
+def _item(member: OpenMember, info: _StorageInfo) -> Any:
+    file, begin = member(info.relative_path)
+    return torch.load(_Window(file, begin + info.offset, info.length), map_location="cpu", weights_only=True)
+
+
+class _Window(io.RawIOBase):
+    """Part of a file, as a file of its own: torch reads from it straight into a tensor's memory."""
+
+    def __init__(self, file: BinaryIO, begin: int, length: int) -> None:
+        self._descriptor, self._begin, self._length, self._at = file.fileno(), begin, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._length)[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")[:max(0, self._length - self._at)]
+        read = os.preadv(self._descriptor, [view], self._begin + self._at) if len(view) else 0
+        self._at += read
+        return read

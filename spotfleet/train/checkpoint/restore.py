@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,8 @@ from spotfleet.errors import SpotfleetError, UsageError, is_full
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.protocol.proofs import MemberProof
 from spotfleet.storage import verified
+from spotfleet.storage.checkpoint_folder import Progress, digest_of, ignore, problem_in
 from spotfleet.train.checkpoint import format, store_folder
-from spotfleet.train.checkpoint.file import digest_of
 from spotfleet.train.checkpoint.host_copy import HostCopy, HostFolder
 from spotfleet.train.state.state import Copy
 
@@ -45,51 +46,61 @@ class NoRoomHere(SpotfleetError):
     blame_host = True
 
 
-def read(named: Checkpoint, progress: Callable[[int], None] = lambda size: None) -> Copy:
-    """Read the copy from the file of `named`, whose digest is compared unless the agent has noted that it has done so.
-    `progress` is called with the size of each piece verified.
+@contextmanager
+def opened(named: Checkpoint, progress: Progress = ignore) -> Iterator[Copy]:
+    """Open the copy in the folder of `named`, or in the tar of an earlier release. Its digests are compared unless the
+    agent has noted that it has done so; `progress` is called with the size of each piece verified.
 
-    CheckpointDamaged if it is another file, which is then removed; UsageError if it is the right one but cannot be
+    CheckpointDamaged if it is another one, which is then removed; UsageError if it is the right one but cannot be
     read here.
     """
     path = Path(named.path)
-    if verified.is_noted(path, named.digest):  # the agent has compared it for all workers here
-        found = named.digest
-        progress(path.stat().st_size)
-    else:
-        found = digest_of(path, progress) if path.is_file() else "no file"
-    if found != named.digest:
+    problem = _problem(path, named, progress)
+    if problem:
         verified.remove(path)  # so that the agent fetches it again
         raise CheckpointDamaged(f"checkpoint {path.name} of version {named.version} is not the one that was kept: "
-                                f"sha256 {found}, expected {named.digest}",
-                                hint="it was cut short or changed on this host; it is fetched again")
-    try:
-        with format.in_tar(path) as open_member:
-            held = format.read(open_member)
-    except format.UNREADABLE as error:
-        raise _unreadable(path.name, named, error) from error
-    return Copy(held.version, held.position, held.schema, held.tensors)
+                                f"{problem}", hint="it was cut short or changed on this host; it is fetched again")
+    with _contents(path, path.name, named) as copy:
+        yield copy
 
 
-def read_url(named: Checkpoint, place: HostFolder, progress: Callable[[int], None] = lambda size: None) -> Copy:
-    """Read the copy, as `read` does, from an object store by way of one copy for this host.
+def _problem(path: Path, named: Checkpoint, progress: Progress) -> str:
+    """Return which file differs from those that were kept, "" if none does."""
+    if verified.is_noted(path, named.digest):  # the agent has compared it for all workers here
+        progress(verified.state_of(path)[0])
+        return ""
+    if path.is_dir():
+        return problem_in(path, named.digest, progress)
+    found = digest_of(path, progress) if path.is_file() else "no file"
+    return "" if found == named.digest else f"sha256 {found}, expected {named.digest}"
+
+
+@contextmanager
+def opened_url(named: Checkpoint, place: HostFolder, progress: Progress = ignore) -> Iterator[Copy]:
+    """Open the copy, as `opened` does, from an object store by way of one copy for this host.
 
     OSError when the store does not answer. `progress` is called with the size of each piece received.
     """
     copy = HostCopy(place.folder, named, place.readers)
     try:
-        with copy.opened(lambda into, moved: store_folder.fetch(named, into, moved), progress) as folder:
-            try:
-                with format.in_folder(folder) as open_member:
-                    held = format.read(open_member)
-            except format.UNREADABLE as error:
-                raise _unreadable(named.url, named, error) from error
+        with copy.opened(lambda into, moved: store_folder.fetch(named, into, moved), progress) as folder, \
+                _contents(folder, named.url, named) as held:
+            yield held
     except store_folder.WrongObject as error:
         raise CheckpointDamaged(
             f"checkpoint of version {named.version} at {named.url} is not the one that was kept: {error}",
             hint="check that folder; without a whole checkpoint in it, `spotfleet train` again starts from step 0",
         ) from error
-    return Copy(held.version, held.position, held.schema, held.tensors)
+
+
+@contextmanager
+def _contents(path: Path, name: str, named: Checkpoint) -> Iterator[Copy]:
+    with ExitStack() as stack:
+        try:
+            held = format.read(stack.enter_context((format.in_folder if path.is_dir() else format.in_tar)(path)))
+        except format.UNREADABLE as error:
+            raise _unreadable(name, named, error) from error
+        yield Copy(held.version, held.position, held.schema, held.tensors)
 
 
 def _unreadable(name: str, named: Checkpoint, error: Exception) -> UsageError:
@@ -99,16 +110,16 @@ def _unreadable(name: str, named: Checkpoint, error: Exception) -> UsageError:
 
 
 def install(state: State, named: Checkpoint, place: HostFolder = HostFolder(),
-            progress: Callable[[int], None] = lambda size: None) -> None:
-    """Load the named checkpoint into `state`; errors as in `read`, and UsageError when the script builds another."""
-    held = read_url(named, place, progress) if named.url else read(named, progress)
-    try:
-        state.install(held)
-        state.mark(made_in=named.generation)
-    except format.UNREADABLE as error:
-        name = named.url or Path(named.path).name
-        raise UsageError(f"checkpoint {name} of version {named.version} does not fit what the script builds now: "
-                         f"{_brief(error)}. {RESTART}") from error
+            progress: Progress = ignore) -> None:
+    """Load the named checkpoint into `state`; errors as in `opened`, and UsageError when the script builds another."""
+    with opened_url(named, place, progress) if named.url else opened(named, progress) as held:
+        try:
+            state.install(held)
+            state.mark(made_in=named.generation)
+        except format.UNREADABLE as error:
+            name = named.url or Path(named.path).name
+            raise UsageError(f"checkpoint {name} of version {named.version} does not fit what the script builds now: "
+                             f"{_brief(error)}. {RESTART}") from error
 
 
 def _brief(error: Exception) -> str:

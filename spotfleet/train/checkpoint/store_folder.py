@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, written and read by workers through `storage/object_store.py`.
+"""Checkpoints as folders of a store, in the layout of `protocol/checkpoint_files.py`.
 
     URL/VERSION-GENERATION/__R_0.distcp    by rank R, streamed: one item at a time is in memory
                            manifest.json   sizes and sha256 of all files, by rank 0, with the mark of a member
@@ -8,8 +8,11 @@
     begun --every rank's file is there--> manifest --> .metadata: whole --newer ones are--> removed, .metadata first
       '-- a rank was lost: incomplete, removed after a later one has become whole
 
-A whole checkpoint is never written again. The store's own settings (region, endpoint, credentials) come from the
-worker's environment, as obstore reads it: AWS_*, GOOGLE_*, AZURE_*. `file:///` and `memory://` work, too.
+In an object store all ranks write to one folder, and a whole checkpoint is never written again. Without one each worker
+has a folder of its own, from which its agent sends the files to the dispatcher.
+
+An object store's own settings (region, endpoint, credentials) come from the worker's environment, as obstore reads it:
+AWS_*, GOOGLE_*, AZURE_*. `file:///` and `memory://` work, too.
 """
 
 from __future__ import annotations
@@ -18,23 +21,25 @@ import hashlib
 import importlib
 import json
 import re
+import shutil
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spotfleet.errors import UsageError
+from spotfleet.protocol.checkpoint_files import MANIFEST, MARK, METADATA, piece_name
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.protocol.proofs import MemberProof
+from spotfleet.storage.checkpoint_folder import digest_of
+from spotfleet.storage.folder import FolderStore
 from spotfleet.storage.object_store import ObjectStore
 from spotfleet.storage.store import DurableStore
 from spotfleet.train.checkpoint import format
-from spotfleet.train.checkpoint.exchange import PartReport
-from spotfleet.train.checkpoint.file import Times, check_parts, digest_of
-from spotfleet.train.checkpoint.format import METADATA, Shard
+from spotfleet.train.checkpoint.exchange import PartReport, PeerFailed
+from spotfleet.train.checkpoint.format import Items, Shard
 
-MANIFEST, MARK = "manifest.json", "mark"
 _NAME = re.compile(r"(\d{1,15})-(\d{1,15})/(.+)")
 
 
@@ -57,36 +62,97 @@ def opened(url: str) -> DurableStore:
     return ObjectStore(url)
 
 
-def write(shard: Shard, url: str, others: Callable[[float], list[PartReport]],
-          times: Times | None = None, proof: MemberProof = MemberProof()) -> tuple[Checkpoint | None, PartReport]:
+@dataclass
+class Times:
+    """Durations of the phases of one checkpoint, in seconds."""
+
+    copy_s: float = 0.0  # training waited
+    write_s: float = 0.0
+    wait_s: float = 0.0  # for the other ranks
+    sync_s: float = 0.0  # for the manifest and `.metadata`
+
+    @property
+    def total_s(self) -> float:
+        return self.copy_s + self.write_s + self.wait_s + self.sync_s
+
+
+# Waits for the reports of ranks 1, 2, ... and returns them; the argument is the time that this rank's own part took.
+Others = Callable[[float], list[PartReport]]
+
+
+def no_others(own_s: float) -> list[PartReport]:
+    return []
+
+
+def write(shard: Shard, url: str, others: Others = no_others, times: Times | None = None,
+          proof: MemberProof = MemberProof()) -> tuple[Checkpoint | None, PartReport]:
     """Write this rank's share to `url`; rank 0 completes the checkpoint and returns it.
 
     OSError as in `opened`, and the exceptions of `others`.
     """
-    times, store = times or Times(), opened(url)
-    under = f"{shard.version}-{shard.generation}"
+    store = opened(url)
     if shard.rank == 0 and (found := _found(shard, store, url, proof)) is not None:
         return found, PartReport(0, shard.version)
-    items = format.items_of(shard)
+    manifest, own = _write(shard, store, others, times or Times(), proof)
+    return (None if shard.rank else _checkpoint(shard, url, manifest, json.loads(manifest)["files"])), own
+
+
+def write_here(shard: Shard, folder: Path, others: Others = no_others, times: Times | None = None,
+               proof: MemberProof = MemberProof()) -> tuple[Checkpoint, PartReport]:
+    """Write this rank's share to a folder of its own below `folder`, and return its file, on rank 0 the manifest. No
+    file is left when the disk fails (OSError) or `others` raises."""
+    name = f"{shard.version}-{shard.generation}"
+    try:
+        manifest, own = _write(shard, FolderStore(folder), others, times or Times(), proof)
+    except BaseException:
+        shutil.rmtree(folder / name, ignore_errors=True)
+        raise
+    part, file = (shard.rank - 1) % shard.world, MANIFEST if shard.rank == 0 else piece_name(shard.rank)
+    digest, size = own.digest, own.bytes
+    if shard.rank == 0:
+        digest = hashlib.sha256(manifest).hexdigest()
+        size = len(manifest) + sum(entry["bytes"] for entry in json.loads(manifest)["files"].values())
+    return Checkpoint(shard.version, digest, size, shard.generation, str(folder / name / file), part, shard.world,
+                      name=file), own
+
+
+def _write(shard: Shard, store: DurableStore, others: Others, times: Times,
+           proof: MemberProof) -> tuple[bytes, PartReport]:
+    """Write this rank's files; return rank 0's manifest, and the report of the piece."""
+    under, items = f"{shard.version}-{shard.generation}", format.items_of(shard)
     begun = time.monotonic()
-    digest = store.put(f"{under}/{format.file_name(shard.rank)}", items.chunks())
+    digest = store.put(f"{under}/{piece_name(shard.rank)}", items.chunks())
     times.write_s = time.monotonic() - begun
     own = PartReport(0, shard.version, sum(items.lengths), digest, tuple(items.lengths), format.layout(shard))
     if shard.rank != 0:
-        return None, own
+        return b"", own
     begun = time.monotonic()
     reports = [own, *check_parts(shard, others(times.write_s))]
     times.wait_s = time.monotonic() - begun
     begun = time.monotonic()
-    metadata = format.metadata(shard, items, [t.lengths for t in reports[1:]])
-    files = {format.file_name(rank): {"bytes": t.bytes, "sha256": t.digest} for rank, t in enumerate(reports)}
-    files[METADATA] = {"bytes": len(metadata), "sha256": hashlib.sha256(metadata).hexdigest()}
-    about = {"version": shard.version, "generation": shard.generation, "files": files, "grant": proof.grant}
-    manifest = json.dumps({**about, MARK: proof.of_manifest(about)}, indent=1).encode()
+    manifest, metadata = _index(shard, items, reports, proof)
     store.put(f"{under}/{MANIFEST}", [manifest])
     store.put(f"{under}/{METADATA}", [metadata])
     times.sync_s = time.monotonic() - begun
-    return _checkpoint(shard, url, manifest, files), own
+    return manifest, own
+
+
+def _index(shard: Shard, items: Items, reports: Sequence[PartReport], proof: MemberProof) -> tuple[bytes, bytes]:
+    """Return the manifest and `.metadata` of a checkpoint of which rank R wrote the piece in `reports[R]`."""
+    metadata = format.metadata(shard, items, [t.lengths for t in reports[1:]])
+    files = {piece_name(rank): {"bytes": t.bytes, "sha256": t.digest} for rank, t in enumerate(reports)}
+    files[METADATA] = {"bytes": len(metadata), "sha256": hashlib.sha256(metadata).hexdigest()}
+    about = {"version": shard.version, "generation": shard.generation, "files": files, "grant": proof.grant}
+    return json.dumps({**about, MARK: proof.of_manifest(about)}, indent=1).encode(), metadata
+
+
+def check_parts(shard: Shard, reports: list[PartReport]) -> list[PartReport]:
+    """Return `reports`; PeerFailed if a rank wrote pieces of another version or of other tensors."""
+    expected = (shard.version, format.layout(shard))
+    for rank, report in enumerate(reports, 1):
+        if (report.version, report.layout) != expected:
+            raise PeerFailed(f"rank {rank} holds other tensors than rank 0, or those of another version")
+    return reports
 
 
 def _found(shard: Shard, store: DurableStore, url: str, proof: MemberProof) -> Checkpoint | None:

@@ -8,8 +8,8 @@ waits for nothing else. A thread writes the copy and reports it to rank 0, which
      ^                                      '-- a rank was lost or failed: given up, and due again
 
 One rank alone writes everything where no other trains (world size 1, at rest, at the end), and where no two ranks
-provably hold the same (see shards.py). Each rank's report announces its part. The agent carries it to the dispatcher,
-which joins the parts; or the ranks write to an object store themselves.
+provably hold the same (see shards.py). Each rank's report announces its files. The agent carries them to the
+dispatcher, which keeps them once all are there; or the ranks write to an object store themselves.
 
 Waits: for the disk to take a rank's share, LIMIT_S and GRACE_S of exchange.py for the others' reports, FETCH_LIMIT_S
 for a checkpoint to restore. A boundary waits for none of them.
@@ -21,6 +21,7 @@ control thread calls. One writer thread at a time turns a copy that no other thr
 from __future__ import annotations
 
 import functools
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -30,10 +31,10 @@ from typing import TYPE_CHECKING
 
 from spotfleet.protocol.messages import WorkerOrders
 from spotfleet.protocol.proofs import MemberProof
-from spotfleet.train.checkpoint import entries, exchange, file, format, restore, store_folder
+from spotfleet.train.checkpoint import entries, exchange, format, restore, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport, PeerFailed, PeerTimeout
-from spotfleet.train.checkpoint.file import Times
 from spotfleet.train.checkpoint.format import Shard
+from spotfleet.train.checkpoint.store_folder import Times
 from spotfleet.train.state.copies import Buffer
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from spotfleet.train.state.state import State
 
 KEEP = 2
+FOLDER = "checkpoints"  # below the worker's own
 RETRY_S = 10.0  # after a checkpoint that could not be written
 MOST_GAPS = 2  # after so many given up in a row rank 0 writes everything, until one of its own succeeds
 AGAIN_S = 5.0  # interval between checkpoints while `checkpoint_now` is ordered
@@ -303,12 +305,13 @@ class Checkpointer:
         assert control is not None
         if task.url:
             return self._upload(task)
-        done, report = file.write(task.shard, Path(self._runtime.work), functools.partial(self._others, task),
-                                  task.times)
+        done, report = store_folder.write_here(task.shard, Path(self._runtime.work) / FOLDER,
+                                               functools.partial(self._others, task), task.times, task.proof)
         control.update(checkpoint=task.proof.marked(done))
-        self._written = [p for p in self._written if p != Path(done.path)] + [Path(done.path)]
+        folder = Path(done.path).parent
+        self._written = [p for p in self._written if p != folder] + [folder]
         for old in self._written[:-KEEP]:
-            old.unlink(missing_ok=True)
+            shutil.rmtree(old, ignore_errors=True)
         self._written = self._written[-KEEP:]
         return report
 

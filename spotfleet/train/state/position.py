@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class Copy:
     version: int
     position: Position
     schema: Schema
-    tensors: list[torch.Tensor]
+    tensors: Sequence[torch.Tensor]
     buffer: Buffer | None = None  # memory of the tensors, if it is a reused buffer
 
 

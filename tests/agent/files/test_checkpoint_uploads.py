@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +14,7 @@ import pytest
 from spotfleet.agent.files import uploads
 from spotfleet.agent.files.uploads import CheckpointShipper
 from spotfleet.protocol.messages import Checkpoint, Unsent
+from tests.support.dispatcher.checkpoint_sets import files_of, whole, write
 
 
 class Dispatcher:
@@ -102,7 +105,7 @@ def test_one_that_somebody_removed_stops_nothing_else(play, tmp_path: Path):
 
     async def scene(shipper: CheckpointShipper) -> None:
         shipper.offer("first", made(tmp_path, 1), tmp_path / "uploads")
-        next((tmp_path / "uploads").iterdir()).unlink()
+        next((tmp_path / "uploads").glob("*/*")).unlink()
         shipper.offer("second", made(tmp_path, 2), tmp_path / "uploads")
         await shipper.settled("first")
         await shipper.settled("second")
@@ -123,6 +126,51 @@ def part(folder: Path, version: int, index: int, parts: int = 2, generation: int
 def offer(shipper: CheckpointShipper, folder: Path, *checkpoints: Checkpoint) -> None:
     for checkpoint in checkpoints:
         shipper.offer("job", checkpoint, folder / "uploads")
+
+
+def manifest(folder: Path, version: int, files: dict[str, bytes]) -> Checkpoint:
+    """What rank 0 of several reports: its own piece lies beside the manifest, those of others on their hosts."""
+    path = write(files, folder / f"{version}-1") / "manifest.json"
+    return replace(whole(files), path=str(path), parts=2, part=1)
+
+
+def test_a_manifest_is_sent_with_the_pieces_beside_it_which_its_worker_may_remove_meanwhile(play, tmp_path: Path):
+    dispatcher = Dispatcher(ConnectionResetError("cut off"), 200)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        files = files_of(1, pieces=(b"rank 0's", b"rank 1's"))
+        made = manifest(tmp_path, 1, {name: data for name, data in files.items() if name != "__1_0.distcp"} | {
+            "manifest.json": files["manifest.json"]})
+        offer(shipper, tmp_path, made)
+        ((_, waiting),) = shipper.waiting()
+        assert Path(waiting.path).name == "manifest.json" and waiting.digest == made.digest
+        shutil.rmtree(tmp_path / "1-1")
+        await shipper.settled("job")
+        assert dispatcher.uploads == [(1, files[name], 200) for name in ("__0_0.distcp", "manifest.json", ".metadata")]
+
+    play(dispatcher, scene)
+
+
+def test_of_a_manifest_that_is_refused_nothing_more_is_sent(play, tmp_path: Path):
+    dispatcher = Dispatcher(409)
+
+    async def scene(shipper: CheckpointShipper) -> None:
+        offer(shipper, tmp_path, manifest(tmp_path, 1, files_of(1)))
+        await shipper.settled("job")
+        assert dispatcher.uploads == [(1, b"weights", 409)]
+
+    play(dispatcher, scene)
+
+
+def test_a_manifest_that_cannot_be_read_is_not_sent(play, tmp_path: Path):
+    async def scene(shipper: CheckpointShipper) -> None:
+        made = manifest(tmp_path, 1, files_of(1))
+        Path(made.path).write_text("{")
+        (tmp_path / "uploads").mkdir()
+        offer(shipper, tmp_path, made)
+        assert shipper.waiting() == []
+
+    play(Dispatcher(200), scene)
 
 
 def test_parts_of_one_version_wait_beside_each_other_and_are_each_sent_once(play, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from spotfleet.agent.boot import AgentBoot
@@ -10,9 +11,12 @@ from spotfleet.agent.files.setup import _Step
 from spotfleet.agent.policy.orphan import Instant, OrphanPhase, OrphanState
 from spotfleet.agent.processes.child import WorkerResult, read_result
 from spotfleet.agent.shutdown.controller import read_life, write_life
-from spotfleet.agent.shutdown.stash import CheckpointStash
+from spotfleet.agent.shutdown.stash import CheckpointStash, StashedCheckpoint
+from spotfleet.codec import to_json
 from spotfleet.protocol.messages import Checkpoint, dump
+from spotfleet.storage import json_file
 from tests.support.damage import EACH_WAY, Damage
+from tests.support.dispatcher.checkpoint_sets import files_of, read, whole, write
 
 NOW = Instant("boot", 5000.0)
 BOOT = AgentBoot("f", "f-1", "local", 1, "https://127.0.0.1:1", "the fleet's certificate", "token")
@@ -67,6 +71,26 @@ def test_a_stashed_checkpoint_without_a_readable_record_is_not_used(tmp_path: Pa
     assert len(CheckpointStash(BOOT, tmp_path).kept()) == 1
     damage(record)
     assert CheckpointStash(BOOT, tmp_path).kept() == []
+
+
+def test_what_release_0_1_stashed_is_found_and_removed(tmp_path: Path):
+    place = tmp_path / "legacy"
+    place.mkdir()
+    (place / "job-2-7.ckpt").write_bytes(b"a checkpoint")
+    kept = StashedCheckpoint("job", Checkpoint(7, "d" * 64, 12, 2, path=str(place / "job-2-7.ckpt")))
+    (place / "job-2-7.json").write_text(json_file.text_of(to_json(kept)))
+    stash = CheckpointStash(BOOT, tmp_path)
+    assert stash.kept() == [kept]
+    stash.drop(kept)
+    assert list(place.iterdir()) == []
+
+
+def test_the_files_of_a_manifest_are_stashed_beside_it(tmp_path: Path):
+    files = files_of(7)
+    made = replace(whole(files), path=str(write(files, tmp_path / "made") / "manifest.json"))
+    CheckpointStash(BOOT, tmp_path).keep("job", made)
+    (kept,) = CheckpointStash(BOOT, tmp_path).kept()
+    assert read(Path(kept.checkpoint.path).parent) == files
 
 
 @EACH_WAY

@@ -28,7 +28,8 @@ class Dispatcher:
         self.open = asyncio.Event()
         self.open.set()
 
-    async def checkpoint(self, job: str, version: int, digest: str, target: Path, came: Callable[[int], None]) -> None:
+    async def checkpoint(self, job: str, wanted: Checkpoint, target: Path, came: Callable[[int], None]) -> None:
+        version, digest = wanted.version, wanted.digest
         if version not in self.files:
             raise ConnectionError("not there")
         self.sent += 1

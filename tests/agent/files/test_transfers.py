@@ -14,6 +14,9 @@ from aiohttp import web
 
 from spotfleet.agent.transfer import RETRYABLE, Transfers
 from spotfleet.errors import SpotfleetError
+from spotfleet.protocol.messages import Checkpoint
+from spotfleet.storage.checkpoint_folder import problem_in
+from tests.support.dispatcher.checkpoint_sets import files_of, read, whole, write
 
 DATA = bytes(range(256)) * 1000
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -61,7 +64,7 @@ def play(tmp_path: Path) -> Callable[[Scene], None]:
 
             async def download() -> list[int]:
                 sizes: list[int] = []
-                await transfers.checkpoint("j", 20, DIGEST, target, sizes.append)
+                await transfers.checkpoint("j", Checkpoint(20, DIGEST, 0, 1), target, sizes.append)
                 return sizes
 
             await scene(server, download)
@@ -116,3 +119,50 @@ def test_a_sender_without_ranges_sends_all_of_it_again(play, tmp_path: Path):
         assert sum(await download()) == len(DATA)
 
     play(scene)
+
+
+def test_a_folder_arrives_whole_and_goes_on_with_the_file_that_broke_off(tmp_path: Path):
+    files = files_of(20, pieces=(DATA, b"rank 1's"))
+    sent, breaks = write(files, tmp_path / "sent"), [True]
+    asked: list[tuple[str, str]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        asked.append((name, request.headers.get("Range", "")))
+        if name != "__0_0.distcp" or not breaks:
+            return web.FileResponse(sent / name)
+        breaks.clear()
+        response = web.StreamResponse(headers={"Content-Length": str(len(DATA))})
+        await response.prepare(request)
+        await response.write(DATA[:100_000])
+        request.transport.abort()  # type: ignore[union-attr]
+        return response
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/v1/jobs/j/checkpoints/20/{name}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            transfers = Transfers(aiohttp.ClientSession(), SimpleNamespace(url=url))  # type: ignore[arg-type]
+            target, sizes = tmp_path / "20-x", list[int]()
+            with pytest.raises(RETRYABLE):
+                await transfers.checkpoint("j", whole(files), target, sizes.append)
+            assert not target.exists()
+            await transfers.checkpoint("j", whole(files), target, sizes.append)
+            assert (read(target), problem_in(target, whole(files).digest)) == (files, "")
+            assert [rest for name, rest in asked if name == "__0_0.distcp"] == ["", "bytes=100000-"]
+            assert [name for name, _ in asked].count("manifest.json") == 1
+            for damaged in ("manifest.json", "__1_0.distcp"):
+                (sent / damaged).write_bytes(files[damaged][:-1] + b"?")
+                with pytest.raises(SpotfleetError, match="has digest"):
+                    await transfers.checkpoint("j", whole(files), tmp_path / damaged, sizes.append)
+                assert not (tmp_path / damaged).exists()
+                (sent / damaged).write_bytes(files[damaged])
+            await transfers.close()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())

@@ -15,13 +15,15 @@ import pytest
 from spotfleet.dispatcher.checkpoints import replica
 from spotfleet.dispatcher.checkpoints.replica import SyncPlan, diff
 from spotfleet.dispatcher.checkpoints.store import CheckpointStore
+from spotfleet.dispatcher.checkpoints.target_folder import TargetFolder
 from spotfleet.dispatcher.disk import files
 from spotfleet.model import CheckpointSpec
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage.folder import QUARANTINE, checkpoint_name, fleet_store
+from tests.support.dispatcher.checkpoint_sets import files_of, read, whole, write
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
-from tests.support.dispatcher.quarantine import left_there, point, target_folder
+from tests.support.dispatcher.quarantine import left_files, left_there, point, target_folder
 
 LONG = 10_000
 
@@ -49,7 +51,7 @@ def test_the_target_holds_the_newest_of_both_sides(here, there, names, expected)
 def test_what_a_killed_process_was_just_bringing_back_is_swept(tmp_path: Path):
     durable, home = fleet_store(str(tmp_path), "f", "CERTIFICATE"), tmp_path / "home"
     durable.put(checkpoint_name("j", 5, 1), [data_of(5)])
-    folder = replica.TargetFolder(durable, str(tmp_path), "j")
+    folder = TargetFolder(durable, str(tmp_path), "j")
     with pytest.raises(FileNotFoundError):  # it was swept in the midst of it
         folder.fetch(of(5), home / "jobs/j/checkpoints/5-1.ckpt", lambda: files.sweep(home))
 
@@ -175,6 +177,46 @@ def test_a_newer_one_that_hosts_without_a_dispatcher_left_is_restored_and_a_half
     play(scene, fleet(target))
 
 
+def test_files_that_several_hosts_left_are_restored_if_all_of_a_manifest_are_there_and_right(play, target: Path):
+    async def scene(stage: Stage) -> None:
+        job = await trained(stage, 500)
+        sets = {version: files_of(version, pieces=(b"one of %d" % version, b"two")) for version in (600, 700, 800, 900)}
+        left_files(stage, job, sets[600])
+        left_files(stage, job, sets[700], wrong="__1_0.distcp")
+        left_files(stage, job, sets[800], but="__1_0.distcp")
+        left_files(stage, job, sets[900], but="manifest.json")
+        assert await loses_all(stage) == 600
+        assert [e["version"] for e in await stage.events("CheckpointLost")] == [700]
+        store = stage.daemon.dispatcher.core.jobs[job].checkpoints
+        assert read(store.path(store.newest)) == sets[600]
+        there = target_folder(stage)
+        await stage.until("the whole one there", lambda: there.find(f"jobs/{job}/checkpoints/600-1.json") is not None)
+        assert read(there.path(f"jobs/{job}/checkpoints/600-1")) == sets[600]
+        assert not any("700-1" in n for n in there.names(f"jobs/{job}"))
+        await stage.until("its end in quarantine", lambda: not any("600-1" in n for n in there.names(
+            f"jobs/{job}/{QUARANTINE}")))
+
+    play(scene, fleet(target))
+
+
+def test_what_a_killed_process_had_half_copied_is_no_checkpoint_and_is_copied_again(tmp_path: Path):
+    durable, files = fleet_store(str(tmp_path / "target"), "f", "CERTIFICATE"), files_of(5)
+    (tmp_path / "target").mkdir()
+    made, here = whole(files), write(files, tmp_path / "here")
+    folder = TargetFolder(durable, str(tmp_path / "target"), "j")
+    for name in list(files)[:2]:
+        durable.put(f"jobs/j/checkpoints/5-1/{name}", [files[name]])
+    assert (folder.whole(), folder.names()) == ([], [Checkpoint(5, "", 0, 1)])
+    assert folder.put(made, here) and folder.whole() == [made]
+    assert read(durable.path("jobs/j/checkpoints/5-1")) == files
+    durable.delete("jobs/j/checkpoints/5-1/.metadata")
+    assert folder.whole() == []
+    folder.drop(made)
+    assert durable.names() == [] and not durable.path("jobs/j/checkpoints/5-1").exists()
+    (here / "__0_0.distcp").write_bytes(b"damaged here")
+    assert not folder.put(made, here) and folder.whole() == []
+
+
 def test_parts_that_several_hosts_left_are_joined_if_all_are_there_and_right(play, target: Path):
     async def scene(stage: Stage) -> None:
         job = await trained(stage, 500)
@@ -220,8 +262,8 @@ def test_a_target_that_cannot_be_read_keeps_nobody_from_what_is_kept_here(play, 
 
 def test_with_nothing_kept_here_a_target_that_is_away_is_waited_for_and_not_for_ever(play, target: Path, monkeypatch):
     monkeypatch.setattr(replica, "LOOK_AGAIN_S", 0.05)
-    looks, offers = [], replica.TargetFolder.offers
-    monkeypatch.setattr(replica.TargetFolder, "offers", lambda folder: looks.append(1) or offers(folder))
+    looks, offers = [], TargetFolder.offers
+    monkeypatch.setattr(TargetFolder, "offers", lambda folder: looks.append(1) or offers(folder))
 
     async def scene(stage: Stage) -> None:
         job = await trained(stage, 500)
@@ -250,7 +292,7 @@ def test_with_nothing_kept_here_a_target_that_is_away_is_waited_for_and_not_for_
 def test_what_is_known_to_be_there_is_waited_for_until_it_is_here(play, target: Path, monkeypatch):
     monkeypatch.setattr(replica, "LOOK_AGAIN_S", 0.05)
     monkeypatch.setattr(replica, "LOOK_LIMIT_S", 0.2)
-    tries, room, fetch = [], [], replica.TargetFolder.fetch
+    tries, room, fetch = [], [], TargetFolder.fetch
 
     def full(*args: object) -> bool:
         tries.append(1)
@@ -258,7 +300,7 @@ def test_what_is_known_to_be_there_is_waited_for_until_it_is_here(play, target: 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return fetch(*args)
 
-    monkeypatch.setattr(replica.TargetFolder, "fetch", full)
+    monkeypatch.setattr(TargetFolder, "fetch", full)
 
     async def scene(stage: Stage) -> None:
         job = await trained(stage, 500)

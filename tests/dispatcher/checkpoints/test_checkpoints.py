@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from spotfleet.dispatcher.disk import files
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import CheckpointLost
 from spotfleet.protocol.messages import Checkpoint
+from tests.support.dispatcher.checkpoint_sets import file_of, files_of, whole, write
 
 
 async def body(*chunks: bytes, then: Exception | None = None):
@@ -199,6 +201,63 @@ def test_what_is_damaged_while_no_dispatcher_runs_is_set_aside_and_the_older_one
     assert lost(settled(restart(again))) == []  # told once
 
 
+def given_folders(folder: Path, *versions: int) -> CheckpointStore:
+    store = CheckpointStore(folder, 2)
+    for version in versions:
+        for name, data in files_of(version).items():
+            asyncio.run(store.put(file_of(files_of(version), name), lambda: 0, body(data)))
+    return store
+
+
+@pytest.mark.parametrize(("file", "damage", "why"), [
+    ("20-1/__0_0.distcp", cut, "its file 20-1/__0_0.distcp has sha256"),
+    ("20-1/__0_0.distcp", flip, "its file 20-1/__0_0.distcp has sha256"),
+    ("20-1/__0_0.distcp", Path.unlink, "its file 20-1/__0_0.distcp is missing"),
+    ("20-1/.metadata", flip, "its file 20-1/.metadata has sha256"),
+    ("20-1/manifest.json", flip, "its file 20-1/manifest.json has sha256"),
+    ("20-1/manifest.json", Path.unlink, "its file 20-1/manifest.json is missing"),
+    ("20-1", shutil.rmtree, "its file 20-1 is missing"),
+    ("20-1.json", cut, "its record 20-1.json cannot be read"),
+    ("20-1.json", Path.unlink, "its record 20-1.json cannot be read"),
+])
+def test_a_damaged_file_of_a_folder_sets_the_checkpoint_aside(
+        tmp_path: Path, file: str, damage: Callable[[Path], object], why: str):
+    store = given_folders(tmp_path, 10, 20)
+    assert (store.kept, restart(store).kept) == ((whole(files_of(10)), whole(files_of(20))),) * 2
+    damage(tmp_path / file)
+    again = settled(restart(store))
+    assert version_of(again.offer()) == 10
+    ((version, said),) = lost(again)
+    assert version == 20 and why in said
+    corrupt = [] if damage is shutil.rmtree else ["20-1.corrupt"]
+    assert sorted(os.listdir(tmp_path)) == ["10-1", "10-1.json", *corrupt]
+    assert lost(settled(restart(again))) == []  # told once
+    for number in (30, 40):
+        given_folders(tmp_path, number)
+    flip(tmp_path / "40-1/.metadata")
+    settled(restart(again))
+    assert sorted(os.listdir(tmp_path)) == ["30-1", "30-1.json", "40-1.corrupt"]  # they must not fill the disk
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+@pytest.mark.parametrize("file", list(files_of(20)))
+def test_a_folder_whose_file_changes_while_we_run_is_read_again_before_it_is_offered(tmp_path: Path, file, damage):
+    store = given_folders(tmp_path, 10, 20)
+    assert version_of(store.offer()) == 20
+    damage(tmp_path / "20-1" / file)
+    assert store.offer().wait
+    assert version_of(settled(store).offer()) == 10
+
+
+def test_the_checkpoints_of_an_earlier_release_count_beside_those_of_this_one(tmp_path: Path):
+    store = given(tmp_path, 10)
+    again = given_folders(tmp_path, 20)
+    assert [(c.version, c.name) for c in again.kept] == [(10, ""), (20, "manifest.json")]
+    again = given_folders(tmp_path, 30)
+    assert sorted(os.listdir(tmp_path)) == ["20-1", "20-1.json", "30-1", "30-1.json"]
+    assert store.kept[0].version == 10
+
+
 def test_nothing_is_offered_before_it_has_been_read(tmp_path: Path):
     again = restart(given(tmp_path, 10))
     assert again.offer() == RestoreInstruction(wait="reads checkpoint 10 to see that it is whole")
@@ -268,10 +327,13 @@ def test_with_none_left_it_begins_anew_and_says_so(tmp_path: Path):
     assert (version_of(again.offer()), again.problem) == (5, "")
 
 
-@pytest.mark.parametrize("left", ["5-1.ckpt", "5-1.json", "20-0.ckpt"])
+@pytest.mark.parametrize("left", ["5-1.ckpt", "5-1.json", "20-0.ckpt", "5-1"])
 def test_a_rest_of_pruning_is_no_damage(tmp_path: Path, left: str):
     store = given(tmp_path, 10, 20)
-    (tmp_path / left).write_text("{}")
+    if "." in left:
+        (tmp_path / left).write_text("{}")
+    else:
+        write(files_of(5), tmp_path / left)
     again = settled(restart(store))
     assert (version_of(again.offer()), lost(again), again.problem) == (20, [], "")
     assert not (tmp_path / left).exists()
@@ -283,6 +345,16 @@ def test_what_is_brought_home_is_the_newest_that_is_whole(tmp_path: Path):
     assert [n for n, _ in archive.members(tmp_path)] == ["jobs/job-1/checkpoints/20-1.ckpt"]
     flip(folder / "20-1.ckpt")
     assert [n for n, _ in archive.members(tmp_path)] == ["jobs/job-1/checkpoints/10-1.ckpt"]
+
+
+def test_of_a_folder_that_is_brought_home_all_files_are_in_the_archive(tmp_path: Path):
+    folder = tmp_path / "jobs" / "job-1" / "checkpoints"
+    given_folders(folder, 10, 20)
+    for version, damaged in ((20, "20-1/__0_0.distcp"), (10, "10-1/.metadata")):
+        assert {n: b"".join(content.read(0, content.size())) for n, content in archive.members(tmp_path)} == {
+            f"jobs/job-1/checkpoints/{version}-1/{name}": data for name, data in files_of(version).items()}
+        flip(folder / damaged)
+    assert list(archive.members(tmp_path)) == []
 
 
 def test_reading_a_large_file_lets_the_loop_go_on(tmp_path: Path):

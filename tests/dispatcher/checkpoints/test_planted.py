@@ -24,10 +24,12 @@ from spotfleet.model import CheckpointSpec, JobSpec
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, WorkerReport, dump
 from spotfleet.protocol.proofs import MemberProof
 from spotfleet.storage.folder import FolderStore, checkpoint_name, fleet_store, quarantine_name, record_name
+from tests.support.dispatcher import checkpoint_sets
 from tests.support.dispatcher.fake_fleet import spec
 from tests.support.dispatcher.quarantine import point
 
 SECRET, KEY = "the fleet's secret", SealKey("the fleet's secret")
+PIECE = "__0_0.distcp"
 NEWEST = 5  # generation that was ordered
 KEPT = (10, 20, 30)  # versions, of which 20 and 30 are kept
 
@@ -36,8 +38,23 @@ def data_of(version: int, job: str = "a-1") -> bytes:
     return b"state %d of %s" % (version, job.encode())
 
 
+def files_of(version: int, generation: int = NEWEST, job: str = "a-1") -> dict[str, bytes]:
+    return checkpoint_sets.files_of(version, generation, (data_of(version, job),))
+
+
+LAYOUT = ["folder"]  # that a test uses; "tar": of checkpoints that an earlier release made
+
+
+@pytest.fixture(autouse=True, params=["folder", "tar"])
+def layout(request: pytest.FixtureRequest) -> str:
+    LAYOUT[:] = [request.param]
+    return LAYOUT[0]
+
+
 def of(version: int, generation: int = NEWEST, job: str = "a-1") -> Checkpoint:
-    return point(version, data_of(version, job), generation)
+    if LAYOUT == ["tar"]:
+        return point(version, data_of(version, job), generation)
+    return checkpoint_sets.whole(files_of(version, generation, job))
 
 
 @dataclass
@@ -80,10 +97,14 @@ class Site:
         return self
 
     def receive(self, made: Checkpoint) -> None:
-        async def body():
-            yield data_of(made.version, self.job)
+        async def body(data: bytes):
+            yield data
 
-        asyncio.run(self.store.put(made, lambda: 0, body()))
+        if not made.name:
+            asyncio.run(self.store.put(made, lambda: 0, body(data_of(made.version, self.job))))
+        for name, data in files_of(made.version, made.generation, self.job).items() if made.name else ():
+            piece = replace(made, name=name, digest=checkpoint_sets.sha(data))
+            asyncio.run(self.store.put(piece, lambda: 0, body(data)))
 
     def replicate(self) -> None:
         replica = Replica(self.boot)
@@ -102,15 +123,32 @@ class Site:
 
     def put(self, made: Checkpoint, data: bytes) -> None:
         """Among the kept ones."""
-        name = checkpoint_name(self.job, made.version, made.generation)
-        self.there.put(name, [data])
-        self.there.put(record_name(name), [dump(made).encode()])
+        stem = f"jobs/{self.job}/checkpoints/{made.version}-{made.generation}"
+        if made.name:
+            for name, content in checkpoint_sets.files_of(made.version, made.generation, (data,)).items():
+                self.there.put(f"{stem}/{name}", [content])
+        else:
+            self.there.put(f"{stem}.ckpt", [data])
+        self.there.put(f"{stem}.json", [dump(made).encode()])
 
     def leave(self, marked: Checkpoint, data: bytes) -> None:
         """In quarantine."""
-        name = quarantine_name(self.job, marked)
-        self.there.put(name, [data])
-        self.there.put(record_name(name), [dump(marked).encode()])
+        if marked.name:
+            for name, content in files_of(marked.version, marked.generation, self.job).items():
+                piece = replace(marked, name=name, digest=checkpoint_sets.sha(content))
+                self.there.put(quarantine_name(self.job, piece), [data if name == PIECE else content])
+        else:
+            self.there.put(quarantine_name(self.job, marked), [data])
+        self.there.put(record_name(quarantine_name(self.job, marked)), [dump(marked).encode()])
+
+    def copy_kept(self, version: int, to: Path) -> None:
+        """Copy a kept checkpoint with its record."""
+        for path in self.there.folder.glob(f"jobs/{self.job}/checkpoints/{version}-{NEWEST}*"):
+            if path.is_dir():
+                shutil.copytree(path, to / path.name, dirs_exist_ok=True)
+            else:
+                to.mkdir(exist_ok=True)
+                shutil.copyfile(path, to / path.name)
 
 
 @pytest.fixture
@@ -137,14 +175,17 @@ def record_of_other_bytes(site: Site) -> None:
 
 
 def record_of_an_older_one(site: Site) -> None:
-    older = checkpoint_name(site.job, 20, NEWEST)
-    newer = checkpoint_name(site.job, 30, NEWEST)
-    for name in (str, record_name):
-        shutil.copyfile(site.there.path(name(older)), site.there.path(name(newer)))
+    kept = site.there.path(f"jobs/{site.job}/checkpoints")
+    shutil.copyfile(kept / f"20-{NEWEST}.json", kept / f"30-{NEWEST}.json")
+    if LAYOUT == ["tar"]:
+        shutil.copyfile(kept / f"20-{NEWEST}.ckpt", kept / f"30-{NEWEST}.ckpt")
+    else:
+        shutil.copytree(kept / f"20-{NEWEST}", kept / f"30-{NEWEST}", dirs_exist_ok=True)
 
 
 def other_bytes(site: Site) -> None:
-    site.there.put(checkpoint_name(site.job, 30, NEWEST), [b"other bytes"])
+    tar = checkpoint_name(site.job, 30, NEWEST)
+    site.there.put(tar if LAYOUT == ["tar"] else f"{tar.removesuffix('.ckpt')}/{PIECE}", [b"other bytes"])
 
 
 def another_jobs(site: Site) -> None:
@@ -169,13 +210,20 @@ def left_with_other_bytes(site: Site) -> None:
     site.leave(site.member().marked(of(90)), b"other bytes")
 
 
-def a_piece_of_another_job(site: Site) -> None:
+def another_manifest(site: Site) -> None:
+    """Its pieces lie beside it, and the record is the dispatcher's."""
+    for name, content in checkpoint_sets.files_of(30, NEWEST, (b"other bytes",)).items():
+        site.there.put(f"jobs/{site.job}/checkpoints/30-{NEWEST}/{name}", [content])
+    site.there.delete(checkpoint_name(site.job, 30, NEWEST))
+
+
+def a_part_of_another_job(site: Site) -> None:
     other = Site(site.base, "b-2")
     site.leave(site.member().marked(point(90, b"one", NEWEST, 0, 2)), b"one")
     site.leave(other.member().marked(point(90, b"two", NEWEST, 1, 2)), b"two")
 
 
-def a_piece_with_other_bytes(site: Site) -> None:
+def a_part_with_other_bytes(site: Site) -> None:
     site.leave(site.member().marked(point(90, b"one", NEWEST, 0, 2)), b"one")
     site.leave(site.member().marked(point(90, b"two", NEWEST, 1, 2)), b"too")
 
@@ -191,11 +239,14 @@ def a_piece_with_other_bytes(site: Site) -> None:
     (left_by_another_jobs_member, 30, 90, "it carries no mark of a worker of a-1"),
     (left_in_no_generation, 30, 90, "no dispatcher of this fleet has ordered its generation 40"),
     (left_with_other_bytes, 30, 90, "has another digest"),
-    (a_piece_of_another_job, 30, 90, "it carries no mark of a worker of a-1"),
-    (a_piece_with_other_bytes, 30, 90, "has another digest"),
+    (a_part_of_another_job, 30, 90, "it carries no mark of a worker of a-1"),
+    (a_part_with_other_bytes, 30, 90, "has another digest"),
+    (another_manifest, 20, 30, "manifest.json, has another digest"),
 ], ids=lambda value: value.__name__ if callable(value) else "")
 def test_what_a_host_puts_at_the_target_is_refused_and_the_version_before_is_taken(
         site: Site, attack: Callable[[Site], None], version: int, refused: int, why: str):
+    if attack is another_manifest and LAYOUT == ["tar"]:
+        pytest.skip("a tar has no manifest")
     attack(site)
     found, lost = site.successor().restore()
     assert (found, [v for v, _ in lost]) == (version, [refused])
@@ -214,12 +265,13 @@ def test_a_refusal_is_a_message_for_people_until_the_next_checkpoint_is_kept(sit
 @pytest.mark.parametrize(("name", "record"), [
     ("\u00b2-1", {}), ("9" * 200 + "-1", {}), ("90-5", {"mark": "\ud800", "seal": "\ud800"}),
     ("90-5", {"digest": "\x1b[2J"}), ("90-5", {"digest": "x" * 100_000}), ("90-5", {"serial": 10**1000}),
-    ("90-5", {"part": -1, "parts": -7}),
+    ("90-5", {"part": -1, "parts": -7}), ("90-5", {"name": "../../../ledger"}), ("90-5", {"name": ".metadata"}),
 ])
 @pytest.mark.parametrize("folder", ["checkpoints", "quarantine"])
 def test_no_name_or_record_at_the_target_stops_the_dispatcher(site: Site, name: str, record: dict, folder: str):
     stem = f"jobs/a-1/{folder}/{name}"
     site.there.put(f"{stem}.ckpt", [data_of(90)])
+    site.there.put(f"{stem}/.metadata", [data_of(90)])
     site.there.put(f"{stem}.json", [json.dumps({**to_json(of(90)), **record}).encode()])
     later = site.successor()
     assert later.restore()[0] == 30
@@ -231,16 +283,13 @@ def test_no_name_or_record_at_the_target_stops_the_dispatcher(site: Site, name: 
 def test_a_version_that_newer_ones_had_replaced_is_not_rolled_back_to(tmp_path: Path, removed: tuple[int, ...],
                                                                       version: int):
     site = Site(tmp_path).keep(10)
-    old, name = tmp_path / "old", checkpoint_name("a-1", 10, NEWEST)
-    for of_file in (str, record_name):
-        shutil.copyfile(site.there.path(of_file(name)), f"{old}{of_file('.ckpt')}")
+    kept = site.there.path(f"jobs/{site.job}/checkpoints")
+    site.copy_kept(10, tmp_path / "old")
     site.keep(20, 30)
-    assert site.there.find(name) is None
-    for gone in removed:
-        for of_file in (str, record_name):
-            site.there.delete(of_file(checkpoint_name("a-1", gone, NEWEST)))
-    for of_file in (str, record_name):
-        shutil.copyfile(f"{old}{of_file('.ckpt')}", site.there.path(of_file(name)))
+    assert not list(kept.glob("10-*"))
+    for path in [path for gone in removed for path in kept.glob(f"{gone}-*")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(tmp_path / "old", kept, dirs_exist_ok=True)
     found, lost = site.successor().restore()
     assert (found, [v for v, _ in lost]) == (version, [10])
     assert "newer ones had replaced it" in lost[0][1]
@@ -268,7 +317,9 @@ def test_a_seal_is_given_above_the_floor_where_this_disk_has_lost_all(site: Site
 
 @pytest.mark.parametrize("generation", [NEWEST, NEWEST + 1])  # the next was ordered after the record's last copy
 def test_what_an_orphan_left_is_taken_by_the_next_dispatcher_and_leaves_quarantine(site: Site, generation: int):
-    for part, data in enumerate((b"one", b"two")):
+    if LAYOUT == ["folder"]:
+        site.leave(site.member(generation).marked(of(90, generation)), data_of(90))
+    for part, data in enumerate((b"one", b"two") if LAYOUT == ["tar"] else ()):
         site.leave(site.member(generation).marked(point(90, data, generation, part, 2)), data)
     later = site.successor()
     assert later.restore() == (90, [])

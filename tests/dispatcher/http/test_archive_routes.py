@@ -35,6 +35,7 @@ from spotfleet.storage.folder import FolderStore, checkpoint_name, fleet_store
 from spotfleet.storage.mirror import Piece
 from spotfleet.transport import certs
 from spotfleet.transport.client import DispatcherClient, Endpoint
+from tests.support.dispatcher.checkpoint_sets import files_of
 from tests.support.dispatcher.fake_fleet import ADMIN, Stage, spec
 from tests.support.dispatcher.fake_workers import Script
 
@@ -134,6 +135,37 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before_and_one_in_an_object
         assert not list(found.files.rglob("*.ckpt"))
 
     play(scene, spec(1))
+
+
+def test_a_folder_of_files_at_the_target_is_named_and_copied_only_on_demand(play, tmp_path: Path):
+    target = tmp_path / "target"
+    target.mkdir()
+
+    async def scene(stage: Stage) -> None:
+        job, files = await with_results(stage), files_of(7, pieces=(BIG, b"rank 1's"))
+        token = stage.token((await stage.job(job)).workers[0].host)
+        for name, data in files.items():
+            asked = f"generation=1&digest={sha(data)}&name={name}"
+            await stage.call("PUT", f"/v1/jobs/{job}/checkpoints/7?{asked}", token=token, data=data)
+        store = fleet_store(str(target), stage.boot.fleet, stage.boot.ca)
+        key = f"jobs/{job}/checkpoints/7-1"
+
+        async def copied() -> bool:
+            return store.find(f"{key}.json") is not None
+
+        await stage.until("a copy at the target", copied)
+        found = await off_loop(lambda: transfers.fetch(client(stage), tmp_path / "a", nothing, ""))
+        assert [(f.key, f.bytes, f.at) for f in found.elsewhere] == [
+            (key, sum(map(len, files.values())), str(store.path(key)))]
+        assert not (found.files / key).exists() and found.moved < len(BIG)
+        found = await off_loop(lambda: transfers.fetch(client(stage), tmp_path / "b", nothing, "",
+                                                       bring_checkpoints=True))
+        assert found.elsewhere == () and contents(found.files / key) == files
+        store.path(f"{key}/__1_0.distcp").write_bytes(b"rank")  # it is not whole there
+        found = await off_loop(lambda: transfers.fetch(client(stage), tmp_path / "c", nothing, ""))
+        assert found.elsewhere == () and contents(found.files / key) == files
+
+    play(scene, spec(1, checkpoint=CheckpointSpec(target=str(target))))
 
 
 def test_a_checkpoint_at_the_target_is_named_and_copied_only_on_demand(play, tmp_path: Path):

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from tests.dispatcher.recovery.test_power_cut import packed
+from tests.support.dispatcher.checkpoint_sets import file_of, files_of
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
 from tests.support.file_table import DISPATCHER, HOST, rows, unknown
@@ -38,12 +39,18 @@ def test_the_table_has_every_file_of_a_dispatchers_home(play, tmp_path: Path):
         token, name = stage.token(worker.host), worker.worker.replace("/", "%2F")
         query = f"generation={status.generation}&digest={hashlib.sha256(text).hexdigest()}"
         await stage.call("PUT", f"/v1/jobs/{job}/checkpoints/3?{query}", data=text, token=token)
-        await stage.call("PUT", f"/v1/jobs/{job}/checkpoints/4?{query}&part=0&parts=2", data=text, token=token)
+        await stage.call("PUT", f"/v1/jobs/{job}/checkpoints/5?{query}&name=__0_0.distcp", data=text, token=token)
+        files = files_of(4, status.generation)
+        for file, data in files.items():
+            its = file_of(files, file)
+            asked = f"generation={status.generation}&digest={its.digest}&name={file}"
+            await stage.call("PUT", f"/v1/jobs/{job}/checkpoints/4?{asked}", data=data, token=token)
         await stage.call("POST", f"/v1/jobs/{job}/logs/{name}?offset=0", data=b"hello\n", token=token)
         await stage.call("POST", "/v1/down", {})
         there = {p.name for p in stage.home.rglob("*") if p.is_file()}
         assert {"job.json", "secrets.json", "boots.json", "down.json", "begun", "ballast", "ledger.db", "rank-0.log",
-                digest, f"3-{status.generation}.ckpt", f"3-{status.generation}.json"} <= there
+                digest, f"3-{status.generation}.ckpt", f"3-{status.generation}.json", *files,
+                f"__0_0.distcp-{hashlib.sha256(text).hexdigest()}"} <= there
         assert unknown(stage.home, DISPATCHER) == []
 
     play(scene, spec(1))

@@ -20,6 +20,7 @@ from spotfleet.dispatcher.daemon import DispatcherDaemon
 from spotfleet.dispatcher.http.auth import host_token
 from spotfleet.errors import SpotfleetError
 from spotfleet.model import CloudState, FleetSpec, JobSpec, Need, Nodes, Notice, ResizeSpec, Role
+from spotfleet.protocol.checkpoint_files import parse_manifest
 from spotfleet.protocol.messages import (
     AgentOrders,
     AgentReport,
@@ -160,9 +161,17 @@ class FakeAgent:
         url = f"{self.boot['dispatcher']}/v1/jobs/{job}/checkpoints/{wanted.version}"
         headers = {"Authorization": f"Bearer {self.boot['token']}"}
         async with aiohttp.ClientSession(headers=headers) as session:
-            async with session.get(url, ssl=certs.client_context(self.boot["ca"])) as answer:
-                data = await answer.read()
-        if hashlib.sha256(data).hexdigest() == wanted.digest:
+
+            async def sha_of(name: str) -> tuple[str, bytes]:
+                async with session.get(f"{url}{name}", ssl=certs.client_context(self.boot["ca"])) as answer:
+                    data = await answer.read()
+                    return hashlib.sha256(data).hexdigest(), data
+
+            found, data = await sha_of(f"/{wanted.name}" if wanted.name else "")
+            whole = found == wanted.digest
+            for name, entry in parse_manifest(data).files.items() if whole and wanted.name else ():
+                whole = whole and (await sha_of(f"/{name}"))[0] == entry.sha256
+        if whole:
             self.fetched[wanted.digest] = True
             if self.orders is not None:
                 self.obey(self.orders)

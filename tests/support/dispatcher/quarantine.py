@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from spotfleet.dispatcher.checkpoints.seals import SealKey
 from spotfleet.protocol.messages import JOB_KEY, Checkpoint, dump
 from spotfleet.protocol.proofs import MemberProof
 from spotfleet.storage.folder import FolderStore, fleet_store, quarantine_name, record_name
+from tests.support.dispatcher.checkpoint_sets import sha, whole
 from tests.support.dispatcher.fake_fleet import Stage
 
 
@@ -31,3 +33,14 @@ def left_there(stage: Stage, job: str, made: Checkpoint, data: bytes, proof: Mem
     name = quarantine_name(job, made)
     target_folder(stage).put(name, [data])
     target_folder(stage).put(record_name(name), [dump(proof.marked(made)).encode()])
+
+
+def left_files(stage: Stage, job: str, files: dict[str, bytes], but: str = "", wrong: str = "") -> None:
+    """Put the files of a checkpoint into quarantine, as the hosts of its writers do; without one, or one wrong."""
+    made = whole(files)
+    for name, data in files.items():
+        if name != but:
+            piece = replace(made, name=name, digest=sha(data))
+            target_folder(stage).put(quarantine_name(job, piece), [data + b"?" if name == wrong else data])
+    record = dump(member(stage, job, made.generation).marked(made))
+    target_folder(stage).put(record_name(quarantine_name(job, made)), [record.encode()])

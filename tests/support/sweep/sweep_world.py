@@ -311,7 +311,7 @@ class LaptopClient(DispatcherClient):
     def close(self) -> None:
         """There is no connection."""
 
-    def archive_manifest(self, *, outputs: str = "", check: bool = False) -> Iterator[bytes]:
+    def archive_manifest(self, *, outputs: str = "", check: bool = False, bring: bool = False) -> Iterator[bytes]:
         return iter(self._patiently("GET /v1/archive/manifest", b""))
 
     def archive_pieces(self, pieces: Sequence[Piece], **_: object) -> bytes:

@@ -1,4 +1,5 @@
-"""What a dispatcher does with checkpoints: parts are copied when they are reported, and joined when all are there."""
+"""What a dispatcher does with checkpoints: their files are copied when they are reported, until all are there. And how
+they are read whole."""
 
 from __future__ import annotations
 
@@ -6,17 +7,33 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from spotfleet.protocol.checkpoint_files import MANIFEST
 from spotfleet.protocol.messages import Checkpoint
-from spotfleet.train.checkpoint.file import digest_of
+from spotfleet.storage.checkpoint_folder import Progress, digest_of, files_of, ignore, problem_in
+from spotfleet.train.checkpoint import restore
+from spotfleet.train.checkpoint.host_copy import HostFolder
+from spotfleet.train.state.position import Copy
+
+
+def restored(named: Checkpoint, progress: Progress = ignore) -> Copy:
+    """Return the copy with all tensors in memory; `named` may be as its only writer has reported it."""
+    path = Path(named.path)
+    with restore.opened(replace(named, path=str(path.parent if path.name == MANIFEST else path)), progress) as held:
+        return replace(held, tensors=list(held.tensors))
+
+
+def restored_url(named: Checkpoint, place: HostFolder) -> Copy:
+    with restore.opened_url(named, place) as held:
+        return replace(held, tensors=list(held.tensors))
 
 
 class Kept:
-    """The checkpoints of one job. `newest` is whole, its file is ours."""
+    """The checkpoints of one job. `newest` is whole, its files are ours."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: set[str] = set()
-        self._parts: dict[tuple[int, int, int], dict[int, Path]] = {}
+        self._manifests: dict[Path, Checkpoint] = {}
         self.whole: list[Checkpoint] = []
 
     @property
@@ -26,22 +43,15 @@ class Kept:
     def take(self, told: Checkpoint) -> None:
         if told.url and told not in self.whole:
             self.whole.append(told)
-        source = Path(told.path)
-        if told.digest in self._seen or not source.is_file():
+        if told.digest in self._seen or not Path(told.path).is_file():
             return
         self._seen.add(told.digest)
-        self._folder.mkdir(exist_ok=True)
-        key = (told.generation, told.version, told.parts)
-        path = self._folder / f"{told.generation}-{told.version}-{told.part}-of-{told.parts}"
-        shutil.copyfile(source, path)
-        assert digest_of(path) == told.digest
-        parts = self._parts.setdefault(key, {})
-        parts[told.part] = path
-        if len(parts) < told.parts:
-            return
-        joined = self._folder / f"{told.version}-{told.generation}.ckpt"
-        with open(joined, "wb") as out:
-            for part in range(told.parts):
-                out.write(parts[part].read_bytes())
-        self.whole.append(replace(told, part=0, parts=1, path=str(joined), digest=digest_of(joined),
-                                  bytes=joined.stat().st_size))
+        place = self._folder / f"{told.version}-{told.generation}"
+        place.mkdir(parents=True, exist_ok=True)
+        for file in files_of(told):
+            shutil.copyfile(file.path, place / file.name)
+            assert digest_of(place / file.name) == file.digest
+        if told.name == MANIFEST:
+            self._manifests[place] = replace(told, part=0, parts=1, path=str(place))
+        if place in self._manifests and not problem_in(place, self._manifests[place].digest):
+            self.whole.append(self._manifests[place])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
 import tarfile
 import threading
-from dataclasses import dataclass, field
+import weakref
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,14 @@ from spotfleet.errors import UsageError
 from spotfleet.protocol.messages import Checkpoint, WorkerOrders
 from spotfleet.protocol.proofs import MemberProof
 from spotfleet.storage import verified
-from spotfleet.train.checkpoint import entries, file, format, restore
+from spotfleet.storage.checkpoint_folder import digest_of, problem_in
+from spotfleet.train.checkpoint import entries, format, restore, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.restore import CheckpointDamaged
 from spotfleet.train.checkpoint.writer import Checkpointer
 from spotfleet.train.state.state import Position
 from spotfleet.worker.member import RankInfo
+from tests.support.train.train_parts import Kept, restored
 from tests.train.state.test_state import build, train
 
 EARLIER = (b"ccopy_reg\n_reconstructor\n(cspotfleet.train.state\nPosition\nc__builtin__\nobject\nNtR("
@@ -58,27 +60,29 @@ def held_state(alone, steps: int):
 
 
 def write(state, folder: Path, generation: int = 1) -> Checkpoint:
-    return file.write(entries.whole_shard(state, generation), folder)[0]
+    done = store_folder.write_here(entries.whole_shard(state, generation), folder)[0]
+    return replace(done, path=str(Path(done.path).parent))
 
 
-def write_parts(state, folder: Path, world: int) -> Path:
-    """What `world` ranks that hold `state` write, joined as the dispatcher does it."""
+def write_parts(state, folder: Path, world: int) -> Checkpoint:
+    """What `world` ranks that hold `state` write, put together as the dispatcher does it."""
     told: list[PartReport] = []
-    parts: dict[int, bytes] = {}
+    kept = Kept(folder / "kept")
     for rank in [*range(1, world), 0]:  # rank 0 needs what the others tell
         shard = entries.rank_shard(state, 1, rank, world, state.tensors())
-        done, said = file.write(shard, folder / str(rank), lambda own_s, told=told: told)
+        done, said = store_folder.write_here(shard, folder / str(rank), lambda own_s, told=told: told)
         told += [said] if rank else []
-        parts[done.part] = Path(done.path).read_bytes()
-    joined = folder / "joined.ckpt"
-    joined.write_bytes(b"".join(parts[i] for i in sorted(parts)))
-    return joined
+        kept.take(done)
+    assert kept.newest is not None
+    return kept.newest
 
 
-def unpacked(tar: Path, folder: Path) -> Path:
-    folder.mkdir()
-    subprocess.run(["tar", "xf", str(tar), "-C", str(folder)], check=True)
-    return folder
+def packed(named: Checkpoint, tar: Path) -> Checkpoint:
+    """The same as an earlier release kept it: a tar."""
+    with tarfile.open(tar, "w") as out:
+        for path in sorted(Path(named.path).iterdir(), reverse=True):
+            out.add(path, path.name)
+    return Checkpoint(named.version, digest_of(tar), tar.stat().st_size, named.generation, str(tar))
 
 
 def by_torch(folder: Path) -> dict:
@@ -96,9 +100,10 @@ def test_a_checkpoint_brings_back_every_bit(alone, tmp_path):
     fresh = hvd.elastic.TorchState(fresh_model, fresh_optimizer, epoch=5)
     fresh.attach(0, -1)
     compared: list[int] = []
-    fresh.install(restore.read(named, compared.append))
+    fresh.install(restored(named, compared.append))
     assert sum(compared) == named.bytes
-    assert named.version == 4 and named.generation == 3 and named.bytes == Path(named.path).stat().st_size
+    assert (named.version, named.generation) == (4, 3)
+    assert named.bytes == sum(path.stat().st_size for path in Path(named.path).iterdir())
     assert all(torch.equal(a, b) for a, b in zip(fresh.tensors(), expected, strict=True))
     assert (fresh.version, fresh.epoch, fresh_optimizer.param_groups[0]["lr"]) == (4, 0, 0.1)
 
@@ -108,14 +113,15 @@ def test_what_the_agent_has_compared_is_not_compared_again_unless_it_has_changed
     named = write(state, tmp_path)
     verified.note(Path(named.path), named.digest)
     compared: list[Path] = []
-    monkeypatch.setattr(restore, "digest_of", lambda path, progress: compared.append(path) or file.digest_of(path))
+    monkeypatch.setattr(restore, "problem_in",
+                        lambda folder, *args: compared.append(folder) or problem_in(folder, *args))
     progress: list[int] = []
-    assert restore.read(named, progress.append).version == 1
+    assert restored(named, progress.append).version == 1
     assert (compared, progress) == ([], [named.bytes])
-    with open(named.path, "ab") as out:
+    with open(Path(named.path) / ".metadata", "ab") as out:
         out.write(b"?")
     with pytest.raises(restore.CheckpointDamaged):
-        restore.read(named)
+        restored(named)
     assert compared == [Path(named.path)] and not list(tmp_path.glob("*.verified"))
 
 
@@ -157,7 +163,7 @@ def odd_state(alone):
 @pytest.mark.parametrize("world", [1, 3, 8])
 def test_torch_reads_what_several_ranks_wrote_into_a_model_and_an_optimizer_of_its_own(alone, tmp_path, world):
     model, optimizer, state = odd_state(alone)
-    plain = by_torch(unpacked(write_parts(state, tmp_path, world), tmp_path / "folder"))
+    plain = by_torch(Path(write_parts(state, tmp_path, world).path))
     read = Odd()
     read.load_state_dict(plain["model"], strict=True)
     assert {k: v.tolist() for k, v in read.state_dict().items()} == \
@@ -175,11 +181,31 @@ def test_torch_reads_what_several_ranks_wrote_into_a_model_and_an_optimizer_of_i
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_parts_of_several_ranks_bring_back_every_bit(alone, tmp_path, world):
     _, _, state = odd_state(alone)
-    joined = write_parts(state, tmp_path, world)
-    held = restore.read(Checkpoint(1, file.digest_of(joined), 0, 1, str(joined)))
+    held = restored(write_parts(state, tmp_path, world))
     assert held.position.scalars["note"] == Note("mine")
     for mine, theirs in zip(state.tensors(), held.tensors, strict=True):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+
+
+def test_the_tar_of_an_earlier_release_brings_back_every_bit_and_is_compared_first(alone, tmp_path):
+    _, _, state = odd_state(alone)
+    tar = packed(write_parts(state, tmp_path, 3), tmp_path / "1-1.ckpt")
+    held = restored(tar)
+    assert held.position.scalars["note"] == Note("mine")
+    assert all(torch.equal(a, b) for a, b in zip(state.tensors(), held.tensors, strict=True))
+    Path(tar.path).write_bytes(Path(tar.path).read_bytes()[:-1])
+    with pytest.raises(CheckpointDamaged, match="is not the one that was kept"):
+        restored(tar)
+
+
+def test_a_restore_holds_one_tensor_at_a_time(alone, tmp_path):
+    _, _, state = odd_state(alone)
+    named, alive = write_parts(state, tmp_path, 3), []
+    with restore.opened(named) as held:
+        for tensor in held.tensors:
+            alive.append(weakref.ref(tensor))
+            assert sum(found() is not None for found in alive) <= 2  # the last one, until the next has been read
+    assert len(alive) == len(state.tensors())
 
 
 def test_what_three_ranks_wrote_two_others_go_on_from_and_torch_reads_what_they_write(alone, tmp_path):
@@ -188,9 +214,8 @@ def test_what_three_ranks_wrote_two_others_go_on_from_and_torch_reads_what_they_
     _, _, other = odd_state(alone)
     for tensor in other.tensors():
         tensor.zero_()
-    restore.install(other, Checkpoint(1, file.digest_of(first), 0, 1, str(first)))
-    plain = [by_torch(unpacked(tar, tar.parent / "folder"))
-             for tar in (first, write_parts(other, tmp_path / "two", 2))]
+    restore.install(other, first)
+    plain = [by_torch(Path(made.path)) for made in (first, write_parts(other, tmp_path / "two", 2))]
     for top in ("model", "optimizer"):
         flat = [torch.utils._pytree.tree_flatten(p[top])[0] for p in plain]
         assert len(flat[0]) == len(flat[1]) > 10
@@ -199,15 +224,16 @@ def test_what_three_ranks_wrote_two_others_go_on_from_and_torch_reads_what_they_
 
 def test_the_same_state_makes_the_same_parts(alone, tmp_path):
     _, _, state = odd_state(alone)
-    first, second = (write_parts(state, tmp_path / n, 3).read_bytes() for n in ("a", "b"))
-    assert first == second
+    first, second = (write_parts(state, tmp_path / n, 3) for n in ("a", "b"))
+    assert first.digest == second.digest
 
 
+@pytest.mark.parametrize("file", ["__0_0.distcp", "manifest.json", ".metadata"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
-def test_a_checkpoint_that_is_not_the_one_named_is_refused(alone, tmp_path, damage):
+def test_a_checkpoint_that_is_not_the_one_named_is_refused(alone, tmp_path, damage, file):
     _, _, state = held_state(alone, 1)
     named = write(state, tmp_path)
-    path = Path(named.path)
+    path = Path(named.path) / file
     data = bytearray(path.read_bytes())
     if damage == "changed":
         data[len(data) // 2] ^= 1
@@ -215,9 +241,9 @@ def test_a_checkpoint_that_is_not_the_one_named_is_refused(alone, tmp_path, dama
     if damage == "missing":
         path.unlink()
     with pytest.raises(CheckpointDamaged, match="is not the one that was kept") as told:
-        restore.read(named)
+        restored(named)
     assert told.value.blame_peer  # nobody's script has failed
-    assert not path.exists()  # so that it is fetched again
+    assert not Path(named.path).exists()  # so that it is fetched again
 
 
 def test_a_state_of_another_model_is_refused_and_names_the_difference(alone, tmp_path):
@@ -226,7 +252,7 @@ def test_a_state_of_another_model_is_refused_and_names_the_difference(alone, tmp
     other = nn.Linear(9, 9)
     wrong = hvd.elastic.TorchState(other, hvd.DistributedOptimizer(torch.optim.Adam(other.parameters())), epoch=0)
     wrong.attach(0, -1)
-    with pytest.raises(UsageError, match=r"ckpt-1\.tar of version 1 does not fit .*model\.weight.*spotfleet train"):
+    with pytest.raises(UsageError, match=r"1-1 of version 1 does not fit .*model\.weight.*spotfleet train"):
         restore.install(wrong, named)
 
 
@@ -237,16 +263,16 @@ def test_a_whole_checkpoint_that_cannot_be_read_here_says_so_and_how_to_go_on_wi
     path.write_bytes(b"no archive of anybody's")
     if content == "another format":
         monkeypatch.setattr(format, "FORMAT", 99)
-        write(held_state(alone, 1)[2], tmp_path)
+        packed(write(held_state(alone, 1)[2], tmp_path), path)
         monkeypatch.undo()
     elif content != "no archive":
         member = tmp_path / ("other" if content == "no .metadata" else ".metadata")
         member.write_bytes(b"cno_such_module\nThing\n.")
         with tarfile.open(path, "w") as tar:
             tar.add(member, member.name)
-    named = Checkpoint(1, file.digest_of(path), path.stat().st_size, 1, str(path))
+    named = Checkpoint(1, digest_of(path), path.stat().st_size, 1, str(path))
     with pytest.raises(UsageError, match=r"ckpt-1\.tar of version 1 is whole, but .*`spotfleet train` again"):
-        restore.read(named)
+        restored(named)
     assert path.exists()
 
 
@@ -274,8 +300,8 @@ class Leader:
 def test_a_checkpoint_ordered_while_another_is_written_follows_it_at_once(alone, tmp_path, monkeypatch):
     model, optimizer, state = held_state(alone, 1)
     leader = Leader(str(tmp_path), Control(WorkerOrders(checkpoint_every_s=0.001)))
-    checkpointer, go_on, write = Checkpointer(leader), threading.Event(), file.write
-    monkeypatch.setattr(file, "write", lambda *args, **more: go_on.wait(30) and write(*args, **more))
+    checkpointer, go_on, write = Checkpointer(leader), threading.Event(), store_folder.write_here
+    monkeypatch.setattr(store_folder, "write_here", lambda *args, **more: go_on.wait(30) and write(*args, **more))
     checkpointer._due_from = 0.0
     checkpointer.at_boundary(state)
     leader.control.orders = WorkerOrders(checkpoint_every_s=1000.0, checkpoint_now=True)  # a notice to every host

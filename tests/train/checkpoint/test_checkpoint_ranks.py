@@ -14,16 +14,18 @@ import torch
 from torch import nn
 
 import spotfleet.train as hvd
+from spotfleet.protocol.checkpoint_files import MANIFEST
 from spotfleet.protocol.messages import Checkpoint, WorkerOrders
 from spotfleet.protocol.proofs import MemberProof
+from spotfleet.storage.checkpoint_folder import files_of
 from spotfleet.train import runtime
-from spotfleet.train.checkpoint import entries, exchange, file, restore, writer
+from spotfleet.train.checkpoint import entries, exchange, store_folder, writer
 from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.shards import MOST_BYTES, TensorRow, plan
 from spotfleet.train.checkpoint.writer import Checkpointer
 from spotfleet.train.state.copies import Buffer
 from spotfleet.worker.member import RankInfo
-from tests.support.train.train_parts import Kept
+from tests.support.train.train_parts import Kept, restored
 from tests.train.state.test_state import train
 
 
@@ -109,10 +111,10 @@ def test_one_that_is_due_is_written_by_all_ranks_at_the_boundary_after_the_next_
         kept.take(made)
     assert [(w.control.made[0].part, w.control.made[0].parts) for w in team] == [(2, 3), (0, 3), (1, 3)]
     assert all(w.proof.has_marked(w.control.made[0]) and w.control.made[0].grant == "a grant" for w in team)
-    held = restore.read(kept.newest)
+    held = restored(kept.newest)
     assert held.version == 2
     assert all(torch.equal(a, b) for a, b in zip(held.tensors, entries.sources(team[0].state), strict=True))
-    sizes = [w.control.made[0].bytes for w in team]
+    sizes = [sum(file.bytes for file in files_of(w.control.made[0]) if file.name != MANIFEST) for w in team]
     assert max(sizes) < kept.newest.bytes / 3 + 30_000  # rank 0's position, values and metadata
     assert [(w.group.save_waits, w.group.save_agreed) for w in team] == [(False, False)] * 3
 
@@ -128,12 +130,12 @@ def test_the_next_one_of_a_generation_is_joined_from_what_ranks_say_of_that_one(
             alone.state = worker.state
             train(worker.state.model, worker.state.optimizer, 1)
     assert [c.version for c in kept.whole] == [2, 3]
-    assert restore.read(kept.newest).version == 3
+    assert restored(kept.newest).version == 3
 
 
 def test_what_is_trained_while_it_is_written_is_not_in_it(team, tmp_path, alone, monkeypatch):
-    go_on, write = threading.Event(), file.write
-    monkeypatch.setattr(file, "write", lambda *args: go_on.wait(30) and write(*args))
+    go_on, write = threading.Event(), store_folder.write_here
+    monkeypatch.setattr(store_folder, "write_here", lambda *args: go_on.wait(30) and write(*args))
     expected = [t.clone() for t in entries.sources(team[0].state)]
     due(team)
     for worker in team:
@@ -145,7 +147,7 @@ def test_what_is_trained_while_it_is_written_is_not_in_it(team, tmp_path, alone,
     kept = Kept(tmp_path / "kept")
     for worker in team:
         kept.take(worker.written()[0])
-    assert all(torch.equal(a, b) for a, b in zip(restore.read(kept.newest).tensors, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(restored(kept.newest).tensors, expected, strict=True))
 
 
 def test_one_whose_rank_is_lost_is_given_up_and_due_again_at_once(team, capsys):
@@ -157,18 +159,18 @@ def test_one_whose_rank_is_lost_is_given_up_and_due_again_at_once(team, capsys):
     assert re.fullmatch("spotfleet: checkpoint of version 2 is given up: rank 2 did not report its part before it was "
                         "lost; the next one follows\n", capsys.readouterr().out)
     assert team[0].saver._due()
-    assert not list(Path(team[0].work).iterdir())
+    assert not [path for path in Path(team[0].work).rglob("*") if path.is_file()]
 
 
 def test_a_part_that_cannot_be_written_is_told_tried_again_and_at_last_rank_0_writes_all(team, tmp_path, monkeypatch):
-    write = file.write
+    write = store_folder.write_here
 
     def full(shard, *args):
         if shard.rank == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(shard, *args)
 
-    monkeypatch.setattr(file, "write", full)
+    monkeypatch.setattr(store_folder, "write_here", full)
     monkeypatch.setattr(writer, "RETRY_S", 0.0)
     said = []
     monkeypatch.setattr(Checkpointer, "_log", lambda self, line: said.append(line))
@@ -183,12 +185,12 @@ def test_a_part_that_cannot_be_written_is_told_tried_again_and_at_last_rank_0_wr
     assert sum("rank 1: it cannot be written: No space left on device; the next one follows" in s for s in said) == 2
     (made,) = team[0].written()
     assert (made.part, made.parts) == (0, 1)
-    assert restore.read(made).version == 2
+    assert restored(made).version == 2
 
 
 def test_a_rank_that_still_writes_the_last_one_says_so_and_nobody_waits_for_it(team, monkeypatch, capsys):
-    go_on, write = threading.Event(), file.write
-    monkeypatch.setattr(file, "write", lambda shard, *args: (shard.rank != 1 or go_on.wait(30)) and
+    go_on, write = threading.Event(), store_folder.write_here
+    monkeypatch.setattr(store_folder, "write_here", lambda shard, *args: (shard.rank != 1 or go_on.wait(30)) and
                         write(shard, *args))
     due(team)
     for worker in team:
@@ -255,7 +257,7 @@ def test_one_that_comes_too_late_or_not_at_all_says_so(team, capsys, monkeypatch
         saver.on_orders(team[0].control.orders)
         with monkeypatch.context() as patch:
             if trouble is not None:
-                patch.setattr(file, "write", lambda *args, trouble=trouble: (_ for _ in ()).throw(trouble))
+                patch.setattr(store_folder, "write_here", lambda *args, trouble=trouble: (_ for _ in ()).throw(trouble))
             saver.at_rest(team[0].state)
     first, _, last = capsys.readouterr().out.splitlines()
     this = "spotfleet: checkpoint of version 2 "

@@ -24,6 +24,7 @@ from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.host_copy import HostFolder
 from spotfleet.train.checkpoint.restore import CheckpointDamaged
 from spotfleet.train.checkpoint.store_folder import METADATA
+from tests.support.train.train_parts import restored_url
 from tests.train.checkpoint.test_checkpoint_files import by_torch, held_state, odd_state
 from tests.train.state.test_state import build, train
 
@@ -70,7 +71,7 @@ def test_what_ranks_write_to_a_store_is_restored_and_read_by_torch_where_it_lies
     done = write(state, f"file://{tmp_path}/bucket/job", world)
     folder = tmp_path / "bucket" / "job" / "1-1"
     assert done.url == f"file://{folder}" and done.bytes == sum(p.stat().st_size for p in folder.iterdir())
-    assert same(state, restore.read_url(done, HostFolder(tmp_path / "here")))
+    assert same(state, restored_url(done, HostFolder(tmp_path / "here")))
     assert by_torch(folder)["epoch"] == 7
     assert [p.name for p in (tmp_path / "here").iterdir()] == ["lock"]  # nothing else is left of the restoring
 
@@ -97,9 +98,9 @@ def test_an_s3_bucket_keeps_restores_and_loses_checkpoints_as_said(alone, tmp_pa
         last = write(state, bucket, world=2)
         store_folder.prune(bucket, last, keep=2)
     assert {entry.key.partition("/")[0] for entry in ObjectStore(bucket).list()} == {"2-1", "3-1"}
-    assert same(state, restore.read_url(last, HostFolder(tmp_path)))
+    assert same(state, restored_url(last, HostFolder(tmp_path)))
     with pytest.raises(CheckpointDamaged, match=r"version 1 at s3://spot/runs/job/1-1 .*manifest\.json is not there"):
-        restore.read_url(first, HostFolder(tmp_path))
+        restored_url(first, HostFolder(tmp_path))
 
 
 class Killed(BaseException):
@@ -145,7 +146,7 @@ def test_killed_after_any_write_there_is_the_older_checkpoint_or_the_new_one_and
                                1, url=f"file://{folder}")
             values = state.tensors() if version == state.version else before
             assert all(torch.equal(a, b) for a, b in
-                       zip(restore.read_url(named, HostFolder(tmp_path)).tensors, values, strict=True))
+                       zip(restored_url(named, HostFolder(tmp_path)).tensors, values, strict=True))
         survived.append(sorted(int(f.name.partition("-")[0]) - older.version for f in whole))
     # two shares and the manifest: the old one; .metadata: both; the old one's .metadata removed: the new one
     assert survived == [[0], [0], [0], [0, 1], [1], [1], [1], [1]]
@@ -167,7 +168,7 @@ def test_a_whole_checkpoint_is_not_written_again(alone, url, tmp_path):
     train(model, optimizer, 1)
     state.mark(version=2)
     assert write(state, url) == first
-    assert restore.read_url(first, HostFolder(tmp_path)).position.round != state._position.round
+    assert restored_url(first, HostFolder(tmp_path)).position.round != state._position.round
 
 
 @pytest.mark.parametrize(("name", "content"), [
@@ -181,7 +182,7 @@ def test_a_file_that_is_missing_or_changed_is_seen_before_anything_of_it_is_open
     if content is not None:
         ObjectStore(url).put(f"1-1/{name}", [content])
     with pytest.raises(CheckpointDamaged, match=rf"version 1 at {url}/1-1 .*{name} .*"):
-        restore.read_url(named, HostFolder(tmp_path))
+        restored_url(named, HostFolder(tmp_path))
 
 
 @dataclass
@@ -275,7 +276,7 @@ def test_what_others_put_under_the_next_name_is_written_over(alone, url, tmp_pat
     _, _, state = held_state(alone, 1)
     planted = write(state, url, proof=OTHERS)
     made = write(state, url, proof=MEMBER)
-    assert made.digest != planted.digest and same(state, restore.read_url(made, HostFolder(tmp_path)))
+    assert made.digest != planted.digest and same(state, restored_url(made, HostFolder(tmp_path)))
     assert write(state, url, proof=MEMBER) == made
 
 

@@ -11,10 +11,11 @@ from torch import nn
 
 import spotfleet.train as hvd
 from spotfleet.protocol.messages import WorkerOrders
-from spotfleet.train.checkpoint import entries, restore
+from spotfleet.train.checkpoint import entries
 from spotfleet.train.checkpoint.writer import Checkpointer
 from spotfleet.train.state.copies import ALIGN, Buffer, BufferPool, await_copies
 from spotfleet.worker.errors import MembershipChanged
+from tests.support.train.train_parts import restored
 from tests.train.state.test_state import build, train
 
 
@@ -189,7 +190,7 @@ def test_what_is_written_at_rest_is_from_before_the_batch_that_was_given_up(alon
     alone.work = str(tmp_path)
     alone.control = SimpleNamespace(orders=WorkerOrders(), update=lambda checkpoint: made.append(checkpoint))
     Checkpointer(alone).at_rest(state)
-    held = restore.read(made[0])
+    held = restored(made[0])
     names = [name for name, *_ in held.schema.fixed]
     assert held.tensors[names.index("model.1.num_batches_tracked")].item() == 2
 
@@ -214,6 +215,6 @@ def test_the_last_checkpoint_of_a_job_that_copies_is_its_newest_commit_whole(alo
     alone.work = str(tmp_path)
     alone.control = SimpleNamespace(orders=WorkerOrders(), update=lambda checkpoint: made.append(checkpoint))
     Checkpointer(alone).final(state)
-    held = restore.read(made[0])
+    held = restored(made[0])
     assert (held.version, held.position.scalars, held.tensors[0].item()) == (1, {"step": 3}, -3.0)
     assert model.weight.item() == -5.0
