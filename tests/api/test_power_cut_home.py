@@ -89,7 +89,7 @@ def test_a_changed_record_stays_changed(disk: ForgetfulDisk, fleet: FleetDir, tm
 @pytest.mark.parametrize("dispatcher", [Dispatcher(), EarlierDispatcher()])
 def test_fetched_results_are_here_before_the_dispatchers_machine_ends(disk: ForgetfulDisk, fleet: FleetDir,
                                                                      tmp_path: Path, dispatcher: EarlierDispatcher):
-    down._fetch(dispatcher, fleet, lambda _line: None, False)  # type: ignore[arg-type]
+    down._fetch(dispatcher, fleet, lambda _line: None, False, 60.0)  # type: ignore[arg-type]
     left = after(disk, tmp_path)
     assert (left.fetched / "jobs/one-1/outputs/h@0@1/a").read_bytes() == b"a result"
     assert (left.fetched / "ledger.db").exists()

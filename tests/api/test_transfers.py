@@ -171,8 +171,8 @@ class Trickle(FakeClient):
         super().__init__(3)
         self._ended, self._lines = threading.Event(), lines
 
-    def archive_manifest(self, *, outputs: str = "", check: bool = False) -> Iterator[bytes]:
-        for text in super().archive_manifest(outputs=outputs, check=check):
+    def archive_manifest(self, *, outputs: str = "", check: bool = False, bring: bool = False) -> Iterator[bytes]:
+        for text in super().archive_manifest(outputs=outputs, check=check, bring=bring):
             if self._lines:
                 self._ended.wait(5.0)
             yield text

@@ -96,9 +96,9 @@ def test_a_key_that_changes_nothing_is_noted(text, note):
     ("resources: {infra: k8s/context}",
      "1: resources.infra: Kubernetes runs no fleet: a host is a machine of its own, in a cloud or reached over SSH"),
     ("resources:\n  cloud: lambda\n  region: us",
-     "1: resources.infra: no provider for lambda is installed; there is aws, local, ssh"),
-    ("resources:\n  any_of:\n  - infra: gcpp\n",
-     "2: resources.any_of: no provider for gcpp is installed; there is aws, local, ssh"),
+     "1: resources.infra: no provider for lambda is installed; there is aws, gcp, local, ssh"),
+    ("resources:\n  any_of:\n  - infra: quux\n",
+     "2: resources.any_of: no provider for quux is installed; there is aws, gcp, local, ssh"),
     ("run: x\nservice: {replicas: 2}", "2: service: replicas behind a load balancer are not run here; `spotfleet "
                                        "port-forward` reaches a port of one host"),
     ("run: x\nvolumes: {/mnt: v}",
@@ -140,7 +140,7 @@ def test_a_variable_of_the_command_line_goes_over_the_file_and_gives_a_value_to_
                                   "resources: {any_of: [{accelerators: T4}, {accelerators: L4}]}"])
 def test_a_task_that_names_no_provider_is_for_no_emulation(text):
     assert draft(text).chosen and draft(text).spec.provider == "aws"
-    assert "names no provider; write `infra: aws` under `resources`, or `--infra aws`" in refused_up(text)
+    assert "names no provider; write `infra: aws` or `infra: gcp` under `resources`, or `--infra aws`" in refused_up(text)
 
 
 def refused_up(text: str) -> str:
