@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
+import json
 import re
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -51,7 +53,8 @@ def whole(name: str = "", home: Path | str | None = None) -> FleetLedgers:
 
 
 def reconcile(file: Path, names: Sequence[str] = (), home: Path | str | None = None) -> Reconciliation:
-    """Compare the ledgers of the fleets of these names, or of all, with a cloud's billing export, CSV or CSV in gzip.
+    """Compare the ledgers of the fleets of these names, or of all, with a cloud's billing export: CSV or lines of JSON,
+    plain or in gzip.
 
     Raises UsageError for a file that is no such export.
     """
@@ -59,8 +62,7 @@ def reconcile(file: Path, names: Sequence[str] = (), home: Path | str | None = N
     how = how_to_export()
     try:
         with _opened(file) as text:
-            lines = csv.DictReader(text, strict=True)
-            header = list(lines.fieldnames or [])
+            header, lines = _table(text)
             if not header:
                 raise UsageError(f"{file} is empty", hint=how)
             provider, export = _export_of(header)
@@ -70,6 +72,28 @@ def reconcile(file: Path, names: Sequence[str] = (), home: Path | str | None = N
         raise UsageError(f"{file} cannot be read: {message}", hint=how) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is no CSV file: {error}", hint=how) from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{file} has a line that is no JSON object: {error}", hint=how) from None
+
+
+def _table(text: IO[str]) -> tuple[list[str], Iterable[Mapping[str, str]]]:
+    """Return the names of columns, and the rows. A file that begins with "{" has an object in each line."""
+    first = text.readline()
+    lines = itertools.chain([first], text)
+    if not first.startswith("{"):
+        rows = csv.DictReader(lines, strict=True)
+        return list(rows.fieldnames or []), rows
+    objects = (_row(line) for line in lines if line.strip())
+    begin = next(objects)
+    return list(begin), itertools.chain([begin], objects)
+
+
+def _row(line: str) -> dict[str, str]:
+    """Return a JSON object with its values as texts; those that are no texts stay JSON."""
+    found = json.loads(line)
+    if not isinstance(found, dict):
+        raise json.JSONDecodeError("expected an object", line[:80], 0)
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in found.items()}
 
 
 def how_to_export() -> str:

@@ -179,6 +179,8 @@ def test_an_export_is_read_by_the_cloud_whose_first_line_it_has(house, tmp_path,
         (tmp_path / f"{number}.csv").write_text(text)
     found = [reconcile(tmp_path / f"{number}.csv", home=house.path) for number in range(2)]
     assert [(r.cloud, r.rows[0].their_micros) for r in found] == [("AWS", 1000), ("Cumulus", 2000)]
+    (tmp_path / "lines.json").write_text('{"vm": "i-digits-0", "usd": 0.003}\n\n{"vm": "i-digits-0", "usd": "0.001"}\n')
+    assert reconcile(tmp_path / "lines.json", home=house.path).rows[0].their_micros == 4000
     (tmp_path / "other.csv").write_text("host,dollars\na,1\n")
     with pytest.raises(UsageError, match="is no billing export of AWS or Cumulus"):
         reconcile(tmp_path / "other.csv", home=house.path)
@@ -188,8 +190,11 @@ def test_an_export_is_read_by_the_cloud_whose_first_line_it_has(house, tmp_path,
     (None, "cannot be read: No such file"), (b"", "is empty"), (b"PAR1....", "is a Parquet file"),
     (b"\xff\xfe\x00a", "is no CSV file"), (gzip.compress(HEADER.encode() * 99)[:40], "cannot be read"),
     (b"host,dollars\na,1\n", "is no billing export of AWS or Google Cloud"),
+    (b'{"usage_start_time": "", "sku": {}}\n', "lacks the column usage_end_time"),
+    (b'{"usage_start_time": "", \n', "no JSON object"), (b'{"a": 1}\n[]\n', "is no billing export of"),
     (b"line_item_usage_type,dollars\na,1\n", "lacks the column line_item_resource_id"),
-], ids=["none", "empty", "parquet", "no-text", "broken-off", "other-file", "other-columns"])
+], ids=["none", "empty", "parquet", "no-text", "broken-off", "other-file", "json-columns", "broken-json", "other-json",
+        "other-columns"])
 def test_a_file_that_is_no_billing_export_is_refused_with_how_to_get_one(house, tmp_path, data, said):
     file = tmp_path / "export.csv"
     if data is not None:

@@ -59,6 +59,9 @@ def metadata_server(index: int, *tags: str) -> Iterator[str]:
             self.say(b"a-token")
 
         def do_GET(self) -> None:
+            if self.path == "/computeMetadata/v1/instance/name":  # Google Cloud's
+                known = self.headers.get("Metadata-Flavor") == "Google"
+                return self.say(f"f-{index}-s3k9".encode()) if known else self.send_error(403)
             known = self.headers.get("X-aws-ec2-metadata-token") == "a-token"
             tag = self.path == "/latest/meta-data/tags/instance/spotfleet-member"
             said = (left.pop(0) if left else "index") if tag else str(index)
@@ -130,6 +133,14 @@ def test_each_machine_becomes_the_host_of_its_launch_index(tmp_path, monkeypatch
     assert (tmp_path / "root" / "claim").read_text() == "f-1\n"
     assert f"{host}/bootstrap.sh start" in (each_boot / "spotfleet").read_text()
     assert {stat.S_IMODE(p.stat().st_mode) for p in host.iterdir() if p.name != "started"} == {0o600}
+
+
+def test_a_machine_of_google_cloud_becomes_the_host_that_its_name_holds(tmp_path, monkeypatch, each_boot):
+    with metadata_server(2) as url:
+        hosts = plans(tmp_path / "root", 3, f"{url}/computeMetadata/v1")
+        done = Machine(tmp_path, text_of(hosts), monkeypatch).run()
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "root" / "f-2" / "boot.json").read_text())["host"] == "f-2"
 
 
 @pytest.mark.parametrize(("index", "tags", "wait_s", "zero_s", "host"), [

@@ -110,6 +110,9 @@ def gcp_sells(web: Web) -> None:
         web.part(f"{words}A2 Instance Ram running in Iowa", 0.004 * factor, "us-central1", "us-east1", spot=spot)
         at = "attached to Spot Preemptible VMs " if spot else ""
         web.part(f"Nvidia Tesla A100 GPU {at}running in Iowa", 3.0 * factor, "us-central1", spot=spot)
+    web.part("N1 Predefined Instance Core running in Iowa", 0.03, "us-central1")
+    web.part("N1 Predefined Instance Ram running in Iowa", 0.004, "us-central1")
+    web.part("Nvidia Tesla T4 GPU running in Iowa", 0.35, "us-central1")
     web.part("E2 Instance Core running in Iowa", 0.02, "us-central1")
     web.part("E2 Instance Ram running in Iowa", 0.003, "us-central1")
     web.part("Commitment v1: A2 Cpu in Iowa for 1 Year", 0.001, "us-central1", usage="Commit1Yr")
@@ -125,6 +128,8 @@ def test_a_machine_of_gcp_costs_what_its_parts_cost_where_all_are_sold(web, shop
     assert (a100.on_demand_micros_h, a100.spot_micros_h) == (3_700_000, 1_850_000)
     assert a100.zones == ("us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f")  # known before
     assert found.by_key["gcp", "e2-small", "us-central1"].on_demand_micros_h == 16_000  # half a core, 2 GiB
+    t4 = found.by_key["gcp", "n1-standard-4+nvidia-tesla-t4x1", "us-central1"]  # 4 cores, 15 GiB, one T4
+    assert (t4.on_demand_micros_h, t4.machine.accelerator, t4.machine.slots) == (530_000, "T4", 1)
     assert found.by_key["gcp", "a2-highgpu-1g", "us-east1"].on_demand_source.as_of == "2026-07-30"  # no GPU there
     assert all(KEY not in asked for asked in web.asked)
 

@@ -53,6 +53,7 @@ OWN_CODE = {
     "bench/gpu/": "machines",
     "scripts/smoke_": "clouds",
     "spotfleet/bootstrap/": "machines",
+    "spotfleet/interruptions/gcp.py": "clouds",
     "spotfleet/providers/aws/": "clouds",
     "spotfleet/providers/gcp/": "clouds",
     "spotfleet/providers/kit/": "clouds",

@@ -26,12 +26,17 @@ COMPUTE = "6F81-5844-456A"  # the service Compute Engine
 PAGE, PAGES = 5000, 100
 HINT = ("make an API key that may call the Cloud Billing API (console: APIs and services, Credentials) and put it into "
         f"{KEY_VARIABLE}; or `pip install google-auth` and `gcloud auth application-default login`")
-FAMILIES = {"a2": "A2", "a3": "A3", "a3-megagpu": "A3Plus", "g2": "G2", "e2": "E2"}  # names of families in SKUs
+FAMILIES = {"a2": "A2", "a3": "A3", "a3-megagpu": "A3Plus", "g2": "G2", "e2": "E2", "n1": "N1"}  # as SKUs name them
 GPUS = {"A100": ("Tesla A100",), "A100-80GB": ("Tesla A100 80GB",), "H100": ("H100 80GB",), "L4": ("L4",),
-        "H100-MEGA": ("H100 80GB Plus", "H100 80GB Mega")}
+        "H100-MEGA": ("H100 80GB Plus", "H100 80GB Mega"), "T4": ("Tesla T4",), "V100": ("Tesla V100",)}
+# N1 types with attached GPUs: vCPUs, GPU, number of GPUs. Each is within Compute Engine's limits of vCPUs per GPU.
+ATTACHED = [(4, "T4", 1), (8, "T4", 1), (16, "T4", 2), (32, "T4", 4), (8, "V100", 1), (16, "V100", 2), (32, "V100", 4)]
+N1 = [MachineType("gcp", f"n1-standard-{cores}+nvidia-tesla-{gpu.lower()}x{count}", cores, cores * 3.75, gpu, count)
+      for cores, gpu, count in ATTACHED]
 SHARED = {"e2-micro": Decimal("0.25"), "e2-small": Decimal("0.5"), "e2-medium": Decimal(1)}  # cores that are billed
 # Neither pattern matches cheaper, limited SKUs: "... in Calendar Mode", "... attached to DWS Defined Duration VMs ...".
-PART = re.compile(r"^(?:Spot Preemptible )?(?P<family>[A-Z]\d\w*) Instance (?P<part>Core|Ram) running in ")
+PART = re.compile(r"^(?:Spot Preemptible )?(?P<family>[A-Z]\d\w*)(?: Predefined)? Instance (?P<part>Core|Ram) "
+                  r"running in ")
 GPU = re.compile(r"^(?:Nvidia |NVIDIA )?(?P<gpu>.+?) GPU (?:attached to Spot Preemptible VMs )?running in ")
 
 Parts = dict[tuple[str, Market, str], Decimal]  # (part, market, region) -> dollars per hour and piece
@@ -39,8 +44,8 @@ Parts = dict[tuple[str, Market, str], Decimal]  # (part, market, region) -> doll
 
 def fetch(machines: Iterable[MachineType], day: str, tell: Callable[[str], None],
           _config: Mapping[str, str]) -> list[CatalogPrice]:
-    """Of `machines`, in every region that has all their parts. SpotfleetError if any page is missing; NeedsPerson
-    without a way to say who asks."""
+    """Of `machines`, and of N1 types with GPUs, in every region that has all their parts. SpotfleetError if any page is
+    missing; NeedsPerson without a way to say who asks."""
     base = os.environ.get(URL_VARIABLE) or URL
     source = Source("Cloud Billing Catalog API", day, url=base)
     parts: Parts = {}
@@ -48,7 +53,8 @@ def fetch(machines: Iterable[MachineType], day: str, tell: Callable[[str], None]
         for key, dollars in parsed(sku):
             parts[key] = max(dollars, parts.get(key, dollars))
     regions = sorted({region for _, _, region in parts})
-    found = [_price(m, region, parts, source) for m in machines for region in regions]
+    known = {m.name: m for m in (*N1, *machines)}
+    found = [_price(m, region, parts, source) for m in known.values() for region in regions]
     return [p for p in found if p.on_demand_micros_h or p.spot_micros_h]
 
 

@@ -10,6 +10,7 @@ import pytest
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import CloudState, Market, Need, Offer, Role
 from spotfleet.providers import Boot, LaunchRequest
+from spotfleet.providers.gcp import launch
 from spotfleet.providers.gcp.mapping import names
 
 KIND = "g2-standard-4"
@@ -103,7 +104,11 @@ def test_hosts_that_differ_are_not_launched_together(provider):
 
 def test_a_launch_with_other_files_than_before_finds_the_first_machine(provider, cloud):
     provider.launch(request())
-    provider.launch(replace(request(), boot=Boot("idle_host", {"boot.json": "new"})))
+    later = replace(request(), boot=Boot("idle_host", {"boot.json": "new"}))
+    provider.launch(later)
+    overtaken = launch._Launching(provider.account, [later])  # it looked for the host before there was one
+    overtaken.begin()
+    overtaken.ask()
     assert len(cloud.instances()) == 1 and provider.boot_files("f-1") == {"boot.json": "f-1"}
 
 

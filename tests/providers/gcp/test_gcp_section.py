@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+from spotfleet.catalog import load as catalog
+from spotfleet.config import load as fleet_file
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
 from spotfleet.plugins import FileFacts, NamedPlace, load
@@ -12,6 +17,8 @@ from spotfleet.providers.gcp.plugin import GCP
 from spotfleet.providers.gcp.section import GcpSection, read
 from spotfleet.providers.gcp.session import settings_of
 from spotfleet.providers.gcp.spec import GcpSpec, parsed
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def problems(facts: FileFacts = FileFacts(), **keys: object) -> list[str]:
@@ -100,3 +107,11 @@ def test_a_role_is_a_definition_that_gcloud_reads(role):
     assert ("compute.firewalls.create" in found["includedPermissions"]) is (role == "laptop")
     with pytest.raises(UsageError, match="checkpoint bucket"):
         GCP.policies.document("host", None, "")
+
+
+@pytest.mark.parametrize("name", ["gcp-l4.yaml", "gcp-a3-gang.yaml"])
+def test_an_example_is_a_fleet_file_whose_types_are_on_sale_where_it_may_go(name):
+    spec = fleet_file(EXAMPLES / name).spec
+    assert spec.provider == "gcp"
+    known = catalog().matching(replace(spec.any_of[0], region=""), "gcp")
+    assert {p.region for p in known} & set(parsed(spec.section).regions)

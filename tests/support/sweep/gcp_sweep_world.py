@@ -47,7 +47,7 @@ from tests.support.sweep.sweep_flows import NAME
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP, NOBODY, Fuse, Killed, tapped_writes
 from tests.support.sweep.sweep_world import JOIN_S, MEMORY, STEP_S, Agent, LaptopClient, Process, World
 
-PENDING_S, ENDING_S = 2.0, 4.0  # of instances
+PENDING_S, ENDING_S = 2.0, 4.0  # until an instance runs, and until it is gone
 OPERATION_S = 0.5
 GCP = GcpSpec(regions=("us-central1",), ssh_from=("192.0.2.0/24",))
 KIND, DISPATCHERS, GANG = "g2-standard-4", "e2-small", "g2-standard-48"
