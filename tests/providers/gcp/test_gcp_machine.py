@@ -53,8 +53,7 @@ def test_the_cloud_itself_ends_a_host_whose_lifetime_is_over():
 def test_labels_hold_what_they_can_and_metadata_all_tags():
     body = wire(ORDER)
     assert body["labels"] == {"team": "vision", "spotfleet": "f", "spotfleet-role": "worker", "spotfleet-host": "f-1"}
-    assert body["disks"][0]["initializeParams"]["labels"] == {"team": "vision", "spotfleet": "f",
-                                                              "spotfleet-role": "worker"}
+    assert body["disks"][0]["initializeParams"]["labels"] == body["labels"]
     items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
     assert base64.b64decode(items.pop("user-data")) == b"data"
     assert items == {"team": "vision", "url": "https://a", "spotfleet-pool": "1 L4", "user-data-encoding": "base64",

@@ -47,9 +47,7 @@ class MachineOrder:
 
 def instance(order: MachineOrder, name: str, zone: str) -> dict[str, Any]:
     """Return the body of instances.insert."""
-    own = properties(order, zone)
-    own["labels"][names.HOST] = names.host_of(name)
-    return {**own, "name": name}
+    return {**_properties(order, zone, [name]), "name": name}
 
 
 def bulk(order: MachineOrder, machines: Sequence[str], zones: Sequence[str], closed: Iterable[str], *,
@@ -61,7 +59,7 @@ def bulk(order: MachineOrder, machines: Sequence[str], zones: Sequence[str], clo
     allowed = {f"zones/{zone}": {"preference": "ALLOW"} for zone in zones}
     return {
         "count": len(machines), "min_count": len(machines),
-        "instance_properties": properties(order, ""),
+        "instance_properties": _properties(order, "", machines),
         "per_instance_properties": {name: {"name": name} for name in machines},
         "location_policy": {
             "locations": {**allowed, **{f"zones/{zone}": {"preference": "DENY"} for zone in closed}},
@@ -69,9 +67,11 @@ def bulk(order: MachineOrder, machines: Sequence[str], zones: Sequence[str], clo
     }
 
 
-def properties(order: MachineOrder, zone: str) -> dict[str, Any]:
+def _properties(order: MachineOrder, zone: str, machines: Sequence[str]) -> dict[str, Any]:
     kind, accelerator, gpus = listing.split(order.offer.instance_type)
     labels = {**names.labels(order.tags), names.FLEET: order.fleet, names.ROLE: order.role.value}
+    if len(machines) == 1:  # those of a gang share their labels
+        labels[names.HOST] = names.host_of(machines[0])
     tags = [names.network_tag(order.fleet)]
     if order.role is Role.DISPATCHER:
         tags.append(names.network_tag(order.fleet, door=True))

@@ -120,7 +120,7 @@ def test_an_account_without_anything_of_ours_has_no_leaks(cloud, home, capsys):
     scatter(cloud, "mine", {"team": "blue"})
     run()
     said = capsys.readouterr()
-    assert said.out == "" and said.err == "nothing of any fleet is listed\n"
+    assert said.out == "" and said.err.endswith("\nnothing of any fleet is listed\n")
 
 
 def test_a_laptop_that_knows_no_fleet_finds_what_one_has_left_and_ends_it(cloud, home, tmp_path, capsys, hour):
