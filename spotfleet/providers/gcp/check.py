@@ -64,14 +64,12 @@ def _opening(account: GcpAccount) -> Iterator[Finding]:
         return
     try:
         project = account.project
-        answer = account.ask("projects", "get")
+        account.ask("projects", "get")
     except SpotfleetError as error:
         missing = "no credentials" in str(error)
         yield Finding(str(error), "absent" if missing else "blocker", error.hint, "credentials")
         return
     yield Finding(f"{account.credentials_name()} may read project {project}", about="credentials")
-    if answer.get("name", project) != project:
-        yield Finding(f"project {project} is called {answer['name']}", "warning", "name it by its id", "project")
     try:
         skew = account.time() - time.time()
     except SpotfleetError:

@@ -29,6 +29,7 @@ ZONES_S = 6 * 3600.0
 SPOT_S = 3600.0  # spot prices change once a day at most
 STALE_S, FAILED_S = 24 * 3600.0, 600.0
 SCORES_S = 600.0
+REGIONS_ASKED = 8  # in a fleet with more regions, the catalog's prices count: each type and region is one request
 HISTORY = ("PRICE",)
 FAR_ABOVE = 10
 
@@ -123,7 +124,9 @@ def _histories(account: GcpAccount, region: str, types: Iterable[str],
     A price far above that on demand is none of an hour, and is left out.
     """
     kinds, known = list(types), load().by_key
-    found = dict(zip(kinds, each(lambda kind: _history(account, region, kind), kinds), strict=True))
+    asked = kinds if 0 < len(account.settings.spec.regions) <= REGIONS_ASKED else []
+    found = {kind: [] for kind in kinds} | dict(zip(asked, each(lambda k: _history(account, region, k), asked),
+                                                    strict=True))
     for kind in kinds:
         limit = FAR_ABOVE * regular.get(kind, 0)
         found[kind] = [(at, micros_h) for at, micros_h in found[kind] if not limit or micros_h <= limit]
