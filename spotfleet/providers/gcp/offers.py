@@ -24,6 +24,7 @@ from spotfleet.providers.kit.mapping.prices import price_points
 from spotfleet.providers.kit.mapping.types import OfferedType
 from spotfleet.providers.kit.offers import PricedTypes, RegionChoice, RegionPrice
 from spotfleet.providers.kit.requests import each
+from spotfleet.words import did_you_mean
 
 ZONES_S = 6 * 3600.0
 SPOT_S = 3600.0  # spot prices change once a day at most
@@ -188,7 +189,7 @@ def cheapest_region(account: GcpAccount, any_of: Sequence[Need], dispatcher: Nee
 
     selling = {p.region for need in any_of for p in load().matching(need, "gcp")}
     regions = [r for r in account.regions if r in selling] or list(account.regions)
-    return kit.cheapest_region("gcp", regions, row, lambda: unknown([*any_of, dispatcher]))
+    return kit.cheapest_region("gcp", regions, row, lambda: unknown(account, [*any_of, dispatcher]))
 
 
 def _score(account: GcpAccount, region: str, pools: Sequence[Offer], hosts: int) -> int:
@@ -213,8 +214,10 @@ def _score(account: GcpAccount, region: str, pools: Sequence[Offer], hosts: int)
         return 0
 
 
-def unknown(needs: Sequence[Need]) -> str:
-    """Name the words in `needs` that match no machine type of the catalog."""
+def unknown(account: GcpAccount, needs: Sequence[Need]) -> str:
+    """Name the words in `needs` that match no machine type of the catalog, and no zone of the project."""
+    if nowhere := sorted({n.zone for n in needs if n.zone} - set(account.zones())):
+        return f"there is no zone {', '.join(nowhere)}{did_you_mean(nowhere[0], account.zones())}"
     types = list({name: offered(p) for p in load().prices if p.machine.provider == "gcp"
                   for name in [p.machine.name]}.values())
     found = []
