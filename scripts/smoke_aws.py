@@ -80,6 +80,10 @@ class Smoke:
     command: Sequence[str] = (sys.executable, "-m", "spotfleet.cli")
     part: Part = PARTS["basic"]
     price_usd_h: Callable[[Path], float] | None = None  # price of the machines; None: the plan's
+    cloud: str = "aws"
+    title: str = "AWS"
+    notice_usd: float = smoke_notice.USD
+    besides_usd_h: float = BESIDES_USD_H
     usd_h: float = 0.0
     begun: float | None = None  # `up`, on the monotonic clock
     extra_usd: float = 0.0
@@ -91,7 +95,7 @@ class Smoke:
     @property
     def spent_usd(self) -> float:
         hours = (time.monotonic() - self.begun) / 3600 if self.begun is not None else 0.0
-        return hours * (self.usd_h + BESIDES_USD_H) + self.extra_usd
+        return hours * (self.usd_h + self.besides_usd_h) + self.extra_usd
 
     def afford(self) -> None:
         """Raises Stopped once the estimate has reached the limit."""
@@ -104,7 +108,7 @@ class Smoke:
         file = self.folder / "fleet.yaml"
         self.report.note(file.read_text())
         with self.report.step("check"):
-            self.cli("check", "aws", str(file))
+            self.cli("check", self.cloud, str(file))
         with self.report.step("plan"):
             self._plan(file)
         self.begun = time.monotonic()
@@ -128,7 +132,7 @@ class Smoke:
     def _plan(self, file: Path) -> None:
         self.usd_h = (self.price_usd_h or _planned)(file)
         hours = self.part.minutes / 60
-        expected = hours * (self.usd_h + BESIDES_USD_H) + (smoke_notice.USD if self.fis and self.part.fis else 0.0)
+        expected = hours * (self.usd_h + self.besides_usd_h) + (self.notice_usd if self.fis and self.part.fis else 0.0)
         self.report.say(f"machines ${self.usd_h:.4f}/h; all of it about {self.part.minutes} minutes and "
                         f"${expected:.2f}, stopped at ${self.max_usd:.2f}")
         if expected > self.max_usd:
@@ -194,14 +198,18 @@ class Smoke:
             with self.report.step("leaks"):
                 self.cli("leaks", "-o", "json", ok=False)
                 if left := self._left():
-                    raise Stopped(f"AWS still lists {', '.join(left)}")
-                self.report.say("AWS lists nothing of the fleet any more")
+                    raise Stopped(f"{self.title} still lists {', '.join(left)}")
+                self.report.say(f"{self.title} lists nothing of the fleet any more")
         except FAILURES as error:
             self.report.say(f"THE FLEET MAY NOT BE GONE: {error}")
-            self.report.say(VERIFY.format(name=self.name, lives=f"{self.name},{names.any_life(self.name)}",
-                                          region=self.region, tag=names.FLEET))
+            self.report.say(self.verify())
             return False
         return True
+
+    def verify(self) -> str:
+        """Return the commands that show whether anything is left."""
+        return VERIFY.format(name=self.name, lives=f"{self.name},{names.any_life(self.name)}", region=self.region,
+                             tag=names.FLEET)
 
     def _keep(self) -> None:
         """What happened, for the report."""

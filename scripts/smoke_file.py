@@ -1,4 +1,4 @@
-"""The fleet and the script of scripts/smoke-aws: as small as shows what has to be shown."""
+"""The fleet and the script of scripts/smoke-aws and scripts/smoke-gcp: as small as shows what has to be shown."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ workdir: .
 """
 
 
-def prepared(args: argparse.Namespace, folder: Path, part: str = "basic", over: Mapping[str, Any] | None = None) -> str:
+def prepared(args: argparse.Namespace, folder: Path, part: str = "basic", over: Mapping[str, Any] | None = None,
+             file: str = FILE) -> str:
     """Fleet file and script of a part in `folder`, with what it lays `over` the file; the fleet's name."""
     name = (args.name or f"smoke-{secrets.token_hex(2)}") + ("" if part == "basic" else f"-{part}")
     torch = args.torch or (GPU_TORCH if args.type else CPU_TORCH)
     wanted = f", instance_type: {args.type}" if args.type else ""
-    text = FILE.format(name=name, region=args.region, wanted=wanted, torch=torch, disk=100 if args.type else 30)
+    text = file.format(name=name, region=args.region, wanted=wanted, torch=torch, disk=100 if args.type else 30)
     if over:
         text = yaml.safe_dump(_over(yaml.safe_load(text), dict(over)), sort_keys=False)
     if args.more:

@@ -1,4 +1,4 @@
-"""The report of scripts/smoke-aws: what was done, said and measured, without what is nobody else's business."""
+"""The report of scripts/smoke-aws and scripts/smoke-gcp: what was done, said and measured, without private data."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ HIDDEN: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\b(AKIA|ASIA)[A-Z0-9]{12,}"), r"\1***"),
     (re.compile(r"\b\d{12}\b"), "ACCOUNT"),
     (re.compile(r"(:user/|:assumed-role/|:role/(?!aws-service-role|spotfleet))[\w+=,.@/-]+"), r"\1***"),
+    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "PERSON"),
     (re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b"), lambda m: m[0] if PRIVATE.match(m[0]) else "ADDRESS"),
 )
 
@@ -28,8 +29,9 @@ def hide(text: str) -> str:
 class Report:
     """On screen as it is; in the file hidden, line by line, so that it is there whatever happens."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.begun = path, time.monotonic()
+    def __init__(self, path: Path, hidden: str = "") -> None:
+        """`hidden`: a word of the account that the file does not have, such as the name of its project."""
+        self.path, self.hidden, self.begun = path, hidden, time.monotonic()
         self.failed: list[str] = []
         path.write_text("")
 
@@ -39,6 +41,7 @@ class Report:
 
     def note(self, text: str) -> None:
         """For the file alone."""
+        text = text.replace(self.hidden, "PROJECT") if self.hidden else text
         with self.path.open("a") as file:
             file.writelines(f"{time.monotonic() - self.begun:7.1f} {hide(line)}\n" for line in text.splitlines())
 

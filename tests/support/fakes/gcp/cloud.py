@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -278,8 +279,9 @@ def _handler(gate: Gate) -> type[BaseHTTPRequestHandler]:
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            with contextlib.suppress(ConnectionError):  # who asked may have gone
+                self.end_headers()
+                self.wfile.write(answer)
 
         do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 

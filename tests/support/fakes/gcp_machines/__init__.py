@@ -10,6 +10,7 @@ boot after it, as Google's guest agent runs it. google-auth on a machine gets th
 
 from __future__ import annotations
 
+import contextlib
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -59,8 +60,9 @@ def _handler(cloud: GcpCloud, instance: str) -> type[BaseHTTPRequestHandler]:
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            with contextlib.suppress(ConnectionError):  # who asked may have gone
+                self.end_headers()
+                self.wfile.write(answer)
 
         do_PUT = do_POST = do_GET
 

@@ -68,6 +68,9 @@ def spec(view: InstanceView, bare: bool) -> dict[str, Any]:
         found["files"]["/usr/bin/nvidia-smi"] = (text, 0o755)
     if "/sys/class/dmi/id" in found["masks"]:
         found["masks"]["/sys/class/dmi/id"] = {name: f"{text}\n" for name, text in DMI.items()}
+    # where this machine has no firmware to show through, its environment says where it runs, as google-auth allows
+    found["door"] = [part for word in found["door"] for part in (
+        (f"GCE_METADATA_HOST={HOST}", word) if word == "LANG=C.UTF-8" else (word,))]
     if bare:
         folder = sysconfig.get_path("purelib")
         found["masks"] |= {f"{folder}/{name}": {"__init__.py": plain.MISSING} for name in SDKS}
