@@ -106,10 +106,11 @@ def _file(path: str, text: str, mode: str = "0600") -> dict[str, str]:
 
 
 def to_yaml(config: dict[str, Any]) -> str:
-    """Return YAML with texts of several lines printed line by line."""
+    """Return YAML with texts of several lines printed line by line. libyaml writes it where PyYAML has it: each launch
+    prints a hundred kilobytes, for which Python takes 30 times as long."""
     import yaml
 
-    class Dumper(yaml.SafeDumper):
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
         def ignore_aliases(self, data: Any) -> bool:
             return True
 

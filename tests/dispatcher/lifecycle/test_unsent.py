@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from spotfleet.dispatcher.disk.files import WrongDigest
+from spotfleet.dispatcher.http import jobs
+from spotfleet.dispatcher.http.requests import CORE
 from spotfleet.dispatcher.lifecycle import unsent
 from spotfleet.dispatcher.lifecycle.unsent import ASKED, BY_ITSELF, DISCARD, LIMITED, STAYS, UnsentTracker, patience_of
+from spotfleet.errors import DiskFull
 from spotfleet.fleet.domain.events import ResultsLost
-from spotfleet.protocol.messages import AgentReport, Unsent, WorkerReport, WorkerState
+from spotfleet.protocol.messages import AgentReport, Checkpoint, Unsent, WorkerReport, WorkerState
 
+DIGEST = "0" * 64
 JOB, WORKER = "one-1", "f-1/0/1"
 OUTPUT = Unsent(JOB, "output", 1000, 0, WORKER)
 FULL = "its output waits: the dispatcher's disk is full"
@@ -178,6 +186,29 @@ def test_bytes_of_a_checkpoint_with_a_wrong_digest_give_no_more_time():
     tracker.note_checkpoint("f-1", 1000.0, right=True)
     tracker.note_piece("f-1", 1500.0)
     assert tracker.stays_s(ASKED, 1500.0) == {"f-1": 3600.0}
+
+
+def test_a_checkpoint_that_arrives_is_noted_as_right_or_wrong_by_its_digest(monkeypatch: pytest.MonkeyPatch):
+    noted: list[tuple[str, bool]] = []
+    tracker = SimpleNamespace(note_checkpoint=lambda host, _now, right: noted.append((host, right)))
+    answer: list[Checkpoint | Exception] = [WrongDigest("digest: another"), DiskFull("full"),
+                                            Checkpoint(5, DIGEST, 3, 1)]
+
+    async def put(offered: Checkpoint, *_: object) -> Checkpoint:
+        if isinstance(found := answer.pop(0), Exception):
+            raise found
+        return replace(found, parts=2)
+
+    job = SimpleNamespace(id=JOB, takes_checkpoints_of=lambda _host: True, checkpoints=SimpleNamespace(put=put))
+    monkeypatch.setattr(jobs, "_job", lambda _request: job)
+    monkeypatch.setattr(jobs, "host_of", lambda _request: "f-1")
+    request: Any = SimpleNamespace(app={CORE: SimpleNamespace(unsent=tracker)}, match_info={"version": "5"},
+                                   query={"digest": DIGEST, "generation": "1"})
+    for error in (WrongDigest, DiskFull):
+        with pytest.raises(error):
+            asyncio.run(jobs.put_checkpoint(request))
+    asyncio.run(jobs.put_checkpoint(request))
+    assert noted == [("f-1", False), ("f-1", True)]  # a full disk is not the sender's fault
 
 
 def test_people_read_what_is_late_and_where():

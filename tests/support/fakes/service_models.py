@@ -7,8 +7,8 @@ patterns, enums and maximal values, which the services check, and the documentat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from typing import Any
 from xml.etree import ElementTree
 
@@ -157,6 +157,11 @@ def unknown_members(service: str, name: str, result: dict[str, Any]) -> list[str
 
 def unknown(service: str, name: str, body: bytes) -> list[str]:
     """Return the elements of an answer in XML that the model of the operation does not have."""
+    return list(_unknown(service, name, body))
+
+
+@lru_cache(maxsize=300)  # clients poll
+def _unknown(service: str, name: str, body: bytes) -> Sequence[str]:
     operation = _operation(service, name)
     if operation is None:
         return [f"{service} has no operation {name}"]
