@@ -103,6 +103,8 @@ def test_logs_print_the_last_lines_of_a_running_and_of_an_ended_fleet(up):
     assert up.ok("logs -n 2").out == "line 3\nline 4\n" and up.ok("logs prints-1 --tail 0").out == ""
     assert "does not hold the time of a line" in up.fails("logs --since 5m", code=2).err
     assert up.ok("logs --all -n 1").out == "rank 0: line 4\n"
+    (up.home / "fleets/digits/archive/jobs/prints-1/logs/digits-0#setup.log").write_text("one\ntwo\n")
+    assert up.ok("logs --setup -n 1").out == "==> digits-0 <==\ntwo\n"
 
 
 def test_logs_of_all_ranks_name_the_rank_of_each_line(up):
