@@ -16,7 +16,7 @@ from spotfleet.cli import completion, console
 from spotfleet.cli.app import app
 from spotfleet.cli.commands import follow
 from spotfleet.model import JobSpec, JobState
-from tests.support.cli.cli_cloud import FakeJob
+from tests.support.cli.cli_cloud import FakeHandler, FakeJob
 from tests.support.cli.cli_user import COMMANDS
 
 
@@ -105,6 +105,19 @@ def test_logs_print_the_last_lines_of_a_running_and_of_an_ended_fleet(up):
     assert up.ok("logs --all -n 1").out == "rank 0: line 4\n"
     (up.home / "fleets/digits/archive/jobs/prints-1/logs/digits-0#setup.log").write_text("one\ntwo\n")
     assert up.ok("logs --setup -n 1").out == "==> digits-0 <==\ntwo\n"
+
+
+def test_the_last_lines_are_counted_here_where_the_dispatcher_is_of_an_earlier_release(up, monkeypatch):
+    serve = FakeHandler._jobs
+
+    def of_before(handler, rest):
+        return handler._answer({}, 405) if rest[-1:] == ["start"] else serve(handler, rest)
+
+    monkeypatch.setattr(FakeHandler, "_jobs", of_before)
+    up.write("prints.py", PRINTS + "print('the end', end='')\n")
+    up.ok("train prints.py")
+    assert up.ok("logs -n 2").out == "line 4\nthe end" and up.ok("logs -n 0").out == ""
+    assert up.ok("logs -n 99").out == up.ok("logs --since 1h").out == up.ok("logs").out
 
 
 def test_logs_of_all_ranks_name_the_rank_of_each_line(up):
