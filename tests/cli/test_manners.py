@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from spotfleet import version
 from spotfleet.cli import completion, console
 from spotfleet.cli.app import app
 from spotfleet.cli.commands import follow
@@ -52,6 +53,18 @@ def test_a_command_that_only_waits_ends_when_nothing_reads_its_output(monkeypatc
             threading.Timer(0.02, os.close, [read]).start()
             time.sleep(60)
         assert time.monotonic() - began < 50
+
+
+def test_the_plan_says_that_an_emulated_clouds_prices_are_invented(user):
+    shown = " ".join(user.ok("up fleet.yaml --dryrun").out.split())
+    assert "provider local emulates a cloud on this machine: its prices are invented and nothing is billed" in shown
+
+
+def test_the_way_to_install_changes_in_one_place_with_publication(monkeypatch):
+    assert version.install("aws").startswith("pip install '.[aws]'   (in a clone") and "git pull" in version.upgrade()
+    monkeypatch.setattr(version, "PUBLISHED", True)
+    assert version.install("aws") == "pip install 'spotfleet[aws]'" and version.install() == "pip install 'spotfleet'"
+    assert version.upgrade() == "`pip install --upgrade spotfleet`"
 
 
 def test_a_fleet_file_in_the_place_of_a_script_is_refused_before_it_is_sent(up):
