@@ -127,6 +127,9 @@ def test_the_last_lines_are_counted_here_where_the_dispatcher_is_of_an_earlier_r
         return handler._answer({}, 405) if rest[-1:] == ["start"] else serve(handler, rest)
 
     monkeypatch.setattr(FakeHandler, "_jobs", of_before)
+    up.write("prints.py", PRINTS)
+    up.ok("train prints.py")
+    assert up.ok("logs -n 2").out == "line 3\nline 4\n"
     up.write("prints.py", PRINTS + "print('the end', end='')\n")
     up.ok("train prints.py")
     assert up.ok("logs -n 2").out == "line 4\nthe end" and up.ok("logs -n 0").out == ""
