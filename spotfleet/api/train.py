@@ -46,13 +46,11 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
     if not request.script and not spec.run:
         raise UsageError("nothing to run: no script is given, and the fleet file has no `run`",
                          hint="spotfleet train SCRIPT.py [args]")
-    scripts.refuse_fleet_file(request.script)
     argv = (inside(Path(request.script), Path(spec.workdir)), *request.args) if request.script else ()
-    least, most = request.np or limited(default_np(status), request.slots)
-    if request.np and request.slots:
-        raise UsageError("np and slots both limit the workers: use one", hint="--slots N is --np MIN:N with nodes.min")
+    least, most = request.np or default_np(status)
     if not 1 <= least <= most:
         raise UsageError(f"np: expected 1 <= MIN <= MAX, got {least}, {most}", hint="np=(2, 4) means 2 to 4 workers")
+    least, most = limited(least, most, request)
     if request.spares < 0:
         raise UsageError(f"spares: expected 0 or more, got {request.spares}",
                          hint="spares=1 keeps one warm worker ready")
@@ -68,8 +66,8 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
     return JobSpec(
         name=request.name or job_name(request.script, spec), argv=argv, run="" if argv else spec.run, setup=spec.setup,
         min_workers=least, max_workers=most, envs={**spec.envs, **request.envs}, down=request.down,
-        checkpoint=spec.checkpoint, spares=request.spares, priority=request.priority,
-        resize=resize_of(spec.resize, request, least, most),
+        priority=request.priority,
+        checkpoint=spec.checkpoint, spares=request.spares, resize=resize_of(spec.resize, request, least, most),
         setup_timeout_s=spec.setup_timeout_s, file_mounts={n: s for n, s in spec.file_mounts.items() if "://" in s},
         deadline_s=deadline_s, work_s=work_s, work_steps=work_steps,
     )
@@ -94,6 +92,7 @@ def resize_of(resize: ResizeSpec, request: TrainRequest, least: int, most: int) 
 
 def inside(script: Path, workdir: Path) -> str:
     """Return the script's path relative to the working directory; it is searched in the current directory first."""
+    scripts.refuse_fleet_file(str(script))
     found = next((p.resolve() for p in (script, workdir / script) if p.is_file()), None)
     if found is None:
         raise UsageError(f"there is no script {script}",
@@ -108,13 +107,6 @@ def default_np(status: FleetStatus) -> tuple[int, int]:
     """Return the numbers of slots of the fleet at its smallest and at its largest: least and most workers."""
     slots = [h.slots for h in status.hosts if h.role == Role.WORKER.value and h.state != HostState.GONE.value] or [1]
     return max(status.min, 1) * min(slots), max(status.max, 1) * max(slots)
-
-
-def limited(workers: tuple[int, int], slots: int) -> tuple[int, int]:
-    """Return least and most workers within `slots`; 0: no limit."""
-    if slots < 0:
-        raise UsageError(f"slots: expected 1 or more, got {slots}", hint="slots=2 leaves the rest to other jobs")
-    return (min(workers[0], slots), min(workers[1], slots)) if slots else workers
 
 
 def job_name(script: str, spec: FleetSpec) -> str:
@@ -162,3 +154,12 @@ def refuse_leaks(job: JobSpec, secrets: Mapping[str, str]) -> None:
             if places:
                 raise UsageError(f"{places[0]} holds the value of secret {name}",
                                  hint=f"read it from the variable {name} in your script instead")
+
+
+def limited(least: int, most: int, request: TrainRequest) -> tuple[int, int]:
+    """Return the numbers of workers within the request's `slots`. Raises UsageError."""
+    if request.slots < 0:
+        raise UsageError(f"slots: expected 1 or more, got {request.slots}", hint="slots=2 leaves room for other jobs")
+    if request.np and request.slots:
+        raise UsageError("np and slots both limit the workers: use one", hint="--slots N is --np MIN:N with nodes.min")
+    return (min(least, request.slots), min(most, request.slots)) if request.slots else (least, most)

@@ -206,9 +206,10 @@ def train(
     """
     if verify:
         return call("verify", "verify", script, args or [], np=np, env=env or [])
-    call("write", "train", cluster, script, args or [], detach=detach, down=down, np=np, wait=wait, env=env or [],
-         secret=secret or [], name_of_job=name, spares=spares, slots=slots or 0, priority=priority,
-         resize_policy=resize_policy, growth=growth, deadline=deadline, work=work)
+    call("write", "train", cluster, script, args or [], detach=detach, down=down, np=np, slots=slots or 0,
+         priority=priority, wait=wait, env=env or [],
+          secret=secret or [], name_of_job=name, spares=spares, resize_policy=resize_policy, growth=growth,
+         deadline=deadline, work=work)
 
 
 @app.command()

@@ -12,7 +12,7 @@ goes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spotfleet.words import counted
 
@@ -22,8 +22,7 @@ class JobNeed:
     job: str
     min_workers: int
     max_workers: int
-    order: int  # place in the order of submission
-    priority: int = 0  # a higher one goes before
+    order: int  # place in the queue: see `by_priority`
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Allocation:
 
 def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[str, tuple[str, ...]]) -> Allocation:
     """Allocate hosts to jobs. `held`: as returned by the last call."""
-    queue = sorted(jobs, key=lambda j: (-j.priority, j.order, j.job))
+    queue = sorted(jobs, key=lambda j: (j.order, j.job))
     allocator = _Allocator(hosts, held, queue)
     for need in queue:
         allocator.shrink(need)
@@ -134,6 +133,12 @@ class _Allocator:
         text = f"needs {wanted}, "
         text += f"holds {len(own)}, {free} free" if own is not None else f"{free} free"
         return f"{text}: {holders}" if holders else text
+
+
+def by_priority(needs: Sequence[JobNeed], priorities: Mapping[str, int]) -> list[JobNeed]:
+    """Return `needs`, in order of submission, with their places by priority, the highest first."""
+    queue = sorted(needs, key=lambda need: (-priorities[need.job], need.order))
+    return [replace(need, order=place) for place, need in enumerate(queue)]
 
 
 def _hosts(n: int) -> str:

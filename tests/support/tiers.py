@@ -19,6 +19,7 @@ TIERS = {
 # The longest prefix of a test file's path decides; core where there is none.
 PLACES = {
     "tests/attack/": "attack",
+    "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
     "tests/providers/aws/": "clouds",
     "tests/providers/aws/test_aws_gang_machines.py": "machines",
     "tests/fakes/": "clouds",
@@ -35,7 +36,6 @@ PLACES = {
     "tests/bench/test_gpu_parts.py": "machines",  # all parts of bench/gpu, three workers each
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
-    "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
     "tests/train/data/test_counting.py": "engines",
     "tests/habits/test_processes.py": "machines",  # three or four jobs of real workers for each loop
     "tests/foreign/": "machines",  # four jobs of real workers for each script

@@ -62,8 +62,7 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str) -> None:
     hosts = counted(target, "host") if len(have) == target else f"{len(have)} of {target} hosts (more are to follow)"
     price = f", {dollars(done.status.burn_micros_h)}/h" if done.status.burn_micros_h else ""
     print_message(f"{changed}fleet {fleet.name} is up with {hosts}{price}")
-    script = "" if fleet.home.folder(fleet.name).record.spec.run else " SCRIPT.py"
-    next_command(f"spotfleet train{script}" + _flag(fleet), *_ways_in(fleet), f"spotfleet down {fleet.name}")
+    next_command("spotfleet train SCRIPT.py" + _flag(fleet), *_ways_in(fleet), f"spotfleet down {fleet.name}")
 
 
 def _ways_in(fleet: Fleet) -> list[str]:
