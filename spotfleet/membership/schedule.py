@@ -22,7 +22,7 @@ class JobNeed:
     job: str
     min_workers: int
     max_workers: int
-    order: int  # place in the queue: see `by_priority`
+    order: int  # place in the order of submission
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ def shares(jobs: Sequence[JobNeed], held: Mapping[str, Sequence[str]], hosts: in
     names += [f"({n})" for n in range(hosts - len(names))]  # no real host has such a name
     found = allocate(jobs, [HostRoom(n, slots) for n in names], {job: tuple(own) for job, own in held.items()}).held
     return {need.job: len(found.get(need.job, ())) for need in jobs}
+
+
+def by_priority(needs: Sequence[JobNeed], priorities: Mapping[str, int]) -> list[JobNeed]:
+    """Return `needs`, in order of submission, with their places by priority, the highest first."""
+    queue = sorted(needs, key=lambda need: (-priorities[need.job], need.order))
+    return [replace(need, order=place) for place, need in enumerate(queue)]
 
 
 class _Allocator:
@@ -133,12 +139,6 @@ class _Allocator:
         text = f"needs {wanted}, "
         text += f"holds {len(own)}, {free} free" if own is not None else f"{free} free"
         return f"{text}: {holders}" if holders else text
-
-
-def by_priority(needs: Sequence[JobNeed], priorities: Mapping[str, int]) -> list[JobNeed]:
-    """Return `needs`, in order of submission, with their places by priority, the highest first."""
-    queue = sorted(needs, key=lambda need: (-priorities[need.job], need.order))
-    return [replace(need, order=place) for place, need in enumerate(queue)]
 
 
 def _hosts(n: int) -> str:

@@ -99,15 +99,17 @@ def _other_resources(provider: str) -> str:
     return f"provider {provider} offers nothing that fits; change `resources` or add `any_of`"
 
 
-def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, wait: bool,
-          env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int, slots: int, priority: int,
+def train(name: str, script: str, args: Sequence[str], *, detach: bool, down: bool, np: str, slots: int,
+          priority: int, wait: bool,
+          env: Sequence[str], secret: Sequence[str], name_of_job: str, spares: int,
           resize_policy: str, growth: str, deadline: str, work: str) -> None:
     deadline_s, (work_s, work_steps) = due(deadline, work)
     fleet = Fleet(name)
     job = fleet.train(script, args, np=workers(np) if np else None, name=name_of_job, envs=variables(env),
-                      secrets=secrets(secret), down=down, wait=wait, spares=spares, slots=slots, priority=priority,
-                      resize_policy=resize_policy, growth=schedule(growth), deadline_s=deadline_s, work_s=work_s,
-                      work_steps=work_steps, detach=True, progress=print_step)
+                      slots=slots, priority=priority,
+                      secrets=secrets(secret), down=down, wait=wait, spares=spares, resize_policy=resize_policy,
+                      growth=schedule(growth), deadline_s=deadline_s, work_s=work_s, work_steps=work_steps,
+                      detach=True, progress=print_step)
     print_message(f"job {job.id} on fleet {fleet.name}")
     if detach:
         report_queued(job)
