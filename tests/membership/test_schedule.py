@@ -39,7 +39,8 @@ def test_a_higher_priority_goes_before_an_earlier_submission_and_takes_nothing_f
     priorities = {"a": 0, "b": 0, "u": 5, "l": -1}
     queue = by_priority([JobNeed("l", 1, 1, 0), A, B, JobNeed("u", 1, 2, 9)], priorities)
     assert [(need.job, need.order) for need in queue] == [("u", 0), ("a", 1), ("b", 2), ("l", 3)]
-    assert allocate(queue, hosts("h1", "h2", "h3"), {}).held == {"u": ("h1", "h3"), "a": ("h2",)}
+    assert allocate(queue, hosts("h1", "h2"), {}).held == {"u": ("h1",), "a": ("h2",)}
+    assert allocate(queue, hosts("h1", "h2", "h3", "h4"), {}).held == {"u": ("h1",), "a": ("h2",), "b": ("h3", "h4")}
     assert allocate(queue, hosts("h1", "h2"), {"b": ("h1", "h2")}).held == {"b": ("h1", "h2")}
     assert allocate(queue, hosts("h1", "h2"), {"b": ("h1", "gone")}).held == {"b": ("h1", "h2")}
 
