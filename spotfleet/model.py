@@ -251,7 +251,6 @@ class CheckpointSpec:
                 "as only workers write to an object store") if self.url else ""
 
 
-MOST_PRIORITY = 1000  # the highest of a job; the lowest is its negative
 RESIZE_POLICIES = ("none", "keep-global-batch", "scale-lr")
 
 

@@ -213,9 +213,10 @@ class Fleet:
             lambda client: Job(client, job).all_logs(follow=follow, tail=tail, since_s=since_s),
             lambda: reports.all_archived_logs(self._folder(), job, tail, since_s))
 
-    def setup_logs(self, job: str, host: str = "") -> Iterator[tuple[str, bytes]]:
+    def setup_logs(self, job: str, host: str = "", *, tail: int | None = None, since_s: float = 0.0,
+                   ) -> Iterator[tuple[str, bytes]]:
         """Yield (host, output of `setup` there) for a job, of one host or of all; after the fleet's end from its
-        archive. Raises SpotfleetError when there is none."""
+        archive. `tail` and `since_s` as for `logs`. Raises SpotfleetError when there is none."""
         def living(client: DispatcherClient) -> list[str]:
             return [name for name in client.log_workers(job) if name.endswith(reports.SETUP)]
 
@@ -225,7 +226,8 @@ class Fleet:
             where = ", ".join(name.removesuffix(reports.SETUP) for name in there)
             raise SpotfleetError(f"job '{job}' has run no setup" + (f" on {host}" if host else ""),
                                  hint=f"it ran on {where}" if where else "see `setup` in the fleet file")
-        return ((n.removesuffix(reports.SETUP), b"".join(self.logs(job, worker=n))) for n in chosen)
+        return ((n.removesuffix(reports.SETUP), b"".join(self.logs(job, worker=n, tail=tail, since_s=since_s)))
+                for n in chosen)
 
     def outputs(self, job: str, into: Path, *, progress: Progress = _silent) -> outputs.DownloadedOutputs:
         """Copy the files that the workers of a job have written to SPOTFLEET_OUTPUT so far to the folder `into`, by

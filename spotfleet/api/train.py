@@ -69,11 +69,10 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
     scripts.refuse_fleet_file(request.script)
     argv = (inside(Path(request.script), Path(spec.workdir)), *request.args) if request.script else ()
     kind = kind_for(argv, request, spec)
-    if request.np and request.slots:
-        raise UsageError("np and slots both limit the workers: use one", hint="--slots N is --np MIN:N with nodes.min")
-    least, most = request.np or (limited(default_np(status), request.slots) if argv else default_hosts(status, request))
+    least, most = request.np or (default_np(status) if argv else default_hosts(status, request))
     if not 1 <= least <= most:
         raise UsageError(f"np: expected 1 <= MIN <= MAX, got {least}, {most}", hint="np=(2, 4) means 2 to 4 workers")
+    least, most = limited(least, most, request)
     if request.spares < 0:
         raise UsageError(f"spares: expected 0 or more, got {request.spares}",
                          hint="spares=1 keeps one warm worker ready")
@@ -162,6 +161,7 @@ def resize_of(resize: ResizeSpec, request: TrainRequest, least: int, most: int) 
 
 def inside(script: Path, workdir: Path) -> str:
     """Return the script's path relative to the working directory; it is searched in the current directory first."""
+    scripts.refuse_fleet_file(str(script))
     found = next((p.resolve() for p in (script, workdir / script) if p.is_file()), None)
     if found is None:
         raise UsageError(f"there is no script {script}",
@@ -178,11 +178,6 @@ def default_np(status: FleetStatus) -> tuple[int, int]:
     return max(status.min, 1) * min(slots), max(status.max, 1) * max(slots)
 
 
-def limited(workers: tuple[int, int], slots: int) -> tuple[int, int]:
-    """Return least and most workers within `slots`; 0: no limit."""
-    if slots < 0:
-        raise UsageError(f"slots: expected 1 or more, got {slots}", hint="slots=2 leaves the rest to other jobs")
-    return (min(workers[0], slots), min(workers[1], slots)) if slots else workers
 def default_hosts(status: FleetStatus, request: TrainRequest) -> tuple[int, int]:
     """Return the least and the most hosts of a command."""
     if request.nodes:
@@ -237,3 +232,12 @@ def refuse_leaks(job: JobSpec, secrets: Mapping[str, str]) -> None:
             if places:
                 raise UsageError(f"{places[0]} holds the value of secret {name}",
                                  hint=f"read it from the variable {name} in your script instead")
+
+
+def limited(least: int, most: int, request: TrainRequest) -> tuple[int, int]:
+    """Return the numbers of workers within the request's `slots`. Raises UsageError."""
+    if request.slots < 0:
+        raise UsageError(f"slots: expected 1 or more, got {request.slots}", hint="slots=2 leaves room for other jobs")
+    if request.np and request.slots:
+        raise UsageError("np and slots both limit the workers: use one", hint="--slots N is --np MIN:N with nodes.min")
+    return (min(least, request.slots), min(most, request.slots)) if request.slots else (least, most)

@@ -401,7 +401,10 @@ def jobs(
 
 @app.command()
 def queue(fleet: Name = "", output: Format = Output.TABLE) -> None:
-    """List the jobs that have not ended, in the order in which they get hosts."""
+    """List running and waiting jobs in their order.
+
+    Waiting ones get hosts by `train --priority`, then in the order of submission.
+    """
     call("read", "queue", fleet, as_json=output is Output.JSON)
 
 

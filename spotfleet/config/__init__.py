@@ -71,7 +71,6 @@ from spotfleet.model import Autostop, CheckpointSpec, EnvironmentSpec, FleetSpec
 from spotfleet.plugins import SectionPlugin
 from spotfleet.words import did_you_mean
 
-NEAR = 0.76  # difflib's ratio of a mistyped key; "task" and "tags" have 0.75
 PLACE = ("infra", "cloud", "region", "zone")  # keys that --infra replaces
 
 
@@ -254,6 +253,9 @@ def _unknown_key(place: Place) -> str:
     if any(word in keys for path, keys in _sections_by_place() if path == ""):
         return "unknown key; it belongs to the top of the file"
     return f"unknown key{EXPECTED}{', '.join(known)}"
+
+
+NEAR = 0.76  # difflib's ratio of a mistyped key; "task" and "tags" have 0.75
 
 
 def _near_key(word: str, known: Sequence[str]) -> str:

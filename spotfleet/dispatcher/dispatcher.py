@@ -59,7 +59,7 @@ from spotfleet.fleet.domain.events import (
     ScriptsRan,
     TakenOver,
 )
-from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate
+from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate, by_priority
 from spotfleet.model import CloudState, HostState
 from spotfleet.protocol.messages import AgentReport
 from spotfleet.providers import Provider
@@ -198,12 +198,11 @@ class Dispatcher:
     def _needs(self, live: list[ManagedJob], views: dict[str, HostView],
                now: float) -> tuple[list[JobNeed], list[HostRoom]]:
         order = {name: n for n, name in enumerate(self.core.jobs)}
-        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id], j.spec.priority, j.spec.per_host)
-                 for j in live
+        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id], j.spec.per_host) for j in live
                  if not j.record.cancelled]
         rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now))
                  for name, v in views.items() if v.host.state is not HostState.STOPPED]
-        return needs, rooms
+        return by_priority(needs, {j.id: j.spec.priority for j in live}), rooms
 
     def _is_ready(self, host: str, view: HostView, now: float) -> bool:
         connection = self.core.connections.get(host)

@@ -12,7 +12,7 @@ goes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spotfleet.words import counted
 
@@ -23,7 +23,6 @@ class JobNeed:
     min_workers: int
     max_workers: int
     order: int  # place in the order of submission
-    priority: int = 0  # a higher one goes before
     per_host: bool = False  # each worker takes a whole host
 
 
@@ -45,7 +44,7 @@ class Allocation:
 
 def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[str, tuple[str, ...]]) -> Allocation:
     """Allocate hosts to jobs. `held`: as returned by the last call."""
-    queue = sorted(jobs, key=lambda j: (-j.priority, j.order, j.job))
+    queue = sorted(jobs, key=lambda j: (j.order, j.job))
     allocator = _Allocator(hosts, held, queue)
     for need in queue:
         allocator.shrink(need)
@@ -68,6 +67,12 @@ def shares(jobs: Sequence[JobNeed], held: Mapping[str, Sequence[str]], hosts: in
     names += [f"({n})" for n in range(hosts - len(names))]  # no real host has such a name
     found = allocate(jobs, [HostRoom(n, slots) for n in names], {job: tuple(own) for job, own in held.items()}).held
     return {need.job: len(found.get(need.job, ())) for need in jobs}
+
+
+def by_priority(needs: Sequence[JobNeed], priorities: Mapping[str, int]) -> list[JobNeed]:
+    """Return `needs`, in order of submission, with their places by priority, the highest first."""
+    queue = sorted(needs, key=lambda need: (-priorities[need.job], need.order))
+    return [replace(need, order=place) for place, need in enumerate(queue)]
 
 
 class _Allocator:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import ssl
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -299,13 +301,26 @@ class DispatcherClient:
 
     def log_start(self, job: str, *, rank: int = 0, worker: str = "", tail: int | None = None, since_s: float = 0.0,
                   ) -> int:
-        """Return the offset at which the last `tail` lines, or those of the last `since_s` seconds, begin; 0 if this
-        dispatcher is of a release that cannot tell."""
+        """Return the offset at which the last `tail` lines, and not before those of the last `since_s` seconds, begin.
+
+        A dispatcher of an earlier release cannot tell: then the lines are counted here, and the time does not count."""
         query: dict[str, str | int] = {"worker": worker} if worker else {"rank": rank}
         query |= {} if tail is None else {"tail": tail}
         query |= {"since": f"{since_s:g}"} if since_s else {}
         reply = self._call("GET", f"/v1/jobs/{quote(job, safe='')}/logs/start?{urlencode(query)}", accept=NO_ROUTE)
-        return 0 if reply.status in NO_ROUTE else int(_object(reply.body).get("offset") or 0)
+        if reply.status not in NO_ROUTE:
+            return int(_object(reply.body).get("offset") or 0)
+        return 0 if tail is None else self._start_of_last(job, tail, rank, worker)
+
+    def _start_of_last(self, job: str, lines: int, rank: int, worker: str) -> int:
+        """Read the whole log and return the offset of its last lines."""
+        starts, end = deque([0], maxlen=lines + 1), 0
+        for chunk in self.stream(job, rank=rank, worker=worker, follow=False):
+            end = chunk.offset
+            begin = end - len(chunk.data)
+            starts.extend(begin + found.end() for found in re.finditer(rb"\n", chunk.data))
+        whole = [start for start in starts if start < end]  # nothing follows the last line's own end
+        return whole[-lines:][0] if lines and whole else end
 
     def stream(self, job: str, offset: int = 0, *, rank: int = 0, worker: str = "", follow: bool = True,
                ) -> Iterator[LogChunk]:

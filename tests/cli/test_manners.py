@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from spotfleet import version
 from spotfleet.cli import completion, console
 from spotfleet.cli.app import app
 from spotfleet.cli.commands import follow
 from spotfleet.model import JobSpec, JobState
-from tests.support.cli.cli_cloud import FakeJob
+from tests.support.cli.cli_cloud import FakeHandler, FakeJob
 from tests.support.cli.cli_user import COMMANDS
 
 
@@ -28,9 +29,8 @@ def test_without_a_fleet_a_list_is_empty_and_no_error(user, command):
 
 
 def test_the_status_of_all_fleets_lists_also_ended_ones(up):
-    up.write("two.yaml", "name: two\nresources: {instance_type: cpu.small}\nrun: date\n")
-    said = up.ok("up two.yaml -y")
-    assert "next: spotfleet train -c two\n" in said.err, "the file has a command to run"
+    up.write("two.yaml", "name: two\nresources: {instance_type: cpu.small}\n")
+    up.ok("up two.yaml -y")
     up.ok("down two -y")
     listed = [line.split()[:2] for line in up.ok("status --all").out.splitlines()[1:]]
     assert listed == [["digits", "up"], ["two", "down"]]
@@ -52,6 +52,18 @@ def test_a_command_that_only_waits_ends_when_nothing_reads_its_output(monkeypatc
             threading.Timer(0.02, os.close, [read]).start()
             time.sleep(60)
         assert time.monotonic() - began < 50
+
+
+def test_the_plan_says_that_an_emulated_clouds_prices_are_invented(user):
+    shown = " ".join(user.ok("up fleet.yaml --dryrun").out.split())
+    assert "provider local emulates a cloud on this machine: its prices are invented and nothing is billed" in shown
+
+
+def test_the_way_to_install_changes_in_one_place_with_publication(monkeypatch):
+    assert version.install("aws").startswith("pip install '.[aws]'   (in a clone") and "git pull" in version.upgrade()
+    monkeypatch.setattr(version, "PUBLISHED", True)
+    assert version.install("aws") == "pip install 'spotfleet[aws]'" and version.install() == "pip install 'spotfleet'"
+    assert version.upgrade() == "`pip install --upgrade spotfleet`"
 
 
 def test_a_fleet_file_in_the_place_of_a_script_is_refused_before_it_is_sent(up):
@@ -103,6 +115,24 @@ def test_logs_print_the_last_lines_of_a_running_and_of_an_ended_fleet(up):
     assert up.ok("logs -n 2").out == "line 3\nline 4\n" and up.ok("logs prints-1 --tail 0").out == ""
     assert "does not hold the time of a line" in up.fails("logs --since 5m", code=2).err
     assert up.ok("logs --all -n 1").out == "rank 0: line 4\n"
+    (up.home / "fleets/digits/archive/jobs/prints-1/logs/digits-0#setup.log").write_text("one\ntwo\n")
+    assert up.ok("logs --setup -n 1").out == "==> digits-0 <==\ntwo\n"
+
+
+def test_the_last_lines_are_counted_here_where_the_dispatcher_is_of_an_earlier_release(up, monkeypatch):
+    serve = FakeHandler._jobs
+
+    def of_before(handler, rest):
+        return handler._answer({}, 405) if rest[-1:] == ["start"] else serve(handler, rest)
+
+    monkeypatch.setattr(FakeHandler, "_jobs", of_before)
+    up.write("prints.py", PRINTS)
+    up.ok("train prints.py")
+    assert up.ok("logs -n 2").out == "line 3\nline 4\n"
+    up.write("prints.py", PRINTS + "print('the end', end='')\n")
+    up.ok("train prints.py")
+    assert up.ok("logs -n 2").out == "line 4\nthe end" and up.ok("logs -n 0").out == ""
+    assert up.ok("logs -n 99").out == up.ok("logs --since 1h").out == up.ok("logs").out
 
 
 def test_logs_of_all_ranks_name_the_rank_of_each_line(up):

@@ -86,7 +86,7 @@ def test_sizes_are_exact_without_a_plus(text, sizes):
     ("ordered: [{use_spot: true}, {use_spot: false}]",
      "`ordered` is used as `any_of`: the cheapest that is available wins"),
     ("any_of: [{infra: aws}, {infra: lambda}]", "1 alternative left out: no provider for lambda is installed; there is "
-                                                "aws, local, ssh"),
+                                                "aws, gcp, local, ssh"),
 ])
 def test_a_key_that_changes_nothing_is_noted(text, note):
     assert note in draft(f"provider: aws\nresources: {{{text}}}").notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate, shares
+from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate, by_priority, shares
 
 A, B, C = JobNeed("a", 1, 3, 1), JobNeed("b", 2, 2, 2), JobNeed("c", 1, 1, 3)
 
@@ -43,13 +43,13 @@ def test_a_job_below_its_min_comes_before_one_that_could_use_more():
 
 
 def test_a_higher_priority_goes_before_an_earlier_submission_and_takes_nothing_from_a_running_job():
-    urgent = JobNeed("u", 1, 2, 9, priority=5)
-    assert allocate([A, B, urgent], hosts("h1", "h2", "h3"), {}).held == {"u": ("h1", "h3"), "a": ("h2",)}
-    assert allocate([B, urgent], hosts("h1", "h2"), {"b": ("h1", "h2")}).held == {"b": ("h1", "h2")}
-    assert allocate([B, urgent], hosts("h1", "h2"), {"b": ("h1", "gone")}).held == {"b": ("h1", "h2")}
-    later = JobNeed("l", 1, 1, 3, priority=-1)
-    assert allocate([later, JobNeed("n", 1, 1, 4)], hosts("h1"), {}).held == {"n": ("h1",)}
-    assert shares([A, urgent], {}, hosts=3, slots=1) == {"a": 1, "u": 2}
+    priorities = {"a": 0, "b": 0, "u": 5, "l": -1}
+    queue = by_priority([JobNeed("l", 1, 1, 0), A, B, JobNeed("u", 1, 2, 9)], priorities)
+    assert [(need.job, need.order) for need in queue] == [("u", 0), ("a", 1), ("b", 2), ("l", 3)]
+    assert allocate(queue, hosts("h1", "h2"), {}).held == {"u": ("h1",), "a": ("h2",)}
+    assert allocate(queue, hosts("h1", "h2", "h3", "h4"), {}).held == {"u": ("h1",), "a": ("h2",), "b": ("h3", "h4")}
+    assert allocate(queue, hosts("h1", "h2"), {"b": ("h1", "h2")}).held == {"b": ("h1", "h2")}
+    assert allocate(queue, hosts("h1", "h2"), {"b": ("h1", "gone")}).held == {"b": ("h1", "h2")}
 
 
 def test_a_small_job_does_not_wait_behind_one_that_cannot_start():
@@ -115,8 +115,8 @@ rooms = st.lists(
 )
 needs = st.lists(
     st.builds(
-        lambda n, least, more, priority: JobNeed(f"j{n}", least, least + more, n, priority),
-        st.integers(0, 4), st.integers(1, 4), st.integers(0, 4), st.integers(-1, 1),
+        lambda n, least, more: JobNeed(f"j{n}", least, least + more, n),
+        st.integers(0, 4), st.integers(1, 4), st.integers(0, 4),
     ),
     unique_by=lambda j: j.job,
 )  # fmt: skip

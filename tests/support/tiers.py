@@ -19,6 +19,7 @@ TIERS = {
 # The longest prefix of a test file's path decides; core where there is none.
 PLACES = {
     "tests/attack/": "attack",
+    "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
     "tests/providers/aws/": "clouds",
     "tests/providers/aws/test_aws_gang_machines.py": "machines",
     "tests/providers/gcp/": "clouds",
@@ -41,7 +42,6 @@ PLACES = {
     "tests/habits/": "engines",  # a hundred loops on threads
     "tests/train/loops/": "engines",
     "tests/train/comm/test_order.py": "engines",
-    "tests/dispatcher/jobs/test_several_jobs.py": "engines",  # seconds of a daemon with agents
     "tests/train/data/test_counting.py": "engines",
     "tests/train/state/test_failure_points.py": "engines",
     "tests/train/state/test_kill_points.py": "engines",

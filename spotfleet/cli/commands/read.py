@@ -240,7 +240,7 @@ def logs(name: str, job: str, **options: Any) -> None:
     fleet = Fleet(name)
     job = job or _newest_job(fleet)
     if query.setup or query.host:
-        for where, data in fleet.setup_logs(job, query.host):
+        for where, data in fleet.setup_logs(job, query.host, tail=query.tail, since_s=since_s):
             _put(f"==> {where} <==\n".encode() + data)
         return
     with print_progress(fleet, job) if query.follow and not fleet.ended else nullcontext(), ends_with_its_reader():

@@ -6,11 +6,12 @@ import re
 import shlex
 
 from spotfleet.errors import UsageError
-from spotfleet.model import JOB_KINDS, MOST_PRIORITY, RESIZE_POLICIES, JobSpec
+from spotfleet.model import JOB_KINDS, RESIZE_POLICIES, JobSpec
 from spotfleet.storage.schemes import ANY_SCHEME, SCHEMES
 
 NAME_CHARS = 200
 URL_CHARS = 2000
+MOST_PRIORITY = 1000  # the lowest is its negative
 MOST_WORKERS = 100_000
 MOST_STEPS = 1_000_000_000
 MOST_ENTRIES = 1000

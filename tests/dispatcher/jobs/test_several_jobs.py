@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from spotfleet.codec import to_json
@@ -23,9 +25,13 @@ def test_of_two_waiting_jobs_the_one_with_the_higher_priority_starts_first(play)
         await stage.up(2)
         first = await submit(stage, "first", (2, 2))
         await stage.at_version(first, 2)
-        later = [await submit(stage, "usual", (2, 2)), await submit(stage, "urgent", (2, 2), priority=5)]
-        for job in later:
-            assert "2 of 2 held by first-1" in (await stage.stands(job, "queued")).why
+
+        async def waits(job: str) -> bool:
+            return "2 of 2 held by first-1" in (await stage.job(job)).why
+
+        for name, priority in (("usual", 0), ("urgent", 5)):
+            job = await submit(stage, name, (2, 2), priority=priority)
+            await stage.until(f"{job} names the job that it waits for", partial(waits, job))
         await stage.call("POST", f"/v1/jobs/{first}/cancel", {})
         running = await stage.at_version("urgent-3", 2)
         assert (running.priority, running.hosts) == (5, 2)
