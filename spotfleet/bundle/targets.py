@@ -5,7 +5,8 @@ them. The links are made by shell code in front of the job's setup, on its first
 messages stay. A target that exists there and is no link is left alone, and the job fails with its name: a link replaces
 nothing but a link or an empty folder.
 
-A bucket that is to be mounted, for writing too, is mounted at its target by the host's own tool: TOOLS.
+A bucket that is to be mounted, for writing too, is mounted at its target by the host's own tool: TOOLS. The tool gets a
+session of its own, so that it outlives the shell of the setup.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ _sf_link() {
  _sf_run ln -sfn -- "$PWD/$2" "$1" || _sf_no "$1 cannot be made by $(id -un)"; };
 """
 _MOUNT = r"""
+_sf_stay() { if command -v setsid >/dev/null; then setsid -w "$@"; else "$@"; fi; };
 _sf_mount() {
  if mountpoint -q -- "$1"; then return 0; fi;
  _sf_run mkdir -p -- "$1" && _sf_run chown "$(id -u)" "$1" || { _sf_no "$1 cannot be made by $(id -un)"; return 1; };
  _sf_bucket=${3%%/*}; _sf_prefix=${3#"$_sf_bucket"}; _sf_prefix=${_sf_prefix#/};
  if command -v "$4" >/dev/null; then case $4 in
- mount-s3) mount-s3 --allow-delete --allow-overwrite ${_sf_prefix:+--prefix "$_sf_prefix/"} "$_sf_bucket" "$1" ;;
- gcsfuse) gcsfuse --implicit-dirs ${_sf_prefix:+--only-dir "$_sf_prefix"} "$_sf_bucket" "$1" ;; esac;
+ mount-s3) _sf_stay mount-s3 --allow-delete --allow-overwrite \
+${_sf_prefix:+--prefix "$_sf_prefix/"} "$_sf_bucket" "$1" ;;
+ gcsfuse) _sf_stay gcsfuse --implicit-dirs ${_sf_prefix:+--only-dir "$_sf_prefix"} "$_sf_bucket" "$1" ;; esac;
  elif command -v rclone >/dev/null; then case $2 in
  s3) _sf_remote=:s3,provider=AWS,env_auth=true: ;; gs) _sf_remote=:gcs,env_auth=true: ;;
  *) _sf_remote=:azureblob,env_auth=true: ;; esac;
- rclone mount --daemon --vfs-cache-mode writes "$_sf_remote$3" "$1";
+ _sf_stay rclone mount --daemon --vfs-cache-mode writes "$_sf_remote$3" "$1";
  else _sf_no "$1: mounting $2://$3 needs ${4:+$4 or }rclone on the hosts: use an image that has it, or mode: COPY, \
 which reads only"; fi; };
 """

@@ -124,7 +124,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     chosen = _with_infra(document, given.infra)
     if chosen and not given.draft:
         document.add((), no_provider(plugin_sections.clouds()))
-    skypilot.adapt(document, _texts(document, environ, given), plugins.names())
+    skypilot.adapt(document, _texts(document, environ, given), plugins.names)
     section = _check(document)
     if section is None:
         document.raise_problems()

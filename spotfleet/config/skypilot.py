@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from spotfleet.config.document import Document, Place
@@ -35,6 +36,7 @@ SAME_MODEL = {"a100-40gb": "A100", "v100-16gb": "V100"}  # the plain name means 
 VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 Values = Mapping[str, str]
+Installed = Callable[[], list[str]]  # lists the providers; called only for a file that names a cloud
 
 
 def is_task(data: Mapping[str, Any]) -> bool:
@@ -55,10 +57,9 @@ def _items(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def adapt(document: Document, values: Values, installed: list[str]) -> None:
-    """Rewrite the data of `document`, with notes and problems. `values`: the variables that its texts may name;
-    `installed`: the providers that exist."""
-    data = document.data
+def adapt(document: Document, values: Values, installed: Installed) -> None:
+    """Rewrite the data of `document`, with notes and problems. `values`: the variables that its texts may name."""
+    data, installed = document.data, cache(installed)
     for key in REFUSED:
         if data.pop(key, None) is not None:
             document.add((key,), REFUSED[key])
@@ -90,7 +91,7 @@ def _name(document: Document) -> None:
 # --- resources
 
 
-def _resources(document: Document, given: dict[str, Any], installed: list[str]) -> dict[str, Any]:
+def _resources(document: Document, given: dict[str, Any], installed: Installed) -> dict[str, Any]:
     resources = _place(document, dict(given), ("resources",), installed)
     if labels := resources.pop("labels", None):
         tags = document.data.get("tags")
@@ -116,7 +117,7 @@ def _resources(document: Document, given: dict[str, Any], installed: list[str]) 
     return resources
 
 
-def _alternatives(document: Document, resources: dict[str, Any], installed: list[str]) -> None:
+def _alternatives(document: Document, resources: dict[str, Any], installed: Installed) -> None:
     """Leave out the alternatives on clouds without a provider, unless none would be left."""
     found: list[Any] = []
     missing: dict[str, int] = {}
@@ -145,17 +146,17 @@ def _cloud(resources: Mapping[str, Any]) -> str:
     return infra.partition("/")[0] if isinstance(infra, str) and infra[:1] != "*" else ""
 
 
-def _unknown(cloud: str, installed: list[str]) -> bool:
-    return cloud.lower() not in installed
+def _unknown(cloud: str, installed: Installed) -> bool:
+    return cloud.lower() not in installed()
 
 
-def _no_provider(cloud: str, installed: list[str]) -> str:
+def _no_provider(cloud: str, installed: Installed) -> str:
     if cloud.lower() in KUBERNETES:
         return "Kubernetes runs no fleet: a host is a machine of its own, in a cloud or reached over SSH"
-    return f"no provider for {cloud} is installed; there is {', '.join(installed)}{did_you_mean(cloud, installed)}"
+    return f"no provider for {cloud} is installed; there is {', '.join(installed())}{did_you_mean(cloud, installed())}"
 
 
-def _place(document: Document, one: dict[str, Any], at: Place, installed: list[str]) -> dict[str, Any]:
+def _place(document: Document, one: dict[str, Any], at: Place, installed: Installed) -> dict[str, Any]:
     """Return one set of resources in our words."""
     if "cloud" in one and "infra" not in one:
         parts = [one.pop("cloud"), one.pop("region", None), one.pop("zone", None)]

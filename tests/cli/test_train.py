@@ -107,7 +107,7 @@ def test_a_missing_script_or_one_outside_the_working_directory_is_refused(up, tm
 
 def test_without_a_script_the_run_of_the_fleet_file_is_run(user):
     user.write("fleet.yaml", "name: digits\nresources: {instance_type: cpu.small}\nrun: echo ran\n")
-    user.ok("up fleet.yaml -y")
+    assert "next: spotfleet train\n" in user.ok("up fleet.yaml -y").err
     assert user.ok("train").out == "ran\n"
 
 

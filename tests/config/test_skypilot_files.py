@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet.config import FleetFile, Given, parse
+from spotfleet import plugins
+from spotfleet.config import FleetFile, Given, no_provider, parse, plugin_sections
 from spotfleet.errors import UsageError
 from spotfleet.model import Autostop, Need
 
 FILE = Path("/work/task.yaml")
+THERE = ", ".join(plugins.names())
 
 
 def draft(text: str, given: Given = Given(), **environ: str) -> FleetFile:
@@ -85,8 +87,8 @@ def test_sizes_are_exact_without_a_plus(text, sizes):
                                              "hosts get the provider's usual image"),
     ("ordered: [{use_spot: true}, {use_spot: false}]",
      "`ordered` is used as `any_of`: the cheapest that is available wins"),
-    ("any_of: [{infra: aws}, {infra: lambda}]", "1 alternative left out: no provider for lambda is installed; there is "
-                                                "aws, gcp, local, ssh"),
+    ("any_of: [{infra: aws}, {infra: lambda}]",
+     f"1 alternative left out: no provider for lambda is installed; there is {THERE}"),
 ])
 def test_a_key_that_changes_nothing_is_noted(text, note):
     assert note in draft(f"provider: aws\nresources: {{{text}}}").notes
@@ -96,9 +98,9 @@ def test_a_key_that_changes_nothing_is_noted(text, note):
     ("resources: {infra: k8s/context}",
      "1: resources.infra: Kubernetes runs no fleet: a host is a machine of its own, in a cloud or reached over SSH"),
     ("resources:\n  cloud: lambda\n  region: us",
-     "1: resources.infra: no provider for lambda is installed; there is aws, gcp, local, ssh"),
-    ("resources:\n  any_of:\n  - infra: quux\n",
-     "2: resources.any_of: no provider for quux is installed; there is aws, gcp, local, ssh"),
+     f"1: resources.infra: no provider for lambda is installed; there is {THERE}"),
+    ("resources:\n  any_of:\n  - infra: elsewhere\n",
+     f"2: resources.any_of: no provider for elsewhere is installed; there is {THERE}"),
     ("run: x\nservice: {replicas: 2}", "2: service: replicas behind a load balancer are not run here; `spotfleet "
                                        "port-forward` reaches a port of one host"),
     ("run: x\nvolumes: {/mnt: v}",
@@ -140,7 +142,8 @@ def test_a_variable_of_the_command_line_goes_over_the_file_and_gives_a_value_to_
                                   "resources: {any_of: [{accelerators: T4}, {accelerators: L4}]}"])
 def test_a_task_that_names_no_provider_is_for_no_emulation(text):
     assert draft(text).chosen and draft(text).spec.provider == "aws"
-    assert "names no provider; write `infra: aws` or `infra: gcp` under `resources`, or `--infra aws`" in refused_up(text)
+    assert refused_up(text) == f"{FILE}:1: {no_provider(plugin_sections.clouds())}"
+    assert "write `infra: aws`" in refused_up(text)
 
 
 def refused_up(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -69,6 +70,12 @@ def test_a_bucket_is_mounted_by_the_stores_own_tool_else_by_rclone_else_the_job_
         0, f"mount-s3 --allow-delete --allow-overwrite --prefix runs/ bucket {out}\nset up\n")
     host.tool("gcsfuse", 'echo gcsfuse "$@"')
     assert host.sets_up(mounted={out: "gs://bucket"}) == (0, f"gcsfuse --implicit-dirs bucket {out}\nset up\n")
+
+
+def test_the_tool_outlives_the_session_of_the_setup(host: Host, tmp_path: Path):
+    host.tool("mount-s3", f"ps -o sid= -p $$ > {tmp_path}/session")
+    host.sets_up(mounted={f"{tmp_path}/out": "s3://bucket"})
+    assert int((tmp_path / "session").read_text()) != os.getsid(0)
 
 
 def test_a_bucket_that_is_mounted_already_stays(host: Host, tmp_path: Path):

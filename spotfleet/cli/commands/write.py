@@ -46,9 +46,10 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str, infra: str = "", en
     if dryrun:
         show_plan(file, given)
         return
-    fleet = bring_up(load_file(file, given), file, yes=yes, timeout_s=timeout_s)
-    script = "" if fleet.home.folder(fleet.name).record.spec.run else " SCRIPT.py"
-    next_command(f"spotfleet train{script}" + _flag(fleet), *_ways_in(fleet), f"spotfleet down {fleet.name}")
+    loaded = load_file(file, given)
+    fleet = bring_up(loaded, file, yes=yes, timeout_s=timeout_s)
+    what = "" if loaded.spec.run else " SCRIPT.py"
+    next_command(f"spotfleet train{what}{_flag(fleet)}", *_ways_in(fleet), f"spotfleet down {fleet.name}")
 
 
 def load_file(path: Path, given: Given) -> FleetFile:

@@ -75,6 +75,9 @@ def horovodrun(words: Sequence[str], given: HorovodRun) -> None:
         data["environment"]["python"] = words[0]
     if given.verbose:
         print_message(f"the fleet file:\n{yaml.safe_dump(data, sort_keys=False)}")
+    if where.here and len(list(Path("/dev").glob("nvidia[0-9]*"))) > 1:
+        print_message("note: workers on this machine alone are hosts with one slot each, all with LOCAL_RANK 0; to use "
+                      "several GPUs, name the machine: -H NAME:GPUS, and another one as --dispatcher")
     if given.reset_limit:
         print_message("note: --reset-limit is not followed: a job goes on as long as --min-np workers remain")
     fleet = Fleet(parse(yaml.safe_dump(data), Path.cwd() / f"{data['name']}.yaml", os.environ, check_files=True))
