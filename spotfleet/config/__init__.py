@@ -52,9 +52,10 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet import plugins
-from spotfleet.config import notifications, plugin_sections
+from spotfleet.config import plugin_sections
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.money import policy_spec
+from spotfleet.config.notifications import notify_spec, resolve
 from spotfleet.config.sections import (
     NOT_OURS,
     AlternativeSection,
@@ -75,8 +76,8 @@ class FleetFile:
     """Contents of a checked fleet file."""
 
     spec: FleetSpec
+    webhook: str = field(default="", repr=False, kw_only=True)  # URL of `notify`
     secrets: dict[str, str] = field(repr=False)
-    webhook: str = field(default="", repr=False)  # URL of `notify`
 
 
 def load(path: Path, environ: Mapping[str, str] | None = None) -> FleetFile:
@@ -105,8 +106,8 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     secrets = _resolve_values(document, "secrets", section.secrets, environ)
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
-    webhook = notifications.resolve(document, section.notify, environ)
-    spec = replace(spec, notify=notifications.spec_of(section.notify, webhook))
+    webhook = resolve(document, section.notify, environ)
+    spec = replace(spec, notify=notify_spec(section.notify, webhook))
     workdir = _local(path, spec.workdir)
     if check_files and not workdir.is_dir():
         document.add(("workdir",), f"expected a folder, but there is none at {workdir}")
@@ -116,7 +117,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
             document.add(("file_mounts", name), f"expected a file or folder, but there is none at {source}")
     document.raise_problems()
     mounted = {name: str(source) for name, source in mounts.items()}
-    return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets, webhook)
+    return FleetFile(replace(spec, workdir=str(workdir), file_mounts=mounted), secrets, webhook=webhook)
 
 
 def _local(file: Path, text: str) -> Path:

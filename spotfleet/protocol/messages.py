@@ -410,11 +410,11 @@ class JobStatus:
     deadline_in_s: float | None = None  # negative after the deadline; None: no deadline
     work_left_s: float | None = None  # at the fleet's full target; None: unknown
     finish_in_s: float | None = None  # at the current pace; None: unknown
+    slow: tuple[SlowWorker, ...] = ()
     recomputed: int = 0  # gradients computed again for the step in flight: part of the pauses
     outside: int = 0  # optimizer steps of a worker outside `elastic.run`; not part of `version`
     hint: str = ""  # the next thing to try, if something is wrong with the script
     tail: str = ""  # failures of the script after training, on other ranks than 0: they do not fail the job
-    slow: tuple[SlowWorker, ...] = ()
 
 
 @dataclass(frozen=True)

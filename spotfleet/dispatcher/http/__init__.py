@@ -28,10 +28,10 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 | POST /v1/prune | CLI | `{jobs}` -> `{pruned}`: removes the files of ended jobs |
 | GET /v1/jobs/JOB | CLI | JobStatus |
 | POST /v1/jobs/JOB/cancel | CLI | ends the job |
+| GET /v1/jobs/JOB/tail?rank=N | CLI | `{offset}`: where the newest 64 KiB of that rank's log begin |
 | GET /v1/jobs/JOB/launch | agent | WorkerLaunch; only for a host with a worker of the job |
 | GET /v1/jobs/JOB/workers | CLI | `{workers}`: the workers that have logs |
 | GET /v1/jobs/JOB/logs?offset=B&wait=S | CLI | bytes of a log, long poll; also `rank=N` or `worker=W`, see below |
-| GET /v1/jobs/JOB/tail?rank=N | CLI | `{offset}`: where the newest 64 KiB of that rank's log begin |
 | POST /v1/jobs/JOB/logs/WORKER?offset=B | agent | appends if `offset` is the size held -> `{size}` |
 | PUT /v1/jobs/JOB/checkpoints/VERSION | agent | a checkpoint or a part of one, see below -> Checkpoint |
 | GET /v1/jobs/JOB/checkpoints/VERSION | CLI, agent | the file of the checkpoint |

@@ -108,12 +108,6 @@ async def log_workers(request: web.Request) -> web.Response:
     return web.json_response({"workers": list(_job(request).logs.workers())})
 
 
-async def get_tail(request: web.Request) -> web.Response:
-    """Send the offset from which the newest TAIL_BYTES of a rank's log begin."""
-    size = _job(request).logs.size(f"rank-{whole(request, 'rank')}")
-    return web.json_response({"offset": max(0, size - TAIL_BYTES)})
-
-
 async def get_logs(request: web.Request) -> web.Response:
     found = _job(request)
     worker = request.query.get("worker", "")
@@ -262,3 +256,9 @@ def _version(request: web.Request) -> int:
     if not re.fullmatch(r"[0-9]{1,15}", text):
         raise UsageError(f"version: {text[:40]!r} is no whole number below 10**15")
     return int(text)
+
+
+async def get_tail(request: web.Request) -> web.Response:
+    """Send the offset from which the newest TAIL_BYTES of a rank's log begin."""
+    size = _job(request).logs.size(f"rank-{whole(request, 'rank')}")
+    return web.json_response({"offset": max(0, size - TAIL_BYTES)})
