@@ -81,6 +81,6 @@ class Tailed(TyperCommand):
 
 
 def call(module: str, function: str, *values: Any, **options: Any) -> None:
-    """Import a module of `commands`, or FOLDER.MODULE beside it, and call its function."""
-    place = module if "." in module else f"commands.{module}"
-    getattr(importlib.import_module(f"spotfleet.cli.{place}"), function)(*values, **options)
+    """Import a module of `commands`, or of the folder in its name, and call its function."""
+    folder = "" if "." in module else "commands."
+    getattr(importlib.import_module(f"spotfleet.cli.{folder}{module}"), function)(*values, **options)

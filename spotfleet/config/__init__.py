@@ -54,9 +54,10 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet import plugins
-from spotfleet.config import foreign, notifications, plugin_sections, skypilot
+from spotfleet.config import foreign, plugin_sections, skypilot
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.money import policy_spec
+from spotfleet.config.notifications import notify_spec, resolve
 from spotfleet.config.sections import (
     NOT_OURS,
     AlternativeSection,
@@ -79,11 +80,11 @@ class FleetFile:
     """Contents of a checked fleet file."""
 
     spec: FleetSpec
+    webhook: str = field(default="", repr=False, kw_only=True)  # URL of `notify`
     secrets: dict[str, str] = field(repr=False)
     notes: tuple[str, ...] = ()  # a line each about keys that change nothing
     before_up: tuple[str, ...] = ()  # what must be done before `up`: only a file that was read as a draft has any
     chosen: bool = False  # the provider is one of several that are possible, and the file names none
-    webhook: str = field(default="", repr=False)  # URL of `notify`
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,8 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     secrets = _resolve_values(document, "secrets", section.secrets, {**environ, **given.envs, **given.secrets})
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
-    webhook = notifications.resolve(document, section.notify, environ)
-    spec = replace(spec, notify=notifications.spec_of(section.notify, webhook))
+    webhook = resolve(document, section.notify, environ)
+    spec = replace(spec, notify=notify_spec(section.notify, webhook))
     workdir = _local(path, spec.workdir)
     if check_files and not workdir.is_dir():
         document.later(("workdir",), f"expected a folder, but there is none at {workdir}")
@@ -150,7 +151,7 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     document.raise_problems()
     found = {name: str(source) for name, source in mounts.items()}
     return FleetFile(replace(spec, workdir=str(workdir), file_mounts=found), secrets, tuple(document.notes),
-                     tuple(f"{path}:{p}" for p in document.before_up), chosen, webhook)
+                     tuple(f"{path}:{p}" for p in document.before_up), chosen, webhook=webhook)
 
 
 def _with_infra(document: Document, infra: str) -> bool:

@@ -56,7 +56,7 @@ def resolve(document: Document, given: NotifyKeys | None, environ: Mapping[str, 
     return url
 
 
-def spec_of(given: NotifyKeys | None, url: str) -> NotifySpec:
+def notify_spec(given: NotifyKeys | None, url: str) -> NotifySpec:
     if given is None:
         return NotifySpec()
     digest = hashlib.sha256(url.encode()).hexdigest()[:DIGEST_CHARS] if url else ""

@@ -421,13 +421,13 @@ class JobStatus:
     deadline_in_s: float | None = None  # negative after the deadline; None: no deadline
     work_left_s: float | None = None  # at the fleet's full target; None: unknown
     finish_in_s: float | None = None  # at the current pace; None: unknown
+    slow: tuple[SlowWorker, ...] = ()
     recomputed: int = 0  # gradients computed again for the step in flight: part of the pauses
     outside: int = 0  # optimizer steps of a worker outside `elastic.run`; not part of `version`
     priority: int = 0  # as in JobSpec
     hosts: int = 0  # number of hosts that its workers are on
     hint: str = ""  # the next thing to try, if something is wrong with the script
     tail: str = ""  # failures of the script after training, on other ranks than 0: they do not fail the job
-    slow: tuple[SlowWorker, ...] = ()
     kind: str = ""  # one of model.JOB_KINDS; "": an older dispatcher
     restarts: int = 0  # number of times that all of its processes were started anew
     exit_status: int = 0  # status of the process that failed the job; 0: none did

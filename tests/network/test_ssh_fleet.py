@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -122,6 +123,16 @@ def test_commands_run_on_each_machine_and_files_and_ports_go_both_ways(stage: Ss
     stage.wait("the far port", lambda: stage.laptop.run(sys.executable, "-c", fetch, ok=False).stdout == LEARNING)
     interrupt(forward)
     interrupt(server)
+
+
+def test_the_page_and_the_metrics_come_through_the_tunnel(stage: SshStage):
+    assert re.search(r'spotfleet_hosts\{fleet="lan[^"]*",state="up",market="[^"]+"\} 3', stage.cli("metrics").stdout)
+    page = stage.laptop.start(CLI, "page", "--no-browser", cwd=WORK, text=True, stdout=subprocess.PIPE)
+    address = page.stdout.readline().strip()
+    fetch = f"import urllib.request as u; print(u.urlopen('{address}live').read(2000).decode())"
+    assert 'event: whole\ndata: {"now":' in stage.laptop.run(sys.executable, "-c", fetch).stdout
+    interrupt(page)
+    page.stdout.close()
 
 
 def test_what_the_job_counted_comes_home_and_the_machines_are_as_they_were(stage: SshStage):

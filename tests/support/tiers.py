@@ -29,9 +29,9 @@ PLACES = {
     "tests/fakes/test_aws_machines.py": "machines",
     "tests/fakes/test_gcp_machines.py": "machines",
     "tests/bootstrap/": "machines",
+    "tests/cli/page/test_page_in_chromium.py": "machines",  # a browser
     "tests/network/": "machines",
     "tests/gpu/": "machines",
-    "tests/cli/page/test_page_in_chromium.py": "machines",  # a browser
     "tests/ssh/test_shell_commands.py": "machines",
     "tests/sweep/": "machines",
     "tests/providers/ssh/": "machines",

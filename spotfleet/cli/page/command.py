@@ -7,7 +7,7 @@ import webbrowser
 
 from spotfleet.api import Fleet
 from spotfleet.api.access.watch import FleetWatch, scrape_config
-from spotfleet.cli.console import next_command, print_message, told_if_slow
+from spotfleet.cli.console import print_message, told_if_slow
 from spotfleet.cli.page.feed import Feed
 from spotfleet.cli.page.server import PageServer
 
@@ -37,6 +37,6 @@ def metrics(name: str, *, prometheus: bool) -> None:
     fleet = Fleet(name)
     if prometheus:
         print(scrape_config(fleet), end="")
-        next_command("put these lines into prometheus.yml", "import examples/grafana.json in Grafana")
+        print_message("put these lines into prometheus.yml; examples/grafana.json is a dashboard (docs/page.md)")
         return
     print(fleet.client.metrics(), end="")

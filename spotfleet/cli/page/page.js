@@ -176,8 +176,9 @@ function drawCard(card, job) {
     const end = ended ? of.points.at(-1)?.[0] ?? now() : now(), begin = view.range ? end - view.range : of.points[0]?.[0] ?? end - 60;
     const from = Math.max(begin, Math.min(of.points[0]?.[0] ?? begin, of.marks[0]?.at ?? Infinity, end - 30));
     const speed = speeds(of.points, from, end), recent = ended ? 0 : rate(of.points, end - 20, end);
-    const facts = [["steps", job.version.toLocaleString("en-US")], ended ? null : ["steps/s", short(recent)], job.step_s ? ["a step", seconds(job.step_s)] : null,
-        ended ? null : ["workers", `${job.world_size} (${job.min_workers} to ${job.max_workers})`], ["repeated", job.repeated.toLocaleString("en-US")],
+    const counts = job.version > 0 || of.points.some(p => p[1] > 0);  // a plain command counts no steps
+    const facts = [counts ? ["steps", job.version.toLocaleString("en-US")] : job.outside ? ["steps outside elastic.run", job.outside.toLocaleString("en-US")] : null, counts && !ended ? ["steps/s", short(recent)] : null, job.step_s ? ["a step", seconds(job.step_s)] : null,
+        ended ? null : ["workers", `${job.world_size} (${job.min_workers} to ${job.max_workers})`], counts ? ["repeated", job.repeated.toLocaleString("en-US")] : null,
         ["age", span(now() - job.since)], job.deadline != null ? ["due in", span(job.deadline - now())] : null, job.finish != null ? ["done in", span(job.finish - now())] : null];
     put(card.facts, ...facts.filter(Boolean).map(([name, value]) => el("span", {}, `${name} `, el("b", {}, value))));
     const error = job.error.trim().split("\n").at(-1);
@@ -188,8 +189,13 @@ function drawCard(card, job) {
     const marks = of.marks.filter(m => m.at >= from);
     const title = `${job.job}: ${short(recent)} steps per second now, ${count(marks.length, "change")} in the time shown`;
     const empty = of.points.length < 2 && !marks.length;
-    for (const node of [card.speed, card.size, card.speedName, card.sizeName]) node.toggleAttribute("hidden", empty);
-    if (!empty && (card.seen || !card.charted)) { card.charted = true; chart(card.speed, title, speed, marks, from, end, 130, "line", "area", true); chart(card.size, `${job.job}: workers`, sizes(of, from, end), marks, from, end, 70, "size", "size-area", false); }
+    for (const node of [card.size, card.sizeName]) node.toggleAttribute("hidden", empty);
+    for (const node of [card.speed, card.speedName]) node.toggleAttribute("hidden", empty || !counts);
+    if (!empty && (card.seen || !card.charted)) {
+        card.charted = true;
+        if (counts) chart(card.speed, title, speed, marks, from, end, {height: 130, style: "line", symbols: true, times: false});
+        chart(card.size, `${job.job}: workers`, sizes(of, from, end), marks, from, end, {height: counts ? 70 : 84, style: "size", symbols: !counts, times: true});
+    }
     drawMarks(card, of);
 }
 function drawMarks(card, of) {
@@ -250,30 +256,30 @@ function ticks(from, end, width) {
     for (let at = Math.ceil(from / step) * step; at <= end; at += step) found.push([at, step < 60 ? clock(at) : step >= 86400 ? day(at).slice(5) : minute(at)]);
     return found;
 }
-function chart(node, title, line, marks, from, end, height, lineClass, areaClass, isTop) {
-    const width = Math.max(200, Math.round(node.parentNode.clientWidth - 32)), left = 38, top = isTop ? 14 : 4, bottom = height - (isTop ? 4 : 18);
+function chart(node, title, line, marks, from, end, {height, style, symbols, times}) {
+    const width = Math.max(200, Math.round(node.parentNode.clientWidth - 32)), left = 38, top = symbols ? 14 : 4, bottom = height - (times ? 18 : 4);
     const most = nice(Math.max(0, ...line.map(p => p[1]))), x = at => left + (width - left) * (at - from) / Math.max(1e-9, end - from), y = v => bottom - (bottom - top) * v / most;
     node.setAttribute("viewBox", `0 0 ${width} ${height}`); node.setAttribute("height", height);
     const parts = [s("title", {}, document.createTextNode(title))];
-    for (const v of isTop ? [0, most / 2, most] : [0, most]) parts.push(s("line", {class: v ? "grid" : "axis", x1: left, x2: width, y1: y(v), y2: y(v)}), s("text", {x: left - 6, y: y(v) + 4, "text-anchor": "end"}, document.createTextNode(short(v))));
+    for (const v of height > 100 ? [0, most / 2, most] : [0, most]) parts.push(s("line", {class: v ? "grid" : "axis", x1: left, x2: width, y1: y(v), y2: y(v)}), s("text", {x: left - 6, y: y(v) + 4, "text-anchor": "end"}, document.createTextNode(short(v))));
     for (const [at, label] of ticks(from, end, width - left)) {
         parts.push(s("line", {class: "grid", x1: x(at), x2: x(at), y1: top, y2: bottom}));
-        if (!isTop && x(at) > left + 8 && x(at) < width - 18) parts.push(s("text", {x: x(at), y: height - 4, "text-anchor": "middle"}, document.createTextNode(label)));
+        if (times && x(at) > left + 8 && x(at) < width - 18) parts.push(s("text", {x: x(at), y: height - 4, "text-anchor": "middle"}, document.createTextNode(label)));
     }
     if (line.length > 1) {
         const d = line.map(([at, v], i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(v).toFixed(1)}`).join("");
-        parts.push(s("path", {class: areaClass, d: `${d}L${x(line.at(-1)[0]).toFixed(1)} ${bottom}L${x(line[0][0]).toFixed(1)} ${bottom}Z`}), s("path", {class: lineClass, d}));
+        parts.push(s("path", {class: `${style}-area`, d: `${d}L${x(line.at(-1)[0]).toFixed(1)} ${bottom}L${x(line[0][0]).toFixed(1)} ${bottom}Z`}), s("path", {class: style, d}));
     }
-    parts.push(...drawnMarks(marks, x, top, bottom, isTop));
+    parts.push(...drawnMarks(marks, x, top, bottom, symbols));
     node.replaceChildren(...parts);
 }
-function drawnMarks(marks, x, top, bottom, isTop) {
+function drawnMarks(marks, x, top, bottom, symbols) {
     const found = [], near = new Map();
     for (const m of marks) { const key = marks.length > MOST_SHOWN_MARKS ? Math.round(x(m.at) / 6) : m; if (!near.has(key)) near.set(key, []); near.get(key).push(m); }
     for (const of of near.values()) {
         const m = of.find(o => CAUSES[o.cause] === "loss") ?? of[0], kind = CAUSES[m.cause] ?? "other", at = x(m.at);
         found.push(s("line", {class: `at ${kind}`, x1: at, x2: at, y1: top, y2: bottom}));
-        if (isTop) { const shape = symbol(kind, at, top - 6); shape.append(s("title", {}, document.createTextNode(of.map(o => `${clock(o.at)} ${o.cause}${o.pause_s == null ? "" : `, paused ${seconds(o.pause_s)}`}: ${o.why}`).join("\n")))); found.push(shape); }
+        if (symbols) { const shape = symbol(kind, at, top - 6); shape.append(s("title", {}, document.createTextNode(of.map(o => `${clock(o.at)} ${o.cause}${o.pause_s == null ? "" : `, paused ${seconds(o.pause_s)}`}: ${o.why}`).join("\n")))); found.push(shape); }
     }
     return found;
 }

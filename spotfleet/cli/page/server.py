@@ -164,8 +164,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         secret, slash, name = parts.path.removeprefix("/").partition("/")
         own = {f"{host}:{self.page.port}" for host in (ADDRESS, "localhost")}
-        if self.headers.get("Host", "") not in own or self.headers.get("Sec-Fetch-Site", "none") not in (
-                "none", "same-origin"):
+        if self.headers.get("Host", "") not in own or self._is_foreign():
             self._answer(404)
         elif slash and _same(secret, self.page.secret):
             return name, parse_qs(parts.query)
@@ -174,6 +173,12 @@ class _PageHandler(BaseHTTPRequestHandler):
         else:
             self._answer(404)
         return None, {}
+
+    def _is_foreign(self) -> bool:
+        """Return whether a page of another site asks, other than by a link that the user follows."""
+        of = {name: self.headers.get(f"Sec-Fetch-{name}", "") for name in ("Site", "Mode", "Dest")}
+        follows = self.command == "GET" and (of["Mode"], of["Dest"]) == ("navigate", "document")
+        return of["Site"] not in ("", "none", "same-origin") and not follows
 
     def _stream(self) -> None:
         self.connection.settimeout(REQUEST_S)  # for a browser that takes nothing

@@ -45,7 +45,9 @@ async def events(request: web.Request) -> web.Response:
 async def live(request: web.Request) -> web.Response:
     """Send status, events after `after` (without it the newest) and what came after `since` in the jobs' series."""
     core, history = request.app[CORE], request.app[FLEET].history
-    after = whole(request, "after") if "after" in request.query else max(0, core.journal.last - EVENTS_AT_ONCE)
+    after = whole(request, "after") if "after" in request.query else None
+    if after is None or after > core.journal.last:  # the ledger that the caller knew is lost
+        after = max(0, core.journal.last - EVENTS_AT_ONCE)
     since = number(request, "since")
     found = await core.journal.page(after, EVENTS_AT_ONCE)
     rest = json.dumps({"now": core.unix(), "events": [{"seq": seq, **event_to_json(e)} for seq, e in found],

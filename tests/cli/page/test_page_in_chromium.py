@@ -91,6 +91,9 @@ def test_all_parts_are_filled_by_events_and_fit_at_1200_and_400_pixels(tmp_path)
             job = browser.run("document.querySelector('[aria-label=\"job gpt-2\"]').innerText")
             assert "Rank 5 is slow" in job and "6 changes of its workers" in job
             assert browser.run("document.querySelectorAll('[aria-label=\"job gpt-2\"] path.loss').length") == 1
+            plain = browser.run("document.querySelector('[aria-label=\"job sweep-4\"]').innerText")
+            assert "workers" in plain and "steps per second" not in plain and "steps/s" not in plain
+            assert browser.run("document.querySelectorAll('[aria-label=\"job sweep-4\"] path.join').length") == 1
             assert browser.run(OVERFLOW) == []
             kept(browser, tmp_path, f"page-{width}{'-dark' if dark else ''}.png")
         assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
@@ -139,10 +142,10 @@ def test_buttons_that_change_something_are_there_only_if_it_is_allowed(tmp_path)
             assert browser.run("location.hash") == ""
             browser.run(f"{danger}.forEach(b => b.click())")
             deadline = time.monotonic() + LIMIT_S
-            while not (world.drained and len(world.cancelled) == 2):
+            while not (world.drained and len(world.cancelled) == 3):
                 assert time.monotonic() < deadline, (world.drained, world.cancelled)
                 time.sleep(0.02)
-            assert (world.drained, sorted(world.cancelled)) == (["lab-1"], ["eval-3", "gpt-2"])
+            assert (world.drained, sorted(world.cancelled)) == (["lab-1"], ["eval-3", "gpt-2", "sweep-4"])
 
 
 def test_a_server_that_has_ended_is_reported_and_looked_for_again(tmp_path):

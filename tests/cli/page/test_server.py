@@ -71,6 +71,11 @@ def test_another_name_in_host_and_a_foreign_pages_request_are_refused(server):
     assert asked(server, path, Host="collector.invalid")[0] == 404
     assert asked(server, path, Host=f"collector.invalid:{server.port}")[0] == 404
     assert asked(server, path, **{"Sec-Fetch-Site": "cross-site"})[0] == 404
+    framed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+    assert asked(server, path, **framed)[0] == 404
+    link = {**framed, "Sec-Fetch-Dest": "document"}  # in a terminal that is a web page
+    assert asked(server, path, **link)[0] == 200
+    assert asked(server, f"{path}drain?host=lab-0", "POST", **link)[0] == 404
     assert asked(server, path, Host=f"localhost:{server.port}", **{"Sec-Fetch-Site": "same-origin"})[0] == 200
 
 

@@ -35,6 +35,8 @@ def test_one_answer_has_status_events_and_series_and_the_next_only_what_is_new(p
         after = (await stage.call("GET", f"/v1/live?after={first['last']}&since={first['now'] + 1000}"))[1]
         assert all(e["seq"] > first["last"] for e in after["events"])
         assert after["series"].get(job, {"points": []})["points"] == []
+        anew = (await stage.call("GET", "/v1/live?after=1000000"))[1]
+        assert anew["events"][:2] == first["events"][:2] and anew["last"] < 1_000_000
 
     play(scene, spec(2))
 

@@ -62,10 +62,14 @@ class PageWorld:
         self.series.sample(self.now, self.steps + 12 * self.polls, 8)
         points, marks = self.series.since(since)
         events = self._events() if after is None else self._news()
+        sweep = [[self.now - 2.0 * n, 0, 3 if n < 80 else 2] for n in range(200, -1, -1)]
+        mark = SeriesMark(self.now - 158, "join", 2, 3, why="lab-8 is ready")
         return {"now": self.now, "status": to_json(self._status()), "last": 4 + self.polls,
                 "events": [{"seq": n, **event_to_json(e)} for n, e in enumerate(events, 4 + self.polls)],
                 "series": {"gpt-2": {"points": [[p.at, p.version, p.workers] for p in points],
-                                     "marks": to_json(marks), "forgotten": 0}}}
+                                     "marks": to_json(marks), "forgotten": 0},
+                           "sweep-4": {"points": [p for p in sweep if p[0] > since],
+                                       "marks": to_json([mark] if not since else []), "forgotten": 0}}}
 
     def log(self, job: str, rank: int, offset: int | None, wait_s: float) -> LogChunk:
         if offset is not None and offset > 70_000:
@@ -124,5 +128,6 @@ class PageWorld:
                 JobStatus("gpt-2", "gpt", "running", "", 7, 8, self.steps + 12 * self.polls, 0.161, 12, 4, 16,
                           workers=workers, age_s=3100.0, slow=slow,
                           step_why="151.0 ms of computing, 8.2 ms waiting for rank 5"),
+                JobStatus("sweep-4", "sweep", "running", "", 1, 3, min_workers=1, max_workers=3, age_s=600.0),
                 JobStatus("eval-3", "eval", "queued", "waits for 8 workers: gpt-2 holds the hosts", min_workers=8,
                           max_workers=8, age_s=40.0))
