@@ -123,8 +123,8 @@ def inside_folder(name: str) -> str:
     path = PurePosixPath(name)
     if name and (path.is_absolute() or ".." in path.parts or not path.parts):
         raise UsageError(f"--checkpoint-dir {name}: expected a folder inside the working directory",
-                         hint="--checkpoint-dir out, or '*.pt'; or let the script write to $SPOTFLEET_CHECKPOINT_DIR. A folder "
-                              "that all hosts share needs no option")
+                         hint="--checkpoint-dir out, or '*.pt'; or let the script write to $SPOTFLEET_CHECKPOINT_DIR. "
+                              "A folder that all hosts share needs no option")
     return str(path) if name else ""
 
 

@@ -7,7 +7,8 @@
 The folder may be limited to the files beside each other whose names match a pattern, such as those that a script writes
 to the folder in which it runs; its other files stay as they are.
 
-A file is complete once it has not changed for QUIET_S; when the process has ended in order, every file is. The staged
+A file is complete once it has not changed for QUIET_S, or, if it changes all the time, when no process has it open for
+writing. When the process has ended in order, every file is. The staged
 copy keeps the last complete version of a file that is being written, so that a host that dies in the middle leaves
 a whole one. The dispatcher takes a bundle only when all of its pieces are there.
 """
@@ -24,6 +25,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from spotfleet import bundle
@@ -35,7 +37,7 @@ from spotfleet.storage import atomic
 
 log = logging.getLogger("spotfleet.agent")
 
-PERIOD_S, QUIET_S = 1.0, 1.0
+PERIOD_S, QUIET_S, PATIENCE_S = 1.0, 1.0, 3.0
 SEARCH_SHARE = 50  # length of a pause, in durations of the search before it
 ROUNDS = 5  # attempts to send missing pieces, as this host's own blobs may be removed meanwhile
 
@@ -50,6 +52,7 @@ class CheckpointFolder:
         self.folder, self._pattern = folder, pattern
         self.sent = 0  # pieces that have arrived
         self._transfers, self._blobs, self._job, self._staged = transfers, blobs, job, staged
+        self._waits: dict[str, float] = {}  # files that change all the time -> since when, monotonic
         self._searched_s = 0.0  # duration of the last search for changed files
         self._lock = asyncio.Lock()
         self._fetched: tuple[int, str] | None = None  # start of the job, bundle
@@ -75,7 +78,7 @@ class CheckpointFolder:
     async def follow(self, worker: str, generation: int, write_log: Callable[[str], None]) -> None:
         """Send what changes, until cancelled."""
         while True:
-            await self._send(worker, generation, QUIET_S, write_log)
+            await self._send(worker, generation, QUIET_S, write_log, runs=True)
             await asyncio.sleep(max(PERIOD_S, SEARCH_SHARE * self._searched_s))
 
     async def finish(self, worker: str, generation: int, write_log: Callable[[str], None], *, killed: bool) -> None:
@@ -84,10 +87,11 @@ class CheckpointFolder:
 
     # ----
 
-    async def _send(self, worker: str, generation: int, quiet_s: float, write_log: Callable[[str], None]) -> None:
+    async def _send(self, worker: str, generation: int, quiet_s: float, write_log: Callable[[str], None], *,
+                    runs: bool = False) -> None:
         async with self._lock:
             try:
-                if not await asyncio.to_thread(self._stage, quiet_s) and self._held:
+                if not await asyncio.to_thread(self._stage, quiet_s, runs) and self._held:
                     return
                 if not self._copied:
                     return
@@ -125,15 +129,25 @@ class CheckpointFolder:
                 await asyncio.sleep(backoff.next_s())
         return "its pieces did not stay on this host"
 
-    def _stage(self, quiet_s: float) -> bool:
-        """Copy the files that are complete and have changed, drop those that are gone; return whether any was."""
+    def _stage(self, quiet_s: float, runs: bool) -> bool:
+        """Copy the files that are complete and have changed, drop those that are gone; return whether any was.
+
+        While the process `runs`, nothing is copied for a while if a file is not complete: it may belong to the others.
+        """
         begun = time.monotonic()
         found = dict(_files(self.folder, self._pattern))
         self._searched_s = time.monotonic() - begun
         before = dict(self._copied)
-        now_ns = time.time_ns()
-        for name, seen in found.items():
-            if self._copied.get(name) != seen and now_ns - seen[2] >= quiet_s * 1e9:
+        news = {name: seen for name, seen in found.items() if self._copied.get(name) != seen}
+        quiet_ns = time.time_ns() - int(quiet_s * 1e9)
+        busy = {name for name, seen in news.items() if seen[2] > quiet_ns}
+        self._waits = {name: self._waits.get(name, begun) for name in busy}
+        late = {name for name, since in self._waits.items() if runs and begun - since >= PATIENCE_S}
+        if runs and busy - late:
+            return False
+        writing = _written({self.folder / name for name in late}) if late else set()
+        for name, seen in news.items():
+            if name not in busy or (name in late and self.folder / name not in writing):
                 self._copy(name, seen)
         for name in self._copied.keys() - found.keys():
             (self._staged / name).unlink(missing_ok=True)
@@ -205,6 +219,31 @@ def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Seen]]:
                 left.append(f"{prefix}{entry.name}/")
             elif stat.S_ISREG(about.st_mode):
                 yield f"{prefix}{entry.name}", _seen(about)
+
+
+def _written(paths: set[Path]) -> set[Path]:
+    """Return those of `paths` that a process has open for writing, as far as this one may look."""
+    found = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            about = path.stat()
+            found[(about.st_dev, about.st_ino)] = path
+    written = set()
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with suppress(OSError):
+            for entry in os.scandir(folder):
+                with suppress(OSError):
+                    about = os.stat(entry.path)
+                    path = found.get((about.st_dev, about.st_ino))
+                    if path is not None and _writes(folder.parent / "fdinfo" / entry.name):
+                        written.add(path)
+    return written
+
+
+def _writes(info: Path) -> bool:
+    """Return whether a descriptor was opened for writing."""
+    flags = next((line.split()[1] for line in info.read_text().splitlines() if line.startswith("flags:")), "0")
+    return bool(int(flags, 8) & (os.O_WRONLY | os.O_RDWR))
 
 
 def _seen(about: os.stat_result) -> Seen:

@@ -53,7 +53,7 @@ class Dispatcher:
 
 class Host:
     def __init__(self, tmp: Path, name: str, dispatcher: Dispatcher, pattern: str = "") -> None:
-        home = tmp / name
+        home, self.dispatcher = tmp / name, dispatcher
         self.log: list[str] = []
         self.files = CheckpointFolder(dispatcher, Blobs(home, dispatcher), "j", home / "out",  # type: ignore[arg-type]
                                       home / "staged", pattern)
@@ -68,6 +68,14 @@ class Host:
 
     def send(self, *, killed: bool = True) -> None:
         asyncio.run(self.files.finish("h/0/1", 1, self.log.append, killed=killed))
+
+    def look(self) -> None:
+        """Look once while the process runs."""
+        asyncio.run(self.files._send("h/0/1", 1, checkpoint_folder.QUIET_S, self.log.append, runs=True))
+
+    def names(self) -> list[str]:
+        """The files of the dispatcher's newest copy."""
+        return [file.name for file in bundle.load(self.dispatcher.folder / self.dispatcher.kept[-1]).files]
 
     def fetch(self, start: int, digest: str) -> None:
         asyncio.run(self.files.fetch(start, digest, lambda text: None))
@@ -120,6 +128,21 @@ def test_a_file_that_was_being_written_when_the_process_was_killed_is_kept_as_it
     first.send(killed=False)  # it had ended in order
     second.fetch(2, dispatcher.kept[-1])
     assert second.content()["last.pt"] == "hal"
+
+
+def test_a_file_that_changes_all_the_time_is_sent_while_nobody_writes_it(tmp_path, dispatcher, monkeypatch):
+    host = Host(tmp_path, "a", dispatcher)
+    host.write("best.pt", "1")
+    host.write("last.pt", "1", age_s=0.0)
+    host.look()
+    assert dispatcher.kept == []  # nor the file that is complete: they may belong together
+    monkeypatch.setattr(checkpoint_folder, "PATIENCE_S", 0.0)
+    with (host.out / "last.pt").open("r+"):
+        host.write("last.pt", "2", age_s=0.0)
+        host.look()
+        assert host.names() == ["best.pt"]
+    host.look()
+    assert host.names() == ["best.pt", "last.pt"]
 
 
 def test_without_a_checkpoint_the_users_own_files_stay_and_the_folder_exists(tmp_path, dispatcher):
