@@ -23,6 +23,7 @@ from spotfleet.agent.policy.orphan import OrphanPhase
 from spotfleet.agent.processes.zygote_client import ZygoteClient
 from spotfleet.agent.shutdown.controller import ShutdownController, ShutdownDeps, moment, read_life
 from spotfleet.agent.stages import BootClock
+from spotfleet.agent.target_copies import TargetCopies
 from spotfleet.agent.transfer import Transfers, open_session
 from spotfleet.agent.workers.sockets import WorkerSockets
 from spotfleet.agent.workers.supervisor import Workers
@@ -47,7 +48,7 @@ class Agent:
         self._clock_wanted = False  # by the dispatcher
         self._renewing: set[asyncio.Task[None]] = set()
         endpoint = DispatcherEndpoint(boot.dispatcher, tag_reader(boot.provider, metadata_url(), DISPATCHER_TAG))
-        self._transfers = transfers = Transfers(open_session(boot, self._source), endpoint)
+        self._transfers = transfers = Transfers(open_session(boot, self._source), endpoint, TargetCopies(boot))
         self._link = DispatcherLink(self._session, endpoint, self._report, self._receive)
         self._zygote = ZygoteClient(self._link.changed)
         self._notices = NoticeWatch(boot.provider, metadata_url(), self._link.changed)

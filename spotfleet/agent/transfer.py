@@ -17,6 +17,7 @@ from yarl import URL
 from spotfleet.agent import disk
 from spotfleet.agent.boot import AgentBoot
 from spotfleet.agent.endpoint import DispatcherEndpoint
+from spotfleet.agent.target_copies import TargetCopies
 from spotfleet.errors import SpotfleetError
 from spotfleet.protocol.checkpoint_files import MANIFEST
 from spotfleet.protocol.messages import Checkpoint, WorkerLaunch, load
@@ -76,9 +77,12 @@ async def retry_until_answered(what: str, call: Callable[[], Awaitable[T]]) -> T
 class Transfers:
     """Client of the dispatcher's routes for hosts. Methods raise RETRYABLE when the dispatcher cannot be reached."""
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: DispatcherEndpoint) -> None:
+    def __init__(self, session: aiohttp.ClientSession, endpoint: DispatcherEndpoint,
+                 copies: TargetCopies | None = None) -> None:
+        """`copies`: at a target that this host can read itself."""
         self._session = session
         self._endpoint = endpoint
+        self._copies = copies
 
     async def renew(self, session: aiohttp.ClientSession) -> None:
         """Use `session` from now on, and close the old one. Transfers under way fail, and their callers retry.
@@ -122,27 +126,29 @@ class Transfers:
 
     async def checkpoint(self, job: str, wanted: Checkpoint, target: Path, on_bytes: Callable[[int], None]) -> None:
         """Download a checkpoint to `target`: a folder, or a tar of an earlier release."""
-        path = ("jobs", job, "checkpoints", str(wanted.version))
         if not wanted.name:
-            return await self._download(self._url(*path), target, wanted.digest, on_bytes, go_on=True)
+            url = self._url("jobs", job, "checkpoints", str(wanted.version))
+            return await self._download(url, target, wanted.digest, on_bytes, go_on=True)
         draft = target.with_name(f"{target.name}.part")
         draft.mkdir(mode=0o700, exist_ok=True)
-        await self._file(self._url(*path, MANIFEST), draft / MANIFEST, wanted.digest, on_bytes)
+        await self._file(job, wanted, draft / MANIFEST, wanted.digest, on_bytes)
         try:
             names = {name: entry.sha256 for name, entry in read_manifest(draft).files.items()}
         except ValueError as error:
             raise SpotfleetError(f"checkpoint {wanted.version} of {job}: {error}",
                                  hint="the manifest on the dispatcher is damaged") from error
         for name, digest in names.items():
-            await self._file(self._url(*path, name), draft / name, digest, on_bytes)
+            await self._file(job, wanted, draft / name, digest, on_bytes)
         atomic.rename(draft, target, sync=False)  # fetched again from the dispatcher
 
-    async def _file(self, url: URL, target: Path, digest: str, on_bytes: Callable[[int], None]) -> None:
-        """Download a file that is not there yet; the last try may have brought it."""
-        if target.is_file() and await asyncio.to_thread(digest_of, target) == digest:
-            on_bytes(target.stat().st_size)
-        else:
-            await self._download(url, target, digest, on_bytes, go_on=True)
+    async def _file(self, job: str, wanted: Checkpoint, into: Path, digest: str,
+                    on_bytes: Callable[[int], None]) -> None:
+        """Fetch a file that is not there yet, from the target or the dispatcher; the last try may have brought it."""
+        if into.is_file() and await asyncio.to_thread(digest_of, into) == digest:
+            on_bytes(into.stat().st_size)
+        elif self._copies is None or not await self._copies.copy(job, wanted, into, digest, on_bytes):
+            url = self._url("jobs", job, "checkpoints", str(wanted.version), into.name)
+            await self._download(url, into, digest, on_bytes, go_on=True)
 
     async def _download(self, url: URL, target: Path, digest: str,
                         on_bytes: Callable[[int], None] = lambda size: None, *, go_on: bool = False) -> None:

@@ -131,7 +131,7 @@ def test_a_group_that_broke_and_is_led_by_nobody_can_still_be_saved_with_all_it_
     for n in (a, c):
         fleet.order(n, checkpoint_now=True)
     fleet.wait(lambda: fleet.report(a).checkpoint is not None, what="the checkpoint")
-    kept = fleet.restore = fleet.report(a).checkpoint
+    kept = fleet.restore = fleet.kept.newest
     assert (kept.version, fleet.report(c).checkpoint) == (fleet.report(a).version, None)
     for n in (a, c):
         fleet.kill(n)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+import shutil
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +14,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from spotfleet.agent import target_copies
+from spotfleet.agent.boot import AgentBoot
+from spotfleet.agent.target_copies import TargetCopies
 from spotfleet.agent.transfer import RETRYABLE, Transfers
 from spotfleet.errors import SpotfleetError
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage.checkpoint_folder import problem_in
+from spotfleet.storage.folder import fleet_store
 from tests.support.dispatcher.checkpoint_sets import files_of, read, whole, write
 
 DATA = bytes(range(256)) * 1000
@@ -166,3 +172,73 @@ def test_a_folder_arrives_whole_and_goes_on_with_the_file_that_broke_off(tmp_pat
             await runner.cleanup()
 
     asyncio.run(main())
+
+
+def fetched(tmp_path: Path, files: dict[str, bytes], copies: TargetCopies) -> list[str]:
+    """Download a folder; return the names for which the dispatcher was asked."""
+    sent, asked = tmp_path / "sent", list[str]()
+    if not sent.exists():
+        write(files, sent)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(request.match_info["name"])
+        return web.FileResponse(sent / asked[-1])
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/v1/jobs/j/checkpoints/20/{name}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            endpoint = SimpleNamespace(url=f"http://127.0.0.1:{runner.addresses[0][1]}")
+            transfers = Transfers(aiohttp.ClientSession(), endpoint, copies)  # type: ignore[arg-type]
+            target, sizes = tmp_path / "restore" / "20-x", list[int]()
+            target.parent.mkdir(exist_ok=True)
+            await transfers.checkpoint("j", whole(files), target, sizes.append)
+            assert read(target) == files
+            assert sum(sizes) >= sum(map(len, files.values()))
+            shutil.rmtree(target)
+            await transfers.close()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
+    return asked
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> TargetCopies:
+    target = str(tmp_path / "target")
+    return TargetCopies(AgentBoot("f", "f-1", "local", 1, "https://127.0.0.1:1", "CA", "t", target=target))
+
+
+def test_a_host_reads_from_the_target_what_is_right_there_and_asks_the_dispatcher_for_the_rest(tmp_path: Path, copies):
+    files = files_of(20, pieces=(DATA, b"rank 1's"))
+    assert sorted(fetched(tmp_path, files, copies)) == sorted(files)
+    there = write(files, fleet_store(f"{tmp_path}/target", "f", "CA").path("jobs/j/checkpoints/20-1"))
+    assert fetched(tmp_path, files, copies) == []
+    (there / "__0_0.distcp").write_bytes(DATA[:-1] + b"?")
+    (there / ".metadata").unlink()
+    assert fetched(tmp_path, files, copies) == ["__0_0.distcp", ".metadata"]
+    (there / "manifest.json").write_bytes(files_of(20)["manifest.json"])
+    assert "manifest.json" in fetched(tmp_path, files, copies)
+    assert list((tmp_path / "restore").iterdir()) == []
+
+
+def test_a_target_that_hangs_is_waited_for_once_and_the_dispatcher_is_asked(tmp_path: Path, copies, monkeypatch):
+    files, go_on, reads = files_of(20), threading.Event(), []
+    write(files, fleet_store(f"{tmp_path}/target", "f", "CA").path("jobs/j/checkpoints/20-1"))
+
+    def hangs(path: Path) -> Iterator[bytes]:
+        reads.append(path.name)
+        yield b"{"
+        go_on.wait(60)
+
+    monkeypatch.setattr(target_copies, "read_range", hangs)
+    monkeypatch.setattr(target_copies, "STALL_S", 0.1)
+    try:
+        assert (sorted(fetched(tmp_path, files, copies)), reads) == (sorted(files), ["manifest.json"])
+    finally:
+        go_on.set()
+        copies._reading.join(30)
