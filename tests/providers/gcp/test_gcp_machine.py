@@ -40,8 +40,8 @@ def test_a_dispatcher_moves_with_its_machine_and_is_restarted_by_the_cloud():
                                   "onHostMaintenance": "MIGRATE"}
     assert body["tags"]["items"] == ["spotfleet-f", "spotfleet-f-door"]
     assert body["serviceAccounts"] == [{"email": "default", "scopes": [machine.CLOUD_PLATFORM]}]
-    assert wire(replace(ORDER, offer=replace(OFFER, market=Market.ON_DEMAND)))["scheduling"][
-        "onHostMaintenance"] == "TERMINATE"  # it has a GPU
+    host = wire(replace(ORDER, offer=replace(OFFER, market=Market.ON_DEMAND)))["scheduling"]
+    assert (host["onHostMaintenance"], host["automaticRestart"]) == ("TERMINATE", False)  # it has a GPU
 
 
 def test_the_cloud_itself_ends_a_host_whose_lifetime_is_over():

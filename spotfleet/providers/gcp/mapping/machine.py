@@ -104,7 +104,7 @@ def scheduling(order: MachineOrder) -> dict[str, Any]:
     """Return how it is sold, and what happens when the cloud takes it or maintains its machine."""
     spot, gpu = order.offer.market is Market.SPOT, bool(order.offer.accelerator)
     found: dict[str, Any] = {
-        "provisioning_model": "SPOT" if spot else "STANDARD", "automatic_restart": not spot,
+        "provisioning_model": "SPOT" if spot else "STANDARD", "automatic_restart": not spot and order.role is Role.DISPATCHER,
         "on_host_maintenance": "TERMINATE" if spot or gpu else "MIGRATE"}
     stops = order.behavior == "stop"
     if spot:
