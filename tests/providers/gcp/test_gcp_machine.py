@@ -57,7 +57,8 @@ def test_labels_hold_what_they_can_and_metadata_all_tags():
     items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
     assert base64.b64decode(items.pop("user-data")) == b"data"
     assert items == {"team": "vision", "url": "https://a", "spotfleet-pool": "1 L4", "user-data-encoding": "base64",
-                     "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "install-nvidia-driver": "True"}
+                     "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "shutdown-script": machine.GOING,
+                     "install-nvidia-driver": "True"}
 
 
 def test_an_n1_machine_gets_its_gpus_beside_its_type():
