@@ -156,7 +156,7 @@ class GcpProvider:
     def unknown(self, needs: Sequence[Need]) -> str:
         from spotfleet.providers.gcp import offers
 
-        return offers.unknown(needs)
+        return offers.unknown(self.account, needs)
 
     def all_regions(self) -> tuple[str, ...]:
         """List the project's regions."""

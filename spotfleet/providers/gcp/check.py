@@ -46,6 +46,10 @@ def findings(account: GcpAccount, spec: FleetSpec | None) -> Iterator[Finding]:
         yield Finding(f"there is no region {', '.join(unknown)}", "blocker", "correct `gcp.regions` or `resources`; "
                       "`gcloud compute regions list` shows them", "regions")
         return
+    places = [Need(zone=n.zone) for n in (*spec.any_of, spec.dispatcher)] if spec else []
+    if nowhere := offers.unknown(account, places):
+        yield Finding(nowhere, "blocker", "correct `resources`; `gcloud compute zones list` shows them", "zones")
+        return
     yield from checks.findings(
         {"permissions": lambda: _permissions(account), "OS Login": lambda: _os_login(account),
          "service account": lambda: _service_account(account, spec), "SSH": lambda: _door(account, spec),
@@ -64,14 +68,12 @@ def _opening(account: GcpAccount) -> Iterator[Finding]:
         return
     try:
         project = account.project
-        answer = account.ask("projects", "get")
+        account.ask("projects", "get")
     except SpotfleetError as error:
         missing = "no credentials" in str(error)
         yield Finding(str(error), "absent" if missing else "blocker", error.hint, "credentials")
         return
     yield Finding(f"{account.credentials_name()} may read project {project}", about="credentials")
-    if answer.get("name", project) != project:
-        yield Finding(f"project {project} is called {answer['name']}", "warning", "name it by its id", "project")
     try:
         skew = account.time() - time.time()
     except SpotfleetError:
@@ -181,12 +183,10 @@ def _pools(account: GcpAccount, want: GcpCheckRequest) -> Iterator[Finding]:
         raise want.trouble
     if want.nodes is None:
         return
-    zones = {n.zone for n in want.needs if n.zone and names.region_of(n.zone) in ("", want.region)}
-    for zone in sorted(zones - set(account.zones())):
-        yield Finding(f"there is no zone {zone}", "blocker", f"gcloud compute zones list --filter region:{want.region}")
     for what, found in (("hosts", want.hosts), ("the dispatcher", want.dispatcher)):
         if not found:
-            yield Finding(offers.unknown(want.needs) or f"{want.region}: nothing is sold that fits {what}", "blocker",
+            words = offers.unknown(account, want.needs) or f"{want.region}: nothing is sold that fits {what}"
+            yield Finding(words, "blocker",
                           "other types, zones or regions under `resources`; a higher `max_hourly_cost`")
             continue
         best = min(found, key=lambda o: o.price_micros_h)

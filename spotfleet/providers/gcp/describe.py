@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +18,7 @@ from spotfleet.providers.gcp.session import GcpAccount
 from spotfleet.providers.kit import userdata
 from spotfleet.providers.kit.mapping.listing import ListingContext
 
+LONGEST = 2000  # characters of names in a filter
 TRIES = 6  # for a change of metadata that another one may overtake
 
 Seen = Callable[[GcpAccount, list[dict[str, Any]], dict[str, Life]], None]
@@ -39,7 +39,8 @@ def hosts(account: GcpAccount, fleet: str, seen: Seen | None = None) -> list[Clo
     """List the hosts of `fleet`, or the living ones of every fleet for "". `seen` gets both answers."""
     wanted = f'labels.{names.FLEET} = "{fleet}"' if fleet else f"labels.{names.FLEET}:*"
     instances = account.everywhere("instances", "instances", filter=wanted)
-    done = operations(account, f"{re.escape(fleet)}-.*" if fleet else ".*")
+    named = f"{fleet}-.*" if fleet else f"({'|'.join(sorted({i['name'] for i in instances}))})"
+    done = operations(account, named if len(named) <= LONGEST else ".*") if instances or fleet else []
     if seen is not None:
         seen(account, instances, listing.lives(done))
     return listing.lines(fleet, instances, done, _context(account), load().machines)

@@ -89,7 +89,7 @@ class _Launching(LaunchSteps):
         found = [o for o in describe.operations(self.account, names.pattern(self.requests[0].request_id))
                  if o.get("operation_type") == "insert"]
         for operation in sorted(found, key=lambda o: listing.instant(o.get("insert_time", "")))[-1:]:
-            self.account.wait(operation, "instances.insert", self.where)
+            self.account.wait(operation, "instances.insert", self.where, LAUNCH_S)
         return bool(found)
 
     def _send(self) -> None:
@@ -100,14 +100,14 @@ class _Launching(LaunchSteps):
             operation = account.change(
                 "instances", "insert", self.where, limit_s=LAUNCH_S, zone=offer.zone, request_id=token,
                 instance_resource=machine.instance(self.order, self.machines[0], offer.zone))
-            return account.wait(operation, "instances.insert", self.where)
+            return account.wait(operation, "instances.insert", self.where, LAUNCH_S)
         zones = [o.zone for o in self.pools]
         closed = [z for z in account.zones() if names.region_of(z) == offer.region and z not in zones]
         operation = account.change(
             "region_instances", "bulk_insert", self.where, limit_s=LAUNCH_S, region=offer.region, request_id=token,
             bulk_insert_instance_resource_resource=machine.bulk(
                 self.order, self.machines, zones, closed, together=len(self.machines) > 1))
-        account.wait(operation, "regionInstances.bulkInsert", self.where)
+        account.wait(operation, "regionInstances.bulkInsert", self.where, LAUNCH_S)
 
     def explained(self, error: NoCapacity | NeedsPerson) -> SpotfleetError:
         """Name all pools of a bulk request: none of them has room."""

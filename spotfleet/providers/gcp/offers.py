@@ -24,11 +24,13 @@ from spotfleet.providers.kit.mapping.prices import price_points
 from spotfleet.providers.kit.mapping.types import OfferedType
 from spotfleet.providers.kit.offers import PricedTypes, RegionChoice, RegionPrice
 from spotfleet.providers.kit.requests import each
+from spotfleet.words import did_you_mean
 
 ZONES_S = 6 * 3600.0
 SPOT_S = 3600.0  # spot prices change once a day at most
 STALE_S, FAILED_S = 24 * 3600.0, 600.0
 SCORES_S = 600.0
+REGIONS_ASKED = 8  # in a fleet with more regions, the catalog's prices count: each type and region is one request
 HISTORY = ("PRICE",)
 FAR_ABOVE = 10
 
@@ -123,7 +125,9 @@ def _histories(account: GcpAccount, region: str, types: Iterable[str],
     A price far above that on demand is none of an hour, and is left out.
     """
     kinds, known = list(types), load().by_key
-    found = dict(zip(kinds, each(lambda kind: _history(account, region, kind), kinds), strict=True))
+    asked = kinds if 0 < len(account.settings.spec.regions) <= REGIONS_ASKED else []
+    found = {kind: [] for kind in kinds} | dict(zip(asked, each(lambda k: _history(account, region, k), asked),
+                                                    strict=True))
     for kind in kinds:
         limit = FAR_ABOVE * regular.get(kind, 0)
         found[kind] = [(at, micros_h) for at, micros_h in found[kind] if not limit or micros_h <= limit]
@@ -185,7 +189,7 @@ def cheapest_region(account: GcpAccount, any_of: Sequence[Need], dispatcher: Nee
 
     selling = {p.region for need in any_of for p in load().matching(need, "gcp")}
     regions = [r for r in account.regions if r in selling] or list(account.regions)
-    return kit.cheapest_region("gcp", regions, row, lambda: unknown([*any_of, dispatcher]))
+    return kit.cheapest_region("gcp", regions, row, lambda: unknown(account, [*any_of, dispatcher]))
 
 
 def _score(account: GcpAccount, region: str, pools: Sequence[Offer], hosts: int) -> int:
@@ -210,8 +214,10 @@ def _score(account: GcpAccount, region: str, pools: Sequence[Offer], hosts: int)
         return 0
 
 
-def unknown(needs: Sequence[Need]) -> str:
-    """Name the words in `needs` that match no machine type of the catalog."""
+def unknown(account: GcpAccount, needs: Sequence[Need]) -> str:
+    """Name the words in `needs` that match no machine type of the catalog, and no zone of the project."""
+    if nowhere := sorted({n.zone for n in needs if n.zone} - set(account.zones())):
+        return f"there is no zone {', '.join(nowhere)}{did_you_mean(nowhere[0], account.zones())}"
     types = list({name: offered(p) for p in load().prices if p.machine.provider == "gcp"
                   for name in [p.machine.name]}.values())
     found = []

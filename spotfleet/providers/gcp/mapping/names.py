@@ -65,8 +65,8 @@ def of_fleet(fleet: str, request_id: str) -> Role | None:
 
 
 def pattern(request_id: str) -> str:
-    """Return the regular expression of the names that a host's machines may have."""
-    return f"{re.escape(request_id)}-[a-z0-9]{{{CODE}}}"
+    """Return the regular expression of the names that a host's machines may have: "x" for what is no host's name."""
+    return f"{request_id}-{'.' * CODE}" if re.fullmatch(r"[a-z0-9-]+", request_id) else "x"
 
 
 def labels(tags: Mapping[str, str]) -> dict[str, str]:
