@@ -8,6 +8,8 @@ Each request has the header `Metadata-Flavor: Google`, and so has each answer: a
 proxy's, is no metadata server. With `wait_for_change` the server holds a request until the value differs from that of
 `last_etag`, or until `timeout_sec`; it may answer earlier with an unchanged value.
 
+A second witness is the file GOING, which the machine's shutdown script makes: it is gone after a restart.
+
 The server gives no time: a notice counts from the first answer TRUE. A process that never read FALSE cannot know how
 long ago that was, so it assumes LEAST_S.
 
@@ -16,6 +18,7 @@ Sources: Compute Engine, "Query VM metadata", "Spot VMs: preemption notice", "Ho
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
@@ -29,6 +32,7 @@ FLAVOR = ("Metadata-Flavor", "Google")
 POLL_S = 2.0  # limit for all requests of one poll together
 HOLD_S = 1  # the server holds a request for so long while nothing changes
 NOTICE_S = 120.0  # as every Spot machine of a fleet is launched
+GOING, GOING_S = "/run/spotfleet-going", 10.0  # what is left, about, once the system shuts down
 LEAST_S = 30.0  # what is left at least of a preemption that began before this process
 MAINTENANCE_S = 3600.0  # a machine with GPUs is warned so long before it is stopped
 NEAR_S = 600.0  # maintenance counts as a notice from so long before
@@ -40,10 +44,11 @@ MIGRATES, TERMINATES = "MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE_ON_HOST_MAINTEN
 class GcpSource:
     """Notice source that polls one metadata server."""
 
-    def __init__(self, metadata_url: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metadata_url: str, now: Callable[[], float] = time.monotonic, going: str = GOING) -> None:
         split = urlsplit(metadata_url or URL)
         self._address, self._base = (split.hostname or "", split.port or 80), split.path.rstrip("/")
-        self._now = now
+        self._now, self._going = now, going
+        self._gone_at: float | None = None
         self._etag = ""
         self._seen_free = False  # "FALSE" was read
         self._taken_at: float | None = None  # when the machine will be taken, by `now`
@@ -52,10 +57,14 @@ class GcpSource:
         self._event, self._event_until = "NONE", 0.0
 
     def poll(self) -> Notice | None:
-        """Return the preemption in force, else maintenance, else None. Takes at most about 2 s.
+        """Return the shutdown or preemption in force, else maintenance, else None. Takes at most about 2 s.
 
         Raises NoticeFormat for an answer it cannot read, OSError when no answer comes in time.
         """
+        if os.path.exists(self._going):
+            if self._gone_at is None:
+                self._gone_at = self._now() + GOING_S
+            return Notice(max(0.0, self._gone_at - self._now()), why="the system of this host shuts down")
         deadline = time.monotonic() + POLL_S
         held = f"?wait_for_change=true&last_etag={quote(self._etag)}&timeout_sec={HOLD_S}" if self._etag else ""
         body, etag = self._get(PREEMPTED + held, deadline)

@@ -207,6 +207,12 @@ def test_a_bulk_insert_takes_the_first_type_of_the_ranks_that_has_room(cloud):
     assert [i.type for i in cloud.instances()] == ["g2-standard-8"]
 
 
+def test_the_names_of_a_bulk_insert_are_those_of_instances(cloud):
+    with refused("invalid", "Must be a match of regex"):
+        bulk(cloud, ["f-1", "F_2"])
+    assert cloud.instances() == []
+
+
 def test_names_of_types_in_a_bulk_insert_have_no_zone(cloud):
     with refused("invalid", "the name of an accelerator type alone"):
         bulk(cloud, ["f-1"], properties=of_many(kind="n1-standard-8") | {"guest_accelerators": [card()]})

@@ -68,6 +68,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a notice of 60 seconds", instance(scheduling=spot(preemption_notice_duration={"seconds": 60})), "0 or 120"),
     ("a notice for a standard VM", instance(scheduling=STANDARD | {"preemption_notice_duration": {"seconds": 120}}),
      "only be specified for Spot"),
+    ("a flexible start without an end", instance(scheduling=STANDARD | {"provisioning_model": "FLEX_START"}),
+     "needs a limited run time"),
     ("a run of ten seconds", instance(scheduling=spot(max_run_duration={"seconds": 10})), "between 30 seconds"),
     # machine types and GPUs
     ("a machine type without its zone", instance() | {"machine_type": "g2-standard-4"}, "The URL is malformed"),
@@ -76,6 +78,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a machine type that does not exist", instance(kind="g2-standard-5"), "does not exist in zone"),
     ("GPUs of another kind than the type's", instance(guest_accelerators=[card("nvidia-tesla-t4")]),
      "cannot be attached"),
+    ("an accelerator type without its zone", instance(kind="n1-standard-8", guest_accelerators=[
+        {"accelerator_type": "nvidia-tesla-t4", "accelerator_count": 1}]), "malformed, or of another zone"),
     ("GPUs on E2", instance(kind="e2-standard-4", guest_accelerators=[card()]), "not compatible"),
     ("three T4", instance(kind="n1-standard-8", guest_accelerators=[card(count=3)]), "must be one of [1, 2, 4]"),
     ("no T4", instance(kind="n1-standard-8", guest_accelerators=[card(count=0)]), "must be one of"),
@@ -94,6 +98,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "disks": [boot_disk(), *[local_ssd()] * 9]}, "should be one of"),
     ("a local SSD on E2", instance(kind="e2-standard-4") | {"disks": [boot_disk(), local_ssd()]},
      "Number of local SSDs"),
+    ("three local SSDs on an A2 Ultra that has two", instance(kind="a2-ultragpu-2g") | {
+        "disks": [boot_disk(), *[local_ssd()] * 3]}, "always has 2 local SSDs"),
+    ("a local SSD that is no scratch disk", instance() | {"disks": [boot_disk(), local_ssd() | {
+        "type_": "PERSISTENT"}]}, "must be of type SCRATCH"),
+    ("a boot disk of nothing", instance() | {"disks": [{"boot": True, "initialize_params": {"disk_size_gb": 50}}]},
+     "needs an image or a source"),
     ("a local SSD to boot from", instance() | {"disks": [local_ssd() | {"boot": True}]}, "cannot be a boot disk"),
     ("Hyperdisk on G2", instance() | {"disks": [boot_disk(kind="hyperdisk-balanced")]}, "not compatible"),
     # network and service account
@@ -145,6 +155,23 @@ def test_an_image_or_a_network_that_does_not_exist_is_not_found(cloud):
         insert(cloud, instance() | {"disks": [gone]})
     with refused("notFound", "networks/training"):
         insert(cloud, instance() | {"network_interfaces": [{"network": "global/networks/training"}]})
+
+
+def test_a_disk_that_does_not_exist_or_is_in_use_cannot_be_attached(cloud):
+    with refused("notFound", "disks/data"):
+        insert(cloud, instance() | {"disks": [{"boot": True, "source": f"zones/{ZONE}/disks/data"}]})
+    with refused("notFound", "diskTypes/pd-fast"):
+        insert(cloud, instance() | {"disks": [boot_disk(kind="pd-fast")]})
+    made(cloud)
+    with refused("resourceInUseByAnotherResource", "already being used by"):
+        insert(cloud, instance("f-2") | {"disks": [{"boot": True, "source": f"zones/{ZONE}/disks/f-1"}]})
+
+
+def test_a_subnet_is_of_the_network_that_is_given(cloud):
+    cloud.add_network("training", auto=False, regions=("us-central1",))
+    with refused("invalid", "not of the network"):
+        insert(cloud, instance() | {"network_interfaces": [{
+            "network": "global/networks/default", "subnetwork": "regions/us-central1/subnetworks/training"}]})
 
 
 def test_a_custom_network_wants_a_subnet_of_the_region(cloud):

@@ -40,8 +40,8 @@ def test_a_dispatcher_moves_with_its_machine_and_is_restarted_by_the_cloud():
                                   "onHostMaintenance": "MIGRATE"}
     assert body["tags"]["items"] == ["spotfleet-f", "spotfleet-f-door"]
     assert body["serviceAccounts"] == [{"email": "default", "scopes": [machine.CLOUD_PLATFORM]}]
-    assert wire(replace(ORDER, offer=replace(OFFER, market=Market.ON_DEMAND)))["scheduling"][
-        "onHostMaintenance"] == "TERMINATE"  # it has a GPU
+    host = wire(replace(ORDER, offer=replace(OFFER, market=Market.ON_DEMAND)))["scheduling"]
+    assert (host["onHostMaintenance"], host["automaticRestart"]) == ("TERMINATE", False)  # it has a GPU
 
 
 def test_the_cloud_itself_ends_a_host_whose_lifetime_is_over():
@@ -57,7 +57,8 @@ def test_labels_hold_what_they_can_and_metadata_all_tags():
     items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
     assert base64.b64decode(items.pop("user-data")) == b"data"
     assert items == {"team": "vision", "url": "https://a", "spotfleet-pool": "1 L4", "user-data-encoding": "base64",
-                     "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "install-nvidia-driver": "True"}
+                     "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "shutdown-script": machine.GOING,
+                     "install-nvidia-driver": "True"}
 
 
 def test_an_n1_machine_gets_its_gpus_beside_its_type():

@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from spotfleet.errors import NoticeFormat
-from spotfleet.interruptions.gcp import LEAST_S, NOTICE_S, GcpSource
+from spotfleet.interruptions.gcp import GOING, GOING_S, LEAST_S, NOTICE_S, GcpSource
+from spotfleet.providers.gcp.mapping import machine
 
 BASE = "/computeMetadata/v1"
 
@@ -115,6 +116,17 @@ def test_a_machine_that_was_started_again_has_no_notice(metadata):
     assert source.poll() is None
     metadata.values["/instance/preempted"] = "TRUE"
     assert source.poll().seconds_left == NOTICE_S
+
+
+def test_the_shutdown_script_is_a_second_witness(metadata, tmp_path):
+    clock, going = Clock(), tmp_path / "going"
+    source = GcpSource(metadata.url, clock, str(going))
+    assert source.poll() is None
+    going.touch()
+    assert source.poll().seconds_left == GOING_S
+    clock.at += 4
+    assert source.poll().seconds_left == GOING_S - 4
+    assert str(GOING) in machine.GOING
 
 
 def test_maintenance_is_a_hint_until_it_is_near(metadata):

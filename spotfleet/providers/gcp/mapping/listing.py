@@ -29,7 +29,7 @@ MOMENT_S = 1e-3  # a run that began and ended in the same instant is longer than
 PREEMPTED = "compute.instances.preempted"
 BEGINS = ("insert", "start", "startWithEncryptionKey", "resume")
 FAILURES = ("compute.instances.hostError", "compute.instances.terminateOnHostMaintenance")
-ENDS = ("stop", "delete", "suspend", PREEMPTED, *FAILURES, "compute.instances.guestTerminate",
+ENDS = ("stop", "compute.instances.stop", "delete", "suspend", PREEMPTED, *FAILURES, "compute.instances.guestTerminate",
         "compute.instances.instanceTerminatedByMaxRunDuration", "compute.instances.preemptedByMaxRunDuration")
 PENDING = ("PENDING", "PROVISIONING", "STAGING")
 STOPPED = ("TERMINATED", "STOPPED", "SUSPENDED")

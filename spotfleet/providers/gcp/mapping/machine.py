@@ -20,6 +20,8 @@ NOTICE_S = 120  # seconds of notice before a preemption; the other possible valu
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 HYPERDISK_ONLY = ("a3-ultragpu", "a3-megagpu", "a3-edgegpu", "a4-", "a4x-", "g4-", "n4-", "c4-", "c4a-", "c4d-", "m4-")
 OWN_SSDS = ("a3-", "a2-ultragpu", "a4-")  # types that come with local SSDs
+# The shutdown script, which runs when the machine gets the signal to power off: interruptions/gcp.py reads the file.
+GOING = "#!/bin/sh\n: >/run/spotfleet-going\n"
 FORGOTTEN_S = 3600  # added to a host's lifetime, after which the cloud ends its machine
 
 
@@ -96,6 +98,7 @@ def metadata(order: MachineOrder) -> dict[str, str]:
         **order.tags, names.POOL: order.pools, names.ENCODING: "base64",
         names.USER_DATA: base64.b64encode(order.user_data).decode(), "enable-oslogin": "FALSE",
         "block-project-ssh-keys": "TRUE",
+        **({"shutdown-script": GOING} if order.role is Role.WORKER else {}),
         **({"install-nvidia-driver": "True"} if order.offer.accelerator and order.role is Role.WORKER else {}),
     }
 
@@ -104,7 +107,8 @@ def scheduling(order: MachineOrder) -> dict[str, Any]:
     """Return how it is sold, and what happens when the cloud takes it or maintains its machine."""
     spot, gpu = order.offer.market is Market.SPOT, bool(order.offer.accelerator)
     found: dict[str, Any] = {
-        "provisioning_model": "SPOT" if spot else "STANDARD", "automatic_restart": not spot,
+        "provisioning_model": "SPOT" if spot else "STANDARD",
+        "automatic_restart": not spot and order.role is Role.DISPATCHER,
         "on_host_maintenance": "TERMINATE" if spot or gpu else "MIGRATE"}
     stops = order.behavior == "stop"
     if spot:

@@ -102,7 +102,8 @@ def bulk_insert(request: Request) -> dict[str, Any]:
     wanted = [_one(properties, names[at], own.get(names[at], {})) for at in range(count)]
     for choice in _choices(given):  # so that a wrong request is refused now, in whatever zone
         checked = [z for z in zones if catalog.in_zone(catalog.TYPES[choice], z)] if choice in catalog.TYPES else zones
-        rules.filled(request, (checked or zones)[0], _in_zone(wanted[0], (checked or zones)[0], choice))
+        for one in wanted:
+            rules.filled(request, (checked or zones)[0], _in_zone(one, (checked or zones)[0], choice))
     shape = given.get("locationPolicy", {}).get("targetShape", "ANY_SINGLE_ZONE")
     operation = Operation(request.scope, "bulkInsert", f"projects/{request.project}/{request.scope}",
                           request.principal, request.now, group=group)

@@ -14,7 +14,6 @@ from tests.support.fakes.gcp.state import fingerprint, last, link, relative
 NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1035
 LABEL_KEY = re.compile(r"[^\W\dA-Z_][\w-]{0,62}")
 LABEL_VALUE = re.compile(r"[\w-]{0,63}")
-METADATA_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
 VALUE_BYTES, METADATA_BYTES = 262_144, 524_288
 LABELS, TAGS = 64, 64
 NOTICE_S = ("0", "120")
@@ -38,8 +37,6 @@ def labels(found: dict[str, str], path: str = "resource.labels") -> dict[str, st
 def metadata(found: dict[str, Any], path: str = "resource.metadata") -> dict[str, Any]:
     keys = [item["key"] for item in found.get("items", ())]
     for item in found.get("items", ()):
-        if not METADATA_KEY.fullmatch(item["key"]):
-            raise invalid(f"{path}.items", item["key"], "Must be a match of regex '[a-zA-Z0-9-_]{1,128}'")
         if len(item.get("value", "").encode()) > VALUE_BYTES:
             raise invalid(f"{path}.items", item["key"], f"Metadata value is too large: at most {VALUE_BYTES} bytes.")
     if len(keys) != len(set(keys)):
