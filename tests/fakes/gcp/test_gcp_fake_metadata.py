@@ -82,6 +82,31 @@ def test_a_machine_that_does_not_run_is_not_answered(cloud, vm):
     assert ask(cloud, "instance/name")[0] == 0
 
 
+def test_a_request_that_waits_holds_up_no_change():
+    """Its condition wants the cloud's lock, and a change that holds the lock wakes those that wait."""
+    cloud, asked, answers = GcpCloud(), threading.Event(), []
+
+    def changed() -> bool:
+        asked.set()
+        with cloud.lock:
+            return True
+
+    def wait() -> None:
+        cloud.wait_until(changed, 60.0)
+        answers.append("changed")
+
+    with cloud.lock:
+        waits = threading.Thread(target=wait, daemon=True)
+        waits.start()
+        assert asked.wait(30)
+        wakes = threading.Thread(target=lambda: cloud.noise_of(None), daemon=True)
+        wakes.start()
+        wakes.join(10)
+        assert not wakes.is_alive()
+    waits.join(30)
+    assert answers == ["changed"]
+
+
 def test_a_long_poll_ends_with_the_change_or_its_timeout():
     """In real time: a request that waits sees the notice that comes meanwhile."""
     with GcpCloud() as cloud:

@@ -173,8 +173,8 @@ class GcpCloud(Controls, FiniteCloud):
                 self.tick()
             return
         ends = time.monotonic() + limit_s
-        with self.changed:
-            while not true() and not self._closing and time.monotonic() < ends:
+        while not true() and not self._closing and time.monotonic() < ends:  # `true` may want the cloud's lock,
+            with self.changed:  # whose holder may want this one
                 self.changed.wait(min(0.05, max(0.0, ends - time.monotonic())))
 
     # ---- quotas
