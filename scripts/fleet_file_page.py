@@ -4,7 +4,7 @@
 
 Keys, values and defaults come from the schema (`spotfleet/config/sections.py` and each plugin's section), the
 variables from `spotfleet/agent/processes/env.py` and `spotfleet/train/default_group.py`. The meanings are written
-here, by dotted key; a key without one is printed with "-".
+here, by dotted key; a key without one is printed with "-", and one of a plugin that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -135,6 +135,28 @@ MEANINGS = {
     "ssh.discovery_script": "prints the machines that there are now",
     "ssh.discovery_timeout": "limit of one run of it",
     "ssh.folder": "on each machine, for spotfleet's files",
+    "mounted": "buckets that hosts mount instead of copying",
+    "gcp": "[gcp.md](gcp.md)",
+    "resources.cpus": "of a host; `8+`: at least so many",
+    "resources.memory": "of a host, GiB; `32+`: at least so much",
+    "resources.disk_size": "of a host, GiB",
+    "resources.image_id": "of hosts",
+    "resources.network_tier": "best: several hosts close together",
+    "gcp.project": "default: GOOGLE_CLOUD_PROJECT, or that of the credentials",
+    "gcp.regions": "candidates; the cheapest is used; default: all",
+    "gcp.network": "default: `default`",
+    "gcp.subnetworks": "by region; default: the network's own",
+    "gcp.public_addresses": "false: private addresses only",
+    "gcp.ssh_from": "networks that may reach the dispatcher's port 22; default: your address at `up`",
+    "gcp.image": "of hosts; default: Deep Learning VM, Ubuntu without GPUs",
+    "gcp.dispatcher_image": "default: Ubuntu 24.04",
+    "gcp.user": "login user; the machines make it",
+    "gcp.disk": "GiB of each host",
+    "gcp.dispatcher_disk": "GiB",
+    "gcp.disk_type": "default: pd-balanced, or hyperdisk-balanced where it must be",
+    "gcp.local_ssds": "for machine types that include none",
+    "gcp.service_account": "of hosts; default: none, or the default one for a checkpoint target",
+    "gcp.dispatcher_service_account": "default: the project's default one",
     "ssh.hosts[].host": "name or address",
     "ssh.hosts[].slots": "workers at a time, one for each GPU",
     "ssh.hosts[].port": "default: that of all machines",
@@ -172,13 +194,6 @@ def page() -> str:
     lines += [f"| {name} | {VARIABLES.get(name, '-')} |" for name in _variables()]
     lines += [f"| {', '.join(_torch_variables())} | {TORCH} |"]
     return "\n".join(lines) + "\n"
-
-
-def unknown_meanings() -> list[str]:
-    """Return the keys with a meaning that the schema does not have."""
-    there = {f"{place}.{name}" if place else name
-             for place, section in _sections("", plugin_sections.of_every_plugin()) for name in section.model_fields}
-    return sorted(MEANINGS.keys() - there)
 
 
 def _sections(place: str, section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
