@@ -132,8 +132,10 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
         raise AssertionError("a section is missing, yet no problem was found")
     spec = _spec(document, section, {**environ, **given.envs}, lambda text: _local(path, text),
                  check_files=check_files)
-    spec = replace(spec, envs={**spec.envs, **given.envs})
+    plain = {k: v for k, v in given.envs.items() if k not in section.secrets and k not in given.secrets}
+    spec = replace(spec, envs={**spec.envs, **plain})
     secrets = _resolve_values(document, "secrets", section.secrets, {**environ, **given.envs, **given.secrets})
+    secrets |= given.secrets
     for name in sorted(section.secrets.keys() & section.envs.keys()):
         document.add(("secrets", name), "is also under envs; keep it here only")
     webhook = resolve(document, section.notify, environ)
@@ -185,14 +187,15 @@ def no_provider(clouds: Sequence[str]) -> str:
 
 
 def _texts(document: Document, environ: Mapping[str, str], given: Given) -> dict[str, str]:
-    """Return the variables that texts of the file may name."""
+    """Return the variables that texts of the file may name: no secrets, as records hold those texts."""
     found: dict[str, str] = {}
-    for key in ("envs", "secrets"):
-        held = document.data.get(key)
-        for name, value in held.items() if isinstance(held, dict) else ():
-            value = environ.get(str(name)) if value is None else value
-            found |= {} if value is None else {str(name): str(value)}
-    return {**found, **given.secrets, **given.envs}
+    held = document.data.get("envs")
+    for name, value in held.items() if isinstance(held, dict) else ():
+        value = environ.get(str(name)) if value is None else value
+        found |= {} if value is None else {str(name): str(value)}
+    secret = document.data.get("secrets")
+    hidden = {*given.secrets, *(secret if isinstance(secret, dict) else ())}
+    return {name: value for name, value in {**found, **given.envs}.items() if name not in hidden}
 
 
 def _local(file: Path, text: str) -> Path:

@@ -287,7 +287,7 @@ def _filled(document: Document, place: Place, text: str, values: Values) -> str:
     def one(found: re.Match[str]) -> str:
         name = found[1] or found[2]
         if not values.get(name):
-            document.later(place, f"names the variable {name}, which has no value; `--env {name}=...`")
+            document.later(place, f"names the variable {name}, which has no value under `envs`; `--env {name}=...`")
             return found[0]
         return values[name]
 

@@ -191,8 +191,20 @@ file_mounts:
     assert found.spec.mounted == {"/checkpoints": "gs://sky-data", "/cache": "s3://cache"}
     assert [line.removeprefix(f"{FILE}:") for line in found.before_up] == [
         "3: envs.MISSING: has no value here and none in your environment; `export MISSING=...`",
-        "11: file_mounts./later: names the variable MISSING, which has no value; `--env MISSING=...`",
+        "11: file_mounts./later: names the variable MISSING, which has no value under `envs`; `--env MISSING=...`",
         "12: file_mounts./other: nebius is no object store that hosts can read; name a bucket of s3, gcs, azure"]
+
+
+def test_a_secret_is_never_written_into_a_mount():
+    found = draft("resources: {infra: aws}\nsecrets: {KEY: hidden}\nfile_mounts: {/data: 's3://$KEY/data'}")
+    assert found.spec.file_mounts == {} and "hidden" not in str(found.spec)
+    assert "names the variable KEY, which has no value under `envs`" in found.before_up[0]
+
+
+def test_a_secret_that_the_command_line_gives_stays_one():
+    text = "resources: {infra: aws}\nsecrets: {KEY: null}\nfile_mounts: {/data: 's3://b/$KEY'}"
+    found = draft(text, Given(envs={"KEY": "hidden"}, secrets={"MORE": "m"}))
+    assert found.secrets == {"KEY": "hidden", "MORE": "m"} and "hidden" not in str(found.spec)
 
 
 def test_a_pipeline_is_told_from_a_broken_file():

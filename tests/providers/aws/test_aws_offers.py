@@ -43,6 +43,7 @@ def test_slots_are_the_accelerators_of_a_machine(aws):
 
 @pytest.mark.parametrize(("need", "types"), [
     (Need(min_vcpus=4), {"m5.xlarge", "c5.2xlarge"}),
+    (Need(min_vcpus=2), {"m5.large", "c5.large", "m6i.large", "m7i.large"}),
     (Need(min_vcpus=2, max_vcpus=2), {"m5.large", "c5.large", "m6i.large", "m7i.large"}),
     (Need(min_vcpus=8, use_spot=False), {"c5.2xlarge"}), (Need(min_memory_gib=16), {"m5.xlarge", "c5.2xlarge"}),
     (Need(accelerator="A10G", min_vcpus=8, max_vcpus=8), {"g5.2xlarge"}), (Need(min_vcpus=1000), set()),

@@ -99,3 +99,7 @@ def test_once_there_is_a_list_nobody_waits_for_the_script(tmp_path, monkeypatch)
 
 def test_without_a_script_there_is_nothing_to_be_found():
     assert Discovery("", 10.0).found() == ()
+
+
+def test_a_host_without_slots_has_those_of_the_fleet_file():
+    assert read("a\nb:2\n[fd00::1]:3\n", 4) == (("a", 4), ("b", 2), ("fd00::1", 3))
