@@ -39,6 +39,8 @@ def up_plan(plan: UpPlan, width: int | None = None) -> str:
     lines = [f"fleet {plan.fleet} on {where}: {title}{_sized(nodes)}"]
     if plan.kept:
         lines.append(f"changed for the next job: {', '.join(plan.kept)}")
+    if plan.notify_changed:
+        lines.append("changed at once: notify")
     if plan.change in (PlanKind.SAME, PlanKind.POLICY):
         return flow("\n".join([*lines, *limits(plan)]), width)
     if plan.change is not PlanKind.NODES:  # for NODES only the dispatcher knows the hosts that exist

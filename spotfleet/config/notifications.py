@@ -25,7 +25,7 @@ class NotifyKeys(Protocol):
 
 def webhook(value: Any) -> Any:
     """Return the URL or $NAME. The message for a bad one does not repeat it: it is a secret."""
-    if not isinstance(value, str) or not (VARIABLE.fullmatch(value) or _is_url(value)):
+    if not isinstance(value, str) or not (VARIABLE.fullmatch(value) or is_url(value)):
         raise ValueError(EXPECTED)
     return value
 
@@ -51,7 +51,7 @@ def resolve(document: Document, given: NotifyKeys | None, environ: Mapping[str, 
     url = environ.get(found[1], "")
     if not url:
         document.add(("notify", "webhook"), f"{found[1]} has no value in your environment; `export {found[1]}=...`")
-    elif not _is_url(url):
+    elif not is_url(url):
         document.add(("notify", "webhook"), f"the value of {found[1]}: {EXPECTED}")
     return url
 
@@ -63,7 +63,8 @@ def notify_spec(given: NotifyKeys | None, url: str) -> NotifySpec:
     return NotifySpec(given.events, given.command, digest)
 
 
-def _is_url(text: str) -> bool:
+def is_url(text: str) -> bool:
+    """Return whether this is an address on the web."""
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", text) and (

@@ -120,7 +120,7 @@ class Dispatcher:
         self._unwritten = unwritten(past, core.jobs.values())
         self.history, self.notifier = HistoryKeeper(core), Notifier(core)
         self.fleet_desk = FleetDesk(core, self.machines, policy, self.shutdown, self.retention, self._remarks,
-                                    self.history)
+                                    self.history, self.notifier)
 
     def _remarks(self) -> list[str]:
         """Return further remarks for users."""

@@ -11,11 +11,12 @@ from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.dispatcher.live.history import HistoryKeeper
+from spotfleet.dispatcher.live.notify import Notifier
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.retention import Retention
 from spotfleet.dispatcher.status import StatusInput, fleet_status
 from spotfleet.fleet.domain.events import HostDraining, NodesChanged
-from spotfleet.model import Nodes, PolicySpec
+from spotfleet.model import Nodes, NotifySpec, PolicySpec
 from spotfleet.protocol.messages import FleetStatus, JobStatus
 
 
@@ -23,10 +24,11 @@ class FleetDesk:
     """Handlers of requests about the fleet."""
 
     def __init__(self, core: Core, machines: HostController, policy: PolicyController, shutdown: FleetShutdown,
-                 retention: Retention, remarks: Callable[[], list[str]], history: HistoryKeeper) -> None:
+                 retention: Retention, remarks: Callable[[], list[str]], history: HistoryKeeper,
+                 notifier: Notifier) -> None:
         """`remarks` returns further remarks for users."""
         self._core, self._machines, self._policy, self._remarks = core, machines, policy, remarks
-        self.shutdown, self._retention, self.history = shutdown, retention, history
+        self.shutdown, self._retention, self.history, self._notifier = shutdown, retention, history, notifier
 
     async def set_nodes(self, nodes: Nodes) -> None:
         if nodes != self._core.nodes:
@@ -36,6 +38,9 @@ class FleetDesk:
 
     async def set_policy(self, policy: PolicySpec) -> None:
         await self._policy.set_policy(policy)
+
+    async def set_notify(self, notify: NotifySpec, webhook: str) -> None:
+        self._notifier.change(notify, webhook)
 
     async def drain(self, host: str) -> None:
         """Drain a host. The ledger has that once this returns: a restarted dispatcher goes on with it."""

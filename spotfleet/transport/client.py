@@ -28,7 +28,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from spotfleet import errors
 from spotfleet.codec import from_json, to_json
 from spotfleet.errors import DispatcherUnreachable, NeedsPerson, SpotfleetError, UsageError
-from spotfleet.model import JobSpec, Nodes, PolicySpec, Role
+from spotfleet.model import JobSpec, Nodes, NotifySpec, PolicySpec, Role
 from spotfleet.protocol import versions
 from spotfleet.protocol.messages import EndedJob, FleetStatus, JobStatus, UnsentStatus
 from spotfleet.storage.mirror import STREAMS, Piece
@@ -160,6 +160,12 @@ class DispatcherClient:
 
     def set_policy(self, policy: PolicySpec) -> None:
         self._json("PUT", "/v1/policy", to_json(policy))
+
+    def set_notify(self, notify: NotifySpec, webhook: str) -> None:
+        """Replace the fleet's notifications. `webhook`: the URL, a secret."""
+        body = json.dumps({"notify": to_json(notify), "webhook": webhook})
+        if self._call("PUT", "/v1/notify", body=body, accept=NO_ROUTE).status in NO_ROUTE:
+            raise self._too_old("`notify`")
 
     def drain(self, host: str) -> None:
         self._json("POST", f"/v1/hosts/{quote(host, safe='')}/drain", {})

@@ -18,8 +18,12 @@ def test_the_webhooks_address_goes_to_the_dispatcher_alone_and_is_forgotten_at_t
     assert holding == ["keys.json"] and SECRET not in str(boot["spec"]) + said.out + said.err
 
     monkeypatch.setenv("HOOK", URL + "-other")
-    refused = user.fails("up fleet.yaml -y", code=2)
-    assert "notify cannot change while it is" in " ".join(refused.err.split()) and SECRET not in refused.err
+    said = user.ok("up fleet.yaml -y")
+    assert "changed at once: notify" in said.out + said.err and "notifications are changed" in said.err
+    assert user.dispatcher.notify["webhook"] == URL + "-other" and SECRET not in said.out + said.err
+    assert user.dispatcher.notify["notify"]["events"] == ["failed"]
+    user.dispatcher.notify = {}
+    assert "notif" not in user.ok("up fleet.yaml -y").err and user.dispatcher.notify == {}
 
     user.ok("down -y")
     assert not [p.name for p in user.home.rglob("*") if p.is_file() and SECRET in p.read_text(errors="replace")]

@@ -62,6 +62,7 @@ class UpPlan:
     workers: tuple[Launch, ...]
     why: str = ""  # what the planner waits for
     kept: tuple[str, ...] = ()  # keys of the fleet file that changed and hold from the next job on
+    notify_changed: bool = False  # `notify` of a running fleet: applied at once
     orphan_after_s: float = 0.0
     max_lifetime_s: float = 0.0
     keep_s: float = 0.0  # how long its dispatcher stays, with unfetched results, after the fleet has ended by itself
@@ -131,6 +132,7 @@ def preview(spec: FleetSpec, cloud_name: str, change: PlanKind, was: FleetSpec |
         workers=tuple(a for a in launches if isinstance(a, Launch)),
         why="; ".join(a.why for a in [*actions, *launches] if isinstance(a, Wait)),
         kept=(*(name for name in changed if name in FOR_NEXT_JOB), *_kept_of_policy(was, spec)),
+        notify_changed=was is not None and was.notify != spec.notify,
         orphan_after_s=spec.orphan_after_s, max_lifetime_s=spec.max_lifetime_s,
         keep_s=traits_of(spec).keeps_results_s,
         left_out=spec.checkpoint.leaves_out, beside=plugin_of(spec.provider).unpriced(spec, hosts),
@@ -144,7 +146,7 @@ def preview(spec: FleetSpec, cloud_name: str, change: PlanKind, was: FleetSpec |
 
 def changes(was: FleetSpec, spec: FleetSpec) -> list[str]:
     """Return the differing fields that only a new fleet can change."""
-    allowed = ("nodes", "policy", *FOR_NEXT_JOB)
+    allowed = ("nodes", "policy", "notify", *FOR_NEXT_JOB)
     was, spec = _comparable(was), _comparable(spec)
     return [f.name for f in fields(spec) if getattr(was, f.name) != getattr(spec, f.name) and f.name not in allowed]
 

@@ -124,6 +124,9 @@ def bring_up(home: Home, file: FleetFile, progress: Progress, timeout_s: float, 
         if plan.policy_changed:
             client.set_policy(file.spec.policy)
             progress("the policy is changed")
+        if plan.notify_changed:
+            client.set_notify(file.spec.notify, file.webhook)
+            progress("notifications are changed")
         keys = folder.keys
         if plan.change is not PlanKind.NEW:
             folder.save_keys(replace(keys, secrets=file.secrets, webhook=file.webhook))

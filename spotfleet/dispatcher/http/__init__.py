@@ -20,6 +20,7 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 | GET /metrics | metrics, CLI | OpenMetrics text, see `live/metrics.py`; the metrics token is taken from any machine |
 | PUT /v1/nodes | CLI | `{min, target, max}` |
 | PUT /v1/policy | CLI | model.PolicySpec |
+| PUT /v1/notify | CLI | `{notify: NotifySpec, webhook: URL}` |
 | HEAD, GET, PUT /v1/bundles/SHA256 | CLI, agent | a blob of a working directory, see below |
 | POST /v1/bundles/missing | CLI, agent | `{digests}` -> `{missing}` |
 | POST /v1/jobs | CLI | `{spec: JobSpec, secrets, wait}` -> `{job}` |

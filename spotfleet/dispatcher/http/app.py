@@ -80,6 +80,7 @@ ROUTES = (
     Route("GET", "/metrics", CallerKind.METRICS, fleet.get_metrics),
     Route("PUT", "/v1/nodes", CallerKind.CLI, fleet.put_nodes),
     Route("PUT", "/v1/policy", CallerKind.CLI, fleet.put_policy),
+    Route("PUT", "/v1/notify", CallerKind.CLI, fleet.put_notify),
     Route("POST", "/v1/hosts/{host}/drain", CallerKind.CLI, fleet.drain),
     Route("POST", "/v1/hosts/{host}/interrupt", CallerKind.CLI, fleet.interrupt),
     Route("POST", "/v1/hosts/{host}/revoke", CallerKind.CLI, fleet.post_revoke),

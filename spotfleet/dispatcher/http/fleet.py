@@ -11,6 +11,7 @@ from aiohttp import web
 
 from spotfleet.bootstrap import gang
 from spotfleet.codec import from_json, to_json, to_text
+from spotfleet.config.notifications import is_url
 from spotfleet.dispatcher.http import revocation
 from spotfleet.dispatcher.http.auth import bearer, host_token
 from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, LONGEST_WAIT_S, body, number, whole
@@ -18,7 +19,7 @@ from spotfleet.dispatcher.live import metrics
 from spotfleet.dispatcher.live.history import HistoryKeeper
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import event_to_json
-from spotfleet.model import SPOT_POLICIES, Nodes, PolicySpec
+from spotfleet.model import NOTIFY_ON, SPOT_POLICIES, Nodes, NotifySpec, PolicySpec
 from spotfleet.ssh.keys import derived_host_key
 
 EVENTS_AT_ONCE = 1000
@@ -26,6 +27,7 @@ MOST_HOSTS = 10_000
 LONGEST_NOTICE_S = 86_400.0
 WHY_CHARS = 500
 GANG_BYTES = 1 << 16  # the largest request of a machine that has no token yet
+COMMAND_CHARS = 65_536
 LARGEST = 1e15  # for every number of a policy, such as micro-dollars
 
 
@@ -92,6 +94,16 @@ async def put_policy(request: web.Request) -> web.Response:
     if policy.spot_policy not in SPOT_POLICIES or not all(0 <= n < LARGEST for n in numbers):
         raise UsageError("policy: a spot_policy, and numbers of at least 0 are expected")
     await request.app[FLEET].set_policy(policy)
+    return web.json_response({})
+
+
+async def put_notify(request: web.Request) -> web.Response:
+    data = await body(request)
+    wanted, url = from_json(NotifySpec, data.get("notify")), data.get("webhook", "")
+    known = set(wanted.events) <= set(NOTIFY_ON) and len(wanted.command) <= COMMAND_CHARS
+    if not (isinstance(url, str) and known and (not url or is_url(url))):
+        raise UsageError(f"notify: events of {', '.join(NOTIFY_ON)}, a command and an address are expected")
+    await request.app[FLEET].set_notify(wanted, url)
     return web.json_response({})
 
 

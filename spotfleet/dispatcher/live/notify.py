@@ -3,6 +3,7 @@
 Each of the two follows the ledger by itself and goes on where it stopped, also after a restart (`notified.json`), so
 nothing waits in memory and neither delays the other or the dispatcher. A delivery that fails is tried again for
 GIVE_UP_S; after that the next ones get a single try until one succeeds, so that a dead webhook does not hold them up.
+`spotfleet up` may change both while the fleet is up: then `notify.json` counts instead of the boot file.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ import os
 import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from spotfleet.codec import from_json, to_json
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.disk.space import is_full
 from spotfleet.dispatcher.live.notices import Notification, NotificationReader
+from spotfleet.model import NotifySpec
 from spotfleet.retry import Backoff
 from spotfleet.storage import atomic, json_file
 from spotfleet.words import counted
 
 log = logging.getLogger(__name__)
-FILE = "notified.json"
+FILE = "notified.json"  # positions
+CHANGED = "notify.json"  # what a later `up` has set; holds a secret
 PAGE = 500  # events read at once
 BEFORE = 2000  # events before the position, which show the notices of hosts that are taken later
 FIRST_S, LAST_S = 1.0, 60.0  # pauses between tries
@@ -39,6 +43,7 @@ COMMAND_S = 60.0  # for the command
 FOR_EVER = (408, 425, 429)  # statuses of a client's error that may pass; others stay
 ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "http_proxy", "https_proxy", "no_proxy")
 DAMAGED = "notifications go on with the events from now on"
+LOST_CHANGE = "`notify` is that of the fleet's first `up` again: change it and `spotfleet up FILE`"
 
 
 class Undelivered(Exception):
@@ -65,11 +70,23 @@ class Notifier:
     """Notifications of a fleet."""
 
     def __init__(self, core: Core) -> None:
-        self._core, self._spec, self._path = core, core.boot.spec.notify, core.home / FILE
-        known = self._read()
-        channels = (("webhook", self._post, bool(core.boot.webhook)), ("command", self._run, bool(self._spec.command)))
-        self._channels = [Channel(name, deliver, min(known.get(name, core.journal.last), core.journal.last))
-                          for name, deliver, wanted in channels if wanted]
+        self._core, self._path = core, core.home / FILE
+        self._spec, self._webhook = self._changed() or (core.boot.spec.notify, core.boot.webhook)
+        self._renewed = asyncio.Event()
+        self._channels = self._opened(self._read())
+
+    def _opened(self, known: Mapping[str, int]) -> list[Channel]:
+        """Return a channel for each way that is wanted, at its known position or else the newest event."""
+        last = self._core.journal.last
+        channels = (("webhook", self._post, self._webhook), ("command", self._run, self._spec.command))
+        return [Channel(name, deliver, min(known.get(name, last), last)) for name, deliver, to in channels if to]
+
+    def change(self, spec: NotifySpec, webhook: str) -> None:
+        """Replace what is notified and how; it is on disk once this returns."""
+        atomic.write(self._core.home / CHANGED, json_file.text_of({"notify": to_json(spec), "webhook": webhook}))
+        self._spec, self._webhook = spec, webhook
+        self._channels = self._opened({channel.name: channel.seq for channel in self._channels})
+        self._renewed.set()
 
     @property
     def why(self) -> str:
@@ -79,10 +96,20 @@ class Notifier:
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        if not self._channels:
-            await asyncio.Event().wait()
-        self._save()  # what comes from now on is delivered, whichever process is there to do it
-        await asyncio.gather(*(self._follow(channel) for channel in self._channels))
+        while True:
+            self._renewed.clear()
+            if self._channels:
+                self._save()  # what comes from now on is delivered, whichever process is there to do it
+            tasks = [asyncio.create_task(part) for part in (
+                self._renewed.wait(), *(self._follow(channel) for channel in self._channels))]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, channel: Channel) -> None:
         journal, reader = self._core.journal, NotificationReader(self._core.boot.spec.name, self._spec.events)
@@ -119,7 +146,7 @@ class Notifier:
 
     async def _post(self, found: Notification) -> None:
         """Send the text as Slack, Mattermost and others take it."""
-        url = self._core.boot.webhook
+        url = self._webhook
         place = urlsplit(url).hostname or "its host"  # the rest of the URL is a secret
         try:
             async with (aiohttp.ClientSession(trust_env=True, timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session,
@@ -158,6 +185,17 @@ class Notifier:
             raise Undelivered(f"it ended with status {process.returncode}")
 
     # ---- the position
+
+    def _changed(self) -> tuple[NotifySpec, str] | None:
+        path = self._core.home / CHANGED
+        try:
+            value = json_file.read(path)
+            return from_json(NotifySpec, value["notify"]), from_json(str, value["webhook"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError):
+            self._core.damage.set_aside(path, "it cannot be read", LOST_CHANGE)
+            return None
 
     def _read(self) -> dict[str, int]:
         try:

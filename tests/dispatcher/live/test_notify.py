@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import NOTIFY_ON, FleetSpec, NotifySpec
 from spotfleet.transport.boot import DispatcherBoot
 from tests.support.dispatcher.fake_fleet import Stage, spec
+from tests.support.file_table import DISPATCHER, unknown
 
 SECRET = "T0-very-secret"
 LIMIT_S = 30.0
@@ -201,6 +202,38 @@ def test_a_command_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path
     asyncio.run(main())
 
 
+def test_notifications_change_while_the_fleet_is_up_and_stay_changed_after_a_restart(tmp_path: Path):
+    async def main() -> None:
+        async with hooked(Hook()) as first, hooked(Hook()) as second:
+            async with Process(tmp_path, first.url) as process:
+                await process.reach(80)
+                await process.until("the first", lambda: first.got)
+                process.notifier.change(NotifySpec(("budget",), "", "other"), second.url)
+                await process.reach(95)
+                await process.until("the second", lambda: second.got)
+            async with Process(tmp_path, first.url) as process:
+                await process.reach(100)
+                await process.until("the third", lambda: len(second.got) == 2)
+                process.notifier.change(NotifySpec(), "")
+                await process.reach(100)
+                await asyncio.sleep(0.02)
+            assert (first.tries, second.tries) == (1, 2)
+        assert (tmp_path / notify.CHANGED).stat().st_mode & 0o777 == 0o600
+
+    asyncio.run(main())
+
+
+def test_a_damaged_change_is_set_aside_and_the_first_one_counts(tmp_path: Path):
+    async def main() -> None:
+        (tmp_path / notify.CHANGED).write_text('{"notify": 7}')
+        async with hooked(Hook()) as hook, Process(tmp_path, hook.url) as process:
+            await process.reach(80)
+            await process.until("it", lambda: hook.got)
+        assert [p.name for p in tmp_path.glob(f"{notify.CHANGED}.damaged-*")]
+
+    asyncio.run(main())
+
+
 def test_a_damaged_position_is_set_aside_and_the_next_event_is_delivered(tmp_path: Path):
     async def main() -> None:
         (tmp_path / notify.FILE).write_text("{")
@@ -212,16 +245,17 @@ def test_a_damaged_position_is_set_aside_and_the_next_event_is_delivered(tmp_pat
     asyncio.run(main())
 
 
-def test_a_dispatcher_delivers_and_its_status_names_a_failing_webhook(play):
+def test_a_dispatcher_takes_notifications_and_its_status_names_a_failing_webhook(play):
     async def scene(stage: Stage) -> None:
         async with hooked(Hook([404])) as hook:
-            await stage.stop_dispatcher()
-            stage.boot = replace(stage.boot, webhook=hook.url,
-                                 spec=replace(stage.boot.spec, notify=NotifySpec(webhook="digest")))
-            await stage.start_dispatcher()
+            for bad in ({}, {"notify": {"events": ["x"]}}, {"notify": {}, "webhook": "no address"}, {"notify": 3}):
+                status, said = await stage.call("PUT", "/v1/notify", bad, ok=False)
+                assert status == 400 and "no address" not in said["error"], said
+            await stage.call("PUT", "/v1/notify", {"notify": {"webhook": "digest"}, "webhook": hook.url})
             stage.daemon.dispatcher.core.journal.note(BudgetReached(1.0, "max_cost", 80, 8, 10, "spent"))
             await stage.until("a failure", lambda: stage.daemon.dispatcher.notifier.why)
             why = (await stage.call("GET", "/v1/status"))[1]["why"]
             assert "the webhook of `notify` fails: 127.0.0.1 answers 404" in why and SECRET not in why
+            assert unknown(stage.home, DISPATCHER) == []
 
     play(scene, spec(1))

@@ -97,6 +97,7 @@ class FakeDispatcher:
         self.uploads = 0
         self.revoked: dict[str, str] = {}  # host -> why
         self.going_down = ""
+        self.notify: dict = {}  # as a later `up` has set it
         self.waits = ""
         self.lock = threading.RLock()
         self.alive = threading.Event()
@@ -259,6 +260,9 @@ class FakeHandler(BaseHTTPRequestHandler):
                 self._answer({"events": [{"seq": s, **event_to_json(e)} for s, e in found]})
             case ["PUT", "policy"]:
                 d.policy = from_json(PolicySpec, json.loads(self.body))
+                self._answer({})
+            case ["PUT", "notify"]:
+                d.notify = json.loads(self.body)
                 self._answer({})
             case ["PUT", "nodes"]:
                 d.nodes = from_json(Nodes, json.loads(self.body))
