@@ -52,6 +52,7 @@ PLACES = {
     "tests/verify/test_verify.py": "machines",  # six jobs of real workers for each script
     "tests/verify/test_fixes.py": "machines",
     "tests/e2e/": "machines",
+    "tests/launched/": "machines",
     "tests/e2e/test_bad_input.py": CORE,
     "tests/e2e/test_secrets.py": CORE,
     "tests/e2e/test_training.py": CORE,  # a whole fleet through interruptions

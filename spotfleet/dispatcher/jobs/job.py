@@ -463,7 +463,7 @@ class ManagedJob:
             return (JobState.RECOVERING if began else JobState.QUEUED), waits
         if sends := self._sends(live, context):
             return JobState.RUNNING, f"its script has ended; {sends}"
-        if outside := self.outside.why(sum(w.begun for w in live)):
+        if not self.spec.gang and (outside := self.outside.why(sum(w.begun for w in live))):
             return JobState.RUNNING if self.outside.sure else JobState.STARTING, outside
         if self.record.restarts and phase in (Phase.STARTING, Phase.FORMING):
             return JobState.RECOVERING, why

@@ -88,6 +88,16 @@ def test_a_noticed_host_is_left_early_enough_for_its_processes_to_save(tmp_path)
     assert job.rounds[-1][0] == 1 and all(m.startswith("h1/") for m in job.rounds[-1][1])
 
 
+def test_a_command_runs_only_once_all_of_its_processes_have_started(tmp_path):
+    job = AnewJob(tmp_path / "j", kind="command", argv=(), run="x", min_workers=2)
+    job.slow = {"h1"}
+    job.step(4)
+    assert len(job.rounds) == 1 and job.job.state is JobState.STARTING
+    job.slow = set()
+    job.step(1)
+    assert job.job.state is JobState.RUNNING
+
+
 @pytest.mark.parametrize("code", [3, -9])
 def test_a_script_that_fails_by_itself_fails_the_job_with_its_rank_and_status(tmp_path, code):
     job = running(tmp_path)

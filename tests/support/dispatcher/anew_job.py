@@ -32,6 +32,7 @@ class AnewJob:
         self.leaving: dict[str, Departure] = {}
         self.silent: set[str] = set()
         self.processes: dict[str, tuple[SlotOrder, WorkerState]] = {}
+        self.slow: set[str] = set()  # hosts that take long to start a process
         self.lingering: set[str] = set()  # they do not end when they are asked to
         self.events: list[Event] = []
         self.rounds: list[tuple[int, tuple[str, ...]]] = []  # (restarts, members) of each round that has started
@@ -81,7 +82,8 @@ class AnewJob:
                             order.slot, pid=0)
         _, state = self.processes.get(name, (order, ready))
         place = order.orders.assignment
-        if state.pid == 0 and state.exit is None and order.gang is not None and place is not None and place.rank >= 0:
+        if state.pid == 0 and state.exit is None and order.gang is not None and place is not None and place.rank >= 0 \
+                and name.partition("/")[0] not in self.slow:
             state = replace(state, pid=7, report=replace(state.report, generation=place.generation))
             if place.rank == 0:
                 self.rounds.append((order.gang.restarts, place.members))

@@ -33,6 +33,7 @@ class Script:
 
     steps: int = 30
     calls_init: bool = True
+    gang: bool = False  # its agent starts it once it has its place, as torchrun does
     outside: str = ""  # "together" or "alone": after init() it trains without elastic.run
     fails: Callable[[FakeWorker], str] = lambda worker: ""  # a traceback, from the moment it should raise
     setup: Callable[[FakeWorker], int] = lambda worker: 0  # which try of its setup fails on its host
@@ -107,7 +108,7 @@ class World:
             worker.ticks += 1
             self._live(worker)
         for job, generation in {(w.order.job, w.generation) for w in running
-                                if w.generation and not w.script.outside}:
+                                if w.generation and not (w.script.outside or w.script.gang)}:
             self._step(job, generation)
         for worker in running:
             self._enter(worker)
@@ -121,7 +122,7 @@ class World:
         if worker.script.outside == "together":
             for other in self._members(worker.order.job, worker.generation):
                 other.exit, other.error = Exit(1), BROKEN
-        if worker.generation and worker.stage is Stage.READY:
+        if worker.generation and worker.stage is Stage.READY and not worker.script.gang:
             for other in self._members(worker.order.job, worker.generation):
                 other.failed, other.generation = max(other.failed, worker.generation), 0
 
@@ -139,7 +140,11 @@ class World:
         if worker.diverged:
             return self.kill(worker.name, Exit(1), worker.diverged)
         orders: WorkerOrders = worker.order.orders
-        if not worker.script.calls_init:
+        if worker.script.gang:
+            worker.stage = Stage.READY if worker.ticks > 2 else Stage.STARTING
+            if worker.order.gang is not None and orders.assignment is not None and orders.assignment.rank >= 0:
+                worker.generation = orders.assignment.generation
+        elif not worker.script.calls_init:
             if worker.ticks >= worker.script.steps:
                 worker.exit = Exit(0, done=True)
         elif worker.stage is Stage.STARTING and worker.ticks > 2:
@@ -181,6 +186,8 @@ class World:
     def _enter(self, worker: FakeWorker) -> None:
         """Form the assigned generation once every member is there."""
         place = worker.assignment
+        if worker.script.gang:
+            return
         if place is None or place.rank < 0 or worker.stage is not Stage.READY or worker.generation >= place.generation:
             return
         if worker.damaged is not None and worker.damaged == worker.order.orders.restore:
