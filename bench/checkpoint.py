@@ -42,9 +42,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from spotfleet.dispatcher.checkpoints import parts
+from spotfleet.protocol.checkpoint_files import MANIFEST
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage import verified
-from spotfleet.storage.checkpoint_folder import files_of, problem_in
+from spotfleet.storage.checkpoint_folder import files_of, read_manifest
+from spotfleet.storage.folder import FolderStore, read_range
 from spotfleet.train.checkpoint import restore, shards, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.format import Shard
@@ -155,8 +157,9 @@ class Worker:
         named = self.made["parts"]
         here = Path(named.path).with_name("restored")
         if self.rank == 0:
-            shutil.copytree(named.path, here)
-            assert not problem_in(here, named.digest)
+            listed = {name: entry.sha256 for name, entry in read_manifest(Path(named.path)).files.items()}
+            for name, digest in {**listed, MANIFEST: named.digest}.items():
+                assert FolderStore(here).put(name, read_range(Path(named.path) / name)) == digest
             verified.note(here, named.digest)
         dist.barrier()
         with restore.opened(replace(named, path=str(here))) as held:
