@@ -379,7 +379,7 @@ def test_the_status_of_an_ended_fleet_says_why_it_ended_how_long_it_lived_and_wh
     lines = said.out.splitlines()
     assert lines[0] == "fleet digits: down, idle for 6 s (autostop); nothing of it is left"
     assert lines[1].startswith("2..3 hosts, target 3; it lived ")
-    assert lines[-1].split()[:9] == ["hello-1", "hello", "succeeded", "-", "(2..3)", "4", "7", "2", "12.5"]
+    assert lines[-1].split()[:10] == ["hello-1", "hello", "-", "succeeded", "-", "(2..3)", "4", "7", "2", "12.5"]
     assert "next: spotfleet cost digits" in said.err
     found = json.loads(up.ok("status -o json").out)
     assert found["age_s"] > 0

@@ -29,4 +29,5 @@ def launch(file: Path, *, cluster: str, down: bool, detach: bool, yes: bool, env
 
 def _run(fleet: Fleet, *, down: bool, detach: bool) -> None:
     write.train(fleet.name, "", (), detach=detach, down=down, np="", wait=False, env=(), secret=(), name_of_job="",
-                spares=0, resize_policy="", growth="", deadline="", work="")
+                spares=0, slots=0, priority=0, resize_policy="", growth="", deadline="", work="",
+                restarts=("", "", "", 0, "30s", False))
