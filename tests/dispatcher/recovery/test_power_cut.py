@@ -20,6 +20,7 @@ from spotfleet.dispatcher.disk.damage import DamagedFiles
 from spotfleet.dispatcher.lifecycle.shutdown import FleetShutdown
 from spotfleet.fleet.ledger import Ledger
 from spotfleet.model import HostState, Nodes
+from tests.support.dispatcher.checkpoint_sets import file_of, files_of, read
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
 from tests.support.power_cut import ForgetfulDisk
@@ -92,6 +93,15 @@ def test_every_acknowledged_request_is_in_force_after_a_power_cut(play, tmp_path
         assert (await stage.call("PUT", put, data=text, token=stage.token(worker.host)))[0] == 200
         kept = CheckpointStore(disk.cut(stage.home, tmp_path / "kept") / "jobs" / job / "checkpoints", 2)
         assert kept.newest_version == 3 and kept.find(3).read_bytes() == text
+
+        files = files_of(4, status.generation)
+        for number, (name, data) in enumerate(files.items()):
+            query = f"generation={status.generation}&digest={file_of(files, name).digest}&name={name}"
+            put = f"/v1/jobs/{job}/checkpoints/4?{query}"
+            assert (await stage.call("PUT", put, data=data, token=stage.token(worker.host)))[0] == 200
+            kept = CheckpointStore(disk.cut(stage.home, tmp_path / f"file-{number}") / "jobs" / job / "checkpoints", 2)
+            assert kept.parts.holds(file_of(files, name)) or kept.newest_version == 4
+        assert kept.newest_version == 4 and read(kept.find(4)) == files
 
         other = next(host for host in hosts if host != worker.host)
         after = await cuts.after("POST", f"/v1/hosts/{other}/drain", {})
