@@ -56,8 +56,8 @@ LAUNCHED = {
             Edit('backend="nccl"', 'backend="gloo"'),
             Edit("DDP(self.model, device_ids=[self.gpu_id])", "DDP(self.model)"),
             Edit('f"cuda:{self.gpu_id}"', '"cpu"'),
-            Edit("            self._run_epoch(epoch)\n", "            self._run_epoch(epoch)\n            print('weights'"
-                 f", epoch, {SUM.format('self.model')}, flush=True)\n")),
+            Edit("            self._run_epoch(epoch)\n", "            self._run_epoch(epoch)\n            print("
+                 f"'weights', epoch, {SUM.format('self.model')}, flush=True)\n")),
         ("100000", "1"), "snapshot*.pt", beside=("datautils.py",)),
     "horovod's imagenet without elastic.run": LaunchedScript(
         "horovod/examples/pytorch/pytorch_imagenet_resnet50.py", (

@@ -17,7 +17,8 @@ from tests.support.e2e.e2e_stage import Stage, wait_for
 from tests.support.foreign.files import edited, make_here
 from tests.support.source_tree import TOP
 
-pytestmark = pytest.mark.processes  # only real processes of the scripts show whether they find each other
+# Only real processes of the scripts show whether they find each other.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 FOREIGN = Path(os.environ.get("SPOTFLEET_FOREIGN") or TOP.parent / "shared" / "data" / "foreign")
 
 
