@@ -13,7 +13,7 @@ from spotfleet.api.train import RestartOptions
 from tests.support.e2e.e2e_stage import Stage, output, wait_for
 from tests.support.e2e.launched import DDP, HVD
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
 def begun(text: str) -> list[tuple[int, int, int]]:

@@ -53,6 +53,7 @@ class CheckpointFolder:
         self.sent = 0  # pieces that have arrived
         self._transfers, self._blobs, self._job, self._staged = transfers, blobs, job, staged
         self._waits: dict[str, float] = {}  # files that change all the time -> since when, monotonic
+        self._postponed_at: float | None = None  # monotonic: since when nothing is copied
         self._searched_s = 0.0  # duration of the last search for changed files
         self._lock = asyncio.Lock()
         self._fetched: tuple[int, str] | None = None  # start of the job, bundle
@@ -143,8 +144,10 @@ class CheckpointFolder:
         busy = {name for name, seen in news.items() if seen[2] > quiet_ns}
         self._waits = {name: self._waits.get(name, begun) for name in busy}
         late = {name for name, since in self._waits.items() if runs and begun - since >= PATIENCE_S}
-        if runs and busy - late:
+        if runs and busy - late and begun - (self._postponed_at or begun) < PATIENCE_S:
+            self._postponed_at = self._postponed_at or begun
             return False
+        self._postponed_at = None
         writing = _written({self.folder / name for name in late}) if late else set()
         for name, seen in news.items():
             if name not in busy or (name in late and self.folder / name not in writing):

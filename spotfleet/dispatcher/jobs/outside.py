@@ -105,7 +105,7 @@ class OutsideTracker:
         run = f"{counted(live, 'worker')} {'runs' if live == 1 else 'run'} this script"
         if not self.sure:
             return f"{run}; hvd.init() has not been called yet"
-        return f"{run} {self._without}: {'a lost host ends the job' if self._together else self._alone(live)}"
+        return f"{run} {self._without}: {self._at_a_loss if self._together else self._alone(live)}"
 
     @property
     def ended_why(self) -> str:
@@ -128,11 +128,17 @@ class OutsideTracker:
     @property
     def ended_hint(self) -> str:
         """Return the same for a job that has ended, so that its kind is known."""
-        return HINTS.get(self.kind, "") if self.kind is not None else ""
+        if self.kind is None or self._spec.restarts:
+            return ""
+        return HINTS.get(self.kind, "")
 
     @property
     def _without(self) -> str:
         return "without hvd.init()" if self.kind is Outside.NO_INIT else "without hvd.elastic.run"
+
+    @property
+    def _at_a_loss(self) -> str:
+        return "all start anew at a change of hosts" if self._spec.restarts else "a lost host ends the job"
 
     @property
     def _together(self) -> bool:

@@ -145,6 +145,20 @@ def test_a_file_that_changes_all_the_time_is_sent_while_nobody_writes_it(tmp_pat
     assert host.names() == ["best.pt", "last.pt"]
 
 
+def test_new_files_that_come_all_the_time_do_not_hold_up_those_that_are_complete(tmp_path, dispatcher, monkeypatch):
+    monkeypatch.setattr(checkpoint_folder, "PATIENCE_S", 0.05)
+    host = Host(tmp_path, "a", dispatcher)
+    host.write("epoch-1.pt", "1")
+    until = time.monotonic() + 10
+    for number in range(2, 10_000):
+        host.write(f"epoch-{number}.pt", "x", age_s=0.0)
+        (host.out / f"epoch-{number - 1}.pt").unlink() if number > 2 else None
+        host.look()
+        if dispatcher.kept or time.monotonic() > until:
+            break
+    assert dispatcher.kept and host.names() == ["epoch-1.pt"]
+
+
 def test_without_a_checkpoint_the_users_own_files_stay_and_the_folder_exists(tmp_path, dispatcher):
     host = Host(tmp_path, "a", dispatcher)
     host.write("pretrained.pt", "weights")
