@@ -10,6 +10,8 @@ proxy's, is no metadata server. With `wait_for_change` the server holds a reques
 
 A second witness is the file GOING, which the machine's shutdown script makes: it is gone after a restart.
 
+The server does not tell whether the machine will be stopped or deleted: its launch leaves that in the item BEHAVIOR.
+
 The server gives no time: a notice counts from the first answer TRUE. A process that never read FALSE cannot know how
 long ago that was, so it assumes LEAST_S.
 
@@ -38,6 +40,7 @@ MAINTENANCE_S = 3600.0  # a machine with GPUs is warned so long before it is sto
 NEAR_S = 600.0  # maintenance counts as a notice from so long before
 MAINTENANCE_EVERY_S = 10.0  # pause between two requests
 PREEMPTED, MAINTENANCE, TAG = "/instance/preempted", "/instance/maintenance-event", "/instance/attributes/"
+BEHAVIOR = "spotfleet-behavior"  # "stop" or "terminate"
 MIGRATES, TERMINATES = "MIGRATE_ON_HOST_MAINTENANCE", "TERMINATE_ON_HOST_MAINTENANCE"
 
 
@@ -49,6 +52,7 @@ class GcpSource:
         self._address, self._base = (split.hostname or "", split.port or 80), split.path.rstrip("/")
         self._now, self._going = now, going
         self._gone_at: float | None = None
+        self._action = ""  # not read yet
         self._etag = ""
         self._seen_free = False  # "FALSE" was read
         self._taken_at: float | None = None  # when the machine will be taken, by `now`
@@ -64,8 +68,11 @@ class GcpSource:
         if os.path.exists(self._going):
             if self._gone_at is None:
                 self._gone_at = self._now() + GOING_S
-            return Notice(max(0.0, self._gone_at - self._now()), why="the system of this host shuts down")
+            left_s = max(0.0, self._gone_at - self._now())
+            return Notice(left_s, self._action or "terminate", why="the system of this host shuts down")
         deadline = time.monotonic() + POLL_S
+        if not self._action:
+            self._action = "stop" if self._get(TAG + BEHAVIOR, deadline)[0] == "stop" else "terminate"
         held = f"?wait_for_change=true&last_etag={quote(self._etag)}&timeout_sec={HOLD_S}" if self._etag else ""
         body, etag = self._get(PREEMPTED + held, deadline)
         word = (body or "").upper()
@@ -76,7 +83,7 @@ class GcpSource:
         if word == "TRUE":
             if self._taken_at is None:
                 self._taken_at = self._now() + (NOTICE_S if self._seen_free else LEAST_S)
-            return Notice(max(0.0, self._taken_at - self._now()), why="Google Cloud preempts this host")
+            return Notice(max(0.0, self._taken_at - self._now()), self._action, why="Google Cloud preempts this host")
         self._seen_free, self._taken_at = True, None
         return self._maintenance(deadline)
 

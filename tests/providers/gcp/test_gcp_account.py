@@ -42,6 +42,7 @@ def test_without_credentials_one_finding_says_how_to_log_in(gcp, monkeypatch, tm
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setattr("google.auth.default", lambda **_: pytest.fail("it may wait for a metadata server"))
     [only] = list(gcp().findings(SPEC))
     assert only.level == "absent" and only.fix == "gcloud auth application-default login"
     with pytest.raises(NeedsPerson) as caught:

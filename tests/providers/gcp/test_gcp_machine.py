@@ -56,7 +56,8 @@ def test_labels_hold_what_they_can_and_metadata_all_tags():
     assert body["disks"][0]["initializeParams"]["labels"] == body["labels"]
     items = {item["key"]: item["value"] for item in body["metadata"]["items"]}
     assert base64.b64decode(items.pop("user-data")) == b"data"
-    assert items == {"team": "vision", "url": "https://a", "spotfleet-pool": "1 L4", "user-data-encoding": "base64",
+    assert items == {"team": "vision", "url": "https://a", "spotfleet-pool": "1 L4",
+                     "spotfleet-behavior": "terminate", "user-data-encoding": "base64",
                      "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "shutdown-script": machine.GOING,
                      "install-nvidia-driver": "True"}
 

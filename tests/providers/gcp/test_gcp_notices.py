@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from spotfleet.errors import NoticeFormat
-from spotfleet.interruptions.gcp import GOING, GOING_S, LEAST_S, NOTICE_S, GcpSource
-from spotfleet.providers.gcp.mapping import machine
+from spotfleet.interruptions.gcp import BEHAVIOR, GOING, GOING_S, LEAST_S, NOTICE_S, GcpSource
+from spotfleet.providers.gcp.mapping import machine, names
 
 BASE = "/computeMetadata/v1"
 
@@ -93,6 +93,12 @@ def test_a_preemption_counts_down_from_the_first_answer(metadata):
     assert source.poll().seconds_left == NOTICE_S - 50
     clock.at += 200
     assert source.poll().seconds_left == 0.0
+
+
+def test_a_notice_names_whether_the_host_will_be_stopped(metadata):
+    metadata.values[f"/instance/attributes/{BEHAVIOR}"] = "stop"
+    metadata.values["/instance/preempted"] = "TRUE"
+    assert GcpSource(metadata.url, Clock()).poll().action == "stop" and BEHAVIOR == names.BEHAVIOR
 
 
 def test_a_process_that_began_during_a_notice_assumes_the_least_time(metadata):

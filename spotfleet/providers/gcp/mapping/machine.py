@@ -95,7 +95,7 @@ def _properties(order: MachineOrder, zone: str, machines: Sequence[str]) -> dict
 def metadata(order: MachineOrder) -> dict[str, str]:
     """Return the metadata items of a machine. Its host reads the tags there; OS Login would hide our SSH keys."""
     return {
-        **order.tags, names.POOL: order.pools, names.ENCODING: "base64",
+        **order.tags, names.POOL: order.pools, names.BEHAVIOR: order.behavior, names.ENCODING: "base64",
         names.USER_DATA: base64.b64encode(order.user_data).decode(), "enable-oslogin": "FALSE",
         "block-project-ssh-keys": "TRUE",
         **({"shutdown-script": GOING} if order.role is Role.WORKER else {}),

@@ -24,6 +24,7 @@ from spotfleet.providers.kit.mapping.names import (
 __all__ = ["DISPATCHER_PORT", "FLEET", "HOST", "METADATA_URL", "POOL", "ROLE", "token_uuid"]
 
 METADATA_URL = "http://metadata.google.internal/computeMetadata/v1"
+BEHAVIOR = "spotfleet-behavior"  # metadata item: "stop" or "terminate"; a notice does not tell which of both follows
 USER_DATA, ENCODING = "user-data", "user-data-encoding"  # metadata items that cloud-init reads
 LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")  # a label's key and value
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
