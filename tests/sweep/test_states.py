@@ -104,6 +104,14 @@ def test_a_digest_is_of_values_however_deep_and_ends_where_objects_hold_each_oth
 # ---- verdicts
 
 
+def test_the_points_of_a_flow_are_the_same_in_each_run():
+    flow = next(f for f in sweep_flows.FLOWS if f.name == "up once more")
+    found = points(flow)
+    assert [(p.what, p.state) for p in points(flow)] == [(p.what, p.state) for p in found]
+    moved = next(p for p in found if p.what.startswith("file replace digits-"))
+    sweep_flows.kill(moved)
+
+
 def verdicts(kill: Callable[[Point], None], everywhere: list[Point]) -> tuple[set[int], set[int]]:
     """The bad states by a sweep of the states, and those by a sweep of every point; each point of a state agrees."""
     whole = [(p, bool(trouble(kill, p))) for p in everywhere]

@@ -4,6 +4,7 @@ its own files. In one process, so the kill is an exception that nobody may catch
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from spotfleet.model import BillingRules, CloudHost, Need, Offer, PricePoint
 from spotfleet.providers import LaunchRequest, Provider
 
 LAPTOP, DISPATCHER, NOBODY = "laptop", "dispatcher", ""
+RANDOM = re.compile(r"-[0-9a-f]{4}$")  # end of the name of an earlier fleet's folder
 DEAD_PID = 1 << 22  # above every pid that Linux gives
 
 
@@ -132,7 +134,8 @@ def tapped_writes(fuse: Fuse, under: Path) -> Iterator[None]:
             if not path.is_relative_to(under) or (verb == "unlink" and not path.exists()):
                 return plain(path, *args, **options)
             named = path if verb == "unlink" else Path(args[0])
-            return fuse.burn(f"file {verb} {named.name}", lambda: plain(path, *args, **options))
+            what = RANDOM.sub("", named.name)  # the same in each run
+            return fuse.burn(f"file {verb} {what}", lambda: plain(path, *args, **options))
 
         return act
 
