@@ -90,10 +90,10 @@ def test_a_lent_machine_whose_process_has_no_steady_run_goes_off_and_says_why(ma
 
 
 def test_a_python_without_the_cloud_s_sdk_is_refused_by_name_where_it_is_inherited(machine, idle_wheel: Wheel):
-    sdk = "google.cloud.compute_v1"  # the tests' own Python lacks it
-    wanted = plan(idle_wheel, extras=("gcp",), modules=(sdk,))
+    sdk = "azure.mgmt.compute"  # the tests' own Python lacks it
+    wanted = plan(idle_wheel, extras=("azure",), modules=(sdk,))
     machine.bring(wanted, idle_wheel)
     machine.start()
     why = machine.wait_for("failed")
-    assert why.startswith("environment.inherit: ") and "must have what spotfleet requires, and google.cloud.comp" in why
-    assert "No module named 'google" in why
+    assert why.startswith("environment.inherit: ") and "must have what spotfleet requires, and azure.mgmt.comp" in why
+    assert "No module named 'azure" in why
