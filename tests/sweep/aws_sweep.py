@@ -7,13 +7,9 @@ Points between which nothing changed but the memory of the process that dies hav
 
 from __future__ import annotations
 
-import argparse
-import logging
-import random
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from spotfleet.api.account import leaks
@@ -27,9 +23,9 @@ from spotfleet.model import CheckpointSpec, FleetSpec, Need, Nodes, Role
 from spotfleet.providers.aws.section.spec import AwsSpec
 from tests.support.sweep import sweep_flows
 from tests.support.sweep.aws_sweep_world import AwsWorld
-from tests.support.sweep.sweep_flows import NAME, SECRET, Flow, Point, distinct, down, lives, settled
+from tests.support.sweep.sweep_flows import NAME, SECRET, Flow, Point, down, lives, settled
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP
-from tests.sweep.kill_sweep import HEAD, Line, trouble
+from tests.sweep.cloud_sweep import CloudSweep
 
 AWS = AwsSpec(regions=("us-east-1",), ssh_from=("192.0.2.0/24",))
 SPEC = FleetSpec(NAME, provider="aws", nodes=Nodes(2, 2, 2), any_of=(Need(instance_type="g5.xlarge"),),
@@ -40,7 +36,6 @@ GANG = replace(SPEC, all_or_nothing=True, placement="cluster", any_of=(Need(inst
 RICH = replace(SPEC, section=to_json(replace(AWS, event_queue=True)),
                checkpoint=CheckpointSpec(target="s3://somewhere/else"))
 KINDS = ("g5.xlarge", "g5.12xlarge")
-LAGS_S = (0.0, 3.0)  # how late listings are
 UP_S = 600.0
 Act = Callable[[AwsWorld], None]
 
@@ -136,54 +131,8 @@ def nothing_is_left(world: AwsWorld, _jobs: int) -> None:
     assert not world.aws.findings, world.aws.findings[:10]
 
 
-def sweep(flows: Sequence[Flow], most: int, tell: Callable[[object], None], lags_s: Sequence[float] = LAGS_S,
-          at: int = 0, whole: bool = False) -> list[Line]:
-    """Kill each of `flows` in all of its states, or in `most` of them, drawn by lot, 0: all; or at request number `at`
-    only. `whole`: at all of its points."""
-    lines = []
-    for flow in flows:
-        line, everywhere = Line(flow), [p for lag_s in lags_s for p in points(flow, lag_s) if at in (0, p.at)]
-        line.points, line.states = len(everywhere), len(distinct(everywhere))
-        found = everywhere if whole else distinct(everywhere)
-        for point in found if not most else random.sample(found, min(most, len(found))):
-            line.tried += 1
-            if why := trouble(kill, point):
-                line.bad.append((point, why))
-                print(f"{point}\n{why}", file=sys.stderr, flush=True)
-        lines.append(line)
-        tell(line)
-    return lines
-
-
-def table(flows: Sequence[Flow] = FLOWS, most: int = 0, tell: Callable[[object], None] = print,
-          lags_s: Sequence[float] = LAGS_S, at: int = 0, whole: bool = False) -> list[str]:
-    """Sweep, told line by line; the answer is every trouble in full."""
-    begun = time.monotonic()
-    tell(HEAD)
-    lines = sweep(flows, most, tell, lags_s, at, whole)
-    total, tried = sum(line.points for line in lines), sum(line.tried for line in lines)
-    states = sum(line.states for line in lines)
-    bad = [f"{point}\n{why}" for line in lines for point, why in line.bad]
-    late = " and ".join(f"{s:g}" for s in lags_s)
-    tell(f"{total} points (each request to AWS x before/after, listings late by {late} s), {states} states, "
-         f"{tried} tried in {time.monotonic() - begun:.0f} s: {len(bad)} leaks or losses")
-    return bad
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=0, metavar="N", help="try N states of each flow only")
-    parser.add_argument("--flow", default="", help="flows of this name only")
-    parser.add_argument("--victim", default="", help="laptop or dispatcher only")
-    parser.add_argument("--at", type=int, default=0, metavar="N", help="request number N only")
-    parser.add_argument("--whole", action="store_true", help="try every point, also those of one state")
-    given = parser.parse_args()
-    logging.disable()  # what dispatchers say about their deaths
-    flows = [f for f in FLOWS if given.flow in ("", f.name) and given.victim in ("", f.victim)]
-    bad = table(flows, given.most, lambda line: print(line, flush=True), at=given.at, whole=given.whole)
-    print("\n".join(bad), end="")
-    return 1 if bad else 0
+SWEEP = CloudSweep("AWS", FLOWS, points, kill)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SWEEP.main(__doc__))

@@ -1,17 +1,15 @@
 """Kill each flow on Google Cloud before and after each request to it, and print what was left in the project: nothing.
 
-    python -m tests.sweep.gcp_sweep [--most N] [--at N] [--flow NAME] [--victim laptop]
+Points between which nothing changed but the memory of the process that dies have one state, and are tried once.
+
+    python -m tests.sweep.gcp_sweep [--most N] [--at N] [--flow NAME] [--victim laptop] [--whole]
 """
 
 from __future__ import annotations
 
-import argparse
-import logging
-import random
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from spotfleet.api.account import leaks
@@ -24,11 +22,10 @@ from spotfleet.model import FleetSpec, Need, Nodes, Role
 from tests.support.sweep import sweep_flows
 from tests.support.sweep.gcp_sweep_world import DISPATCHER, GANG, KIND, LAPTOP, SPEC, GcpSweepWorld
 from tests.support.sweep.sweep_flows import NAME, SECRET, Flow, Point, down, lives, settled
-from tests.sweep.kill_sweep import HEAD, Line, trouble
+from tests.sweep.cloud_sweep import CloudSweep
 
 STOPPED = replace(SPEC, interruption_behavior="stop")
 TOGETHER = replace(SPEC, all_or_nothing=True, placement="cluster", any_of=(Need(instance_type=GANG),))
-LAGS_S = (0.0, 3.0)  # how late listings are
 UP_S = 600.0
 Act = Callable[[GcpSweepWorld], None]
 
@@ -123,50 +120,8 @@ def nothing_is_left(world: GcpSweepWorld, _jobs: int) -> None:
     assert not world.gcp.findings, world.gcp.findings[:10]
 
 
-def sweep(flows: Sequence[Flow], most: int, tell: Callable[[object], None], lags_s: Sequence[float] = LAGS_S,
-          at: int = 0) -> list[Line]:
-    """Kill each of `flows` at all of its points, or at `most` of them, drawn by lot, 0: all; or at number `at` only."""
-    lines = []
-    for flow in flows:
-        line, found = Line(flow), [p for lag_s in lags_s for p in points(flow, lag_s) if at in (0, p.at)]
-        line.points = len(found)
-        for point in found if not most else random.sample(found, min(most, len(found))):
-            line.tried += 1
-            if why := trouble(kill, point):
-                line.bad.append((point, why))
-                print(f"{point}\n{why}", file=sys.stderr, flush=True)
-        lines.append(line)
-        tell(line)
-    return lines
-
-
-def table(flows: Sequence[Flow] = FLOWS, most: int = 0, tell: Callable[[object], None] = print,
-          lags_s: Sequence[float] = LAGS_S, at: int = 0) -> list[str]:
-    """Sweep, told line by line; the answer is every trouble in full."""
-    begun = time.monotonic()
-    tell(HEAD)
-    lines = sweep(flows, most, tell, lags_s, at)
-    total, tried = sum(line.points for line in lines), sum(line.tried for line in lines)
-    bad = [f"{point}\n{why}" for line in lines for point, why in line.bad]
-    late = " and ".join(f"{s:g}" for s in lags_s)
-    tell(f"{total} points (each request to Google Cloud x before/after, listings late by {late} s), {tried} tried in "
-         f"{time.monotonic() - begun:.0f} s: {len(bad)} leaks or losses")
-    return bad
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=0, metavar="N", help="try N points of each flow only")
-    parser.add_argument("--flow", default="", help="flows of this name only")
-    parser.add_argument("--victim", default="", help="laptop or dispatcher only")
-    parser.add_argument("--at", type=int, default=0, metavar="N", help="request number N only")
-    given = parser.parse_args()
-    logging.disable()  # what dispatchers say about their deaths
-    flows = [f for f in FLOWS if given.flow in ("", f.name) and given.victim in ("", f.victim)]
-    bad = table(flows, given.most, lambda line: print(line, flush=True), at=given.at)
-    print("\n".join(bad), end="")
-    return 1 if bad else 0
+SWEEP = CloudSweep("Google Cloud", FLOWS, points, kill)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SWEEP.main(__doc__))

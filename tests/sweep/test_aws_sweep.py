@@ -11,7 +11,7 @@ from spotfleet.providers.aws import terminate
 from spotfleet.providers.aws.account import resources
 from tests.support.sweep.aws_sweep_world import AwsWorld
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP
-from tests.sweep.aws_sweep import FLOWS, Point, kill, points, table
+from tests.sweep.aws_sweep import FLOWS, SWEEP, Point, kill, points
 
 LONG = bool(os.environ.get("SPOTFLEET_LONG"))
 
@@ -21,7 +21,7 @@ def test_wherever_a_flow_on_aws_is_killed_the_next_run_leaves_nothing_in_the_acc
     """All states in the long form; else one each of a few flows, in each run others."""
     flows = FLOWS if LONG else random.sample(FLOWS, 4)
     lines: list[object] = []
-    bad = table(flows, 0 if LONG else 1, lines.append, (0.0, 3.0) if LONG else (random.choice((0.0, 3.0)),))
+    bad = SWEEP.table(flows, 0 if LONG else 1, lines.append, (0.0, 3.0) if LONG else (random.choice((0.0, 3.0)),))
     print("\n" + "\n".join(map(str, lines)))
     assert not bad, "\n\n".join(bad)
 

@@ -10,17 +10,17 @@ import pytest
 
 from spotfleet.providers.gcp import network
 from tests.support.sweep.gcp_sweep_world import DISPATCHER, LAPTOP, GcpSweepWorld
-from tests.sweep.gcp_sweep import FLOWS, Point, kill, points, table
+from tests.sweep.gcp_sweep import FLOWS, SWEEP, Point, kill, points
 
 LONG = bool(os.environ.get("SPOTFLEET_LONG"))
 
 
 @pytest.mark.timeout(0 if LONG else 600)  # its seconds of work may take minutes on a busy machine
 def test_wherever_a_flow_on_google_cloud_is_killed_the_next_run_leaves_nothing_in_the_project():
-    """All points in the long form; else one each of a few flows, in each run others."""
+    """All states in the long form; else one each of a few flows, in each run others."""
     flows = FLOWS if LONG else random.sample(FLOWS, 4)
     lines: list[object] = []
-    bad = table(flows, 0 if LONG else 1, lines.append, (0.0, 3.0) if LONG else (random.choice((0.0, 3.0)),))
+    bad = SWEEP.table(flows, 0 if LONG else 1, lines.append, (0.0, 3.0) if LONG else (random.choice((0.0, 3.0)),))
     print("\n" + "\n".join(map(str, lines)))
     assert not bad, "\n\n".join(bad)
 

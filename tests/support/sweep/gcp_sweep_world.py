@@ -45,10 +45,12 @@ from tests.support.sweep.aws_sweep_world import FETCH_S, Arrived, Threadless
 from tests.support.sweep.sweep_clock import MovedLoop, moved
 from tests.support.sweep.sweep_flows import NAME
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP, NOBODY, Fuse, Killed, tapped_writes
+from tests.support.sweep.sweep_states import digest
 from tests.support.sweep.sweep_world import JOIN_S, MEMORY, STEP_S, Agent, LaptopClient, Process, World
 
 PENDING_S, ENDING_S = 2.0, 4.0  # until an instance runs, and until it is gone
 OPERATION_S = 0.5
+NO_STATE = ("gate", "clock", "lock", "changed", "passing", "_clients", "_server", "_folder", "_threads", "_wake")
 GCP = GcpSpec(regions=("us-central1",), ssh_from=("192.0.2.0/24",))
 KIND, DISPATCHERS, GANG = "g2-standard-4", "e2-small", "g2-standard-48"
 SPEC = FleetSpec(NAME, provider="gcp", nodes=Nodes(2, 2, 2), any_of=(Need(instance_type=KIND),), section=to_json(GCP),
@@ -151,6 +153,12 @@ class GcpSweepWorld(World):
     def laptop(self, command: Callable[[], Any]) -> Any:
         session.reset()  # another process
         return super().laptop(command)
+
+    def account(self) -> str:
+        """Return the digest of the fake's state; the log of requests is no state."""
+        self.gcp.tick()  # as each request does
+        ours = {name: value for name, value in vars(self.gcp).items() if name not in NO_STATE}
+        return digest(ours, self.gcp.gate.faults, opaque=(self.gcp, self.gcp.gate, self.gcp.clock))
 
     # ---- the machines
 
