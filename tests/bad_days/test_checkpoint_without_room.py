@@ -10,15 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from spotfleet.train.checkpoint.file import write
 
 from spotfleet.protocol.messages import WorkerOrders
 from spotfleet.protocol.proofs import MemberProof
-from spotfleet.train.checkpoint import entries, file, writer
+from spotfleet.train.checkpoint import entries, store_folder, writer
 from spotfleet.train.checkpoint.format import Shard
-from spotfleet.train.checkpoint.restore import read
 from spotfleet.train.checkpoint.shards import TensorRow
 from spotfleet.train.checkpoint.writer import Checkpointer
+from tests.support.train.train_parts import restored
 
 NUMBERS = torch.arange(1_000_000)
 HELD = Shard(3, 1, 0, 1, [TensorRow((("model", "a"),), NUMBERS.dtype, (1_000_000,), True)], [NUMBERS])
@@ -41,11 +40,12 @@ def test_one_that_does_not_fit_leaves_nothing_and_one_that_fits_is_read_back(sma
     filler = small / "filler"
     filler.write_bytes(bytes(4 << 20))
     with pytest.raises(OSError) as caught:
-        write(HELD, small / "work")
+        store_folder.write_here(HELD, small / "work")
     assert caught.value.errno == errno.ENOSPC
     assert list((small / "work").iterdir()) == []
     filler.unlink()
-    assert torch.equal(read(write(HELD, small / "work")[0]).tensors[0], NUMBERS)
+    named, _ = store_folder.write_here(HELD, small / "work")
+    assert torch.equal(restored(named).tensors[0], NUMBERS)
 
 
 def test_training_goes_on_and_the_next_is_tried_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
@@ -70,7 +70,7 @@ def test_training_goes_on_and_the_next_is_tried_soon(tmp_path: Path, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(file, "write", refuse)
+        patch.setattr(store_folder, "write_here", refuse)
         boundary_after(3601.0)
     assert capsys.readouterr().out == (
         "spotfleet: checkpoint of version 3 cannot be written: No space left on device; training goes on, and it is "

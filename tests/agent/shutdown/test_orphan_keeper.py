@@ -411,7 +411,7 @@ def test_a_dispatcher_that_returns_at_the_very_end_hears_of_lost_workers_not_of_
         workers = Workers(SimpleNamespace(transfers=None, bundles=bundles, changed=lambda: None))
         gone = asyncio.Event()
         state = WorkerState(WorkerReport(WORKER, "job"), 0, exit=Exit(1))
-        workers._actual[WORKER] = SimpleNamespace(state=state, left_slot=gone, end=gone.set,
+        workers._actual[WORKER] = SimpleNamespace(state=state, left_slot=gone, end=lambda **_: gone.set(),
                                                   order=SimpleNamespace(job="job"))
         assert workers.states() == (state,)
         await workers.halt()

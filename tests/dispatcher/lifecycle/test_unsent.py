@@ -191,13 +191,12 @@ def test_bytes_of_a_checkpoint_with_a_wrong_digest_give_no_more_time():
 def test_a_checkpoint_that_arrives_is_noted_as_right_or_wrong_by_its_digest(monkeypatch: pytest.MonkeyPatch):
     noted: list[tuple[str, bool]] = []
     tracker = SimpleNamespace(note_checkpoint=lambda host, _now, right: noted.append((host, right)))
-    answer: list[Checkpoint | Exception] = [WrongDigest("digest: another"), DiskFull("full"),
-                                            Checkpoint(5, DIGEST, 3, 1)]
+    answer: list[Exception | None] = [WrongDigest("digest: another"), DiskFull("full"), None]  # None: others lack
 
-    async def put(offered: Checkpoint, *_: object) -> Checkpoint:
+    async def put(_offered: Checkpoint, *_: object) -> Checkpoint | None:
         if isinstance(found := answer.pop(0), Exception):
             raise found
-        return replace(found, parts=2)
+        return found
 
     job = SimpleNamespace(id=JOB, takes_checkpoints_of=lambda _host: True, checkpoints=SimpleNamespace(put=put))
     monkeypatch.setattr(jobs, "_job", lambda _request: job)

@@ -45,7 +45,8 @@ class Wire:
     def names(self) -> dict[str, list[str]]:
         """What is real here, for each kind of place in a path."""
         return {"host": [self.host, self.other], "job": [self.job, self.job, "none-2"], "sha256": ["0" * 64],
-                "version": ["5", "900"], "worker": [quote(self.worker, safe=""), self.worker, f"{self.other}%2F0%2F1"],
+                "version": ["5", "900"], "name": [".metadata", "__R_0.distcp"],
+                "worker": [quote(self.worker, safe=""), self.worker, f"{self.other}%2F0%2F1"],
                 "key": ["ledger.db", f"jobs/{self.job}/logs/rank-0.log", f"jobs/{self.job}/secrets.json"]}
 
     def ask(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
