@@ -264,7 +264,8 @@ def _of_job(event: Event) -> str:
             return f"generation {event.generation} trains: step {event.version} is done{lost}{firsts}"
         case ScriptsRan():
             if not event.workers:
-                return "no worker runs the script outside hvd.elastic.run any more"
+                return ("the workers train in hvd.elastic.run from now on" if event.known else
+                        "no worker runs the script or command any more")
             run = "run" if len(event.workers) > 1 else "runs"
             return f"{counted(len(event.workers), 'worker')} on {_hosts(event.workers)} {run} {event.why}"
         case JobProgress():
