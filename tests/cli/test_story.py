@@ -96,6 +96,8 @@ SAID = [
      "d-8         generation 2 (join) from step 36: 2 workers on u-1, u-3; u-3/0/13 joined"),
     (e.GenerationFormed(AT, "d-8", 3, ONE, "notice", "u-3/0/13 leaves", 37),
      "d-8         generation 3 (notice) from step 37: 1 worker on u-1; u-3/0/13 leaves"),
+    (e.GenerationFormed(AT, "d-8", 2, ONE, "start", "1 worker is ready", 0),
+     "d-8         generation 2 (start): 1 worker on u-1; 1 worker is ready"),
     (e.JobResized(AT, "d-8", 2, 2, 3, "scale-lr", "learning rates are 3/2 of those for 2 workers"),
      "d-8         2 -> 3 workers: learning rates are 3/2 of those for 2 workers"),
     (e.JobResumed(AT, "d-8", 1, 1, 0, 0.0), "d-8         generation 1 trains: step 1 is done"),
