@@ -57,6 +57,8 @@ class TrainRequest:
 
 
 LAUNCHERS = ("elastic", "torchrun", "command")
+LONGEST_NAME = 40
+FILE_ENDINGS = frozenset({".pt", ".pth", ".ckpt", ".tar", ".bin", ".pkl", ".safetensors"})
 
 
 def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> JobSpec:
@@ -86,7 +88,7 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
     if not request.np:
         most = max(least, most - request.spares)  # else every slot would train
     return JobSpec(
-        name=request.name or job_name(request.script, spec), argv=argv, run="" if argv else run,
+        name=request.name or job_name(request.script, request.run, spec), argv=argv, run="" if argv else run,
         setup=targets.with_targets(spec.setup, [*spec.file_mounts], spec.mounted),
         min_workers=least, max_workers=most, envs={**spec.envs, **request.envs}, down=request.down,
         checkpoint=spec.checkpoint, spares=request.spares, priority=request.priority,
@@ -125,6 +127,10 @@ def inside_folder(name: str) -> str:
         raise UsageError(f"--checkpoint-dir {name}: expected a folder inside the working directory",
                          hint="--checkpoint-dir out, or '*.pt'; or let the script write to $SPOTFLEET_CHECKPOINT_DIR. "
                               "A folder that all hosts share needs no option")
+    if path.suffix in FILE_ENDINGS and not name.endswith("/") and not any(c in path.name for c in "*?["):
+        raise UsageError(f"--checkpoint-dir {name}: names a file, and expects a folder or a pattern",
+                         hint=f"--checkpoint-dir '{path.with_suffix('')}*{path.suffix}' for this file; {name}/ if it "
+                              "is a folder")
     return str(path) if name else ""
 
 
@@ -185,8 +191,13 @@ def default_hosts(status: FleetStatus, request: TrainRequest) -> tuple[int, int]
     return max(status.min, 1), max(status.max, 1)
 
 
-def job_name(script: str, spec: FleetSpec) -> str:
-    text = Path(script).stem if script else spec.name
+def job_name(script: str, command: str, spec: FleetSpec) -> str:
+    """Return the name of a job without one of its own: that of its script or program, else the file's.
+
+    A command is not named after the fleet, because `FLEET-4` may be the name of a host.
+    """
+    words = [word for word in command.split() if "=" not in word]  # without variables in front of the program
+    text = Path(script).stem if script else Path(words[0]).stem[:LONGEST_NAME] if words else spec.name
     return re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-") or "job"
 
 

@@ -44,7 +44,7 @@ app = typer.Typer(
     name="spotfleet", no_args_is_help=True, add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train PyTorch models on spot machines. Providers: local (a cloud emulated on this machine), ssh (machines "
-         "that you have) and aws (tested against an emulation of AWS, never on the real one).",
+         "that you have), aws and gcp (tested against emulations of these clouds, never on the real ones).",
     epilog="To begin: `spotfleet up FILE`, `spotfleet train SCRIPT.py`, `spotfleet status`, `spotfleet down`.",
 )
 chaos = typer.Typer(no_args_is_help=True, help="Interrupt hosts on purpose, to see training go on.",

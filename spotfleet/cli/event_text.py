@@ -249,7 +249,8 @@ def _of_job(event: Event) -> str:
                      JobState.CANCELLED: "was cancelled"}.get(event.state, f"is {event.state.value}")
             return state + (f" at step {event.version}" if event.version else "") + _because(event.why)
         case GenerationFormed():
-            return (f"generation {event.generation} ({event.cause}) from step {event.version}: "
+            start = f" from step {event.version}" if event.version else ""  # a job that starts anew counts none here
+            return (f"generation {event.generation} ({event.cause}){start}: "
                     f"{counted(len(event.members), 'worker')} on {_hosts(event.members)}; {event.why}")
         case JobResized():
             return f"{event.from_size} -> {counted(event.to_size, 'worker')}" + _because(event.detail)
@@ -264,7 +265,8 @@ def _of_job(event: Event) -> str:
             return f"generation {event.generation} trains: step {event.version} is done{lost}{firsts}"
         case ScriptsRan():
             if not event.workers:
-                return "no worker runs the script outside hvd.elastic.run any more"
+                return ("the workers train in hvd.elastic.run from now on" if event.known else
+                        "no worker runs the script or command any more")
             run = "run" if len(event.workers) > 1 else "runs"
             return f"{counted(len(event.workers), 'worker')} on {_hosts(event.workers)} {run} {event.why}"
         case JobProgress():

@@ -273,7 +273,8 @@ def queue(found: Sequence[JobStatus]) -> str:
 
 def _steps(job: JobStatus) -> int | str:
     """Return the steps; "-" where nobody counts them."""
-    return job.version or ("-" if job.outside or job.hint else 0)
+    counted_here = job.kind not in ("restart", "command") and not job.outside and not job.hint
+    return job.version or (0 if counted_here else "-")
 
 
 def _outputs(job: JobStatus) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -12,11 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from spotfleet import version
+from spotfleet import plugins, version
+from spotfleet.api import train
 from spotfleet.cli import completion, console
 from spotfleet.cli.app import app
 from spotfleet.cli.commands import follow
-from spotfleet.model import JobSpec, JobState
+from spotfleet.errors import UsageError
+from spotfleet.model import FleetSpec, JobSpec, JobState
 from tests.support.cli.cli_cloud import FakeHandler, FakeJob
 from tests.support.cli.cli_user import COMMANDS
 
@@ -57,6 +60,36 @@ def test_a_command_that_only_waits_ends_when_nothing_reads_its_output(monkeypatc
 def test_the_plan_says_that_an_emulated_clouds_prices_are_invented(user):
     shown = " ".join(user.ok("up fleet.yaml --dryrun").out.split())
     assert "provider local emulates a cloud on this machine: its prices are invented and nothing is billed" in shown
+
+
+def test_the_help_names_every_provider_of_this_package():
+    packaged = [name for name in plugins.names() if plugins.load(name).__module__.startswith("spotfleet.")]
+    assert {"aws", "gcp", "local", "ssh"} <= {*packaged}
+    assert [name for name in packaged if not re.search(rf"\b{name}\b", app.info.help or "")] == []
+
+
+@pytest.mark.parametrize(("script", "command", "name"), [
+    ("a/Train_it.py", "", "train-it"), ("", "", "lab"), ("", "torchrun train.py --lr 3", "torchrun"),
+    ("", "CUDA_VISIBLE_DEVICES=0 ./bin/prepare.sh", "prepare"), ("", "A=1", "lab"), ("", "[ -e x ]", "job"),
+    ("", "x" * 90, "x" * 40),
+])
+def test_a_command_is_named_after_its_program_as_a_fleet_and_a_number_may_be_a_host(script, command, name):
+    assert train.job_name(script, command, FleetSpec("lab")) == name
+
+
+@pytest.mark.parametrize(("name", "hint"), [
+    ("snapshot.pt", "'snapshot*.pt' for this file; snapshot.pt/ if"), ("out/last.ckpt", "'out/last*.ckpt'"),
+    ("checkpoint.pth.tar", "'checkpoint.pth*.tar'"),
+])
+def test_a_file_in_the_place_of_the_folder_of_checkpoints_is_refused_with_its_pattern(name, hint):
+    with pytest.raises(UsageError, match="names a file") as refused:
+        train.inside_folder(name)
+    assert hint in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["out", "out/", "*.pt", "out/last*.ckpt", "snapshot.pt/", "v1.2"])
+def test_a_folder_or_a_pattern_of_checkpoints_is_taken(name):
+    assert train.inside_folder(name) == name.rstrip("/")
 
 
 def test_the_way_to_install_changes_in_one_place_with_publication(monkeypatch):

@@ -25,6 +25,7 @@ def test_a_job_without_counted_steps_is_not_said_to_have_made_none():
     assert write._done(DONE) == DONE.why
     assert write._done(replace(DONE, outside=60)) == f"{DONE.why} (60 steps each)"
     assert steps(DONE) == "-" == steps(replace(DONE, hint="", outside=60))
+    assert {steps(replace(DONE, hint="", kind=kind)) for kind in ("restart", "command")} == {"-"}
 
 
 def test_a_job_with_counted_steps_has_their_number():

@@ -167,8 +167,9 @@ class JobDesk:
         slots = 1 if spec.per_host else max([1, *(v.slots for v in views)])
         most = nodes.max * slots
         if most < spec.min_workers:
-            raise NoCapacity(f"the job needs {spec.min_workers} workers; the fleet has at most {most}",
-                             hint="lower --np, or raise nodes.max in the fleet file and run `spotfleet up` again")
+            what, option = ("hosts", "--nodes") if spec.per_host else ("workers", "--np")
+            raise NoCapacity(f"the job needs {spec.min_workers} {what}; the fleet has at most {most}",
+                             hint=f"lower {option}, or raise nodes.max in the fleet file and run `spotfleet up` again")
         up, soon = sum(1 if spec.per_host else v.slots for v in views if v.usable), self._policy.held * slots
         waits = self._waits()
         if up + soon < spec.min_workers and (waits or nodes.target * slots < spec.min_workers):

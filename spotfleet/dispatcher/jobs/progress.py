@@ -88,8 +88,8 @@ class ProgressTracker:
         if self._resuming is None:
             return []
         members = [workers.all[m].report for m in self._resuming.members if m in workers.all]
-        if any(m.resumed < self._resuming.generation for m in members):
-            return []
+        if not members or any(m.resumed < self._resuming.generation for m in members):
+            return []  # all may have ended without a step, or, in a job that starts anew, without reporting any
         before = [self._counted.get(m.worker, (0, 0)) for m in members]
         again = max([0, *(m.repeated - b[0] for m, b in zip(members, before, strict=True))]) + self._lost
         gradients = max([0, *(m.recomputed - b[1] for m, b in zip(members, before, strict=True))])

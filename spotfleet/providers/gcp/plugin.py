@@ -50,7 +50,7 @@ class GcpPlugin(RegionalPlugin):
 
     name = "gcp"
     traits = Traits(Machines.MADE, settles_region=True, open_ended_types=True, placement=True, boot_limit_s=1800.0,
-                    keeps_results_s=86_400.0, notice_poll_s=0.5)
+                    keeps_results_s=86_400.0, notice_poll_s=0.5, takes=frozenset({"disk_size", "image_id"}))
     policies: Policies | None = GcpPolicies()
     cost_export: CostExport | None = GcpCostExport()
     user_key = "gcp.user"

@@ -19,6 +19,7 @@ NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 NETWORK = re.compile(rf"(projects/{PROJECT.pattern}/global/networks/)?{NAME.pattern}")
 SUBNET = re.compile(rf"(projects/{PROJECT.pattern}/regions/{REGION.pattern}/subnetworks/)?{NAME.pattern}")
 IMAGE = re.compile(rf"projects/{PROJECT.pattern}/global/images/(family/)?[a-z][a-z0-9-]*")
+IMAGE_EXPECTED = "projects/PROJECT/global/images/NAME or .../images/family/FAMILY"
 ACCOUNT = re.compile(r"[^@\s]+@[a-z0-9.-]+\.gserviceaccount\.com|default")
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced", "hyperdisk-throughput")
 DISK_GIB = (10, 65_536)
@@ -95,7 +96,7 @@ def _ssds(value: Any) -> int:
     return value
 
 
-Image = Annotated[str, _matching(IMAGE, "projects/PROJECT/global/images/NAME or .../images/family/FAMILY")]
+Image = Annotated[str, _matching(IMAGE, IMAGE_EXPECTED)]
 ServiceAccount = Annotated[str, _matching(ACCOUNT, "NAME@PROJECT.iam.gserviceaccount.com, or default")]
 Disk = Annotated[int, BeforeValidator(_disk)]
 
@@ -149,6 +150,24 @@ def read(given: GcpSection, facts: FileFacts, note: Note) -> GcpSpec:
     named = [need.region or names.region_of(need.zone) for need in facts.needs]
     regions = given.regions or (tuple(dict.fromkeys(named)) if all(named) else ())
     return GcpSpec(
-        given.project, regions, given.network, given.subnetworks, given.public_addresses, given.ssh_from, given.image,
-        given.dispatcher_image, given.user, given.disk, given.dispatcher_disk, given.disk_type, given.local_ssds,
+        given.project, regions, given.network, given.subnetworks, given.public_addresses, given.ssh_from,
+        given.image or _image_of_resources(facts, note), given.dispatcher_image, given.user,
+        _disk_of_host(given, facts, note), given.dispatcher_disk, given.disk_type, given.local_ssds,
         given.service_account, given.dispatcher_service_account)
+
+
+def _image_of_resources(facts: FileFacts, note: Note) -> str:
+    if facts.image and not IMAGE.fullmatch(facts.image):
+        note(("resources", "image_id"), str(_wrong(IMAGE_EXPECTED, facts.image)))
+    return facts.image
+
+
+def _disk_of_host(given: GcpSection, facts: FileFacts, note: Note) -> int:
+    """Return the size of a host's disk: that of the section, or else of `resources`."""
+    if not facts.disk_gib or "disk" in given.model_fields_set:
+        return given.disk
+    try:
+        return _disk(facts.disk_gib)
+    except ValueError as error:
+        note(("resources", "disk_size"), str(error))
+        return given.disk

@@ -66,6 +66,18 @@ def test_after_the_loss_of_all_the_steps_since_the_checkpoint_are_repeated_and_t
     assert progress.repeated == 10
 
 
+def test_a_generation_whose_workers_have_all_ended_without_a_step_has_not_trained():
+    progress, workers = trained_to(50)
+    workers.all.clear()
+    say(workers, "b/0/2", version=40)
+    progress.formed(Formed(2, ("b/0/2",), "resume", "", 40), restored=40)
+    workers.all.clear()
+    assert resumed(progress, workers, now=20.0, phase=Phase.HOLDING) == []
+    say(workers, "c/0/3", resumed=3, version=41)
+    progress.formed(Formed(3, ("c/0/3",), "resume", "", 40), restored=40)
+    assert resumed(progress, workers, now=31.0) == [JobResumed(0.0, "j", 3, 41, repeated=10, pause_s=20.0, lost=10)]
+
+
 def test_where_somebody_survives_only_what_the_workers_say_counts():
     progress, workers = trained_to(50)
     say(workers, "a/0/1", resumed=2, version=51, repeated=3, pause_s=0.1)

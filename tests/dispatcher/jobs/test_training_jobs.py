@@ -233,7 +233,11 @@ def test_a_job_that_needs_more_than_the_fleet_can_have_is_refused_unless_it_may_
         body = {"spec": {"name": "big", "argv": ["x.py"], "min_workers": 3, "max_workers": 3}, "wait": False}
         status, said = await stage.call("POST", "/v1/jobs", body, ok=False)
         assert (status, said["kind"]) == (409, "NoCapacity")
-        assert "3 workers" in said["error"] and said["hint"]
+        assert "3 workers" in said["error"] and "--np" in said["hint"]
+        on_hosts = {"name": "c", "run": "true", "per_host": True, "kind": "command", "gang": True,
+                    "min_workers": 3, "max_workers": 3}
+        status, said = await stage.call("POST", "/v1/jobs", {"spec": on_hosts, "wait": False}, ok=False)
+        assert "3 hosts" in said["error"] and "lower --nodes," in said["hint"]
         assert (await stage.call("GET", "/v1/jobs"))[1] == {"jobs": []}
         job = (await stage.call("POST", "/v1/jobs", {**body, "wait": True}))[1]["job"]
         assert (await stage.stands(job, "queued")).state == "queued"

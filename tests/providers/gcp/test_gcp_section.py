@@ -46,6 +46,26 @@ def test_a_value_that_cannot_be_names_what_is_expected(keys, text):
         GcpSection(**keys)
 
 
+def test_the_disk_and_the_image_of_resources_are_the_hosts_unless_the_section_has_its_own():
+    image, other = "projects/p-12345/global/images/mine", "projects/p-12345/global/images/family/other"
+    facts = FileFacts(disk_gib=512, image=image)
+    spec = read(GcpSection(), facts, lambda at, text: pytest.fail(text))
+    assert (spec.disk_gib, spec.image, spec.dispatcher_disk_gib, spec.dispatcher_image) == (512, image, 30, "")
+    own = read(GcpSection(disk=50, image=other), facts, lambda at, text: pytest.fail(text))
+    assert (own.disk_gib, own.image) == (50, other)
+    assert problems(FileFacts(disk_gib=5, image="ami-1")) == [
+        "resources.image_id: expected projects/PROJECT/global/images/NAME or .../images/family/FAMILY, got 'ami-1'",
+        "resources.disk_size: expected a number of GiB from 10 to 65536, got 5"]
+
+
+def test_no_note_claims_that_a_disk_size_changes_nothing(tmp_path):
+    file = tmp_path / "task.yaml"
+    file.write_text("resources: {infra: gcp/us-central1, accelerators: 'L4:1', disk_size: 256}\nrun: hostname\n")
+    loaded = fleet_file(file, {})
+    assert not [note for note in loaded.notes if "disk_size" in note]
+    assert parsed(loaded.spec.section).disk_gib == 256
+
+
 def test_values_that_exclude_each_other_are_named_with_their_place():
     assert "cannot be stopped" in problems(FileFacts(interruption_behavior="stop"), local_ssds=1)[0]
     assert problems(FileFacts(placement="cluster"))[0].startswith("placement: a fleet on Google Cloud has no compact")
