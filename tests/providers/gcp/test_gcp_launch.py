@@ -97,6 +97,67 @@ def test_a_gang_without_room_for_all_makes_none(provider, cloud):
     assert cloud.everything() == [] and provider.hosts("f") == []
 
 
+def test_a_gang_that_a_quota_refuses_names_the_quota(provider, cloud):
+    """The operation of a bulk request only counts; the cause is in the operations of its machines."""
+    cloud.set_quota("us-central1", "PREEMPTIBLE_NVIDIA_L4_GPUS", 2)
+    with pytest.raises(NoCapacity) as caught:
+        provider.launch_together([request(A, f"f-{n}", alternatives=(B,)) for n in (3, 4, 5)])
+    assert caught.value.scope == "quota" and "PREEMPTIBLE_NVIDIA_L4_GPUS" in str(caught.value)
+    assert cloud.everything() == []
+
+
+@pytest.mark.parametrize("alternatives", [(), (B,)])
+def test_a_service_account_that_may_not_be_used_needs_a_person(gcp, cloud, alternatives):
+    cloud.deny(cloud.owner, {"iam.serviceAccounts.actAs"})
+    with pytest.raises(NeedsPerson, match="SERVICE_ACCOUNT_ACCESS_DENIED") as caught:
+        gcp(target="gs://bucket/prefix").launch(request(A, alternatives=alternatives))
+    assert "roles/iam.serviceAccountUser" in caught.value.hint and cloud.everything() == []
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_dispatcher_asks_again_for_the_result_of_a_slow_launch(gcp, cloud, cloud_time, monkeypatch, together):
+    monkeypatch.setattr(launch, "MOMENT_S", 0.0)
+    dispatcher, cloud.pending_s = gcp(side="dispatcher"), 90.0
+    gang = [request(A, f"f-{n}") for n in (3, 4)]
+
+    def ask() -> None:
+        if together:
+            dispatcher.launch_together(gang)
+        else:
+            dispatcher.launch(gang[0])
+
+    ask()
+    assert dispatcher.hosts("f") == [] and len(gcp().hosts("f")) == 1 + together  # the laptop sees them, for `down`
+    cloud_time.at += 95
+    ask()
+    assert [h.state for h in dispatcher.hosts("f")] == [CloudState.RUNNING] * (1 + together)
+    assert len(cloud.instances()) == 1 + together
+    assert "compute.zoneOperations.wait" not in cloud.actions()  # which takes up to two minutes
+
+
+def test_a_slow_launch_that_is_refused_in_the_end_refuses_its_pool(gcp, cloud, cloud_time, monkeypatch):
+    monkeypatch.setattr(launch, "MOMENT_S", 0.0)
+    dispatcher, cloud.pending_s = gcp(side="dispatcher"), 90.0
+    cloud.set_room(A.zone, KIND, 0)
+    dispatcher.launch(request())
+    dispatcher.launch(request())
+    cloud_time.at += 95
+    with pytest.raises(NoCapacity):
+        dispatcher.launch(request())
+    assert cloud.everything() == [] and dispatcher.hosts("f") == []
+
+
+def test_a_host_that_is_ended_while_it_is_made_is_listed(gcp, cloud, cloud_time, monkeypatch):
+    monkeypatch.setattr(launch, "MOMENT_S", 0.0)
+    dispatcher, cloud.pending_s, cloud.ending_s = gcp(side="dispatcher"), 90.0, 30.0
+    dispatcher.launch(request())
+    dispatcher.terminate("f-1")
+    assert [h.request_id for h in dispatcher.hosts("f")] == ["f-1"]
+    cloud_time.at += 95
+    cloud.tick()
+    assert cloud.everything() == []
+
+
 def test_hosts_that_differ_are_not_launched_together(provider):
     with pytest.raises(UsageError, match="alike"):
         provider.launch_together([request(A, "f-1"), request(B, "f-2")])

@@ -27,10 +27,11 @@ ABSENT = "notFound"
 FINGERPRINT = "conditionNotMet"
 PROJECT_WIDE = "GPUS_ALL_REGIONS"
 EVERYWHERE = "quotaExceeded in all regions"
+TOO_FEW = "VM_MIN_COUNT_NOT_REACHED"  # of a bulk request; the operations of its machines have the cause
 
 TABLE = ErrorTable({
     **rows(Reach.POOL, NO_ROOM, MORE, "ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
-           "STOCKOUT", "insufficientCapacity", "RESOURCE_POOL_EXHAUSTED", "VM_MIN_COUNT_NOT_REACHED",
+           "STOCKOUT", "insufficientCapacity", "RESOURCE_POOL_EXHAUSTED", TOO_FEW,
            "resource_availability"),
     **rows(Reach.POOL, "the machine was taken back while it was made", MORE, "UNSUPPORTED_OPERATION",
            "RESOURCE_NOT_FOUND"),
@@ -50,6 +51,10 @@ TABLE = ErrorTable({
     **rows(Reach.PERSON, "", "`spotfleet check gcp --policy` prints the role that is needed", DENIED,
            "IAM_PERMISSION_DENIED", "PERMISSIONS_ERROR", "403",
            there="the dispatcher's service account lacks it: see `gcp.dispatcher_service_account` in docs/gcp.md"),
+    **rows(Reach.PERSON, "the service account of the machine cannot be used",
+           "correct `gcp.service_account` and `gcp.dispatcher_service_account`; a launch with one needs the role "
+           "roles/iam.serviceAccountUser on it: yours for the dispatcher, the dispatcher's account for hosts",
+           "SERVICE_ACCOUNT_ACCESS_DENIED", "EXTERNAL_RESOURCE_NOT_FOUND"),
     **rows(Reach.PERSON, "no valid credentials", LOGIN, "required", "authError", "401", "UNAUTHENTICATED"),
     **rows(Reach.PERSON, "the API is not enabled", "gcloud services enable compute.googleapis.com --project {project}",
            API_OFF, "SERVICE_DISABLED"),

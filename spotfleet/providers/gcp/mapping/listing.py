@@ -113,10 +113,11 @@ def lives(operations: Iterable[Operation]) -> dict[str, Life]:
 
 
 def lines(fleet: str, instances: Iterable[Instance], operations: Iterable[Operation], context: ListingContext,
-          kinds: Collection[str]) -> list[CloudHost]:
+          kinds: Collection[str], *, in_the_making: bool = True) -> list[CloudHost]:
     """Return one line per host, sorted by name. `fleet`: "" for every fleet, of which ended hosts are left out.
 
-    `kinds`: the machine types that a name's code may mean.
+    `kinds`: the machine types that a name's code may mean. `in_the_making`: False leaves out machines whose launch has
+    not ended and that nobody deletes.
     """
     known, held, seen = lives(operations), defaultdict(list), set()
     for instance in sorted(instances, key=lambda i: (i.get("creation_timestamp", ""), str(i.get("id", "")))):
@@ -124,8 +125,10 @@ def lines(fleet: str, instances: Iterable[Instance], operations: Iterable[Operat
         if machine in seen or names.FLEET not in (instance.get("labels") or {}):
             continue
         seen.add(machine)
-        host = names.host_of(instance["name"])
-        held[host].append(_line(host, instance, known.get(machine), context))
+        life = known.get(machine)
+        if in_the_making or life is None or life.ending or not life.in_the_making:
+            host = names.host_of(instance["name"])
+            held[host].append(_line(host, instance, life, context))
     for life in sorted(known.values(), key=lambda life: life.ended_at):
         if fleet and life.id not in seen and (line := _ended(fleet, life, context, kinds)) is not None:
             held[line.request_id].insert(0, line)

@@ -62,7 +62,7 @@ def bulk(order: MachineOrder, machines: Sequence[str], zones: Sequence[str], clo
     return {
         "count": len(machines), "min_count": len(machines),
         "instance_properties": _properties(order, "", machines),
-        "per_instance_properties": {name: {"name": name} for name in machines},
+        "per_instance_properties": {name: {} for name in machines},
         "location_policy": {
             "locations": {**allowed, **{f"zones/{zone}": {"preference": "DENY"} for zone in closed}},
             "target_shape": "ANY_SINGLE_ZONE" if together else "ANY"},

@@ -26,10 +26,22 @@ class GcpLife(MachineLife):
     def why_not(self, instance: Instance) -> LateError | None:
         """Why it cannot run now."""
         room = self.cloud.market.holds(instance.pool)
-        return self.over_quota(instance) or (None if room else self.stockout(instance))
+        return self.denied(instance) or self.over_quota(instance) or (None if room else self.stockout(instance))
 
-    def over_quota(self, instance: Instance) -> LateError | None:
-        lacking = self.cloud.quota_exceeded(instance.region, needed(instance))
+    def denied(self, instance: Instance) -> LateError | None:
+        """Why its service account cannot be used: found out after the request was accepted."""
+        email = next((a["email"] for a in instance.body.get("serviceAccounts", ())), "")
+        if email and not self.cloud.may_act_as(instance.user, email):
+            return LateError("SERVICE_ACCOUNT_ACCESS_DENIED", f"The user does not have access to service account "
+                             f"'{email}'.  User: '{instance.user}'.  Ask a project owner to grant you the "
+                             "iam.serviceAccountUser role on the service account")
+        if email and not self.cloud.account_known(email):
+            return LateError(ACCOUNT_GONE, f"The resource '{email}' of type 'serviceAccount' was not found.")
+        return None
+
+    def over_quota(self, instance: Instance, count: int = 1) -> LateError | None:
+        """Why so many like it do not fit into the quotas."""
+        lacking = self.cloud.quota_exceeded(instance.region, {k: v * count for k, v in needed(instance).items()})
         return over_quota(*lacking) if lacking else None
 
     def stockout(self, instance: Instance) -> LateError:
@@ -42,9 +54,7 @@ class GcpLife(MachineLife):
     def insert(self, instance: Instance, operation: Operation) -> None:
         """It is there at once, and it runs or vanishes later; then its operation is done."""
         cloud = self.cloud
-        account = next((a["email"] for a in instance.body.get("serviceAccounts", ())), "")
-        error = LateError(ACCOUNT_GONE, f"The resource '{account}' of type 'serviceAccount' was not found.") if (
-            account and not cloud.account_known(account)) else self.why_not(instance)
+        error = self.why_not(instance)
         cloud.instances_by_path[cloud.path(instance)] = instance
         self._make_parts(instance)
         if error is None:
