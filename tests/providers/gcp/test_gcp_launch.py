@@ -64,7 +64,8 @@ def test_a_stockout_without_details_refuses_the_pool_as_well(provider, cloud):
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_quota_of_the_region_is_refused_with_its_scope(provider, cloud, at_once):
     cloud.quota_at_once = at_once
-    cloud.set_quota("us-central1", "PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
+    for metric in ("PREEMPTIBLE_NVIDIA_L4_GPUS", "NVIDIA_L4_GPUS"):
+        cloud.set_quota("us-central1", metric, 0)
     with pytest.raises(NoCapacity) as caught:
         provider.launch(request())
     assert caught.value.scope == "quota" and "PREEMPTIBLE_NVIDIA_L4_GPUS" in str(caught.value)

@@ -27,7 +27,7 @@ ABSENT = "notFound"
 FINGERPRINT = "conditionNotMet"
 PROJECT_WIDE = "GPUS_ALL_REGIONS"
 EVERYWHERE = "quotaExceeded in all regions"
-TOO_FEW = "VM_MIN_COUNT_NOT_REACHED"  # of a bulk request; the operations of its machines have the cause
+TOO_FEW = "VM_MIN_COUNT_NOT_REACHED"  # a bulk request has this code; the operations of its machines have the cause
 
 TABLE = ErrorTable({
     **rows(Reach.POOL, NO_ROOM, MORE, "ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
@@ -56,7 +56,8 @@ TABLE = ErrorTable({
            "roles/iam.serviceAccountUser on it: yours for the dispatcher, the dispatcher's account for hosts",
            "SERVICE_ACCOUNT_ACCESS_DENIED", "EXTERNAL_RESOURCE_NOT_FOUND"),
     **rows(Reach.PERSON, "no valid credentials", LOGIN, "required", "authError", "401", "UNAUTHENTICATED"),
-    **rows(Reach.PERSON, "the API is not enabled", "gcloud services enable compute.googleapis.com --project {project}",
+    **rows(Reach.PERSON, "the API is not enabled",
+           "gcloud services enable {service}.googleapis.com --project {project}",
            API_OFF, "SERVICE_DISABLED"),
     **rows(Reach.PERSON, "the project has no billing account, or its billing is off",
            "gcloud billing projects link {project} --billing-account ACCOUNT", "billingNotEnabled",
@@ -84,7 +85,9 @@ def refusal(where: str, reason: str, message: str, operation: str, *, project: s
     launch = operation in TABLE.launches
     if reason in (ABSENT, "404") and launch:
         reason = "invalid machine type" if "achineTypes/" in message or "cceleratorTypes/" in message else "invalid"
-    return TABLE.refusal(where, reason, message, operation, laptop=laptop, fill={"{project}": project or "PROJECT"})
+    service = "compute" if "." in operation or not operation else operation
+    return TABLE.refusal(where, reason, message, operation, laptop=laptop, fill={
+        "{project}": project or "PROJECT", "{service}": service})
 
 
 def of_operation(where: str, operation: Mapping[str, Any], name: str, *, project: str = "",

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.fakes.gcp import catalog
 from tests.support.fakes.gcp.errors import LateError, no_room, over_quota
-from tests.support.fakes.gcp.quotas import needed
 from tests.support.fakes.gcp.state import SPOT, Instance, Operation, link, relative, stamp
 from tests.support.fakes.kit.machines import MachineLife
 
@@ -41,7 +40,8 @@ class GcpLife(MachineLife):
 
     def over_quota(self, instance: Instance, count: int = 1) -> LateError | None:
         """Why so many like it do not fit into the quotas."""
-        lacking = self.cloud.quota_exceeded(instance.region, {k: v * count for k, v in needed(instance).items()})
+        wanted = {k: v * count for k, v in self.cloud.needed(instance).items()}
+        lacking = self.cloud.quota_exceeded(instance.region, wanted)
         return over_quota(*lacking) if lacking else None
 
     def stockout(self, instance: Instance) -> LateError:
