@@ -159,11 +159,16 @@ def _door(account: GcpAccount, spec: FleetSpec | None) -> Iterator[Finding]:
     if network.shared(account):
         yield Finding("the firewall of the shared VPC is not ours", "warning",
                       "; ".join(network.commands(account, spec.name if spec else "FLEET")))
+    elif rules := network.open_to_all(account):
+        yield Finding(f"anybody reaches port 22 of every machine in the network by its rule {', '.join(rules)}",
+                      "warning", f"gcloud compute firewall-rules update {rules[0]} --project {account.project} "
+                      "--source-ranges YOUR_NETWORK; or another `gcp.network`. Machines of a fleet take its keys only")
     if own.ssh_from:
-        yield Finding(f"let in: {', '.join(own.ssh_from)}")
+        yield Finding(f"the fleet's rule lets in: {', '.join(own.ssh_from)}")
         return
     try:
-        yield Finding(f"you come from {laptop.own_address('gcp', public=own.public_addresses)}; only that is let in")
+        yield Finding(f"you come from {laptop.own_address('gcp', public=own.public_addresses)}; the fleet's rule lets "
+                      "in only that")
     except NeedsPerson as error:
         yield Finding(str(error), "warning" if spec is None else "blocker", error.hint)
 

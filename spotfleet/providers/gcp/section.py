@@ -20,9 +20,8 @@ NETWORK = re.compile(rf"(projects/{PROJECT.pattern}/global/networks/)?{NAME.patt
 SUBNET = re.compile(rf"(projects/{PROJECT.pattern}/regions/{REGION.pattern}/subnetworks/)?{NAME.pattern}")
 IMAGE = re.compile(rf"projects/{PROJECT.pattern}/global/images/(family/)?[a-z][a-z0-9-]*")
 ACCOUNT = re.compile(r"[^@\s]+@[a-z0-9.-]+\.gserviceaccount\.com|default")
-DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced", "hyperdisk-throughput")
+DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")  # those that a machine boots from
 DISK_GIB = (10, 65_536)
-LONGEST_FLEET = 40
 
 
 def _wrong(expected: str, value: Any, more: str = "") -> ValueError:

@@ -194,6 +194,18 @@ def test_a_fleet_has_one_rule_for_itself_and_one_for_each_laptop(gcp, cloud):
     assert rules["spotfleet-f-in"]["sourceTags"] == rules["spotfleet-f-in"]["targetTags"] == ["spotfleet-f"]
 
 
+def test_a_fleet_with_the_longest_name_gets_its_rules(gcp, cloud):
+    gcp().prepare("f" * 40 + "-1a2b", {}, lambda line: None)
+    assert len([t for t in cloud.everything() if t.kind == "firewall"]) == 2
+
+
+def test_a_rule_of_the_network_that_opens_ssh_to_all_is_named(gcp, cloud):
+    [rule] = [f for f in found(gcp())["SSH"] if f.level == "warning"]
+    assert "default-allow-ssh" in rule.what and "gcloud compute firewall-rules update default-allow-ssh" in rule.fix
+    cloud.add_network("own", auto=False)
+    assert [f.level for f in found(gcp(network="own"))["SSH"]] == ["ok"]
+
+
 def test_the_whole_world_is_not_let_in(gcp):
     with pytest.raises(UsageError, match="whole world"):
         gcp(ssh_from=("0.0.0.0/0",)).prepare("f", {}, lambda line: None)

@@ -196,6 +196,13 @@ def test_a_dispatcher_is_on_demand_with_its_own_account_and_door(provider, cloud
     assert [(h.role, h.state) for h in provider.hosts("f")] == [(Role.DISPATCHER, CloudState.TERMINATED)]
 
 
+def test_the_disk_type_is_that_of_hosts_alone(gcp, cloud):
+    """A dispatcher's machine type boots from no Hyperdisk."""
+    provider = gcp(disk_type="hyperdisk-balanced")
+    provider.launch(LaunchRequest("f-d-0", "f", Role.DISPATCHER, DISPATCHER, Boot("idle_host")))
+    assert len(cloud.instances()) == 1
+
+
 def test_hosts_have_a_service_account_only_for_checkpoints_in_a_bucket(gcp, cloud):
     gcp().launch(request())
     gcp(target="gs://bucket/prefix").launch(request(A, "f-2"))

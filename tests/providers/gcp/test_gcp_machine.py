@@ -47,7 +47,11 @@ def test_a_dispatcher_moves_with_its_machine_and_is_restarted_by_the_cloud():
 def test_the_cloud_itself_ends_a_host_whose_lifetime_is_over():
     found = wire(replace(ORDER, lifetime_s=600.0))["scheduling"]
     assert found["maxRunDuration"] == {"seconds": "4200"} and found["instanceTerminationAction"] == "DELETE"
-    assert "maxRunDuration" not in wire(replace(ORDER, lifetime_s=600.0, behavior="stop"))["scheduling"]
+    stopped = wire(replace(ORDER, lifetime_s=600.0, behavior="stop"))["scheduling"]
+    assert stopped["maxRunDuration"] == {"seconds": "4200"} and stopped["instanceTerminationAction"] == "STOP"
+    a3 = replace(ORDER, lifetime_s=600.0, behavior="stop", offer=replace(OFFER, instance_type="a3-highgpu-8g"))
+    assert wire(a3)["scheduling"]["onInstanceStopAction"] == {"discardLocalSsd": True}  # it cannot be stopped otherwise
+    assert wire(replace(ORDER, lifetime_s=1e9))["scheduling"]["maxRunDuration"] == {"seconds": str(120 * 86_400)}
 
 
 def test_labels_hold_what_they_can_and_metadata_all_tags():
