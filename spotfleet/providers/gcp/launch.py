@@ -61,10 +61,11 @@ class _Launching(LaunchSteps):
 
     def exists(self) -> bool:
         """Return whether all hosts are listed, or have been; those in the making are waited for in `ask`."""
-        lives = listing.lives(self._operations())
+        operations = self._operations()
+        lives = listing.lives(operations)
         made = {names.host_of(life.name) for life in lives.values() if life.made and not life.in_the_making}
         return made.issuperset(r.request_id for r in self.requests) or (
-            not lives and bool(describe.find(self.account, self.requests[0].request_id)))
+            not operations and bool(describe.find(self.account, self.requests[0].request_id)))
 
     def begin(self) -> None:
         spec, first = self.account.settings.spec, self.requests[0]

@@ -34,7 +34,7 @@ TABLE = ErrorTable({
            "STOCKOUT", "insufficientCapacity", "RESOURCE_POOL_EXHAUSTED", TOO_FEW,
            "resource_availability"),
     **rows(Reach.POOL, "the machine was taken back while it was made", MORE, "UNSUPPORTED_OPERATION",
-           "RESOURCE_NOT_FOUND"),
+           "RESOURCE_NOT_FOUND", "PREEMPTED"),
     **rows(Reach.POOL, "the zone does not have it", "another pool is tried", "invalid machine type"),
     **rows(Reach.QUOTA, "the quota is used up", QUOTA, "QUOTA_EXCEEDED", "quotaExceeded"),
     **rows(Reach.PERSON, "the project's quota for GPUs in all regions is used up",

@@ -60,6 +60,7 @@ class GcpLife(MachineLife):
         if error is None:
             cloud.market.take(instance)
             self.boot(instance)
+            self._limit(instance)
             cloud.later(cloud.now() + max(cloud.pending_s, cloud.operation_s), lambda: operation.finish(cloud.now()))
             return
 
@@ -69,6 +70,19 @@ class GcpLife(MachineLife):
             operation.finish(cloud.now(), error)
 
         cloud.later(cloud.now() + max(cloud.pending_s, cloud.operation_s), vanished)
+
+    def _limit(self, instance: Instance) -> None:
+        """End its run when `maxRunDuration` is over."""
+        limit_s = float(instance.scheduling.get("maxRunDuration", {}).get("seconds", 0))
+        run, deletes = instance.run, instance.scheduling.get("instanceTerminationAction") == "DELETE"
+
+        def due() -> None:
+            if instance.run == run and instance.runs:
+                self._taken(instance, f"compute.instances.deferred{'Delete' if deletes else 'Stop'}",
+                            "Instance run duration is over.", deletes)
+
+        if limit_s:
+            self.cloud.later(self.cloud.now() + self.cloud.pending_s + limit_s, due)
 
     def _make_parts(self, instance: Instance) -> None:
         cloud = self.cloud
@@ -139,6 +153,7 @@ class GcpLife(MachineLife):
             for nic in instance.body["networkInterfaces"]:
                 self.connect(nic)
             self.boot(instance)
+            self._limit(instance)
             return cloud.later(cloud.now() + max(cloud.pending_s, cloud.operation_s),
                                lambda: operation.finish(cloud.now()))
 
