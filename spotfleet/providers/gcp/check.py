@@ -19,7 +19,7 @@ from spotfleet.providers.kit.mapping.quotas import QuotaShare, QuotaUse, hosts_f
 
 SKEW_S = 30.0
 SERVICES = ("compute.googleapis.com",)
-DENIED = (errors.DENIED, "403", "IAM_PERMISSION_DENIED")
+UNSEEN = (errors.DENIED, "403", "IAM_PERMISSION_DENIED", errors.API_OFF)  # also APIs by which only `check` looks
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def findings(account: GcpAccount, spec: FleetSpec | None) -> Iterator[Finding]:
          "notices": lambda: _notices()},
         wanted or account.all_regions()[:1], lambda region: _want(account, spec, region),
         {about: lambda want, ask=ask: ask(account, want) for about, ask in REGIONAL.items()},  # type: ignore[misc]
-        lambda error: errors.code(error) in DENIED)
+        lambda error: errors.code(error) in UNSEEN)
 
 
 # ---- the account
@@ -129,6 +129,9 @@ def _service_account(account: GcpAccount, spec: FleetSpec | None) -> Iterator[Fi
         if not found:
             yield Finding("the project has no default service account, and none is named for the dispatcher", "blocker",
                           make)
+        elif _roles(account, found) == []:
+            yield Finding(f"the dispatcher gets {found}, which has no role in this project: organizations made since "
+                          "May 2024 give it none", "blocker", make)
         else:
             yield Finding(f"the dispatcher gets {found}, which may do more than it needs, or less", "warning", make)
         return
@@ -142,16 +145,30 @@ def _service_account(account: GcpAccount, spec: FleetSpec | None) -> Iterator[Fi
     yield Finding(f"the dispatcher gets {wanted}")
 
 
+def _roles(account: GcpAccount, email: str) -> list[str] | None:
+    """Return the roles that the project's policy gives a service account; None if the caller may not read it."""
+    try:
+        policy, _ = account.rest("cloudresourcemanager", f"/v1/projects/{account.project}:getIamPolicy", {})
+    except SpotfleetError:
+        return None
+    return [b["role"] for b in policy.get("bindings") or () if f"serviceAccount:{email}" in (b.get("members") or ())]
+
+
 def _door(account: GcpAccount, spec: FleetSpec | None) -> Iterator[Finding]:
     own = account.settings.spec
     if network.shared(account):
         yield Finding("the firewall of the shared VPC is not ours", "warning",
                       "; ".join(network.commands(account, spec.name if spec else "FLEET")))
+    elif rules := network.open_to_all(account):
+        yield Finding(f"anybody reaches port 22 of every machine in the network by its rule {', '.join(rules)}",
+                      "warning", f"gcloud compute firewall-rules update {rules[0]} --project {account.project} "
+                      "--source-ranges YOUR_NETWORK; or another `gcp.network`. Machines of a fleet take its keys only")
     if own.ssh_from:
-        yield Finding(f"let in: {', '.join(own.ssh_from)}")
+        yield Finding(f"the fleet's rule lets in: {', '.join(own.ssh_from)}")
         return
     try:
-        yield Finding(f"you come from {laptop.own_address('gcp', public=own.public_addresses)}; only that is let in")
+        yield Finding(f"you come from {laptop.own_address('gcp', public=own.public_addresses)}; the fleet's rule lets "
+                      "in only that")
     except NeedsPerson as error:
         yield Finding(str(error), "warning" if spec is None else "blocker", error.hint)
 
@@ -201,14 +218,16 @@ def _quota(account: GcpAccount, want: GcpCheckRequest) -> Iterator[Finding]:
     local = {q["metric"]: q for q in account.ask("regions", "get", region=want.region).get("quotas") or ()}
     everywhere = {q["metric"]: q for q in account.ask("projects", "get").get("quotas") or ()}
     vcpus = {name: machine.vcpus for name, machine in load().machines.items()}
+    limits = {name: float(str(quota.get("limit") or 0)) for name, quota in local.items()}
     shares: dict[str, QuotaShare] = {}
     for offer in want.hosts:
         units = quotas.units(offer, vcpus.get(offer.instance_type, 0))
-        known = shares.get(offer.quota)
-        if offer.quota in local and (known is None or units < known.each):
-            use = _use(account, local[offer.quota], want.region)
-            shares[offer.quota] = QuotaShare(use, max(1, units), (offer.instance_type,))
-        elif offer.quota not in local:
+        metric = quotas.counting(offer, limits)
+        known = shares.get(metric)
+        if metric in local and (known is None or units < known.each):
+            use = _use(account, local[metric], want.region)
+            shares[metric] = QuotaShare(use, max(1, units), (offer.instance_type,))
+        elif metric not in local:
             yield Finding(f"{want.region}: the quota {offer.quota} is not in Compute Engine's list, so it is not known "
                           "whether it suffices", "warning", _raise(account, offer.quota, want.region, 0))
     yield from hosts_fit(want.region, list(shares.values()), want.nodes)

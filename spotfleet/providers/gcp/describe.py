@@ -40,10 +40,11 @@ def hosts(account: GcpAccount, fleet: str, seen: Seen | None = None) -> list[Clo
     wanted = f'labels.{names.FLEET} = "{fleet}"' if fleet else f"labels.{names.FLEET}:*"
     instances = account.everywhere("instances", "instances", filter=wanted)
     named = f"{fleet}-.*" if fleet else f"({'|'.join(sorted({i['name'] for i in instances}))})"
-    done = operations(account, named if len(named) <= LONGEST else ".*") if instances or fleet else []
+    done = operations(account, named) if instances or fleet else []
     if seen is not None:
         seen(account, instances, listing.lives(done))
-    return listing.lines(fleet, instances, done, _context(account), load().machines)
+    return listing.lines(fleet, instances, done, _context(account), load().machines,
+                         in_the_making=account.settings.laptop)
 
 
 def find(account: GcpAccount, request_id: str) -> list[Machine]:
@@ -106,7 +107,8 @@ def _read(account: GcpAccount, request_id: str) -> tuple[dict[str, Any], Machine
 
 def operations(account: GcpAccount, name: str) -> list[dict[str, Any]]:
     """List the operations on machines whose name matches the regular expression."""
-    return account.everywhere("global_operations", "operations", filter=f"targetLink eq .*/instances/{name}")
+    return account.everywhere("global_operations", "operations",
+                              filter=f"targetLink eq .*/instances/{name if len(name) <= LONGEST else '.*'}")
 
 
 def _context(account: GcpAccount) -> ListingContext:

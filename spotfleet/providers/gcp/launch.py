@@ -1,4 +1,4 @@
-"""Launches: one request has everything that a machine needs, and its operation tells whether there is room.
+"""Launches: one request has everything that a machine needs, and its operation shows whether there is room.
 
     one zone                     instances.insert
     several zones of one type    regionInstances.bulkInsert of one machine: Compute Engine chooses the zone
@@ -6,12 +6,16 @@
 
 All go under the host's token as request id, so that a repeated request is the same one. `kit/launching.py` has the
 order of the steps.
+
+The laptop waits for the operation. The dispatcher waits a moment only, as its tick handles no notice meanwhile: its
+listing lacks a host in the making, so a later tick requests the host again and gets the same operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import Role
@@ -19,10 +23,11 @@ from spotfleet.providers import LaunchRequest
 from spotfleet.providers.gcp import describe, images, network, terminate
 from spotfleet.providers.gcp.mapping import errors, listing, machine, names
 from spotfleet.providers.gcp.mapping.machine import MachineOrder
-from spotfleet.providers.gcp.session import LAUNCH_S, GcpAccount
+from spotfleet.providers.gcp.session import LAUNCH_S, MOMENT_S, GcpAccount
 from spotfleet.providers.kit import launching, userdata
 from spotfleet.providers.kit.launching import LaunchSteps
 from spotfleet.providers.kit.mapping import names as kit_names
+from spotfleet.providers.kit.mapping.errors import worst
 from spotfleet.providers.kit.mapping.listing import pools_text
 
 ASKED_BEFORE = ("invalid", "400", "alreadyExists", "409", "RESOURCE_ALREADY_EXISTS")
@@ -55,13 +60,12 @@ class _Launching(LaunchSteps):
         self.where = f"{offer.region} {' '.join(o.zone for o in self.pools)} {offer.instance_type} {offer.sold}"
 
     def exists(self) -> bool:
-        """Return whether the first host is listed, or has been; one that is still being made is waited for in `ask`."""
-        host = self.requests[0].request_id
-        lives = describe.lives_of(self.account, host)
-        if any(life.made and not life.in_the_making for life in lives.values()):
-            return True
-        return any(m.instance is not None and (m.life is None or not m.life.in_the_making)
-                   for m in describe.find(self.account, host)) if not lives else False
+        """Return whether all hosts are listed, or have been; those in the making are waited for in `ask`."""
+        operations = self._operations()
+        lives = listing.lives(operations)
+        made = {names.host_of(life.name) for life in lives.values() if life.made and not life.in_the_making}
+        return made.issuperset(r.request_id for r in self.requests) or (
+            not operations and bool(describe.find(self.account, self.requests[0].request_id)))
 
     def begin(self) -> None:
         spec, first = self.account.settings.spec, self.requests[0]
@@ -86,11 +90,33 @@ class _Launching(LaunchSteps):
 
     def _awaited(self) -> bool:
         """Wait for the operation of an earlier request for this host; False if there is none."""
-        found = [o for o in describe.operations(self.account, names.pattern(self.requests[0].request_id))
-                 if o.get("operation_type") == "insert"]
+        found = [o for o in self._operations() if o.get("operation_type") == "insert"]
         for operation in sorted(found, key=lambda o: listing.instant(o.get("insert_time", "")))[-1:]:
-            self.account.wait(operation, "instances.insert", self.where, LAUNCH_S)
+            self._wait(operation, "instances.insert")
         return bool(found)
+
+    def _operations(self) -> list[dict[str, Any]]:
+        """List the operations on the machines of all hosts."""
+        hosts = [r.request_id for r in self.requests]
+        found = describe.operations(self.account, f"({'|'.join(map(names.pattern, hosts))})")
+        return [o for o in found if names.host_of(names.last(o.get("target_link", ""))) in hosts]
+
+    def _wait(self, operation: Mapping[str, Any], name: str) -> None:
+        """Wait for an operation: on the dispatcher for a moment only, see the module.
+
+        A bulk request that made too few machines does not give the cause. The operations of its machines do.
+        """
+        try:
+            if self.account.settings.laptop:
+                self.account.wait(operation, name, self.where, LAUNCH_S)
+            else:
+                self.account.ended(operation, name, self.where, MOMENT_S)
+        except NoCapacity as error:
+            if errors.code(error) != errors.TOO_FEW:
+                raise
+            causes = [self.account.failure(o, name, self.where) for o in self._operations()
+                      if o.get("operation_type") == "insert"]
+            raise worst([cause for cause in causes if cause is not None] or [error]) from error
 
     def _send(self) -> None:
         account, offer = self.account, self.order.offer
@@ -100,14 +126,14 @@ class _Launching(LaunchSteps):
             operation = account.change(
                 "instances", "insert", self.where, limit_s=LAUNCH_S, zone=offer.zone, request_id=token,
                 instance_resource=machine.instance(self.order, self.machines[0], offer.zone))
-            return account.wait(operation, "instances.insert", self.where, LAUNCH_S)
+            return self._wait(operation, "instances.insert")
         zones = [o.zone for o in self.pools]
         closed = [z for z in account.zones() if names.region_of(z) == offer.region and z not in zones]
         operation = account.change(
             "region_instances", "bulk_insert", self.where, limit_s=LAUNCH_S, region=offer.region, request_id=token,
             bulk_insert_instance_resource_resource=machine.bulk(
                 self.order, self.machines, zones, closed, together=len(self.machines) > 1))
-        account.wait(operation, "regionInstances.bulkInsert", self.where, LAUNCH_S)
+        self._wait(operation, "regionInstances.bulkInsert")
 
     def explained(self, error: NoCapacity | NeedsPerson) -> SpotfleetError:
         """Name all pools of a bulk request: none of them has room."""

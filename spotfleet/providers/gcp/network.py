@@ -118,6 +118,21 @@ def listed(account: GcpAccount, fleet: str) -> list[dict[str, Any]]:
     return [r for r in rules if (own := fleet_of(r)) and fleet in ("", own)]
 
 
+def open_to_all(account: GcpAccount) -> list[str]:
+    """Return the rules by which anybody reaches port 22 of any machine in the network, such as default-allow-ssh."""
+    return [r["name"] for page in account.pages("firewalls", "list") for r in page.get("items") or ()
+            if r.get("network", "").endswith(network_path(account)) and not r.get("disabled")
+            and "0.0.0.0/0" in (r.get("source_ranges") or ())
+            and not r.get("target_tags") and not r.get("target_service_accounts")
+            and any(_lets_in(allowed, 22) for allowed in r.get("allowed") or ())]
+
+
+def _lets_in(allowed: Mapping[str, Any], port: int) -> bool:
+    ranges = [ports.partition("-") for ports in allowed.get("ports") or ("0-65535",)]
+    return allowed.get("I_p_protocol") in ("all", "tcp", "6") and any(
+        int(low) <= port <= int(high or low) for low, _, high in ranges)
+
+
 def fleet_of(rule: Mapping[str, Any]) -> str:
     return _described(rule).get("fleet", "")
 
@@ -150,9 +165,9 @@ def _inside(account: GcpAccount, fleet: str) -> dict[str, Any]:
 
 
 def _door(account: GcpAccount, fleet: str, cidrs: Iterable[str], whose: str) -> dict[str, Any]:
-    tag = names.network_tag(fleet, door=True)
-    return {"name": f"{tag}-{hashlib.sha256(whose.encode()).hexdigest()[:6]}", "network": network_path(account),
-            "direction": "INGRESS", "source_ranges": list(cidrs), "target_tags": [tag],
+    tag, mark = names.network_tag(fleet, door=True), hashlib.sha256(whose.encode()).hexdigest()[:6]
+    return {"name": f"{names.network_tag(fleet)}-{mark}", "network": network_path(account), "direction": "INGRESS",
+            "source_ranges": list(cidrs), "target_tags": [tag],
             "allowed": [{"I_p_protocol": "tcp", "ports": ["22"]}], "description": _description(fleet, whose)}
 
 

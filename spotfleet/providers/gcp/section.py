@@ -21,9 +21,8 @@ SUBNET = re.compile(rf"(projects/{PROJECT.pattern}/regions/{REGION.pattern}/subn
 IMAGE = re.compile(rf"projects/{PROJECT.pattern}/global/images/(family/)?[a-z][a-z0-9-]*")
 IMAGE_EXPECTED = "projects/PROJECT/global/images/NAME or .../images/family/FAMILY"
 ACCOUNT = re.compile(r"[^@\s]+@[a-z0-9.-]+\.gserviceaccount\.com|default")
-DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced", "hyperdisk-throughput")
+DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")  # those that a machine boots from
 DISK_GIB = (10, 65_536)
-LONGEST_FLEET = 40
 
 
 def _wrong(expected: str, value: Any, more: str = "") -> ValueError:

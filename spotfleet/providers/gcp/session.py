@@ -37,7 +37,9 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 PRODUCT = "/sys/class/dmi/id/product_name"  # "Google Compute Engine" on its machines
 INSTALL = "pip install '.[gcp]'   (in a clone of spotfleet)"
 ASK_S = 30.0
-LAUNCH_S = 60.0  # for a launch and its operation: meanwhile the dispatcher's tick handles no notice
+LAUNCH_S = 60.0  # for a launch and its operation, on the laptop
+MOMENT_S = 5.0  # the same on the dispatcher, whose tick handles no notice meanwhile
+POLL_S = 1.0
 ATTEMPTS, PAUSE_S = 3, 0.5  # for requests that change nothing
 WAIT_S = 300.0  # for an operation; one that takes longer is asked for again by the next tick
 ZONES_S = 24 * 3600.0
@@ -183,19 +185,31 @@ class GcpAccount(AnswerCache):
 
         `name`: the request's, as "instances.insert".
         """
+        if not self.ended(operation, name, where, limit_s):
+            raise SpotfleetError(f"{self._where(where)}: {name} has not ended within {limit_s:.0f} s", hint=ASKED_AGAIN)
+
+    def ended(self, operation: Mapping[str, Any], name: str, where: str, limit_s: float) -> bool:
+        """Return whether an operation ends within `limit_s`. Raises its error.
+
+        The operation is polled: the request `wait` of Compute Engine would hold us for up to two minutes.
+        """
         deadline, found = time.monotonic() + limit_s, dict(operation)
         while found.get("status") != "DONE":
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise SpotfleetError(f"{self._where(where)}: {name} has not ended within {limit_s:.0f} s",
-                                     hint=ASKED_AGAIN)
             service, place = self._place(found)
-            found = self.ask(service, "wait", where, limit_s=ASK_S + min(left_s, 120.0), operation=found["name"],
-                             **place)
-        error = errors.of_operation(self._where(where), found, name, project=self._named_project(),
-                                    laptop=self.settings.laptop)
-        if error is not None:
+            found = self.ask(service, "get", where, operation=found["name"], **place)
+            left_s = deadline - time.monotonic()
+            if found.get("status") != "DONE":
+                if left_s <= 0:
+                    return False
+                time.sleep(min(POLL_S, left_s))
+        if error := self.failure(found, name, where):
             raise error
+        return True
+
+    def failure(self, operation: Mapping[str, Any], name: str, where: str) -> SpotfleetError | None:
+        """Return the error of an operation that has ended, if it has one."""
+        return errors.of_operation(self._where(where), operation, name, project=self._named_project(),
+                                   laptop=self.settings.laptop)
 
     @staticmethod
     def _place(operation: Mapping[str, Any]) -> tuple[str, dict[str, str]]:

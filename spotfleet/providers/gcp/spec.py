@@ -25,7 +25,7 @@ class GcpSpec:
     user: str = "ubuntu"  # login user that the machines get
     disk_gib: int = 100
     dispatcher_disk_gib: int = 30
-    disk_type: str = ""  # empty: pd-balanced, or hyperdisk-balanced where the machine type needs that
+    disk_type: str = ""  # hosts boot from it; empty: pd-balanced, or hyperdisk-balanced where the type needs that
     local_ssds: int = 0  # number of local SSDs of a host whose type does not include any
     service_account: str = ""  # hosts get it; empty: none, or the project's default one if checkpoints go to gs://
     dispatcher_service_account: str = ""  # empty: the project's default one

@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 
 from tests.support.fakes.gcp import Lost
-from tests.support.gcp.gcp_asks import KIND, PLATFORM, REGION, ZONE, act, insert, instance, made, operations, refused
+from tests.support.gcp.gcp_asks import (
+    KIND,
+    PLATFORM,
+    REGION,
+    ZONE,
+    act,
+    errors,
+    insert,
+    instance,
+    made,
+    operations,
+    refused,
+    waited,
+)
 
 FLAVOR = {"Metadata-Flavor": "Google"}
 
@@ -73,8 +86,8 @@ def test_an_instance_needs_the_permission_for_each_of_its_parts(cloud, permissio
 
 def test_a_machine_needs_the_right_to_act_as_its_service_account(cloud):
     cloud.deny(cloud.owner, {"iam.serviceAccounts.actAs"})
-    with refused("SERVICE_ACCOUNT_ACCESS_DENIED", "iam.serviceAccountUser"):
-        insert(cloud, instance(service_accounts=[{"email": "default", "scopes": [PLATFORM]}]))
+    done = waited(cloud, insert(cloud, instance(service_accounts=[{"email": "default", "scopes": [PLATFORM]}])))
+    assert errors(done) == ["SERVICE_ACCOUNT_ACCESS_DENIED"] and cloud.everything() == []
 
 
 @pytest.mark.parametrize("verb", ["delete", "stop", "start", "get"])

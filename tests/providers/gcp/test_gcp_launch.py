@@ -64,7 +64,8 @@ def test_a_stockout_without_details_refuses_the_pool_as_well(provider, cloud):
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_quota_of_the_region_is_refused_with_its_scope(provider, cloud, at_once):
     cloud.quota_at_once = at_once
-    cloud.set_quota("us-central1", "PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
+    for metric in ("PREEMPTIBLE_NVIDIA_L4_GPUS", "NVIDIA_L4_GPUS"):
+        cloud.set_quota("us-central1", metric, 0)
     with pytest.raises(NoCapacity) as caught:
         provider.launch(request())
     assert caught.value.scope == "quota" and "PREEMPTIBLE_NVIDIA_L4_GPUS" in str(caught.value)
@@ -95,6 +96,67 @@ def test_a_gang_without_room_for_all_makes_none(provider, cloud):
     with pytest.raises(NoCapacity):
         provider.launch_together([request(A, f"f-{n}", alternatives=(B,)) for n in (3, 4, 5)])
     assert cloud.everything() == [] and provider.hosts("f") == []
+
+
+def test_a_gang_that_a_quota_refuses_names_the_quota(provider, cloud):
+    """The operation of a bulk request only counts; the cause is in the operations of its machines."""
+    cloud.set_quota("us-central1", "PREEMPTIBLE_NVIDIA_L4_GPUS", 2)
+    with pytest.raises(NoCapacity) as caught:
+        provider.launch_together([request(A, f"f-{n}", alternatives=(B,)) for n in (3, 4, 5)])
+    assert caught.value.scope == "quota" and "PREEMPTIBLE_NVIDIA_L4_GPUS" in str(caught.value)
+    assert cloud.everything() == []
+
+
+@pytest.mark.parametrize("alternatives", [(), (B,)])
+def test_a_service_account_that_may_not_be_used_needs_a_person(gcp, cloud, alternatives):
+    cloud.deny(cloud.owner, {"iam.serviceAccounts.actAs"})
+    with pytest.raises(NeedsPerson, match="SERVICE_ACCOUNT_ACCESS_DENIED") as caught:
+        gcp(target="gs://bucket/prefix").launch(request(A, alternatives=alternatives))
+    assert "roles/iam.serviceAccountUser" in caught.value.hint and cloud.everything() == []
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_dispatcher_asks_again_for_the_result_of_a_slow_launch(gcp, cloud, cloud_time, monkeypatch, together):
+    monkeypatch.setattr(launch, "MOMENT_S", 0.0)
+    dispatcher, cloud.pending_s = gcp(side="dispatcher"), 90.0
+    gang = [request(A, f"f-{n}") for n in (3, 4)]
+
+    def ask() -> None:
+        if together:
+            dispatcher.launch_together(gang)
+        else:
+            dispatcher.launch(gang[0])
+
+    ask()
+    assert dispatcher.hosts("f") == [] and len(gcp().hosts("f")) == 1 + together  # the laptop sees them, for `down`
+    cloud_time.at += 95
+    ask()
+    assert [h.state for h in dispatcher.hosts("f")] == [CloudState.RUNNING] * (1 + together)
+    assert len(cloud.instances()) == 1 + together
+    assert "compute.zoneOperations.wait" not in cloud.actions()  # which takes up to two minutes
+
+
+def test_a_slow_launch_that_is_refused_in_the_end_refuses_its_pool(gcp, cloud, cloud_time, monkeypatch):
+    monkeypatch.setattr(launch, "MOMENT_S", 0.0)
+    dispatcher, cloud.pending_s = gcp(side="dispatcher"), 90.0
+    cloud.set_room(A.zone, KIND, 0)
+    dispatcher.launch(request())
+    dispatcher.launch(request())
+    cloud_time.at += 95
+    with pytest.raises(NoCapacity):
+        dispatcher.launch(request())
+    assert cloud.everything() == [] and dispatcher.hosts("f") == []
+
+
+def test_a_host_that_is_ended_while_it_is_made_is_listed(gcp, cloud, cloud_time, monkeypatch):
+    monkeypatch.setattr(launch, "MOMENT_S", 0.0)
+    dispatcher, cloud.pending_s, cloud.ending_s = gcp(side="dispatcher"), 90.0, 30.0
+    dispatcher.launch(request())
+    dispatcher.terminate("f-1")
+    assert [h.request_id for h in dispatcher.hosts("f")] == ["f-1"]
+    cloud_time.at += 95
+    cloud.tick()
+    assert cloud.everything() == []
 
 
 def test_hosts_that_differ_are_not_launched_together(provider):
@@ -132,6 +194,13 @@ def test_a_dispatcher_is_on_demand_with_its_own_account_and_door(provider, cloud
     assert machine.service_account == cloud.default_account and "spotfleet-f-door" in machine.tags
     provider.terminate("f-d-0")
     assert [(h.role, h.state) for h in provider.hosts("f")] == [(Role.DISPATCHER, CloudState.TERMINATED)]
+
+
+def test_the_disk_type_is_that_of_hosts_alone(gcp, cloud):
+    """A dispatcher's machine type boots from no Hyperdisk."""
+    provider = gcp(disk_type="hyperdisk-balanced")
+    provider.launch(LaunchRequest("f-d-0", "f", Role.DISPATCHER, DISPATCHER, Boot("idle_host")))
+    assert len(cloud.instances()) == 1
 
 
 def test_hosts_have_a_service_account_only_for_checkpoints_in_a_bucket(gcp, cloud):

@@ -74,6 +74,16 @@ def test_a_machine_in_the_making_is_pending_whatever_its_status():
         assert (line.state, line.runs) == (CloudState.PENDING, ())
 
 
+def test_a_dispatcher_lists_no_machine_in_the_making_and_no_remains_of_a_failed_launch():
+    def listed(status: str, *operations: dict[str, Any]) -> list[CloudHost]:
+        return listing.lines("f", [instance(status)], operations, CONTEXT, load().machines, in_the_making=False)
+
+    assert listed("STAGING", operation("insert", None)) == []
+    assert listed("TERMINATED", operation("insert", 9.0, error="PREEMPTED")) == []
+    assert len(listed("STOPPING", operation("insert", None), operation("delete", None))) == 1
+    assert len(listed("RUNNING", operation("insert", 9.0))) == len(listed("RUNNING")) == 1
+
+
 def test_a_deleted_machine_is_read_back_from_its_operations_with_the_same_run():
     [before] = lines([instance()], [operation("insert", 20.0)])
     [after] = lines([], [operation("insert", 20.0), operation("delete", 90.0)])

@@ -47,7 +47,11 @@ def test_a_dispatcher_moves_with_its_machine_and_is_restarted_by_the_cloud():
 def test_the_cloud_itself_ends_a_host_whose_lifetime_is_over():
     found = wire(replace(ORDER, lifetime_s=600.0))["scheduling"]
     assert found["maxRunDuration"] == {"seconds": "4200"} and found["instanceTerminationAction"] == "DELETE"
-    assert "maxRunDuration" not in wire(replace(ORDER, lifetime_s=600.0, behavior="stop"))["scheduling"]
+    stopped = wire(replace(ORDER, lifetime_s=600.0, behavior="stop"))["scheduling"]
+    assert stopped["maxRunDuration"] == {"seconds": "4200"} and stopped["instanceTerminationAction"] == "STOP"
+    a3 = replace(ORDER, lifetime_s=600.0, behavior="stop", offer=replace(OFFER, instance_type="a3-highgpu-8g"))
+    assert wire(a3)["scheduling"]["onInstanceStopAction"] == {"discardLocalSsd": True}  # it cannot be stopped otherwise
+    assert wire(replace(ORDER, lifetime_s=1e9))["scheduling"]["maxRunDuration"] == {"seconds": str(120 * 86_400)}
 
 
 def test_labels_hold_what_they_can_and_metadata_all_tags():
@@ -94,7 +98,7 @@ def test_a_gang_is_all_or_nothing_in_one_zone_and_names_no_zone_in_its_links():
         compute_v1.BulkInsertInstanceResource(body), preserving_proto_field_name=False,
         always_print_fields_with_no_presence=False)
     assert (found["count"], found["minCount"]) == ("2", "2")
-    assert found["perInstanceProperties"] == {"f-1-s000": {"name": "f-1-s000"}, "f-2-s000": {"name": "f-2-s000"}}
+    assert found["perInstanceProperties"] == {"f-1-s000": {}, "f-2-s000": {}}  # their `name` is for answers only
     assert found["locationPolicy"] == {"targetShape": "ANY_SINGLE_ZONE", "locations": {
         "zones/us-central1-a": {"preference": "ALLOW"}, "zones/us-central1-b": {"preference": "ALLOW"},
         "zones/us-central1-c": {"preference": "DENY"}}}

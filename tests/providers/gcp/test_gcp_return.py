@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotfleet.errors import SpotfleetError, UsageError
@@ -58,6 +60,18 @@ def test_a_host_is_not_started_after_the_time_for_its_return(dispatcher, gcp, cl
     assert only(dispatcher.hosts("f")).state is CloudState.STOPPED
     dispatcher.terminate("f-1")
     assert only(dispatcher.hosts("f")).state is CloudState.TERMINATED and cloud.everything() == []
+
+
+@pytest.mark.parametrize("behavior, state", [("stop", CloudState.STOPPED), ("terminate", CloudState.TERMINATED)])
+def test_a_host_whose_longest_run_is_over_ends_and_is_not_started(dispatcher, cloud, cloud_time, behavior, state):
+    boot = Boot("idle_host", {"boot.json": '{"lifetime_s": 600}'})
+    dispatcher.launch(replace(request(interruption_behavior=behavior), boot=boot))
+    cloud_time.at += 600 + 3600 + 1
+    cloud.tick()
+    dispatcher.hosts("f")
+    line = only(dispatcher.hosts("f"))
+    assert (line.state, line.runs[-1].taken, "run time" in line.why) == (state, False, True)
+    assert line.runs[-1].ended_at is not None and line.runs[-1].ended_at - line.runs[-1].started_at > 4190
 
 
 def test_a_host_that_shut_itself_down_is_not_started(dispatcher, cloud):

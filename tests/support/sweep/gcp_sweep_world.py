@@ -42,7 +42,7 @@ from spotfleet.transport.boot import read_boot
 from tests.support.fakes.gcp import GcpCloud, Lost
 from tests.support.fakes.gcp.state import Instance
 from tests.support.sweep.aws_sweep_world import FETCH_S, Arrived, Threadless
-from tests.support.sweep.sweep_clock import MovedLoop, moved
+from tests.support.sweep.sweep_clock import MovedLoop, MovedTime, moved
 from tests.support.sweep.sweep_flows import NAME
 from tests.support.sweep.sweep_fuse import DISPATCHER, LAPTOP, NOBODY, Fuse, Killed, tapped_writes
 from tests.support.sweep.sweep_states import digest
@@ -112,6 +112,7 @@ class GcpSweepWorld(World):
         enter = self._stack.enter_context
         enter(patch.dict(os.environ, self.gcp.environ()))
         enter(moved(self.time))
+        enter(patch.object(session, "time", MovedTime(self.clock, self.clock.advance)))  # polls between two requests
         for module in (requests, checks):
             if getattr(module, "ThreadPoolExecutor", None) is ThreadPoolExecutor:
                 enter(patch.object(module, "ThreadPoolExecutor", Threadless))
@@ -133,6 +134,14 @@ class GcpSweepWorld(World):
     def __exit__(self, *_: object) -> None:
         super().__exit__(*_)
         NOW.world = None
+
+    def account(self) -> str:
+        """Return the digest of the fake's state."""
+        self.gcp.tick()  # as each request does
+        found = self.gcp
+        return digest(found.instances_by_path, found.gone, found.ended, found.operations, found.things,
+                      found.by_request_id, found.market, found.gate.faults,
+                      opaque=(found, found.gate, found.clock, found.life))
 
     def _who(self, account: session.GcpAccount) -> str:
         """The laptop is a person, the dispatcher the service account of its machine."""

@@ -27,13 +27,14 @@ ABSENT = "notFound"
 FINGERPRINT = "conditionNotMet"
 PROJECT_WIDE = "GPUS_ALL_REGIONS"
 EVERYWHERE = "quotaExceeded in all regions"
+TOO_FEW = "VM_MIN_COUNT_NOT_REACHED"  # a bulk request has this code; the operations of its machines have the cause
 
 TABLE = ErrorTable({
     **rows(Reach.POOL, NO_ROOM, MORE, "ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
-           "STOCKOUT", "insufficientCapacity", "RESOURCE_POOL_EXHAUSTED", "VM_MIN_COUNT_NOT_REACHED",
+           "STOCKOUT", "insufficientCapacity", "RESOURCE_POOL_EXHAUSTED", TOO_FEW,
            "resource_availability"),
     **rows(Reach.POOL, "the machine was taken back while it was made", MORE, "UNSUPPORTED_OPERATION",
-           "RESOURCE_NOT_FOUND"),
+           "RESOURCE_NOT_FOUND", "PREEMPTED"),
     **rows(Reach.POOL, "the zone does not have it", "another pool is tried", "invalid machine type"),
     **rows(Reach.QUOTA, "the quota is used up", QUOTA, "QUOTA_EXCEEDED", "quotaExceeded"),
     **rows(Reach.PERSON, "the project's quota for GPUs in all regions is used up",
@@ -50,8 +51,13 @@ TABLE = ErrorTable({
     **rows(Reach.PERSON, "", "`spotfleet check gcp --policy` prints the role that is needed", DENIED,
            "IAM_PERMISSION_DENIED", "PERMISSIONS_ERROR", "403",
            there="the dispatcher's service account lacks it: see `gcp.dispatcher_service_account` in docs/gcp.md"),
+    **rows(Reach.PERSON, "the service account of the machine cannot be used",
+           "correct `gcp.service_account` and `gcp.dispatcher_service_account`; a launch with one needs the role "
+           "roles/iam.serviceAccountUser on it: yours for the dispatcher, the dispatcher's account for hosts",
+           "SERVICE_ACCOUNT_ACCESS_DENIED", "EXTERNAL_RESOURCE_NOT_FOUND"),
     **rows(Reach.PERSON, "no valid credentials", LOGIN, "required", "authError", "401", "UNAUTHENTICATED"),
-    **rows(Reach.PERSON, "the API is not enabled", "gcloud services enable compute.googleapis.com --project {project}",
+    **rows(Reach.PERSON, "the API is not enabled",
+           "gcloud services enable {service}.googleapis.com --project {project}",
            API_OFF, "SERVICE_DISABLED"),
     **rows(Reach.PERSON, "the project has no billing account, or its billing is off",
            "gcloud billing projects link {project} --billing-account ACCOUNT", "billingNotEnabled",
@@ -79,7 +85,9 @@ def refusal(where: str, reason: str, message: str, operation: str, *, project: s
     launch = operation in TABLE.launches
     if reason in (ABSENT, "404") and launch:
         reason = "invalid machine type" if "achineTypes/" in message or "cceleratorTypes/" in message else "invalid"
-    return TABLE.refusal(where, reason, message, operation, laptop=laptop, fill={"{project}": project or "PROJECT"})
+    service = "compute" if "." in operation or not operation else operation
+    return TABLE.refusal(where, reason, message, operation, laptop=laptop, fill={
+        "{project}": project or "PROJECT", "{service}": service})
 
 
 def of_operation(where: str, operation: Mapping[str, Any], name: str, *, project: str = "",

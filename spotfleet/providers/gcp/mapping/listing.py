@@ -29,8 +29,9 @@ MOMENT_S = 1e-3  # a run that began and ended in the same instant is longer than
 PREEMPTED = "compute.instances.preempted"
 BEGINS = ("insert", "start", "startWithEncryptionKey", "resume")
 FAILURES = ("compute.instances.hostError", "compute.instances.terminateOnHostMaintenance")
-ENDS = ("stop", "compute.instances.stop", "delete", "suspend", PREEMPTED, *FAILURES, "compute.instances.guestTerminate",
-        "compute.instances.instanceTerminatedByMaxRunDuration", "compute.instances.preemptedByMaxRunDuration")
+DELETES = ("delete", "compute.instances.deferredDelete")  # the latter at the end of `max_run_duration`
+ENDS = ("stop", "compute.instances.stop", *DELETES, "suspend", PREEMPTED, *FAILURES, "compute.instances.guestTerminate",
+        "compute.instances.deferredStop")
 PENDING = ("PENDING", "PROVISIONING", "STAGING")
 STOPPED = ("TERMINATED", "STOPPED", "SUSPENDED")
 INSTANT = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d+)?(?:Z|([+-])(\d\d):(\d\d))")
@@ -67,12 +68,12 @@ class Life:
     @property
     def ended_at(self) -> float:
         """Return when it was deleted, or taken; 0 if it was not."""
-        deleted = max((s.at for s in self.steps if s.kind == "delete"), default=0.0)
+        deleted = max((s.at for s in self.steps if s.kind in DELETES), default=0.0)
         return deleted or (self.preempted_at if not self.ending else 0.0)
 
     @property
     def ending(self) -> bool:
-        return any(s.kind == "delete" for s in self.steps)
+        return any(s.kind in DELETES for s in self.steps)
 
     @property
     def preempted_at(self) -> float:
@@ -102,7 +103,7 @@ def lives(operations: Iterable[Operation]) -> dict[str, Life]:
         if "/instances/" not in link or not op.get("target_id"):
             continue
         done = op.get("status") == "DONE"
-        if done and (op.get("error") or {}).get("errors"):
+        if failed(op):
             continue
         at = instant(op.get("end_time", "")) if done else 0.0
         steps[str(op["target_id"])][op.get("name", "")] = op, Step(
@@ -112,20 +113,30 @@ def lives(operations: Iterable[Operation]) -> dict[str, Life]:
             for machine, of in steps.items() for first in [next(iter(of.values()))[0]]}
 
 
+def failed(operation: Operation) -> bool:
+    return operation.get("status") == "DONE" and bool((operation.get("error") or {}).get("errors"))
+
+
 def lines(fleet: str, instances: Iterable[Instance], operations: Iterable[Operation], context: ListingContext,
-          kinds: Collection[str]) -> list[CloudHost]:
+          kinds: Collection[str], *, in_the_making: bool = True) -> list[CloudHost]:
     """Return one line per host, sorted by name. `fleet`: "" for every fleet, of which ended hosts are left out.
 
-    `kinds`: the machine types that a name's code may mean.
+    `kinds`: the machine types that a name's code may mean. `in_the_making`: False leaves out machines whose launch has
+    not ended, unless somebody deletes them, and the remains of failed launches.
     """
-    known, held, seen = lives(operations), defaultdict(list), set()
+    done = list(operations)
+    known, held, seen = lives(done), defaultdict(list), set()
+    remains = {str(op.get("target_id")) for op in done if op.get("operation_type") == "insert" and failed(op)}
     for instance in sorted(instances, key=lambda i: (i.get("creation_timestamp", ""), str(i.get("id", "")))):
         machine = str(instance.get("id", ""))
         if machine in seen or names.FLEET not in (instance.get("labels") or {}):
             continue
         seen.add(machine)
-        host = names.host_of(instance["name"])
-        held[host].append(_line(host, instance, known.get(machine), context))
+        life = known.get(machine)
+        unmade = machine in remains if life is None or not life.made else life.in_the_making and not life.ending
+        if in_the_making or not unmade:
+            host = names.host_of(instance["name"])
+            held[host].append(_line(host, instance, life, context))
     for life in sorted(known.values(), key=lambda life: life.ended_at):
         if fleet and life.id not in seen and (line := _ended(fleet, life, context, kinds)) is not None:
             held[line.request_id].insert(0, line)
@@ -199,6 +210,8 @@ def reason_of(step: Step) -> str:
         return "Google Cloud has preempted it"
     if step.kind in FAILURES:
         return f"its machine failed or had maintenance ({names.last(step.kind.replace('.', '/'))})"
+    if ".deferred" in step.kind:
+        return "its longest run time is over"
     return "its system shut down" if step.kind.endswith("guestTerminate") else f"{step.kind} was asked for"
 
 
@@ -234,7 +247,7 @@ def _ended(fleet: str, life: Life, context: ListingContext, kinds: Collection[st
     if role is None or found is None or not life.made or not life.ended_at or life.in_the_making:
         return None
     own = {names.FLEET: fleet, names.ROLE: role.value}
-    taken = next((s for s in life.steps if s.kind in (PREEMPTED, *FAILURES) and s.at), None)
+    taken = next((s for s in life.steps if s.at and (s.kind in (PREEMPTED, *FAILURES) or ".deferred" in s.kind)), None)
     line = machine_line(host, MachineFacts(
         life.id, own, context.priced(bare(life.zone, *found)), CloudState.TERMINATED, life.runs(),
         why=reason_of(taken) if taken else "deleted", ended_at=life.ended_at), context)

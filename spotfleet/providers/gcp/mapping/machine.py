@@ -23,6 +23,7 @@ OWN_SSDS = ("a3-", "a2-ultragpu", "a4-")  # types that come with local SSDs
 # The shutdown script, which runs when the machine gets the signal to power off: interruptions/gcp.py reads the file.
 GOING = "#!/bin/sh\n: >/run/spotfleet-going\n"
 FORGOTTEN_S = 3600  # added to a host's lifetime, after which the cloud ends its machine
+LONGEST_RUN_S = 120 * 86_400  # Compute Engine takes no later end
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def bulk(order: MachineOrder, machines: Sequence[str], zones: Sequence[str], clo
     return {
         "count": len(machines), "min_count": len(machines),
         "instance_properties": _properties(order, "", machines),
-        "per_instance_properties": {name: {"name": name} for name in machines},
+        "per_instance_properties": {name: {} for name in machines},
         "location_policy": {
             "locations": {**allowed, **{f"zones/{zone}": {"preference": "DENY"} for zone in closed}},
             "target_shape": "ANY_SINGLE_ZONE" if together else "ANY"},
@@ -114,14 +115,17 @@ def scheduling(order: MachineOrder) -> dict[str, Any]:
     if spot:
         found |= {"instance_termination_action": "STOP" if stops else "DELETE",
                   "preemption_notice_duration": {"seconds": NOTICE_S}}
-    if order.lifetime_s and not stops and order.role is Role.WORKER:
-        found |= {"max_run_duration": {"seconds": int(order.lifetime_s) + FORGOTTEN_S},
-                  "instance_termination_action": "DELETE"}
+    if order.lifetime_s and order.role is Role.WORKER:
+        found |= {"max_run_duration": {"seconds": min(int(order.lifetime_s) + FORGOTTEN_S, LONGEST_RUN_S)},
+                  "instance_termination_action": "STOP" if stops else "DELETE"}
+        if stops and order.offer.instance_type.startswith(OWN_SSDS):
+            found["on_instance_stop_action"] = {"discard_local_ssd": True}
     return found
 
 
 def _boot_disk(order: MachineOrder, kind: str, labels: Mapping[str, str], zone: str) -> dict[str, Any]:
-    wanted = order.disk_type or ("hyperdisk-balanced" if kind.startswith(HYPERDISK_ONLY) else "pd-balanced")
+    own = order.disk_type if order.role is Role.WORKER else ""
+    wanted = own or ("hyperdisk-balanced" if kind.startswith(HYPERDISK_ONLY) else "pd-balanced")
     return {"boot": True, "auto_delete": True, "initialize_params": {
         "source_image": order.image, "disk_size_gb": order.disk_gib, "disk_type": _typed("diskTypes", wanted, zone),
         "labels": dict(labels)}}

@@ -5,6 +5,8 @@ Source: Compute Engine, "Allocation quotas" and "GPU quota".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from spotfleet.model import Market, Offer
 from spotfleet.providers.gcp.mapping.listing import split
 
@@ -25,6 +27,15 @@ def metric(kind: str, market: Market) -> str:
     if market is Market.SPOT:
         return "PREEMPTIBLE_CPUS"
     return next((name for begin, name in FAMILIES.items() if base.startswith(begin)), "CPUS")
+
+
+def counting(offer: Offer, limits: Mapping[str, float]) -> str:
+    """Return the quota that counts an offer's machines in a region with these limits.
+
+    A project without preemptible quota in the region may launch Spot machines by its standard quota.
+    """
+    standard = metric(offer.instance_type, Market.ON_DEMAND)
+    return standard if limits.get(offer.quota) == 0 and limits.get(standard) else offer.quota
 
 
 def units(offer: Offer, vcpus: int) -> int:

@@ -22,7 +22,7 @@ MACHINES = (  # what laptop and dispatcher do with machines, zones, prices
 LAPTOP = (*MACHINES, "compute.disks.delete", "compute.disks.list", "compute.firewalls.create",
           "compute.firewalls.delete", "compute.firewalls.get", "compute.firewalls.list", "compute.firewalls.update",
           "compute.instances.simulateMaintenanceEvent", "compute.networks.updatePolicy", "compute.regions.get",
-          "compute.regions.list", "compute.routers.list", "iam.serviceAccounts.actAs",
+          "compute.regions.list", "compute.routers.list", "iam.serviceAccounts.actAs", "iam.serviceAccounts.get",
           "resourcemanager.projects.get", "serviceusage.services.get", "serviceusage.services.list")
 DISPATCHER = (*MACHINES, "iam.serviceAccounts.actAs")
 BUCKET = ("storage.objects.create", "storage.objects.delete", "storage.objects.get", "storage.objects.list")

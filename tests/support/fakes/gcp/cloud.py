@@ -101,7 +101,8 @@ class GcpCloud(Controls, FiniteCloud):
             self.by_request_id: dict[str, tuple[str, dict[str, Any]]] = {}
             self.things: dict[str, dict[str, Any]] = {}
             self.accounts: dict[str, tuple[dict[str, Any], float]] = {}
-            self.policy: dict[str, Any] = {"version": 1, "etag": "BwX0", "bindings": []}
+            self.policy: dict[str, Any] = {"version": 1, "etag": "BwX0", "bindings": [
+                {"role": "roles/editor", "members": [f"serviceAccount:{self.default_account}"]}]}
             self.common_metadata: dict[str, str] = {}
             self.images = list(catalog.IMAGES)
             self.bugs: list[str] = []
@@ -182,12 +183,15 @@ class GcpCloud(Controls, FiniteCloud):
     def limit(self, region: str, metric: str) -> float:
         return self.quotas.get(("" if metric in PROJECT_WIDE else region, metric), ENDLESS)
 
+    def needed(self, instance: Instance) -> dict[str, float]:
+        return needed(instance, lambda metric: self.limit(instance.region, metric))
+
     def quota_usage(self, region: str) -> dict[str, float]:
         """Metric -> what is used; of the project for ""."""
         used: dict[str, float] = {}
         for instance in self.instances_by_path.values():
             if region in ("", instance.region) and instance.room_held:
-                for metric, amount in needed(instance).items():
+                for metric, amount in self.needed(instance).items():
                     used[metric] = used.get(metric, 0.0) + amount
         for disk in self.collection("disks"):
             if region in ("", catalog.ZONES[last(disk["zone"])]):
@@ -205,7 +209,7 @@ class GcpCloud(Controls, FiniteCloud):
 
     def quota_holds(self, instance: Instance) -> int:
         """How many like it the quotas hold."""
-        one, count = needed(instance), 0
+        one, count = self.needed(instance), 0
         while count < 64 and not self.quota_exceeded(instance.region, {k: v * (count + 1) for k, v in one.items()}):
             count += 1
         return count

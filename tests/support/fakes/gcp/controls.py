@@ -208,5 +208,5 @@ class Controls:
             found += [Thing("serviceAccount", "global", email, {}) for email in self.accounts
                       if not owned or email != self.default_account]
             found += [Thing("binding", "global", f"{b['role']} {m}", {}) for b in self.policy["bindings"]
-                      for m in b["members"]]
+                      for m in b["members"] if not owned or not m.endswith(f":{self.default_account}")]
             return found

@@ -131,23 +131,24 @@ def _create(request: Request, operation: Operation, wanted: list[dict[str, Any]]
     for at, given in enumerate(wanted):
         if enough and at < len(zone_of):
             pieces.append(_born(request, zone_of[at], _in_zone(given, zone_of[at], choice), operation.group))
-    failed = None if len(zone_of) == len(wanted) else _failed(request, wanted[-1], target, choices[0])
-    if failed is not None and not enough:
-        failed = LateError(MIN_COUNT, f"Requested minimum count of {least} VMs could not be created.", 400) if (
-            failed.status == 503 and least > 1) else failed
+    failed = None if len(zone_of) == len(wanted) else _failed(request, wanted[-1], target, choices[0], len(wanted))
+    if failed is not None and not enough:  # the cause is in the operations of the instances alone
+        failed = LateError(MIN_COUNT, f"Requested minimum count of {least} VMs could not be created.", 503)
     for given in wanted[len(zone_of):] if enough else wanted:
         path = f"projects/{request.project}/zones/{target}/instances/{given['name']}"
         piece = Operation(f"zones/{target}", "insert", path, request.principal, request.now, group=operation.group)
         cloud.operations.append(piece)
-        cause = _failed(request, given, target, choices[0])
+        cause = _failed(request, given, target, choices[0], len(wanted))
         cloud.later(request.now + cloud.pending_s, lambda piece=piece, cause=cause: piece.finish(cloud.now(), cause))
     ends = request.now + max(cloud.pending_s, cloud.operation_s)
     cloud.later(ends, lambda: operation.finish(cloud.now(), failed))
 
 
-def _failed(request: Request, given: dict[str, Any], zone: str, kind: str) -> LateError:
+def _failed(request: Request, given: dict[str, Any], zone: str, kind: str, count: int) -> LateError:
     probe = Instance(zone, rules.filled(request, zone, _in_zone(given, zone, kind)), request.now)
-    return request.cloud.life.over_quota(probe) or request.cloud.life.stockout(probe)
+    probe.user = request.principal
+    life = request.cloud.life
+    return life.denied(probe) or life.over_quota(probe, count) or life.stockout(probe)
 
 
 def _placed(request: Request, wanted: list[dict[str, Any]], zones: list[str], choices: list[str],
@@ -177,7 +178,8 @@ def _room(request: Request, wanted: list[dict[str, Any]], zone: str, kind: str) 
     if known is None or not catalog.in_zone(known, zone):
         return 0
     probe = Instance(zone, rules.filled(request, zone, _in_zone(wanted[0], zone, kind)), request.now)
-    room = cloud.market.room(probe.pool)
+    probe.user = request.principal
+    room = 0 if cloud.life.denied(probe) else cloud.market.room(probe.pool)
     return min(len(wanted), len(wanted) if room is None else room, cloud.quota_holds(probe))
 
 

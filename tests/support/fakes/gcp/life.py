@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.fakes.gcp import catalog
 from tests.support.fakes.gcp.errors import LateError, no_room, over_quota
-from tests.support.fakes.gcp.quotas import needed
 from tests.support.fakes.gcp.state import SPOT, Instance, Operation, link, relative, stamp
 from tests.support.fakes.kit.machines import MachineLife
 
@@ -26,10 +25,23 @@ class GcpLife(MachineLife):
     def why_not(self, instance: Instance) -> LateError | None:
         """Why it cannot run now."""
         room = self.cloud.market.holds(instance.pool)
-        return self.over_quota(instance) or (None if room else self.stockout(instance))
+        return self.denied(instance) or self.over_quota(instance) or (None if room else self.stockout(instance))
 
-    def over_quota(self, instance: Instance) -> LateError | None:
-        lacking = self.cloud.quota_exceeded(instance.region, needed(instance))
+    def denied(self, instance: Instance) -> LateError | None:
+        """Why its service account cannot be used: found out after the request was accepted."""
+        email = next((a["email"] for a in instance.body.get("serviceAccounts", ())), "")
+        if email and not self.cloud.may_act_as(instance.user, email):
+            return LateError("SERVICE_ACCOUNT_ACCESS_DENIED", f"The user does not have access to service account "
+                             f"'{email}'.  User: '{instance.user}'.  Ask a project owner to grant you the "
+                             "iam.serviceAccountUser role on the service account")
+        if email and not self.cloud.account_known(email):
+            return LateError(ACCOUNT_GONE, f"The resource '{email}' of type 'serviceAccount' was not found.")
+        return None
+
+    def over_quota(self, instance: Instance, count: int = 1) -> LateError | None:
+        """Why so many like it do not fit into the quotas."""
+        wanted = {k: v * count for k, v in self.cloud.needed(instance).items()}
+        lacking = self.cloud.quota_exceeded(instance.region, wanted)
         return over_quota(*lacking) if lacking else None
 
     def stockout(self, instance: Instance) -> LateError:
@@ -42,14 +54,13 @@ class GcpLife(MachineLife):
     def insert(self, instance: Instance, operation: Operation) -> None:
         """It is there at once, and it runs or vanishes later; then its operation is done."""
         cloud = self.cloud
-        account = next((a["email"] for a in instance.body.get("serviceAccounts", ())), "")
-        error = LateError(ACCOUNT_GONE, f"The resource '{account}' of type 'serviceAccount' was not found.") if (
-            account and not cloud.account_known(account)) else self.why_not(instance)
+        error = self.why_not(instance)
         cloud.instances_by_path[cloud.path(instance)] = instance
         self._make_parts(instance)
         if error is None:
             cloud.market.take(instance)
             self.boot(instance)
+            self._limit(instance)
             cloud.later(cloud.now() + max(cloud.pending_s, cloud.operation_s), lambda: operation.finish(cloud.now()))
             return
 
@@ -59,6 +70,19 @@ class GcpLife(MachineLife):
             operation.finish(cloud.now(), error)
 
         cloud.later(cloud.now() + max(cloud.pending_s, cloud.operation_s), vanished)
+
+    def _limit(self, instance: Instance) -> None:
+        """End its run when `maxRunDuration` is over."""
+        limit_s = float(instance.scheduling.get("maxRunDuration", {}).get("seconds", 0))
+        run, deletes = instance.run, instance.scheduling.get("instanceTerminationAction") == "DELETE"
+
+        def due() -> None:
+            if instance.run == run and instance.runs:
+                self._taken(instance, f"compute.instances.deferred{'Delete' if deletes else 'Stop'}",
+                            "Instance run duration is over.", deletes)
+
+        if limit_s:
+            self.cloud.later(self.cloud.now() + self.cloud.pending_s + limit_s, due)
 
     def _make_parts(self, instance: Instance) -> None:
         cloud = self.cloud
@@ -129,6 +153,7 @@ class GcpLife(MachineLife):
             for nic in instance.body["networkInterfaces"]:
                 self.connect(nic)
             self.boot(instance)
+            self._limit(instance)
             return cloud.later(cloud.now() + max(cloud.pending_s, cloud.operation_s),
                                lambda: operation.finish(cloud.now()))
 

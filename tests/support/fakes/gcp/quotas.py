@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.support.fakes.gcp import catalog
@@ -14,8 +15,21 @@ PROJECT_WIDE = (GLOBAL_GPUS, GLOBAL_CPUS)
 ENDLESS = 100_000.0
 
 
-def needed(instance: Instance) -> dict[str, float]:
-    """What a running machine uses; of its disks and addresses what a stopped one keeps is left out."""
+def needed(instance: Instance, limit: Callable[[str], float] = lambda _metric: ENDLESS) -> dict[str, float]:
+    """What a running machine uses; of its disks and addresses what a stopped one keeps is left out.
+
+    Where there is no preemptible quota, the standard one counts a Spot VM. `limit`: of a metric in the region.
+    """
+    return {_standard(metric, instance, limit): amount for metric, amount in _needed(instance).items()}
+
+
+def _standard(metric: str, instance: Instance, limit: Callable[[str], float]) -> str:
+    standard = {"PREEMPTIBLE_CPUS": FAMILY_CPUS.get(instance.kind.family, "CPUS"),
+                "PREEMPTIBLE_LOCAL_SSD_GB": "LOCAL_SSD_TOTAL_GB"}.get(metric, metric.removeprefix("PREEMPTIBLE_"))
+    return standard if not limit(metric) and limit(standard) else metric
+
+
+def _needed(instance: Instance) -> dict[str, float]:
     spot, kind = instance.market == SPOT, instance.kind
     card, count = instance.gpus
     found: dict[str, float] = {"INSTANCES": 1.0, GLOBAL_CPUS: float(kind.cpus)}

@@ -314,9 +314,5 @@ def _accounts(request: Request, given: list[dict[str, Any]], path: str) -> list[
             raise invalid(f"{path}.serviceAccounts[0].scopes", "", "At least one scope is required.")
         email = account.get("email", "default")
         email = request.cloud.default_account if email == "default" else email
-        if not request.cloud.may_act_as(request.principal, email):
-            raise GcpError("SERVICE_ACCOUNT_ACCESS_DENIED", f"The user does not have access to service account "
-                           f"'{email}'.  User: '{request.principal}'.  Ask a project owner to grant you the "
-                           "iam.serviceAccountUser role on the service account", 400)
         found.append({"email": email, "scopes": account["scopes"]})
     return found
