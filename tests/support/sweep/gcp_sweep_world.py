@@ -135,14 +135,6 @@ class GcpSweepWorld(World):
         super().__exit__(*_)
         NOW.world = None
 
-    def account(self) -> str:
-        """Return the digest of the fake's state."""
-        self.gcp.tick()  # as each request does
-        found = self.gcp
-        return digest(found.instances_by_path, found.gone, found.ended, found.operations, found.things,
-                      found.by_request_id, found.market, found.gate.faults,
-                      opaque=(found, found.gate, found.clock, found.life))
-
     def _who(self, account: session.GcpAccount) -> str:
         """The laptop is a person, the dispatcher the service account of its machine."""
         return self.gcp.owner if account.settings.laptop else self.gcp.default_account
