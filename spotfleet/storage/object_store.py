@@ -59,7 +59,12 @@ class ObjectStore:
                 raise OSError(errno.EIO, f"it has {written} bytes instead of {size}", f"{self._url}/{key}")
 
         with self._explained():
-            self._obstore.put(self._store, self._path(key), counted())
+            try:
+                self._obstore.put(self._store, self._path(key), counted())
+            except FileNotFoundError as error:
+                if found := _no_bucket(self._url, error):
+                    raise OSError(found) from error
+                raise
         return sha.hexdigest()
 
     def get(self, key: str, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -127,22 +132,33 @@ def refusal(url: str, error: BaseException) -> str:
 
     Returns "" for a transport problem, after which a retry may help.
     """
-    scheme, _, rest = url.partition("://")
-    text, kind = str(error), type(error).__name__
-    if "NoSuchBucket" in text or "ContainerNotFound" in text:
-        where = SCHEMES[scheme].place if scheme in SCHEMES else "its settings"
-        return f"there is no bucket {rest.split('/')[0]!r} (looked up with {where})"
+    scheme, text, kind = url.partition("://")[0], str(error), type(error).__name__
+    denied = f"access is denied: these credentials may not use {url} ({_credentials(scheme)}, or the machine's role)"
+    if found := _no_bucket(url, error):
+        return found
+    if "RequestTimeTooSkewed" in text:  # this machine's clock is wrong
+        return ""
     if any(word in text for word in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")):
         return f"the credentials are refused: check {_credentials(scheme)}"
     if isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
-        return f"access is denied: these credentials may not read {url} ({_credentials(scheme)}, or the machine's role)"
+        return denied
     if any(word in text.lower() for word in ("credential", "169.254.169.254", "metadata", "/latest/api/token")):
         return f"there are no credentials: set {_credentials(scheme)} under `secrets`, or give the machine a role"
+    if "401 Unauthorized" in text or "403 Forbidden" in text:  # a listing's error has no class of its own
+        return denied
     if isinstance(error, FileNotFoundError):
         return f"there is nothing at {url}"
     if kind in ("InvalidPathError", "NotSupportedError", "UnknownConfigurationKeyError"):
         return text.partition("\n")[0]
     return ""
+
+
+def _no_bucket(url: str, error: BaseException) -> str:
+    if not any(code in str(error) for code in ("NoSuchBucket", "ContainerNotFound")):
+        return ""
+    scheme, _, rest = url.partition("://")
+    where = SCHEMES[scheme].place if scheme in SCHEMES else "its settings"
+    return f"there is no bucket {rest.split('/')[0]!r} (looked up with {where})"
 
 
 def _credentials(scheme: str) -> str:

@@ -12,16 +12,29 @@ from spotfleet.storage import object_store
 from spotfleet.storage.folder import FolderStore
 from spotfleet.storage.object_store import ObjectStore
 from spotfleet.storage.store import DurableStore, UnsafeKey
+from tests.support.fakes.cloud_storage import CloudStorage
 
 DATA = b"0123456789"
 
 
-@pytest.fixture(params=["folder", "memory://root", "memory://root/a/prefix", "file://"])
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudStorage]:
+    """Google Cloud Storage with a bucket `spot`, in the environment as a worker finds it."""
+    pytest.importorskip("obstore")
+    with CloudStorage(["spot"]) as cloud:
+        for name, value in cloud.environ().items():
+            monkeypatch.setenv(name, value)
+        yield cloud
+
+
+@pytest.fixture(params=["folder", "memory://root", "memory://root/a/prefix", "file://", "gs://spot", "gs://spot/a/b"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DurableStore]:
     if request.param == "folder":
         yield FolderStore(tmp_path)
         return
     pytest.importorskip("obstore")
+    if request.param.startswith("gs://"):
+        request.getfixturevalue("google")
     yield ObjectStore(f"file://{tmp_path}" if request.param == "file://" else request.param)
     object_store.reset()
 
@@ -75,3 +88,47 @@ def test_no_key_leads_out_of_a_store(store: DurableStore):
                     lambda key=key: store.delete(key)):
             with pytest.raises(UnsafeKey):
                 act()
+
+
+def test_a_large_object_goes_to_google_in_parts_and_one_that_breaks_off_leaves_none(google: CloudStorage):
+    store, block = ObjectStore("gs://spot/runs"), bytes(1 << 20)
+    assert store.put("whole", [block] * 6) == hashlib.sha256(block * 6).hexdigest()
+    assert sorted(url.partition("?")[2].partition("&")[0] for method, url in google.requests if method == "PUT") == [
+        "partNumber=1", "partNumber=2"]
+    with pytest.raises(OSError, match="instead of 7"):
+        store.put("broken", [block] * 6, size=7)
+    store.put("empty", [])
+    assert {key: len(held.content) for key, held in google.objects.items()} == {
+        ("spot", "runs/whole"): 6 << 20, ("spot", "runs/empty"): 0}
+    assert google.uploads == {}
+
+
+ACTS = {"put": lambda store: store.put("a", [DATA]), "get": lambda store: [*store.get("a")],
+        "list": lambda store: [*store.list()], "delete": lambda store: store.delete("a")}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_what_google_refuses_names_the_bucket_or_the_credentials(google: CloudStorage, monkeypatch, act: str):
+    def refused(url: str) -> str:
+        with pytest.raises(OSError) as error:
+            ACTS[act](ObjectStore(url))
+        return str(error.value)
+
+    denied = ("access is denied: these credentials may not use gs://spot/a (GOOGLE_SERVICE_ACCOUNT_KEY, or the "
+              "machine's role)")
+    google.allowed = False
+    assert refused("gs://spot/a") == denied
+    google.allowed = True
+    for name, value in google.environ(account="somebody@else").items():
+        monkeypatch.setenv(name, value)
+    assert refused("gs://spot/a") == denied
+
+
+def test_a_bucket_that_google_has_not_is_named(google: CloudStorage):
+    for act in ("put", "list"):
+        with pytest.raises(OSError, match=r"^there is no bucket 'other' "):
+            ACTS[act](ObjectStore("gs://other/a"))
+
+
+def test_a_request_refused_for_this_machines_clock_may_pass_on_another():
+    assert object_store.refusal("s3://b", PermissionError("403 Forbidden: <Code>RequestTimeTooSkewed</Code>")) == ""

@@ -20,6 +20,7 @@ from spotfleet.agent.files import mounts as mounts_module
 from spotfleet.agent.files.mount_process import MountOrder, MountReport
 from spotfleet.protocol.messages import Exit
 from tests.support.agent.agent_stage import HOST, Stage, eventually
+from tests.support.fakes.cloud_storage import CloudStorage
 
 pytestmark = pytest.mark.processes
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s-3-c-r-e-t", "AWS_REGION": "us-east-1"}
@@ -192,6 +193,19 @@ def test_an_object_that_changes_while_it_is_fetched_is_fetched_anew_and_never_mi
     monkeypatch.setattr(mount_process.Bucket, "piece", changes)
     mount_process.fetch_mounts(MountOrder({"data": "s3://data"}, str(tmp_path / "mounts"), str(tmp_path / "job")))
     assert (tmp_path / "job/data/large").read_bytes() == b"b" * 3000
+
+
+def test_a_folder_in_google_cloud_storage_comes_as_one_in_s3(tmp_path: Path, monkeypatch):
+    with CloudStorage(["data"]) as google:
+        for name, value in google.environ().items():
+            monkeypatch.setenv(name, value)
+        expected = {f"set/{name}": name.encode() * 3000 for name in ("a", "b/c", "d")}
+        for name, content in (expected | {"set/b/": b"", "setter": b"beside"}).items():
+            google.put("data", name, content)
+        monkeypatch.setattr(mount_process, "PIECE_BYTES", 1000)
+        order = MountOrder({"data": "gs://data/set"}, str(tmp_path / "mounts"), str(tmp_path / "job"))
+        mount_process.fetch_mounts(order)
+        assert contents(tmp_path / "job/data") == {name.removeprefix("set/"): c for name, c in expected.items()}
 
 
 def test_how_far_it_is_is_told_while_files_come(tmp_path: Path, cloud: Cloud, monkeypatch, capsys):

@@ -24,6 +24,7 @@ from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.host_copy import HostFolder
 from spotfleet.train.checkpoint.restore import CheckpointDamaged
 from spotfleet.train.checkpoint.store_folder import METADATA
+from tests.support.fakes.cloud_storage import CloudStorage
 from tests.support.train.train_parts import restored_url
 from tests.train.checkpoint.test_checkpoint_files import by_torch, held_state, odd_state
 from tests.train.state.test_state import build, train
@@ -76,9 +77,15 @@ def test_what_ranks_write_to_a_store_is_restored_and_read_by_torch_where_it_lies
     assert [p.name for p in (tmp_path / "here").iterdir()] == ["lock"]  # nothing else is left of the restoring
 
 
-@pytest.fixture
-def bucket(monkeypatch) -> str:
-    """A bucket of an S3 server on this machine, in the environment as a worker finds it."""
+@pytest.fixture(params=["s3", "gs"])
+def bucket(request, monkeypatch) -> str:
+    """A bucket of a server on this machine, in the environment as a worker finds it."""
+    if request.param == "gs":
+        with CloudStorage(["spot"]) as cloud:
+            for name, value in cloud.environ().items():
+                monkeypatch.setenv(name, value)
+            yield "gs://spot/runs/job"
+        return
     server = importlib.import_module("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     address = "http://{}:{}".format(*server.get_host_and_port())
@@ -90,7 +97,7 @@ def bucket(monkeypatch) -> str:
     server.stop()
 
 
-def test_an_s3_bucket_keeps_restores_and_loses_checkpoints_as_said(alone, tmp_path, bucket):
+def test_a_bucket_keeps_restores_and_loses_checkpoints_as_said(alone, tmp_path, bucket):
     model, optimizer, state = held_state(alone, 1)
     first = write(state, bucket, world=2)
     for _ in range(2):
@@ -99,7 +106,7 @@ def test_an_s3_bucket_keeps_restores_and_loses_checkpoints_as_said(alone, tmp_pa
         store_folder.prune(bucket, last, keep=2)
     assert {entry.key.partition("/")[0] for entry in ObjectStore(bucket).list()} == {"2-1", "3-1"}
     assert same(state, restored_url(last, HostFolder(tmp_path)))
-    with pytest.raises(CheckpointDamaged, match=r"version 1 at s3://spot/runs/job/1-1 .*manifest\.json is not there"):
+    with pytest.raises(CheckpointDamaged, match=rf"version 1 at {bucket}/1-1 .*manifest\.json is not there"):
         restored_url(first, HostFolder(tmp_path))
 
 
