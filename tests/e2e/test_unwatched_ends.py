@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
+from spotfleet.protocol.checkpoint_files import METADATA
 from tests.support.e2e.e2e_stage import Stage, trains, wait_for
 
 pytestmark = pytest.mark.processes
@@ -30,6 +30,6 @@ def test_down_keeps_what_a_running_job_has_reached(stage: Stage):
     reached = job.status().version
     fleet.down()
     kept = (stage.home / "fleets" / "kept" / "archive" / "jobs" / job.id / "checkpoints").rglob("*")
-    names = [p.name for p in kept if p.is_file()]
-    versions = [int(n) for name in names for n in re.findall(r"\d+", name) if not name.endswith(".json")]
+    names = [p.parent.name for p in kept if p.name == METADATA]  # VERSION-GENERATION
+    versions = [int(name.partition("-")[0]) for name in names]
     assert max(versions, default=0) >= reached, names

@@ -84,7 +84,7 @@ def in_the_way(machines: Machines) -> SshSpec:
 
 CASES: dict[str, tuple[Callable[[Machines], SshSpec], str]] = {
     "changed host key": (new_key, "its host key has changed: it shows ssh-ed25519 SHA256:"),
-    "unknown host key": (lambda m: changed(m, host_key=""), "its host key is not pinned, and none is trusted at first"),
+    "unknown host key": (lambda m: changed(m, host_key=""), "its host key is not pinned, and none is trusted on first"),
     "damaged host key": (lambda m: changed(m, host_key="ssh-ed25519 AAAAC3NzaC1"), "its host key is not pinned"),
     "wrong user": (lambda m: changed(m, user="nobody"), "its sshd refuses user 'nobody' with the fleet's key"),
     "nobody listens": (stopped, "it runs no sshd at port "),

@@ -203,9 +203,10 @@ def test_after_an_error_only_the_thread_with_a_limit_ends_the_communicator(ranks
 
 def test_a_launch_after_an_error_does_not_wait_for_torchs_watchdog(ranks):
     two = ranks(2, StuckGroup)
+    for group in two.groups:  # before either launches: the first to fail ends the other's group
+        group._comm.error = "REMOTE_ERROR"
 
     def work(group):
-        group._comm.error = "REMOTE_ERROR"
         began = time.monotonic()
         flight = group.launch(torch.ones(3))
         launched_s = time.monotonic() - began
