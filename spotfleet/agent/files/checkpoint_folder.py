@@ -4,13 +4,13 @@
     in a round       on rank 0's host: folder --complete files--> staged copy --packed, new pieces sent--> dispatcher
     after it         the same once more, before the end of rank 0's process is reported
 
-The folder may be limited to the files beside each other whose names match a pattern, such as those that a script writes
-to the folder in which it runs; its other files stay as they are.
+With a pattern only the files of that folder, not of folders below it, whose names match it are sent and replaced. A
+script may thus write checkpoints to the folder in which it runs.
 
 A file is complete once it has not changed for QUIET_S, or, if it changes all the time, when no process has it open for
-writing. When the process has ended in order, every file is. The staged
-copy keeps the last complete version of a file that is being written, so that a host that dies in the middle leaves
-a whole one. The dispatcher takes a bundle only when all of its pieces are there.
+writing. When the process has ended in order, every file is complete. The staged copy keeps the last complete version of
+a file that is being written, so a host that dies in the middle leaves a complete one. The dispatcher accepts a bundle
+only when all of its pieces are there.
 """
 
 from __future__ import annotations

@@ -17,13 +17,12 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from spotfleet.codec import from_json
 from spotfleet.errors import NeedsPerson, SpotfleetError
-from spotfleet.model import EnvironmentSpec
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.section.spec import AwsSpec, current, spec_in, unreadable
 from spotfleet.providers.kit.cache import AnswerCache
 from spotfleet.providers.kit.requests import Paces, each
+from spotfleet.providers.kit.settings import CloudSettings, read_settings
 from spotfleet.providers.kit.userdata import MachineSetup
 from spotfleet.version import __version__, install
 from spotfleet.words import did_you_mean
@@ -48,21 +47,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(CloudSettings):
     """The configuration of provider aws, parsed."""
 
     spec: AwsSpec = field(default_factory=AwsSpec)
-    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
-    placement: str = "spread"
-    target: str = ""  # CheckpointSpec.target
-    side: str = "laptop"  # or "dispatcher"
-    endpoint_url: str = ""  # for every service; empty: AWS's own
-    public_key: str = ""
-    secret: str = field(default="", repr=False)
-
-    @property
-    def laptop(self) -> bool:
-        return self.side == "laptop"
 
     @property
     def machine(self) -> MachineSetup:
@@ -74,14 +62,7 @@ class Settings:
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
     """Parse the configuration. Raises UsageError for an invalid value."""
-    spec = spec_in(config)
-    try:
-        environment = from_json(EnvironmentSpec, current(config).get("environment") or {})
-    except (ValueError, TypeError, KeyError) as error:
-        raise unreadable(error) from error
-    return Settings(spec, environment, config.get("placement") or "spread", config.get("target", ""),
-                    config.get("side") or "laptop", config.get("endpoint_url", ""), config.get("public_key", ""),
-                    config.get("secret", ""))
+    return read_settings(Settings, spec_in(config), config, current(config).get("environment"), unreadable)
 
 
 class AwsClient:

@@ -21,21 +21,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spotfleet.codec import from_json
 from spotfleet.errors import NeedsPerson, SpotfleetError
-from spotfleet.model import EnvironmentSpec
 from spotfleet.providers.gcp.mapping import errors, names
 from spotfleet.providers.gcp.spec import GcpSpec, spec_in, unreadable
 from spotfleet.providers.kit.cache import AnswerCache
 from spotfleet.providers.kit.mapping.errors import ASKED_AGAIN
 from spotfleet.providers.kit.requests import Paces
+from spotfleet.providers.kit.settings import CloudSettings, read_settings
 from spotfleet.providers.kit.userdata import MachineSetup
+from spotfleet.version import install
 
 ENDPOINT = "SPOTFLEET_GCP_ENDPOINT"  # another server for all of Google's services
 PROJECTS = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 PRODUCT = "/sys/class/dmi/id/product_name"  # "Google Compute Engine" on its machines
-INSTALL = "pip install '.[gcp]'   (in a clone of spotfleet)"
+INSTALL = install("gcp")
 ASK_S = 30.0
 LAUNCH_S = 60.0  # for a launch and its operation, on the laptop
 MOMENT_S = 5.0  # the same on the dispatcher, whose tick handles no notice meanwhile
@@ -51,21 +51,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class GcpSettings:
+class GcpSettings(CloudSettings):
     """The configuration of provider gcp, parsed."""
 
     spec: GcpSpec = field(default_factory=GcpSpec)
-    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
-    placement: str = "spread"
-    target: str = ""  # CheckpointSpec.target
-    side: str = "laptop"  # or "dispatcher"
-    endpoint_url: str = ""  # for every service; empty: Google's own
-    public_key: str = ""
-    secret: str = field(default="", repr=False)
-
-    @property
-    def laptop(self) -> bool:
-        return self.side == "laptop"
 
     @property
     def machine(self) -> MachineSetup:
@@ -77,14 +66,7 @@ class GcpSettings:
 
 def settings_of(config: Mapping[str, Any]) -> GcpSettings:
     """Parse the configuration. Raises UsageError for an invalid value."""
-    spec = spec_in(config)
-    try:
-        environment = from_json(EnvironmentSpec, config.get("environment") or {})
-    except (ValueError, TypeError, KeyError) as error:
-        raise unreadable(error) from error
-    return GcpSettings(spec, environment, config.get("placement") or "spread", config.get("target", ""),
-                    config.get("side") or "laptop", config.get("endpoint_url", ""), config.get("public_key", ""),
-                    config.get("secret", ""))
+    return read_settings(GcpSettings, spec_in(config), config, config.get("environment"), unreadable)
 
 
 def project_of(environ: Mapping[str, str]) -> str:

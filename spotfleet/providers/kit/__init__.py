@@ -1,6 +1,7 @@
 """Kit: the parts of a cloud's provider that do not depend on the cloud. A provider of virtual machines stands on it.
 
     plugin.py      plugin of a cloud with regions: a new fleet takes the cheapest, and stays there
+    settings.py    the configuration of a provider, parsed, as far as all clouds share it
     launching.py   steps of a launch that any process may repeat
     offers.py      pools for a need, the cheapest region
     checks.py      checks before a first fleet, all at once

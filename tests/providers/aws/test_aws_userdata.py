@@ -21,7 +21,7 @@ from spotfleet.ssh.keys import derived_host_key, pinned
 from tests.support.aws.aws_hosts import A, dispatcher, pool, prepared, raw, request
 
 TORCH = EnvironmentSpec(packages=("torch==2.13.0",))
-SETTINGS = Settings(AwsSpec(user="admin"), TORCH, public_key="ssh-ed25519 AAAA fleet", secret="the fleet's")
+SETTINGS = Settings(AwsSpec(user="admin"), environment=TORCH, public_key="ssh-ed25519 AAAA fleet", secret="the fleet's")
 
 
 def told(wanted, settings: Settings = SETTINGS) -> dict:
