@@ -55,7 +55,7 @@ terraform {{
 provider "aws" {{
   region                  = "us-east-1"
   skip_metadata_api_check = true
-  max_retries             = 1
+  max_retries             = 5
   endpoints {{
 {endpoints}
   }}

@@ -206,7 +206,9 @@ host=$(cd "$(dirname "$0")" && pwd)
 case $1 in
 start) [ -e "$host/state" ] && exit 0
   printf 'running %s idle\\n' "$(date +%s)" >"$host/.state" && mv "$host/.state" "$host/state"
-  SPOTFLEET_HOST_MARK=$REQUEST_ID setsid sleep 1000 </dev/null >/dev/null 2>&1 & ;;
+  SPOTFLEET_HOST_MARK=$REQUEST_ID setsid sleep 1000 </dev/null >/dev/null 2>&1 &
+  # The mark is in its environment only after exec: what looks for marks before that would leave it running.
+  until read -r name <"/proc/$!/comm" && [ "$name" = sleep ]; do sleep 0.01; done ;;
 look) cat "$host/state" ;;
 esac
 """
