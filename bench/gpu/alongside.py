@@ -88,17 +88,26 @@ def one(rank: int, size: int, store: str, port: str, pairs: int, names: list[str
 
 
 def compare(name: str, group: Group, device: torch.device, pairs: int) -> dict[str, Any]:
+    reducers: list[Reducer] = []  # a reducer that nobody holds is collected, with its hooks
+
+    def reduced(model: nn.Module) -> nn.Module:
+        reducers.append(Reducer(list(model.parameters()), 1, True, lambda: group, lambda r: None,
+                                lambda r, change, save: None, lambda: None))
+        return model
+
     makers: dict[str, Callable[[nn.Module], nn.Module]] = {
-        "plain": lambda model: model, "ddp": nn.parallel.DistributedDataParallel,
-        "spotfleet": lambda model: reduced(model, group)}
-    runs = {kind: block(make, MODELS[name], device) for kind, make in makers.items()}
+        "plain": lambda model: model, "ddp": nn.parallel.DistributedDataParallel, "spotfleet": reduced}
+    models = {kind: build_one(MODELS[name], device, group.rank) for kind in makers}
+    runs = {kind: block(make, *models[kind], device) for kind, make in makers.items()}
     found: dict[str, list[float]] = {kind: [] for kind in runs}
     for pair in range(pairs + 1):
         for kind, run in runs.items():
             took = run()
             if pair:  # the first of each includes one-time costs
                 found[kind].append(took)
-    row: dict[str, Any] = {"row": f"steps, {name}", "ok": True, "ranks": group.size, "pairs": pairs,
+    equal = {kind: equal_on_all_ranks(model) for kind, (model, _) in models.items()}
+    row: dict[str, Any] = {"row": f"steps, {name}", "ok": equal == {"plain": False, "ddp": True, "spotfleet": True},
+                           "equal_weights": equal, "ranks": group.size, "pairs": pairs,
                            **{f"{kind}_ms": round(1e3 * statistics.median(took), 3) for kind, took in found.items()}}
     for kind in ("plain", "ddp"):
         ratios = [a / b for a, b in zip(found["spotfleet"], found[kind], strict=True)]
@@ -106,15 +115,23 @@ def compare(name: str, group: Group, device: torch.device, pairs: int) -> dict[s
     return row
 
 
-def reduced(model: nn.Module, group: Group) -> nn.Module:
-    Reducer(list(model.parameters()), 1, True, lambda: group, lambda r: None, lambda r, change, save: None,
-            lambda: None)
-    return model
-
-
-def block(make: Callable[[nn.Module], nn.Module], build: Callable[[torch.device], Built], device: torch.device) -> Any:
+def build_one(build: Callable[[torch.device], Built], device: torch.device, rank: int) -> Built:
+    """Make the same weights on each rank, and inputs of its own: only a reduction keeps the weights equal."""
     torch.manual_seed(0)
-    inner, inputs = build(device)
+    model, _ = build(device)
+    torch.manual_seed(1 + rank)
+    return model, build(device)[1]
+
+
+def equal_on_all_ranks(model: nn.Module) -> bool:
+    """Compare the weights of all ranks bit for bit, by their sums as integers."""
+    mine = torch.stack([p.detach().contiguous().view(torch.int32).sum(dtype=torch.int64) for p in model.parameters()])
+    all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_ranks, mine)
+    return all(torch.equal(mine, other) for other in all_ranks)
+
+
+def block(make: Callable[[nn.Module], nn.Module], inner: nn.Module, inputs: torch.Tensor, device: torch.device) -> Any:
     optimizer, model = torch.optim.Adam(inner.parameters(), foreach=True), make(inner)
 
     def run() -> float:
