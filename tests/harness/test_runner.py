@@ -22,6 +22,7 @@ from tests.support.runner import (
     missed,
     parse,
     table,
+    try_again,
 )
 from tests.support.tiers import CORE, TIERS, tier_of
 
@@ -39,6 +40,8 @@ def parsed(*arguments: str) -> Request:
     (["--all"], Request("all")),
     (["--changed"], Request("changed")),
     (["--touched", "-x"], Request("touched", rest=("-x",))),
+    (["--second-try"], Request(CORE, second_try=True)),
+    (["--touched", "--second-try"], Request("touched", second_try=True)),
     (["--tier", "clouds", "--tier", "attack"], Request("tiers", ("clouds", "attack"))),
     (["--attack"], Request("tiers", ("attack",))),
     (["--require", "clouds"], Request("tiers", (), ("clouds",))),
@@ -123,6 +126,55 @@ def test_the_table_has_a_verdict_for_each_tier_and_names_those_that_did_not_run(
 
 def test_the_last_line_shows_a_failure_without_a_failed_test():
     assert table([Verdict("lint", failed=True)], [], 1).endswith("===== FAILED: lint; no tests ran in 1.00s =====")
+
+
+def second(outcomes: dict[str, str], tried: list[str], failed: bool = False):
+    """Stand-in for a run of pytest: the tests that it is given end as `outcomes` has them."""
+
+    def run(arguments: list[str], verdict: Verdict) -> None:
+        tried.extend(arguments[2:])
+        verdict.results = {test: Result(1, outcomes[test]) for test in arguments[2:] if test in outcomes}
+        verdict.failed = failed or "failed" in outcomes.values()
+
+    return run
+
+
+def failed_tier(*tests: str, broken: bool = False) -> Verdict:
+    return Verdict("machines", 60, True, broken, {"a.py::test_z": Result(1)} | {t: Result(1, "failed") for t in tests})
+
+
+def test_a_test_that_failed_and_passes_alone_is_listed_as_flaky_and_the_tier_has_passed():
+    verdict, tried = failed_tier("a.py::test_x", "a.py::test_y"), []
+    try_again(verdict, second({"a.py::test_x": "passed", "a.py::test_y": "passed"}, tried))
+    assert tried == ["a.py::test_x", "a.py::test_y"]
+    assert not verdict.failed and verdict.count("passed") == 3
+    said = table([verdict], [], 60).splitlines()
+    assert "flaky: a.py::test_x failed once and passed alone" in said
+    assert said[-1] == "===== 3 passed in 60.00s ====="
+
+
+@pytest.mark.parametrize(("outcomes", "failed"), [
+    ({"a.py::test_x": "failed"}, True),
+    ({"a.py::test_x": "skipped"}, False),  # not what it was
+    ({}, False),  # it did not run
+    ({"a.py::test_x": "passed"}, True),  # pytest itself failed
+])
+def test_a_tier_has_failed_if_its_failed_test_does_not_pass_alone(outcomes, failed):
+    verdict = failed_tier("a.py::test_x")
+    try_again(verdict, second(outcomes, [], failed))
+    assert verdict.failed
+
+
+@pytest.mark.parametrize("verdict", [
+    failed_tier("a.py::test_x", "a.py::test_y", "a.py::test_w"),  # three are no coincidence
+    failed_tier("a.py::test_x", broken=True),
+    failed_tier(),  # failed without a failed test
+    Verdict("machines", 60, False, False, {"a.py::test_z": Result(1)}),
+])
+def test_nothing_is_tried_again_after_many_failures_or_another_trouble(verdict):
+    was, tried = verdict.failed, []
+    try_again(verdict, second({}, tried))
+    assert (tried, verdict.failed, verdict.flaky) == ([], was, [])
 
 
 def test_durations_are_of_files_whose_tests_passed_and_great_growth_is_told():

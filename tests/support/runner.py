@@ -7,6 +7,8 @@
     scripts/test --changed           lint and the tests that the change since `main` reaches, in doubt all
     scripts/test --touched           lint, core and each tier that the change reaches, in doubt all
     scripts/test --require TIER      besides: fail if a test of this tier is skipped, or if it has none
+    scripts/test --second-try        besides: run one or two failed tests of a tier once more, alone; what then
+                                     passes is listed as flaky, and the run passes
     scripts/test --lint              ruff and tests/lint
     scripts/test --record [PATH]     all tiers or PATH; writes tests/durations.json
     scripts/test PATH ...            these tests, in one process
@@ -41,6 +43,7 @@ LINT = "lint"
 NO_TESTS = 5  # pytest's status
 SHARE = ("--dist", "loadfile", "--no-loadscope-reorder")  # whole files, since some set up much for all their tests
 MAY_BE_SKIPPED = re.compile(r"SPOTFLEET_LONG|--long|long form|Skipped: does not apply")
+SECOND_TRIES = 2  # failed tests of a tier: more are no coincidence
 GROWN, GROWN_S = 3, 5  # a file that takes so many times as long, and so much longer, is worth a line
 UNMARKED_S = 2  # a test that starts processes may do so without its marker if it takes less
 HISTORIES = "tests.sim.many_histories"
@@ -57,6 +60,7 @@ class Request:
     require: tuple[str, ...] = ()
     record: bool = False
     long: bool = False
+    second_try: bool = False
     rest: tuple[str, ...] = ()  # pytest's
 
 
@@ -67,7 +71,9 @@ class Verdict:
     name: str
     seconds: float = 0.0
     failed: bool = False
+    broken: bool = False  # pytest itself ended otherwise than with tests that passed or failed
     results: dict[str, Result] = field(default_factory=dict)
+    flaky: list[str] = field(default_factory=list)  # tests that failed once, and passed alone
 
     def count(self, outcome: str) -> int:
         return sum(result.outcome == outcome for result in self.results.values())
@@ -88,7 +94,7 @@ def parse(arguments: list[str], exists: Callable[[str], bool] = os.path.exists) 
             given["--tier"].append("attack")
         elif argument in ("--lint", "--all", "--changed", "--touched"):
             mode = argument.removeprefix("--")
-        elif argument in ("--record", "--long"):
+        elif argument in ("--record", "--long", "--second-try"):
             flags.add(argument)
         else:
             rest.append(argument)
@@ -97,9 +103,9 @@ def parse(arguments: list[str], exists: Callable[[str], bool] = os.path.exists) 
             raise SystemExit("scripts/test: name tiers or paths, not both")
         mode = "paths"
     elif not mode:
-        mode = "tiers" if given["--tier"] or given["--require"] else "all" if flags else CORE
+        mode = "tiers" if given["--tier"] or given["--require"] else "all" if flags - {"--second-try"} else CORE
     return Request(mode, tuple(given["--tier"]), tuple(given["--require"]), "--record" in flags, "--long" in flags,
-                   tuple(rest))
+                   "--second-try" in flags, tuple(rest))
 
 
 def choose(request: Request, tests: Iterable[str], hit: Callable[[], set[str] | None]) -> dict[str, list[str]]:
@@ -147,6 +153,7 @@ def table(verdicts: list[Verdict], not_run: list[str], seconds: float) -> str:
     for v in verdicts:
         counts = f"{v.count('passed'):>8}{v.count('failed'):>8}{v.count('skipped'):>9}"
         lines.append(f"{v.name:<12}{counts}{v.seconds / 60:>9.1f}  {'FAILED' if v.failed else 'passed'}")
+    lines += [f"flaky: {test} failed once and passed alone" for v in verdicts for test in v.flaky]
     if not_run:
         lines.append(f"not run: {', '.join(not_run)} (scripts/test --all runs every tier)")
     counts = {outcome: sum(v.count(outcome) for v in verdicts) for outcome in ("failed", "passed", "skipped")}
@@ -203,6 +210,22 @@ def pytest_run(arguments: list[str], verdict: Verdict) -> None:
     verdict.results |= {test: Result(**result) for test, result in found.items()}
     verdict.seconds += time.monotonic() - begun
     verdict.failed |= status not in (0, NO_TESTS)
+    verdict.broken |= status not in (0, 1, NO_TESTS)
+
+
+def try_again(verdict: Verdict, run: Callable[[list[str], Verdict], None] = pytest_run) -> None:
+    """Run the failed tests of a tier alone, unless they are too many or pytest itself failed."""
+    failed = [test for test, result in verdict.results.items() if result.outcome == "failed"]
+    if not verdict.failed or verdict.broken or not 0 < len(failed) <= SECOND_TRIES:
+        return
+    print(f"\n== {verdict.name}: {len(failed)} failed, once more alone", flush=True)
+    again = Verdict(verdict.name)
+    run(["-n", "0", *failed], again)
+    verdict.seconds += again.seconds
+    verdict.flaky = [t for t in failed if t in again.results and again.results[t].outcome == "passed"]
+    for test in verdict.flaky:
+        verdict.results[test].outcome = "passed"
+    verdict.failed = again.failed or len(verdict.flaky) < len(failed)
 
 
 def run_lint(whole: bool) -> Verdict:
@@ -274,6 +297,8 @@ def main(arguments: list[str]) -> int:
         chosen = _chosen(request)
     for tier, files in chosen.items():
         verdict = run_tier(tier, files, rest) if files else Verdict(tier)
+        if request.second_try:
+            try_again(verdict)
         if tier in request.require and (why := missed(verdict)):
             print(f"\n{tier} was required:", *why, sep="\n  ")
             verdict.failed = True
