@@ -107,6 +107,10 @@ remove_claim() { # last: while it exists, no other host comes here
   fi
 }
 
+remove_parts() { # of claims whose writers were killed; a living one has its own for a moment
+  find "$root" -maxdepth 1 \( -name '.claim.*' -o -name '.dead.*' \) -mmin +1 -exec rm -f {} + 2>/dev/null
+}
+
 main() {
   keep=""
   if [ "${1:-}" = --keep-environments ]; then
@@ -126,6 +130,7 @@ main() {
       [ -n "$keep" ] || remove_environments
       [ -z "$id" ] || remove_claim
       [ -n "$keep" ] || [ -n "$(others settings.sh)" ] || rm -f "$root/lock" # a waiting script makes a new one
+      remove_parts
       rmdir "$root" 2>/dev/null
     else # another host makes an environment here, and removes unused ones when it ends
       remove_claim

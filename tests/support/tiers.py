@@ -35,6 +35,7 @@ PLACES = {
     "tests/ssh/test_shell_commands.py": "machines",
     "tests/sweep/": "machines",
     "tests/providers/ssh/": "machines",
+    "tests/test_setup_script.py": "machines",  # real virtual environments, half a minute
     "tests/providers/ssh/test_ssh_discovery.py": CORE,  # these three start no sshd
     "tests/providers/ssh/test_ssh_listing.py": CORE,
     "tests/providers/ssh/test_ssh_machines.py": CORE,
@@ -61,6 +62,7 @@ PLACES = {
 # Code that is one tier's own: a change to it always runs that tier, so its tests may be in it.
 OWN_CODE = {
     "bench/gpu/": "machines",
+    "scripts/setup": "machines",
     "scripts/smoke_": "clouds",
     "spotfleet/bootstrap/": "machines",
     "spotfleet/interruptions/gcp.py": "clouds",
