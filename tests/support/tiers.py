@@ -30,6 +30,7 @@ PLACES = {
     "tests/fakes/test_gcp_machines.py": "machines",
     "tests/bootstrap/": "machines",
     "tests/cli/page/test_page_in_chromium.py": "machines",  # a browser
+    "tests/terraform/": "terraform",
     "tests/network/": "machines",
     "tests/gpu/": "machines",
     "tests/ssh/test_shell_commands.py": "machines",
@@ -62,6 +63,7 @@ PLACES = {
 OWN_CODE = {
     "bench/gpu/": "machines",
     "scripts/smoke_": "clouds",
+    "scripts/terraform_": "terraform",
     "spotfleet/bootstrap/": "machines",
     "spotfleet/interruptions/gcp.py": "clouds",
     "spotfleet/providers/aws/": "clouds",
