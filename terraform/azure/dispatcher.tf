@@ -64,9 +64,12 @@ resource "azurerm_linux_virtual_machine" "dispatcher" {
   encryption_at_host_enabled      = true
   secure_boot_enabled             = true
   vtpm_enabled                    = true
-  custom_data                     = base64encode(file("${path.module}/data/dispatcher.cloud-config"))
-  source_image_id                 = var.dispatcher_image == "" ? null : var.dispatcher_image
-  tags                            = local.tags
+  custom_data = base64encode(templatefile("${path.module}/data/dispatcher.cloud-config.tftpl", {
+    device = "/dev/disk/azure/scsi1/lun10"
+    user   = var.dispatcher.user
+  }))
+  source_image_id = var.dispatcher_image == "" ? null : var.dispatcher_image
+  tags            = local.tags
 
   admin_ssh_key {
     username   = var.dispatcher.user

@@ -216,7 +216,7 @@ variable "dispatcher" {
   description = "A dispatcher's machine that Terraform keeps, with a disk of its own for its state, such as `{ ssh_public_key = \"ssh-ed25519 AAAA...\" }`. Null: none."
   type = object({
     ssh_public_key = string
-    size           = optional(string, "Standard_B2s")
+    size           = optional(string, "Standard_B2s_v2")
     state_disk_gib = optional(number, 50)
     user           = optional(string, "ubuntu")
   })

@@ -72,12 +72,12 @@ resource "google_storage_bucket_iam_member" "checkpoints" {
   }
 }
 
-# `spotfleet up --discover NAME` reads it.
+# `spotfleet up --discover NAME` reads it. Hosts may not write it: it is outside of their folder.
 resource "google_storage_bucket_object" "base" {
   count = var.bucket == null ? 1 : 0
 
   bucket       = local.bucket
-  name         = "spotfleet-base.json"
+  name         = local.base_object
   content      = jsonencode(local.spotfleet)
   content_type = "application/json"
 }

@@ -35,8 +35,11 @@ resource "google_compute_instance" "dispatcher" {
   allow_stopping_for_update = true
 
   metadata = merge(local.metadata, {
-    "ssh-keys"  = "${var.dispatcher.user}:${var.dispatcher.ssh_public_key}"
-    "user-data" = file("${path.module}/data/dispatcher.cloud-config")
+    "ssh-keys" = "${var.dispatcher.user}:${var.dispatcher.ssh_public_key}"
+    "user-data" = templatefile("${path.module}/data/dispatcher.cloud-config.tftpl", {
+      device = "/dev/disk/by-id/google-spotfleet-state"
+      user   = var.dispatcher.user
+    })
   })
 
   boot_disk {

@@ -19,6 +19,7 @@ locals {
   ]
 
   bucket      = var.bucket == null ? google_storage_bucket.checkpoints[0].name : var.bucket
+  base_object = "spotfleet-base.json" # where `--discover` looks
   checkpoints = "gs://${local.bucket}/${var.checkpoint_prefix}"
 
   # The images that the CLI takes where none is named.

@@ -15,6 +15,7 @@ resource "google_project_iam_custom_role" "this" {
     laptop     = setsubtract(local.roles.laptop, local.roles.act_as)
     host       = local.roles.host
     act_as     = local.roles.act_as
+    discover   = ["storage.buckets.list", "storage.objects.get"]
   }
 
   project     = var.project
@@ -35,6 +36,7 @@ resource "google_project_iam_member" "dispatcher" {
     description = "Machines and disks in ${var.region} only"
     expression = join(" || ", [
       "!(resource.type in ['compute.googleapis.com/Instance', 'compute.googleapis.com/Disk'])",
+      "resource.name.extract('/zones/{zone}/') == ''",
       "resource.name.extract('/zones/{zone}/').startsWith('${var.region}-')",
     ])
   }
@@ -46,6 +48,24 @@ resource "google_project_iam_member" "operators" {
   project = var.project
   role    = google_project_iam_custom_role.this["laptop"].name
   member  = each.key
+}
+
+# `spotfleet up --discover NAME` lists the project's buckets and reads one object.
+resource "google_project_iam_member" "operators_discover" {
+  for_each = var.bucket == null ? toset(var.operators) : toset([])
+
+  project = var.project
+  role    = google_project_iam_custom_role.this["discover"].name
+  member  = each.key
+
+  condition {
+    title       = "${local.full_name} description"
+    description = "The object ${local.base_object} of the base's bucket only"
+    expression = join(" || ", [
+      "resource.type != 'storage.googleapis.com/Object'",
+      "resource.name == 'projects/_/buckets/${local.bucket}/objects/${local.base_object}'",
+    ])
+  }
 }
 
 # The dispatcher gives its hosts their account; operators give the dispatcher its own.

@@ -118,7 +118,7 @@ variable "ssh_cidrs" {
 }
 
 variable "bucket" {
-  description = "Existing bucket for checkpoints, with uniform bucket-level access, such as `acme-checkpoints`. Null: one is made."
+  description = "Existing bucket of this project for checkpoints, with uniform bucket-level access, such as `acme-checkpoints`. Null: one is made."
   type        = string
   default     = null
 

@@ -117,6 +117,17 @@ def test_hosts_have_rights_on_their_folder_of_the_bucket_alone(module_tests):
                    for address, after in planned.items() if address.startswith("google_project_iam_member."))
 
 
+def test_operators_may_read_the_description_of_the_base_alone(module_tests):
+    planned = module_tests("gcp").planned("complete")
+    role = planned['google_project_iam_custom_role.this["discover"]']
+    assert sorted(role["permissions"]) == ["storage.buckets.list", "storage.objects.get"]
+    member = planned['google_project_iam_member.operators_discover["group:ml@example.com"]']
+    thing = planned["google_storage_bucket_object.base[0]"]
+    assert member["condition"][0]["expression"].endswith(
+        f"resource.name == 'projects/_/buckets/{thing['bucket']}/objects/{thing['name']}'")
+    assert planned["google_storage_bucket.checkpoints[0]"]["labels"]["spotfleet-base"] == BASE
+
+
 # ---- firewall
 
 

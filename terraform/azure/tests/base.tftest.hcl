@@ -1,3 +1,5 @@
+# `override_during` needs Terraform 1.11; the module itself does not.
+
 mock_provider "azurerm" {
   override_during = plan
 
