@@ -88,6 +88,16 @@ class TestReport:
     def planned_outputs(self, run: str) -> dict[str, Any]:
         return {name: change["after"] for name, change in self._plan(run)["output_changes"].items()}
 
+    def output_keys(self, run: str, name: str) -> set[str]:
+        """Return the keys of an output that is an object, also those whose values are not known yet."""
+        change = self._plan(run)["output_changes"][name]
+        return {key for side in ("after", "after_unknown") for key in change.get(side) or ()}
+
+    def runs(self) -> list[str]:
+        """Return the names of the runs whose plans are whole: those that expect a failure stop before the output."""
+        return [m["@testrun"] for m in self.messages
+                if m["type"] == "test_plan" and "spotfleet" in m["test_plan"].get("output_changes", {})]
+
     def _plan(self, run: str) -> dict[str, Any]:
         [plan] = [m["test_plan"] for m in self.messages if m["type"] == "test_plan" and m["@testrun"] == run]
         return plan
