@@ -68,7 +68,7 @@ export interface ThingConfig extends cdktf.TerraformMetaArguments {
     readonly displayName: string;
     readonly rule: ThingRule[] | cdktf.IResolvable;
     readonly onlyRule?: ThingRule;
-    readonly timeouts?: ThingTimeouts;
+    readonly timeouts: ThingTimeouts;
 }
 export interface ThingRule {
     readonly ports: string[];
