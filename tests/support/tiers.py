@@ -11,7 +11,7 @@ TIERS = {
     "clouds": "what a cloud's plugin does, on fakes of the cloud behind its real SDK",
     "engines": "what runs a job on the workers",
     "frameworks": "training libraries",
-    "terraform": "the Terraform provider",
+    "terraform": "Terraform's modules, alone and applied to a fake by the real provider",
     "attack": "hostile input and hostile neighbours",
     "machines": "namespaces, sshds, whole fleets in distress: many real processes",
 }
@@ -72,6 +72,7 @@ OWN_CODE = {
     "spotfleet/providers/ssh/": "machines",
     "spotfleet/ssh/": "machines",
     "spotfleet/verify/": "machines",
+    "terraform/": "terraform",
 }
 
 # Code whose every change reaches that tier by imports, which a rule of lint checks, so its tests may be in it, too.
