@@ -1,22 +1,26 @@
 """The module for Google Cloud and the CLI: the same rights, rules and machines, so that neither changes alone.
 
-The CLI's requests are those that the fake of Google Cloud received for a fleet with the base's name, on its network.
-The module's values are the planned ones of its own tests.
+The CLI's requests are those that the fake of Google Cloud receives for a fleet on the base, which is read from the
+module's output. The module's values are the planned ones of its own tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spotfleet.config import Given, base, parse
 from spotfleet.model import CheckpointSpec, FleetSpec, Market, Offer, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.gcp import GcpProvider
 from spotfleet.providers.gcp.mapping import names, quotas
 from spotfleet.providers.gcp.plugin import GCP
+from spotfleet.providers.gcp.spec import parsed
 from tests.providers.gcp.conftest import cloud, cloud_time, gcp, shared_cloud
 from tests.terraform.conftest import module
 from tests.terraform.schema.run import TestReport
@@ -24,19 +28,19 @@ from tests.terraform.schema.run import TestReport
 __all__ = ["cloud", "cloud_time", "gcp", "shared_cloud"]
 
 PROJECT = "my-project-123"  # in the module's tests
-BASE = "research"
+BASE, FLEET = "research", "f"
 DISPATCHER = Offer("gcp", "us-central1", "us-central1-b", "e2-medium", Market.ON_DEMAND, 1, 33_000, 33_000)
 L4 = Offer("gcp", "us-central1", "us-central1-b", "g2-standard-4", Market.SPOT, 1, 300_000, 700_000, "L4",
            quota="PREEMPTIBLE_NVIDIA_L4_GPUS")
 T4 = Offer("gcp", "us-central1", "us-central1-b", "n1-standard-8+nvidia-tesla-t4x2", Market.SPOT, 2, 300_000, 700_000,
            "T4", quota="PREEMPTIBLE_NVIDIA_T4_GPUS")
 MARKET = ("provisioningModel", "instanceTerminationAction", "preemptionNoticeDuration")  # chosen at the launch
-OF_A_RUN = (names.POOL, names.BEHAVIOR, names.ENCODING, names.USER_DATA)  # metadata
+OF_A_RUN = (names.POOL, names.BEHAVIOR, names.ENCODING, names.USER_DATA, "spotfleet-base")  # metadata
 
 
 @dataclass(frozen=True)
-class Base:
-    """What the module plans in one run of its tests, and a provider whose fleet is on that base."""
+class PlannedBase:
+    """What the module plans in one run of its tests, and a provider whose fleet is on that base by its output."""
 
     planned: Mapping[str, dict[str, Any]]
     output: Mapping[str, Any]
@@ -45,35 +49,30 @@ class Base:
 
     def launched(self, role: Role, offer: Offer) -> dict[str, Any]:
         """Launch one machine; return the body of the request."""
-        self.provider.launch(LaunchRequest(f"{BASE}-1", BASE, role, offer, Boot("idle_host", {"boot.json": "x"})))
+        self.provider.launch(LaunchRequest(f"{FLEET}-1", FLEET, role, offer, Boot("idle_host", {"boot.json": "x"}),
+                                           tags=self.output["tags"]))
         [call] = [c for c in self.cloud.calls if c.action == "compute.instances.insert"]
         return call.params["body"]
 
-    def rules(self) -> dict[str, dict[str, Any]]:
-        self.provider.prepare(BASE, {}, lambda line: None)
-        bodies = [c.params["body"] for c in self.cloud.calls if c.action == "compute.firewalls.insert"]
-        return {body["name"]: body for body in bodies}
-
 
 @pytest.fixture
-def on_base(module_tests: Callable[[str], TestReport], gcp: Callable[..., GcpProvider], cloud: Any) -> Iterator[
-        Callable[[str], Base]]:
-    def make(run: str) -> Base:
+def on_base(module_tests: Callable[[str], TestReport], gcp: Callable[..., GcpProvider],
+            cloud: Any) -> Callable[[str], PlannedBase]:
+    def make(run: str) -> PlannedBase:
         report = module_tests("gcp")
         output = report.planned_outputs(run)["spotfleet"]
+        read = base.parse(here(json.dumps(output), cloud), "output of the module")
+        spec = parse("nodes: 2\nresources: {accelerators: L4:1}", Path("/work/f.yaml"), {},
+                     given=Given(base=read)).spec
+        assert spec.checkpoint.target == here(output["checkpoints"], cloud)
+        section = parsed(spec.section)
         cloud.add_network(names.last(output["network"]), auto=False, regions=(output["region"],))
-        provider = gcp(
-            regions=(output["region"],), network=names.last(output["network"]),
-            subnetworks={output["region"]: names.last(output["subnets"][0])},
-            public_addresses=output["public_addresses"], ssh_from=("203.0.113.0/24", "198.51.100.7/32"),
-            service_account=here(output["identities"]["hosts"], cloud),
-            dispatcher_service_account=here(output["identities"]["dispatcher"], cloud), disk_gib=output["disk_gib"],
-            dispatcher_disk_gib=output["dispatcher_disk_gib"])
+        provider = gcp(**{f.name: getattr(section, f.name) for f in fields(section)})
         for email in output["identities"].values():
             provider.account.rest("iam", f"/v1/projects/{cloud.project}/serviceAccounts",
                                   {"accountId": email.partition("@")[0], "serviceAccount": {}})
         cloud.forget_calls()
-        return Base(report.planned(run), output, provider, cloud)
+        return PlannedBase(report.planned(run), output, provider, cloud)
 
     return make
 
@@ -131,24 +130,23 @@ def test_operators_may_read_the_description_of_the_base_alone(module_tests):
 # ---- firewall
 
 
-def test_the_rules_are_those_that_up_makes(on_base):
-    base = on_base("complete")
-    made = base.rules()
-    inside = base.planned["google_compute_firewall.inside[0]"]
-    door = base.planned["google_compute_firewall.ssh[0]"]
+def test_the_rules_are_those_that_up_makes_for_a_fleet_without_a_base(module_tests, gcp, cloud):
+    planned = module_tests("gcp").planned("complete")
+    inside, door = planned["google_compute_firewall.inside[0]"], planned["google_compute_firewall.ssh[0]"]
+    gcp(ssh_from=tuple(door["source_ranges"])).prepare(BASE, {}, lambda line: None)
+    made = {c.params["body"]["name"]: c.params["body"] for c in cloud.calls if c.action == "compute.firewalls.insert"}
     assert plain_rule(inside) == rest_rule(made.pop(inside["name"]))
     [of_up] = made.values()
     assert plain_rule(door) == rest_rule(of_up)
-    assert base.output["firewall"] == {"hosts": [names.network_tag(BASE)],
-                                       "dispatcher": [names.network_tag(BASE, door=True)]}
 
 
-def test_no_rule_lets_in_the_world(module_tests):
-    for run in ("defaults", "complete"):
-        for address, after in module_tests("gcp").planned(run).items():
-            if address.startswith("google_compute_firewall."):
-                assert "0.0.0.0/0" not in (after["source_ranges"] or ()) and (
-                    after["source_ranges"] or after["source_tags"]), address
+def test_a_fleet_on_the_base_makes_no_rules_and_has_the_tags_of_the_bases(on_base, cloud):
+    on = on_base("complete")
+    on.provider.prepare(FLEET, {}, lambda line: None)
+    assert not [c for c in cloud.calls if c.action == "compute.firewalls.insert"]
+    section = on.provider.account.settings.spec
+    assert list(section.network_tags) == on.planned["google_compute_firewall.inside[0]"]["target_tags"]
+    assert list(section.dispatcher_network_tags) == on.planned["google_compute_firewall.ssh[0]"]["target_tags"]
 
 
 def plain_rule(planned: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,23 +166,26 @@ def rest_rule(body: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("run", "offer"), [("defaults", L4), ("complete", T4)])
 def test_the_template_has_the_values_of_a_host_that_the_dispatcher_launches(on_base, run, offer):
-    base = on_base(run)
-    planned = base.planned["google_compute_instance_template.host"]
-    body = base.launched(Role.WORKER, offer)
-    assert planned_machine(planned, planned["disk"][0], base.cloud) == launched_machine(body, base.cloud)
+    on = on_base(run)
+    planned = on.planned["google_compute_instance_template.host"]
+    [disk] = planned["disk"]
+    key = "".join(k["kms_key_self_link"] for k in disk["disk_encryption_key"])
+    body = on.launched(Role.WORKER, offer)
+    assert planned_machine(planned, {**disk, "key": key}, on.cloud) == launched_machine(body, on.cloud)
     assert planned["scheduling"][0]["provisioning_model"] is None  # the launch chooses the market
 
 
 def test_the_dispatcher_of_terraform_has_the_values_of_one_that_up_makes(on_base):
-    base = on_base("complete")
-    planned = base.planned["google_compute_instance.dispatcher[0]"]
+    on = on_base("complete")
+    planned = on.planned["google_compute_instance.dispatcher[0]"]
     boot = planned["boot_disk"][0]
     disk = boot["initialize_params"][0] | {"boot": True, "auto_delete": boot["auto_delete"]}
-    disk |= {"source_image": disk["image"], "disk_size_gb": disk["size"], "disk_type": disk["type"]}
-    body = base.launched(Role.DISPATCHER, DISPATCHER)
-    made = planned_machine(planned, disk, base.cloud)
+    disk |= {"source_image": disk["image"], "disk_size_gb": disk["size"], "disk_type": disk["type"],
+             "key": boot["kms_key_self_link"] or ""}
+    body = on.launched(Role.DISPATCHER, DISPATCHER)
+    made = planned_machine(planned, disk, on.cloud)
     extra = {key: made["metadata"].pop(key) for key in ("ssh-keys", "user-data")}  # the CLI's own come at its launch
-    assert made == launched_machine(body, base.cloud) and all(extra.values())
+    assert made == launched_machine(body, on.cloud) and all(extra.values())
 
 
 def planned_machine(planned: Mapping[str, Any], disk: Mapping[str, Any], cloud: Any) -> dict[str, Any]:
@@ -193,7 +194,9 @@ def planned_machine(planned: Mapping[str, Any], disk: Mapping[str, Any], cloud: 
         "type": planned["machine_type"],
         "tags": sorted(planned["tags"]),
         "metadata": dict(planned["metadata"]),
-        "disk": (disk["boot"], disk["auto_delete"], disk["source_image"], int(disk["disk_size_gb"]), disk["disk_type"]),
+        "base": planned["labels"]["spotfleet-base"],
+        "disk": (disk["boot"], disk["auto_delete"], disk["source_image"], int(disk["disk_size_gb"]), disk["disk_type"],
+                 disk["key"]),
         "subnet": here(nic["subnetwork"], cloud),
         "public": len(nic["access_config"]),
         "gpus": [(g["type"], g["count"]) for g in planned["guest_accelerator"] or ()],
@@ -209,10 +212,12 @@ def launched_machine(body: Mapping[str, Any], cloud: Any) -> dict[str, Any]:
     image = next(i for i in cloud.images if i.name == names.last(start["sourceImage"]))
     return {
         "type": names.last(body["machineType"]),
-        "tags": sorted(body["tags"]["items"]),
+        "tags": sorted(set(body["tags"]["items"]) - {names.network_tag(FLEET), names.network_tag(FLEET, door=True)}),
         "metadata": {i["key"]: i["value"] for i in body["metadata"]["items"] if i["key"] not in OF_A_RUN},
+        "base": body["labels"]["spotfleet-base"],
         "disk": (disk["boot"], disk["autoDelete"], f"projects/{image.project}/global/images/family/{image.family}",
-                 int(start["diskSizeGb"]), names.last(start["diskType"])),
+                 int(start["diskSizeGb"]), names.last(start["diskType"]),
+                 disk.get("diskEncryptionKey", {}).get("kmsKeyName", "")),
         "subnet": nic["subnetwork"],
         "public": len(nic.get("accessConfigs", ())),
         "gpus": [(names.last(g["acceleratorType"]), g["acceleratorCount"]) for g in body.get("guestAccelerators", ())],
