@@ -19,6 +19,17 @@ BOTH = {
                                             'in zero bits, such as "10.60.0.0/20"'),
 }
 MISTAKES = {
+    "aws": {
+        "open SSH": ('ssh_cidrs = ["0.0.0.0/0"]', "SSH from everywhere is refused. Name the networks that you come from"
+                                                  ', such as ssh_cidrs = ["203.0.113.7/32"]'),
+        "bad name": ('name = "My Base"', 'such as name = "research"'),
+        "wrong CIDR": ('cidr = "10.64.0.1/16"', 'such as cidr = "10.64.0.0/16"'),
+        "zero hosts": ('worker_group = { image = "ami-0a1b2c3d4e5f67890", hosts = 0, gpu = "A10G" }',
+                       "Write 1 or more hosts, such as hosts = 2. For no group at all leave worker_group out."),
+        "unknown GPU": ('worker_group = { image = "ami-0a1b2c3d4e5f67890", hosts = 2, gpu = "T5" }',
+                        "Unknown GPU. Write one of A100, "),
+        "missing region": ("region = null", 'Name the region, such as region = "us-east-1"'),
+    },
     "gcp": BOTH | {
         "zero hosts": (f"worker_group = {{ hosts = 0, {KEY} }}",
                        "worker_group.hosts is 0: write a whole number from 1 to 1000, or leave worker_group out"),
@@ -38,7 +49,7 @@ MISTAKES = {
                                                      '"eastus"'),
     },
 }
-TRY = """mock_provider "%s" {}
+TRY = """%s
 variables {
 %s
 }
@@ -46,19 +57,20 @@ run "try" {
   command = plan
 }
 """
-PROVIDERS = {"gcp": "google", "azure": "azurerm"}
-RIGHT = {"gcp": {"name": '"research"', "project": '"my-project-123"', "region": '"us-central1"'},
+RIGHT = {"aws": {"name": '"research"', "region": '"us-east-1"'},
+         "gcp": {"name": '"research"', "project": '"my-project-123"', "region": '"us-central1"'},
          "azure": {"name": '"research"', "region": '"eastus"'}}
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_is_refused_with_what_to_write(terraform, tmp_path, name):
     folder = Path(shutil.copytree(module(name), tmp_path / name, ignore=shutil.ignore_patterns("tests", "examples")))
+    mocked = (module(name) / "tests" / "validation.tftest.hcl").read_text().partition("\nvariables {")[0]
     tests = folder / "tests"
     tests.mkdir()
     for number, (wrong, _) in enumerate(MISTAKES[name].values()):  # a failed run ends its file
         right = "\n".join(f"  {k} = {v}" for k, v in RIGHT[name].items() if not wrong.startswith(f"{k} ="))
-        (tests / f"{number}.tftest.hcl").write_text(TRY % (PROVIDERS[name], f"{right}\n  {wrong}"))
+        (tests / f"{number}.tftest.hcl").write_text(TRY % (mocked, f"{right}\n  {wrong}"))
     found = terraform.tested(folder).errors_by_file()
     for number, (kind, (_, text)) in enumerate(MISTAKES[name].items()):
         answers = found.get(f"tests/{number}.tftest.hcl", [])
