@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 GROUP = "spotfleet.clouds"  # group of the plugins' entry points
+BASE_VERSION = 1  # number of the contract that this release reads
+BASE_TAG = "spotfleet-base"  # on every resource that is made on a base, and on the base's own: its name
 JOINED = "+"  # between the names of a fleet's clouds, where it has several
 Note = Callable[[tuple[str | int, ...], str], None]  # notes a problem of the fleet file: its place, and the text
 
@@ -95,6 +97,33 @@ def kind_missing(traits: Traits, needs: Sequence[Need]) -> bool:
     return traits.open_ended_types and any(n.use_spot and not (n.instance_type or n.accelerator) for n in needs)
 
 
+@dataclass(frozen=True)
+class Base:
+    """A base: the long-lived surroundings of fleets that Terraform makes. The fields are the contract of its output
+    `spotfleet`, and mean for each cloud what `docs/terraform.md` has in its table."""
+
+    provider: str
+    name: str
+    region: str
+    account: str = ""
+    module: str = ""  # release of the module that made it
+    network: str = ""
+    subnets: tuple[str, ...] = ()
+    public_addresses: bool = False
+    hosts_firewall: tuple[str, ...] = ()  # groups or network tags of every machine
+    dispatcher_firewall: tuple[str, ...] = ()  # more of them for the dispatcher's machine
+    hosts_identity: str = ""
+    dispatcher_identity: str = ""
+    checkpoints: str = ""  # URL
+    queue: str = ""
+    image: str = ""
+    dispatcher_image: str = ""
+    disk_gib: int = 0
+    dispatcher_disk_gib: int = 0
+    disk_key: str = ""
+    tags: dict[str, str] = field(default_factory=dict)  # everything that is made on it has them
+
+
 class SectionPlugin(Protocol):
     """The part of a plugin that the parser of fleet files calls."""
 
@@ -110,6 +139,9 @@ class SectionPlugin(Protocol):
 
         `given`: an object of the schema; None for a file without the section. Calls `note` for each problem.
         """
+
+    def base_keys(self, base: Base) -> Mapping[str, Any]:
+        """Return the keys of its section that a base sets, as the fleet file would have them; {} if it uses no base."""
 
     def adjusted(self, spec: FleetSpec, facts: FileFacts, note: Note) -> FleetSpec:
         """Return the file's spec, which has the section, with what that decides about the rest of the file."""

@@ -10,11 +10,13 @@ from pathlib import Path
 from spotfleet import config, providers
 from spotfleet.api.home import FleetDir, Home
 from spotfleet.api.machine import load_provider, provider_config
+from spotfleet.config import base as contracts
 from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import FleetSpec
-from spotfleet.plugins import Machines
+from spotfleet.plugins import Base, Machines
 from spotfleet.providers import ExistingMachines, Finding, ManagedResources, Provider
 from spotfleet.providers.plugin import plugin_of
+from spotfleet.version import __version__
 
 
 @dataclass(frozen=True)
@@ -26,18 +28,19 @@ class CheckSection:
     findings: Iterable[Finding]
 
 
-def sections(home: Home, provider: str = "", file: Path | None = None) -> Iterator[CheckSection]:
+def sections(home: Home, provider: str = "", file: Path | None = None, base: Base | None = None,
+             ) -> Iterator[CheckSection]:
     """Yield the section of one provider, or of all that are installed; exactly for the fleet of `file`, or for the
-    only fleet there is.
+    only fleet there is. `base`: the one that the fleet of `file` is to be on.
 
     Raises UsageError for a file that is wrong or names another provider.
     """
     if file is not None:
-        spec = config.load(file).spec
+        spec = config.load(file, given=config.Given(base=base)).spec
         if provider not in ("", spec.provider):
             raise UsageError(f"{file} is of provider {spec.provider}, not {provider}",
                              hint=f"spotfleet check {spec.provider} {file}")
-        yield CheckSection(spec.provider, spec.name, _of_file(home, spec))
+        yield CheckSection(spec.provider, spec.name, _of_file(home, spec, base))
         return
     folder = _only_fleet(home)
     for name in [provider] if provider else providers.names():
@@ -56,13 +59,27 @@ def _only_fleet(home: Home) -> FleetDir | None:
     return living[0] if len(living) == 1 else None
 
 
-def _of_file(home: Home, spec: FleetSpec) -> Iterator[Finding]:
+def _of_file(home: Home, spec: FleetSpec, base: Base | None) -> Iterator[Finding]:
     """Yield findings for the spec of a file. A fleet that exists already is checked with its own SSH key."""
+    if base is not None:
+        yield from _of_base(spec, base)
     folder = home.folder(spec.name)
     if folder.exists and folder.readable and not folder.is_down and folder.record.spec.provider == spec.provider:
         yield from _load_findings(lambda: load_provider(replace(folder.record, spec=spec), folder), spec, wanted=True)
     else:
         yield from _load_findings(lambda: providers.load(spec.provider, provider_config(home, spec)), spec, wanted=True)
+
+
+def _of_base(spec: FleetSpec, base: Base) -> Iterator[Finding]:
+    """Yield the differences between a base and what this release, and this fleet, expect of one. The provider's own
+    findings name resources of it that are not there."""
+    if other := contracts.difference(base):
+        yield Finding(other, "warning", f"{contracts.APPLY_AGAIN} with `?ref=v{__version__}`", "base")
+    else:
+        yield Finding(f"{base.name} in {base.region}, made by the module of this release", about="base")
+    if not base.checkpoints and not spec.checkpoint.target:
+        yield Finding(f"base {base.name} has no bucket: checkpoints end with the dispatcher's disk", "warning",
+                      "set `bucket` of the module, or `checkpoint.target` in the fleet file", "base")
 
 
 def _of_fleet(folder: FleetDir) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from spotfleet import config, names
 from spotfleet.api.home import Home
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec
+from spotfleet.plugins import Base
 from spotfleet.providers.plugin import CloudPlugin, Policies, usable
 
 
@@ -17,13 +18,14 @@ def with_policies() -> list[CloudPlugin]:
     return [plugin for plugin in usable() if plugin.policies is not None]
 
 
-def document(home: Home, provider: str, role: str, file: Path | None) -> dict[str, Any]:
-    """Return the policy of `role` for any fleet; exactly for the fleet of `file`, or for the only one there is.
+def document(home: Home, provider: str, role: str, file: Path | None, base: Base | None = None) -> dict[str, Any]:
+    """Return the policy of `role` for any fleet; exactly for the fleet of `file`, on `base` if there is one, or for the
+    only fleet there is.
 
     `provider`: "" for the one of `file`, or for the only one with policies. `role`: "" for the provider's first. Raises
     UsageError where the policy depends on a fleet and there is none.
     """
-    spec = config.load(file).spec if file is not None else None
+    spec = config.load(file, given=config.Given(base=base)).spec if file is not None else None
     able = {plugin.name: plugin.policies for plugin in with_policies()}
     name = provider or (spec.provider if spec else next(iter(able)) if len(able) == 1 else "")
     if spec is not None and (spec.provider not in able or spec.provider != name):

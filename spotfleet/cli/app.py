@@ -17,9 +17,11 @@ from spotfleet.cli.options import (
     CheckpointDir,
     Cluster,
     ConvertedOutput,
+    Discover,
     Env,
     Everywhere,
     Format,
+    FromTerraform,
     Grace,
     Host,
     Infra,
@@ -128,13 +130,14 @@ def up(
     yes: Yes = False,
     timeout: Annotated[str, typer.Option(metavar="DURATION",
                                           help="How long to wait for nodes.min hosts, such as 90s.")] = "10m",
-    infra: Infra = "", env: Env = None,
+    infra: Infra = "", env: Env = None, from_terraform: FromTerraform = "", discover: Discover = "",
 ) -> None:
     """Start a fleet, or change the size of a running one.
 
     A small fleet file:  {name: digits, nodes: {min: 2, target: 3}, resources: {instance_type: cpu.small}}
     """
-    call("write", "up", file, dryrun=dryrun, yes=yes, timeout=timeout, infra=infra, env=env or [])
+    call("write", "up", file, dryrun=dryrun, yes=yes, timeout=timeout, infra=infra, env=env or [],
+         from_terraform=from_terraform, discover=discover)
 
 
 @app.command()
@@ -219,14 +222,15 @@ def check(
         "Only this provider; exactly for this fleet file. With --policy: laptop, dispatcher or host."))] = None,
     policy: Annotated[bool, typer.Option("--policy", help="Print the IAM policy (JSON) of whoever types `up`, of the "
                                                           "dispatcher, or of hosts.")] = False,
-    output: Format = Output.TABLE,
+    output: Format = Output.TABLE, from_terraform: FromTerraform = "", discover: Discover = "",
 ) -> None:
     """Check whether a fleet can be made.
 
     Checks credentials, permissions, quotas, networks and images, and changes nothing. Exit code 3 if a person must
     act first; each line says how.
     """
-    call("check", "check", words or [], policy=policy, as_json=output is Output.JSON)
+    call("check", "check", words or [], policy=policy, as_json=output is Output.JSON,
+         from_terraform=from_terraform, discover=discover)
 
 
 @app.command()

@@ -48,6 +48,10 @@ Infra = Annotated[str, typer.Option("--infra", metavar="PROVIDER[/REGION[/ZONE]]
                                     help="Where, instead of the file's; needed where it names no provider.")]
 Env = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", show_default=False,
                                                help="A variable, over the file's; K alone takes yours.")]
+FromTerraform = Annotated[str, typer.Option("--from-terraform", metavar="DIR|FILE|-", show_default=False, help=(
+    "The base that Terraform made: its folder, or the JSON of `terraform output`."))]
+Discover = Annotated[str, typer.Option("--discover", metavar="NAME", show_default=False,
+                                       help="The base of this name, found in the account by its tag.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 Format = Annotated[Output, typer.Option("-o", "--output", help="json: for programs.")]
 Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on until interrupted.")]

@@ -54,7 +54,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet import plugins
-from spotfleet.config import foreign, plugin_sections, skypilot
+from spotfleet.config import base, foreign, plugin_sections, skypilot
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.money import policy_spec
 from spotfleet.config.notifications import notify_spec, resolve
@@ -69,7 +69,7 @@ from spotfleet.config.sections import (
 from spotfleet.config.values import NAME
 from spotfleet.errors import UsageError
 from spotfleet.model import Autostop, CheckpointSpec, EnvironmentSpec, FleetSpec, Need, Nodes, ResizeSpec
-from spotfleet.plugins import SectionPlugin
+from spotfleet.plugins import Base, SectionPlugin
 from spotfleet.words import did_you_mean
 
 PLACE = ("infra", "cloud", "region", "zone")  # keys that --infra replaces
@@ -95,6 +95,7 @@ class Given:
     envs: Mapping[str, str] = field(default_factory=dict)  # over the file's
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     name: str = ""  # the fleet's name, instead of the file's
+    base: Base | None = None  # it sets what lasts longer than a run: `base.py`
     draft: bool = False  # for a plan: what is only missing before `up` is no problem yet
 
 
@@ -122,6 +123,8 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
                          hint=f"`spotfleet convert {path} > fleet.yaml` makes one, and lists what it leaves out")
     if given.name:
         document.data["name"] = given.name
+    if given.base is not None:
+        base.merge(document, given.base)
     chosen = _with_infra(document, given.infra)
     if chosen and not given.draft:
         document.add((), no_provider(plugin_sections.clouds()))
@@ -133,7 +136,8 @@ def parse(text: str, path: Path, environ: Mapping[str, str], *, check_files: boo
     spec = _spec(document, section, {**environ, **given.envs}, lambda text: _local(path, text),
                  check_files=check_files)
     plain = {k: v for k, v in given.envs.items() if k not in section.secrets and k not in given.secrets}
-    spec = replace(spec, envs={**spec.envs, **plain})
+    of_base = given.base.tags if given.base is not None else {}
+    spec = replace(spec, envs={**spec.envs, **plain}, tags={**spec.tags, **of_base})
     secrets = _resolve_values(document, "secrets", section.secrets, {**environ, **given.envs, **given.secrets})
     secrets |= given.secrets
     for name in sorted(section.secrets.keys() & section.envs.keys()):

@@ -26,7 +26,7 @@ from spotfleet.codec import to_json
 from spotfleet.cost_export import CostExport
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
-from spotfleet.plugins import FileFacts, Machines, Note, SectionPlugin, Traits
+from spotfleet.plugins import Base, FileFacts, Machines, Note, SectionPlugin, Traits
 from spotfleet.providers import LaunchRequest, Provider
 
 if TYPE_CHECKING:
@@ -130,6 +130,10 @@ class CloudPlugin(SectionPlugin, Protocol):
     def together(self, plugins: Sequence[CloudPlugin]) -> CloudPlugin:
         """Return one plugin made of several, this one the first."""
 
+    def base_contract(self, provider: Provider, name: str) -> str:
+        """Return the contract of the base `name`, found by its tag in the provider's regions, as JSON. Raises
+        NeedsPerson for none; UsageError where bases are not found by name."""
+
     def may_have_credentials(self, environ: Mapping[str, str]) -> bool:
         """Return whether environment or files may hold credentials. Sends no request."""
 
@@ -163,6 +167,12 @@ class BasePlugin:
     def read_section(self, given: BaseModel | None, facts: FileFacts, note: Note) -> Mapping[str, Any]:
         schema = self.section()
         return (given or schema()).model_dump(mode="json") if schema is not None else {}
+
+    def base_keys(self, base: Base) -> Mapping[str, Any]:
+        return {}
+
+    def base_contract(self, provider: Provider, name: str) -> str:
+        raise UsageError(f"provider {self.name} finds no base by its name", hint="--from-terraform DIR")
 
     def adjusted(self, spec: FleetSpec, facts: FileFacts, note: Note) -> FleetSpec:
         return spec

@@ -20,7 +20,7 @@ from typing import Any
 from spotfleet import plugins
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import BillingRules, CloudHost, FleetSpec, Need, Offer, PricePoint, Rates
-from spotfleet.plugins import FileFacts, Machines, Note, Traits
+from spotfleet.plugins import Base, FileFacts, Machines, Note, Traits
 from spotfleet.providers import (
     CloudClock,
     CloudEvent,
@@ -84,6 +84,13 @@ class SeveralPlugin:
         sections = given if isinstance(given, dict) else {}
         return {CLOUDS: [{"plugin": name, "section": dict(
             part.read_section(sections.get(name), facts.of(name), note))} for name, part in self._parts.items()]}
+
+    def base_keys(self, base: Base) -> Mapping[str, Any]:
+        return {}
+
+    def base_contract(self, provider: Provider, name: str) -> str:
+        raise UsageError(f"a base is of one cloud, and the fleet is on {' and '.join(self._parts)}",
+                         hint="a fleet file for one cloud")
 
     def adjusted(self, spec: FleetSpec, facts: FileFacts, note: Note) -> FleetSpec:
         return spec

@@ -129,7 +129,7 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
     (AWS + "aws:\n  regionz: a", "3: aws.regionz: unknown key; did you mean 'regions'?"),
     (AWS + "aws:\n  vpc: a", "3: aws.vpc: unknown key; expected one of regions, joined, networks, profile, "
                              "public_addresses, ssh_from, image, dispatcher_image, user, disk, dispatcher_disk, "
-                             "kms_key, key_pair, dispatcher_profile, host_profile, event_queue, "
+                             "kms_key, key_pair, dispatcher_profile, host_profile, event_queue, interruption_queue, "
                              "permissions_boundary, capacity_reservation"),
     (AWS + "aws:\n  capacity_reservation: [cr-01234567, cr-01234567]", "3: aws.capacity_reservation: cr-01234567 is "
      "here twice"),
@@ -138,7 +138,8 @@ def test_the_example_is_a_file_that_a_user_can_start_from():
     (AWS + "aws:\n  networks:\n    us-east-1: {subnet: subnet-01234567}",
      "4: aws.networks.us-east-1.subnet: unknown key; did you mean 'subnets'?"),
     (AWS + "aws:\n  networks:\n    us-east-1: 7",
-     "4: aws.networks.us-east-1: expected `key: value` lines with vpc, subnets, security_groups"),
+     "4: aws.networks.us-east-1: expected `key: value` lines with vpc, subnets, security_groups, "
+     "dispatcher_security_groups"),
     (AWS + "aws:\n  networks: {us-east: {}}", "3: aws.networks: expected a region such as us-east-1, got 'us-east'"),
     (AWS + "aws:\n  networks:\n    us-east-1: {vpc: subnet-01234567}",
      "4: aws.networks.us-east-1.vpc: expected the id of a VPC such as vpc-0a1b2c3d4e5f67890, got 'subnet-01234567'"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import boto3
 import pytest
@@ -275,3 +277,17 @@ def test_a_mistake_of_the_fake_is_not_taken_for_the_clouds(cloud, ec2):
     with pytest.raises(ClientError, match="bug of the fake"):
         ec2.describe_instances()
     assert "ZeroDivisionError" in cloud.bugs.pop()
+
+
+def test_a_long_poll_of_a_queue_keeps_no_other_call_waiting(cloud, ec2):
+    sqs, got = cloud.client("sqs"), []
+    url = sqs.create_queue(QueueName="q")["QueueUrl"]
+    poll = threading.Thread(target=lambda: got.append(sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20)))
+    poll.start()
+    while "sqs:ReceiveMessage" not in cloud.actions():
+        time.sleep(0.01)
+    ec2.describe_vpcs()
+    assert got == []  # it waits still
+    sqs.send_message(QueueUrl=url, MessageBody="m")
+    poll.join()
+    assert [m["Body"] for m in got[0]["Messages"]] == ["m"]

@@ -31,7 +31,7 @@ from pathlib import Path
 
 TOP = Path(__file__).parents[2]
 LIST = Path(__file__).parent / "mutants.toml"
-COPIED = ("spotfleet", "tests", "bench", "examples", "scripts", "ami", "pyproject.toml")
+COPIED = ("spotfleet", "tests", "bench", "examples", "scripts", "ami", "terraform", "pyproject.toml")
 LIMIT_S = 300  # a fault that makes its test hang is seen, too
 
 

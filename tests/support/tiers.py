@@ -11,7 +11,7 @@ TIERS = {
     "clouds": "what a cloud's plugin does, on fakes of the cloud behind its real SDK",
     "engines": "what runs a job on the workers",
     "frameworks": "training libraries",
-    "terraform": "the Terraform provider",
+    "terraform": "Terraform's modules, alone and applied to a fake by the real provider",
     "attack": "hostile input and hostile neighbours",
     "machines": "namespaces, sshds, whole fleets in distress: many real processes",
 }
@@ -30,6 +30,7 @@ PLACES = {
     "tests/fakes/test_gcp_machines.py": "machines",
     "tests/bootstrap/": "machines",
     "tests/cli/page/test_page_in_chromium.py": "machines",  # a browser
+    "tests/terraform/": "terraform",
     "tests/network/": "machines",
     "tests/gpu/": "machines",
     "tests/ssh/test_shell_commands.py": "machines",
@@ -64,6 +65,7 @@ OWN_CODE = {
     "bench/gpu/": "machines",
     "scripts/setup": "machines",
     "scripts/smoke_": "clouds",
+    "scripts/terraform_": "terraform",
     "spotfleet/bootstrap/": "machines",
     "spotfleet/interruptions/gcp.py": "clouds",
     "spotfleet/providers/aws/": "clouds",
@@ -72,6 +74,7 @@ OWN_CODE = {
     "spotfleet/providers/ssh/": "machines",
     "spotfleet/ssh/": "machines",
     "spotfleet/verify/": "machines",
+    "terraform/": "terraform",
 }
 
 # Code whose every change reaches that tier by imports, which a rule of lint checks, so its tests may be in it, too.

@@ -159,6 +159,9 @@ def _change(folder: FleetDir, spec: FleetSpec) -> tuple[PlanKind, FleetSpec | No
         script = ("; a list that changes is what `ssh.discovery_script` is for"
                   if "section" in refused and _exist(spec) else "")
         keys = ", ".join(_key(field, spec) for field in refused)
+        if (base := record.spec.tags.get(plugins.BASE_TAG)) and base != spec.tags.get(plugins.BASE_TAG):
+            raise UsageError(f"fleet '{spec.name}' is up on base {base}, which this command does not name",
+                             hint=f"add --discover {base}, or --from-terraform with the folder of that base")
         raise UsageError(f"fleet '{spec.name}' is up, and {keys} cannot change while it is",
                          hint=f"`spotfleet down {spec.name}` first, or give the new fleet another name{script}")
     if record.spec.nodes != spec.nodes:

@@ -13,6 +13,7 @@ from spotfleet import providers
 from spotfleet.api.check import CheckSection, needs_person, sections
 from spotfleet.api.home import Home
 from spotfleet.api.policies import document, with_policies
+from spotfleet.cli.commands.write import base_of
 from spotfleet.cli.console import print_message
 from spotfleet.codec import to_json
 from spotfleet.errors import NeedsPerson, UsageError
@@ -23,13 +24,13 @@ MARKS = {"ok": "ok", "warning": "warning", "blocker": "BLOCKER", "absent": "-"}
 WIDTH = 15  # the column with a line's subject
 
 
-def check(words: list[str], *, policy: bool, as_json: bool) -> None:
+def check(words: list[str], *, policy: bool, as_json: bool, from_terraform: str = "", discover: str = "") -> None:
     if policy:
-        _policy(words)
+        _policy(words, from_terraform, discover)
         return
     provider, file = _split(words, providers.names())
     found: list[tuple[CheckSection, list[Finding]]] = []
-    for section in sections(Home(), provider, file):
+    for section in sections(Home(), provider, file, base_of(from_terraform, discover, file)):
         if not as_json:
             print(f"{section.provider}:" + (f" for fleet {section.fleet}" if section.fleet else ""), flush=True)
         found.append((section, [_print_finding(f, as_json) for f in _with_progress(section)]))
@@ -87,10 +88,11 @@ def _print_finding(finding: Finding, as_json: bool) -> Finding:
     return finding
 
 
-def _policy(words: list[str]) -> None:
+def _policy(words: list[str], from_terraform: str, discover: str) -> None:
     """Print a policy document, on AWS ready for `aws iam create-policy --policy-document file://...`."""
     able = with_policies()
     roles = {role for plugin in able if plugin.policies for role in plugin.policies.roles}
     role = next((w for w in words if w in roles), "")
     provider, file = _split([w for w in words if w != role], [plugin.name for plugin in able])
-    print(json.dumps(document(Home(), provider, role, file), indent=2))
+    base = base_of(from_terraform, discover, file)
+    print(json.dumps(document(Home(), provider, role, file, base), indent=2))

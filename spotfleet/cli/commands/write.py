@@ -14,6 +14,7 @@ import typer
 
 from spotfleet.api import Fleet, Job
 from spotfleet.api.access import ssh
+from spotfleet.api.account.base import discover, read
 from spotfleet.api.home import Home
 from spotfleet.api.job import succeeded
 from spotfleet.api.lifecycle.catalog_plan import draft
@@ -30,6 +31,7 @@ from spotfleet.config import FleetFile, Given, document, load, values
 from spotfleet.config.values import duration_s
 from spotfleet.errors import JobFailed, SpotfleetError, UsageError
 from spotfleet.model import FleetSpec, JobState, Role
+from spotfleet.plugins import Base
 from spotfleet.protocol.messages import EndedJob, JobStatus
 from spotfleet.words import are, counted, dollars, size
 
@@ -37,12 +39,13 @@ SHOWN_JOBS = 20  # rows of the oldest jobs; those with outputs that were never c
 SHOWN_BYTES = 1 << 16  # end of the output that is kept, so that a traceback is not printed twice
 
 
-def up(file: Path, *, dryrun: bool, yes: bool, timeout: str, infra: str = "", env: Sequence[str] = ()) -> None:
+def up(file: Path, *, dryrun: bool, yes: bool, timeout: str, infra: str = "", env: Sequence[str] = (),
+       from_terraform: str = "", discover: str = "") -> None:
     try:
         timeout_s = duration_s(timeout)
     except ValueError as error:
         raise UsageError(f"--timeout: {error}", hint="leave it out to wait for 10 minutes") from None
-    given = Given(infra, variables(env))
+    given = Given(infra, variables(env), base=base_of(from_terraform, discover, file))
     if dryrun:
         show_plan(file, given)
         return
@@ -50,6 +53,17 @@ def up(file: Path, *, dryrun: bool, yes: bool, timeout: str, infra: str = "", en
     fleet = bring_up(loaded, file, yes=yes, timeout_s=timeout_s)
     what = "" if loaded.spec.run else " SCRIPT.py"
     next_command(f"spotfleet train{what}{_flag(fleet)}", *_ways_in(fleet), f"spotfleet down {fleet.name}")
+
+
+def base_of(from_terraform: str, name: str, file: Path | None) -> Base | None:
+    """Return the base that the command line names; None for none."""
+    if from_terraform and name:
+        raise UsageError("--from-terraform and --discover name a base each", hint="keep one of them")
+    if (from_terraform or name) and file is None:
+        raise UsageError("a base belongs to a fleet file, and none is named", hint="add the path of one (YAML)")
+    if from_terraform:
+        return read(from_terraform)
+    return discover(name, file) if name and file is not None else None
 
 
 def load_file(path: Path, given: Given) -> FleetFile:

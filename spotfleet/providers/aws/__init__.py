@@ -132,7 +132,8 @@ class AwsProvider:
         ssh_ingress.refresh(self.account, fleet, progress)
 
     def has_events(self) -> bool:
-        return self.account.settings.spec.event_queue
+        spec = self.account.settings.spec
+        return spec.event_queue or bool(spec.interruption_queue)
 
     def poll_events(self, fleet: str, wait_s: float) -> list[CloudEvent]:
         from spotfleet.providers.aws.account import queue

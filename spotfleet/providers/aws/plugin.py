@@ -19,7 +19,7 @@ from spotfleet.codec import to_json
 from spotfleet.cost_export import CostExport
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
-from spotfleet.plugins import FileFacts, Machines, Note, Traits
+from spotfleet.plugins import Base, FileFacts, Machines, Note, Traits
 from spotfleet.providers import LaunchRequest, Provider
 from spotfleet.providers.aws import AwsProvider
 from spotfleet.providers.aws.mapping import names, policies
@@ -59,9 +59,11 @@ class AwsPolicies:
                                  hint=f"{A_FILE.format(role=role)}, in it `checkpoint: {{target: s3://BUCKET/PREFIX}}`")
             return policies.host(target, partition)
         own = aws.image if aws.image.startswith("/") and not aws.image.startswith("/aws/service/") else ""
+        base = spec.tags.get(names.BASE, "") if spec else ""
         if role == "laptop":  # for all regions: each named region would make it half as long again
             return _fitting(policies.laptop(policies.Scope(
-                partition=partition, kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue,
+                partition=partition, kms_key=aws.kms_key, image=own, target=target,
+                queue=aws.event_queue and not aws.interruption_queue, on_base=bool(base),
                 dispatcher_profile=aws.dispatcher_profile, host_profile=aws.host_profile,
                 boundary=aws.permissions_boundary, reserved=bool(aws.capacity_reservations))))
         if not cloud_name:
@@ -71,9 +73,9 @@ class AwsPolicies:
         of_any = "/*" if aws.host_profile else own_role  # a named profile may have any role
         host_role = f"arn:{partition}:iam::{policies.ANY}:role{of_any}"
         return policies.dispatcher(policies.Scope(
-            cloud_name, regions, partition=partition,
+            base or cloud_name, regions, partition=partition, base=bool(base), named_queue=aws.interruption_queue,
             host_role=host_role if target.startswith("s3://") or aws.host_profile else "",
-            kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue,
+            kms_key=aws.kms_key, image=own, target=target, queue=aws.event_queue or bool(aws.interruption_queue),
             reserved=bool(aws.capacity_reservations)))
 
 
@@ -111,6 +113,21 @@ class AwsPlugin(RegionalPlugin):
         from spotfleet.providers.aws.section.schema import AwsSection
 
         return to_json(read(given if isinstance(given, AwsSection) else AwsSection(), facts, note))
+
+    def base_keys(self, base: Base) -> Mapping[str, Any]:
+        network = {"vpc": base.network, "subnets": list(base.subnets), "security_groups": list(base.hosts_firewall),
+                   "dispatcher_security_groups": list(base.dispatcher_firewall)}
+        found = {"regions": [base.region], "networks": {base.region: network},
+                 "host_profile": base.hosts_identity, "dispatcher_profile": base.dispatcher_identity,
+                 "interruption_queue": base.queue, "image": base.image, "dispatcher_image": base.dispatcher_image,
+                 "disk": base.disk_gib, "dispatcher_disk": base.dispatcher_disk_gib, "kms_key": base.disk_key}
+        return {"public_addresses": base.public_addresses, **{key: value for key, value in found.items() if value}}
+
+    def base_contract(self, provider: Provider, name: str) -> str:
+        from spotfleet.providers.aws import base
+
+        assert isinstance(provider, AwsProvider)
+        return base.found(provider.account, name)
 
     def open(self, config: Config) -> Provider:
         return AwsProvider(config)

@@ -78,7 +78,8 @@ class _Launching(LaunchSteps):
             images.image(self.account, first.role, first.offer),
             spec.dispatcher_disk_gib if dispatcher else spec.disk_gib, where.network, where.subnetwork,
             spec.public_addresses, spec.disk_type, spec.local_ssds,
-            (spec.dispatcher_service_account or "default") if dispatcher else own, userdata.lifetime_s(first))
+            (spec.dispatcher_service_account or "default") if dispatcher else own, userdata.lifetime_s(first),
+            spec.network_tags + (spec.dispatcher_network_tags if dispatcher else ()), spec.disk_key)
 
     def ask(self) -> None:
         """Send the request. An earlier one of this host, with other files in its body, is waited for instead."""

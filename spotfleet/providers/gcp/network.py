@@ -82,7 +82,9 @@ def facts(account: GcpAccount) -> dict[str, Any]:
 
 
 def prepare(account: GcpAccount, fleet: str, progress: Progress) -> None:
-    """Make the rule for traffic inside the fleet, and that of this laptop."""
+    """Make the rule for traffic inside the fleet, and that of this laptop. Named network tags have rules already."""
+    if account.settings.spec.network_tags:
+        return
     if host := shared(account):
         progress(f"the firewall of the shared VPC is {host}'s: `spotfleet check gcp` names the rules that it needs")
         return
@@ -92,9 +94,9 @@ def prepare(account: GcpAccount, fleet: str, progress: Progress) -> None:
 
 def allow_ssh_from_here(account: GcpAccount, fleet: str, progress: Progress) -> None:
     """Allow SSH from the laptop's current address, instead of its old one. Rules of other laptops stay."""
-    if shared(account):
-        return
     spec = account.settings.spec
+    if shared(account) or spec.network_tags:
+        return
     wanted = spec.ssh_from or (laptop.own_address("gcp", public=spec.public_addresses),)
     for cidr in wanted:
         laptop.refuse_the_world("gcp", cidr)

@@ -16,7 +16,7 @@ from spotfleet.codec import to_json
 from spotfleet.cost_export import CostExport
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec
-from spotfleet.plugins import FileFacts, Machines, Note, Traits
+from spotfleet.plugins import Base, FileFacts, Machines, Note, Traits
 from spotfleet.providers import LaunchRequest, Provider
 from spotfleet.providers.gcp import GcpProvider
 from spotfleet.providers.gcp.mapping import names, roles
@@ -65,6 +65,21 @@ class GcpPlugin(RegionalPlugin):
         from spotfleet.providers.gcp.section import GcpSection, read
 
         return to_json(read(given if isinstance(given, GcpSection) else GcpSection(), facts, note))
+
+    def base_keys(self, base: Base) -> Mapping[str, Any]:
+        found = {"project": base.account, "regions": [base.region], "network": base.network,
+                 "subnetworks": {base.region: base.subnets[0]} if base.subnets else {},
+                 "network_tags": list(base.hosts_firewall), "dispatcher_network_tags": list(base.dispatcher_firewall),
+                 "service_account": base.hosts_identity, "dispatcher_service_account": base.dispatcher_identity,
+                 "image": base.image, "dispatcher_image": base.dispatcher_image, "disk": base.disk_gib,
+                 "dispatcher_disk": base.dispatcher_disk_gib, "disk_key": base.disk_key}
+        return {"public_addresses": base.public_addresses, **{key: value for key, value in found.items() if value}}
+
+    def base_contract(self, provider: Provider, name: str) -> str:
+        from spotfleet.providers.gcp import base
+
+        assert isinstance(provider, GcpProvider)
+        return base.found(provider.account, name)
 
     def open(self, config: Config) -> Provider:
         return GcpProvider(config)

@@ -21,6 +21,7 @@ SUBNET = re.compile(rf"(projects/{PROJECT.pattern}/regions/{REGION.pattern}/subn
 IMAGE = re.compile(rf"projects/{PROJECT.pattern}/global/images/(family/)?[a-z][a-z0-9-]*")
 IMAGE_EXPECTED = "projects/PROJECT/global/images/NAME or .../images/family/FAMILY"
 ACCOUNT = re.compile(r"[^@\s]+@[a-z0-9.-]+\.gserviceaccount\.com|default")
+KEY = re.compile(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+")
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")  # those that a machine boots from
 DISK_GIB = (10, 65_536)
 
@@ -56,6 +57,14 @@ def _subnetworks(value: Any) -> dict[str, str]:
                                               and SUBNET.fullmatch(v) for k, v in value.items()):
         raise _wrong("REGION: NAME pairs such as {us-central1: training}", value)
     return value
+
+
+def _tags(value: Any) -> tuple[str, ...]:
+    """Check a list of network tags, or a single one."""
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(one, str) and NAME.fullmatch(one) for one in found):
+        raise _wrong("a list of network tags such as [training]", value)
+    return tuple(found)
 
 
 def _networks_from(value: Any) -> tuple[str, ...]:
@@ -105,6 +114,8 @@ class GcpSection(Section):
     regions: Annotated[tuple[str, ...], BeforeValidator(_regions)] = ()
     network: Annotated[str, _matching(NETWORK, "the name of a network, or projects/HOST/global/networks/NAME")] = ""
     subnetworks: Annotated[dict[str, str], BeforeValidator(_subnetworks)] = Field(default_factory=dict)
+    network_tags: Annotated[tuple[str, ...], BeforeValidator(_tags)] = ()
+    dispatcher_network_tags: Annotated[tuple[str, ...], BeforeValidator(_tags)] = ()
     public_addresses: Flag = True
     ssh_from: Annotated[tuple[str, ...], BeforeValidator(_networks_from)] = ()
     image: Image = ""
@@ -113,6 +124,7 @@ class GcpSection(Section):
     disk: Disk = 100
     dispatcher_disk: Disk = 30
     disk_type: Annotated[str, BeforeValidator(_disk_type)] = ""
+    disk_key: Annotated[str, _matching(KEY, "a key such as projects/P/locations/L/keyRings/R/cryptoKeys/K")] = ""
     local_ssds: Annotated[int, BeforeValidator(_ssds)] = 0
     service_account: ServiceAccount = ""
     dispatcher_service_account: ServiceAccount = ""
@@ -141,7 +153,7 @@ def read(given: GcpSection, facts: FileFacts, note: Note) -> GcpSpec:
                                     "write `interruption_behavior: terminate`")
     if facts.placement == "cluster":
         note(("placement",), "a fleet on Google Cloud has no compact placement yet; write `zone`")
-    if not given.public_addresses and not given.ssh_from:
+    if not given.public_addresses and not given.ssh_from and not given.network_tags:
         note(("gcp", "ssh_from"), "is missing: without public addresses you come by a way of your own, and `up` cannot "
                                   "find out from which network")
     if given.network.startswith("projects/") and not given.subnetworks:
@@ -152,7 +164,8 @@ def read(given: GcpSection, facts: FileFacts, note: Note) -> GcpSpec:
         given.project, regions, given.network, given.subnetworks, given.public_addresses, given.ssh_from,
         given.image or _image_of_resources(facts, note), given.dispatcher_image, given.user,
         _disk_of_host(given, facts, note), given.dispatcher_disk, given.disk_type, given.local_ssds,
-        given.service_account, given.dispatcher_service_account)
+        given.service_account, given.dispatcher_service_account, given.network_tags, given.dispatcher_network_tags,
+        given.disk_key)
 
 
 def _image_of_resources(facts: FileFacts, note: Note) -> str:

@@ -29,6 +29,9 @@ class GcpSpec:
     local_ssds: int = 0  # number of local SSDs of a host whose type does not include any
     service_account: str = ""  # hosts get it; empty: none, or the project's default one if checkpoints go to gs://
     dispatcher_service_account: str = ""  # empty: the project's default one
+    network_tags: tuple[str, ...] = ()  # more tags of every machine, for whose firewall rules somebody else cares
+    dispatcher_network_tags: tuple[str, ...] = ()  # more of them for the dispatcher, such as one that lets SSH in
+    disk_key: str = ""  # Cloud KMS key of the disks; empty: Google's own
 
 
 def parsed(section: Mapping[str, Any]) -> GcpSpec:

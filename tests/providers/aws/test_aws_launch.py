@@ -78,7 +78,7 @@ def test_machines_are_closed_encrypted_and_gone_when_they_power_themselves_off(p
     for made in raw(cloud):
         options = made["MetadataOptions"]
         assert (options["HttpTokens"], options["HttpPutResponseHopLimit"], options["InstanceMetadataTags"]) == (
-            "required", 2, "enabled")
+            "required", 1, "enabled")
         assert all(m["Ebs"]["DeleteOnTermination"] for m in made["BlockDeviceMappings"])
     worker, head = (cloud.instances(**{"spotfleet-host": name})[0] for name in ("f-1", "f-d-0"))
     assert set(worker.groups) == {groups["spotfleet-f"]}

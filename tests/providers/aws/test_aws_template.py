@@ -54,9 +54,9 @@ def test_an_on_demand_launch_tags_no_spot_request_as_ec2_would_refuse_it():
     assert set(tags_of(data(DISPATCHER)["TagSpecifications"])) == {"instance", "volume", "network-interface"}
 
 
-def test_the_metadata_server_wants_tokens_reaches_containers_and_shows_tags():
+def test_the_metadata_server_wants_tokens_answers_the_host_alone_and_shows_tags():
     assert data()["MetadataOptions"] == {"HttpEndpoint": "enabled", "HttpTokens": "required",
-                                         "HttpPutResponseHopLimit": 2, "InstanceMetadataTags": "enabled"}
+                                         "HttpPutResponseHopLimit": 1, "InstanceMetadataTags": "enabled"}
 
 
 def test_volumes_are_encrypted_and_go_with_their_host():

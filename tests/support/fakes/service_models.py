@@ -17,10 +17,12 @@ LETTERS = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{M}": r"\w", r
 FILTERS = re.compile(r"<li>\s*<p>\s*<code>([^<]+)</code>")  # names in the documentation of a listing
 FILTER_VALUES = 200  # EC2's maximum per request
 # Values that services use though an enum lacks them: new instance types, a feature of them in EC2's recorded
-# descriptions, and the state of an attached internet gateway (API reference, "InternetGatewayAttachment").
+# descriptions, the state of an attached internet gateway (API reference, "InternetGatewayAttachment"), and those of
+# a VPC endpoint, for which Terraform's provider waits.
 OPEN_ENUMS = {"InstanceType"}
 UNDOCUMENTED = {("DescribeVpcs", "isDefault")}  # Terraform's provider finds the default VPC of every account by it
-UNLISTED = {("SupportedAdditionalProcessorFeature", "metal-compatibility"), ("AttachmentStatus", "available")}
+UNLISTED = {("SupportedAdditionalProcessorFeature", "metal-compatibility"), ("AttachmentStatus", "available"),
+            ("State", "available"), ("State", "deleted")}
 
 
 @cache

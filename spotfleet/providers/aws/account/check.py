@@ -21,8 +21,8 @@ from spotfleet.model import CloudState, FleetSpec, Need, Nodes, Offer, Role
 from spotfleet.providers import Finding
 from spotfleet.providers.aws import describe, images, offers, reserved
 from spotfleet.providers.aws import types as catalog
-from spotfleet.providers.aws.account import disk_key, identity, network, permissions, quotas, ssh_ingress
-from spotfleet.providers.aws.mapping import errors, names
+from spotfleet.providers.aws.account import disk_key, identity, network, permissions, queue, quotas, ssh_ingress
+from spotfleet.providers.aws.mapping import errors, names, policies
 from spotfleet.providers.aws.session import INSTALL, Account
 from spotfleet.providers.kit import checks
 
@@ -56,7 +56,7 @@ def findings(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
     yield from checks.findings(
         {"permissions": lambda: permissions.findings(account, spec), "spot role": lambda: _spot_role(account),
          "named things": lambda: _named(account), "checkpoints": lambda: _bucket(account),
-         "notices": lambda: _notices(account),
+         "base": lambda: _base(account, spec), "notices": lambda: _notices(account),
          "reserved": lambda: reserved.findings(account, spec.any_of if spec else ())},
         account.regions, lambda region: _want(account, spec, region),
         {about: lambda want, ask=ask: ask(account, want) for about, ask in REGIONAL.items()},  # type: ignore[misc]
@@ -129,20 +129,47 @@ def _named(account: Account) -> Iterator[Finding]:
                 InstanceProfileName=name))
     for region in account.regions:
         ec2 = account.client("ec2", region)
+        if spec.interruption_queue:
+            yield _there("aws.interruption_queue", f"{spec.interruption_queue} in {region}",
+                         lambda region=region: account.client("sqs", region).get_queue_url(
+                             QueueName=spec.interruption_queue))
         if spec.key_pair:
             yield _there("aws.key_pair", f"{spec.key_pair} in {region}",
                          lambda ec2=ec2: ec2.describe_key_pairs(KeyNames=[spec.key_pair]))
         for named in (n for n in spec.networks if n.region == region and n.security_groups):
-            yield _there("aws.networks", f"{', '.join(named.security_groups)} in {region}",
-                         lambda ec2=ec2, named=named: ec2.describe_security_groups(
-                             GroupIds=list(named.security_groups)))
+            groups = [*named.security_groups, *named.dispatcher_groups]
+            yield _there("aws.networks", f"{', '.join(groups)} in {region}",
+                         lambda ec2=ec2, groups=groups: ec2.describe_security_groups(GroupIds=groups))
+
+
+def _base(account: Account, spec: FleetSpec | None) -> Iterator[Finding]:
+    """Check the rights of the dispatcher's role on a base: those of an older module may lack some."""
+    base, named = spec.tags.get(names.BASE, "") if spec is not None else "", account.settings.spec
+    if not base or not named.dispatcher_profile:
+        return
+    iam, (number, arn) = account.client("iam"), account.identity()
+    role, host_role = (identity.role_of(iam, profile) if profile else ""
+                       for profile in (named.dispatcher_profile, named.host_profile))
+    document = policies.dispatcher(policies.Scope(
+        base, account.regions, number, arn.split(":")[1], host_role, named.kms_key,
+        target=account.settings.target, queue=bool(named.interruption_queue), base=True))
+    found = permissions.simulate(account, document, policies.actions(document), role)
+    name = role.rpartition("/")[2]
+    if found.denied:
+        yield Finding(f"role {name} of base {base} lacks {', '.join(sorted(found.denied))}", "blocker",
+                      "`terraform init -upgrade` and `terraform apply` with the module of this release")
+    elif found.why:
+        yield Finding(f"whether role {name} of base {base} has all rights is not known: {found.why}", "warning",
+                      "allow iam:SimulatePrincipalPolicy")
+    else:
+        yield Finding(f"role {name} of base {base} has the rights of a dispatcher")
 
 
 def _there(key: str, name: str, ask: Callable[[], object]) -> Finding:
     try:
         ask()
     except SpotfleetError as error:
-        if not errors.code(error).endswith(("NotFound", "NoSuchEntity", "Malformed")):
+        if not errors.code(error).endswith(("NotFound", "NoSuchEntity", "Malformed", *queue.GONE)):
             raise
         return Finding(f"{key} names {name}, which is not there", "blocker", f"correct `{key}`, or leave it out")
     return Finding(f"{key}: {name} is there")
@@ -289,7 +316,9 @@ def _image(account: Account, want: CheckRequest) -> Iterator[Finding]:
 def _door(account: Account, want: CheckRequest) -> Iterator[Finding]:
     """Check whether the laptop reaches port 22, by a connection to an existing dispatcher."""
     spec = account.settings.spec
-    if not spec.ssh_from:
+    if network.site(account, want.region).groups:
+        yield Finding(f"{want.region}: the groups under `aws.networks` decide who reaches port 22 of the dispatcher")
+    elif not spec.ssh_from:
         try:
             yield Finding(f"you come from {ssh_ingress.own_address(public=spec.public_addresses)}; only that is let in")
         except NeedsPerson as error:  # blocks a fleet; without a fleet file it only warns

@@ -51,14 +51,16 @@ def prepare(account: Account, fleet: str, tags: Mapping[str, str], progress: Pro
                                              progress)
     host_role = ""
     if spec.host_profile:
-        host_role = "" if spec.dispatcher_profile else _role_of(iam, spec.host_profile)
+        host_role = "" if spec.dispatcher_profile else role_of(iam, spec.host_profile)
     elif _to_s3(account):
         document = policies.host(account.settings.target, partition, _known_key(account, progress), number)
         host_role = _make(iam, made, _name(account, fleet, HOST), document, partition)
     if not spec.dispatcher_profile:
         scope = policies.Scope(fleet, account.regions, number, partition, host_role, spec.kms_key,
-                             _own_parameter(spec.image), account.settings.target, spec.event_queue,
-                             reserved=bool(spec.capacity_reservations), default_keys=disk_key.defaults(account))
+                             _own_parameter(spec.image), account.settings.target,
+                             spec.event_queue or bool(spec.interruption_queue),
+                             named_queue=spec.interruption_queue, reserved=bool(spec.capacity_reservations),
+                             default_keys=disk_key.defaults(account))
         _make(iam, made, _name(account, fleet, DISPATCHER), policies.dispatcher(scope), partition)
 
 
@@ -149,7 +151,7 @@ def _make_profile(iam: AwsClient, fleet: _Fleet, name: str) -> dict[str, Any]:
     return found
 
 
-def _role_of(iam: AwsClient, name: str) -> str:
+def role_of(iam: AwsClient, name: str) -> str:
     """Return the ARN of the role in a named profile, which the dispatcher must be allowed to pass to hosts."""
     try:
         roles = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Roles"]

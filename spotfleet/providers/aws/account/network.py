@@ -49,6 +49,7 @@ class FleetNetwork:
     vpc: str
     subnets: tuple[Subnet, ...]
     groups: tuple[str, ...] = ()  # named ones; empty: ours
+    dispatcher_groups: tuple[str, ...] = ()  # more named ones, for the dispatcher
 
     def of(self, zone: str) -> tuple[Subnet, ...]:
         """Return the subnets of `zone`, the one with most free addresses first."""
@@ -92,7 +93,7 @@ def groups(account: Account, region: str, fleet: str, role: Role) -> tuple[str, 
     """Return the security groups of a machine: the named ones, or ours. Raises NeedsPerson if ours do not exist."""
     here = site(account, region)
     if here.groups:
-        return here.groups
+        return here.groups + (here.dispatcher_groups if role is Role.DISPATCHER else ())
     wanted = [names.group(fleet)] + ([names.door(fleet)] if role is Role.DISPATCHER else [])
 
     def ask() -> tuple[str, ...]:
@@ -150,7 +151,8 @@ def _looked_up(account: Account, region: str) -> FleetNetwork:
         raise NeedsPerson(f"aws {region}: no subnet of {vpcs[0]} has a route to an internet gateway: nothing reaches a "
                           "dispatcher there from outside", hint="name another VPC or its public subnets under "
                           "`aws.networks`; or `public_addresses: false`, where you come by a VPN")
-    return FleetNetwork(vpcs[0], tuple(sorted(chosen, key=lambda s: s.id)), named.security_groups)
+    return FleetNetwork(vpcs[0], tuple(sorted(chosen, key=lambda s: s.id)), named.security_groups,
+                        named.dispatcher_groups)
 
 
 def _default_vpc(ec2: AwsClient, region: str) -> str:

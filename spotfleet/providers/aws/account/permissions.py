@@ -242,7 +242,7 @@ def _principal(account: Account, arn: str) -> str:
     if ":assumed-role/" in arn:
         role = arn.partition(":assumed-role/")[2].partition("/")[0]
         return account.client("iam").get_role(RoleName=role)["Role"]["Arn"]
-    return arn if ":user/" in arn else ""
+    return arn if ":user/" in arn or ":role/" in arn else ""
 
 
 def _circumstances(statement: Mapping[str, Any]) -> dict[str, Any]:

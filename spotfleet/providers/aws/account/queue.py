@@ -22,6 +22,8 @@ QUEUE, RULE = "sqs-queue", "eventbridge-rule"  # kinds of Resource
 PREFIX = "spotfleet-"
 TARGET = "queue"  # name of each rule's only target
 KEPT_S = 300  # older messages are useless
+HIDDEN_S = 30  # a message that was received and not deleted
+RULE_TEXT = "tells a spotfleet dispatcher what EC2 is about to do"
 LONGEST_WAIT_S = 20.0  # SQS's maximum
 DELETED_S = 75.0  # time after a queue's end in which SQS makes no other of the same name
 AGAIN_S = 5.0
@@ -41,7 +43,7 @@ def rule(fleet: str, number: int) -> str:
 
 def prepare(account: Account, fleet: str, tags: Mapping[str, str], progress: Callable[[str], None]) -> None:
     """Create queue and rules in each region, if the fleet uses them. Idempotent."""
-    if not account.settings.spec.event_queue:
+    if not account.settings.spec.event_queue or account.settings.spec.interruption_queue:
         return
     for region in account.regions:
         _prepare(account, region, fleet, {**tags, names.FLEET: fleet, names.SINCE: str(int(time.time()))}, progress)
@@ -51,15 +53,15 @@ def _prepare(account: Account, region: str, fleet: str, tags: Mapping[str, str],
              progress: Callable[[str], None]) -> None:
     name = names.queue(fleet)
     where, rules = arns(region, account.identity()[0], fleet)
-    attributes = {"MessageRetentionPeriod": str(KEPT_S), "VisibilityTimeout": "30", "SqsManagedSseEnabled": "true",
-                  "Policy": json.dumps(policy(where, rules))}
+    attributes = {"MessageRetentionPeriod": str(KEPT_S), "VisibilityTimeout": str(HIDDEN_S),
+                  "SqsManagedSseEnabled": "true", "Policy": json.dumps(policy(where, rules))}
     sqs, events = account.client("sqs", region), account.client("events", region)
     if _url(sqs, name) == "":
         _create(sqs, name, attributes, tags, progress)
         progress(f"queue {name} in {region}, for EventBridge's events about its machines")
     for n, pattern in enumerate(event_parser.PATTERNS):
         events.put_rule(Name=rule(fleet, n), EventPattern=json.dumps(pattern), State="ENABLED",
-                        Description="tells a spotfleet dispatcher what EC2 is about to do",
+                        Description=RULE_TEXT,
                         Tags=[{"Key": k, "Value": v} for k, v in tags.items()])
         failed = events.put_targets(Rule=rule(fleet, n), Targets=[{"Id": TARGET, "Arn": where}])
         if failed.get("FailedEntryCount"):
@@ -131,7 +133,8 @@ def delete(account: Account, resource: Resource) -> bool:
 
 def receive(account: Account, fleet: str, wait_s: float) -> list[CloudEvent]:
     """Receive events; see `InterruptionEvents.poll_events`."""
-    if not account.settings.spec.event_queue:
+    spec = account.settings.spec
+    if not spec.event_queue and not spec.interruption_queue:
         return []
     each_s = int(min(LONGEST_WAIT_S, wait_s / len(account.regions)))
     return [event for region in account.regions for event in _receive(account, region, fleet, each_s)]
@@ -139,7 +142,8 @@ def receive(account: Account, fleet: str, wait_s: float) -> list[CloudEvent]:
 
 def _receive(account: Account, region: str, fleet: str, wait_s: int) -> list[CloudEvent]:
     sqs, key = account.client("sqs", region), ("queue", region, fleet)
-    url = account.cached(key, URL_S, lambda: _known(sqs, names.queue(fleet)))
+    named = account.settings.spec.interruption_queue
+    url = account.cached(key, URL_S, lambda: _known(sqs, named or names.queue(fleet)))
     try:
         answer = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=MOST, WaitTimeSeconds=wait_s)
     except SpotfleetError:

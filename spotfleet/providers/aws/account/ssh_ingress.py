@@ -21,6 +21,7 @@ from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.session import Account, AwsClient
 from spotfleet.providers.kit import laptop
 
+PORT = 22
 SSH_FROM = "spotfleet ssh_from"  # a rule's description names its owner
 
 Progress = Callable[[str], None]
@@ -54,7 +55,7 @@ def refresh(account: Account, fleet: str, progress: Progress, tags: Mapping[str,
 def _let_in(ec2: AwsClient, door: Mapping[str, Any], wanted: Iterable[str], whose: str,
             tagged: list[dict[str, Any]], progress: Progress) -> None:
     """Allow TCP 22 from `wanted`; afterwards remove unwanted rules with this description or of this laptop."""
-    there = {(cidr, text) for p in door["IpPermissions"] if p.get("FromPort") == 22 for cidr, text in _cidrs(p)}
+    there = {(cidr, text) for p in door["IpPermissions"] if p.get("FromPort") == PORT for cidr, text in _cidrs(p)}
     from_there = {cidr for cidr, _ in there}
     for cidr in wanted:
         if cidr not in from_there:
@@ -82,4 +83,4 @@ def _cidrs(permission: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _ssh_rule(cidr: str, text: str) -> dict[str, Any]:
     where = {"Ipv6Ranges": [{"CidrIpv6": cidr, "Description": text}]} if ":" in cidr else {
         "IpRanges": [{"CidrIp": cidr, "Description": text}]}
-    return {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **where}
+    return {"IpProtocol": "tcp", "FromPort": PORT, "ToPort": PORT, **where}

@@ -7,10 +7,12 @@ import hashlib
 from spotfleet.names import any_life as any_life
 from spotfleet.names import is_life as is_life
 from spotfleet.names import life as life
+from spotfleet.providers.kit.mapping.names import BASE as BASE
 from spotfleet.providers.kit.mapping.names import BY_INDEX as BY_INDEX
 from spotfleet.providers.kit.mapping.names import DISPATCHER_PORT as DISPATCHER_PORT
 from spotfleet.providers.kit.mapping.names import FLEET as FLEET
 from spotfleet.providers.kit.mapping.names import HOST as HOST
+from spotfleet.providers.kit.mapping.names import MANAGER as MANAGER
 from spotfleet.providers.kit.mapping.names import MEMBER as MEMBER
 from spotfleet.providers.kit.mapping.names import POOL as POOL
 from spotfleet.providers.kit.mapping.names import ROLE as ROLE
@@ -60,6 +62,16 @@ def role(fleet: str, which: str, region: str) -> str:
 def queue(fleet: str) -> str:
     """Return the name of SQS queue and EventBridge rule."""
     return f"spotfleet-{fleet}"
+
+
+def boundary(base: str) -> str:
+    """Return the IAM name of the policy that bounds the roles of a base."""
+    return f"spotfleet-{base}-boundary"
+
+
+def parameter(base: str) -> str:
+    """Return the SSM parameter that holds the contract of a base."""
+    return f"/spotfleet/{base}/base"
 
 
 def template(request_id: str) -> str:

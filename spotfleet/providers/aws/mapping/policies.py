@@ -50,6 +50,9 @@ class Scope:
     host_profile: str = ""
     boundary: str = ""  # ARN of the policy that bounds every role that is made
     reserved: bool = False  # hosts are launched into capacity reservations
+    base: bool = False  # `fleet` is the name of a base, whose tag every resource of its fleets carries
+    on_base: bool = False  # for the laptop's user: bases are found by their tag
+    named_queue: str = ""  # an existing queue that is read instead of the fleet's own
     default_keys: tuple[str, ...] = ()  # ARNs of the account's default keys for volumes, where `kms_key` is empty
 
     @property
@@ -76,6 +79,8 @@ class Scope:
         return [f"arn:{self.partition}:iam::{self.account}:{kind}{names.IAM_PATH}{ANY}" for kind in kinds]
 
     def queues(self) -> list[str]:
+        if self.named_queue:
+            return [f"arn:{self.partition}:sqs:{region}:{self.account}:{self.named_queue}" for region in self.places]
         return self._events("sqs", "")
 
     def rules(self) -> list[str]:
@@ -97,7 +102,8 @@ class Scope:
         return self._tag("aws:ResourceTag")
 
     def _tag(self, key: str) -> dict[str, Any]:
-        return {"StringLike" if {*"*?"} & {*self.fleet} else "StringEquals": {f"{key}/{names.FLEET}": self.fleet}}
+        return {"StringLike" if {*"*?"} & {*self.fleet} else "StringEquals": {
+            f"{key}/{names.BASE if self.base else names.FLEET}": self.fleet}}
 
 
 def laptop(scope: Scope) -> dict[str, Any]:
@@ -136,6 +142,10 @@ def laptop(scope: Scope) -> dict[str, Any]:
         _allow("RemoveQueues", ["sqs:GetQueueUrl", "sqs:ListQueueTags", "sqs:DeleteQueue"], scope.queues()),
         *([_allow("MakeRules", ["events:PutRule", "events:PutTargets", "events:TagResource"], scope.rules()),
            _allow("MakeQueues", ["sqs:CreateQueue", "sqs:TagQueue"], scope.queues())] if scope.queue else []),
+        *([_allow("ListBases", ["ssm:DescribeParameters"]),
+           _allow("ReadBases", ["ssm:GetParameter"], [
+               f"arn:{scope.partition}:ssm:{region}:{scope.account}:parameter{names.parameter(ANY)}"
+               for region in scope.places])] if scope.on_base else []),
         *([_allow("LookForBucket", ["s3:GetEncryptionConfiguration", "s3:ListBucket"], [_bucket(scope)])]
           if scope.target.startswith("s3://") else []),
         *_key(scope),
@@ -181,6 +191,12 @@ def host(target: str, partition: str = "aws", kms_key: str = "", account: str = 
         *([_allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], resources,
                   _both(condition, {"StringLike": {"kms:ViaService": "s3.*"}}))] if kms_key else []),
     ])
+
+
+def boundary(scope: Scope, *documents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the policy that bounds roles with these documents: their actions, and no role but ours to pass on."""
+    allowed = {a for document in documents for a in actions(document)}
+    return _document([_allow("Bound", allowed - {"iam:PassRole"}), _pass(scope.iam("role"))])
 
 
 def trust(partition: str = "aws") -> dict[str, Any]:

@@ -18,7 +18,12 @@ from spotfleet.providers.aws.mapping import names
 
 VERSION = "$Latest"  # our templates have one version
 MADE = ("instance", "volume", "network-interface")  # by every launch
-HOP_LIMIT = 2  # a container on the host reaches the metadata server too
+# The host alone reaches the metadata server, and containers that share its network, as those of training do. Others get
+# no credentials of its role.
+HOP_LIMIT = 1
+METADATA = {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": HOP_LIMIT,
+            "InstanceMetadataTags": "enabled"}
+VOLUME = {"VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
 TAG_LENGTH = 256  # maximum of a value
 
 
@@ -157,8 +162,7 @@ def _uses(order: LaunchOrder) -> dict[str, str]:
 
 
 def _data(order: LaunchOrder, facts: Facts, tags: Mapping[str, str], user_data: bytes) -> dict[str, Any]:
-    volume: dict[str, Any] = {"VolumeSize": facts.disk_gib, "VolumeType": "gp3", "Encrypted": True,
-                              "DeleteOnTermination": True}
+    volume: dict[str, Any] = {"VolumeSize": facts.disk_gib, **VOLUME}
     if facts.kms_key:
         volume["KmsKeyId"] = facts.kms_key
     kinds = [*MADE]
@@ -167,8 +171,7 @@ def _data(order: LaunchOrder, facts: Facts, tags: Mapping[str, str], user_data: 
     data: dict[str, Any] = {
         "ImageId": facts.image,
         "BlockDeviceMappings": [{"DeviceName": facts.root_device, "Ebs": volume}],
-        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required",
-                            "HttpPutResponseHopLimit": HOP_LIMIT, "InstanceMetadataTags": "enabled"},
+        "MetadataOptions": METADATA,
         # A host that powers itself off is gone. With a persistent request, EC2 would relaunch a terminated one.
         "InstanceInitiatedShutdownBehavior": "stop" if order.lasting else "terminate",
         "UserData": base64.b64encode(user_data).decode(),

@@ -24,12 +24,14 @@ def read(given: AwsSection, facts: FileFacts, note: Note) -> AwsSpec:
         note(("tags", name) if name else ("tags",), text)
     spec = AwsSpec(
         regions=_regions(facts, given, note), joined=given.joined,
-        networks=tuple(AwsNetwork(region, n.vpc, n.subnets, n.security_groups) for region, n in given.networks.items()),
+        networks=tuple(AwsNetwork(region, n.vpc, n.subnets, n.security_groups, n.dispatcher_security_groups)
+                       for region, n in given.networks.items()),
         profile=given.profile, public_addresses=given.public_addresses, ssh_from=given.ssh_from,
         image=given.image or _image(facts, note),
         dispatcher_image=given.dispatcher_image, user=given.user, disk_gib=_disk(given, facts, note),
         dispatcher_disk_gib=given.dispatcher_disk, kms_key=given.kms_key, key_pair=given.key_pair,
         dispatcher_profile=given.dispatcher_profile, host_profile=given.host_profile, event_queue=given.event_queue,
+        interruption_queue=given.interruption_queue,
         permissions_boundary=given.permissions_boundary, capacity_reservations=given.capacity_reservation,
     )
     _check(spec, note)

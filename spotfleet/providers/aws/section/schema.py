@@ -18,6 +18,7 @@ class AwsNetworkSection(Section):
     vpc: Annotated[str, BeforeValidator(values.vpc)] = ""
     subnets: Annotated[tuple[str, ...], BeforeValidator(values.subnets)] = ()
     security_groups: Annotated[tuple[str, ...], BeforeValidator(values.security_groups)] = ()
+    dispatcher_security_groups: Annotated[tuple[str, ...], BeforeValidator(values.security_groups)] = ()
 
 
 class AwsSection(Section):
@@ -38,5 +39,6 @@ class AwsSection(Section):
     dispatcher_profile: InstanceProfile = ""
     host_profile: InstanceProfile = ""
     event_queue: Flag = False
+    interruption_queue: Annotated[str, BeforeValidator(values.queue)] = ""
     permissions_boundary: Annotated[str, BeforeValidator(values.policy)] = ""
     capacity_reservation: Annotated[tuple[str, ...], BeforeValidator(values.reservations)] = ()

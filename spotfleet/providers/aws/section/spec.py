@@ -22,6 +22,7 @@ class AwsNetwork:
     vpc: str = ""
     subnets: tuple[str, ...] = ()  # one or more per zone; private ones are allowed
     security_groups: tuple[str, ...] = ()  # replace ours: they must allow traffic inside the fleet, and SSH in
+    dispatcher_groups: tuple[str, ...] = ()  # more of them for the dispatcher's machine, such as one that lets SSH in
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class AwsSpec:
     dispatcher_profile: str = ""  # name of an existing instance profile; empty: created, and removed by `down`
     host_profile: str = ""  # the same; created only if checkpoints go to S3
     event_queue: bool = False  # EventBridge -> SQS, read by the dispatcher, besides the notices that hosts receive
+    interruption_queue: str = ""  # name of an existing queue that is read instead
     permissions_boundary: str = ""  # ARN of the policy that bounds the roles that `up` makes
     capacity_reservations: tuple[str, ...] = ()  # ids: used first, before spot and on demand
 

@@ -139,6 +139,13 @@ def instance_profile(value: Any) -> Any:
     return value
 
 
+def queue(value: Any) -> Any:
+    """Check the name of a queue; "" is none, for a fleet that is not to read its base's."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-]{0,80}", value):
+        raise _wrong("the name of an SQS queue", value)
+    return value
+
+
 def policy(value: Any) -> Any:
     if not isinstance(value, str) or not POLICY.fullmatch(value):
         raise _wrong("the ARN of an IAM policy such as arn:aws:iam::123456789012:policy/boundary", value)

@@ -46,6 +46,8 @@ class MachineOrder:
     local_ssds: int = 0
     service_account: str = ""
     lifetime_s: float = 0.0
+    network_tags: tuple[str, ...] = ()  # besides the fleet's own
+    disk_key: str = ""
 
 
 def instance(order: MachineOrder, name: str, zone: str) -> dict[str, Any]:
@@ -78,6 +80,7 @@ def _properties(order: MachineOrder, zone: str, machines: Sequence[str]) -> dict
     tags = [names.network_tag(order.fleet)]
     if order.role is Role.DISPATCHER:
         tags.append(names.network_tag(order.fleet, door=True))
+    tags += order.network_tags
     account = order.service_account
     return {
         "machine_type": _typed("machineTypes", kind, zone),
@@ -126,9 +129,10 @@ def scheduling(order: MachineOrder) -> dict[str, Any]:
 def _boot_disk(order: MachineOrder, kind: str, labels: Mapping[str, str], zone: str) -> dict[str, Any]:
     own = order.disk_type if order.role is Role.WORKER else ""
     wanted = own or ("hyperdisk-balanced" if kind.startswith(HYPERDISK_ONLY) else "pd-balanced")
-    return {"boot": True, "auto_delete": True, "initialize_params": {
+    disk: dict[str, Any] = {"boot": True, "auto_delete": True, "initialize_params": {
         "source_image": order.image, "disk_size_gb": order.disk_gib, "disk_type": _typed("diskTypes", wanted, zone),
         "labels": dict(labels)}}
+    return disk | ({"disk_encryption_key": {"kms_key_name": order.disk_key}} if order.disk_key else {})
 
 
 def _local_ssds(order: MachineOrder, kind: str, zone: str) -> list[dict[str, Any]]:

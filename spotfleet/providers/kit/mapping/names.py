@@ -10,11 +10,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from spotfleet.model import Role
+from spotfleet.plugins import BASE_TAG
 
 FLEET = "spotfleet"  # on every resource of a fleet: its name in the cloud (`FleetRecord.cloud_name`)
 HOST = "spotfleet-host"  # on machines, and on volumes, interfaces, requests of one host: its request_id
 ROLE = "spotfleet-role"  # "dispatcher" or "worker"
 POOL = "spotfleet-pool"  # on machines: the first choice of pool, with its price: see `listing`
+BASE = BASE_TAG
+MANAGER = "spotfleet-managed-by"  # on resources of the base itself: MANAGED_BY; those have no tag FLEET
+MANAGED_BY = "terraform"
 SINCE = "spotfleet-since"  # Unix seconds; on resources whose age the cloud does not give
 TAKEN = "spotfleet-taken"  # on machines that `chaos` ended: they count as taken, and are paid
 MEMBER = "spotfleet-member"  # on machines launched together: the place in the HOST tag, or BY_INDEX

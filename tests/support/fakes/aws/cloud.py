@@ -302,7 +302,11 @@ def _limit_moto() -> None:
 
     for region in REGIONS:
         RegionsAndZonesBackend.zones[region] = [Zone(z, region, catalog.zone_id(z)) for z in catalog.zones(region)]
+    from moto.ec2.models.security_groups import SecurityGroupRule
     from moto.iam.models import SERVICE_NAME_CONVERSION
+
+    SecurityGroupRule.description = property(  # type: ignore[assignment,method-assign]  # moto: of CIDRs alone
+        lambda rule: rule.ip_range.get("Description") or rule.source_group.get("Description"))
 
     SERVICE_NAME_CONVERSION.update({"spot": "EC2Spot", "ec2fleet": "EC2Fleet"})
     import moto.ec2.models.elastic_block_store as volumes

@@ -76,7 +76,7 @@ def _of_ec2(cloud: AwsCloud, region: str) -> Iterator[Thing]:
         ("internet-gateway", backend.internet_gateways),
         ("route-table", backend.route_tables),
         ("nat-gateway", backend.nat_gateways),
-        ("vpc-endpoint", backend.vpc_end_points),
+        ("vpc-endpoint", [id for id, point in backend.vpc_end_points.items() if point.state != "deleted"]),
         ("snapshot", backend.snapshots),
     ):
         for id in things:

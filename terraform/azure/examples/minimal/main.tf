@@ -1,0 +1,6 @@
+module "spotfleet" {
+  source = "../.."
+
+  name   = "research"
+  region = var.region
+}

@@ -1,0 +1,7 @@
+module "spotfleet" {
+  source = "../.."
+
+  name    = "research"
+  project = var.project
+  region  = var.region
+}
