@@ -68,6 +68,7 @@ class JobRecord:
     exit_status: int = 0  # status of the process that failed the job
     saved_at: float = 0.0  # when the newest of them was whole, Unix; 0: none was saved
     saved: tuple[str, ...] = ()  # bundles of its checkpoint folder: the newest, and the one before it
+    preempted: str = ""  # for which job it was sent back to the queue, and why; empty once it has hosts again
 
 
 @dataclass(frozen=True)
