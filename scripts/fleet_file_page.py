@@ -88,6 +88,7 @@ MEANINGS = {
     "resources.accelerators": "kind and number of GPUs; of a list any one",
     "resources.use_spot": "default: true",
     "resources.any_of": "alternatives; the cheapest available one is used",
+    "resources.in_order": "use the first of `any_of` that is available, not the cheapest; as `ordered` of SkyPilot",
     "resources.autostop": "as `autostop` above",
     "autostop.idle_minutes": "without a job; 0: never",
     "autostop.down": "true: the fleet ends",

@@ -214,6 +214,7 @@ class Need:
     max_vcpus: float = 0.0
     min_memory_gib: float = 0.0
     max_memory_gib: float = 0.0
+    turn: int = 0  # alternatives with higher numbers are used only while none of lower ones is available
 
     @property
     def sized(self) -> bool:

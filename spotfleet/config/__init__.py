@@ -8,6 +8,7 @@
       accelerators: A10G:1        # or a list of them; instance_type, region, zone, use_spot, max_hourly_cost
       cpus: 8+                    # or 8, exactly; memory: 32+ (GiB), disk_size: 200, image_id: ami-...
       any_of: [{zone: a}, {use_spot: false}]      # alternatives, each on top of the lines above
+      in_order: true              # the first of them that is available; else the cheapest that is
     dispatcher: {instance_type: t3.small}         # always on demand
     interruption_behavior: terminate              # or stop
     checkpoint: {interval: 60s, keep: 2, target: /mnt/shared}   # outlives its machine; or s3:// gs:// az://
@@ -429,12 +430,13 @@ def _dispatcher(file: FileSection, clouds: Sequence[str]) -> Need:
 def _needs(file: FileSection, *, several: bool) -> tuple[Need, ...]:
     """Return every alternative: `any_of` on top of the common lines, times the accelerators of each."""
     found: list[Need] = []
-    for alternative in file.resources.any_of or [AlternativeSection()]:
+    for place, alternative in enumerate(file.resources.any_of or [AlternativeSection()]):
         use_spot = next((v for v in (alternative.use_spot, file.resources.use_spot) if v is not None), True)
         base = _need(file.resources, alternative, use_spot=use_spot, several=several)
         for name, count in alternative.accelerators or file.resources.accelerators or [("", 0)]:
             need = replace(base, accelerator=name, accelerator_count=count)
-            found += [] if need in found else [need]
+            known = need in (replace(other, turn=0) for other in found)
+            found += [] if known else [replace(need, turn=place if file.resources.in_order else 0)]
     return tuple(found)
 
 

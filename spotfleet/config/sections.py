@@ -73,6 +73,7 @@ class AutostopSection(Section):
 
 class ResourcesSection(AlternativeSection):
     any_of: list[AlternativeSection] | None = Field(default=None, min_length=1)
+    in_order: Flag = False
     autostop: Annotated[AutostopSection, BeforeValidator(values.autostop)] | None = None
 
 
