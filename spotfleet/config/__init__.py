@@ -248,6 +248,8 @@ def _unknown_key(place: Place) -> str:
         return "the dispatcher is always on demand; remove this"
     word, section = str(place[-1]), _section(place[:-1])
     known = list(section.model_fields) if section else []
+    if word == "on":  # as in a workflow of GitHub
+        return f"unknown key; {NOT_OURS[word]}"
     if near := _near_key(word, known):
         return f"unknown key; did you mean '{near}'?"
     here = _dotted(place[:-1])
