@@ -86,7 +86,7 @@ class JobDesk:
         jobs = self._core.jobs
         used = max(self._core.journal.state.last_job, self._past_number, self.last_known)
         first = NUMBERS * self.names.machine if not (jobs or used) or self._anew else 0
-        return jobfile.name_for(spec, jobs, max(used, first))
+        return jobfile.name_for(spec, jobs, max(used, first), self._core.boot.fleet)
 
     @cached_property
     def _past_number(self) -> int:
