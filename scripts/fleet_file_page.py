@@ -78,6 +78,7 @@ MEANINGS = {
     "work": "how long a job takes with all hosts, or its steps",
     "max_cost": "dollars for the whole fleet: it shuts down cleanly before that is spent",
     "max_hourly_cost": "dollars per hour for all machines together",
+    "replace_slow": "hosts of slow workers are drained and replaced: [page.md](page.md)",
     "aws": "[aws.md](aws.md)",
     "ssh": "[machines.md](machines.md)",
     "resources.infra": "provider, region and zone in one; `*` means any",

@@ -37,6 +37,7 @@
     work: 48h                     # of each job, at full target; or "100000 steps"
     max_cost: 250                 # dollars, whole fleet: it shuts down cleanly before that is spent
     max_hourly_cost: 4.5          # dollars, whole fleet
+    replace_slow: true            # hosts of workers that are 30 % slower than the median for 50 steps
     notify: {webhook: $SLACK_WEBHOOK, events: [preempted, failed, succeeded, budget]}   # or a command
 
 Keys have SkyPilot's names where it has one. Its other keys are put into our words first: `skypilot.py`.

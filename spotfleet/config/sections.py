@@ -138,3 +138,4 @@ class FileSection(Section):
     notify: NotifySection | None = None
     max_cost: Money = 0
     max_hourly_cost: Price = 0
+    replace_slow: Flag = False
