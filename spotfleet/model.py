@@ -214,6 +214,7 @@ class Need:
     max_vcpus: float = 0.0
     min_memory_gib: float = 0.0
     max_memory_gib: float = 0.0
+    turn: int = 0  # alternatives with higher numbers are used only while none of lower ones is available
 
     @property
     def sized(self) -> bool:
@@ -312,6 +313,7 @@ class PolicySpec:
     work_steps: int = 0  # per job: optimizer steps; instead of `work_s`
     max_micros: int = 0  # whole fleet since its creation, dispatcher included
     max_micros_h: int = 0  # whole fleet at any time
+    replace_slow: bool = False  # hosts of slow workers are drained and replaced
 
 
 @dataclass(frozen=True)

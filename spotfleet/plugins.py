@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotfleet.errors import UsageError
@@ -147,9 +147,16 @@ class SectionPlugin(Protocol):
         """Return the file's spec, which has the section, with what that decides about the rest of the file."""
 
 
+@cache
+def installed() -> Mapping[str, EntryPoint]:
+    """Return the entry points of the installed plugins by name. A search of all distributions takes 70 ms, so that a
+    process makes one."""
+    return {e.name: e for e in entry_points(group=GROUP)}
+
+
 def names() -> list[str]:
     """List the installed plugins, sorted."""
-    return sorted({e.name for e in entry_points(group=GROUP)})
+    return sorted(installed())
 
 
 @cache
@@ -161,7 +168,7 @@ def load(name: str) -> Any:
     if JOINED in name:
         parts = [load(part) for part in name.split(JOINED)]
         return parts[0].together(parts)
-    found = {e.name: e for e in entry_points(group=GROUP)}
+    found = installed()
     if name not in found:
         raise UsageError(f"unknown provider '{name}'", hint=f"use one of: {', '.join(sorted(found))}")
     try:

@@ -135,6 +135,11 @@ def size(count: int) -> str:
     return f"{count / unit:.1f} {name}"
 
 
+def speed(count: int, seconds: float) -> str:
+    """Format 812 bytes/s, 3.4 MB/s, for `count` bytes."""
+    return f"{size(round(count / max(seconds, 1e-3)))}/s"
+
+
 def results(kind: str, count: int, job: str) -> str:
     """Format 22.0 MB of the output of train-1; a `count` of 0 means that it is not known."""
     return f"{size(count) if count else 'a part'} of the {kind} of {job}"

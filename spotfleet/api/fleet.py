@@ -97,9 +97,10 @@ class Fleet:
         now. Rank 0's output goes to `output` (default: stdout). With `detach` it returns at once. Raises JobFailed.
         `down` ends the fleet after the job, also with this machine off. `spares` more workers wait, warm and paid for,
         to replace lost ones. `slots`: the most slots that the job takes; `priority`: its place among jobs that wait for
-        hosts. `resize_policy` and `growth`, {from this epoch: workers}, override the fleet file's
-        `resize`. The same holds for `deadline_s`, counted from now, and the work to be done by then: `work_s` at the
-        fleet's full target, or `work_steps`. `options`: the job's kind, and what follows the end of a process.
+        hosts, for which it takes those of jobs with lower ones (docs/resizing.md). `resize_policy` and `growth`, {from
+        this epoch: workers}, override the fleet file's `resize`. The same holds for `deadline_s`, counted from now, and
+        the work to be done by then: `work_s` at the fleet's full target, or `work_steps`. `options`: the job's kind,
+        and what follows the end of a process.
         """
         request = TrainRequest(script, tuple(args), np, name, dict(envs or {}), dict(secrets or {}), down, wait, spares,
                                slots, priority, resize_policy, tuple((growth or {}).items()), deadline_s, work_s,
@@ -108,7 +109,7 @@ class Fleet:
 
     def run(self, command: str = "", *, file: Path | None = None, nodes: int = 1, each: bool = False, name: str = "",
             envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None, down: bool = False,
-            wait: bool = False, detach: bool = False, options: RestartOptions = RestartOptions(),
+            wait: bool = False, detach: bool = False, priority: int = 0, options: RestartOptions = RestartOptions(),
             output: Callable[[bytes], object] | None = None, progress: Progress = _silent) -> Job:
         """Run a shell command on `nodes` hosts at once, one process on each; returns when all have succeeded.
 
@@ -123,7 +124,7 @@ class Fleet:
                 file_mounts=task.file_mounts))
             nodes = task.nodes.target
         request = TrainRequest(name=name, envs=dict(envs or {}), secrets=dict(secrets or {}), down=down, wait=wait,
-                               run=command, nodes=0 if each else nodes, each=each, options=options)
+                               run=command, nodes=0 if each else nodes, each=each, priority=priority, options=options)
         return self._submit(record, request, detach, output, progress)
 
     def _submit(self, record: FleetRecord, request: TrainRequest, detach: bool,

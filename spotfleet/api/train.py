@@ -194,7 +194,7 @@ def default_hosts(status: FleetStatus, request: TrainRequest) -> tuple[int, int]
 def job_name(script: str, command: str, spec: FleetSpec) -> str:
     """Return the name of a job without one of its own: that of its script or program, else the file's.
 
-    A command is not named after the fleet, because `FLEET-4` may be the name of a host.
+    The dispatcher adds a number, and a word where that could be the name of a host.
     """
     words = [word for word in command.split() if "=" not in word]  # without variables in front of the program
     text = Path(script).stem if script else Path(words[0]).stem[:LONGEST_NAME] if words else spec.name

@@ -26,7 +26,7 @@ from spotfleet.storage.object_store import NEEDS, ObjectStore
 from spotfleet.storage.store import StoreEntry, UnsafeKey, check_key
 from spotfleet.transport.archive import ArchiveReader, LinkRate
 from spotfleet.transport.client import DispatcherClient
-from spotfleet.words import counted, size, span
+from spotfleet.words import counted, size, span, speed
 
 ROUNDS = 4
 MANIFEST = "manifest.json"  # lists the files of a checkpoint in an object store
@@ -80,15 +80,16 @@ class _Screen:
             return
         self._said_at = now
         (since, before), total = self._seen[0], max(tally.total, tally.here)
-        rate = max(0, tally.moved - before) / max(now - since, 1e-3)
-        left = f", {span((total - tally.here) / rate)} left" if rate and total > tally.here else ""
-        self._progress(f"{self._what}: {size(tally.here)} of {size(total)}, {rate / 1e6:.1f} MB/s{left}")
+        moved, took_s = max(0, tally.moved - before), max(now - since, 1e-3)
+        left = f", {span((total - tally.here) * took_s / moved)} left" if moved and total > tally.here else ""
+        pace = f", {speed(moved, took_s)}" if moved else ""
+        self._progress(f"{self._what}: {size(tally.here)} of {size(total)}{pace}{left}")
 
     def end(self, tally: Tally) -> None:
         took_s = max(time.monotonic() - self._begun, 1e-3)
         here = f", {size(tally.present)} were here" if tally.present else ""
         self._progress(f"{self._what}: {counted(tally.files, 'file')}, {size(tally.moved)} copied in {span(took_s)} "
-                       f"({tally.moved / took_s / 1e6:.1f} MB/s){here}")
+                       f"({speed(tally.moved, took_s)}){here}")
 
 
 def fetch(client: DispatcherClient, draft: Path, progress: Progress, what: str, *, outputs: str = "",

@@ -31,6 +31,7 @@ from spotfleet.cli.options import (
     NoRetry,
     OnHost,
     Output,
+    Priority,
     ResumeArgs,
     Tailed,
     Watch,
@@ -266,8 +267,7 @@ def train(
                                         help="Warm workers that only wait to replace a lost one.")] = 0,
     slots: Annotated[int | None, typer.Option("--slots", metavar="N", min=1, show_default=False,
                                               help="Take at most N slots, so that other jobs find room.")] = None,
-    priority: Annotated[int, typer.Option("--priority", metavar="N", min=-1000, max=1000,
-                                          help="Of jobs that wait for hosts, the highest goes first.")] = 0,
+    priority: Priority = 0,
     resize_policy: Annotated[str, typer.Option("--resize-policy", metavar="POLICY", show_default=False,
                                                help="keep-global-batch, scale-lr or none; see docs/resizing.md.")] = "",
     growth: Annotated[str, typer.Option("--growth", metavar="EPOCH:WORKERS,...", show_default=False,
@@ -324,6 +324,7 @@ def run_command(
     secret: Annotated[list[str] | None, typer.Option("--secret", metavar="K", show_default=False,
                                                      help="A secret variable, taken from your environment.")] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of the job.", show_default=False)] = "",
+    priority: Priority = 0,
     checkpoint_dir: CheckpointDir = "", resume_args: ResumeArgs = "", max_restarts: MaxRestarts = 0,
     grace: Grace = "30s", no_retry: NoRetry = False,
 ) -> None:
@@ -333,7 +334,7 @@ def run_command(
     Exit code: that of the process that failed.
     """
     call("write", "run", cluster, words or [], ctx.meta.get(TAIL), file=file, nodes=nodes, each=each, detach=detach,
-         down=down, wait=wait, env=env or [], secret=secret or [], name_of_job=name,
+         down=down, wait=wait, env=env or [], secret=secret or [], name_of_job=name, priority=priority,
          restarts=("", checkpoint_dir, resume_args, max_restarts, grace, no_retry))
 
 
@@ -407,7 +408,7 @@ def jobs(
 def queue(fleet: Name = "", output: Format = Output.TABLE) -> None:
     """List running and waiting jobs in their order.
 
-    Waiting ones get hosts by `train --priority`, then in the order of submission.
+    Waiting ones get hosts by `--priority`, then in the order of submission.
     """
     call("read", "queue", fleet, as_json=output is Output.JSON)
 

@@ -171,7 +171,8 @@ def _policy(policy: PolicySpec) -> str:
     parts = [policy.spot_policy, f"{policy.on_demand_base} on demand at least" if policy.on_demand_base else "",
             f"deadline {span(policy.deadline_s)}" if policy.deadline_s else "",
             f"max_cost {dollars(policy.max_micros, 2)}" if policy.max_micros else "",
-            f"max_hourly_cost {dollars(policy.max_micros_h)}/h" if policy.max_micros_h else ""]
+            f"max_hourly_cost {dollars(policy.max_micros_h)}/h" if policy.max_micros_h else "",
+            "replace_slow" if policy.replace_slow else ""]
     return ", ".join(filter(None, parts))
 
 

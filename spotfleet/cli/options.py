@@ -70,6 +70,9 @@ MaxRestarts = Annotated[int, typer.Option("--max-restarts", metavar="N", min=0, 
                                           help="Starts after failures of its own; lost hosts do not count.")]
 Grace = Annotated[str, typer.Option("--grace", metavar="DURATION",
                                     help="From SIGTERM to SIGKILL when all processes start anew.")]
+Priority = Annotated[int, typer.Option("--priority", metavar="N", min=-1000, max=1000,
+                                       help="The highest gets hosts first, and those of lower ones that can start "
+                                            "again or shrink.")]
 NoRetry = Annotated[bool, typer.Option("--no-retry", help="The loss of a host fails the job.")]
 TAIL = "spotfleet.tail"  # key in a context: the words after `--`
 

@@ -252,7 +252,8 @@ def _place(pool: str) -> str:
 
 def _host_why(host: HostStatus) -> str:
     notice = f"interruption notice: ends in {host.seconds_left:.0f} s" if host.seconds_left is not None else ""
-    return "; ".join(dict.fromkeys(t for t in (notice, host.why) if t))
+    rest = (part for part in host.why.split("; ") if not (notice and part.startswith("interruption notice")))
+    return "; ".join(dict.fromkeys(t for t in (notice, *rest) if t))
 
 
 def jobs(found: Sequence[JobStatus]) -> str:

@@ -8,6 +8,7 @@
       accelerators: A10G:1        # or a list of them; instance_type, region, zone, use_spot, max_hourly_cost
       cpus: 8+                    # or 8, exactly; memory: 32+ (GiB), disk_size: 200, image_id: ami-...
       any_of: [{zone: a}, {use_spot: false}]      # alternatives, each on top of the lines above
+      in_order: true              # the first of them that is available; else the cheapest that is
     dispatcher: {instance_type: t3.small}         # always on demand
     interruption_behavior: terminate              # or stop
     checkpoint: {interval: 60s, keep: 2, target: /mnt/shared}   # outlives its machine; or s3:// gs:// az://
@@ -36,6 +37,7 @@
     work: 48h                     # of each job, at full target; or "100000 steps"
     max_cost: 250                 # dollars, whole fleet: it shuts down cleanly before that is spent
     max_hourly_cost: 4.5          # dollars, whole fleet
+    replace_slow: true            # hosts of workers that are 30 % slower than the median for 50 steps
     notify: {webhook: $SLACK_WEBHOOK, events: [preempted, failed, succeeded, budget]}   # or a command
 
 Keys have SkyPilot's names where it has one. Its other keys are put into our words first: `skypilot.py`.
@@ -251,6 +253,8 @@ def _unknown_key(place: Place) -> str:
         return "the dispatcher is always on demand; remove this"
     word, section = str(place[-1]), _section(place[:-1])
     known = list(section.model_fields) if section else []
+    if word == "on":  # as in a workflow of GitHub
+        return f"unknown key; {NOT_OURS[word]}"
     if near := _near_key(word, known):
         return f"unknown key; did you mean '{near}'?"
     here = _dotted(place[:-1])
@@ -433,12 +437,13 @@ def _dispatcher(file: FileSection, clouds: Sequence[str]) -> Need:
 def _needs(file: FileSection, *, several: bool) -> tuple[Need, ...]:
     """Return every alternative: `any_of` on top of the common lines, times the accelerators of each."""
     found: list[Need] = []
-    for alternative in file.resources.any_of or [AlternativeSection()]:
+    for place, alternative in enumerate(file.resources.any_of or [AlternativeSection()]):
         use_spot = next((v for v in (alternative.use_spot, file.resources.use_spot) if v is not None), True)
         base = _need(file.resources, alternative, use_spot=use_spot, several=several)
         for name, count in alternative.accelerators or file.resources.accelerators or [("", 0)]:
             need = replace(base, accelerator=name, accelerator_count=count)
-            found += [] if need in found else [need]
+            known = need in (replace(other, turn=0) for other in found)
+            found += [] if known else [replace(need, turn=place if file.resources.in_order else 0)]
     return tuple(found)
 
 

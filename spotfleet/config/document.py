@@ -85,6 +85,7 @@ def read(text: str, path: Path) -> Document:
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
+        _keep_words(node)
         data = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -105,6 +106,23 @@ def read(text: str, path: Path) -> Document:
             document.add(place, f"is here a second time, on line {line}")
         document.lines.setdefault(place, line)
     return document
+
+
+def _keep_words(node: yaml.Node | None) -> None:
+    """Make keys such as `on` and `off` the words that they are: YAML 1.1 reads them as true and false."""
+    left, seen = [node], set[int]()
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, yaml.SequenceNode):
+            left += one.value
+        elif isinstance(one, yaml.MappingNode):
+            for key, value in one.value:
+                if key.tag == "tag:yaml.org,2002:bool":
+                    key.tag = "tag:yaml.org,2002:str"
+                left += [key, value]
 
 
 def _kind(value: Any) -> str:

@@ -8,7 +8,7 @@ from spotfleet import plugins
 from spotfleet.config.document import Document
 from spotfleet.config.sections import FileSection
 from spotfleet.model import Need, Nodes, PolicySpec
-from spotfleet.plugins import kind_missing
+from spotfleet.plugins import Machines, kind_missing
 from spotfleet.words import dollars
 
 
@@ -41,8 +41,11 @@ def policy_spec(document: Document, file: FileSection, provider: str, nodes: Nod
     if file.max_cost and file.max_hourly_cost and file.max_cost < file.max_hourly_cost / 60:
         document.add(("max_cost",), f"{dollars(file.max_cost, 2)} is spent within a minute at max_hourly_cost "
                                     f"{dollars(file.max_hourly_cost, 2)}/h; raise it")
+    if file.replace_slow and plugins.load(provider).traits.machines is Machines.EXISTING:
+        document.add(("replace_slow",), f"the machines of {provider} are given, and none can be launched in the place "
+                                        "of a slow one; remove this")
     return PolicySpec(file.spot_policy or ("auto" if file.deadline else "spot"), file.on_demand_base, file.deadline,
-                      work_s, work_steps, file.max_cost, file.max_hourly_cost)
+                      work_s, work_steps, file.max_cost, file.max_hourly_cost, file.replace_slow)
 
 
 def _hours(seconds: float) -> str:

@@ -16,7 +16,7 @@ NOT_OURS = {  # SkyPilot's and dstack's keys that we refuse, with what to do ins
     "backends": "use `provider`", "regions": "use `any_of` with one `region` each",
     "min_workers": "use `nodes: {min: ...}`", "max_workers": "use `nodes: {max: ...}`", "gpu": "use `accelerators`",
     "idle_timeout_minutes": "use `autostop: {idle_minutes: ...}`", "setup_commands": "use `setup`",
-    "spot_recovery": "jobs always recover",
+    "spot_recovery": "jobs always recover", "on": "use `notify: {events: [...]}`",
 }
 
 Count = Annotated[int, BeforeValidator(values.count)]
@@ -73,6 +73,7 @@ class AutostopSection(Section):
 
 class ResourcesSection(AlternativeSection):
     any_of: list[AlternativeSection] | None = Field(default=None, min_length=1)
+    in_order: Flag = False
     autostop: Annotated[AutostopSection, BeforeValidator(values.autostop)] | None = None
 
 
@@ -137,3 +138,4 @@ class FileSection(Section):
     notify: NotifySection | None = None
     max_cost: Money = 0
     max_hourly_cost: Price = 0
+    replace_slow: Flag = False

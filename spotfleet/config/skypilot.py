@@ -2,7 +2,8 @@
 
     kept     the keys that mean the same: name, workdir, num_nodes, envs, secrets, setup, run, resources.accelerators,
              cpus, memory, disk_size, image_id, network_tier, use_spot, any_of, region, zone, instance_type, autostop
-    renamed  ordered -> any_of, cloud -> infra, gpus -> accelerators, labels -> tags, file_mounts -> PATH: SOURCE
+    renamed  ordered -> any_of and in_order, cloud -> infra, gpus -> accelerators, labels -> tags, file_mounts -> PATH:
+             SOURCE
     noted    what changes nothing here: ports, disk_tier, job_recovery, config; and capital letters in names
     refused  what has no meaning here: Kubernetes, `service`, `pool`, `volumes`, shares of a GPU
 
@@ -98,8 +99,7 @@ def _resources(document: Document, given: dict[str, Any], installed: Installed) 
         if isinstance(labels, dict) and isinstance(tags or {}, dict):
             document.data["tags"] = {str(k): str(v) for k, v in labels.items()} | (tags or {})
     if "ordered" in resources and "any_of" not in resources:
-        document.note("`ordered` is used as `any_of`: the cheapest that is available wins")
-        resources["any_of"] = resources.pop("ordered")
+        resources["any_of"], resources["in_order"] = resources.pop("ordered"), True
         for place, line in list(document.lines.items()):
             if place[:2] == ("resources", "ordered"):
                 document.lines["resources", "any_of", *place[2:]] = line

@@ -21,6 +21,7 @@ from spotfleet.dispatcher.lifecycle.clock import MonotonicClock
 from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
 from spotfleet.dispatcher.lifecycle.unsent import UnsentTracker
 from spotfleet.errors import SpotfleetError
+from spotfleet.fleet.domain.events import HostDraining
 from spotfleet.model import Nodes, PolicySpec
 from spotfleet.protocol.messages import AgentReport
 from spotfleet.transport.boot import DispatcherBoot
@@ -103,6 +104,17 @@ class Core:
         names = [v.host.request_id for v in self.views()]
         if host not in names:
             raise NotFound(f"no host {host!r}", hint=f"hosts of this fleet: {', '.join(names) or 'none now'}")
+
+    async def drain(self, host: str, why: str) -> None:
+        """Drain a host. The ledger has that once this returns: a restarted dispatcher goes on with it."""
+        known = self.journal.state.host(host)
+        try:
+            if known is not None and known.counts:
+                self.journal.note(HostDraining(self.unix(), host, why))
+                await self.journal.flush()
+        finally:  # also on a full disk, which the drain may relieve
+            self.drains[host] = why
+            self.wake()
 
     def is_connected(self, host: str) -> bool:
         return host in self.connections and self.connections[host].connected

@@ -32,7 +32,6 @@ from spotfleet.dispatcher.http.revocation import disconnect_rejected
 from spotfleet.dispatcher.jobs import restart
 from spotfleet.dispatcher.jobs.desk import JobDesk, WorkerNames, load_job, unwritten
 from spotfleet.dispatcher.jobs.job import SAVE_S, JobContext, ManagedJob
-from spotfleet.dispatcher.jobs.restart import Slot
 from spotfleet.dispatcher.journal import Journal
 from spotfleet.dispatcher.lifecycle import lifetime
 from spotfleet.dispatcher.lifecycle.fleet_clock import FleetClock
@@ -59,7 +58,7 @@ from spotfleet.fleet.domain.events import (
     ScriptsRan,
     TakenOver,
 )
-from spotfleet.membership.schedule import Allocation, HostRoom, JobNeed, allocate, by_priority
+from spotfleet.membership.schedule import Allocation, HostRoom
 from spotfleet.model import CloudState, HostState
 from spotfleet.protocol.messages import AgentReport
 from spotfleet.providers import Provider
@@ -184,10 +183,15 @@ class Dispatcher:
         self.takeover.adopt(views)
         live = [j for j in core.jobs.values() if not j.state.ended]
         self._end_if_due(live, unix)
-        self.desk.allocation = allocate(*self._needs(live, views, now), self.desk.allocation.held)
-        taken = {place: job.id for job in core.jobs.values() for place in job.held()}
+        rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now))
+                 for name, v in views.items() if v.host.state is not HostState.STOPPED]
+        self.desk.allocate([j for j in live if not j.record.cancelled], rooms, now)
+        holders: dict[str, set[str]] = {}  # host -> the jobs with processes there
         for job in core.jobs.values():
-            core.journal.note(*job.step(self._context(job, views, taken, now, unix)))
+            for host in job.workers.hosts():
+                holders.setdefault(host, set()).add(job.id)
+        for job in core.jobs.values():
+            core.journal.note(*job.step(self._context(job, views, holders, now, unix)))
             core.drains.update({h: why for h, why in restart.unfit(job.history, now).items() if h in views})
         disconnect_rejected(core)
         self._order_sender.send()
@@ -195,36 +199,34 @@ class Dispatcher:
         if not self.shutdown.why:
             self.retention.step(unix)
 
-    def _needs(self, live: list[ManagedJob], views: dict[str, HostView],
-               now: float) -> tuple[list[JobNeed], list[HostRoom]]:
-        order = {name: n for n, name in enumerate(self.core.jobs)}
-        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, order[j.id], j.spec.per_host) for j in live
-                 if not j.record.cancelled]
-        rooms = [HostRoom(name, v.slots, v.closed, self._is_ready(name, v, now))
-                 for name, v in views.items() if v.host.state is not HostState.STOPPED]
-        return by_priority(needs, {j.id: j.spec.priority for j in live}), rooms
-
     def _is_ready(self, host: str, view: HostView, now: float) -> bool:
         connection = self.core.connections.get(host)
         if self.takeover.asked(host):
             return False  # it holds workers of a job that this dispatcher does not know yet
         return view.connected or (connection is not None and now - connection.away_since < SILENCE_S)
 
-    def _context(self, job: ManagedJob, views: dict[str, HostView], taken: dict[Slot, str], now: float,
+    def _context(self, job: ManagedJob, views: dict[str, HostView], holders: dict[str, set[str]], now: float,
                 unix: float) -> JobContext:
         hosts = self.desk.allocation.held.get(job.id, ())
         usable = [v for v in (views.get(h) for h in hosts) if v is not None and v.usable]
-        places = [(v.host.request_id, slot) for v in usable for slot in range(1 if job.spec.per_host else v.slots)]
-        given = tuple(p for p in places if taken.get(p, job.id) == job.id)[:job.sizing.places]
+        others = [h for v in usable for h in sorted(holders.get(v.host.request_id, set()) - {job.id})]
+        free = [v for v in usable if holders.get(v.host.request_id, set()) <= {job.id}]
+        places = [(v.host.request_id, slot) for v in free for slot in range(1 if job.spec.per_host else v.slots)]
+        given = tuple(places[:job.sizing.places])
         launching = sum(1 if job.spec.per_host else v.slots for v in views.values()
                         if v.host.counts and not v.connected and v.leaving is None)
         coming = max(0, min(launching, job.sizing.places - len(given)))
-        return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job), coming,
-                          self.core.unsent.of_job(job.id), bool(self.shutdown.why))
+        allocation = self.desk.allocation
+        return JobContext(now, unix, frozenset(hosts), given, views, self._why_waiting(job, others), coming,
+                          self.core.unsent.of_job(job.id), bool(self.shutdown.why),
+                          allocation.preempted.get(job.id, ""), allocation.shrunk.get(job.id, ""))
 
-    def _why_waiting(self, job: ManagedJob) -> str:
-        why = self.desk.allocation.why.get(job.id, "")
-        return "" if why.startswith("holds") else "; ".join(w for w in (why, self.machines.waits) if w)
+    def _why_waiting(self, job: ManagedJob, others: list[str]) -> str:
+        """Return why the job has too few slots; `others` are jobs with workers on hosts that it is to get."""
+        allocation = self.desk.allocation
+        if job.id in allocation.lacking:
+            return "; ".join(w for w in (allocation.why[job.id], self.machines.waits) if w)
+        return f"waits for the workers of {others[0]} to end" if others else ""
 
     def _forget_hosts(self, views: dict[str, HostView]) -> None:
         core = self.core
@@ -272,7 +274,8 @@ class Dispatcher:
             if not job.state.ended:
                 job.adopt(reports)
         self.desk.allocation = Allocation({j.id: tuple(sorted(j.workers.hosts())) for j in core.jobs.values()
-                                           if not j.state.ended and (j.workers.hosts() or j.record.groups)}, {})
+                                           if not (j.state.ended or j.record.preempted)
+                                           and (j.workers.hosts() or j.record.groups)}, {})
         for connection in core.connections.values():
             if not connection.connected:
                 for job in core.jobs.values():

@@ -15,7 +15,7 @@ from spotfleet.dispatcher.live.notify import Notifier
 from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.retention import Retention
 from spotfleet.dispatcher.status import StatusInput, fleet_status
-from spotfleet.fleet.domain.events import HostDraining, NodesChanged
+from spotfleet.fleet.domain.events import NodesChanged
 from spotfleet.model import Nodes, NotifySpec, PolicySpec
 from spotfleet.protocol.messages import FleetStatus, JobStatus
 
@@ -43,16 +43,8 @@ class FleetDesk:
         self._notifier.change(notify, webhook)
 
     async def drain(self, host: str) -> None:
-        """Drain a host. The ledger has that once this returns: a restarted dispatcher goes on with it."""
         self._core.check_host(host)
-        why, known = "asked by `spotfleet drain`", self._core.journal.state.host(host)
-        try:
-            if known is not None and known.counts:
-                self._core.journal.note(HostDraining(self._core.unix(), host, why))
-                await self._core.journal.flush()
-        finally:  # also on a full disk, which the drain may relieve
-            self._core.drains[host] = why
-            self._core.wake()
+        await self._core.drain(host, "asked by `spotfleet drain`")
 
     async def interrupt(self, host: str, notice_s: float | None) -> None:
         self._core.check_host(host)

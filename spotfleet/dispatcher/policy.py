@@ -34,7 +34,7 @@ from spotfleet.fleet.policy.lifetimes import BootTime, boot_time
 from spotfleet.fleet.policy.mix import apply_choice, on_demand_needs
 from spotfleet.fleet.policy.pools import price_now
 from spotfleet.fleet.policy.values import DecisionInput, MarketTarget
-from spotfleet.membership.schedule import JobNeed, by_priority, shares
+from spotfleet.membership.schedule import by_priority, shares
 from spotfleet.model import CloudState, HostState, JobSpec, JobState, Offer, PolicySpec, Role
 from spotfleet.plugins import kind_missing
 from spotfleet.protocol.messages import JobStatus, PolicyStatus
@@ -118,7 +118,7 @@ class PolicyController:
     def _shares(self, live: list[ManagedJob], target: int) -> dict[str, int]:
         """Return the number of hosts of each job once the whole target is up."""
         stay = {h.request_id for h in self._state.hosts if h.counts and h.notice_deadline is None}
-        needs = [JobNeed(j.id, j.spec.min_workers, j.sizing.places, n, j.spec.per_host) for n, j in enumerate(live)]
+        needs = [j.need(n) for n, j in enumerate(live)]
         hosts = {j.id: tuple(dict.fromkeys(host for host, _ in j.held() if host in stay)) for j in live
                  if j.state is not JobState.QUEUED}
         return shares(by_priority(needs, {j.id: j.spec.priority for j in live}), hosts, target, self._slots)

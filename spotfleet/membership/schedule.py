@@ -3,7 +3,12 @@
 Jobs share a fleet on disjoint hosts and keep theirs. Free hosts go first to running jobs below their min, then to
 queued jobs, then to jobs below their max; each of these by priority, then in order of submission. A queued job starts
 only when its min fits. Free hosts are reserved for it if the hosts being launched will make it fit; otherwise other
-jobs may use them, so that no paid host is idle.
+jobs may use them, so that no paid host is idle. Once it is overdue they are kept for it, so that small jobs do not
+overtake a large one for ever.
+
+A job that lacks its min takes hosts of jobs with lower priorities, if that makes it fit: first those that a job can
+spare above its min, then all of a job whose processes may be ended, the lowest priority and the latest submission
+first. Such a job is preempted: it is queued again, in its old place.
 
 A leaving host, or one whose agent is away, stays with its job but offers no slots: a replacement can come before it
 goes.
@@ -12,7 +17,7 @@ goes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from spotfleet.words import counted
 
@@ -24,6 +29,11 @@ class JobNeed:
     max_workers: int
     order: int  # place in the order of submission
     per_host: bool = False  # each worker takes a whole host
+    priority: int = 0
+    takes: bool = False  # it has lacked its min for long enough to take hosts of jobs with lower priorities
+    overdue: bool = False  # it has lacked its min for so long that free hosts are kept for it
+    yields: bool = False  # its processes may be ended for a higher priority, and started again later
+    shrinks: bool = False  # it may go on with its min for a higher priority
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,9 @@ class HostRoom:
 class Allocation:
     held: dict[str, tuple[str, ...]]  # job -> hosts, longest held first; no entry for a queued job
     why: dict[str, str]  # every job: what it holds or what it waits for
+    preempted: dict[str, str] = field(default_factory=dict)  # jobs whose processes must end now -> for which, why
+    shrunk: dict[str, str] = field(default_factory=dict)  # jobs that lose hosts above their min now -> the same
+    lacking: frozenset[str] = frozenset()  # jobs without room for their min
 
 
 def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[str, tuple[str, ...]]) -> Allocation:
@@ -51,11 +64,15 @@ def allocate(jobs: Sequence[JobNeed], hosts: Sequence[HostRoom], held: Mapping[s
     for need in sorted(queue, key=lambda n: n.job not in allocator.held):  # the hosts of a stalled job would lie idle
         allocator.give_min(need)
     for need in queue:
+        if need.job in allocator.preempted:
+            allocator.give_min(need)  # with hosts that are left
+    for need in queue:
         if need.job in allocator.held:
             allocator.fill(need, need.max_workers)
     allocator.held = {n.job: allocator.held[n.job] for n in queue if n.job in allocator.held}
     held_now = {job: tuple(names) for job, names in allocator.held.items()}
-    return Allocation(held_now, {n.job: allocator.why(n) for n in queue})
+    return Allocation(held_now, {n.job: allocator.why(n) for n in queue}, allocator.preempted, allocator.shrunk,
+                      frozenset(n.job for n in queue if allocator.lacks(n)))
 
 
 def shares(jobs: Sequence[JobNeed], held: Mapping[str, Sequence[str]], hosts: int, slots: int) -> dict[str, int]:
@@ -72,7 +89,7 @@ def shares(jobs: Sequence[JobNeed], held: Mapping[str, Sequence[str]], hosts: in
 def by_priority(needs: Sequence[JobNeed], priorities: Mapping[str, int]) -> list[JobNeed]:
     """Return `needs`, in order of submission, with their places by priority, the highest first."""
     queue = sorted(needs, key=lambda need: (-priorities[need.job], need.order))
-    return [replace(need, order=place) for place, need in enumerate(queue)]
+    return [replace(need, order=place, priority=priorities[need.job]) for place, need in enumerate(queue)]
 
 
 class _Allocator:
@@ -82,6 +99,7 @@ class _Allocator:
         self, hosts: Sequence[HostRoom], held: Mapping[str, tuple[str, ...]], queue: Sequence[JobNeed]
     ) -> None:
         self.rooms = {h.host: h for h in hosts}
+        self.queue = queue
         self.held: dict[str, list[str]] = {}
         taken: set[str] = set()
         for need in queue:
@@ -92,6 +110,9 @@ class _Allocator:
         self.free = [h.host for h in hosts if h.ready and not h.leaving and h.host not in taken]
         self.coming = [h for h in hosts if not h.ready and not h.leaving and h.host not in taken]
         self.reserved: set[str] = set()
+        self.preempted: dict[str, str] = {}
+        self.shrunk: dict[str, str] = {}
+        self.intends: dict[str, str] = {}  # job -> the jobs from which it will take hosts
 
     def room(self, names: Sequence[str], need: JobNeed) -> int:
         """Count the job's workers that have room on those hosts that are ready and stay."""
@@ -109,7 +130,10 @@ class _Allocator:
             self.free.append(name)
 
     def give_min(self, need: JobNeed) -> None:
-        room = self.room(self.free, need)
+        room = self.room((*self.held.get(need.job, ()), *self.free), need)
+        if room < need.min_workers and room + _room(self.coming, need) < need.min_workers:
+            self._take(need, need.min_workers - room)
+            room = self.room((*self.held.get(need.job, ()), *self.free), need)
         if need.job in self.held:
             self.fill(need, need.min_workers)
         elif room >= need.min_workers:
@@ -118,8 +142,56 @@ class _Allocator:
         elif room + _room(self.coming, need) >= need.min_workers:
             while room < need.min_workers:
                 room += _room([self.coming.pop(0)], need)
-            self.reserved.update(self.free)
-            self.free = []
+            self._reserve()
+        elif need.overdue and _room([r for r in self.rooms.values() if not r.leaving], need) >= need.min_workers:
+            self._reserve()
+
+    def _reserve(self) -> None:
+        self.reserved.update(self.free)
+        self.free = []
+
+    def _take(self, need: JobNeed, lacking: int) -> None:
+        """Free hosts of jobs with lower priorities, if that gives `need` room for `lacking` more workers."""
+        lower = [n for n in reversed(self.queue) if n.priority < need.priority and self.held.get(n.job)]
+        spare = [(n, [name]) for n in lower if n.shrinks for name in self._above_min(n)]
+        whole = [(n, [h for h in self.held[n.job] if self.room([h], need)]) for n in lower if n.yields]
+        chosen: list[tuple[JobNeed, list[str]]] = []
+        for victim, names in (*spare, *whole):
+            if lacking > 0 and names:
+                chosen.append((victim, names))
+                lacking -= self.room(names, need)
+        if lacking > 0:
+            return
+        for victim, names in list(reversed(chosen)):
+            if (gain := self.room(names, need)) <= -lacking:  # the others are enough
+                chosen.remove((victim, names))
+                lacking += gain
+        if not need.takes:
+            self.intends[need.job] = ", ".join(dict.fromkeys(victim.job for victim, _ in chosen))
+            return
+        for victim, names in chosen:
+            self._free(victim, names, need)
+
+    def _above_min(self, need: JobNeed) -> list[str]:
+        """List the hosts that the job can spare, the newest first."""
+        own, found = self.held[need.job], []
+        room = self.room(own, need)
+        for name in [n for n in reversed(own) if self.room([n], need)]:
+            room -= self.room([name], need)
+            if room < need.min_workers:
+                break
+            found.append(name)
+        return found
+
+    def _free(self, victim: JobNeed, names: Sequence[str], need: JobNeed) -> None:
+        why = f"{need.job}, which has priority {need.priority} over {victim.priority} and needs {self._wanted(need)}"
+        self.free += names
+        if victim.yields:
+            del self.held[victim.job]
+            self.preempted[victim.job] = why
+        else:
+            self.held[victim.job] = [h for h in self.held[victim.job] if h not in names]
+            self.shrunk[victim.job] = why
 
     def fill(self, need: JobNeed, workers: int) -> None:
         room, given = self.room(self.held[need.job], need), 0
@@ -129,18 +201,24 @@ class _Allocator:
         self.held[need.job] += self.free[:given]
         self.free = self.free[given:]
 
+    def lacks(self, need: JobNeed) -> bool:
+        return self.room(self.held.get(need.job, ()), need) < need.min_workers
+
     def why(self, need: JobNeed) -> str:
         own = self.held.get(need.job)
-        if own is not None and self.room(own, need) >= need.min_workers:
+        if own is not None and not self.lacks(need):
             return f"holds {_hosts(len(own))}"
-        one_each = need.per_host or all(r.slots == 1 for r in self.rooms.values())
-        wanted = _hosts(need.min_workers) if one_each else f"room for {counted(need.min_workers, 'worker')}"
         free = len(self.free) + len(self.reserved)
         others = {job: len(names) for job, names in self.held.items() if names and job != need.job}
         holders = ", ".join(f"{n} of {len(self.rooms)} held by {job}" for job, n in others.items())
-        text = f"needs {wanted}, "
+        text = f"needs {self._wanted(need)}, "
         text += f"holds {len(own)}, {free} free" if own is not None else f"{free} free"
-        return f"{text}: {holders}" if holders else text
+        text = f"{text}: {holders}" if holders else text
+        return f"{text}; takes hosts of {self.intends[need.job]} soon" if need.job in self.intends else text
+
+    def _wanted(self, need: JobNeed) -> str:
+        one_each = need.per_host or all(r.slots == 1 for r in self.rooms.values())
+        return _hosts(need.min_workers) if one_each else f"room for {counted(need.min_workers, 'worker')}"
 
 
 def _room(rooms: Sequence[HostRoom], need: JobNeed) -> int:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
 from spotfleet.api.lifecycle.catalog_plan import CatalogProvider
 from spotfleet.catalog.pricing.values import Catalog, CatalogPrice, MachineType
+from spotfleet.errors import NoCapacity
 from spotfleet.model import FleetSpec, Market, Need
+from spotfleet.providers.kit.offers import RegionChoice, in_turn
 
 
 def price(name: str, region: str, full: int, spot: int, vcpus: int = 4, accelerator: str = "") -> CatalogPrice:
@@ -47,6 +54,24 @@ def test_types_that_the_image_cannot_drive_are_offered_only_where_there_are_no_o
     assert types(Need(accelerator="V100")) == [("p3.2xlarge", 600)]
     assert types(Need(min_vcpus=4, accelerator_count=1)) == [("g4dn.xlarge", 200)]
     assert ("p3.2xlarge", 600) in types(Need(min_vcpus=4, accelerator_count=1), image="ami-1")
+
+
+def test_the_region_is_that_of_the_first_alternative_in_order_that_any_region_sells():
+    first, second, third = Need(instance_type="a"), Need(instance_type="b", turn=1), Need(instance_type="c", turn=2)
+    asked: list[tuple[str, ...]] = []
+
+    def choose(needs: Sequence[Need]) -> RegionChoice:
+        asked.append(tuple(n.instance_type for n in needs))
+        if needs != [second]:
+            raise NoCapacity("not sold")
+        return RegionChoice("r", ())
+
+    assert in_turn([first, second, third], choose).region == "r" and asked == [("a",), ("b",)]
+    with pytest.raises(NoCapacity, match="not sold"):
+        in_turn([first, third], choose)
+    with pytest.raises(NoCapacity, match="not sold"):
+        in_turn([first, replace(second, turn=0)], choose)
+    assert asked[-1] == ("a", "b"), "without an order all at once"
 
 
 def test_the_cheapest_region_sells_hosts_and_dispatcher():

@@ -18,7 +18,7 @@ def test_launch_brings_a_fleet_up_runs_the_task_and_leaves_the_fleet(user: User)
     said = user.ok("launch task.yaml -y --env WHO=me")
     assert said.out == "ran me\n"
     assert "note: the fleet's name is 'task-1'" in said.err and "has succeeded" in said.err
-    assert user.dispatcher.jobs["task-1-1"].spec.setup == "echo ready"
+    assert user.dispatcher.jobs["task-1-run-1"].spec.setup == "echo ready"
     assert user.ok("launch task.yaml -y --env WHO=you").out == "ran you\n"  # on the same fleet
     assert len(user.cloud.dispatchers) == 1
 

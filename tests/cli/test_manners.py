@@ -184,8 +184,9 @@ def test_logs_refuse_what_makes_no_sense(up, line):
 def test_a_job_takes_some_slots_and_has_a_priority(up):
     up.ok("train hello.py --slots 1 --priority 5")
     up.ok("train hello.py")
+    up.ok("run --priority 3 -- true")
     found = [(j.spec.min_workers, j.spec.max_workers, j.spec.priority) for j in up.dispatcher.jobs.values()]
-    assert found == [(1, 1, 5), (2, 3, 0)]
+    assert found == [(1, 1, 5), (2, 3, 0), (1, 1, 3)]
     assert "--np" in up.fails("train hello.py --slots 1 --np 2", code=2).err
     assert "--priority" in up.fails("train hello.py --priority 9999", code=2).err
 

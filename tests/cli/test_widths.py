@@ -47,6 +47,13 @@ def steady(text: str) -> str:
     return re.sub(r"\d[\d.:]*", "0", text)
 
 
+def test_an_interruption_notice_is_shown_once_with_the_seconds_left():
+    host = HostStatus("f-0", "worker", "draining", "local/a/t/spot", 1, 1, 1, seconds_left=90.0,
+                      why="GPU 0: fell off; interruption notice: it ends at 12:00:30 UTC")
+    shown = render.hosts([host])
+    assert "interruption notice: ends in 90 s; GPU 0: fell off" in shown and shown.count("notice") == 1
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_output_of_a_command_fits_the_terminal(up: User, terminal, command, width):

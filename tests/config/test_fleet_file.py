@@ -128,6 +128,10 @@ def test_checkpoints_go_to_a_mounted_folder_or_to_an_object_store(given, target,
     assert ("not copied there" in found.leaves_out) is bool(url)
 
 
+def test_a_variable_may_have_a_name_that_yaml_reads_as_a_truth_value():
+    assert spec("envs: {ON: 1, No: x, yes: true}").envs == {"ON": "1", "No": "x", "yes": "true"}
+
+
 @pytest.mark.parametrize("word", ["task", "stop", "auth"])
 def test_a_key_that_only_looks_alike_is_no_suggestion(word):
     with pytest.raises(UsageError, match=f"1: {word}: unknown key; expected one of name, "):
@@ -144,6 +148,9 @@ def test_a_key_that_only_looks_alike_is_no_suggestion(word):
     ("resources: {setup: x}", "1: resources.setup: unknown key; it belongs to the top of the file"),
     ("max_workers: 4", "1: max_workers: unknown key; use `nodes: {max: ...}`"),
     ("idle_timeout_minutes: 5", "1: idle_timeout_minutes: unknown key; use `autostop: {idle_minutes: ...}`"),
+    ("name: a\non: [preempted]", "2: on: unknown key; use `notify: {events: [...]}`"),
+    ("notify: {on: [failed]}", "1: notify.on: unknown key; use `notify: {events: [...]}`"),
+    ("notify: {off: [failed]}", "1: notify.off: unknown key; expected one of webhook, command, events"),
     ("on_demand: 1", "1: on_demand: unknown key; did you mean 'on_demand_base'?"),
     ("provider: local\nresources: {cpus: few}",
      "2: resources.cpus: expected a number such as 4, or \"4+\" for at least so many, got 'few'"),
@@ -206,7 +213,7 @@ def test_a_key_that_only_looks_alike_is_no_suggestion(word):
     ("resources: {any_of: {zone: a}}", "1: resources.any_of: expected a list"),
     ("resources: V100",
      "1: resources: expected `key: value` lines with infra, region, zone, instance_type, cpus, memory, "
-     "max_hourly_cost, accelerators, use_spot, disk_size, image_id, network_tier, any_of, autostop"),
+     "max_hourly_cost, accelerators, use_spot, disk_size, image_id, network_tier, any_of, in_order, autostop"),
     ("setup: 3", "1: setup: expected text, got 3; put it in quotes"),
     ("name: big-d", "1: name: expected a name that does not end in '-d', got 'big-d'"),
     ("name: Big Fleet", "1: name: expected small letters, digits and '-', a letter first, at most 40, "

@@ -16,8 +16,9 @@ from tests.config.test_fleet_file import problems, spec
     ("deadline: 60h\nwork: 48h", PolicySpec("auto", 0, 216_000.0, 172_800.0)),  # what a deadline needs
     ("deadline: 60h\nwork: 100000 steps", PolicySpec("auto", 0, 216_000.0, 0.0, 100_000)),
     ("work: 90m", PolicySpec(work_s=5400.0)),
+    ("replace_slow: true", PolicySpec(replace_slow=True)),
     ("max_cost: 250\nmax_hourly_cost: 4.5", PolicySpec(max_micros=250_000_000, max_micros_h=4_500_000)),
-], ids=["nothing", "auto", "on-demand", "hours", "steps", "work alone", "money"])
+], ids=["nothing", "auto", "on-demand", "hours", "steps", "work alone", "slow hosts", "money"])
 def test_a_policy_is_what_the_keys_say(text, expected):
     assert spec(text).policy == expected
 

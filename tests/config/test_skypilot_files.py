@@ -77,6 +77,14 @@ def test_sizes_are_exact_without_a_plus(text, sizes):
     assert (need.min_vcpus, need.max_vcpus, need.min_memory_gib, need.max_memory_gib) == sizes
 
 
+def test_ordered_alternatives_keep_their_order():
+    text = "provider: aws\nresources: {%s: [{accelerators: [A100, H100]}, {use_spot: false}]%s}"
+    order = [(n.accelerator, n.use_spot, n.turn) for n in draft(text % ("ordered", "")).spec.any_of]
+    assert order == [("A100", True, 0), ("H100", True, 0), ("", False, 1)]
+    assert draft(text % ("any_of", ", in_order: true")).spec.any_of == draft(text % ("ordered", "")).spec.any_of
+    assert {n.turn for n in draft(text % ("any_of", "")).spec.any_of} == {0}
+
+
 @pytest.mark.parametrize(("text", "note"), [
     ("ports: [8265, 9090]", "`ports` stay closed to the internet: `spotfleet port-forward 8265` reaches one through "
                             "SSH"),
@@ -85,8 +93,6 @@ def test_sizes_are_exact_without_a_plus(text, sizes):
     ("spot_recovery: FAILOVER", "`spot_recovery` changes nothing: jobs always recover"),
     ("image_id: 'skypilot:gpu-ubuntu-2004'", "`image_id`: an image of SkyPilot, or one for each region, is not used; "
                                              "hosts get the provider's usual image"),
-    ("ordered: [{use_spot: true}, {use_spot: false}]",
-     "`ordered` is used as `any_of`: the cheapest that is available wins"),
     ("any_of: [{infra: aws}, {infra: lambda}]",
      f"1 alternative left out: no provider for lambda is installed; there is {THERE}"),
 ])

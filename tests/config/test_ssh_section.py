@@ -97,6 +97,9 @@ def test_without_nodes_all_machines_of_the_list_are_wanted():
 @pytest.mark.parametrize(("text", "said"), [
     ("provider: ssh", "1: ssh: is missing: it lists the machines, such as `ssh: {dispatcher: head, "
                       "hosts: [node1, node2:8]}`"),
+    ("provider: ssh\nssh: {dispatcher: a, hosts: [b]}\nreplace_slow: true",
+     "3: replace_slow: the machines of ssh are given, and none can be launched in the place of a slow one; remove "
+     "this"),
     ("name: a\nssh: {dispatcher: a, hosts: [b]}", "2: ssh: is for provider ssh, but the fleet's is 'local'; write "
                                                   "`provider: ssh`, or remove the section"),
     ("provider: ssh\nssh:\n  hosts: [a]", "2: ssh.dispatcher: is missing: the machine that runs the dispatcher, and "

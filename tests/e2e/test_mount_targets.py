@@ -81,3 +81,55 @@ def test_the_tool_outlives_the_session_of_the_setup(host: Host, tmp_path: Path):
 def test_a_bucket_that_is_mounted_already_stays(host: Host, tmp_path: Path):
     host.tool("mountpoint", "exit 0")
     assert host.sets_up(mounted={f"{tmp_path}/out": "s3://bucket"}) == (0, "set up\n")
+
+
+# ---- a file system that the hosts share, as NFS: a bind mount into the mount namespace of each
+
+
+class SharingHosts:
+    """Hosts with a job's folder of their own at one path, and one shared folder at another, in mount namespaces."""
+
+    def __init__(self, base: Path, number: int) -> None:
+        self.base, self.share, self.number = base, base / "mnt", number
+        for name in ("job", "mnt", "exported"):
+            (base / name).mkdir()
+        for n in range(number):
+            (base / f"disk-{n}").mkdir()
+
+    def writes(self, target: str) -> None:
+        for n in range(self.number):
+            made = self.base / f"disk-{n}" / name_of(target)
+            made.parent.mkdir(parents=True, exist_ok=True)
+            made.write_text(f"of host {n}")
+
+    def run(self, text: str) -> list[tuple[int, str]]:
+        """Run a text on all hosts at once."""
+        mounts = 'mount --bind exported mnt && mount --bind "disk-$0" job && cd "$PWD/job" && exec bash -c "$1"'
+        started = [subprocess.Popen(["unshare", "-m", "sh", "-c", mounts, str(n), text], text=True,
+                                    cwd=self.base, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                   for n in range(self.number)]
+        return [(process.returncode, said) for process in started for said, _ in [process.communicate(timeout=60)]]
+
+
+@pytest.fixture
+def sharing(tmp_path: Path) -> SharingHosts:
+    if subprocess.run(["unshare", "-m", "mount", "--bind", "/tmp", "/tmp"], capture_output=True).returncode:
+        pytest.skip("mount namespaces need root")
+    return SharingHosts(tmp_path, 3)
+
+
+def test_a_target_in_a_shared_file_system_leads_each_host_to_its_own_files(sharing: SharingHosts):
+    target = f"{sharing.share}/team/data.txt"
+    sharing.writes(target)
+    for _ in range(3):
+        assert sharing.run(with_targets("true", [target], {})) == [(0, "")] * 3
+    assert sharing.run(f"cat {target}") == [(0, f"of host {n}") for n in range(3)]
+    assert [p.name for p in (sharing.base / "exported" / "team").iterdir()] == ["data.txt"], "one link, nothing else"
+
+
+def test_files_of_a_shared_file_system_and_its_mount_point_are_left_alone(sharing: SharingHosts):
+    (sharing.base / "exported" / "precious").write_text("shared")
+    for target in (f"{sharing.share}/precious", f"{sharing.share}"):
+        for code, said in sharing.run(with_targets("true", [target], {})):
+            assert code == 1 and f"{target} exists on this host, and is left as it is" in said
+    assert sharing.run(f"cat {sharing.share}/precious") == [(0, "shared")] * 3

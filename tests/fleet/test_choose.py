@@ -30,6 +30,15 @@ def named(actions: list) -> list[tuple[str, str]]:
 # ---- alternatives
 
 
+def test_alternatives_in_order_are_used_by_that_order_and_a_later_one_only_while_the_cloud_refuses_those_before():
+    dear = [Need(zone="zone-c"), Need(zone="zone-b", turn=1), Need(zone="zone-a", turn=2)]
+    first, = plan(want(1, *dear), given(), [A, B, C], NOTHING, now=0)
+    assert first.offer == C and first.why.endswith("in fake/zone-c/g5/spot, number 1 of 3") and not first.alternatives
+    refused = given(cooldown_until={scope_keys(C)["pool"]: 300.0})
+    assert named(plan(want(1, *dear), refused, [A, B, C], NOTHING, now=299)) == [("b", "")]
+    assert named(plan(want(1, *dear), refused, [A, B, C], NOTHING, now=301)) == [("c", "")]
+
+
 def test_a_launch_names_the_other_pools_that_are_as_good_the_cheapest_first():
     assert named(plan(want(1), given(), [C, A, B], NOTHING, now=0)) == [("a", "bc")]
 

@@ -69,6 +69,27 @@ def test_a_torchrun_script_goes_on_from_its_own_checkpoint_after_a_kill_a_notice
     assert (fleet.archive / "jobs" / job.id / "outputs" / "checkpoint-folder" / "last.pt").is_file()
 
 
+def test_a_preempted_script_saves_at_sigterm_and_goes_on_from_there_once_the_other_job_has_ended(stage: Stage):
+    (stage.work / "ddp.py").write_text(DDP)
+    fleet = stage.fleet("share", least=2, target=2)
+    hurry = stage.work / "hurry"
+    job = fleet.train("ddp.py", ["--steps", "2000", "--hurry", str(hurry)], np=(2, 2), detach=True,
+                      options=RestartOptions(checkpoint_dir="out", resume_args="--resume out/last.pt", grace_s=30.0))
+    wait_for("a checkpoint at the dispatcher", lambda: job.status().folder_age_s is not None)
+    urgent = fleet.run("sleep 2; echo urgent", priority=5, detach=True)
+    urgent.wait(180)
+    why = f"preempted by {urgent.id}, which has priority 5 over 0 and needs 1 host"
+    changes = [e["why"] for e in fleet.events() if e["kind"] == "JobChanged" and e["job"] == job.id]
+    assert f"{why}; its processes get 30 s to save" in changes, changes
+    wait_for("its next start", lambda: len(begun(output(job))) > 1)
+    hurry.touch()
+    job.wait(240)
+    starts, first = begun(output(job)), output(job).partition("restart 1")[0]
+    assert [(size, restart) for _, size, restart in starts] == [(2, 0), (2, 1)], starts
+    assert starts[1][0] == int(re.findall(r"saved (\d+)", first)[-1]), output(job)
+    assert "done at 2000: rank 0" in output(job) and b"".join(fleet.logs(urgent.id)) == b"urgent\n"
+
+
 def leader(job: Job) -> str:
     """The host of rank 0."""
     return next(w.host for w in job.status().workers if w.rank == 0)

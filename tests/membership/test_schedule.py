@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +55,82 @@ def test_a_higher_priority_goes_before_an_earlier_submission_and_takes_nothing_f
     assert allocate(queue, hosts("h1", "h2"), {"b": ("h1", "gone")}).held == {"b": ("h1", "h2")}
 
 
+def need(job: str, least: int, most: int, order: int, priority: int = 0, **fields) -> JobNeed:
+    return JobNeed(job, least, most, order, priority=priority, **fields)
+
+
+ANEW = need("anew", 2, 4, 1, yields=True)
+URGENT = need("urgent", 2, 2, 0, priority=5, takes=True)
+WHY = "urgent, which has priority 5 over 0 and needs 2 hosts"
+
+
+def test_a_higher_priority_takes_the_hosts_of_a_job_that_can_start_again_which_is_queued():
+    now = allocate([URGENT, ANEW], hosts("h1", "h2", "h3"), {"anew": ("h1", "h2", "h3")})
+    assert now.held == {"urgent": ("h1", "h2")} and now.preempted == {"anew": WHY}
+    assert now.why["anew"] == "needs 2 hosts, 1 free: 2 of 3 held by urgent" and now.lacking == {"anew"}
+    again = allocate([URGENT, ANEW], hosts("h1", "h2", "h3"), now.held)
+    assert (again.held, again.preempted) == (now.held, {})
+    assert allocate([ANEW], hosts("h1", "h2", "h3"), now.held).held == {"anew": ("h1", "h2", "h3")}
+
+
+def test_a_preempted_job_starts_again_at_once_on_hosts_that_are_left():
+    now = allocate([URGENT, ANEW], hosts("h1", "h2", "h3", "h4"), {"anew": ("h1", "h2", "h3", "h4")})
+    assert now.held == {"urgent": ("h1", "h2"), "anew": ("h3", "h4")} and now.preempted == {"anew": WHY}
+
+
+@pytest.mark.parametrize("other", [
+    need("other", 1, 4, 1),  # its loss would fail it
+    need("other", 1, 4, 1, priority=5, yields=True),
+    need("other", 1, 4, 1, priority=6, shrinks=True),
+])
+def test_a_job_that_cannot_start_again_or_has_no_lower_priority_keeps_its_hosts(other):
+    now = allocate([URGENT, other], hosts("h1", "h2", "h3"), {"other": ("h1", "h2", "h3")})
+    assert now.held == {"other": ("h1", "h2", "h3")} and not (now.preempted or now.shrunk)
+
+
+def test_a_job_that_adapts_gives_up_hosts_above_its_min_before_another_one_is_ended():
+    elastic = need("elastic", 1, 4, 2, priority=1, shrinks=True)
+    held = {"anew": ("h1", "h2"), "elastic": ("h3", "h4", "h5")}
+    now = allocate([URGENT, ANEW, elastic], hosts("h1", "h2", "h3", "h4", "h5"), held)
+    assert now.held == {"urgent": ("h5", "h4"), "anew": ("h1", "h2"), "elastic": ("h3",)} and not now.preempted
+    assert now.shrunk == {"elastic": "urgent, which has priority 5 over 1 and needs 2 hosts"}
+    held = {"elastic": ("h1", "h2")}  # one of them is its fewest
+    assert allocate([URGENT, elastic], hosts("h1", "h2"), held).held == held
+
+
+def test_nothing_is_taken_where_it_would_not_be_enough_or_where_hosts_are_coming():
+    held = {"anew": ("h1", "h2")}
+    large = need("u", 3, 3, 0, priority=5, takes=True)
+    wait = allocate([large, ANEW], hosts("h1", "h2"), held)
+    assert (wait.held, wait.preempted) == (held, {})
+    coming = [*hosts("h1", "h2"), *hosts("h3", "h4", ready=False)]
+    assert allocate([URGENT, ANEW], coming, held).held == held
+
+
+def test_no_more_jobs_are_ended_than_must_be_and_the_lowest_priority_first():
+    low, middle = need("low", 1, 1, 3, yields=True), need("middle", 3, 3, 2, priority=1, yields=True)
+    held, fleet = {"low": ("h1",), "middle": ("h2", "h3", "h4")}, hosts("h1", "h2", "h3", "h4")
+    one = allocate([need("u", 1, 1, 0, priority=5, takes=True), middle, low], fleet, held)
+    assert one.held == {"u": ("h1",), "middle": ("h2", "h3", "h4")} and set(one.preempted) == {"low"}
+    three = allocate([need("u", 3, 3, 0, priority=5, takes=True), middle, low], fleet, held)
+    assert three.held == {"u": ("h2", "h3", "h4"), "low": ("h1",)} and set(three.preempted) == {"middle"}
+
+
+def test_a_job_that_has_just_begun_to_lack_hosts_takes_none_yet_and_names_the_jobs_it_will_take_them_from():
+    now = allocate([replace(URGENT, takes=False), ANEW], hosts("h1", "h2"), {"anew": ("h1", "h2")})
+    assert now.held == {"anew": ("h1", "h2")}
+    assert now.why["urgent"] == "needs 2 hosts, 0 free: 2 of 2 held by anew; takes hosts of anew soon"
+
+
+def test_free_hosts_are_kept_for_a_job_that_small_ones_have_overtaken_for_long():
+    large, running = need("large", 2, 2, 1), need("running", 1, 1, 0)
+    fleet, held = hosts("h1", "h2"), {"running": ("h1",)}
+    assert allocate([running, large, C], fleet, held).held == {"running": ("h1",), "c": ("h2",)}
+    late = replace(large, overdue=True)
+    assert allocate([running, late, C], fleet, held).held == held
+    assert allocate([running, replace(late, min_workers=3), C], fleet, held).held == {**held, "c": ("h2",)}
+
+
 def test_a_small_job_does_not_wait_behind_one_that_cannot_start():
     now = allocate([B, C], hosts("h1"), {})
     assert now.held == {"c": ("h1",)}
@@ -73,7 +152,7 @@ def test_a_leaving_host_is_replaced_before_it_is_gone():
 
 def test_a_leaving_host_is_given_to_nobody():
     now = allocate([A], hosts("h1", leaving=True), {})
-    assert now == Allocation({}, {"a": "needs 1 host, 0 free"})
+    assert now == Allocation({}, {"a": "needs 1 host, 0 free"}, lacking=frozenset({"a"}))
 
 
 def test_when_a_notice_is_withdrawn_the_newest_surplus_host_is_freed():

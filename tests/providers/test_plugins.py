@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,34 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 1\n")
         (info / "entry_points.txt").write_text(f"[spotfleet.clouds]\n{name} = {what}\n")
         monkeypatch.syspath_prepend(tmp_path)
+        plugins.installed.cache_clear()
 
     yield add
     plugins.load.cache_clear()
+    plugins.installed.cache_clear()
 
 
 def test_an_agent_loads_its_plugin_without_what_an_inherited_environment_may_lack():
     done = subprocess.run([sys.executable, "-c", ON_A_HOST], capture_output=True, text=True)
     assert done.stdout == "{'aws': 2.0, 'gcp': 0.5, 'local': 0.5, 'ssh': 0.5}\n", done.stderr
+
+
+def test_a_process_searches_the_installed_distributions_once(monkeypatch):
+    searched: list[str] = []
+
+    def search(group: str) -> list[EntryPoint]:
+        searched.append(group)
+        return [EntryPoint("one", "nothing:here", group)]
+
+    plugins.installed.cache_clear()
+    monkeypatch.setattr(plugins, "entry_points", search)
+    try:
+        assert plugins.names() == ["one"] and plugins.names() == ["one"]
+        with pytest.raises(UsageError, match="unknown provider 'two'"):
+            plugins.load("two")
+        assert searched == ["spotfleet.clouds"]
+    finally:
+        plugins.installed.cache_clear()
 
 
 def test_an_unknown_provider_is_refused_with_the_names_of_the_others():

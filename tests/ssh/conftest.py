@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spotfleet import plugins
 from spotfleet.api.access import ssh
 from spotfleet.cli.app import run
 from spotfleet.ssh import keys
@@ -21,12 +22,14 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laptop]:
     home = tmp_path / "o'brien's home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
+    plugins.installed.cache_clear()
     monkeypatch.syspath_prepend(shell_fleet.PLUGIN)
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     found = Laptop(home, keys.make("digits"))
     yield found
     for folder in found.house.fleets():
         ssh.remove(folder)
+    plugins.installed.cache_clear()
 
 
 @pytest.fixture

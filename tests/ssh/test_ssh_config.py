@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from spotfleet.api.access import targets
 from spotfleet.api.access.ssh import SshTarget, SshTargets, list_targets
-from spotfleet.errors import UsageError
+from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import CloudState, Role, SshAccess
+from spotfleet.protocol.messages import HostStatus
 from spotfleet.ssh import include, openssh
 from spotfleet.ssh.config import Entry, SshFiles, config_text, known_hosts_text
 from tests.support.shell.shell_fleet import listed
@@ -180,3 +182,26 @@ def test_aliases_follow_the_order_of_launch_and_leave_out_who_is_gone_or_has_no_
 def test_no_alias_takes_the_name_of_another_fleet():
     found = list_targets("digits", [listed("digits-1", Role.WORKER, DOOR)], others=["digits-w0"])
     assert found == SshTargets((SshTarget(("digits-1",), "digits-1", "worker", DOOR, "127.0.0.1"),))
+
+
+def test_hosts_that_have_stopped_are_left_out_of_all_with_one_line(laptop, monkeypatch):
+    laptop.make_fleet()
+    door = SshAccess("127.0.0.1", "me", 22, (KEY,))
+    first, second, third = (listed(f"digits-{n}", Role.WORKER, door, n) for n in (1, 2, 3))
+    laptop.enters(first, second, third)
+    monkeypatch.setattr(targets, "_reported", lambda folder: None)
+    laptop.list(first, replace(second, state=CloudState.STOPPED), replace(third, state=CloudState.STOPPED))
+    lines: list[str] = []
+    assert [way.host for way in targets.workers(laptop.folder, lines.append)] == ["digits-1"]
+    assert lines == ["left out: digits-w1, digits-w2 have stopped"]
+
+    def says(**states: str) -> None:
+        hosts = [HostStatus(f"digits-{n}", "worker", states.get(f"h{n}", "up"), "p", 1, 1, 1) for n in (1, 2, 3)]
+        monkeypatch.setattr(targets, "_reported", lambda folder: hosts)
+
+    says(h1="stopped")
+    assert [way.host for way in targets.workers(laptop.folder, lines.append)] == ["digits-2", "digits-3"]
+    assert lines[1:] == ["left out: digits-w0 has stopped"], "the dispatcher knows better than the last listing"
+    says(h1="stopped", h2="stopped", h3="stopped")
+    with pytest.raises(SpotfleetError, match="no worker host now: digits-w0, digits-w1, digits-w2 have stopped"):
+        targets.workers(laptop.folder, lines.append)

@@ -47,6 +47,7 @@ class SshTarget:
     door: SshAccess
     address: str = ""
     port: int = 0  # where a dispatcher listens
+    stopped: bool = False  # at the time of the listing
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def list_targets(fleet: str, listed: Sequence[CloudHost], others: Sequence[str] 
     named = [(fleet if i == 0 else "", h) for i, h in enumerate(dispatchers)]
     named += [(f"{fleet}-w{i}", h) for i, h in enumerate(workers)]
     return SshTargets(tuple(
-        SshTarget(aliases, h.request_id, h.role.value, h.ssh, h.address, h.port) for alias, h in named
+        SshTarget(aliases, h.request_id, h.role.value, h.ssh, h.address, h.port, h.state is CloudState.STOPPED)
+        for alias, h in named
         if h.ssh and (aliases := tuple(dict.fromkeys(a for a in (alias, h.request_id) if a and a not in others)))))
 
 

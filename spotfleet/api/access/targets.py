@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 from spotfleet.api import cloud
 from spotfleet.api.access import ssh
@@ -10,7 +11,8 @@ from spotfleet.api.access.ssh import SshTarget, SshTargets
 from spotfleet.api.home import FleetDir, Home
 from spotfleet.api.machine import DispatcherMachine, Progress
 from spotfleet.errors import NoSuchFleet, SpotfleetError, UsageError
-from spotfleet.model import Role
+from spotfleet.model import HostState, Role
+from spotfleet.protocol.messages import HostStatus
 from spotfleet.providers.plugin import makes_machines
 from spotfleet.ssh import openssh
 from spotfleet.ssh.fanout import FanoutTarget
@@ -55,13 +57,20 @@ def fleet_target(folder: FleetDir, host: str, progress: Progress) -> SshTarget:
 
 
 def workers(folder: FleetDir, progress: Progress) -> list[SshTarget]:
-    """Return every running worker host. Raises SpotfleetError when there is none."""
+    """Return every running worker host; one line tells which have stopped. Raises SpotfleetError when none runs."""
     _ensure_reachable(folder, progress)
-    found = _read_targets(folder, progress, fresh=True).workers
-    if not found:
-        raise SpotfleetError(f"fleet '{folder.name}' has no worker host now",
+    reported = _reported(folder)
+    found = _read_targets(folder, progress, fresh=True, reported=reported).workers
+    states = {h.host: h.state == HostState.STOPPED.value for h in reported or ()}
+    stopped = [w.aliases[0] for w in found if states.get(w.host, w.stopped)]
+    running = [w for w in found if w.aliases[0] not in stopped]
+    has_stopped = f"{', '.join(stopped)} {'has' if len(stopped) == 1 else 'have'} stopped"
+    if not running:
+        raise SpotfleetError(f"fleet '{folder.name}' has no worker host now{f': {has_stopped}' if stopped else ''}",
                              hint=f"`spotfleet status {folder.name}` says what it waits for")
-    return found
+    if stopped:
+        progress(f"left out: {has_stopped}")
+    return running
 
 
 def fanout_target(folder: FleetDir, target: SshTarget, *, among_many: bool = False) -> FanoutTarget:
@@ -102,7 +111,8 @@ def _ensure_reachable(folder: FleetDir, progress: Progress) -> None:
         cloud.allow_access(machine.provider, machine.cloud_name, progress)
 
 
-def _read_targets(folder: FleetDir, progress: Progress, fresh: bool) -> SshTargets:
+def _read_targets(folder: FleetDir, progress: Progress, fresh: bool,
+                  reported: Sequence[HostStatus] | None = None) -> SshTargets:
     if folder.record.down_at:
         raise SpotfleetError(f"fleet '{folder.name}' is down", hint="`spotfleet up FILE` makes it anew")
     if not folder.keys.ssh_private:
@@ -112,7 +122,7 @@ def _read_targets(folder: FleetDir, progress: Progress, fresh: bool) -> SshTarge
                          hint="run the command here; their files are in "
                               f"{folder.path.parent.parent / 'local' / 'hosts'}, their addresses in `spotfleet hosts`")
     known = ssh.read_targets(folder)
-    if known.ways and (not fresh or _is_current(folder, known)):
+    if known.ways and (not fresh or _is_current(known, reported if reported is not None else _reported(folder))):
         return known
     try:
         return ssh.refresh(folder, DispatcherMachine(folder).left(), progress)
@@ -123,14 +133,19 @@ def _read_targets(folder: FleetDir, progress: Progress, fresh: bool) -> SshTarge
         return known
 
 
-def _is_current(folder: FleetDir, known: SshTargets) -> bool:
-    """Return whether the dispatcher reports the same workers as are known here: one request, where a listing asks every
-    machine."""
+def _is_current(known: SshTargets, reported: Sequence[HostStatus] | None) -> bool:
+    """Return whether the dispatcher reports the same workers as are known here."""
+    return reported is not None and {h.host for h in reported} == {target.host for target in known.workers}
+
+
+def _reported(folder: FleetDir) -> list[HostStatus] | None:
+    """Return the workers that the dispatcher reports; None if it does not answer. One request, where a listing asks
+    every machine."""
     url = folder.record.url
     if not url:
-        return False
+        return None
     try:
         hosts = DispatcherMachine(folder).client(url, 0.0).status().hosts
     except SpotfleetError:
-        return False
-    return {h.host for h in hosts if h.role == Role.WORKER.value} == {target.host for target in known.workers}
+        return None
+    return [h for h in hosts if h.role == Role.WORKER.value]

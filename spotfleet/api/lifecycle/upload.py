@@ -21,7 +21,7 @@ from spotfleet.api.machine import Progress
 from spotfleet.bundle import manifest
 from spotfleet.errors import UsageError
 from spotfleet.transport.client import DispatcherClient, PersistentClient
-from spotfleet.words import counted, size
+from spotfleet.words import counted, size, speed
 
 LIMIT_BYTES = manifest.LIMIT_BYTES
 THREADS = 3
@@ -132,8 +132,7 @@ class Shipment:
         return self._local.connection
 
     def _rate(self) -> str:
-        took_s = max(time.monotonic() - self._begun, 0.01)
-        return f"{size(self._sent)} sent, {self._sent / 1e6 / took_s:.1f} MB/s"
+        return f"{size(self._sent)} sent, {speed(self._sent, time.monotonic() - self._begun)}"
 
 
 def ship(client: DispatcherClient, workdir: Path, mounts: dict[str, Path], home: Path, secrets: Sequence[str],

@@ -171,7 +171,7 @@ def _options(words: RestartWords) -> RestartOptions:
 
 def run(name: str, words: Sequence[str], tail: Sequence[str] | None, *, file: Path | None, nodes: int, each: bool,
         detach: bool, down: bool, wait: bool, env: Sequence[str], secret: Sequence[str], name_of_job: str,
-        restarts: RestartWords) -> None:
+        priority: int, restarts: RestartWords) -> None:
     """Run the words after `--`, or the task file's `run`. One word is a shell line, several are passed on as words."""
     command = tail[0] if tail and len(tail) == 1 else shlex.join(tail or ())
     if words or bool(command) == (file is not None):
@@ -180,8 +180,8 @@ def run(name: str, words: Sequence[str], tail: Sequence[str] | None, *, file: Pa
                          hint="spotfleet run -- python x.py, or spotfleet run -f TASK.yaml")
     fleet = Fleet(name)
     job = fleet.run(command, file=file, nodes=nodes, each=each, name=name_of_job, envs=variables(env),
-                    secrets=secrets(secret), down=down, wait=wait, options=_options(restarts), detach=True,
-                    progress=print_step)
+                    secrets=secrets(secret), down=down, wait=wait, priority=priority, options=_options(restarts),
+                    detach=True, progress=print_step)
     _attend(fleet, job, detach=detach, down=down)
 
 

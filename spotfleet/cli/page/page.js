@@ -366,7 +366,8 @@ function drawRows() {
     }
     list.setAttribute("aria-activedescendant", rows.find(r => !r.hidden && r.dataset.host === view.chosen)?.id ?? "");
 }
-const whyOf = h => [h.until != null ? `interruption notice: ends at ${clock(h.until)}` : "", h.why].filter(Boolean).join("; ");
+const whyOf = h => h.until == null ? h.why : [`interruption notice: ends at ${clock(h.until)}`,
+    ...h.why.split("; ").filter(part => part && !part.startsWith("interruption notice"))].join("; ");
 function choose(host, scroll) {
     view.chosen = host;
     const at = view.shown.findIndex(h => h.host === host), list = $("host-list"), height = rowHeight();

@@ -68,6 +68,7 @@ class JobRecord:
     exit_status: int = 0  # status of the process that failed the job
     saved_at: float = 0.0  # when the newest of them was whole, Unix; 0: none was saved
     saved: tuple[str, ...] = ()  # bundles of its checkpoint folder: the newest, and the one before it
+    preempted: str = ""  # for which job it was sent back to the queue, and why; empty once it has hosts again
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,11 @@ def submission(record: JobRecord, secrets: dict[str, str]) -> JobSubmitted:
                         deadline_at, spec.work_s, spec.work_steps, spec.work_host_s)
 
 
-def name_for(spec: JobSpec, known: Iterable[str], above: int) -> str:
-    """Return the name of a job and of its folder. Its number is above all `known` ones and above `above`."""
+def name_for(spec: JobSpec, known: Iterable[str], above: int, fleet: str = "") -> str:
+    """Return the name of a job and of its folder. Its number is above all `known` ones and above `above`. It is no name
+    that a machine of `fleet` may have: these are FLEET-N and FLEET-d-N."""
     stem = re.sub(r"[^\w.-]+", "-", spec.name)[:NAME_CHARS].strip("-.") or "job"
+    stem = f"{stem}-run" if fleet and stem in (fleet, f"{fleet}-d") else stem
     return f"{stem}-{max([above, *map(number_of, known)]) + 1}"
 
 

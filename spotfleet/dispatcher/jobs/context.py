@@ -23,6 +23,8 @@ class JobContext:
     coming: int = 0  # slots of hosts that are being launched
     unsent: Mapping[str, Sequence[Unsent]] = field(default_factory=dict)  # by host: results that have not arrived
     going_down: bool = False  # the fleet
+    preempted: str = ""  # for which job its processes must end now, and why
+    shrunk: str = ""  # for which job it loses hosts now, and why
 
     def hinted(self, hosts: Iterable[str]) -> frozenset[str]:
         """Return those of `hosts` that the cloud has hinted it may take."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from spotfleet.dispatcher.policy import PolicyController
 from spotfleet.dispatcher.retention import Retention
 from spotfleet.errors import NoCapacity, UsageError
 from spotfleet.fleet.domain.events import CheckpointKept, Event, JobChanged, JobSubmitted
-from spotfleet.membership.schedule import Allocation
+from spotfleet.membership.schedule import Allocation, HostRoom, allocate, by_priority
 from spotfleet.model import JobSpec
 from spotfleet.protocol.messages import Checkpoint
 from spotfleet.storage.folder import name_of_fleet
@@ -68,6 +68,7 @@ class JobDesk:
         self._anew = core.journal.state.taken_over is not None  # copies may lack jobs that hosts or target know
         self.last_known = 0  # the highest number of a job at our start, lost ones included
         self.allocation = Allocation({}, {})
+        self._lacks: dict[str, float] = {}  # monotonic: since when each job lacks hosts for its fewest workers
         for job in core.jobs.values():
             job.is_whole = bundles.is_whole
 
@@ -85,7 +86,7 @@ class JobDesk:
         jobs = self._core.jobs
         used = max(self._core.journal.state.last_job, self._past_number, self.last_known)
         first = NUMBERS * self.names.machine if not (jobs or used) or self._anew else 0
-        return jobfile.name_for(spec, jobs, max(used, first))
+        return jobfile.name_for(spec, jobs, max(used, first), self._core.boot.fleet)
 
     @cached_property
     def _past_number(self) -> int:
@@ -118,6 +119,14 @@ class JobDesk:
         if not in_ledger:
             self._core.journal.note(jobfile.submission(record, secrets))
         return job
+
+    def allocate(self, jobs: list[ManagedJob], rooms: Sequence[HostRoom], now: float) -> None:
+        """Allocate the hosts to these jobs, which have not ended; `now` is monotonic."""
+        order = {name: n for n, name in enumerate(self._core.jobs)}
+        needs = by_priority([j.need(order[j.id], now - self._lacks.get(j.id, now)) for j in jobs],
+                            {j.id: j.spec.priority for j in jobs})
+        self.allocation = allocate(needs, rooms, self.allocation.held)
+        self._lacks = {job: self._lacks.get(job, now) for job in self.allocation.lacking}
 
     def hold(self, job: ManagedJob) -> None:
         """Allocate to the job the hosts that its workers are on."""

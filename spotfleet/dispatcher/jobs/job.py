@@ -1,6 +1,8 @@
 """Managed job: which workers should exist, their outcomes, and the job's state.
 
     QUEUED --has slots--> STARTING --first generation formed--> RUNNING <--> RECOVERING
+        ^                                                      |
+        '--- preempted for a job of a higher priority ---------'
        any of these --> SUCCEEDED | FAILED | CANCELLED
 
 The reason for each wait is in `why`; it ends as follows:
@@ -36,6 +38,8 @@ from spotfleet.dispatcher.jobs.workers import JobWorker, JobWorkers, started
 from spotfleet.dispatcher.signal import Signal
 from spotfleet.fleet.domain.events import Event, GenerationFormed, JobChanged, RanksDiverged
 from spotfleet.membership import Change, Evicted, Finished, Formed, Ordered, Phase, WorkerView
+from spotfleet.membership.machine import RESTART_GAP
+from spotfleet.membership.schedule import JobNeed
 from spotfleet.model import HostState, JobSpec, JobState
 from spotfleet.protocol.messages import AgentReport, GangOrder, SlotOrder, Stage
 from spotfleet.words import size
@@ -49,6 +53,8 @@ FOLDER_S = 60.0  # wait for the newest checkpoint folder, while an older one is 
 LOGS_S = 15.0  # wait for a job's last output after its end
 MOST_REPORTED = 256  # workers of one host that ended under an earlier dispatcher
 GROUPS = 8  # number of generations that a restarted dispatcher fences
+PREEMPT_S = 5.0  # a job lacks hosts for this long before it takes those of another: a lost host may be replaced
+OVERDUE_S = 1800.0  # jobs submitted later overtake one that waits for hosts for this time at most
 PLANNED = ("join", "drain", "notice")  # causes of a generation that forms while the old one continues training
 
 
@@ -116,6 +122,13 @@ class ManagedJob:
                     fetched_at=record.fetched_at and record.fetched_at + by_s)
 
     # ---- queries
+
+    def need(self, order: int, lacks_s: float = 0.0) -> JobNeed:
+        """Return what the schedule is to know; `lacks_s` is the time for which the job has lacked hosts."""
+        trains = self.membership.phase is Phase.RUNNING and self.record.version > 0 and self.outside.kind is None
+        return JobNeed(self.id, self.spec.min_workers, self.sizing.places, order, self.spec.per_host,
+                       takes=lacks_s >= PREEMPT_S, overdue=lacks_s >= OVERDUE_S,
+                       yields=self.spec.restarts and self.spec.retry, shrinks=trains and not self.spec.restarts)
 
     def has_worker_on(self, host: str) -> bool:
         return any(not w.ended for w in self.workers.on(host))
@@ -237,6 +250,10 @@ class ManagedJob:
         trained = max(self.record.fence, newest.generation if newest else 0)
         if trained > self.membership.generation:  # our record is behind: its numbers must not be used again
             self.membership.adopt(trained, ())
+        if self.record.preempted:  # its processes have been asked to end
+            self.membership, self._group = self.sizing.membership(self.membership.generation + RESTART_GAP), ()
+            for worker in self.workers.live():
+                worker.wanted, worker.past = False, True
         for name in self._group:
             if name not in self.workers.all:
                 worker = self.workers.add(name, 0)
@@ -281,13 +298,21 @@ class ManagedJob:
     def _advance(self, context: JobContext) -> list[Event]:
         if self.record.cancelled:
             return self._cancelled(context)
+        if context.preempted:
+            return self._preempt(context)
+        if self.record.preempted and context.given:
+            self._write(preempted="")
+        shrunk = [self._remark(f"gives hosts to {context.shrunk}", context)] if context.shrunk else []
+        return [*shrunk, *self._train(context)]
+
+    def _train(self, context: JobContext) -> list[Event]:
         outside = self.outside.update(self.workers, self.membership, self.record.version, context)
         if not self.spec.restarts and self.outside.loss(self._group, self.workers, context):
             return [*outside, *self._outside_lost(context)]
         self._fill(context)
         self.sizing.update(self.membership, self.workers)
         if self.spec.restarts and (why := self._why_no_round(context)):
-            return [*outside, *self._change(JobState.RECOVERING, why, context)]
+            return [*outside, *self._change(*self._waits(why), context)]
         self.membership.is_withheld = self.unsaved
         before = self.membership.generation
         changes = self.membership.observe(self._views(context), self._expected(context), context.now)
@@ -458,9 +483,7 @@ class ManagedJob:
     def _stands(self, context: JobContext) -> tuple[JobState, str]:
         phase, why, live = self.membership.phase, self.membership.why, [w for w in self.workers.live() if not w.past]
         if not live:
-            waits = context.why_waiting or self._cooling(context)
-            began = self.membership.generation or self.record.restarts
-            return (JobState.RECOVERING if began else JobState.QUEUED), waits
+            return self._waits(context.why_waiting or self._cooling(context))
         if sends := self._sends(live, context):
             return JobState.RUNNING, f"its script has ended; {sends}"
         if not self.spec.gang and (outside := self.outside.why(sum(w.begun for w in live))):
@@ -474,6 +497,12 @@ class ManagedJob:
         if phase is Phase.FORMING and self._cause == "start":
             return JobState.STARTING, why
         return JobState.RECOVERING, "; ".join(w for w in (why, context.why_waiting) if w)
+
+    def _waits(self, why: str) -> tuple[JobState, str]:
+        """Return the state of a job without processes that waits for hosts, or for its last processes to end."""
+        if self.record.preempted:
+            return JobState.QUEUED, f"preempted by {self.record.preempted}; {why}"
+        return JobState.RECOVERING if self.membership.generation or self.record.restarts else JobState.QUEUED, why
 
     def _sends(self, live: list[JobWorker], context: JobContext) -> str:
         """Return who sends results, once the scripts of all these workers have ended; else ""."""
@@ -552,7 +581,15 @@ class ManagedJob:
             worker.wanted, worker.past = True, False
         return events
 
-    def _restart_all(self, why: str, context: JobContext) -> list[Event]:
+    def _preempt(self, context: JobContext) -> list[Event]:
+        """End all processes, in the time that they get to save, and go back to the queue."""
+        begun = any(w.begun for w in self.workers.live())
+        self.round, self._gang = rounds.RoundWatch(), None
+        self._write(preempted=context.preempted, restarts=self.record.restarts + begun)
+        why = f"preempted by {context.preempted}; its processes get {self.spec.grace_s:.0f} s to save"
+        return self._restart_all(why, context, JobState.QUEUED)
+
+    def _restart_all(self, why: str, context: JobContext, state: JobState = JobState.RECOVERING) -> list[Event]:
         """Restart all workers; they restore the newest checkpoint."""
         for worker in self.workers.all.values():
             worker.wanted, worker.past = False, True
@@ -564,7 +601,7 @@ class ManagedJob:
             self.membership.adopt(newest, ())
         self._finished, self._group, self._done_at, self._peak = (), (), None, 0
         self._write(done=(), unfinished=(), tail=())
-        return self._change(JobState.RECOVERING, why, context)
+        return self._change(state, why, context)
 
     def _cancelled(self, context: JobContext) -> list[Event]:
         able = any(w.report.version > 0 and not w.silent for w in self.workers.live())

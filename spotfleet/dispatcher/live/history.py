@@ -1,4 +1,4 @@
-"""Task that keeps the recent past in memory: series of jobs, slow workers, counters.
+"""Task that keeps the recent past in memory: series of jobs, slow workers, counters. It drains slow hosts if asked.
 
 Jobs are sampled each SAMPLE_S. Everything else comes from the ledger, of which a new process reads the newest events,
 so charts go on across a restart, with the ledger's points each 10 s.
@@ -13,7 +13,7 @@ from dataclasses import replace
 from spotfleet.dispatcher.core import Core
 from spotfleet.dispatcher.jobs.job import ManagedJob
 from spotfleet.dispatcher.live.series import START, JobSeries
-from spotfleet.dispatcher.live.slow import SlowWorkers
+from spotfleet.dispatcher.live.slow import SlowHost, SlowWorkers, host_to_replace
 from spotfleet.fleet.domain.events import Event, GenerationFormed, HostListed, HostNoticed, JobEvent, JobResumed
 from spotfleet.model import CloudState
 from spotfleet.protocol.messages import JobStatus, SlowWorker, WorkerReport
@@ -32,6 +32,7 @@ class HistoryKeeper:
         self._seq = max(0, core.journal.last - READ_AT_START)
         self.series: dict[str, JobSeries] = {}
         self._slow: dict[str, SlowWorkers] = {}
+        self._replaced: dict[str, set[int]] = {}  # job -> ranks whose hosts were drained as slow
         self.notices: Counter[str] = Counter()  # kind of notice -> number
         self.taken = 0  # hosts that the cloud took
         self.changes: Counter[tuple[str, str]] = Counter()  # (job, cause) -> generations after the first
@@ -42,6 +43,8 @@ class HistoryKeeper:
         while True:
             await self.catch_up()
             self.sample()
+            if (slow := self.replacement()) is not None:
+                await self._core.drain(slow.host, slow.why)
             await asyncio.sleep(SAMPLE_S)
 
     async def catch_up(self) -> None:
@@ -71,6 +74,22 @@ class HistoryKeeper:
             self._of(job.id).sample(unix, job.record.version, len(job.membership.members))
             self._slow.setdefault(job.id, SlowWorkers()).update(_reports(job))
         self._slow = {job.id: self._slow[job.id] for job in live}
+        self._replaced = {job: ranks for job, ranks in self._replaced.items() if job in self._slow}
+
+    def replacement(self) -> SlowHost | None:
+        """Return the slow host to replace now, if the fleet file asks for that: one at a time, and only from a fleet
+        that is whole."""
+        views = [v for v in self._core.views() if v.host.counts or v.leaving is not None]
+        whole = len(views) >= self._core.nodes.target and all(v.usable for v in views)
+        if not (self._core.policy.replace_slow and whole):
+            return None
+        for job in (self._core.jobs[name] for name in self._slow):
+            known = self._replaced.setdefault(job.id, set())
+            found = host_to_replace(job.id, self.slow(job.id), job.membership.members, job.spec.min_workers, known)
+            if found is not None:
+                known |= found.ranks
+                return found
+        return None
 
     def slow(self, job: str) -> tuple[SlowWorker, ...]:
         return self._slow[job].found if job in self._slow else ()

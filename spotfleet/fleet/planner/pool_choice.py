@@ -72,6 +72,8 @@ def _of_share(share: MarketShare, state: FleetState, offers: Sequence[Offer], co
     if not usable:
         return [Wait(f"{_missing(missing, wanted.hosts, share.called)}: {_place_reason(common, context.all)}"
                      f"{obstacles(wanted, state, _at(wanted, common, offers), now)}")]
+    turn, turns = min(wanted.any_of[i].turn for i in usable.values()), len({n.turn for n in wanted.any_of})
+    usable = {o: i for o, i in usable.items() if wanted.any_of[i].turn == turn}
     load = Counter(h.offer.pool for h in context.all)
     worth = useful_prices(state, usable, context.all, now)
     cost = _Cost(state, usable, load, worth, now)
@@ -90,6 +92,7 @@ def _of_share(share: MarketShare, state: FleetState, offers: Sequence[Offer], co
         choice = cost.reason(offer, before)
         before[offer.pool] += 1
         why += f", {choice}" if choice else ""
+        why += f", number {turn + 1} of {turns}" if turns > 1 else ""
         found.append(Launch(request_id(wanted, state.launches + n), offer, why, others))
     if len(chosen) < missing:
         left = _missing(missing - len(chosen), wanted.hosts, share.called)

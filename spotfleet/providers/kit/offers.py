@@ -6,6 +6,7 @@ A cloud passes in what it knows of one region. While some region answers, the fa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -135,6 +136,15 @@ def cheapest_region(cloud: str, regions: Sequence[str], row: Callable[[str], Reg
     raise NoCapacity(f"{cloud}: no region has offers for hosts and dispatcher: "
                      + "; ".join(f"{r.region}: {r.why}" for r in rows), scope="account",
                      hint=f"name more regions under `{cloud}.regions`, other types, or a higher price limit")
+
+
+def in_turn(needs: Sequence[Need], choose: Callable[[Sequence[Need]], RegionChoice]) -> RegionChoice:
+    """Choose a region for the alternatives that come first in the user's order; for the next if none sells them."""
+    for turn in sorted({need.turn for need in needs})[:-1]:
+        with suppress(NoCapacity, UsageError):
+            return choose([need for need in needs if need.turn == turn])
+    last = max(need.turn for need in needs)
+    return choose([need for need in needs if need.turn == last])
 
 
 def region_rows(choice: RegionChoice, scored: str = "its capacity is scored") -> tuple[RegionRow, ...]:

@@ -54,12 +54,12 @@ class RegionalPlugin(BasePlugin):
 
     def settle(self, provider: Provider, config: Config, spec: FleetSpec, hosts: int,
                region: str) -> tuple[Config, tuple[RegionRow, ...]]:
-        from spotfleet.providers.kit.offers import region_rows
+        from spotfleet.providers.kit.offers import in_turn, region_rows
 
         if region:
             return self.in_region(config, region), ()
         assert isinstance(provider, HasRegions)
-        choice = provider.cheapest_region(spec.any_of, spec.dispatcher, hosts)
+        choice = in_turn(spec.any_of, lambda needs: provider.cheapest_region(needs, spec.dispatcher, hosts))
         return self.in_region(config, choice.region), region_rows(choice, self.scored)
 
     def moved(self, config: Config, spec: FleetSpec) -> Config:

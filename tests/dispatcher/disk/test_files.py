@@ -16,10 +16,12 @@ import pytest
 from spotfleet.dispatcher.checkpoints import archive
 from spotfleet.dispatcher.disk import files
 from spotfleet.dispatcher.disk.files import TooLarge, receive
+from spotfleet.dispatcher.disk.jobfile import name_for
 from spotfleet.dispatcher.disk.logs import FILE_BYTES, JobLogs
 from spotfleet.errors import UsageError
 from spotfleet.fleet.domain.events import LogsCut
 from spotfleet.fleet.ledger import Ledger
+from spotfleet.model import JobSpec
 
 W1, W2 = "h-1/0/1", "h-2/0/2"
 
@@ -206,3 +208,8 @@ def test_what_a_killed_dispatcher_was_writing_is_swept_and_nothing_else(tmp_path
         (tmp_path / name).touch()
     files.sweep(tmp_path)
     assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == set(kept)
+
+
+@pytest.mark.parametrize(("name", "job"), [("f", "f-run-4"), ("f-d", "f-d-run-4"), ("fit", "fit-4"), ("f-w", "f-w-4")])
+def test_a_job_never_has_the_name_of_a_machine_of_its_fleet(name, job):
+    assert name_for(JobSpec(name), ["train-3"], 0, "f") == job

@@ -109,7 +109,7 @@ def test_the_manifest_brings_what_the_tar_holds_and_no_secret_and_again_only_wha
         with sqlite3.connect(found.files / "ledger.db") as db:
             assert "JobSubmitted" in [json.loads(row[0])["kind"] for row in db.execute("SELECT body FROM events")]
         assert found.moved == sum(map(len, got.values())) and not (tmp_path / "draft/parts").exists()
-        assert lines[-1].startswith(f"copying: {len(got)} files, ") and "MB/s)" in lines[-1]
+        assert lines[-1].startswith(f"copying: {len(got)} files, ") and "B/s)" in lines[-1]
         log = found.files / f"jobs/{job}/logs/rank-0.log"
         log.write_bytes(b"x" + log.read_bytes()[1:])  # damaged: the same size
         again = await off_loop(lambda: transfers.fetch(client(stage), tmp_path / "draft", nothing, ""))

@@ -88,6 +88,43 @@ def test_a_noticed_host_is_left_early_enough_for_its_processes_to_save(tmp_path)
     assert job.rounds[-1][0] == 1 and all(m.startswith("h1/") for m in job.rounds[-1][1])
 
 
+def preempt(job: AnewJob) -> None:
+    """The schedule gives its hosts to another job."""
+    job.preempted, job.waits = "u, which has priority 5 over 0 and needs 2 hosts", "needs 1 host, 0 free"
+    job.step()
+
+
+def test_a_preempted_job_saves_waits_in_the_queue_and_goes_on_once_it_has_hosts_again(tmp_path):
+    job = running(tmp_path)
+    job.lingering = set(job.rounds[0][1])
+    preempt(job)
+    why = "preempted by u, which has priority 5 over 0 and needs 2 hosts"
+    last = [e for e in job.events if isinstance(e, JobChanged)][-1]
+    assert (last.state, last.why) == (JobState.QUEUED, f"{why}; its processes get 30 s to save")
+    assert job.job.leads(job.rounds[0][1][0], 1), "the end of its checkpoint folder still counts"
+    job.step()
+    assert job.job.record.why == f"{why}; waits for {job.rounds[0][1][0]} to end" and not job.job.orders()
+    job.lingering = set()
+    job.step(5)
+    assert (job.job.state, job.job.record.why) == (JobState.QUEUED, f"{why}; needs 1 host, 0 free")
+    job.waits = ""
+    job.step(15)
+    assert job.job.state is JobState.RUNNING and [restarts for restarts, _ in job.rounds] == [0, 1]
+    assert job.job.record.failures == 0 and not job.job.record.preempted
+
+
+def test_a_restarted_dispatcher_lets_the_processes_of_a_preempted_job_end(tmp_path):
+    job = running(tmp_path)
+    job.lingering = set(job.rounds[0][1])
+    preempt(job)
+    job.restart_dispatcher()
+    job.step()
+    assert not job.job.orders() and job.job.state is JobState.QUEUED
+    job.lingering, job.waits = set(), ""
+    job.step(15)
+    assert [restarts for restarts, _ in job.rounds] == [0, 1] and job.job.state is JobState.RUNNING
+
+
 def test_a_command_runs_only_once_all_of_its_processes_have_started(tmp_path):
     job = AnewJob(tmp_path / "j", kind="command", argv=(), run="x", min_workers=2)
     job.slow = {"h1"}

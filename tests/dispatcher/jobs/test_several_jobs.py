@@ -15,7 +15,7 @@ from tests.support.dispatcher.fake_workers import Script
 
 
 async def submit(stage: Stage, name: str, workers: tuple[int, int], **more: object) -> str:
-    stage.world.scripts[name] = Script(steps=10_000)
+    stage.world.scripts[name] = Script(steps=10_000, gang=bool(more.get("gang")))
     asked = JobSpec(name, argv=("train.py",), min_workers=workers[0], max_workers=workers[1], **more)
     return (await stage.call("POST", "/v1/jobs", {"spec": to_json(asked), "secrets": {}, "wait": True}))[1]["job"]
 
@@ -38,6 +38,55 @@ def test_of_two_waiting_jobs_the_one_with_the_higher_priority_starts_first(play)
         assert (await stage.job("usual-2")).state == "queued"
 
     play(scene, spec(target=2))
+
+
+def test_a_higher_priority_ends_a_restart_job_which_goes_on_after_it(play, monkeypatch):
+    monkeypatch.setattr("spotfleet.dispatcher.jobs.job.PREEMPT_S", 0.5)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        anew = await submit(stage, "anew", (2, 2), kind="restart", gang=True)
+        await stage.stands(anew, "running")
+        urgent = await submit(stage, "urgent", (1, 1), priority=5)
+        await stage.at_version(urgent, 2)
+        why = "preempted by urgent-2, which has priority 5 over 0 and needs 1 host"
+        waiting = await stage.job(anew)
+        assert (waiting.state, waiting.hosts) == ("queued", 0)
+        assert waiting.why.startswith(f"{why}; needs 2 hosts, 1 free")
+        said = [e["why"] for e in await stage.events("JobChanged") if e["job"] == anew and "preempted" in e["why"]]
+        assert said == [f"{why}; its processes get 30 s to save"]
+        await stage.stop_dispatcher()
+        await stage.start_dispatcher()
+        assert (await stage.job(anew)).state == "queued"
+        await stage.call("POST", f"/v1/jobs/{urgent}/cancel", {})
+        again = await stage.stands(anew, "running")
+        assert (again.restarts, again.hosts) == (1, 2)
+
+    play(scene, spec(target=2))
+
+
+def test_a_higher_priority_gets_the_hosts_that_an_elastic_job_has_above_its_min(play, monkeypatch):
+    monkeypatch.setattr("spotfleet.dispatcher.jobs.job.PREEMPT_S", 0.5)
+
+    async def scene(stage: Stage) -> None:
+        await stage.up(2)
+        elastic = await submit(stage, "elastic", (1, 2))
+        await stage.at_version(elastic, 2)
+        urgent = await submit(stage, "urgent", (1, 1), priority=5)
+        await stage.at_version(urgent, 2)
+        left = await stage.job(elastic)
+        assert (left.state, left.world_size) == ("running", 1) and left.version > 2
+        said = [e["why"] for e in await stage.events("JobChanged") if "gives hosts" in e["why"]]
+        assert said == ["gives hosts to urgent-2, which has priority 5 over 0 and needs 1 host"]
+        assert [e["cause"] for e in await stage.events("GenerationFormed") if e["job"] == elastic] == ["start", "drain"]
+        too_much = await submit(stage, "more", (1, 1), priority=4)
+        await stage.until("it waits", lambda: _names(stage, too_much, "1 of 2 held by elastic-1"))
+
+    play(scene, spec(target=2))
+
+
+async def _names(stage: Stage, job: str, words: str) -> bool:
+    return words in (await stage.job(job)).why
 
 
 @pytest.mark.parametrize("priority", [-1001, 1001])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
-from spotfleet.dispatcher.live.slow import SlowWorkers
+from spotfleet.dispatcher.hosts import Departure
+from spotfleet.dispatcher.live.history import HistoryKeeper
+from spotfleet.dispatcher.live.slow import SlowHost, SlowWorkers, host_to_replace
+from spotfleet.model import Nodes, PolicySpec
 from spotfleet.protocol.messages import SlowWorker, StepCost, WorkerReport
 
 STEP_S = 0.2  # every rank's: the fast ones wait
@@ -52,3 +56,47 @@ def test_a_new_generation_counts_its_steps_from_its_beginning():
     assert slow.update(reports([0.1, 0.1, 0.2], 20)) == ()
     assert slow.update(reports([0.1, 0.1, 0.2], 69)) == ()
     assert [w.steps for w in slow.update(reports([0.1, 0.1, 0.2], 70))] == [50]
+
+
+MEMBERS = ("h0/0/1", "h0/1/2", "h1/0/3", "h2/0/4")
+SLOW, SLOWER = SlowWorker("h1/0/3", 2, 0.15, 0.1, 60), SlowWorker("h0/1/2", 1, 0.2, 0.1, 55)
+
+
+def test_the_host_of_the_slowest_worker_is_replaced_with_the_figures_as_the_reason():
+    found = host_to_replace("j-1", [SLOW, SLOWER], MEMBERS, 1, ())
+    assert found == SlowHost("h0", frozenset({0, 1}), "replace_slow: rank 1 of j-1 computes 200.0 ms in a step, "
+                                                      "the median 100.0 ms, for 55 steps")
+
+
+def test_a_host_whose_loss_leaves_too_few_workers_stays_and_so_does_one_that_replaced_a_slow_one():
+    assert host_to_replace("j-1", [SLOW, SLOWER], MEMBERS, 3, ()).host == "h1"
+    assert host_to_replace("j-1", [SLOW, SLOWER], MEMBERS, 4, ()) is None
+    assert host_to_replace("j-1", [SLOW, SLOWER], MEMBERS, 1, {0}).host == "h1"
+    assert host_to_replace("j-1", [SLOW, SLOWER], MEMBERS, 1, {0, 2}) is None
+    gone = [replace(SLOW, worker="h7/0/9")]
+    assert host_to_replace("j-1", gone, MEMBERS, 1, ()) is None
+
+
+def keeper(*views: SimpleNamespace, asked: bool = True) -> HistoryKeeper:
+    """The history of a fleet with a target of three hosts, whose job has a slow worker on `h1`."""
+    job = SimpleNamespace(id="j-1", membership=SimpleNamespace(members=MEMBERS), spec=SimpleNamespace(min_workers=1))
+    core = SimpleNamespace(jobs={"j-1": job}, views=lambda: views, nodes=Nodes(1, 3, 3),
+                           journal=SimpleNamespace(last=0), policy=PolicySpec(replace_slow=asked))
+    made = HistoryKeeper(core)  # type: ignore[arg-type]
+    made._slow["j-1"] = SlowWorkers()
+    made._slow["j-1"].found = (SLOW,)
+    return made
+
+
+def view(usable: bool = True, leaving: Departure | None = None) -> SimpleNamespace:
+    return SimpleNamespace(host=SimpleNamespace(counts=leaving is None), usable=usable, leaving=leaving)
+
+
+def test_one_host_at_a_time_is_replaced_while_all_are_up_and_only_if_the_file_asks_for_it():
+    up, drained = view(), view(False, Departure(120.0, "drain"))
+    history = keeper(up, up, up)
+    assert history.replacement().host == "h1"
+    assert history.replacement() is None, "its rank has had its replacement"
+    assert keeper(up, up, up, asked=False).replacement() is None
+    for views in ((up, up), (up, up, view(False)), (up, up, up, drained)):
+        assert keeper(*views).replacement() is None

@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from spotfleet import bundle, errors
 from spotfleet.codec import from_json, to_json
+from spotfleet.dispatcher.disk.jobfile import name_for
 from spotfleet.errors import NoCapacity, SpotfleetError
 from spotfleet.fleet import reconcile
 from spotfleet.fleet.domain.events import JobChanged, JobSubmitted, NodesChanged, event_to_json
@@ -163,7 +164,7 @@ class FakeDispatcher:
         up = sum(h.state is HostState.UP for h in self.ledger.state().hosts)
         if up < spec.min_workers and not wait:
             raise NoCapacity(f"the job needs {spec.min_workers} workers and {up} are up", hint="add --wait")
-        job = FakeJob(f"{spec.name}-{len(self.jobs) + 1}", spec, secrets)
+        job = FakeJob(name_for(spec, self.jobs, 0, self.boot["fleet"]), spec, secrets)
         self.jobs[job.job] = job
         self.ledger.append(JobSubmitted(time.time(), job.job, spec.name, " ".join(spec.argv), spec.min_workers,
                                         spec.max_workers))

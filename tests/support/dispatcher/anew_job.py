@@ -30,6 +30,8 @@ class AnewJob:
         self.slots = slots
         self.hosts = [f"h{n}" for n in range(hosts)]
         self.leaving: dict[str, Departure] = {}
+        self.preempted = ""  # for the next step alone: for which job it gives all hosts back
+        self.waits = ""  # why the schedule gives it none
         self.silent: set[str] = set()
         self.processes: dict[str, tuple[SlotOrder, WorkerState]] = {}
         self.slow: set[str] = set()  # hosts that take long to start a process
@@ -64,8 +66,11 @@ class AnewJob:
                     self.job.receive(self._report(name), self.now)
             views = {name: self.host(name) for name in self.hosts}
             given = tuple((name, slot) for name, view in views.items() if view.usable for slot in range(self.slots))
-            places = given[:self.job.sizing.places]
-            self.events += self.job.step(JobContext(self.now, self.now, frozenset(self.hosts), places, views))
+            places = () if self.preempted or self.waits else given[:self.job.sizing.places]
+            assigned = frozenset(host for host, _ in places) if self.waits else frozenset(self.hosts)
+            self.events += self.job.step(JobContext(self.now, self.now, assigned, places, views, self.waits,
+                                                    preempted=self.preempted))
+            self.preempted = ""
             self._obey()
 
     def _obey(self) -> None:

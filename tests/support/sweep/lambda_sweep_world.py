@@ -105,12 +105,14 @@ def installed() -> Iterator[None]:
         (info / "entry_points.txt").write_text(ENTRY_POINT)
         sys.path[:0] = [folder, str(EXAMPLE)]
         plugins.load.cache_clear()
+        plugins.installed.cache_clear()
         try:
             yield
         finally:
             sys.path.remove(folder)
             sys.path.remove(str(EXAMPLE))
             plugins.load.cache_clear()
+            plugins.installed.cache_clear()
 
 
 class LambdaSweepWorld(World):

@@ -102,8 +102,9 @@ class ToySweepWorld(World):
         self._stack.callback(self._account.cleanup)
         sys.path.insert(0, str(PLUGIN))
         self._stack.callback(sys.path.remove, str(PLUGIN))
-        self._stack.callback(plugins.load.cache_clear)
-        plugins.load.cache_clear()
+        for found in (plugins.load, plugins.installed):
+            self._stack.callback(found.cache_clear)
+            found.cache_clear()
         provider: Any = providers.load("toy", {"section": {**SPEC.section, "account": self._account.name}})
         self._stack.enter_context(patch(f"{type(provider).__module__}.now", self.clock))
         with provider.state() as state:

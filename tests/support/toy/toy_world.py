@@ -19,11 +19,13 @@ PLUGIN = (Path(__file__).with_name("plugin") / "spotfleet_toy.py").parent
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the distribution on the path of this process and of its children. Undo with `forget`."""
     plugins.load.cache_clear()
+    plugins.installed.cache_clear()
     monkeypatch.syspath_prepend(PLUGIN)
 
 
 def forget() -> None:
     plugins.load.cache_clear()
+    plugins.installed.cache_clear()
 
 
 class ToyWorld:
