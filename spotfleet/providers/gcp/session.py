@@ -14,7 +14,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -47,6 +47,8 @@ CHANGES_PER_S, CHANGES_AT_ONCE = 10.0, 20  # Compute Engine takes 1500 changes a
 PASSING = ("429", "500", "502", "503", "504", "rateLimitExceeded", "userRateLimitExceeded", "backendError",
            "internalError")
 
+UNREACHABLE = "UNREACHABLE"  # a scope of an aggregated list that does not answer
+
 T = TypeVar("T")
 
 
@@ -67,6 +69,10 @@ class GcpSettings(CloudSettings):
 def settings_of(config: Mapping[str, Any]) -> GcpSettings:
     """Parse the configuration. Raises UsageError for an invalid value."""
     return read_settings(GcpSettings, spec_in(config), config, config.get("environment"), unreadable)
+
+
+def lacking(scopes: Sequence[str]) -> SpotfleetError:
+    return SpotfleetError(f"gcp: the list lacks {', '.join(map(names.last, scopes))}", hint=ASKED_AGAIN)
 
 
 def project_of(environ: Mapping[str, str]) -> str:
@@ -98,6 +104,7 @@ class GcpAccount(AnswerCache):
         self._credentials: tuple[Any, str] | None = None
         self._clients: dict[str, Any] = {}
         self._paces = Paces(CHANGES_AT_ONCE, CHANGES_PER_S)
+        self._listed: dict[str, dict[str, list[dict[str, Any]]]] = {}  # what is listed -> its last list, by scope
 
     # ---- the project
 
@@ -152,15 +159,34 @@ class GcpAccount(AnswerCache):
             if not token:
                 return
 
-    def everywhere(self, service: str, key: str, **fields: Any) -> list[dict[str, Any]]:
-        """List the things of all zones and regions. Raises SpotfleetError where one of them does not answer: a machine
-        that is missing from a list counts as ended."""
-        found: list[dict[str, Any]] = []
+    def everywhere(self, service: str, key: str, *, memory: str = "", zones: Collection[str] = (),
+                   **fields: Any) -> list[dict[str, Any]]:
+        """List the things of all zones and regions. A machine that is missing from a list counts as ended, so a zone
+        that does not answer has the things of the last list with the same `memory`. Raises SpotfleetError without one.
+        Zones other than `zones` need not answer, where these are given."""
+        found, silent = self.scopes(service, key, zones=zones, **fields)
+        known = self._listed.get(memory, {})
+        if missing := [s for s in silent if s not in known]:
+            raise lacking(missing)
+        found |= {scope: known[scope] for scope in silent if scope in known}
+        if memory:
+            self._listed[memory] = found
+        return [thing for things in found.values() for thing in things]
+
+    def scopes(self, service: str, key: str, *, zones: Collection[str] = (),
+               **fields: Any) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+        """List the things by their scope, as "zones/us-central1-a"; and name the scopes that do not answer, of zones
+        only `zones` where these are given."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        silent: set[str] = set()
         for page in self.pages(service, "aggregated_list", **fields):
-            if missing := page.get("unreachables"):
-                raise SpotfleetError(f"gcp: the list lacks {', '.join(map(names.last, missing))}", hint=ASKED_AGAIN)
-            found += [thing for scope in (page.get("items") or {}).values() for thing in scope.get(key) or ()]
-        return found
+            silent |= {"/".join(link.split("/")[-2:]) for link in page.get("unreachables") or ()}
+            for scope, of in (page.get("items") or {}).items():
+                found.setdefault(scope, []).extend(of.get(key) or ())
+                if (of.get("warning") or {}).get("code") == UNREACHABLE:
+                    silent.add(scope)
+        matters = {s for s in silent if not (zones and s.startswith("zones/") and names.last(s) not in zones)}
+        return {s: things for s, things in found.items() if s not in silent}, sorted(matters)
 
     def wait(self, operation: Mapping[str, Any], name: str, where: str = "", limit_s: float = WAIT_S) -> None:
         """Wait for an operation. Raises its error, or SpotfleetError after `limit_s`.
