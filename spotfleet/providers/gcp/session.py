@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.plugins import Sdk
 from spotfleet.providers.gcp.mapping import errors, names
 from spotfleet.providers.gcp.spec import GcpSpec, spec_in, unreadable
 from spotfleet.providers.kit.cache import AnswerCache
@@ -40,6 +41,7 @@ ASK_S = 30.0
 LAUNCH_S = 60.0  # for a launch and its operation, on the laptop
 MOMENT_S = 5.0  # the same on the dispatcher, whose tick handles no notice meanwhile
 POLL_S = 1.0
+SDK = Sdk(("gcp",), ("google.cloud.compute_v1",))
 ATTEMPTS, PAUSE_S = 3, 0.5  # for requests that change nothing
 WAIT_S = 300.0  # for an operation; one that takes longer is asked for again by the next tick
 ZONES_S = 24 * 3600.0
@@ -62,8 +64,8 @@ class GcpSettings(CloudSettings):
     def machine(self) -> MachineSetup:
         """Return what user data of a machine holds besides its launch request."""
         return MachineSetup(self.environment, bool(self.spec.image) and not self.spec.dispatcher_image,
-                            self.public_key, self.secret, self.spec.user, False, names.METADATA_URL, ("gcp",),
-                            ("google.cloud.compute_v1",))
+                            self.public_key, self.secret, self.spec.user, False, names.METADATA_URL,
+                            *self.sdks(SDK))
 
 
 def settings_of(config: Mapping[str, Any]) -> GcpSettings:
@@ -301,6 +303,13 @@ class GcpAccount(AnswerCache):
         with self._lock:
             if self._credentials is None:
                 _sdk()
+                if key := self.settings.credentials.get("key"):
+                    from google.oauth2 import service_account
+
+                    info = json.loads(key)
+                    self._credentials = service_account.Credentials.from_service_account_info(
+                        info, scopes=[SCOPE]), info.get("project_id", "")
+                    return self._credentials
                 if not may_have_credentials(os.environ):
                     raise NeedsPerson(f"{self._where('')}: no credentials", hint=errors.LOGIN)
                 import google.auth

@@ -29,6 +29,7 @@ class GcpSpec:
     local_ssds: int = 0  # number of local SSDs of a host whose type does not include any
     service_account: str = ""  # hosts get it; empty: none, or the project's default one if checkpoints go to gs://
     dispatcher_service_account: str = ""  # empty: the project's default one
+    dispatcher_credentials: str = ""  # a service account's key file on the laptop, for a dispatcher on another cloud
 
 
 def parsed(section: Mapping[str, Any]) -> GcpSpec:

@@ -30,6 +30,7 @@ def read(given: AwsSection, facts: FileFacts, note: Note) -> AwsSpec:
         dispatcher_image=given.dispatcher_image, user=given.user, disk_gib=_disk(given, facts, note),
         dispatcher_disk_gib=given.dispatcher_disk, kms_key=given.kms_key, key_pair=given.key_pair,
         dispatcher_profile=given.dispatcher_profile, host_profile=given.host_profile, event_queue=given.event_queue,
+        dispatcher_credentials=given.dispatcher_credentials,
         permissions_boundary=given.permissions_boundary, capacity_reservations=given.capacity_reservation,
     )
     _check(spec, note)

@@ -37,6 +37,7 @@ class AwsSection(Section):
     key_pair: Annotated[str, BeforeValidator(values.key_pair)] = ""
     dispatcher_profile: InstanceProfile = ""
     host_profile: InstanceProfile = ""
+    dispatcher_credentials: Text = ""
     event_queue: Flag = False
     permissions_boundary: Annotated[str, BeforeValidator(values.policy)] = ""
     capacity_reservation: Annotated[tuple[str, ...], BeforeValidator(values.reservations)] = ()

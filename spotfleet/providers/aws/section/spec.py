@@ -45,6 +45,7 @@ class AwsSpec:
     host_profile: str = ""  # the same; created only if checkpoints go to S3
     event_queue: bool = False  # EventBridge -> SQS, read by the dispatcher, besides the notices that hosts receive
     permissions_boundary: str = ""  # ARN of the policy that bounds the roles that `up` makes
+    dispatcher_credentials: str = ""  # a profile on the laptop whose key a dispatcher on another cloud gets
     capacity_reservations: tuple[str, ...] = ()  # ids: used first, before spot and on demand
 
 
