@@ -67,6 +67,25 @@ class NamedPlace:
 
 
 @dataclass(frozen=True)
+class RegionRow:
+    """Candidate region of a new fleet; a price of 0 means that it is not on sale there."""
+
+    region: str
+    host_micros_h: int
+    dispatcher_micros_h: int
+    total_micros_h: int  # price of all hosts wanted and the dispatcher
+    why: str  # why it is chosen or not
+
+
+@dataclass(frozen=True)
+class Sdk:
+    """SDK of a cloud: the extras of our wheel that install it, and modules that show whether it is there."""
+
+    extras: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class FileFacts:
     """Keys of the fleet file besides its section that a plugin may check."""
 

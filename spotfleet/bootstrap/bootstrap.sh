@@ -162,18 +162,22 @@ check_tools() {
 check_gpus() { # one that works for each slot; a host that joins without stops its whole generation
   [ "${GPUS:-0}" != 0 ] && ! command -v rocm-smi >/dev/null || return 0
   state installing "checks its GPUs"
-  command -v nvidia-smi >/dev/null || fail "no nvidia-smi, so no driver for the $GPUS GPUs: name an image that has one (aws.image)"
-  local said found broken end=$((SECONDS + GPUS_S))
+  command -v nvidia-smi >/dev/null || fail "no nvidia-smi, so no driver for the $GPUS GPUs: name an image that has one (\`image\` in the cloud's section of the fleet file)"
+  local said found broken slot pci xid end=$((SECONDS + GPUS_S))
   while :; do
     said=$(quick nvidia-smi --query-gpu=index,pci.bus_id,ecc.errors.uncorrected.volatile.total --format=csv,noheader 2>&1)
     found=$(grep -E '^[0-9]+, ' <<<"$said")
     [ "$(grep -c . <<<"$found")" -lt "$GPUS" ] || break
-    [ $SECONDS -lt $end ] || fail_broken "nvidia-smi shows $(grep -c . <<<"$found") of $GPUS GPUs: ${said:-no output}"
+    [ $SECONDS -lt $end ] || fail_broken "nvidia-smi shows $(grep -c . <<<"$found") of $GPUS GPUs," \
+      "none for slot$(for ((slot = 0; slot < GPUS; slot++)); do grep -q "^$slot, " <<<"$found" || printf ' %s' "$slot"; done): ${said:-no output}"
     sleep 2
   done
   broken=$(awk -F ', ' '$3 ~ /^[1-9]/ { print "slot " $1 ": GPU " $2 " has " $3 " uncorrected ECC errors;" }' <<<"$found")
-  broken=$broken$(dmesg 2>/dev/null | sed -nE "s/.*NVRM: Xid \(PCI:([^)]*)\): ($XIDS),(.*)/ GPU \1 had Xid \2:\3;/p" | head -n 4)
-  [ -z "$broken" ] || fail_broken "a GPU is broken: $broken"
+  while read -r pci xid; do # the driver names a GPU as 0000:10:1d, nvidia-smi as 00000000:10:1D.0
+    slot=$(awk -F ', ' -v pci="$pci" 'index(tolower($2), tolower(pci)) { print "slot " $1 ": " }' <<<"$found")
+    broken="$broken ${slot}GPU $pci had Xid $xid;"
+  done < <(dmesg 2>/dev/null | sed -nE "s/.*NVRM: Xid \(PCI:([^)]*)\): ($XIDS),(.*)/\1 \2:\3/p" | head -n 4)
+  [ -z "$broken" ] || fail_broken "a GPU is broken: ${broken# }"
 }
 
 fail_broken() { # WHY: nobody can repair this machine, so that it need not stay on for long
@@ -422,6 +426,16 @@ switch_off() {
   systemctl poweroff 2>/dev/null || shutdown -h now 2>/dev/null || poweroff -f || { say "this machine cannot be powered off"; return 1; }
 }
 
+report_failure() { # WHY: to the dispatcher, so that `spotfleet events` and `status` show it
+  [ "$ROLE" != dispatcher ] && grep -qs '"dispatcher": *"https' "$host/boot.json" || return 0
+  local broken=${FAIL_S:+broken} name
+  for name in "${python:-}" "$environment/bin/python" python3; do
+    [ -z "$name" ] || ! command -v "$name" >/dev/null ||
+      ! quick "$name" "$host/fetch.py" --failed "$host" "$REQUEST_ID" "$1" $broken || return 0
+  done
+  return 1
+}
+
 expire() { # a lent machine is billed: one without a host is powered off, unless the host is started again
   [ -n "$POWER_OFF" ] && { is failed || is off; } || return 0
   exec 9>&-
@@ -430,6 +444,7 @@ expire() { # a lent machine is billed: one without a host is powered off, unless
   said=$(cat "$host/state")
   say "this machine has no host: it is powered off in $wait_s s, unless bootstrap.sh is started again"
   [ ! -w "$SCREEN" ] || printf 'spotfleet: this host has %s\n' "$said" 2>/dev/null >"$SCREEN" || :
+  ! is failed || report_failure "$(cut -d ' ' -f 3- <<<"$said")" || say "the dispatcher does not receive the reason"
   while [ $SECONDS -lt $end ]; do
     sleep "$FAILED_LOOK_S"
     [ "$(cat "$host/state" 2>/dev/null)" = "$said" ] || return 0

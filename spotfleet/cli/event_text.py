@@ -29,6 +29,7 @@ from spotfleet.fleet.domain.events import (
     GenerationFormed,
     HistoryLost,
     HostDraining,
+    HostFailed,
     HostJoined,
     HostListed,
     HostNoticed,
@@ -191,6 +192,8 @@ def _of_host(event: Event, at_laptop: bool) -> str:
             return is_up + _boot(event.boot)
         case HostSilent():
             return "does not answer any more" if at_laptop else "is silent: its connection is lost"
+        case HostFailed():
+            return f"failed before it joined: {event.why}" + (f" -- {event.then}" if event.then else "")
         case HostNoticed() if event.notice != "interruption":
             hint = f"got a hint from the provider ({event.notice}): checkpoints are written, training goes on here"
             return hint + _because(event.why)

@@ -58,6 +58,7 @@ from spotfleet.fleet.domain.events import (
     ScriptsRan,
     TakenOver,
 )
+from spotfleet.fleet.domain.state import failing
 from spotfleet.membership.schedule import Allocation, HostRoom
 from spotfleet.model import CloudState, HostState
 from spotfleet.protocol.messages import AgentReport
@@ -125,6 +126,8 @@ class Dispatcher:
         """Return further remarks for users."""
         return [*self._health.lines(), *self.core.unsent.lines(self.shutdown.patience, time.monotonic()),
                 *self.takeover.remarks,
+                *(line for line in failing(self.core.journal.state, self.core.unix()).values()
+                  if line not in self.machines.waits),
                 *filter(None, (self.core.fleet_clock.why, self.endpoint_tagger.why, self.backup.why,
                           self.notifier.why))]
 

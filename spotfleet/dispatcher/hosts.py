@@ -11,6 +11,7 @@ from spotfleet.model import HostState, Notice, Role
 from spotfleet.protocol.messages import AgentOrders, AgentReport, GpuReading, StepCost
 
 RESEND_S = 5.0  # unchanged orders are sent again after this: an agent doubts a dispatcher that is silent for 15 s
+LAST_WORD_S = 10.0  # how long a notice stays valid after its agent disconnects
 DRAIN_S = 120.0  # a drain without a notice should be over by then, unless results still arrive (`lifecycle/unsent.py`)
 
 
@@ -44,6 +45,19 @@ class AgentConnection:
         if notice is None or self.notice_until is None:
             return notice
         return Notice(self.notice_until - now, notice.action, notice.kind, notice.why)
+
+    def valid_notice(self, host: Host | None, now: float) -> Notice | None:
+        """Return the current notice if it is about the host's present run. It outlives the connection by LAST_WORD_S.
+
+        A machine that was taken before the notice's time may be back within the second: its agent of before is not
+        that of the run in which it is launched again.
+        """
+        if not self.connected and now - self.away_since >= LAST_WORD_S:
+            return None
+        if host is not None and host.state is HostState.LAUNCHING and len(host.runs) > 1 and (
+                self.report.incarnation == host.incarnation):
+            return None
+        return self.notice(now)
 
 
 @dataclass(frozen=True)

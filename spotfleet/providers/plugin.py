@@ -26,7 +26,7 @@ from spotfleet.codec import to_json
 from spotfleet.cost_export import CostExport
 from spotfleet.errors import UsageError
 from spotfleet.model import FleetSpec, Need
-from spotfleet.plugins import Base, FileFacts, Machines, Note, SectionPlugin, Traits
+from spotfleet.plugins import Base, FileFacts, Machines, Note, RegionRow, Sdk, SectionPlugin, Traits
 from spotfleet.providers import LaunchRequest, Provider
 
 if TYPE_CHECKING:
@@ -36,17 +36,6 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 AccountKey = tuple[tuple[str, str], ...]  # (name, value) pairs
-
-
-@dataclass(frozen=True)
-class RegionRow:
-    """Candidate region of a new fleet; a price of 0 means that it is not on sale there."""
-
-    region: str
-    host_micros_h: int
-    dispatcher_micros_h: int
-    total_micros_h: int  # price of all hosts wanted and the dispatcher
-    why: str  # why it is chosen or not
 
 
 @dataclass(frozen=True)
@@ -74,6 +63,7 @@ class CloudPlugin(SectionPlugin, Protocol):
     policies: Policies | None  # None: the cloud has none that we print
     cost_export: CostExport | None  # reader of its billing exports, for `cost --reconcile`; None: it has none
     user_key: str  # the key of the fleet file with the login user of its images; for hints
+    sdk: Sdk  # what a machine needs to call the cloud
 
     def open(self, config: Config) -> Provider:
         """Return the provider of this configuration. Sends no request; raises UsageError for a wrong configuration."""
@@ -91,6 +81,10 @@ class CloudPlugin(SectionPlugin, Protocol):
 
     def for_dispatcher(self, config: Config) -> Config:
         """Return the configuration for the dispatcher's machine, without what only this laptop uses."""
+
+    def credentials(self, config: Config) -> dict[str, str] | None:
+        """Return the credentials by which a machine of another cloud calls this one, as the section names them; {} if
+        it names none, None if none are needed. Raises UsageError where they cannot be read."""
 
     def portable(self, spec: FleetSpec) -> FleetSpec:
         """Return the spec without what only this laptop uses, and with all defaults filled in: two portable specs are
@@ -160,6 +154,7 @@ class BasePlugin:
     policies: Policies | None = None
     cost_export: CostExport | None = None
     user_key = "user"
+    sdk = Sdk()
 
     def section(self) -> type[BaseModel] | None:
         return None
@@ -190,6 +185,9 @@ class BasePlugin:
 
     def for_dispatcher(self, config: Config) -> Config:
         return {**config, "side": "dispatcher"}
+
+    def credentials(self, config: Config) -> dict[str, str] | None:
+        return None
 
     def portable(self, spec: FleetSpec) -> FleetSpec:
         return spec

@@ -4,11 +4,16 @@ The name of such a provider is the names of its parts, "cirrus+cumulus", the dis
 the spec and its configuration hold a list of them; a part reads only its own:
 
     FleetSpec.section   {"clouds": [{"plugin": NAME, "section": {...}}, ...]}
-    configuration       {"clouds": [{"plugin": NAME, "config": {...}}, ...], and the fleet's keys}
+    configuration       {"clouds": [{"plugin": NAME, "config": {...}, "left_out": WHY}, ...], "dispatcher": NAME,
+                         and the fleet's keys}
 
 An offer names its cloud, so a launch goes to that one; a host's request_id does not, so its end goes to the clouds that
 list it. A cloud that fails to answer hides no offers of the others. But a listing without it would show its hosts as
 gone: there its error counts.
+
+The dispatcher is on one of the clouds, whose machines have credentials for it. For the others it gets those that their
+sections name, and their SDKs (`beside`). `up` leaves a cloud out (`left_out`) that cannot be used from here, if the
+fleet can do without it.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from typing import Any
 from spotfleet import plugins
 from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.model import BillingRules, CloudHost, FleetSpec, Need, Offer, PricePoint, Rates
-from spotfleet.plugins import Base, FileFacts, Machines, Note, Traits
+from spotfleet.plugins import Base, FileFacts, Machines, Note, RegionRow, Sdk, Traits
 from spotfleet.providers import (
     CloudClock,
     CloudEvent,
@@ -37,7 +42,8 @@ from spotfleet.providers import (
 
 Config = dict[str, Any]
 KEYS = ("public_key", "secret", "private_key")  # the fleet's, which the core adds to a configuration
-CLOUDS = "clouds"
+CLOUDS, DISPATCHER, LEFT_OUT = "clouds", "dispatcher", "left_out"
+NOWHERE = "none"  # in place of the region of a cloud that is left out
 
 
 def for_part(spec: FleetSpec, name: str) -> FleetSpec:
@@ -65,6 +71,7 @@ class SeveralPlugin:
     policies = None  # each cloud prints its own
     cost_export = None  # and sends its own bill
     user_key = "user"
+    sdk = Sdk()
 
     def __init__(self, parts: Sequence[Any]) -> None:
         if wrong := next((p.name for p in parts if p.traits.machines is Machines.EXISTING), ""):
@@ -113,22 +120,53 @@ class SeveralPlugin:
     # ---- the configuration
 
     def open(self, config: Config) -> Provider:
-        return SeveralClouds({name: self._parts[name].open(own) for name, own in self.parts(config)})
+        parts = self.parts(config)
+        lacking = [self._lacking(config, name, own) for name, own in parts]
+        return SeveralClouds({name: self._parts[name].open(own) for name, own in parts}, [e for e in lacking if e])
 
     def parts(self, config: Config) -> list[tuple[str, Config]]:
-        """Return the parts' names and configurations, each with the fleet's keys."""
+        """Return the names and configurations of the parts that are not left out, each with the fleet's keys."""
         keys = {key: config[key] for key in KEYS if key in config}
-        return [(cloud["plugin"], {**cloud["config"], **keys}) for cloud in config.get(CLOUDS, ())]
+        kept = [cloud for cloud in config.get(CLOUDS, ()) if LEFT_OUT not in cloud]
+        return [(cloud["plugin"], {**cloud["config"], **self._beside(cloud["plugin"], kept), **keys}) for cloud in kept]
+
+    def _beside(self, name: str, kept: Sequence[Config]) -> Config:
+        """Return the SDKs that a dispatcher on cloud `name` needs for the others."""
+        sdks = [self._parts[cloud["plugin"]].sdk for cloud in kept if cloud["plugin"] != name]
+        extras, modules = [e for sdk in sdks for e in sdk.extras], [m for sdk in sdks for m in sdk.modules]
+        return {"beside": {"extras": extras, "modules": modules}} if extras or modules else {}
 
     def config(self, spec: FleetSpec, environ: Mapping[str, str], home: str) -> Config:
-        return {CLOUDS: [{"plugin": name, "config": part.config(for_part(spec, name), environ, home)}
-                         for name, part in self._parts.items()]}
+        return {DISPATCHER: spec.dispatcher.provider or next(iter(self._parts)), CLOUDS: [
+            {"plugin": name, "config": part.config(for_part(spec, name), environ, home)}
+            for name, part in self._parts.items()]}
 
     def moved(self, config: Config, spec: FleetSpec) -> Config:
         return self._changed(config, lambda part, own: part.moved(own, for_part(spec, part.name)))
 
     def for_dispatcher(self, config: Config) -> Config:
-        return self._changed(config, lambda part, own: part.for_dispatcher(own))
+        def made(part: Any, own: Config) -> Config:
+            given = part.credentials(own) if part.name != self._home(config) else None
+            return {**part.for_dispatcher(own), **({"credentials": given} if given else {})}
+
+        return self._changed(config, made)
+
+    def credentials(self, config: Config) -> dict[str, str] | None:
+        return None
+
+    def _home(self, config: Config) -> str:
+        """Return the cloud of the dispatcher."""
+        return config.get(DISPATCHER) or next(iter(self._parts))
+
+    def _lacking(self, config: Config, name: str, own: Config) -> NeedsPerson | None:
+        """Return what the dispatcher lacks to call cloud `name`, if anything."""
+        home = self._home(config)
+        if name == home or self._parts[home].traits.machines is Machines.HERE or own.get("credentials") or (
+                self._parts[name].credentials(own) != {}):
+            return None
+        return NeedsPerson(f"the dispatcher on {home} has no credentials for {name}",
+                           hint=f"name them as `dispatcher_credentials` in section `{name}` of the fleet file "
+                                f"(docs/{name}.md)")
 
     def narrowed(self, config: Config, need: Need) -> Config:
         return self._changed(config, lambda part, own: part.narrowed(own, need))
@@ -138,31 +176,53 @@ class SeveralPlugin:
         return self._changed(config, lambda part, own: part.everywhere(provider.clouds[part.name], own))
 
     def _changed(self, config: Config, change: Callable[[Any, Config], Config]) -> Config:
-        return {**config, CLOUDS: [{"plugin": cloud["plugin"], "config": change(
+        return {**config, CLOUDS: [cloud if LEFT_OUT in cloud else {"plugin": cloud["plugin"], "config": change(
             self._parts[cloud["plugin"]], cloud["config"])} for cloud in config.get(CLOUDS, ())]}
 
     # ---- regions: those of the parts, joined
 
     def settle(self, provider: Provider, config: Config, spec: FleetSpec, hosts: int,
                region: str) -> tuple[Config, tuple[Any, ...]]:
-        """Let each part choose its region as if all hosts were there."""
+        """Let each part choose its region as if all hosts were there. One that cannot be used is left out, with the
+        reason as its row; its error is raised where the fleet cannot do without it."""
         assert isinstance(provider, SeveralClouds)
-        given = region.split(plugins.JOINED) if region else [""] * len(self._parts)
-        accepted = dict(zip(self._parts, given, strict=True))
-        rows: list[Any] = []
+        clouds = config.get(CLOUDS, ())
+        given = region.split(plugins.JOINED) if region else [""] * len(clouds)
+        rows: list[RegionRow] = []
+        settled: list[Config] = []
+        failed: dict[str, SpotfleetError] = {}
+        for cloud, accepted in zip(clouds, given, strict=True):
+            name, own = cloud["plugin"], cloud["config"]
+            try:
+                own, some = self._settled(provider, config, name, own, spec, hosts, accepted)
+                rows.extend(some)
+                settled.append({"plugin": name, "config": own})
+            except (NeedsPerson, NoCapacity) as error:
+                failed[name] = error
+                settled.append({"plugin": name, "config": own, LEFT_OUT: str(error)})
+        needed = {need.provider for need in spec.any_of}
+        for name, error in failed.items():
+            if name == self._home(config) or not needed & {"", *self._parts} - failed.keys():
+                raise error
+            rows.append(RegionRow(name, 0, 0, 0, f"left out: {error}" + (f" ({error.hint})" if error.hint else "")))
+        return {**config, CLOUDS: settled}, tuple(rows)
 
-        def settled(part: Any, own: Config) -> Config:
-            if not part.traits.settles_region:
-                return own
-            there, some = part.settle(provider.clouds[part.name], own, for_part(spec, part.name), hosts,
-                                      accepted[part.name])
-            rows.extend(some)
-            return there
-
-        return self._changed(config, settled), tuple(rows)
+    def _settled(self, provider: SeveralClouds, config: Config, name: str, own: Config, spec: FleetSpec, hosts: int,
+                 accepted: str) -> tuple[Config, tuple[RegionRow, ...]]:
+        if accepted == NOWHERE:
+            raise NoCapacity(f"{name} is not in the accepted plan")
+        if not accepted:
+            if lacking := self._lacking(config, name, own):
+                raise lacking
+            provider.clouds[name].check()
+        part = self._parts[name]
+        if not part.traits.settles_region:
+            return own, ()
+        return part.settle(provider.clouds[name], own, for_part(spec, name), hosts, accepted)
 
     def region(self, config: Config) -> str:
-        found = [self._parts[name].region(own) for name, own in self.parts(config)]
+        found = [NOWHERE if LEFT_OUT in cloud else self._parts[cloud["plugin"]].region(cloud["config"])
+                 for cloud in config.get(CLOUDS, ())]
         return plugins.JOINED.join(found) if any(found) else ""
 
     # ---- accounts and machines
@@ -187,13 +247,21 @@ class SeveralPlugin:
 class SeveralClouds:
     """Provider of several clouds: Provider, and the further abilities that its parts have."""
 
-    def __init__(self, clouds: Mapping[str, Provider]) -> None:
+    def __init__(self, clouds: Mapping[str, Provider], lacking: Sequence[NeedsPerson] = ()) -> None:
+        """`lacking`: what its dispatcher would lack to call these clouds."""
         self.name = plugins.JOINED.join(clouds)
-        self.clouds = dict(clouds)
+        self.clouds, self._lacking = dict(clouds), tuple(lacking)
 
     def check(self) -> None:
+        """Raise an error only if no cloud can be used: `up` leaves out the others."""
+        troubles: list[SpotfleetError] = []
         for cloud in self.clouds.values():
-            cloud.check()
+            try:
+                cloud.check()
+            except SpotfleetError as error:
+                troubles.append(error)
+        if len(troubles) == len(self.clouds):
+            raise troubles[0]
 
     def billing(self) -> BillingRules:
         rules = {name: cloud.billing() for name, cloud in self.clouds.items()}
@@ -339,8 +407,13 @@ class SeveralClouds:
 
     def findings(self, spec: FleetSpec | None) -> Iterable[Finding]:
         for name, cloud in self._managed().items():
-            for found in cloud.findings(for_part(spec, name) if spec else None):
-                yield replace(found, what=f"{name}: {found.what}")
+            try:
+                for found in cloud.findings(for_part(spec, name) if spec else None):
+                    yield replace(found, what=f"{name}: {found.what}")
+            except SpotfleetError as error:
+                yield Finding(f"{name}: {error}", "blocker", error.hint, "provider")
+        for lacking in self._lacking:
+            yield Finding(str(lacking), "blocker", lacking.hint, "dispatcher")
 
     # ---- events
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from spotfleet.bootstrap import Wheel, fetch
+from spotfleet.bootstrap import Wheel, fetch, script
 from spotfleet.model import Role
 from spotfleet.transport import certs
 from tests.support.bootstrap.existing_machine import F1, ExistingMachine, plan
@@ -56,6 +56,7 @@ class Dispatcher:
     folder: Path
     answers: list[Answer] = field(default_factory=lambda: [gives(DATA)])
     asked: list[str] = field(default_factory=list)
+    told: list[tuple[str, dict[str, object]]] = field(default_factory=list)  # paths and bodies
 
     def __post_init__(self) -> None:
         for name in ("cert", "key"):
@@ -76,6 +77,10 @@ class Dispatcher:
                     self.send_error(401)
                     return
                 (outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0])(self)
+
+            def do_POST(self) -> None:
+                outer.told.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+                self.do_GET()
 
             def log_message(self, *args: object) -> None:
                 return
@@ -168,3 +173,21 @@ def test_an_agent_fetches_its_code_from_its_dispatcher(dispatcher: Dispatcher, m
     assert machine.life()["env"]["SPOTFLEET_HOST_MARK"] == F1
     assert TOKEN not in machine.log()
     assert dispatcher.asked == [f"/v1/bundles/{idle_wheel.sha256}"]
+
+
+def test_a_machine_reports_to_its_dispatcher_why_it_cannot_become_a_host(dispatcher: Dispatcher, tmp_path: Path):
+    """`report_failure` of bootstrap.sh, by whatever Python the machine has."""
+    home = tmp_path / "root" / F1
+    home.mkdir(parents=True)
+    wanted = plan(Wheel("x.whl", DIGEST, b""), role=Role.WORKER, files={"boot.json": dispatcher.boot()})
+    for name, text in script.files(wanted).items():
+        text = text.partition("\ncase ${1:-} in\n")[0] if name == "bootstrap.sh" else text
+        (home / name).write_text(text)
+    with (home / "bootstrap.sh").open("a") as file:
+        file.write('\nFAIL_S=60\nreport_failure "a GPU is broken: slot 1 \\"x\\""\nunset FAIL_S\n'
+                   'report_failure "no pip"\n')
+    done = subprocess.run(["bash", str(home / "bootstrap.sh")], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    path = f"/v1/hosts/{F1}/failed"
+    assert dispatcher.told == [(path, {"why": 'a GPU is broken: slot 1 "x"', "broken": True}),
+                               (path, {"why": "no pip", "broken": False})]

@@ -50,10 +50,10 @@ def test_a_host_whose_gpus_work_joins_and_one_without_gpus_is_asked_for_none(tmp
 
 
 @pytest.mark.parametrize("smi, status, kernel, why", [
-    (LOST, 0, "", "nvidia-smi shows 1 of 2 GPUs: 0, 00000000:10:1C.0, 0 Unable to determine the device handle"),
-    ("No devices were found\n", 6, "", "nvidia-smi shows 0 of 2 GPUs: No devices were found"),
+    (LOST, 0, "", "nvidia-smi shows 1 of 2 GPUs, none for slot 1: 0, 00000000:10:1C.0, 0 Unable to determine"),
+    ("No devices were found\n", 6, "", "nvidia-smi shows 0 of 2 GPUs, none for slot 0 1: No devices"),
     (TWO.replace("[N/A]", "3"), 0, "", "a GPU is broken: slot 1: GPU 00000000:10:1D.0 has 3 uncorrected ECC errors;"),
-    (TWO, 0, XID_OF_GPU, "a GPU is broken:  GPU 0000:10:1d had Xid 79: pid=7, GPU has fallen off the bus.;"),
+    (TWO, 0, XID_OF_GPU, "a GPU is broken: slot 1: GPU 0000:10:1d had Xid 79: pid=7, GPU has fallen off the bus.;"),
 ], ids=["lost", "no-driver-for-it", "ecc", "xid"])
 def test_a_host_with_a_broken_gpu_does_not_join_and_goes_off_soon(tmp_path: Path, smi, status, kernel, why):
     last, state = look(tmp_path, 2, smi, kernel, status)

@@ -71,6 +71,8 @@ SAID = [
      "u-0         got a hint from the provider (rebalance): checkpoints are written, training goes on here"),
     (e.HostDraining(AT, "u-0", "asked by `spotfleet drain`"), "u-0         is to leave: asked by `spotfleet drain`"),
     (e.TerminateIntended(AT, "u-0", "drained"), "u-0         is being terminated: drained"),
+    (e.HostFailed(AT, "u-0", "slot 1: GPU 0:1D.0 had Xid 79", True, "nothing to do: another one is launched"),
+     "u-0         failed before it joined: slot 1: GPU 0:1D.0 had Xid 79 -- nothing to do: another one is launched"),
     (e.TokenRevoked(AT, "u-0", "its key leaked"), "u-0         is trusted no more: its key leaked"),
     (e.ClockSetBack(AT, 3600.0), "clock       is set back by 1h00m; all that waits goes on by the new time"),
     (e.TakenOver(AT, "u-d-1", False, "2 hosts go on"), "fleet       is taken over by u-d-1: 2 hosts go on"),

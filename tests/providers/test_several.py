@@ -11,7 +11,7 @@ import pytest
 
 from spotfleet.codec import from_json, to_json
 from spotfleet.config import parse
-from spotfleet.errors import NoCapacity, SpotfleetError, UsageError
+from spotfleet.errors import NeedsPerson, NoCapacity, SpotfleetError, UsageError
 from spotfleet.fleet.cost.meter import Meter
 from spotfleet.fleet.memory_ledger import MemoryLedger
 from spotfleet.fleet.planner.plan import Launch
@@ -111,6 +111,41 @@ def test_each_cloud_settles_its_own_region_and_stays_there(toy: None, tmp_path: 
     settled, _ = plugin.settle(plugin.open(config), config, both, 2, "south+us-east-1")
     assert plugin.region(settled) == "south+us-east-1"
     assert plugin.region(plugin.moved(settled, both)) == "south+us-east-1"
+
+
+def test_a_cloud_that_the_dispatcher_cannot_call_is_left_out_unless_the_fleet_needs_it(
+        toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def settled(changed: str = "", now: str = ""):
+        both = spec(FILE.replace("/srv/toy", str(tmp_path)).replace(changed, now))
+        config = plugin.config(both, {}, "")
+        return plugin.settle(plugin.open(config), config, both, 2, "")
+
+    made = replace(plugin_of("toy").traits, machines=Machines.MADE)  # else it has the laptop's own credentials
+    monkeypatch.setattr(plugin_of("toy"), "traits", made)
+    plugin = plugin_of("toy+aws")
+    config, rows = settled()
+    assert rows[-1].region == "aws" and rows[-1].why.startswith(
+        "left out: the dispatcher on toy has no credentials for aws (name them as `dispatcher_credentials` in section")
+    assert ([name for name, _ in plugin.parts(config)], plugin.region(config)) == (["toy"], "south+none")
+    assert list(plugin.open(config).clouds) == ["toy"]
+    assert plugin.region(plugin.moved(config, spec())) == "south+none"
+    assert plugin.region(plugin.for_dispatcher(config)) == "south+none"
+    with pytest.raises(NeedsPerson, match="the dispatcher on toy has no credentials for aws"):
+        settled("- {infra: toy, accelerators: \"TOY:1\"}", "")
+
+
+def test_a_dispatcher_gets_the_sdks_of_all_its_clouds_and_the_credentials_of_the_others(
+        toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    keys = tmp_path / "credentials"
+    keys.write_text("[fleet]\naws_access_key_id = AKIA\naws_secret_access_key = hidden\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    both, plugin = spec(FILE.replace("{disk: 200}", "{dispatcher_credentials: fleet}")), plugin_of("toy+aws")
+    config = plugin.config(both, {}, "")
+    parts = dict(plugin.parts(plugin.for_dispatcher(config)))
+    assert parts["aws"]["credentials"] == {"aws_access_key_id": "AKIA", "aws_secret_access_key": "hidden"}
+    assert "credentials" not in parts["toy"] and "hidden" not in json.dumps(config)
+    assert parts["toy"]["beside"] == {"extras": ["aws"], "modules": ["boto3"]} and "beside" not in parts["aws"]
+    assert "hidden" not in json.dumps(plugin.moved(plugin.for_dispatcher(config), both))  # a second laptop's
 
 
 # ---- machines: the toy and the emulated cloud, both in this process

@@ -51,7 +51,6 @@ TICK_S = 1.0
 LOSS_TICK_S = 0.2  # period of ticks while it is unknown whether a host whose agent just disconnected still exists
 LOSS_S = 3.0
 QUIET_TICK_S = 10.0  # the same where a cloud limits the account's requests, while no machine changes
-LAST_WORD_S = 10.0  # how long a notice stays valid after its agent disconnects; the machine may return without it
 AT_ONCE = 16  # launches and terminations requested at the same time
 END_AGAIN_S = 10.0  # pause between requests to end our own host
 DISMISSED = "the fleet goes down, and the cloud does not answer"
@@ -275,8 +274,8 @@ class HostController:
     def _observed(self) -> Observed:
         connections, now = self._core.connections, time.monotonic()
         joined = {n: s.report.incarnation for n, s in connections.items() if s.connected}
-        notices = {n: notice for n, s in connections.items()
-                   if (s.connected or now - s.away_since < LAST_WORD_S) and (notice := s.notice(now))}
+        state = self._core.journal.state
+        notices = {n: notice for n, s in connections.items() if (notice := s.valid_notice(state.host(n), now))}
         if self._events is not None:
             notices = merge_notices(notices, self._events.notices(now))
         settle_until = self._core.unix() + max(0.0, self._settle_until - now)

@@ -43,6 +43,7 @@ Every request except GET /healthz carries `Authorization: Bearer TOKEN`. The rou
 | POST /v1/hosts/HOST/drain | CLI | drains the host |
 | POST /v1/hosts/HOST/revoke | CLI | `{why}`: the token is refused from this answer on, permanently |
 | POST /v1/hosts/HOST/interrupt | CLI | `{notice_s: number or null}`, for `chaos` |
+| POST /v1/hosts/HOST/failed | its machine | `{why, broken}`: it cannot become a host; `bootstrap/fetch.py` |
 | POST /v1/gangs/HOST | gang | `{hosts}` -> `{token, host_key}` of a member that has not joined; `bootstrap/gang.py` |
 | POST /v1/down | CLI | cancels jobs, drains and ends all spot hosts; /v1/status shows when none is left |
 | GET /v1/archive/manifest | CLI | names, sizes and digests of the archive's files, see `protocol/archive.py` |

@@ -84,6 +84,7 @@ ROUTES = (
     Route("POST", "/v1/hosts/{host}/drain", CallerKind.CLI, fleet.drain),
     Route("POST", "/v1/hosts/{host}/interrupt", CallerKind.CLI, fleet.interrupt),
     Route("POST", "/v1/hosts/{host}/revoke", CallerKind.CLI, fleet.post_revoke),
+    Route("POST", "/v1/hosts/{host}/failed", CallerKind.AGENT, fleet.post_failed),
     Route("POST", "/v1/gangs/{host}", CallerKind.ANYBODY, fleet.member_secrets),
     Route("POST", "/v1/down", CallerKind.CLI, fleet.down),
     Route("GET", "/v1/archive", CallerKind.CLI, archive.get_tar),

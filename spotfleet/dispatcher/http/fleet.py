@@ -14,11 +14,12 @@ from spotfleet.codec import from_json, to_json, to_text
 from spotfleet.config.notifications import is_url
 from spotfleet.dispatcher.http import revocation
 from spotfleet.dispatcher.http.auth import bearer, host_token
-from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, LONGEST_WAIT_S, body, number, whole
+from spotfleet.dispatcher.http.requests import ADMIT, CORE, FLEET, LONGEST_WAIT_S, body, host_of, number, whole
 from spotfleet.dispatcher.live import metrics
 from spotfleet.dispatcher.live.history import HistoryKeeper
 from spotfleet.errors import UsageError
-from spotfleet.fleet.domain.events import event_to_json
+from spotfleet.fleet.domain.events import HostFailed, event_to_json
+from spotfleet.fleet.domain.state import after_failure
 from spotfleet.model import NOTIFY_ON, SPOT_POLICIES, Nodes, NotifySpec, PolicySpec
 from spotfleet.ssh.keys import derived_host_key
 
@@ -127,6 +128,23 @@ async def post_revoke(request: web.Request) -> web.Response:
     if not isinstance(why, str) or len(why) > WHY_CHARS:
         raise UsageError(f"why: expected at most {WHY_CHARS} characters")
     await revocation.revoke(request.app[CORE], request.match_info["host"], why or "asked by `spotfleet revoke`")
+    return web.json_response({})
+
+
+async def post_failed(request: web.Request) -> web.Response:
+    """Record why the caller's machine cannot become a host. A repeated report changes nothing."""
+    core, host, data = request.app[CORE], request.match_info["host"], await body(request)
+    why, broken = data.get("why"), data.get("broken", False)
+    if not isinstance(why, str) or not why.strip() or not isinstance(broken, bool):
+        raise UsageError("why: expected the reason; broken: true or false")
+    if host_of(request) != host:
+        raise web.HTTPForbidden(text=f"this token is not that of {host}")
+    known = core.journal.state.host(host)
+    if known is not None and not known.failed:
+        why, now = " ".join(why.split())[:WHY_CHARS], core.unix()
+        core.journal.note(HostFailed(now, host, why, broken, after_failure(core.journal.state, known, broken, now)))
+        await core.journal.flush()
+        core.tick_soon()
     return web.json_response({})
 
 

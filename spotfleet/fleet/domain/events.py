@@ -94,6 +94,17 @@ class HostSilent:
 
 
 @dataclass(frozen=True)
+class HostFailed:
+    """Its machine reports that it cannot become a host, before an agent runs on it."""
+
+    at: float
+    request_id: str
+    why: str
+    broken: bool = False  # the machine itself is, such as a GPU: it is ended at once
+    then: str = ""  # what happens now, for people
+
+
+@dataclass(frozen=True)
 class HostNoticed:
     at: float
     request_id: str
@@ -466,9 +477,9 @@ JobEvent = (  # each has the field `job`
 )
 Event = (
     FleetCreated | NodesChanged | LaunchIntended | LaunchRefused | HostPlaced | HostListed | HostJoined | HostSilent
-    | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged | RatesStamped
-    | PolicyDecided | PolicyChanged | BudgetReached | JobEvent | JobsPruned | TakenOver | TargetChanged | HistoryLost
-    | FileDamaged | DownDecided | FleetDown
+    | HostFailed | HostNoticed | HostDraining | TerminateIntended | ClockSetBack | TokenRevoked | PriceChanged
+    | RatesStamped | PolicyDecided | PolicyChanged | BudgetReached | JobEvent | JobsPruned | TakenOver | TargetChanged
+    | HistoryLost | FileDamaged | DownDecided | FleetDown
 )
 KINDS: dict[str, type] = {k.__name__: k for k in Event.__args__}
 

@@ -33,6 +33,8 @@ class Host:
     notice_action: str = ""
     hint: str = ""  # the cloud hinted that a notice is likely
     terminate_at: float | None = None  # when its termination was last requested
+    failed: str = ""  # why its machine cannot become a host, as it reports
+    broken: bool = False  # for a fault of the machine itself
     revoked: str = ""  # why its token was revoked; permanent, whatever the cloud does with the host
     revived: bool = False  # it had ended at our request, and the cloud brought it back
     why: str = ""

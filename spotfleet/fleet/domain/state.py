@@ -25,6 +25,7 @@ from spotfleet.fleet.domain.events import (
     FleetCreated,
     FleetDown,
     HostDraining,
+    HostFailed,
     HostJoined,
     HostListed,
     HostNoticed,
@@ -46,15 +47,19 @@ from spotfleet.fleet.domain.history import HostObservation, MarketHistory, recor
 from spotfleet.fleet.domain.host import Host
 from spotfleet.model import SECOND, CloudState, HostState, Market, Nodes, Offer, Role
 from spotfleet.retry import growing_s
+from spotfleet.words import clock_utc
 
 COOLDOWN_S = 15.0  # after the first refusal of a scope; doubles with each further one
 COOLDOWN_MAX_S = 600.0
 QUOTA = "quota "  # prefix of the keys of quotas
 QUOTA_TRIES = 20  # refusals by a quota before the time doubles: an ending host counts for minutes, then there is room
+MACHINE = "machines "  # prefix of the keys of a machine type in a zone, whose machines fail before they are hosts
+FAILED_HOSTS = 3  # failures in a row; then no more of them are launched for FAILED_S
+FAILED_S = 86400.0
 MOST_LOST = 1000
 
 # Events with the writer's own clock as `at`; the other kinds also carry times of clouds and of files.
-TIMED = (LaunchIntended, LaunchRefused, HostListed, HostJoined, HostSilent, HostNoticed, HostDraining,
+TIMED = (LaunchIntended, LaunchRefused, HostListed, HostJoined, HostSilent, HostFailed, HostNoticed, HostDraining,
          TerminateIntended)
 INSTANTS = ("since", "launched_at", "asked_at", "first_step_from", "silent_since", "missing_since",
             "notice_deadline", "terminate_at")
@@ -151,7 +156,9 @@ def apply(state: FleetState, event: Event) -> FleetState:
         case HostNoticed():
             return _noticed(state, event)
         case HostJoined():
-            return _change(state, event.request_id, lambda h: _joined(h, event))
+            return _change(_works(state, event.request_id), event.request_id, lambda h: _joined(h, event))
+        case HostFailed():
+            return _failed(state, event)
         case HostSilent():
             return _change(state, event.request_id, lambda h: replace(h, silent_since=event.at))
         case HostDraining():
@@ -204,6 +211,7 @@ def scope_keys(offer: Offer) -> Mapping[str, str]:
     place = f"{offer.provider}/{offer.region}"
     return {
         "pool": f"pool {offer.pool}",
+        "machine": f"{MACHINE}{offer.provider}/{offer.zone}/{offer.instance_type}",
         "type": f"type {place}/{offer.instance_type}/{offer.sold}",
         **({"quota": f"{QUOTA}{place} {offer.quota}"} if offer.quota else {}),
         "region": f"region {place}/{offer.sold}",
@@ -346,8 +354,8 @@ def _with_listing(host: Host, event: HostListed) -> Host:
             incarnation = "" if event.missing else host.incarnation
             return _enter(replace(host, incarnation=incarnation, silent_since=None), HostState.GONE, event)
         case CloudState.STOPPED:
-            return _enter(replace(host, notice_deadline=None, notice_action="", hint="", silent_since=None),
-                          HostState.STOPPED, event)
+            return _enter(replace(host, notice_deadline=None, notice_action="", hint="", silent_since=None, failed="",
+                                  broken=False), HostState.STOPPED, event)
     if host.terminate_at is not None:
         revived = host.revived or host.state is HostState.GONE
         return _enter(replace(host, revived=revived), HostState.DRAINING, event)
@@ -371,11 +379,60 @@ def _enter(host: Host, state: HostState, event: HostListed) -> Host:
 def _forget_refusals(state: FleetState, host: Host) -> FleetState:
     """Drop the refusals before a launch that the cloud accepted: there is room again."""
     over = {key for key in scope_keys(host.offer).values()
-            if key in state.refusals and state.refusals[key].last_at < host.asked_at}
+            if key in state.refusals and state.refusals[key].last_at < host.asked_at and not key.startswith(MACHINE)}
+    return _without(state, over)
+
+
+def _without(state: FleetState, over: Iterable[str]) -> FleetState:
     if not over:
         return state
     return replace(state, refusals={k: v for k, v in state.refusals.items() if k not in over},
                    cooldown_until={k: v for k, v in state.cooldown_until.items() if k not in over})
+
+
+def _failed(state: FleetState, event: HostFailed) -> FleetState:
+    host = state.host(event.request_id)
+    if host is None or host.failed or host.state is HostState.GONE:
+        return state
+    key = scope_keys(host.offer)["machine"]
+    past = Refusals(failures(state, host.offer, event.at) + 1, event.at, event.why)
+    until = event.at + FAILED_S if past.count >= FAILED_HOSTS else 0.0
+    state = replace(state, refusals={**state.refusals, key: past},
+                    cooldown_until={**state.cooldown_until, key: until})
+    return _put(state, replace(host, failed=event.why, broken=event.broken, why=f"it failed: {event.why}"))
+
+
+def failures(state: FleetState, offer: Offer, now: float) -> int:
+    """Return how many machines of this type in this zone failed in a row before they were hosts."""
+    past = state.refusals.get(scope_keys(offer)["machine"])
+    return past.count if past is not None and now - past.last_at <= FAILED_S else 0
+
+
+def after_failure(state: FleetState, host: Host, broken: bool, now: float) -> str:
+    """Return what happens after the failure of this host's machine, and what a person can do."""
+    if failures(state, host.offer, now) + 1 >= FAILED_HOSTS:
+        return (f"{FAILED_HOSTS} machines in a row of {host.offer.instance_type} in {host.offer.zone} failed: no more "
+                f"are launched there for a day, until {clock_utc(now + FAILED_S)}; name another type, zone or image")
+    if broken:
+        return "nothing to do: the machine is ended, and another one is launched"
+    return (f"its machine stays on for a while: `spotfleet ssh {host.request_id}`, the log is bootstrap.log in "
+            f"~/.spotfleet-host/{host.request_id}")
+
+
+def failing(state: FleetState, now: float) -> dict[str, str]:
+    """Return each machine type in a zone that is not launched because its machines failed, with the sentence."""
+    return {key: f"{key}: {past.count} in a row failed, the last one because {past.why.rstrip(';. ')}; no more are "
+                 f"launched there for a day, until {clock_utc(state.cooldown_until[key])}: another type, zone or image "
+                 "helps"
+            for key, past in state.refusals.items()
+            if key.startswith(MACHINE) and state.cooldown_until.get(key, 0.0) > now}
+
+
+def _works(state: FleetState, request_id: str) -> FleetState:
+    """Drop the failures of the machine type in this host's zone: one that works has joined."""
+    host = state.host(request_id)
+    key = scope_keys(host.offer)["machine"] if host is not None else ""
+    return _without(state, {key} if key in state.refusals else ())
 
 
 def _reclaimed(state: FleetState, pool: str, at: float) -> FleetState:
@@ -399,7 +456,8 @@ def _noticed(state: FleetState, event: HostNoticed) -> FleetState:
 
 def _joined(host: Host, event: HostJoined) -> Host:
     launched_at = host.since if event.boot is not None else host.first_step_from
-    host = replace(host, incarnation=event.incarnation, silent_since=None, first_step_from=launched_at)
+    host = replace(host, incarnation=event.incarnation, silent_since=None, first_step_from=launched_at, failed="",
+                   broken=False)
     if host.terminate_at is None and host.state in (HostState.LAUNCHING, HostState.STOPPED):
         return replace(host, state=HostState.UP, since=event.at, why="")
     return host

@@ -11,6 +11,7 @@ What frees a host that is stuck:
     any         unusable beside the others -> Drain or Terminate
     any         a second machine of a host -> Terminate
     any         its token was revoked -> Terminate
+    any         its machine is broken, as it reports -> Terminate
     terminating requested again every `RETRY_S` until the cloud lists it as ended
 """
 
@@ -93,7 +94,8 @@ def settling(wanted: Wanted, state: FleetState, observed: Observed, now: float) 
         return []
     return [h.request_id for h in _hosts(wanted, state)
             if h.state is not HostState.STOPPED and h.cloud is CloudState.RUNNING
-            and h.terminate_at is None and not h.revoked and not h.is_second and h.request_id not in observed.joined]
+            and h.terminate_at is None and not h.revoked and not h.failed and not h.is_second
+            and h.request_id not in observed.joined]
 
 
 def _hosts(wanted: Wanted, state: FleetState) -> list[Host]:
@@ -125,6 +127,8 @@ def _end(wanted: Wanted, host: Host, observed: Observed, now: float, free_s: flo
         return f"a second machine of {host.request_id.partition(SECOND)[0]}, which nobody asked for"
     if host.revoked:
         return f"its token was revoked: {host.revoked}"
+    if host.broken:
+        return f"its machine is broken: {host.failed}"
     match host.state:
         case HostState.LAUNCHING if held_s >= wanted.launch_timeout_s:
             return f"has not joined within {wanted.launch_timeout_s:.0f} s"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from spotfleet.fleet.domain.actions import Launch, Wait, Wanted, request_id
 from spotfleet.fleet.domain.copies import replace
-from spotfleet.fleet.domain.state import FleetState, Host, cooling_until, scope_keys
+from spotfleet.fleet.domain.state import FleetState, Host, cooling_until, failing, scope_keys
 from spotfleet.fleet.policy.mix import MarketShare, is_mixed, shares
 from spotfleet.fleet.policy.pools import host_charge, offer_charges, useful_prices
 from spotfleet.matching import matches, meets
@@ -285,18 +285,22 @@ def obstacles(wanted: Wanted, state: FleetState, offers: Sequence[Offer], now: f
     """Return what prevents a launch, and until when; for refusals by a region or account also why."""
     cooling: dict[str, str] = {}
     expensive, shunned = [], []
+    failed = failing(state, now)
     for offer in offers:
         if _preference(wanted, offer) >= 0:
             for scope, key in scope_keys(offer).items():
                 until, past = state.cooldown_until.get(key, 0.0), state.refusals.get(key)
-                if until > now:
+                if key in failed:
+                    cooling[key] = failed[key]
+                if until > now and scope != "machine":
                     wide = past is not None and past.why and scope in ("quota", "region", "account")
-                    cooling[key] = f"asked again at {clock_utc(until)}" + (f": {past.why}" if wide else "")
+                    text = f": {past.why}" if past is not None and wide else ""
+                    cooling[key] = f"{key} refused, asked again at {clock_utc(until)}{text}"
         elif offer.pool in wanted.shun:
             shunned.append(f"{offer.pool} costs no less than on demand")
         elif any(matches(need, offer) for need in wanted.any_of):
             expensive.append(offer)
-    reasons = [*(f"{key} refused, {text}" for key, text in sorted(cooling.items())), *sorted(shunned)]
+    reasons = [*(text for _, text in sorted(cooling.items())), *sorted(shunned)]
     if expensive:
         least = min(expensive, key=lambda o: (o.price_micros_h, o.pool))
         limit = max(n.max_micros_h for n in wanted.any_of if matches(n, least))

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from spotfleet.providers.aws.mapping import names, policies
 from spotfleet.providers.aws.mapping.cost_export import AwsCostExport
 from spotfleet.providers.aws.section.spec import AwsSpec, parsed, spec_in, with_spec
 from spotfleet.providers.aws.section.values import region_of
-from spotfleet.providers.aws.session import DEFAULT_REGION
+from spotfleet.providers.aws.session import DEFAULT_REGION, SDK
 from spotfleet.providers.kit.plugin import RegionalPlugin
 from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, Policies, RegionRow
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 ENDPOINT = "AWS_ENDPOINT_URL"
 LONGEST = 6144  # characters of a managed policy, white space not counted
 A_FILE = "spotfleet check --policy {role} FILE"
+CREDENTIALS_FILE = "AWS_SHARED_CREDENTIALS_FILE"
+KEY = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
                "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
 
@@ -101,6 +105,7 @@ class AwsPlugin(RegionalPlugin):
     policies: Policies | None = AwsPolicies()
     cost_export: CostExport | None = AwsCostExport()
     user_key = "aws.user"
+    sdk = SDK
     scored = "EC2 scores its capacity"
 
     def section(self) -> type[BaseModel] | None:
@@ -155,15 +160,22 @@ class AwsPlugin(RegionalPlugin):
 
     def for_dispatcher(self, config: Config) -> Config:
         """Return the configuration for the dispatcher, which uses its machine's own credentials."""
-        return {**with_spec(config, replace(spec_in(config), profile="")), "side": "dispatcher"}
+        spec = spec_in(config)
+        return {**with_spec(config, replace(spec, profile="", dispatcher_credentials="")), "side": "dispatcher"}
+
+    def credentials(self, config: Config) -> dict[str, str] | None:
+        profile = spec_in(config).dispatcher_credentials
+        return access_key(profile, os.environ) if profile else {}
 
     def portable(self, spec: FleetSpec) -> FleetSpec:
-        return replace(spec, section=to_json(replace(parsed(spec.section), profile="", ssh_from=())))
+        return replace(spec, section=to_json(replace(parsed(spec.section), profile="", ssh_from=(),
+                                                     dispatcher_credentials="")))
 
     def with_access(self, spec: FleetSpec, asked: FleetSpec) -> FleetSpec:
         here = parsed(asked.section)
         return replace(spec, section=to_json(
-            replace(parsed(spec.section), profile=here.profile, ssh_from=here.ssh_from)))
+            replace(parsed(spec.section), profile=here.profile, ssh_from=here.ssh_from,
+                    dispatcher_credentials=here.dispatcher_credentials)))
 
     # ---- regions
 
@@ -201,7 +213,7 @@ class AwsPlugin(RegionalPlugin):
 
     def may_have_credentials(self, environ: Mapping[str, str]) -> bool:
         """Check environment and files: without credentials the SDK would wait seconds for a metadata server."""
-        files = (environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+        files = (environ.get(CREDENTIALS_FILE) or "~/.aws/credentials",
                  environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
         return any(environ.get(name) for name in CREDENTIALS) or any(
             os.path.isfile(path) and os.path.getsize(path) for path in map(os.path.expanduser, files))
@@ -229,6 +241,21 @@ class AwsPlugin(RegionalPlugin):
         disks_gib = aws.dispatcher_disk_gib + hosts * aws.disk_gib
         addresses = f", {hosts + 1} public addresses" if aws.public_addresses else ""
         return f"not in these prices: {disks_gib} GiB of disks{addresses}, traffic between zones and out of the cloud"
+
+
+def access_key(profile: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the access key of a profile, as arguments of boto3.Session. Raises UsageError for one that has none."""
+    path = os.path.expanduser(environ.get(CREDENTIALS_FILE) or "~/.aws/credentials")
+    file = ConfigParser(interpolation=None)
+    try:
+        file.read(path)
+    except ConfigParserError as error:
+        raise UsageError(f"aws.dispatcher_credentials: {path} cannot be read: {error.message}") from error
+    found = {key: value for key in KEY if (value := file.get(profile, key, fallback=""))}
+    if not all(key in found for key in KEY[:2]):
+        raise UsageError(f"aws.dispatcher_credentials: {path} has no access key of profile {profile!r}",
+                         hint=f"`aws configure --profile {profile}`, with the key of an IAM user for this")
+    return found
 
 
 def _profiles(fleets: Sequence[AccountFleet]) -> AwsSpec:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.plugins import Sdk
 from spotfleet.providers.aws.mapping import errors, names
 from spotfleet.providers.aws.section.spec import AwsSpec, current, spec_in, unreadable
 from spotfleet.providers.kit.cache import AnswerCache
@@ -28,6 +29,7 @@ from spotfleet.version import __version__, install
 from spotfleet.words import did_you_mean
 
 DEFAULT_REGION = "us-east-1"
+SDK = Sdk(("aws",), ("boto3",))
 CONNECT_S = 5
 READ_S = 30
 LAUNCH_READ_S = 60  # CreateFleet tries its pools before it answers
@@ -57,7 +59,7 @@ class Settings(CloudSettings):
         """Return what user data of a machine holds besides its launch request."""
         return MachineSetup(self.environment, bool(self.spec.image) and not self.spec.dispatcher_image,
                             self.public_key, self.secret, self.spec.user, bool(self.spec.key_pair),
-                            names.METADATA_URL, ("aws",), ("boto3",))
+                            names.METADATA_URL, *self.sdks(SDK))
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
@@ -278,6 +280,8 @@ class Account(AnswerCache):
         except ImportError as error:
             raise NeedsPerson(f"provider aws needs boto3: {error}", hint=INSTALL) from error
         try:
+            if self.settings.credentials:
+                return boto3.Session(**self.settings.credentials)
             if self.settings.laptop:
                 return boto3.Session(profile_name=self.settings.spec.profile or None)
             core = botocore.session.Session()

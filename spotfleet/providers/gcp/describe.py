@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ from spotfleet.model import SECOND, CloudHost, Offer, Role
 from spotfleet.providers.gcp import offers
 from spotfleet.providers.gcp.mapping import errors, listing, names
 from spotfleet.providers.gcp.mapping.listing import Life
-from spotfleet.providers.gcp.session import GcpAccount
+from spotfleet.providers.gcp.session import GcpAccount, lacking
 from spotfleet.providers.kit import userdata
 from spotfleet.providers.kit.mapping.listing import ListingContext
 
@@ -36,36 +36,40 @@ class Machine:
 
 
 def hosts(account: GcpAccount, fleet: str, seen: Seen | None = None) -> list[CloudHost]:
-    """List the hosts of `fleet`, or the living ones of every fleet for "". `seen` gets both answers."""
+    """List the hosts of `fleet`, or the living ones of every fleet for "". `seen` gets both answers.
+
+    The hosts of a zone that does not answer are as they were listed last.
+    """
     wanted = f'labels.{names.FLEET} = "{fleet}"' if fleet else f"labels.{names.FLEET}:*"
-    instances = account.everywhere("instances", "instances", filter=wanted)
+    instances = account.everywhere("instances", "instances", memory=fleet and f"instances {fleet}", filter=wanted)
     named = f"{fleet}-.*" if fleet else f"({'|'.join(sorted({i['name'] for i in instances}))})"
-    done = operations(account, named) if instances or fleet else []
+    done = operations(account, named, memory=fleet and f"operations {fleet}") if instances or fleet else []
     if seen is not None:
         seen(account, instances, listing.lives(done))
     return listing.lines(fleet, instances, done, _context(account), load().machines,
                          in_the_making=account.settings.laptop)
 
 
-def find(account: GcpAccount, request_id: str) -> list[Machine]:
+def find(account: GcpAccount, request_id: str, zones: Collection[str] = ()) -> list[Machine]:
     """Find a host's machines that have not ended, also those that the list lacks yet.
 
-    `request_id` may be an intruder's: HOST~ID.
+    `request_id` may be an intruder's: HOST~ID. Raises SpotfleetError if there is none and a zone does not answer, of
+    `zones` where these are given.
     """
     host, _, alone = request_id.partition(SECOND)
-    instances = {str(i["id"]): i for i in account.everywhere(
-        "instances", "instances", filter=f"name eq {names.pattern(host)}")}
-    lives = lives_of(account, host)
+    listed, silent = account.scopes("instances", "instances", zones=zones, filter=f"name eq {names.pattern(host)}")
+    instances = {str(i["id"]): i for of in listed.values() for i in of}
+    done, untold = account.scopes("global_operations", "operations", zones=zones,
+                                  filter=_targets(names.pattern(host)))
+    lives = listing.lives([o for of in done.values() for o in of])
     found = [Machine(machine, i["name"], listing.zone_of(i), i, lives.get(machine))
              for machine, i in instances.items() if names.FLEET in (i.get("labels") or {})]
     found += [Machine(life.id, life.name, life.zone, None, life) for life in lives.values()
               if life.id not in instances and life.made and not life.ending and not life.ended_at]
-    return [m for m in found if alone in ("", m.id)]
-
-
-def lives_of(account: GcpAccount, host: str) -> dict[str, Life]:
-    """Return the operations on all machines that a host has had, by the machine's id."""
-    return listing.lives(operations(account, names.pattern(host)))
+    found = [m for m in found if alone in ("", m.id)]
+    if not found and (silent or untold):
+        raise lacking(silent or untold)
+    return found
 
 
 def tag(account: GcpAccount, request_id: str, tags: Mapping[str, str]) -> None:
@@ -105,10 +109,14 @@ def _read(account: GcpAccount, request_id: str) -> tuple[dict[str, Any], Machine
     raise unknown(request_id)
 
 
-def operations(account: GcpAccount, name: str) -> list[dict[str, Any]]:
+def operations(account: GcpAccount, name: str, *, memory: str = "",
+               zones: Collection[str] = ()) -> list[dict[str, Any]]:
     """List the operations on machines whose name matches the regular expression."""
-    return account.everywhere("global_operations", "operations",
-                              filter=f"targetLink eq .*/instances/{name if len(name) <= LONGEST else '.*'}")
+    return account.everywhere("global_operations", "operations", memory=memory, zones=zones, filter=_targets(name))
+
+
+def _targets(name: str) -> str:
+    return f"targetLink eq .*/instances/{name if len(name) <= LONGEST else '.*'}"
 
 
 def _context(account: GcpAccount) -> ListingContext:

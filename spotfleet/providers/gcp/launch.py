@@ -59,13 +59,17 @@ class _Launching(LaunchSteps):
         self.machines = [names.machine(r.request_id, offer.instance_type, offer.market) for r in requests]
         self.where = f"{offer.region} {' '.join(o.zone for o in self.pools)} {offer.instance_type} {offer.sold}"
 
+    @property
+    def zones(self) -> list[str]:
+        return [o.zone for o in self.pools]
+
     def exists(self) -> bool:
         """Return whether all hosts are listed, or have been; those in the making are waited for in `ask`."""
         operations = self._operations()
         lives = listing.lives(operations)
         made = {names.host_of(life.name) for life in lives.values() if life.made and not life.in_the_making}
         return made.issuperset(r.request_id for r in self.requests) or (
-            not operations and bool(describe.find(self.account, self.requests[0].request_id)))
+            not operations and bool(describe.find(self.account, self.requests[0].request_id, self.zones)))
 
     def begin(self) -> None:
         spec, first = self.account.settings.spec, self.requests[0]
@@ -97,9 +101,10 @@ class _Launching(LaunchSteps):
         return bool(found)
 
     def _operations(self) -> list[dict[str, Any]]:
-        """List the operations on the machines of all hosts."""
+        """List the operations on the machines of all hosts, which can be in the zones of this request only."""
         hosts = [r.request_id for r in self.requests]
-        found = describe.operations(self.account, f"({'|'.join(map(names.pattern, hosts))})")
+        found = describe.operations(self.account, f"({'|'.join(map(names.pattern, hosts))})",
+                                    zones=self.zones)
         return [o for o in found if names.host_of(names.last(o.get("target_link", ""))) in hosts]
 
     def _wait(self, operation: Mapping[str, Any], name: str) -> None:
@@ -128,12 +133,11 @@ class _Launching(LaunchSteps):
                 "instances", "insert", self.where, limit_s=LAUNCH_S, zone=offer.zone, request_id=token,
                 instance_resource=machine.instance(self.order, self.machines[0], offer.zone))
             return self._wait(operation, "instances.insert")
-        zones = [o.zone for o in self.pools]
-        closed = [z for z in account.zones() if names.region_of(z) == offer.region and z not in zones]
+        closed = [z for z in account.zones() if names.region_of(z) == offer.region and z not in self.zones]
         operation = account.change(
             "region_instances", "bulk_insert", self.where, limit_s=LAUNCH_S, region=offer.region, request_id=token,
             bulk_insert_instance_resource_resource=machine.bulk(
-                self.order, self.machines, zones, closed, together=len(self.machines) > 1))
+                self.order, self.machines, self.zones, closed, together=len(self.machines) > 1))
         self._wait(operation, "regionInstances.bulkInsert")
 
     def explained(self, error: NoCapacity | NeedsPerson) -> SpotfleetError:
@@ -146,7 +150,7 @@ class _Launching(LaunchSteps):
         """Delete what a failed operation has left. If that fails, the launch counts as unknown and is repeated."""
         try:
             for request in self.requests:
-                for found in describe.find(self.account, request.request_id):
+                for found in describe.find(self.account, request.request_id, self.zones):
                     terminate.delete(self.account, found)
         except SpotfleetError as error:
             raise SpotfleetError(f"{refusal}; and what is left of it cannot be removed: {error}",

@@ -8,8 +8,10 @@ launches and logins. Each may be missing; other keys are ignored.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotfleet.codec import to_json
@@ -21,7 +23,7 @@ from spotfleet.providers import LaunchRequest, Provider
 from spotfleet.providers.gcp import GcpProvider
 from spotfleet.providers.gcp.mapping import names, roles
 from spotfleet.providers.gcp.mapping.cost_export import GcpCostExport
-from spotfleet.providers.gcp.session import ENDPOINT, may_have_credentials, project_of
+from spotfleet.providers.gcp.session import ENDPOINT, SDK, may_have_credentials, project_of
 from spotfleet.providers.gcp.spec import GcpSpec, parsed, spec_in, with_spec
 from spotfleet.providers.kit.plugin import RegionalPlugin
 from spotfleet.providers.plugin import AccountFleet, AccountKey, Config, Policies
@@ -54,6 +56,7 @@ class GcpPlugin(RegionalPlugin):
     policies: Policies | None = GcpPolicies()
     cost_export: CostExport | None = GcpCostExport()
     user_key = "gcp.user"
+    sdk = SDK
     scored = "Google Cloud scores its capacity"
 
     def section(self) -> type[BaseModel] | None:
@@ -107,12 +110,20 @@ class GcpPlugin(RegionalPlugin):
                       subnetworks=was.subnetworks)
         return with_spec(self.config(spec, {ENDPOINT: config.get("endpoint_url", "")}, ""), now)
 
+    def for_dispatcher(self, config: Config) -> Config:
+        return {**with_spec(config, replace(spec_in(config), dispatcher_credentials="")), "side": "dispatcher"}
+
+    def credentials(self, config: Config) -> dict[str, str] | None:
+        path = spec_in(config).dispatcher_credentials
+        return {"key": account_key_file(path)} if path else {}
+
     def portable(self, spec: FleetSpec) -> FleetSpec:
-        return replace(spec, section=to_json(replace(parsed(spec.section), ssh_from=())))
+        return replace(spec, section=to_json(replace(parsed(spec.section), ssh_from=(), dispatcher_credentials="")))
 
     def with_access(self, spec: FleetSpec, asked: FleetSpec) -> FleetSpec:
-        ssh_from = parsed(asked.section).ssh_from
-        return replace(spec, section=to_json(replace(parsed(spec.section), ssh_from=ssh_from)))
+        here = parsed(asked.section)
+        return replace(spec, section=to_json(replace(
+            parsed(spec.section), ssh_from=here.ssh_from, dispatcher_credentials=here.dispatcher_credentials)))
 
     # ---- regions
 
@@ -155,6 +166,21 @@ class GcpPlugin(RegionalPlugin):
         ssds = f", {hosts * gcp.local_ssds} local SSDs" if gcp.local_ssds else ""
         return (f"not in these prices: {disks_gib} GiB of disks{ssds}{addresses}, traffic between zones and out of the "
                 "cloud")
+
+
+def account_key_file(path: str) -> str:
+    """Return the text of a service account's key file. Raises UsageError for another file."""
+    try:
+        text = Path(path).expanduser().read_text()
+        if json.loads(text)["type"] == "service_account":
+            return text
+        why = "is no key of a service account"
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    except (ValueError, TypeError, KeyError):
+        why = "is no key file of Google Cloud"
+    raise UsageError(f"gcp.dispatcher_credentials: {path} {why}",
+                     hint="`gcloud iam service-accounts keys create FILE --iam-account ACCOUNT`")
 
 
 GCP = GcpPlugin()

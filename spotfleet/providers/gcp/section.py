@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from spotfleet.config.sections import Flag, Section, User
+from spotfleet.config.sections import Flag, Section, Text, User
 from spotfleet.plugins import FileFacts, Note
 from spotfleet.providers.gcp.mapping import names
 from spotfleet.providers.gcp.spec import GcpSpec
@@ -128,6 +128,7 @@ class GcpSection(Section):
     local_ssds: Annotated[int, BeforeValidator(_ssds)] = 0
     service_account: ServiceAccount = ""
     dispatcher_service_account: ServiceAccount = ""
+    dispatcher_credentials: Text = ""
 
 
 def read(given: GcpSection, facts: FileFacts, note: Note) -> GcpSpec:
@@ -165,7 +166,7 @@ def read(given: GcpSection, facts: FileFacts, note: Note) -> GcpSpec:
         given.image or _image_of_resources(facts, note), given.dispatcher_image, given.user,
         _disk_of_host(given, facts, note), given.dispatcher_disk, given.disk_type, given.local_ssds,
         given.service_account, given.dispatcher_service_account, given.network_tags, given.dispatcher_network_tags,
-        given.disk_key)
+        given.disk_key, given.dispatcher_credentials)
 
 
 def _image_of_resources(facts: FileFacts, note: Note) -> str:

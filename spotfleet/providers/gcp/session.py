@@ -14,7 +14,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spotfleet.errors import NeedsPerson, SpotfleetError
+from spotfleet.plugins import Sdk
 from spotfleet.providers.gcp.mapping import errors, names
 from spotfleet.providers.gcp.spec import GcpSpec, spec_in, unreadable
 from spotfleet.providers.kit.cache import AnswerCache
@@ -40,12 +41,15 @@ ASK_S = 30.0
 LAUNCH_S = 60.0  # for a launch and its operation, on the laptop
 MOMENT_S = 5.0  # the same on the dispatcher, whose tick handles no notice meanwhile
 POLL_S = 1.0
+SDK = Sdk(("gcp",), ("google.cloud.compute_v1",))
 ATTEMPTS, PAUSE_S = 3, 0.5  # for requests that change nothing
 WAIT_S = 300.0  # for an operation; one that takes longer is asked for again by the next tick
 ZONES_S = 24 * 3600.0
 CHANGES_PER_S, CHANGES_AT_ONCE = 10.0, 20  # Compute Engine takes 1500 changes a minute and region
 PASSING = ("429", "500", "502", "503", "504", "rateLimitExceeded", "userRateLimitExceeded", "backendError",
            "internalError")
+
+UNREACHABLE = "UNREACHABLE"  # a scope of an aggregated list that does not answer
 
 T = TypeVar("T")
 
@@ -60,13 +64,17 @@ class GcpSettings(CloudSettings):
     def machine(self) -> MachineSetup:
         """Return what user data of a machine holds besides its launch request."""
         return MachineSetup(self.environment, bool(self.spec.image) and not self.spec.dispatcher_image,
-                            self.public_key, self.secret, self.spec.user, False, names.METADATA_URL, ("gcp",),
-                            ("google.cloud.compute_v1",))
+                            self.public_key, self.secret, self.spec.user, False, names.METADATA_URL,
+                            *self.sdks(SDK))
 
 
 def settings_of(config: Mapping[str, Any]) -> GcpSettings:
     """Parse the configuration. Raises UsageError for an invalid value."""
     return read_settings(GcpSettings, spec_in(config), config, config.get("environment"), unreadable)
+
+
+def lacking(scopes: Sequence[str]) -> SpotfleetError:
+    return SpotfleetError(f"gcp: the list lacks {', '.join(map(names.last, scopes))}", hint=ASKED_AGAIN)
 
 
 def project_of(environ: Mapping[str, str]) -> str:
@@ -98,6 +106,7 @@ class GcpAccount(AnswerCache):
         self._credentials: tuple[Any, str] | None = None
         self._clients: dict[str, Any] = {}
         self._paces = Paces(CHANGES_AT_ONCE, CHANGES_PER_S)
+        self._listed: dict[str, dict[str, list[dict[str, Any]]]] = {}  # what is listed -> its last list, by scope
 
     # ---- the project
 
@@ -152,15 +161,34 @@ class GcpAccount(AnswerCache):
             if not token:
                 return
 
-    def everywhere(self, service: str, key: str, **fields: Any) -> list[dict[str, Any]]:
-        """List the things of all zones and regions. Raises SpotfleetError where one of them does not answer: a machine
-        that is missing from a list counts as ended."""
-        found: list[dict[str, Any]] = []
+    def everywhere(self, service: str, key: str, *, memory: str = "", zones: Collection[str] = (),
+                   **fields: Any) -> list[dict[str, Any]]:
+        """List the things of all zones and regions. A machine that is missing from a list counts as ended, so a zone
+        that does not answer has the things of the last list with the same `memory`. Raises SpotfleetError without one.
+        Zones other than `zones` need not answer, where these are given."""
+        found, silent = self.scopes(service, key, zones=zones, **fields)
+        known = self._listed.get(memory, {})
+        if missing := [s for s in silent if s not in known]:
+            raise lacking(missing)
+        found |= {scope: known[scope] for scope in silent if scope in known}
+        if memory:
+            self._listed[memory] = found
+        return [thing for things in found.values() for thing in things]
+
+    def scopes(self, service: str, key: str, *, zones: Collection[str] = (),
+               **fields: Any) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+        """List the things by their scope, as "zones/us-central1-a"; and name the scopes that do not answer, of zones
+        only `zones` where these are given."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        silent: set[str] = set()
         for page in self.pages(service, "aggregated_list", **fields):
-            if missing := page.get("unreachables"):
-                raise SpotfleetError(f"gcp: the list lacks {', '.join(map(names.last, missing))}", hint=ASKED_AGAIN)
-            found += [thing for scope in (page.get("items") or {}).values() for thing in scope.get(key) or ()]
-        return found
+            silent |= {"/".join(link.split("/")[-2:]) for link in page.get("unreachables") or ()}
+            for scope, of in (page.get("items") or {}).items():
+                found.setdefault(scope, []).extend(of.get(key) or ())
+                if (of.get("warning") or {}).get("code") == UNREACHABLE:
+                    silent.add(scope)
+        matters = {s for s in silent if not (zones and s.startswith("zones/") and names.last(s) not in zones)}
+        return {s: things for s, things in found.items() if s not in silent}, sorted(matters)
 
     def wait(self, operation: Mapping[str, Any], name: str, where: str = "", limit_s: float = WAIT_S) -> None:
         """Wait for an operation. Raises its error, or SpotfleetError after `limit_s`.
@@ -275,6 +303,13 @@ class GcpAccount(AnswerCache):
         with self._lock:
             if self._credentials is None:
                 _sdk()
+                if key := self.settings.credentials.get("key"):
+                    from google.oauth2 import service_account
+
+                    info = json.loads(key)
+                    self._credentials = service_account.Credentials.from_service_account_info(
+                        info, scopes=[SCOPE]), info.get("project_id", "")
+                    return self._credentials
                 if not may_have_credentials(os.environ):
                     raise NeedsPerson(f"{self._where('')}: no credentials", hint=errors.LOGIN)
                 import google.auth

@@ -32,6 +32,7 @@ class GcpSpec:
     network_tags: tuple[str, ...] = ()  # more tags of every machine, for whose firewall rules somebody else cares
     dispatcher_network_tags: tuple[str, ...] = ()  # more of them for the dispatcher, such as one that lets SSH in
     disk_key: str = ""  # Cloud KMS key of the disks; empty: Google's own
+    dispatcher_credentials: str = ""  # a service account's key file on the laptop, for a dispatcher on another cloud
 
 
 def parsed(section: Mapping[str, Any]) -> GcpSpec:

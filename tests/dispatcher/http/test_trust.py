@@ -138,6 +138,30 @@ def test_what_a_host_is_sending_when_it_is_revoked_is_not_kept(play, sent):
     play(scene)
 
 
+def test_a_machine_that_reports_a_broken_gpu_is_replaced_and_events_and_status_have_the_reason(play):
+    async def scene(stage: Stage) -> None:
+        host, another = await stage.up(2)
+        path, why = f"/v1/hosts/{host}/failed", "a GPU is broken:\nslot 1: 3 uncorrected ECC errors"
+        for token in (stage.token(another), ADMIN):
+            assert (await stage.call("POST", path, {"why": why}, token=token, ok=False))[0] == 403
+        assert (await stage.call("POST", path, {"why": 1}, token=stage.token(host), ok=False))[0] == 400
+        stage.cloud.terminate = lambda request_id: None  # it is seen in status
+        for _ in range(2):
+            await stage.call("POST", path, {"why": why, "broken": True}, token=stage.token(host))
+        (told,) = await stage.events("HostFailed")
+        line = " ".join(why.split())
+        assert (told["request_id"], told["why"], told["broken"]) == (host, line, True)
+        assert told["then"].startswith("nothing to do")
+        await stage.until("it is replaced", lambda: replaced(stage, host, line))
+
+    play(scene)
+
+
+async def replaced(stage: Stage, host: str, why: str) -> bool:
+    hosts = {h["host"]: h for h in (await stage.call("GET", "/v1/status"))[1]["hosts"] if h["role"] == "worker"}
+    return len(hosts) == 3 and why in hosts[host]["why"] and sum(h["state"] == "up" for h in hosts.values()) == 2
+
+
 def test_only_a_worker_host_of_this_fleet_can_be_revoked_and_only_by_the_admin(play):
     async def scene(stage: Stage) -> None:
         (host,) = await stage.up(1)

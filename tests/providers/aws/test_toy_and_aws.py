@@ -37,7 +37,7 @@ resources:
     - {infra: aws/us-east-1, instance_type: g5.xlarge}
 dispatcher: {instance_type: toy.small}
 toy: {account: ACCOUNT, processes: false}
-aws: {ssh_from: [192.0.2.1/32]}
+aws: {ssh_from: [192.0.2.1/32], dispatcher_credentials: fleet}
 """
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 
@@ -45,9 +45,9 @@ ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 class Both:
     """A fleet of two hosts. Agents join as soon as a cloud lists their hosts as running."""
 
-    def __init__(self, home: Path, account: Path, cloud: Any) -> None:
-        self.cloud, self.account, self.ahead_s = cloud, account, 0.0
-        spec = parse(FILE.replace("ACCOUNT", str(account)), home / "both.yaml", {}).spec
+    def __init__(self, home: Path, text: str, cloud: Any) -> None:
+        self.cloud, self.ahead_s = cloud, 0.0
+        spec = parse(text, home / "both.yaml", {}).spec
         plugin = plugin_of(spec.provider)
         record = FleetRecord(spec, "both", time.time(), plugin.config(spec, os.environ, str(home)))
         settled, self.regions = plugin.settle(load_provider(record), record.provider_config, spec, 2, "")
@@ -87,10 +87,13 @@ class Both:
 def both(cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurried: None) -> Iterator[Both]:
     toy_world.install(monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path))
+    keys = tmp_path / "credentials"
+    keys.write_text("[fleet]\naws_access_key_id = AKIA\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
     session.reset()
     account = tmp_path / "account"
     account.mkdir()
-    yield Both(tmp_path / "home", account, cloud)
+    yield Both(tmp_path / "home", FILE.replace("ACCOUNT", str(account)), cloud)
     toy_world.forget()
 
 

@@ -10,7 +10,7 @@ from spotfleet.errors import SpotfleetError, UsageError
 from spotfleet.model import CloudHost, CloudState, Role
 from spotfleet.providers import Boot, LaunchRequest
 from spotfleet.providers.gcp import terminate
-from tests.providers.gcp.test_gcp_launch import DISPATCHER, KIND, A, request
+from tests.providers.gcp.test_gcp_launch import DISPATCHER, KIND, A, B, request
 
 
 @pytest.fixture
@@ -107,8 +107,27 @@ def test_a_zone_that_does_not_answer_ends_no_host(dispatcher, cloud):
     cloud.unreachable.add(f"zones/{A.zone}")
     with pytest.raises(SpotfleetError):
         dispatcher.hosts("f")
+    with pytest.raises(SpotfleetError, match=A.zone):
+        dispatcher.terminate("f-1")
     cloud.unreachable.clear()
     assert only(dispatcher.hosts("f")).state is CloudState.RUNNING
+
+
+@pytest.mark.parametrize("warns", [False, True], ids=["unreachables", "a warning of the zone"])
+def test_a_zone_that_does_not_answer_any_more_has_its_hosts_of_before_and_the_others_go_on(dispatcher, cloud, warns):
+    dispatcher.launch(request())
+    dispatcher.launch(request(B, "f-2"))
+    before = dispatcher.hosts("f")
+    cloud.unreachable_warns = warns
+    cloud.unreachable.add(f"zones/{A.zone}")
+    assert dispatcher.hosts("f") == before
+    dispatcher.terminate("f-2")
+    dispatcher.launch(request(B, "f-3"))
+    assert {h.request_id: h.state for h in dispatcher.hosts("f")} == {
+        "f-1": CloudState.RUNNING, "f-2": CloudState.TERMINATED, "f-3": CloudState.RUNNING}
+    cloud.unreachable.clear()
+    dispatcher.terminate("f-1")
+    assert [h.request_id for h in dispatcher.hosts("f") if h.state is CloudState.RUNNING] == ["f-3"]
 
 
 def test_a_change_of_tags_that_another_overtook_is_made_again(dispatcher, cloud):

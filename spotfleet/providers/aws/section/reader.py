@@ -32,6 +32,7 @@ def read(given: AwsSection, facts: FileFacts, note: Note) -> AwsSpec:
         dispatcher_disk_gib=given.dispatcher_disk, kms_key=given.kms_key, key_pair=given.key_pair,
         dispatcher_profile=given.dispatcher_profile, host_profile=given.host_profile, event_queue=given.event_queue,
         interruption_queue=given.interruption_queue,
+        dispatcher_credentials=given.dispatcher_credentials,
         permissions_boundary=given.permissions_boundary, capacity_reservations=given.capacity_reservation,
     )
     _check(spec, note)

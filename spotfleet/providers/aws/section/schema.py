@@ -38,6 +38,7 @@ class AwsSection(Section):
     key_pair: Annotated[str, BeforeValidator(values.key_pair)] = ""
     dispatcher_profile: InstanceProfile = ""
     host_profile: InstanceProfile = ""
+    dispatcher_credentials: Text = ""
     event_queue: Flag = False
     interruption_queue: Annotated[str, BeforeValidator(values.queue)] = ""
     permissions_boundary: Annotated[str, BeforeValidator(values.policy)] = ""

@@ -47,6 +47,7 @@ class AwsSpec:
     event_queue: bool = False  # EventBridge -> SQS, read by the dispatcher, besides the notices that hosts receive
     interruption_queue: str = ""  # name of an existing queue that is read instead
     permissions_boundary: str = ""  # ARN of the policy that bounds the roles that `up` makes
+    dispatcher_credentials: str = ""  # a profile on the laptop whose key a dispatcher on another cloud gets
     capacity_reservations: tuple[str, ...] = ()  # ids: used first, before spot and on demand
 
 

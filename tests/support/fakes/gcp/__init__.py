@@ -75,6 +75,7 @@ REQUESTS, RIGHTS, FAULTS. Every request is a `Call(at, service, action, region, 
     cloud.throttles = True                                   limits of requests per minute
     cloud.services.discard("compute.googleapis.com")         the API is off
     cloud.unreachable.add("zones/us-central1-b")             a zone that aggregated listings leave out
+    cloud.unreachable_warns = True                           and mark with a warning, in place of `unreachables`
     cloud.no_external_ips = True                             the organization's policy forbids external addresses
     cloud.common_metadata["enable-oslogin"] = "TRUE"         metadata of the project
     cloud.before = f(call), cloud.after = f(call)            around each request; may raise Lost or GcpError

@@ -89,6 +89,7 @@ class GcpCloud(Controls, FiniteCloud):
             self.quota_at_once = self.plain_stockouts = self.no_external_ips = self.throttles = False
             self.anonymous = self.owner
             self.unreachable: set[str] = set()
+            self.unreachable_warns = False
             self.services = set(catalog.SERVICES)
             self.market = Pools(self.clock(), lambda zone, kind: catalog.usd_h(kind, True, region=catalog.ZONES[zone]),
                                 ROOM)

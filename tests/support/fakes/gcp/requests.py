@@ -125,7 +125,8 @@ def aggregated(request: Request, kind: str, collection: str, items: Iterable[tup
                scopes: Sequence[str]) -> dict[str, Any]:
     """The answer of `aggregatedList`: items by scope; a scope without items has a warning in their place.
 
-    `items`: (scope, item). Scopes that cannot be reached are missing, and named in `unreachables`: status 200.
+    `items`: (scope, item). Scopes that cannot be reached are missing, and named in `unreachables`, or they have a
+    warning: status 200.
     """
     cloud = request.cloud
     away = [s for s in scopes if s in cloud.unreachable]
@@ -139,6 +140,9 @@ def aggregated(request: Request, kind: str, collection: str, items: Iterable[tup
         held = by_scope[place[id(item)]]
         held.pop("warning", None)
         held.setdefault(collection, []).append(item)
+    if cloud.unreachable_warns:
+        by_scope |= {s: {"warning": {"code": "UNREACHABLE", "message": f"No answer of '{s}'."}} for s in away}
+        away = []
     path = f"projects/{request.project}/aggregated/{collection}"
     answer = {"kind": kind, "id": path, "selfLink": link(path), "items": by_scope, "nextPageToken": token,
               "unreachables": [link(f"projects/{request.project}/{s}") for s in away]}
