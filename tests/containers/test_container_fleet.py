@@ -25,17 +25,17 @@ def test_all_three_kinds_of_jobs_recover_in_containers_and_down_leaves_nothing(s
         f"container: {{image: {root}, mounts: ['{torch_mount()}']}}\nsetup: test ! -e /set && touch /set\n"
         f"file_mounts: {{/data/in.txt: {data}}}\nenvs: {{COLOUR: red}}\n"
         "run: cat /data/in.txt; echo; echo $COLOUR rank $SKYPILOT_NODE_RANK; test -e /set && test -d /opt/spotfleet"))
-    job = stage.counting(fleet, 200, (1, 2), every=1)
+    job = stage.counting(fleet, 100, (2, 2))
     wait_for("two workers that train", lambda: trains(job, 2, step=5))
     killed = hosts_of(job)[1]
     fleet.interrupt(killed, None)
     wait_for("a replacement", lambda: trains(job, 2, without=killed))
     stage.hurry()
     job.wait(120)
-    assert "counted -200.0 of -200" in output(job) and repeated(fleet, job, "death") <= 1
+    assert "counted -100.0 of -100" in output(job) and repeated(fleet, job, "death") <= 1
 
     hurry = stage.work / "hurry2"
-    again = fleet.train("ddp.py", ["--steps", "300", "--hurry", str(hurry)], np=(2, 2), detach=True,
+    again = fleet.train("ddp.py", ["--steps", "150", "--hurry", str(hurry)], np=(2, 2), detach=True,
                         options=RestartOptions(checkpoint_dir="out", resume_args="--resume out/last.pt"))
 
     def begins() -> list[int]:
@@ -47,7 +47,7 @@ def test_all_three_kinds_of_jobs_recover_in_containers_and_down_leaves_nothing(s
     hurry.touch()
     again.wait(120)
     assert begins()[0] == 0 and min(begins()[1:]) >= 5, output(again)
-    assert "done at 300: rank 0" in output(again)
+    assert "done at 150: rank 0" in output(again)
 
     command = fleet.train(np=(2, 2))
     assert "from the laptop" in output(command) and "red rank 0" in output(command)

@@ -64,6 +64,7 @@ class ContainerFailed(SpotfleetError):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.text)
         self.sure = refusal.sure
+        self.tries = 0  # number of this failure among those of its job here, once it is counted
 
 
 class JobContainer:

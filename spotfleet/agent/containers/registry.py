@@ -64,6 +64,7 @@ class Containers:
         self._of: dict[str, JobContainer] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tries: defaultdict[str, int] = defaultdict(int)
+        self._failures: dict[str, ContainerFailed] = {}  # the last one of each job
         self._closing: set[asyncio.Task[None]] = set()
         self._cleared = asyncio.Event()
 
@@ -92,21 +93,31 @@ class Containers:
     async def enter(self, prepared: PreparedLaunch, folder: Path, progress: Callable[[str], None]) -> JobContainer:
         """Return the job's container, started if need be. `folder` is the job's. Raises ContainerFailed."""
         job, spec = prepared.launch.job, prepared.launch.spec
+        before = self._failures.get(job)
         async with self._locks[job]:
             await self._cleared.wait()
             found = self._of.get(job)
             if found is not None and found.alive:
                 return found
+            last = self._failures.get(job)
+            if last is not None and last is not before:  # another worker's try, for which this one has waited
+                raise last
             if found is not None:
                 await self._of.pop(job).close()
-            container = self._of[job] = await self._start(prepared, folder, progress)
-            await container.require(script=bool(spec.argv), torch=False)
+            try:
+                container = self._of[job] = await self._start(prepared, folder, progress)
+                await container.require(script=bool(spec.argv), torch=False)
+            except ContainerFailed as error:
+                self._failures[job] = error
+                raise
             return container
 
-    def count_failure(self, job: str) -> int:
-        """Return how many failures of the job's container there have been, with this one."""
-        self._tries[job] += 1
-        return self._tries[job]
+    def count_failure(self, job: str, error: ContainerFailed) -> int:
+        """Return the number of this failure among those of the job's container here."""
+        if not error.tries:
+            self._tries[job] += 1
+            error.tries = self._tries[job]
+        return error.tries
 
     def leave(self, job: str) -> None:
         """End the container of a job without workers here."""

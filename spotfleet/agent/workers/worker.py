@@ -264,7 +264,7 @@ class AgentWorker:
             if isinstance(error, SetupError):
                 self.report = replace(self.report, setup_tries=error.tries, setup_sure=error.sure)
             if isinstance(error, ContainerFailed) and self._host.containers is not None:
-                tries = self._host.containers.count_failure(self.order.job)
+                tries = self._host.containers.count_failure(self.order.job, error)
                 self.report = replace(self.report, setup_tries=tries, setup_sure=error.sure)
             self._append_log(f"spotfleet: {error}\n")
             return 1, self._with_disk_blame(1, WorkerResult(error=str(error), blame_host=is_full(error)))
