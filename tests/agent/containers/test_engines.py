@@ -117,7 +117,7 @@ def test_an_engines_error_becomes_a_reason_with_its_next_step(engine, output, te
 
 
 def test_a_pid_of_a_container_is_found_among_the_children_of_its_zygote(tmp_path: Path):
-    for pid, parent, inner in ((100, 50, "100\t7"), (101, 60, "101\t7"), (102, 50, "102\t8"), (103, 50, "103")):
+    for pid, parent, inner in ((100, 50, "100\t7"), (101, 60, "101\t7"), (102, 50, "102\t8"), (103, 60, "103\t9")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "status").write_text(f"Name:\tx\nPPid:\t{parent}\nNSpid:\t{inner}\n")
     assert [host_pid(50, inner, tmp_path) for inner in (7, 8, 9)] == [100, 102, 0]
