@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from spotfleet.agent.processes.env import WorkerPaths, worker_env
+from spotfleet.agent.processes.env import WorkerPaths, host_env, worker_env
 from spotfleet.config import plugin_sections, values
 from spotfleet.model import JobSpec
 from spotfleet.protocol.messages import WorkerLaunch
@@ -145,7 +145,11 @@ MEANINGS = {
     "resources.cpus": "of a host; `8+`: at least so many",
     "resources.memory": "of a host, GiB; `32+`: at least so much",
     "resources.disk_size": "of a host, GiB",
-    "resources.image_id": "of hosts",
+    "resources.image_id": "of hosts; `docker:IMAGE` is `container: IMAGE`",
+    "container": "jobs run in this image; or `{image, engine, mounts}` ([containers.md](containers.md))",
+    "container.image": "of a registry, or a folder of the hosts with a root file system",
+    "container.engine": "default: Docker where it runs, or else Podman; for a folder runc",
+    "container.mounts": "further folders of the hosts in the container: `FOLDER[:TARGET][:ro]`",
     "resources.network_tier": "best: several hosts close together",
     "gcp.project": "default: GOOGLE_CLOUD_PROJECT, or that of the credentials",
     "gcp.regions": "candidates; the cheapest is used; default: all",
@@ -280,7 +284,7 @@ def _default(held: FieldInfo) -> str:
 
 def _variables() -> list[str]:
     launch = WorkerLaunch("job", JobSpec("job"), {})
-    return list(worker_env({}, launch, WorkerPaths("h/0/1", "job", 0, "", "", Path("/a/b/c"))))
+    return list(worker_env(host_env({}), launch, WorkerPaths("h/0/1", "job", 0, "", "", Path("/a/b/c"))))
 
 
 def _torch_variables() -> tuple[str, ...]:

@@ -316,6 +316,18 @@ class PolicySpec:
     replace_slow: bool = False  # hosts of slow workers are drained and replaced
 
 
+ENGINES = ("auto", "docker", "podman", "runc")
+
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """Container in which a job's processes run on each host."""
+
+    image: str = ""  # image of a registry, or a folder of the host with a root file system; empty: no container
+    engine: str = "auto"  # one of ENGINES
+    mounts: tuple[str, ...] = ()  # further folders of the host: FOLDER[:TARGET][:ro]
+
+
 @dataclass(frozen=True)
 class FleetSpec:
     """Contents of one checked fleet file. Secrets are excluded: they travel apart and no ledger stores them."""
@@ -338,6 +350,7 @@ class FleetSpec:
     setup: str = ""
     setup_timeout_s: float = 1800.0  # 0: no limit
     run: str = ""
+    container: ContainerSpec = field(default_factory=ContainerSpec)
     tags: dict[str, str] = field(default_factory=dict)
     environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
     placement: str = "spread"  # one of PLACEMENTS: over pools; all in one zone; there in a placement group, with EFA
@@ -394,6 +407,7 @@ class JobSpec:
     # folder that it is given.
     checkpoint_dir: str = ""
     resume_args: str = ""  # added to the command once a checkpoint exists
+    container: ContainerSpec = field(default_factory=ContainerSpec)
 
     @property
     def kind_of(self) -> str:

@@ -9,6 +9,7 @@
     disk.py      check for a full disk
     workers/     life cycle, sockets and liveness of the workers
     processes/   the zygote, which forks workers; their environment
+    containers/  the containers in which workers run, for jobs with an image
     files/       bundles and buckets in; logs, outputs and checkpoints out
     policy/      decision when the host ends itself. Pure
     shutdown/    end of a host that is orphaned, too old or refused

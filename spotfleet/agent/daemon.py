@@ -12,6 +12,7 @@ from pathlib import Path
 from spotfleet.agent import disk
 from spotfleet.agent.address import AdvertisedAddress
 from spotfleet.agent.boot import AgentBoot, host_address, local_source, metadata_url
+from spotfleet.agent.containers.registry import ContainerHost, Containers
 from spotfleet.agent.endpoint import DispatcherEndpoint
 from spotfleet.agent.files.bundles import Bundles, clear_leftovers
 from spotfleet.agent.files.setup import Setups
@@ -55,12 +56,15 @@ class Agent:
         self._gpus = GpuWatch()
         self._checkpoints = CheckpointShipper(transfers)
         self._booting = BootClock(home)
+        self._containers = Containers(ContainerHost(boot, home, self._zygote, lambda: Path(self._sockets.path).parent,
+                                                    self._link.changed))
         self._workers = Workers(HostContext(
-            home, transfers, self._zygote, Bundles(home, transfers), Setups(transfers, self._zygote),
+            home, transfers, self._zygote, Bundles(home, transfers), Setups(transfers),
             self._checkpoints, self._link.changed,
             noticed=lambda: self._notices.notice() is not None,
             connected=lambda: self._link.connected and not self._workers.asked,
-            socket=lambda: self._sockets.path, address=lambda: self._advertised.address, slots=boot.slots))
+            socket=lambda: self._sockets.path, address=lambda: self._advertised.address, slots=boot.slots,
+            containers=self._containers))
         self._sockets = WorkerSockets(self._workers, home)
         self._workers.on_orders(self._sockets.push)
         self._shutdown = ShutdownController(boot, home,
@@ -74,7 +78,7 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         await self._sockets.start()
         components = (self._zygote, self._link, self._sockets, self._checkpoints, self._notices, self._shutdown,
-                      self._gpus)
+                      self._gpus, self._containers)
         parts = [asyncio.create_task(part.run(), name=type(part).__name__) for part in components]
         stopped = asyncio.create_task(stop.wait())
         try:
@@ -83,6 +87,7 @@ class Agent:
                 part.result()  # only the shutdown controller ends without an error
         finally:
             await self._workers.close(_CLOSE_S)
+            await self._containers.close()
             for task in (*parts, stopped):
                 task.cancel()
             await asyncio.gather(*parts, stopped, return_exceptions=True)

@@ -97,6 +97,7 @@ def job_spec(spec: FleetSpec, request: TrainRequest, status: FleetStatus) -> Job
         deadline_s=deadline_s, work_s=work_s, work_steps=work_steps, kind=kind.kind, gang=kind.gang,
         per_host=not argv, grace_s=options.grace_s, max_restarts=options.max_restarts, retry=options.retry,
         checkpoint_dir=inside_folder(options.checkpoint_dir), resume_args=options.resume_args,
+        container=spec.container,
     )
 
 

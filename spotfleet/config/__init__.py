@@ -22,6 +22,7 @@
     setup: pip install -r requirements.txt        # once per host, before a job's first worker
     setup_timeout: 30m            # for one try; 0s: no limit
     run: python train.py          # run by `train` without a script
+    container: pytorch/pytorch:2.6.0-cuda12.4-cudnn9-runtime  # jobs run in it; or {image, engine, mounts}
     tags: {team: vision}
     provider: ssh                 # existing machines; with sections `ssh` and `environment`: docs/machines.md
     ssh: {dispatcher: head, hosts: [node1, "node2:8"], user: ubuntu, identity_file: ~/.ssh/id_ed25519}
@@ -56,7 +57,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from spotfleet import plugins
-from spotfleet.config import base, foreign, plugin_sections, skypilot
+from spotfleet.config import base, foreign, plugin_sections, skypilot, values
 from spotfleet.config.document import EXPECTED, Document, Place, read
 from spotfleet.config.money import policy_spec
 from spotfleet.config.notifications import notify_spec, resolve
@@ -64,16 +65,18 @@ from spotfleet.config.sections import (
     NOT_OURS,
     AlternativeSection,
     AutostopSection,
+    ContainerSection,
     EnvironmentSection,
     FileSection,
     PlaceSection,
 )
 from spotfleet.config.values import NAME
 from spotfleet.errors import UsageError
-from spotfleet.model import Autostop, CheckpointSpec, EnvironmentSpec, FleetSpec, Need, Nodes, ResizeSpec
+from spotfleet.model import Autostop, CheckpointSpec, ContainerSpec, EnvironmentSpec, FleetSpec, Need, Nodes, ResizeSpec
 from spotfleet.plugins import Base, SectionPlugin
 from spotfleet.words import did_you_mean
 
+CONTAINER = "docker:"  # in front of a container's image in `image_id`
 PLACE = ("infra", "cloud", "region", "zone")  # keys that --infra replaces
 
 
@@ -344,6 +347,7 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str], loc
         file_mounts=file.file_mounts, mounted=file.mounted,
         setup=file.setup, setup_timeout_s=file.setup_timeout,
         run=file.run,
+        container=_container(document, file),
         tags=file.tags,
         environment=_environment(file.environment),
         placement=_placement(file, nodes, plugins.load(provider).traits),
@@ -359,13 +363,10 @@ def _spec(document: Document, file: FileSection, environ: Mapping[str, str], loc
 def _note_resources(document: Document, file: FileSection, provider: str, traits: plugins.Traits) -> None:
     """Note keys of `resources` that the provider's machines do not follow."""
     resources, image = file.resources, file.resources.image_id
-    if isinstance(image, str) and image.startswith("docker:"):
-        document.later(("resources", "image_id"), f"{image} is a container, and jobs run in none yet; remove it, and "
-                                                  "install in `setup` what the container holds")
-    elif isinstance(image, dict) or (image and image.startswith("skypilot:")):
+    if isinstance(image, dict) or (image and image.startswith("skypilot:")):
         document.note("`image_id`: an image of SkyPilot, or one for each region, is not used; hosts get the provider's "
                       "usual image")
-    elif image and "image_id" not in traits.takes:
+    elif image and not image.startswith(CONTAINER) and "image_id" not in traits.takes:
         document.note(f"`image_id` changes nothing with provider {provider}")
     if resources.disk_size and "disk_size" not in traits.takes:
         document.note(f"`disk_size` changes nothing with provider {provider}")
@@ -376,6 +377,28 @@ def _note_resources(document: Document, file: FileSection, provider: str, traits
     if any(one.cpus or one.memory for one in (resources, *(resources.any_of or []))) and \
             traits.machines is not plugins.Machines.MADE:
         document.note(f"`cpus` and `memory` change nothing with provider {provider}: its machines are as they are")
+
+
+def _container(document: Document, file: FileSection) -> ContainerSpec:
+    """Return the jobs' container: that of `container`, or of SkyPilot's `image_id: docker:IMAGE`."""
+    asked, given = file.resources.image_id, file.container or ContainerSection()
+    named, at = given.image, ("container", "image")
+    if isinstance(asked, str) and asked.startswith(CONTAINER):
+        at = ("resources", "image_id")
+        if named:
+            document.add(at, "container.image means the same; keep one of them")
+        try:
+            named = values.image(asked)
+        except ValueError as error:
+            document.add(at, str(error))
+    elif file.container is not None and not named:
+        document.add(("container",), "names no image; write `image: pytorch/pytorch:2.6.0-cuda12.4-cudnn9-runtime`")
+    if named.startswith("/") and given.engine not in ("auto", "runc"):
+        document.add(at, f"is a folder, and engine {given.engine} takes images of a registry; write `engine: runc`")
+    elif named and not named.startswith("/") and given.engine == "runc":
+        document.add(at, "engine runc takes the absolute path of a folder that holds a root file system; for an image "
+                         "of a registry write `engine: auto`")
+    return ContainerSpec(named, given.engine, given.mounts)
 
 
 def _placement(file: FileSection, nodes: Nodes, traits: plugins.Traits) -> str:

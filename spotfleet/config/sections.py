@@ -100,6 +100,12 @@ class EnvironmentSection(Section):
     installer: Literal["auto", "uv", "pip"] = "auto"
 
 
+class ContainerSection(Section):
+    image: Annotated[str, BeforeValidator(values.image)] = ""
+    engine: Literal["auto", "docker", "podman", "runc"] = "auto"
+    mounts: Annotated[tuple[str, ...], BeforeValidator(values.host_mounts)] = ()
+
+
 class NotifySection(Section):
     webhook: Annotated[str, BeforeValidator(notifications.webhook)] = ""
     command: Text = ""
@@ -127,6 +133,7 @@ class FileSection(Section):
     setup: Text = ""
     setup_timeout: Duration = 1800.0
     run: Text = ""
+    container: Annotated[ContainerSection, BeforeValidator(values.container)] | None = None
     tags: Annotated[dict[str, str], BeforeValidator(values.tags)] = Field(default_factory=dict)
     placement: Literal["spread", "zone", "cluster"] = "spread"
     all_or_nothing: Flag = False

@@ -13,6 +13,7 @@ from spotfleet.storage.schemes import ANY_URL, EXAMPLES, SCHEMES
 from spotfleet.words import did_you_mean
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*|/[^\s,:\\]+")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 GIB = {"": 1.0, "M": 1 / 1024, "G": 1.0, "T": 1024.0}
@@ -262,6 +263,34 @@ def _target(name: Any) -> None:
         raise _wrong(expected, name)
     if os.path.normpath(name) in ("/", "//", "~") or (name.startswith("~") and not name.startswith("~/")):
         raise _wrong(expected, name, "; a whole folder such as that is never replaced")
+
+
+def container(value: Any) -> Any:
+    """Return a section, also for an image alone."""
+    if isinstance(value, str):
+        return {"image": value}
+    if not isinstance(value, dict):
+        raise _wrong("an image such as pytorch/pytorch:2.6.0-cuda12.4-cudnn9-runtime, or {image: ..., mounts: ...}",
+                     value)
+    return value
+
+
+def image(value: Any) -> Any:
+    found = value.removeprefix("docker:") if isinstance(value, str) else ""
+    if not IMAGE.fullmatch(found):
+        raise _wrong("an image such as pytorch/pytorch:2.6.0-cuda12.4-cudnn9-runtime, or the absolute path of a folder "
+                     "that holds a root file system", value)
+    return found
+
+
+def host_mounts(value: Any) -> Any:
+    """Check [FOLDER[:TARGET][:ro]]."""
+    if not isinstance(value, list):
+        raise _wrong("a list of the hosts' folders, such as [/mnt/data, \"/mnt/models:/models:ro\"]", value)
+    for one in value:
+        if not isinstance(one, str) or not re.fullmatch(r"/[^:,\s]*(:/[^:,\s]*)?(:ro)?", one):
+            raise _wrong("absolute paths as FOLDER, FOLDER:TARGET or either with :ro at its end", one)
+    return tuple(value)
 
 
 def mounted(value: Any) -> Any:

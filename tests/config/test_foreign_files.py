@@ -65,10 +65,10 @@ def test_a_cluster_file_of_ray_becomes_a_fleet_whose_head_is_the_dispatcher():
     assert (found.section["disk_gib"], found.section["image"], found.section["user"]) == (
         140, "ami-0a1b2c3d4e5f67890", "ec2-user")
     assert found.setup == "pip install torch\npip install x\nnvidia-smi\n" and found.autostop.idle_s == 300
-    assert found.file_mounts == {"/data": "/data"}
+    assert found.file_mounts == {"/data": "/data"} and found.container.image == "rayproject/ray:latest-gpu"
     assert {line.partition(":")[0] for line in left_out} == {
-        "docker", "upscaling_speed", "auth.ssh_private_key", "provider.cache_stopped_nodes", "rsync_exclude",
-        "head_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
+        "docker.container_name", "upscaling_speed", "auth.ssh_private_key", "provider.cache_stopped_nodes",
+        "rsync_exclude", "head_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
         "available_node_types.worker.node_config.SubnetIds"}
 
 
@@ -125,8 +125,8 @@ resources: {gpu: {name: [L4, A10G], count: 1..4}, cpu: 4}
     assert [(n.accelerator, n.accelerator_count) for n in found.any_of] == [("L4", 1), ("A10G", 1)]
     assert (found.nodes, found.envs) == (Nodes(2, 2, 2), {"TOKEN": "x", "EPOCHS": "3"})
     assert found.run == "pip install -r r.txt\npython train.py\n" and found.max_lifetime_s == 7200
-    assert found.file_mounts == {"data": "/data"}
-    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu", "image"]
+    assert found.file_mounts == {"data": "/data"} and found.container.image == "nvcr.io/nvidia/pytorch"
+    assert [line.partition(":")[0] for line in left_out] == ["resources.gpu"]
     data, left_out = converted("type: dev-environment\nide: vscode\ninit: [pip install x]\nbackends: [aws]\n"
                                "resources: {gpu: 24GB}\n")
     assert (spec(data).setup, spec(data).run) == ("pip install x\n", "")

@@ -126,16 +126,13 @@ def test_a_key_without_a_meaning_here_is_refused_in_one_line(text, said):
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("image_id: 'docker:nvcr.io/nvidia/pytorch:24.07-py3'",
-     "1: resources.image_id: docker:nvcr.io/nvidia/pytorch:24.07-py3 is a container, and jobs run in none yet; remove "
-     "it, and install in `setup` what the container holds"),
     ("infra: aws}\nenvs: {TOKEN: null", "2: envs.TOKEN: has no value here and none in your environment; `export "
                                         "TOKEN=...`"),
 ])
 def test_what_is_only_missing_before_up_stands_in_no_way_of_a_plan(text, said):
     task = f"resources: {{{text}}}"
     assert before_up(task) == [said]
-    with pytest.raises(UsageError, match=r"is a container|has no value"):
+    with pytest.raises(UsageError, match="has no value"):
         parse(task, FILE, {})
 
 

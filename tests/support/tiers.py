@@ -51,6 +51,7 @@ PLACES = {
     "tests/train/test_chaos_workers.py": "engines",
     "tests/train/test_recovery.py": "engines",  # dozens of losses, each with real workers
     "tests/habits/test_processes.py": "machines",  # three or four jobs of real workers for each loop
+    "tests/containers/": "machines",
     "tests/foreign/": "machines",  # four jobs of real workers for each script
     "tests/verify/test_verify.py": "machines",  # six jobs of real workers for each script
     "tests/verify/test_fixes.py": "machines",
@@ -67,6 +68,7 @@ OWN_CODE = {
     "scripts/setup": "machines",
     "scripts/smoke_": "clouds",
     "scripts/terraform_": "terraform",
+    "spotfleet/agent/containers/": "machines",
     "spotfleet/bootstrap/": "machines",
     "spotfleet/interruptions/gcp.py": "clouds",
     "spotfleet/providers/aws/": "clouds",

@@ -22,14 +22,14 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spotfleet.agent.files.mount_process import MountOrder
 from spotfleet.agent.files.mounts import fetch as fetch_mounts
 from spotfleet.agent.files.uploads import LogShipper
 from spotfleet.agent.processes.child import ChildSpec
-from spotfleet.agent.processes.zygote_client import ZygoteClient
+from spotfleet.agent.processes.zygote_client import Processes
 from spotfleet.agent.transfer import Transfers
 from spotfleet.codec import to_text
 from spotfleet.errors import DiskFull, SpotfleetError
@@ -62,6 +62,10 @@ class SetupContext:
     folder: Path  # the job's
     source: Path
     env: dict[str, str]
+    processes: Processes
+    fetch_env: dict[str, str] = field(default_factory=dict)  # for what runs on the host in any case; empty: `env`
+    instance: str = ""  # name of the container: another one needs the setup anew
+    bash: bool = True  # its shell is bash
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,8 @@ class _Step:
 class Setups:
     """Setups of this host's jobs; one at a time for each job."""
 
-    def __init__(self, transfers: Transfers, zygote: ZygoteClient) -> None:
-        self._transfers, self._zygote = transfers, zygote
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._failures: dict[str, SetupError] = {}  # the last one of each job
         self._shipping: set[asyncio.Task[None]] = set()
@@ -111,7 +115,7 @@ class Setups:
         SetupError names the mount, or the line, the exit code and the end of the output. Raises DiskFull, too.
         """
         mounts = _Step(context.folder / "mounts.done", to_text(spec.file_mounts) if spec.file_mounts else "")
-        setup = _Step(context.folder / "setup.done", spec.setup.strip() and spec.setup)
+        setup = _Step(context.folder / "setup.done", spec.setup.strip() and context.instance + spec.setup)
         before = self._failures.get(context.job)
         if self._locks[context.job].locked():
             progress("waiting for the setup that another worker runs")
@@ -135,7 +139,8 @@ class Setups:
                      progress: Callable[[str], None]) -> None:
         progress("looking into buckets")
         cache = context.folder.parent.parent / "mounts"
-        report = await fetch_mounts(MountOrder(mounts, str(cache), str(context.source)), context.env, progress)
+        order = MountOrder(mounts, str(cache), str(context.source))
+        report = await fetch_mounts(order, context.fetch_env or context.env, progress)
         if report.full:
             raise DiskFull(report.error)
         if report.error:
@@ -165,21 +170,21 @@ class Setups:
 
     async def _run(self, context: SetupContext, run: _Run, command: str, limit_s: float) -> tuple[str, bool]:
         """Run the command once; return why it failed ("" if it did not), and whether an outside signal ended it."""
-        text = traps(run.trace, command) + command
+        text = (traps(run.trace, command) if context.bash else "") + command
         name = f"{context.host}/{context.job}#setup"
         spec = ChildSpec(name, str(context.source), str(run.log), context.env, run=text)
-        process = await self._zygote.spawn(spec)
+        process = await context.processes.spawn(spec)
         try:
             ended, _ = await asyncio.wait([process.ended], timeout=limit_s or None)
             if not ended:
-                self._zygote.kill(spec.id, signal.SIGTERM)
+                context.processes.kill(spec.id, signal.SIGTERM)
                 await asyncio.wait([process.ended], timeout=KILL_S)
-                self._zygote.kill(spec.id, signal.SIGKILL)
+                context.processes.kill(spec.id, signal.SIGKILL)
                 at = run.last_line()
                 return f"it did not end within {limit_s:g} s" + (f"; it was at {at}" if at else ""), False
             return explain(process.ended.result(), run.failed_lines(), run.last_line())
         except asyncio.CancelledError:
-            self._zygote.kill(spec.id, signal.SIGKILL)
+            context.processes.kill(spec.id, signal.SIGKILL)
             run.end("it was ended before its end, as its worker is not wanted here any more")
             raise
 

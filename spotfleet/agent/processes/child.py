@@ -22,6 +22,7 @@ import types
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spotfleet.agent.processes.entered import signal_script, start_script
 from spotfleet.protocol.messages import dump, load
 from spotfleet.storage import atomic
 
@@ -45,6 +46,7 @@ class ChildSpec:
     run: str = ""  # a shell command, when argv is empty
     exit_file: str = ""  # file of the `WorkerResult`; "": only the exit status matters
     fresh: bool = False  # start a new interpreter
+    inside: tuple[str, ...] = ()  # what comes in front of a command that enters a container, where `run` runs
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,15 @@ def _exec_fresh(spec: ChildSpec) -> None:
 
 def main(spec: ChildSpec) -> None:
     """Run the script or command of `spec` in this process, and end the process."""
-    os.environ.clear()
-    os.environ.update(spec.env)
+    if not spec.inside:
+        os.environ.clear()
+        os.environ.update(spec.env)
     faulthandler.enable()
     if spec.argv:
         faulthandler.register(signal.SIGUSR2)  # the agent requests stacks of a hang; a script may rebind it
     try:
         os.chdir(spec.cwd)
-        result, code = _Shell(spec.run).wait() if not spec.argv else _script(spec)
+        result, code = _shell(spec).wait() if not spec.argv else _script(spec)
     except OSError as error:
         print(f"spotfleet: {error}", file=sys.stderr)
         result, code = WorkerResult(error=str(error)), 1
@@ -186,14 +189,20 @@ class _Shell:
         self._zygote = os.getppid()
         self._asked = False
         signal.signal(signal.SIGTERM, self._terminate)
-        self._process = subprocess.Popen(["bash", "-c", command], stdin=subprocess.DEVNULL)
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["bash", "-c", self._command], stdin=subprocess.DEVNULL)
 
     def _terminate(self, *_: object) -> None:
         if os.getppid() != self._zygote:
-            os.killpg(0, signal.SIGKILL)
+            self._send(signal.SIGKILL)
         if not self._asked:  # the group includes this process
             self._asked = True
-            os.killpg(0, signal.SIGTERM)
+            self._send(signal.SIGTERM)
+
+    def _send(self, signum: int) -> None:
+        os.killpg(0, signum)
 
     def wait(self) -> tuple[WorkerResult, int]:
         code = self._process.wait()
@@ -201,6 +210,32 @@ class _Shell:
             return WorkerResult(done=True), 0
         how = f"was ended by {_signal(-code)}" if code < 0 else f"exited with code {code}"
         return WorkerResult(error=cut(f"command {how}: {self._command.strip()}")), code if code > 0 else 128 - code
+
+
+class _EnteredShell(_Shell):
+    """The same in a container, through a client of its engine. The client's group holds nothing of the command."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self._spec = spec
+        super().__init__(spec.run)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        spec = self._spec
+        process = subprocess.Popen([*spec.inside, "sh"], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(start_script(spec.run, spec.env, spec.cwd, spec.log).encode(errors="surrogateescape"))
+        return process
+
+    def _send(self, signum: int) -> None:
+        script = signal_script(self._spec.log, signum)
+        subprocess.run([*self._spec.inside, "sh", "-c", script], stdin=subprocess.DEVNULL, check=False)
+        if signum == signal.SIGKILL:
+            os.killpg(0, signum)
+
+
+def _shell(spec: ChildSpec) -> _Shell:
+    return _EnteredShell(spec) if spec.inside else _Shell(spec.run)
 
 
 def _signal(number: int) -> str:

@@ -52,14 +52,23 @@ def user_env(launch: WorkerLaunch) -> dict[str, str]:
     return {**launch.spec.envs, **launch.secrets}
 
 
-def worker_env(base: dict[str, str], launch: WorkerLaunch, place: WorkerPaths) -> dict[str, str]:
-    """Build a worker's environment.
+def host_env(own: dict[str, str]) -> dict[str, str]:
+    """Return the environment of processes on the host, without their job's part.
 
-    `base` is the agent's own environment, with the variables by which its provider finds the host's processes.
+    `own` is the agent's environment, with the variables by which its provider finds the host's processes.
     """
-    env = {k: v for k, v in base.items() if k not in _AGENT_ONLY}
     # `python` and `pip` in a setup or run command are those of the workers' interpreter.
-    env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
+    return own | {"PATH": os.pathsep.join([os.path.dirname(sys.executable), own.get("PATH", os.defpath)])}
+
+
+def container_env(image: dict[str, str], own: dict[str, str]) -> dict[str, str]:
+    """Return the same for processes in a container, from the image's environment."""
+    return image | {k: v for k, v in own.items() if k.startswith("SPOTFLEET_")}
+
+
+def worker_env(base: dict[str, str], launch: WorkerLaunch, place: WorkerPaths, packages: str = "") -> dict[str, str]:
+    """Build a worker's environment from that of its host or container. `packages` is a folder for Python's path."""
+    env = {k: v for k, v in base.items() if k not in _AGENT_ONLY}
     env["OMP_NUM_THREADS"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
     env.update(user_env(launch))
@@ -75,6 +84,8 @@ def worker_env(base: dict[str, str], launch: WorkerLaunch, place: WorkerPaths) -
         "SPOTFLEET_WORKERS": f"{launch.spec.min_workers}:{launch.spec.max_workers}",
         "SPOTFLEET_LOCAL_RANK": str(place.local_rank),
     })
+    if packages:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), packages]))
     return env
 
 

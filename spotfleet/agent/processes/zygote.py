@@ -6,7 +6,8 @@
 of its own and watches the socketpair. When that closes (the agent is gone, even by SIGKILL), it ends every worker's
 process group and itself. If it dies first, the kernel ends the workers (PR_SET_PDEATHSIG). If an import has started
 threads, a worker gets a new interpreter.
-`zygote_client.py` is the agent's side.
+`zygote_client.py` is the agent's side. With a path in place of FD it connects to a Unix socket, from within a container
+(`agent/containers`), where its pids are those of the container's namespace.
 """
 
 from __future__ import annotations
@@ -172,12 +173,16 @@ def _kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def main(fd: int) -> None:
-    child.die_with_parent(signal.SIGTERM)
-    control = socket.socket(fileno=fd)
-    control.set_inheritable(False)
+def main(where: str) -> None:
+    if where.isdigit():
+        child.die_with_parent(signal.SIGTERM)
+        control = socket.socket(fileno=int(where))
+        control.set_inheritable(False)
+    else:  # its parent is the engine's client, or none that it can see
+        control = socket.socket(socket.AF_UNIX)
+        control.connect(where)
     Zygote(control).serve()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1])

@@ -12,9 +12,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from spotfleet.agent.processes.child import ChildSpec
 from spotfleet.agent.processes.zygote import QUIET, SINGLE_THREADED
@@ -33,11 +33,46 @@ class ForkedProcess:
     ended: asyncio.Future[int]
 
 
+class Processes(Protocol):
+    """Starter of a job's processes: on the host, or in the job's container."""
+
+    async def spawn(self, spec: ChildSpec) -> ForkedProcess:
+        """Start a process."""
+
+    def kill(self, id_: str, signum: int) -> None:
+        """Send a signal to a process by its id; nothing happens if it has ended."""
+
+
+@dataclass(frozen=True)
+class StartedZygote:
+    """A zygote that has begun to import. `host_pid` translates a pid that it sends; 0 for an ended process."""
+
+    process: asyncio.subprocess.Process  # it, or the client by which it runs in a container
+    socket: socket.socket
+    pid: int
+    host_pid: Callable[[int], int] = lambda pid: pid
+
+
+async def _start_here() -> StartedZygote:
+    own, remote = socket.socketpair()
+    with remote:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "spotfleet.agent.processes.zygote", str(remote.fileno()),
+            pass_fds=(remote.fileno(),),
+            env={**QUIET, **os.environ, **SINGLE_THREADED}, stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True)
+    return StartedZygote(process, own, process.pid)
+
+
 class ZygoteClient:
     """Owner of the zygote process; calls `changed` when it or one of its processes changes state."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None],
+                 start: Callable[[], Awaitable[StartedZygote]] = _start_here) -> None:
         self._changed = changed
+        self._start = start
+        self._host_pid: Callable[[int], int] = lambda pid: pid
+        self._pid = 0
         self._writer: asyncio.StreamWriter | None = None
         self._starting: dict[str, tuple[ChildSpec, asyncio.Future[ForkedProcess]]] = {}
         self._running: dict[str, ForkedProcess] = {}
@@ -54,7 +89,7 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int:
-        return self._process.pid if self._process else 0
+        return self._pid
 
     async def run(self) -> None:
         """Keep a zygote running until cancelled."""
@@ -64,6 +99,7 @@ class ZygoteClient:
                 await self._start_and_listen()
             except OSError as error:
                 log.error("cannot start a zygote: %s", error)
+            log.error("zygote ended with %s; starting another", self._process.returncode if self._process else None)
             self._deaths += 1
             pause_s = _RESTART_S if self.warm else min(2 * pause_s, _RESTART_MAX_S)
             self._clean_up()
@@ -100,14 +136,9 @@ class ZygoteClient:
         self._send({"do": "kill", "id": id_, "signal": int(signum)})
 
     async def _start_and_listen(self) -> None:
-        own, remote = socket.socketpair()
-        with remote:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "spotfleet.agent.processes.zygote", str(remote.fileno()),
-                pass_fds=(remote.fileno(),),
-                env={**QUIET, **os.environ, **SINGLE_THREADED}, stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True)
-        reader, self._writer = await asyncio.open_connection(sock=own)
+        started = await self._start()
+        self._process, self._pid, self._host_pid = started.process, started.pid, started.host_pid
+        reader, self._writer = await asyncio.open_connection(sock=started.socket)
         for spec, _ in list(self._starting.values()):
             self._ask_fork(spec)
         try:
@@ -135,7 +166,7 @@ class ZygoteClient:
         self._changed()
 
     def _started(self, id_: str, pid: int) -> None:
-        process = ForkedProcess(pid, asyncio.get_running_loop().create_future())
+        process = ForkedProcess(self._host_pid(pid), asyncio.get_running_loop().create_future())
         self._running[id_] = process
         _, answer = self._starting.get(id_, (None, None))
         if answer is None or answer.done():
@@ -143,9 +174,15 @@ class ZygoteClient:
         else:
             answer.set_result(process)
 
+    def fail(self, error: Exception) -> None:
+        """Let each process that waits to be started fail, as no zygote will come any more."""
+        for _, answer in self._starting.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self._clean_up()
+
     def _clean_up(self) -> None:
         """Clean up after a dead zygote: the kernel killed its children; kill the processes that those had started."""
-        log.error("zygote ended with %s; starting another", self._process.returncode if self._process else None)
         self.warm = False
         for process in self._running.values():
             _kill_group(process.pid)
@@ -164,6 +201,7 @@ class ZygoteClient:
 
 def _kill_group(pid: int) -> None:
     try:
-        os.killpg(pid, signal.SIGKILL)
+        if pid:
+            os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass  # no other process was in the worker's session

@@ -198,6 +198,8 @@ class Workers:
         worker.discard()
         if not any(w.order.job == worker.order.job for w in self._actual.values()):
             self._host.bundles.forget(worker.order.job)
+            if self._host.containers is not None:
+                self._host.containers.leave(worker.order.job)
             self._restores.forget(worker.order.job)
         self._host.changed()
 

@@ -24,14 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from spotfleet.agent import disk
+from spotfleet.agent.containers.container import PACKAGES, ContainerFailed, JobContainer
+from spotfleet.agent.containers.registry import Containers, without_login
 from spotfleet.agent.files.bundles import Bundles, PreparedLaunch, folder_name
 from spotfleet.agent.files.checkpoint_folder import CheckpointFolder
 from spotfleet.agent.files.outputs import OutputShipper
 from spotfleet.agent.files.setup import SetupContext, SetupError, Setups
 from spotfleet.agent.files.uploads import CheckpointShipper, LogShipper
 from spotfleet.agent.processes.child import ChildSpec, WorkerResult, needs_fresh_interpreter, read_result
-from spotfleet.agent.processes.env import WorkerPaths, gang_env, user_env, worker_env
-from spotfleet.agent.processes.zygote_client import ForkedProcess, ZygoteClient
+from spotfleet.agent.processes.env import WorkerPaths, container_env, gang_env, host_env, user_env, worker_env
+from spotfleet.agent.processes.zygote_client import ForkedProcess, Processes
 from spotfleet.agent.transfer import Transfers
 from spotfleet.agent.workers.gang import ReservedPort, command_of, place_in
 from spotfleet.agent.workers.liveness import DUMP_S, HANGS_S, Liveness, state_of
@@ -60,7 +62,7 @@ class HostContext:
 
     home: Path
     transfers: Transfers
-    zygote: ZygoteClient
+    zygote: Processes
     bundles: Bundles
     setups: Setups
     checkpoints: CheckpointShipper
@@ -70,6 +72,7 @@ class HostContext:
     address: Callable[[], str]
     noticed: Callable[[], bool] = lambda: False  # the cloud is about to take this host
     slots: int = 1
+    containers: Containers | None = None  # None: jobs with an image cannot run
 
 
 class AgentWorker:
@@ -83,6 +86,7 @@ class AgentWorker:
         self.why = ""
         self.left_slot = asyncio.Event()  # its process has ended, or will never start
         self._host = host
+        self._processes = host.zygote  # or the job's container, once it is up
         self._slot_free = slot_free
         self._folder = host.bundles.folder(order.job) / "workers" / folder_name(order.worker)
         self._preparing: asyncio.Task[ForkedProcess] | None = None
@@ -192,17 +196,19 @@ class AgentWorker:
         if self.process is not None:
             self._ask_to_end()
         kill_s = self._grace_s if kill_s is None else kill_s
-        asyncio.get_running_loop().call_later(kill_s, self._host.zygote.kill, self.order.worker, signal.SIGKILL)
+        asyncio.get_running_loop().call_later(kill_s, self._kill, signal.SIGKILL)
 
     def _ask_to_end(self) -> None:
         """Send SIGTERM; a process that hangs first dumps its stacks into its log (see child.py)."""
-        asked: tuple[str, int] = (self.order.worker, signal.SIGTERM)
         if self._liveness.quiet_s < HANGS_S:
-            self._host.zygote.kill(*asked)
+            self._kill(signal.SIGTERM)
             return
         self._append_log(f"spotfleet: no step for {self._liveness.quiet_s:.0f} s; its stacks:\n")
-        self._host.zygote.kill(self.order.worker, signal.SIGUSR2)
-        asyncio.get_running_loop().call_later(DUMP_S, self._host.zygote.kill, *asked)
+        self._kill(signal.SIGUSR2)
+        asyncio.get_running_loop().call_later(DUMP_S, self._kill, signal.SIGTERM)
+
+    def _kill(self, signum: int) -> None:
+        self._processes.kill(self.order.worker, signum)
 
     def blame_host(self, why: str) -> None:
         """End the process and report this host as the reason."""
@@ -249,7 +255,7 @@ class AgentWorker:
             self.why = ""
             self._follow_checkpoints()
             if self._ending:
-                self._host.zygote.kill(self.order.worker, signal.SIGTERM)
+                self._kill(signal.SIGTERM)
             self._host.changed()
             code = await self.process.ended
             await asyncio.wait([asyncio.ensure_future(self._silent.wait())], timeout=_LAST_REPORT_S)
@@ -257,6 +263,9 @@ class AgentWorker:
         except (SpotfleetError, OSError, ValueError) as error:
             if isinstance(error, SetupError):
                 self.report = replace(self.report, setup_tries=error.tries, setup_sure=error.sure)
+            if isinstance(error, ContainerFailed) and self._host.containers is not None:
+                tries = self._host.containers.count_failure(self.order.job, error)
+                self.report = replace(self.report, setup_tries=tries, setup_sure=error.sure)
             self._append_log(f"spotfleet: {error}\n")
             return 1, self._with_disk_blame(1, WorkerResult(error=str(error), blame_host=is_full(error)))
         except asyncio.CancelledError:
@@ -285,11 +294,9 @@ class AgentWorker:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._set_why("fetching the job's files")
         prepared = await self._host.bundles.prepare(job, self._set_why)
-        env = worker_env(dict(os.environ), prepared.launch, self.place)
+        container = await self._enter(prepared)
         source, spec = str(prepared.source), prepared.launch.spec
-        host = self.order.worker.split("/")[0]
-        context = SetupContext(host, job, self._host.bundles.folder(job), prepared.source, env)
-        await self._host.setups.done(context, spec, self._set_why)
+        env = await self._set_up(prepared, container)
         self._set_why("waiting for the slot's last process to end")
         await self._slot_free()
         generation = 0
@@ -299,11 +306,36 @@ class AgentWorker:
         self._set_why("starting")
         self._shell = not spec.argv
         argv, run = command_of(spec, self.order.gang.saved if self.order.gang is not None else "")
-        process = await self._host.zygote.spawn(ChildSpec(
+        process = await self._processes.spawn(ChildSpec(
             self.order.worker, source, str(self.place.log), env, argv=argv, run=run,
             exit_file=str(self.place.exit_file), fresh=needs_fresh_interpreter(user_env(prepared.launch))))
         self.report = replace(self.report, generation=max(generation, self.report.generation))
         return process
+
+    async def _enter(self, prepared: PreparedLaunch) -> JobContainer | None:
+        """Return the job's container, in which its processes are started from now on; None for a job without one."""
+        if not prepared.launch.spec.container.image:
+            return None
+        assert self._host.containers is not None
+        folder = self._host.bundles.folder(self.order.job)
+        self._processes = container = await self._host.containers.enter(prepared, folder, self._set_why)
+        return container
+
+    async def _set_up(self, prepared: PreparedLaunch, container: JobContainer | None) -> dict[str, str]:
+        """Run the job's setup, unless it is done here; return the environment of its processes."""
+        job, launch, own = self.order.job, prepared.launch, dict(os.environ)
+        host, folder = self.order.worker.split("/")[0], self._host.bundles.folder(job)
+        outside = worker_env(host_env(own), launch, self.place)
+        if container is None:
+            context = SetupContext(host, job, folder, prepared.source, outside, self._processes)
+            await self._host.setups.done(context, launch.spec, self._set_why)
+            return outside
+        env = without_login(worker_env(container_env(container.environ, own), launch, self.place, PACKAGES))
+        context = SetupContext(host, job, folder, prepared.source, env, self._processes, outside, container.name,
+                               container.bash)
+        await self._host.setups.done(context, launch.spec, self._set_why)
+        await container.require(script=False, torch=bool(launch.spec.argv) and launch.spec.kind_of == "elastic")
+        return env
 
     async def _join(self, prepared: PreparedLaunch, env: dict[str, str]) -> int:
         """Wait until the process may start, and fetch the job's checkpoint folder; add to `env`. Return the generation

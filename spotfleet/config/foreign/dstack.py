@@ -62,7 +62,7 @@ def _program(file: ForeignKeys, kind: str) -> dict[str, Any]:
         file.note("type", NO_SERVICE)
     if kind == "dev-environment":
         file.leave("ide", "`spotfleet ssh` and plain `ssh NAME` open a shell; an editor connects to the same name")
-    file.leave("image", "jobs run in no container yet; install in `setup` what it holds")
+    file.leave("registry_auth", "put SKYPILOT_DOCKER_USERNAME, _PASSWORD and _SERVER under `secrets`")
     file.leave("python", "name the interpreter under `environment.python`")
     file.leave("ports", "`spotfleet port-forward NAME PORT` reaches a port of a host")
     file.leave("port", "`spotfleet port-forward NAME PORT` reaches a port of a host")
@@ -74,7 +74,7 @@ def _program(file: ForeignKeys, kind: str) -> dict[str, Any]:
         files[remote or local] = local
     for volume in file.take("volumes", []):
         file.note("volumes", f"{volume} cannot be mounted; name data under `file_mounts`")
-    return {"envs": envs, "workdir": file.take("working_dir"), "file_mounts": files,
+    return {"container": file.take("image"), "envs": envs, "workdir": file.take("working_dir"), "file_mounts": files,
             "setup": script(file.take("init")), "run": script(file.take("commands"))}
 
 

@@ -38,9 +38,9 @@ def convert(data: Mapping[str, Any]) -> Converted:
     file.leave("head_setup_commands", "the dispatcher's machine runs none of your code")
     docker = file.section("docker")
     image = docker.take("image") or docker.take("worker_image")
-    docker.data.clear()
-    if image:
-        file.note("docker", f"{image} is a container, and jobs run in none yet; install in `setup` what it holds")
+    for key in list(docker.data):
+        docker.leave(key, "`container` has an image, an engine and mounts")
+    result["container"] = image
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
         file.leave(key, NOT_STARTED)
     for key in ("upscaling_speed", "autoscaling_mode", "target_utilization_fraction", "initial_workers",

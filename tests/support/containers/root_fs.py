@@ -1,0 +1,50 @@
+"""Root file system of Debian with Python, made once by mmdebstrap and kept between runs; it stands for an image."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}  # Debian's releases by their Python
+PACKAGES = "python3,libstdc++6"
+
+
+def why_not() -> str:
+    """Return the reason why no container can run here; "" if it can."""
+    if os.geteuid() != 0:
+        return "mounts and namespaces need root"
+    if missing := [name for name in ("runc", "mmdebstrap", "unshare") if shutil.which(name) is None]:
+        return f"there is no {' and no '.join(missing)}: scripts/setup-tests installs it on Debian"
+    if sys.version_info[:2] not in SUITES:
+        return f"no release of Debian has Python {sys.version_info[0]}.{sys.version_info[1]}, for which torch is here"
+    return ""
+
+
+def make() -> Path:
+    """Return the folder. Raises OSError, with mmdebstrap's last lines, where it cannot be made."""
+    suite = SUITES[sys.version_info[:2]]
+    top = Path(tempfile.gettempdir(), f"spotfleet-root-fs-{os.getuid()}")
+    top.mkdir(mode=0o700, exist_ok=True)
+    root = top / f"{suite}-{PACKAGES.replace(',', '-')}"
+    with (top / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.is_dir():
+            fresh = top / "fresh"
+            shutil.rmtree(fresh, ignore_errors=True)
+            made = subprocess.run(["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", suite, str(fresh)],
+                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150)
+            if made.returncode:
+                raise OSError(f"mmdebstrap: {made.stderr[-500:]}")
+            fresh.rename(root)
+    return root
+
+
+def torch_mount() -> str:
+    """Return a mount that gives the root file system's Python the packages of this one."""
+    return f"{sysconfig.get_paths()['purelib']}:/usr/lib/python3/dist-packages:ro"
