@@ -8,6 +8,8 @@ begin together. Each system writes the whole state and syncs it, then every work
 - parts: each rank's share as a file for the agent, as without a target; then linked into a folder as on the dispatcher.
   Restored from a copy that one process of the host makes of the folder, comparing sha256, as the agent does. Both ways
   over the network are left out
+  Then each worker is a host of its own that restores them over TLS from a process that sends files as the dispatcher
+  does: *alone* downloads all; *shared* downloads its share and exchanges the rest with the others
 - store: each rank's share into a folder of pieces with the manifest last, as in an object store. Restored through the
   one copy that a worker fetches for all of its host
 - dcp: `torch.distributed.checkpoint.save` and `load`; *async* is the pause of its `async_save`
@@ -22,6 +24,7 @@ resident memory. Reads come from the page cache.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import os
@@ -31,31 +34,42 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from aiohttp import web
 
+from spotfleet.agent.boot import AgentBoot
+from spotfleet.agent.transfer import Transfers, open_session
 from spotfleet.dispatcher.checkpoints import parts
-from spotfleet.protocol.checkpoint_files import MANIFEST
-from spotfleet.protocol.messages import Checkpoint
+from spotfleet.protocol.checkpoint_files import MANIFEST, share_of
+from spotfleet.protocol.messages import Assignment, Checkpoint
 from spotfleet.storage import verified
 from spotfleet.storage.checkpoint_folder import files_of, read_manifest
 from spotfleet.storage.folder import FolderStore, read_range
-from spotfleet.train.checkpoint import restore, shards, store_folder
+from spotfleet.train.checkpoint import peers, restore, shards, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport
 from spotfleet.train.checkpoint.format import Shard
 from spotfleet.train.checkpoint.host_copy import HostFolder
+from spotfleet.train.comm.gloo import GlooGroup
 from spotfleet.train.state.copies import Buffer
+from spotfleet.transport import certs
+from spotfleet.worker.store import open_store
 
 LIMIT_S = 1800.0
 SIDE = 1024  # rows are tensors of SIDE x SIDE floats: 4 MiB
 SYSTEMS = ("parts", "store", "dcp", "torch.save")
+WAYS = ("alone", "shared")  # in which hosts restore from the dispatcher
+LOCAL = "127.0.0.1"
 
 
 def log(line: str) -> None:
@@ -165,6 +179,43 @@ class Worker:
         with restore.opened(replace(named, path=str(here))) as held:
             self.install(held.tensors, into)
 
+    @property
+    def hosts(self) -> list[str]:
+        return [f"h{rank}" for rank in range(self.world)]
+
+    def download(self, way: str, into: Path) -> None:
+        """Download all or this host's share of the parts from the dispatcher to the folder `into`."""
+        named, at = self.made["parts"], json.loads((self.folder / "dispatcher.json").read_text())
+        boot = AgentBoot("fleet", self.hosts[self.rank], "local", 1, at["url"], at["ca"], "token")
+
+        async def fetch() -> None:
+            transfers = Transfers(open_session(boot, ""), SimpleNamespace(url=at["url"]))  # type: ignore[arg-type]
+            await transfers.checkpoint_share(
+                Path(named.path).parent.name, named, into, lambda size: None,
+                lambda files: share_of(files, self.hosts, self.hosts[self.rank]) if way == "shared" else list(files))
+            await transfers.close()
+
+        asyncio.run(fetch())
+
+    def restore_from_dispatcher(self, way: str, into: list[torch.Tensor]) -> None:
+        here = self.place(way).with_name(f"{way}-{self.rank}-{self.turn}")
+        self.download(way, here)
+        named = replace(self.made["parts"], path=str(here))
+        if way == "alone":
+            verified.note(here, named.digest)
+        else:
+            served = open_store(LOCAL, "key") if self.rank == 0 else (None, "")
+            members = tuple(f"{host}/0/1" for host in self.hosts)
+            place = Assignment(self.turn + 1, self.rank, members, self.gather(served[1])[0])
+            group = GlooGroup(place, "job", LOCAL, "key")
+            group.announces = peers.announcement(named)
+            group.form()
+            peers.complete(group, named, lambda: None)
+            dist.barrier()
+            group.retire().join()
+        with restore.opened(named) as held:
+            self.install(held.tensors, into)
+
     def restore_store(self, into: list[torch.Tensor]) -> None:
         place = HostFolder(self.place("store").with_name(f"host-{self.turn}"), self.world)
         with restore.opened_url(self.made["store"], place) as held:
@@ -212,6 +263,14 @@ class Worker:
             restored, _ = self.measured("restore", lambda system=system, into=into: restores[system](into))
             assert all(torch.equal(a, b) for a, b in zip(self.tensors, into, strict=True)), f"{system}: other values"
             found[system] = {"pause_s": pause_s, **write, **restored}
+            for way in (WAYS if turn % 2 == 0 else WAYS[::-1]) if system == "parts" else ():
+                for tensor in into:
+                    tensor.zero_()
+                before = self.sent_mb()
+                took, _ = self.measured(way, lambda way=way, into=into: self.restore_from_dispatcher(way, into))
+                assert all(torch.equal(a, b) for a, b in zip(self.tensors, into, strict=True)), f"{way}: other values"
+                dist.barrier()
+                found[system] |= took | {f"{way}_sent": self.sent_mb() - before}
             del into
             dist.barrier()
             if self.rank == 0:
@@ -220,6 +279,11 @@ class Worker:
             dist.barrier()
         found["dcp"]["async_pause_s"] = self.async_pause()
         return found
+
+    def sent_mb(self) -> float:
+        """Return the megabytes that have left the dispatcher, the same on all workers."""
+        found = float((self.folder / "sent").read_text()) if self.rank == 0 else 0.0
+        return float(self.gather(found)[0]) / 1e6
 
     def async_pause(self) -> float:
         """Return how long `async_save` holds up a step."""
@@ -252,6 +316,42 @@ def be_worker(rank: int, world: int, megabytes: int, repeat: int, folder: Path) 
 # ---- all of them
 
 
+@contextmanager
+def dispatcher(folder: Path) -> Iterator[None]:
+    """Send the parts below `folder` over TLS in another thread; the number of bytes sent is in the file `sent`."""
+    made, sent, stop = certs.make("fleet", time.time()), 0, threading.Event()
+    (folder / "cert.pem").write_text(made.cert)
+    (folder / "key.pem").write_text(made.key)
+    (folder / "sent").write_text("0")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        path = folder / request.match_info["turn"] / "whole" / request.match_info["name"]
+        sent += path.stat().st_size
+        (folder / "sent").write_text(str(sent))
+        return web.FileResponse(path)
+
+    async def serve() -> None:
+        app = web.Application()
+        app.router.add_get("/v1/jobs/{turn}/checkpoints/1/{name}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        tls = certs.server_context(folder / "cert.pem", folder / "key.pem")
+        await web.TCPSite(runner, LOCAL, 0, ssl_context=tls).start()
+        url = f"https://{LOCAL}:{runner.addresses[0][1]}"
+        (folder / "dispatcher.json").write_text(json.dumps({"url": url, "ca": made.ca}))
+        await asyncio.to_thread(stop.wait)
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
 def disk_s(folder: Path, size: int) -> float:
     block = os.urandom(1 << 22)
     began = time.monotonic()
@@ -267,7 +367,7 @@ def disk_s(folder: Path, size: int) -> float:
 
 def measure(megabytes: int, workers: int, repeat: int, under: Path | None) -> dict[str, Any]:
     load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="spotfleet-checkpoint-", dir=under) as name:
+    with tempfile.TemporaryDirectory(prefix="spotfleet-checkpoint-", dir=under) as name, dispatcher(Path(name)):
         began = [sys.executable, __file__, "--megabytes", str(megabytes), "--workers", str(workers), "--repeat",
                  str(repeat), "--folder", name]
         children = [subprocess.Popen([*began, "--rank", str(rank)], text=True, stdout=subprocess.PIPE)
@@ -317,6 +417,14 @@ def table(found: dict[str, Any]) -> list[str]:
                     f"pause {at['pause_s'] / dcp_['pause_s']:.3f} of dcp's, "
                     f"{at['pause_s'] / dcp_['async_pause_s']:.2f} of its async_save's "
                     f"({dcp_['async_pause_s']:.2f} s), {at['pause_s'] / plain['pause_s']:.3f} of torch.save's.")
+    rows += ["", f"| {found['workers']} hosts restore | left the dispatcher, MB | s | MB/s | CPU s | peak MB |",
+             "|---|---|---|---|---|---|"]
+    ours = found["parts"]
+    for what, sent, at, field in (("each all from the dispatcher", ours["alone_sent"], ours, "alone"),
+                                  ("each a share, the rest from peers", ours["shared_sent"], ours, "shared"),
+                                  ("torch.distributed.checkpoint, from one disk", 0.0, dcp_, "restore")):
+        rows.append(f"| {what} | {sent:.0f} | {at[f'{field}_s']:.1f} | {megabytes / at[f'{field}_s']:.0f} | "
+                    f"{at[f'{field}_cpu_s']:.1f} | {at[f'{field}_mb']:.0f} |")
     return [*rows, "", f"{megabytes:.0f} MB, {found['workers']} workers, medians of {found['repeat']}; "
             f"{found['cores']} cores, load average {found['load_before']:.1f} before and {found['load_after']:.1f} "
             "after, the benchmark's own processes included."]

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from spotfleet.agent.boot import AgentBoot
 from spotfleet.agent.endpoint import DispatcherEndpoint
 from spotfleet.agent.target_copies import TargetCopies
 from spotfleet.errors import SpotfleetError
-from spotfleet.protocol.checkpoint_files import MANIFEST
+from spotfleet.protocol.checkpoint_files import MANIFEST, CheckpointFile
 from spotfleet.protocol.messages import Checkpoint, WorkerLaunch, load
 from spotfleet.retry import Backoff
 from spotfleet.storage import atomic
@@ -130,16 +130,24 @@ class Transfers:
             url = self._url("jobs", job, "checkpoints", str(wanted.version))
             return await self._download(url, target, wanted.digest, on_bytes, go_on=True)
         draft = target.with_name(f"{target.name}.part")
-        draft.mkdir(mode=0o700, exist_ok=True)
-        await self._file(job, wanted, draft / MANIFEST, wanted.digest, on_bytes)
+        await self.checkpoint_share(job, wanted, draft, on_bytes, lambda files: list(files))
+        atomic.rename(draft, target, sync=False)  # fetched again from the dispatcher
+
+    async def checkpoint_share(self, job: str, wanted: Checkpoint, into: Path, on_bytes: Callable[[int], None],
+                               share: Callable[[Mapping[str, CheckpointFile]], list[str]]) -> list[str]:
+        """Download a checkpoint's manifest and the files that `share` chooses of those in it to the folder `into`;
+        return their names."""
+        into.mkdir(mode=0o700, exist_ok=True)
+        await self._file(job, wanted, into / MANIFEST, wanted.digest, on_bytes)
         try:
-            names = {name: entry.sha256 for name, entry in read_manifest(draft).files.items()}
+            files = read_manifest(into).files
         except ValueError as error:
             raise SpotfleetError(f"checkpoint {wanted.version} of {job}: {error}",
                                  hint="the manifest on the dispatcher is damaged") from error
-        for name, digest in names.items():
-            await self._file(job, wanted, draft / name, digest, on_bytes)
-        atomic.rename(draft, target, sync=False)  # fetched again from the dispatcher
+        names = share(files)
+        for name in names:
+            await self._file(job, wanted, into / name, files[name].sha256, on_bytes)
+        return names
 
     async def _file(self, job: str, wanted: Checkpoint, into: Path, digest: str,
                     on_bytes: Callable[[int], None]) -> None:

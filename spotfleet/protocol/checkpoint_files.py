@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,18 @@ def is_file_name(name: str) -> bool:
 def in_order(names: Mapping[str, Any]) -> list[str]:
     """Return the names of a checkpoint's files in the order in which they are put in place."""
     return [*sorted(name for name in names if name not in (MANIFEST, METADATA)), MANIFEST, METADATA]
+
+
+def share_of(files: Mapping[str, CheckpointFile], hosts: Sequence[str], own: str) -> list[str]:
+    """Return the names of the files that `own`, one of `hosts`, fetches: together the hosts fetch each file once, and
+    each about as many bytes. The order of `hosts` does not matter."""
+    loads, found = dict.fromkeys(sorted(hosts), 0), []
+    for name in sorted(files, key=lambda name: (-files[name].bytes, name)):
+        host = min(loads, key=lambda host: loads[host])
+        loads[host] += files[name].bytes
+        if host == own:
+            found.append(name)
+    return found
 
 
 def parse_manifest(data: bytes) -> CheckpointManifest:

@@ -99,6 +99,7 @@ class WorkerReport:
     damaged: Checkpoint | None = None  # a checkpoint at a `url` that this worker could not use
     damaged_why: str = ""  # the object of `damaged` that is missing or changed
     fetched: int = 0  # bytes received so far of the checkpoint that it is to restore
+    lacks: str = ""  # digest of the checkpoint of which its peers do not have the rest: this host is to fetch all of it
     waits: bool = False  # in a collective, for its peers; False: in the user's code, or long without a sign of life
     cost: StepCost = field(default_factory=StepCost)  # for the steps in generation `resumed`
     unreached: tuple[str, ...] = ()  # "WORKER at ADDRESS": peers that it cannot connect to, in its newest generation
@@ -169,6 +170,7 @@ class WorkerOrders:
     address: str = ""  # advertised by this host now, from the agent; empty: unchanged since the worker's start
     backend: str = ""  # the first generation's, and so that of all; empty: none has formed yet
     remark: str = ""  # to rank 0, for the log, once: the reason for the duration of a step
+    sharers: tuple[str, ...] = ()  # hosts of the job, each of which may fetch a share of `restore`; empty: all of it
 
 
 @dataclass(frozen=True)

@@ -192,6 +192,8 @@ class Runtime(IterationEvents):
                     self._wait_for_place(state)
                     self.enter_generation()
                     assert self.group is not None
+                    if self._checkpointer is not None:
+                        self.group.announces = self._checkpointer.announcement(state)
                     self.group.form()
                     self.has_formed(self.group)
                 self.sync(state)

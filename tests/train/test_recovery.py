@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from spotfleet.protocol.checkpoint_files import share_of
 from spotfleet.protocol.messages import RankInfo, Stage
+from spotfleet.storage.checkpoint_folder import read_manifest
 from tests.support.train.train_scripts import FAULTS
 
 pytestmark = pytest.mark.processes
@@ -99,10 +104,24 @@ def test_drains_and_joins_that_keep_the_size_change_no_bit(fleets, undisturbed):
     assert fleet.generation == 2 and fleet.members[0] == spare
 
 
-@pytest.mark.parametrize("place", ["agent", "object store"])
+def give_shares(fleet, kept, workers, tmp_path):
+    """Let each worker's host have its share of the checkpoint's files alone."""
+    hosts = [name.partition("/")[0] for name in workers]
+    assert len(set(hosts)) == len(hosts)
+    files = read_manifest(Path(kept.path)).files
+    for name, host in zip(workers, hosts, strict=True):
+        (tmp_path / host).mkdir()
+        own = share_of(files, hosts, host)
+        assert 0 < len(own) < len(files)
+        for file in ("manifest.json", *own):
+            shutil.copyfile(Path(kept.path) / file, tmp_path / host / file)
+        fleet.order(name, restore=replace(kept, path=str(tmp_path / host)))
+
+
+@pytest.mark.parametrize("place", ["agent", "object store", "shares"])
 def test_a_job_that_lost_every_worker_resumes_from_its_checkpoint_with_the_same_bits(
         fleets, undisturbed, tmp_path, place):
-    url = "" if place == "agent" else f"file://{tmp_path}/bucket/job"
+    url = f"file://{tmp_path}/bucket/job" if place == "object store" else ""
     fleet = fleets(RICH, checkpoint_every_s=0.1, checkpoint_url=url)
     names = fleet.start_all(NAP="0.02")
     fleet.wait(lambda: fleet.kept.newest, what="a checkpoint")
@@ -113,6 +132,8 @@ def test_a_job_that_lost_every_worker_resumes_from_its_checkpoint_with_the_same_
     kept = fleet.restore = fleet.kept.newest
     fresh = [fleet.start() for _ in range(3)]
     fleet.wait(lambda: all(fleet.report(n).stage is Stage.READY for n in fresh), what="new workers")
+    if place == "shares":
+        give_shares(fleet, kept, fresh, tmp_path)
     fleet.form(tuple(fresh), "resume", urgent=True)
     fleet.wait(lambda: fleet.report(fresh[0]).resumed == fleet.generation, what="training goes on")
     assert kept.version > 0 and kept.url == (f"{url}/{kept.version}-1" if url else "")

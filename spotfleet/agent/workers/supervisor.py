@@ -143,7 +143,8 @@ class Workers:
         if worker is None:
             return self._delivered.get(name, WorkerOrders())
         delivered = self._delivered.get(name, WorkerOrders())
-        self._delivered[name] = self._restores.resolve(worker.order.job, worker.order.orders, delivered)
+        self._delivered[name] = self._restores.resolve(worker.order.job, worker.order.orders, delivered,
+                                                       name.partition("/")[0], worker.report.lacks)
         now = replace(self._delivered[name], address=self._host.address())
         return replace(now, checkpoint_now=True) if self._saving else now
 

@@ -23,11 +23,14 @@ def worker_orders(membership: Membership, checkpoints: CheckpointStore, every_s:
     left_s = membership.leaves_s
     seconds_left = None if left_s is None else float(math.floor(left_s))  # else each step changes it
     every_s *= checkpoints.parts.stretch
+    shared = offer.checkpoint is not None and not offer.checkpoint.url  # each host reads an object store by itself
+    sharers = tuple(sorted({name.partition("/")[0] for name in instructions})) if shared else ()
     return {name: WorkerOrders(None if offer.wait else _granted(s.assignment, checkpoints), s.founded, s.provisional,
                                every_s, s.checkpoint_now or save, offer.checkpoint, stands_in=s.stands_in,
                                checkpoint_url=checkpoints.url, checkpoint_keep=checkpoints.keep,
                                backend=s.backend, seconds_left=seconds_left if s.checkpoint_now else None,
-                               remark=remark if s.assignment is not None and s.assignment.rank == 0 else "")
+                               remark=remark if s.assignment is not None and s.assignment.rank == 0 else "",
+                               sharers=sharers)
             for name, s in instructions.items()}
 
 

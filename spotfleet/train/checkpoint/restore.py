@@ -17,9 +17,11 @@ from spotfleet.storage import verified
 from spotfleet.storage.checkpoint_folder import Progress, digest_of, ignore, problem_in
 from spotfleet.train.checkpoint import format, store_folder
 from spotfleet.train.checkpoint.host_copy import HostCopy, HostFolder
+from spotfleet.train.checkpoint.peers import NoRoomHere, complete
 from spotfleet.train.state.state import Copy
 
 if TYPE_CHECKING:
+    from spotfleet.train.comm.group import Group
     from spotfleet.train.state.state import State
     from spotfleet.worker.control import AgentLine
 
@@ -38,12 +40,6 @@ class CheckpointDamaged(SpotfleetError):
     """The file is not the named one. The script is not at fault: another start fetches it again."""
 
     blame_peer = True
-
-
-class NoRoomHere(SpotfleetError):
-    """This host has no room for the checkpoint: another one may have."""
-
-    blame_host = True
 
 
 @contextmanager
@@ -127,9 +123,15 @@ def _brief(error: Exception) -> str:
     return str(error).partition("\n")[0][:BRIEF_CHARS].rstrip(".")
 
 
-def restore(control: AgentLine, state: State, folder: Path, proof: MemberProof = MemberProof()) -> None:
-    """Load the checkpoint that the orders name, if they name one; from an object store by way of `folder`, which the
-    job's workers on this host share.
+def complete_with_peers(control: AgentLine, group: Group, named: Checkpoint) -> None:
+    """Receive the files of `named` that this host lacks from the other ranks; errors as `peers.complete` raises."""
+    complete(group, named, lambda: control.update(lacks=named.digest), _Progress(control).received)
+
+
+def restore(control: AgentLine, state: State, folder: Path, proof: MemberProof = MemberProof(),
+            first: Checkpoint | None = None) -> None:
+    """Load the checkpoint `first`, or the one that the orders name, if they name one; from an object store by way of
+    `folder`, which the job's workers on this host share.
 
         named --fetched--> installed
           |-- damaged at its url: reported; orders for another one are awaited for OTHER_LIMIT_S
@@ -141,7 +143,7 @@ def restore(control: AgentLine, state: State, folder: Path, proof: MemberProof =
     """
     refused: Checkpoint | None = None
     while True:
-        named = _wait_named(control, refused)
+        named, first = first or _wait_named(control, refused), None
         if named is None:
             return
         try:

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spotfleet.protocol.messages import WorkerOrders
+from spotfleet.protocol.messages import Checkpoint, WorkerOrders
 from spotfleet.protocol.proofs import MemberProof
-from spotfleet.train.checkpoint import entries, exchange, format, restore, store_folder
+from spotfleet.train.checkpoint import entries, exchange, format, peers, restore, store_folder
 from spotfleet.train.checkpoint.exchange import PartReport, PeerFailed, PeerTimeout
 from spotfleet.train.checkpoint.format import Shard
 from spotfleet.train.checkpoint.store_folder import Times
@@ -95,6 +95,7 @@ class Checkpointer:
         self._warmer: threading.Thread | None = None
         self._buffer: Buffer | None = None
         self._host_gone_at: tuple[float, float] | None = None  # seconds_left in the newest orders, and the time it ends
+        self._announced: Checkpoint | None = None  # the one to restore, whose files here were announced
         self._last_took_s = 0.0  # duration of the newest checkpoint, from its copy to its final name
 
     # The control thread
@@ -359,8 +360,22 @@ class Checkpointer:
 
     # Restoring
 
+    def announcement(self, state: State) -> str:
+        """Return this rank's announcement to the generation that it is about to form: which files of the checkpoint to
+        restore its host has. "" if it restores none."""
+        assert self._runtime.control is not None
+        named = self._runtime.control.orders.restore
+        needs = state._damaged or not state._held
+        announced = peers.announcement(named) if needs and named is not None else ""
+        self._announced = named if announced else None
+        return announced
+
     def restore(self, state: State) -> None:
-        """Load the checkpoint that the orders name, if they name one."""
-        control = self._runtime.control
+        """Load the checkpoint that this rank has announced or the orders name, if they name one. CommBroken if a peer
+        was lost that sends files of it."""
+        control, group = self._runtime.control, self._runtime.group
+        named, self._announced = self._announced, None
         assert control is not None
-        restore.restore(control, state, Path(self._runtime.shared or "."), self._runtime.proof)
+        if named is not None and group is not None and group.announced:
+            restore.complete_with_peers(control, group, named)
+        restore.restore(control, state, Path(self._runtime.shared or "."), self._runtime.proof, named)

@@ -74,6 +74,8 @@ class Group(ABC):
         self.next_address = ""  # address of the next rank
         self.layout: tuple[int, ...] = ()  # for each rank the first one on its host; over NCCL sums depend on it
         self.listens = ""  # "address:port" of this worker's own store
+        self.announces = ""  # a word to all ranks, sent while the group forms
+        self.announced: list[str] = []  # those of all ranks; empty for a group of one
         self.on_unreached: Callable[[tuple[str, ...]], None] = lambda peers: None  # called while it takes long to form
         self._assignment, self._job, self._address, self._key = assignment, job, address, key
         self._on_broken, self._on_stuck = on_broken, on_stuck
@@ -166,8 +168,9 @@ class Group(ABC):
         store = self._store = self._dial(*split(self._assignment.store))
         order.prepare(store.set, self.rank)
         store.set(f"member/{self.rank}",
-                  f"{self._address} {self.backend} {self._device_id()} {self.listens} {self._port}")
+                  f"{self._address} {self.backend} {self._device_id()} {self.listens} {self._port} {self.announces}")
         members = [store.get(f"member/{r}").decode().split(" ") for r in range(self.size)]
+        self.announced = [m[5] if len(m) > 5 else "" for m in members]  # an older worker announces nothing
         self._peers |= {address for address, *_ in members}
         self._places |= {endpoint(m[0], int(m[4])) for m in members}
         named = zip(self._assignment.members, members, strict=True)
@@ -221,6 +224,11 @@ class Group(ABC):
         reaper = threading.Thread(target=self._dispose, args=(doomed,), name="spotfleet-reaper", daemon=True)
         reaper.start()
         return reaper
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each rank."""
+        return tuple(member.partition("/")[0] for member in self._assignment.members)
 
     @property
     def meets_at(self) -> str:

@@ -13,10 +13,14 @@ import pytest
 from spotfleet.agent.files import checkpoint_downloads
 from spotfleet.agent.files.checkpoint_downloads import HOST_TRIES, SPOILT, TRIES, CheckpointDownloads
 from spotfleet.errors import DiskFull, SpotfleetError
+from spotfleet.protocol.checkpoint_files import parse_manifest, share_of
 from spotfleet.protocol.messages import Assignment, Checkpoint, DamagedCheckpoint, WorkerOrders
 from spotfleet.storage import verified
+from tests.support.dispatcher.checkpoint_sets import files_of, read, whole
 
 PLACE = Assignment(2, 0, ("h/0/1",), "127.0.0.1:1")
+FOLDER = files_of(30, pieces=[b"1" * 30, b"2" * 20, b"3" * 10])
+LISTED = parse_manifest(FOLDER["manifest.json"]).files
 
 
 class Dispatcher:
@@ -25,11 +29,27 @@ class Dispatcher:
     def __init__(self) -> None:
         self.files: dict[int, bytes] = {}
         self.sent, self.full, self.breaks_off = 0, False, False
+        self.named: list[str] = []  # files of folders that were sent
         self.open = asyncio.Event()
         self.open.set()
 
+    async def checkpoint_share(self, job: str, wanted: Checkpoint, into: Path, came: Callable[[int], None],
+                               share) -> list[str]:
+        into.mkdir(exist_ok=True)
+        names = share(LISTED)
+        for name in ["manifest.json", *names]:
+            if not (into / name).exists():
+                await asyncio.sleep(0.001)
+                (into / name).write_bytes(FOLDER[name])
+                self.named.append(name)
+        return names
+
     async def checkpoint(self, job: str, wanted: Checkpoint, target: Path, came: Callable[[int], None]) -> None:
         version, digest = wanted.version, wanted.digest
+        if wanted.name:
+            await self.checkpoint_share(job, wanted, target.with_name(f"{target.name}.part"), came, list)
+            target.with_name(f"{target.name}.part").rename(target)
+            return
         if version not in self.files:
             raise ConnectionError("not there")
         self.sent += 1
@@ -67,14 +87,14 @@ class Host:
     def _changed(self) -> None:
         self.changes += 1
 
-    def given(self, wanted: WorkerOrders) -> WorkerOrders:
+    def given(self, wanted: WorkerOrders, lacks: str = "") -> WorkerOrders:
         """What a worker is told."""
-        return self.restores.resolve("job", wanted, WorkerOrders(founded=True))
+        return self.restores.resolve("job", wanted, WorkerOrders(founded=True), "h", lacks)
 
-    async def gets(self, wanted: WorkerOrders) -> Path:
+    async def gets(self, wanted: WorkerOrders, lacks: str = "") -> Path:
         """The file that a worker is told to restore, once it is told."""
         async with asyncio.timeout(30):
-            while not (told := self.given(wanted)).assignment:
+            while not (told := self.given(wanted, lacks)).assignment:
                 assert told.restore is None
                 await asyncio.sleep(0.01)
         assert told.restore is not None
@@ -259,3 +279,59 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def shared(*hosts: str, members: tuple[str, ...] = ()) -> WorkerOrders:
+    """Orders to restore a folder, for a job on these hosts, whose newest generation has these members."""
+    place = Assignment(2, 0 if "h/0/1" in members else -1, members or ("gone/0/1",), "127.0.0.1:1")
+    return WorkerOrders(place, founded=True, restore=whole(FOLDER), sharers=hosts)
+
+
+def test_a_host_fetches_its_share_of_what_several_restore_and_more_when_one_of_them_is_lost(play):
+    async def scene(host: Host) -> None:
+        sent = host.dispatcher.named
+        path = await host.gets(shared("g", "h", "i"))
+        assert sent == ["manifest.json", *share_of(LISTED, ("g", "h", "i"), "h")] and len(sent) < len(FOLDER)
+        assert sorted(p.name for p in path.iterdir()) == sorted(sent)
+        (path / "from-a-peer").touch()  # its workers complete it
+        members = ("g/0/1", "h/0/1", "i/0/1")
+        assert await host.gets(shared("g", "h", "i", "spare", members=members)) == path and len(sent) < len(FOLDER)
+        assert await host.gets(shared("g", "h", "i", "spare", members=members[:2])) == path
+        assert set(sent) == {"manifest.json", *share_of(LISTED, ("g", "h"), "h"),
+                             *share_of(LISTED, ("g", "h", "i"), "h")}
+        alone = await host.gets(shared("h", members=members[1:2]))
+        assert sorted(sent) == sorted(FOLDER) and not path.exists()  # nothing came twice
+        assert verified.is_noted(alone, whole(FOLDER).digest) or (alone / "from-a-peer").exists()
+
+    play(scene)
+
+
+def test_all_of_it_is_fetched_for_a_worker_whose_peers_lack_some_and_by_order_of_an_older_dispatcher(play):
+    async def scene(host: Host) -> None:
+        orders = shared("g", "h", members=("g/0/1", "h/0/1"))
+        await host.gets(orders)
+        assert len(host.dispatcher.named) < len(FOLDER)
+        await host.gets(orders, lacks="0" * 64)
+        assert len(host.dispatcher.named) < len(FOLDER)
+        path = await host.gets(orders, lacks=whole(FOLDER).digest)
+        assert sorted(host.dispatcher.named) == sorted(FOLDER)
+        assert await host.gets(orders) == path  # another worker of this host, which does not report it
+
+    async def older(host: Host) -> None:
+        path = await host.gets(shared(members=("g/0/1", "h/0/1")))
+        assert (read(path), host.dispatcher.named) == (FOLDER, [])  # an agent of before has left it here
+
+    play(scene)
+    play(older)
+
+
+def test_a_share_whose_file_was_changed_here_is_fetched_again(play):
+    async def scene(host: Host) -> None:
+        orders = shared("g", "h", members=("g/0/1", "h/0/1"))
+        path = await host.gets(orders)
+        changed = share_of(LISTED, ("g", "h"), "h")[0]
+        (path / changed).unlink()
+        assert host.given(orders).assignment is None
+        assert (await host.gets(orders) / changed).read_bytes() == FOLDER[changed]
+
+    play(scene)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+from spotfleet.dispatcher.checkpoints.store import RestoreInstruction
+from spotfleet.dispatcher.jobs.orders import worker_orders
+from spotfleet.membership.views import Orders
+from spotfleet.protocol.messages import Checkpoint
 from tests.support.dispatcher.fake_fleet import Stage, spec
 from tests.support.dispatcher.fake_workers import Script
 
@@ -130,3 +136,19 @@ async def why_of(stage: Stage, job: str, words: str) -> bool:
 def is_ready(stage: Stage) -> bool:
     name = stage.world.started[-1]
     return name in stage.world.workers and stage.world.workers[name].stage.value == "ready"
+
+
+def test_hosts_share_what_comes_from_the_dispatcher_and_each_reads_an_object_store():
+    def sharers(kept: Checkpoint | None) -> tuple[str, ...]:
+        checkpoints = SimpleNamespace(offer=lambda: RestoreInstruction(kept), parts=SimpleNamespace(stretch=1), url="",
+                                      keep=2, seals=None)
+        group = SimpleNamespace(leaves_s=None, orders_of=lambda workers: dict.fromkeys(
+            workers, Orders(None, founded=True, needs_restore=True)))
+        found = worker_orders(group, checkpoints, 60.0, ["b/0/1", "a/0/1", "b/1/1"], save=False)  # type: ignore[arg-type]
+        assert {o.restore for o in found.values()} == {kept}
+        (hosts,) = {o.sharers for o in found.values()}
+        return hosts
+
+    kept = Checkpoint(5, "d" * 64, 0, 1, name="manifest.json")
+    assert sharers(kept) == ("a", "b")
+    assert sharers(replace(kept, url="s3://bucket/5-1")) == sharers(None) == ()
