@@ -13,6 +13,7 @@ TIERS = {
     "frameworks": "training libraries",
     "terraform": "the Terraform provider",
     "attack": "hostile input and hostile neighbours",
+    "image": "a ready image, made in a real Debian, and its Packer templates",
     "machines": "namespaces, sshds, whole fleets in distress: many real processes",
 }
 
@@ -30,6 +31,7 @@ PLACES = {
     "tests/fakes/test_gcp_machines.py": "machines",
     "tests/bootstrap/": "machines",
     "tests/cli/page/test_page_in_chromium.py": "machines",  # a browser
+    "tests/image/": "image",
     "tests/network/": "machines",
     "tests/gpu/": "machines",
     "tests/ssh/test_shell_commands.py": "machines",
@@ -63,6 +65,8 @@ OWN_CODE = {
     "bench/gpu/": "machines",
     "scripts/smoke_": "clouds",
     "spotfleet/bootstrap/": "machines",
+    "spotfleet/bootstrap/image.py": "image",
+    "spotfleet/bootstrap/provision.sh": "image",
     "spotfleet/interruptions/gcp.py": "clouds",
     "spotfleet/providers/aws/": "clouds",
     "spotfleet/providers/gcp/": "clouds",
