@@ -8,15 +8,19 @@ version use, so that they find it whole. Prints the folder.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import sys
+import zipfile
 from pathlib import Path
 
-from spotfleet.bootstrap import HostPlan, cloud_init, script
+from spotfleet.bootstrap import HostPlan, Wheel, cloud_init, script
 from spotfleet.model import EnvironmentSpec, Role
 
 PREFIX = "/opt/spotfleet"  # environment of an image; provision.sh has the same
 IMAGE = "image"  # used instead of a request_id
+PROVISION = "provision.sh"
+NO_HOST = ('extra == "all"', 'extra == "demo"', 'extra == "dev"')  # requirements that no image has
 
 
 def environment(prefix: str = PREFIX) -> EnvironmentSpec:
@@ -27,6 +31,18 @@ def environment(prefix: str = PREFIX) -> EnvironmentSpec:
 def plan(prefix: str, wheel_name: str, wheel_sha256: str) -> HostPlan:
     return HostPlan(IMAGE, "", Role.WORKER, "spotfleet.agent", {}, wheel_name, wheel_sha256, environment(prefix),
                     root=cloud_init.ROOT)
+
+
+def recipe(wheel: Wheel) -> str:
+    """Return the version of images that are made now, 12 characters: by the script and by what this wheel requires.
+
+    Another version of spotfleet with the same requirements has the same recipe: its hosts bring their own code.
+    """
+    with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:
+        about = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        needs = [line for line in archive.read(about).decode().splitlines()
+                 if line.startswith("Requires-Dist: ") and not line.endswith(NO_HOST)]
+    return hashlib.sha256("\n".join([script.text(PROVISION), *needs]).encode()).hexdigest()[:12]
 
 
 def main() -> None:
